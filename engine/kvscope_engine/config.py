@@ -162,7 +162,6 @@ class EngineConfig:
             ),
             ("cpu_offload_gb", self.cpu_offload_gb, 0, "weights are streamed to one device"),
             ("page_heat", self.page_heat, 0, "attention is measured on all heads of one device"),
-            ("sparse_decode", self.sparse_decode, None, "blocks are chosen by the heads of one device"),
             ("allocator", self.allocator if self.allocator == "virtual" else "", "", "it maps pages of one device"),
         )
         for name, value, accepted, why in refused:
@@ -177,11 +176,6 @@ class EngineConfig:
         if self.piecewise_graphs:
             raise BadInput(
                 f"sparse_decode={share!r} is not accepted with piecewise_graphs: blocks are not chosen there"
-            )
-        if self.kv_cache_dtype != "auto":
-            raise BadInput(
-                f"sparse_decode={share!r} is not accepted with kv_cache_dtype={self.kv_cache_dtype!r}: bounds are of"
-                " keys in the type of the activations"
             )
         if self.speculative_config is not None:
             raise BadInput(

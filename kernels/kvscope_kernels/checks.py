@@ -36,10 +36,17 @@ def _check_scales(k_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | Non
             require(False, "k_cache", k_cache, "int8 or float8_e4m3fn, or no k_scale and v_scale,")
         return
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if scale is None or scale.shape != k_cache.shape[:3] or scale.dtype != torch.float32:
-            require(False, name, scale, f"{tuple(k_cache.shape[:3])} float32, for a cache of 8 bits,")
-        elif scale.device != k_cache.device or (k_scale is not None and scale.stride() != k_scale.stride()):
-            require(False, name, scale, "the device of k_cache and the strides of k_scale")
+        check_scale(name, scale, k_cache)
+    if k_scale is not None and v_scale is not None and v_scale.stride() != k_scale.stride():
+        require(False, "v_scale", v_scale, "the strides of k_scale")
+
+
+def check_scale(name: str, scale: Tensor | None, cache: Tensor) -> None:
+    """One for each token and KV head of `cache`, of 8 bits."""
+    if scale is None or scale.shape != cache.shape[:3] or scale.dtype != torch.float32:
+        require(False, name, scale, f"{tuple(cache.shape[:3])} float32, for a cache of 8 bits,")
+    elif scale.device != cache.device:
+        require(False, name, scale, "the device of the cache")
 
 
 def check_attention(

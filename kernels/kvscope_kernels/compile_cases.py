@@ -20,7 +20,7 @@ from kvscope_kernels.paged_decode_attention import _paged_decode_attention_kerne
 from kvscope_kernels.paged_prefill_attention import _paged_prefill_attention_kernel
 from kvscope_kernels.relevance.block_attention import _block_attention_kernel
 from kvscope_kernels.relevance.block_bounds import _block_bounds_kernel, bounds_constants
-from kvscope_kernels.relevance.block_scores import _block_scores_kernel, score_constants
+from kvscope_kernels.relevance.block_scores import NEAR, _block_scores_kernel, score_constants
 from kvscope_kernels.rms_norm import _rms_norm_kernel, norm_constants
 from kvscope_kernels.rotate_write import _rotate_write_kernel, rotate_constants
 from kvscope_kernels.triton_language import Kernel
@@ -110,12 +110,23 @@ def blocks_case(heads: Heads, options: Options, dtype: str = "bf16", form: int =
     return _launch("block_attention", variant, _block_attention_kernel, constants, dtype)
 
 
+def bounds_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS) -> Launch:
+    """Bounds of keys."""
+    constants: dict[str, object] = {
+        "NUM_KV_HEADS": heads.num_kv_heads,
+        **bounds_constants(heads.head_dim, _BLOCK_SIZE),
+        **_format_constants(form),
+    }
+    constants.pop("v_scale", None)
+    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]}"
+    return _launch("block_bounds", variant, _block_bounds_kernel, constants, dtype)
+
+
 def choice_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     """What sparse decode adds: bounds of keys, and scores of blocks by them."""
+    yield bounds_case(heads, dtype)
     variant, kv_heads = f"{heads} {dtype}", {"NUM_KV_HEADS": heads.num_kv_heads}
-    bounds = {**kv_heads, **bounds_constants(heads.head_dim, _BLOCK_SIZE)}
-    yield _launch("block_bounds", variant, _block_bounds_kernel, bounds, dtype)
-    scores = {**kv_heads, **score_constants(heads.group, heads.head_dim), "UPCAST_DOT": False}
+    scores = {**kv_heads, **score_constants(heads.group, heads.head_dim), "NEAR": NEAR, "UPCAST_DOT": False}
     yield _launch("block_scores", variant, _block_scores_kernel, scores, dtype)
 
 
@@ -216,6 +227,7 @@ def quantized_cases(heads: Heads, capability: int, dtype: str = "bf16", options:
         yield prefill_case(heads, options, capability, dtype, form)
         yield prefill_case(heads, options, capability, dtype, form, max_query_len=1)
         yield write_case(heads, dtype, form)
+        yield bounds_case(heads, dtype, form)
         yield rotate_case(heads, dtype, form, has_norm=True)
 
 
@@ -252,6 +264,7 @@ def core_cases(capability: int) -> Iterator[Launch]:
         yield case(SMOLLM2_135M, PLAIN, form=fp8_format(capability))
     for form in (INT8, fp8_format(capability)):
         yield write_case(SMOLLM2_135M, form=form)
+        yield bounds_case(SMOLLM2_135M, form=form)
 
 
 def _attention_constants(heads: Heads, tiles: DotTiles, options: Options, form: int) -> dict[str, object]:

@@ -120,7 +120,9 @@ class BlockAttention(Protocol):
 class BlockBounds(Protocol):
     """See `relevance.block_bounds.block_bounds`."""
 
-    def __call__(self, k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor) -> None: ...
+    def __call__(
+        self, k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_scale: Tensor | None = None
+    ) -> None: ...
 
 
 class BlockScores(Protocol):
@@ -134,6 +136,8 @@ class BlockScores(Protocol):
         seq_lens: Tensor,
         *,
         block_size: int,
+        scale: float,
+        softcap: float | None = None,
         max_seq_len: int | None = None,
     ) -> Tensor: ...
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
+from kvscope_engine.model.sparse import page_choice
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import BlockState, attention_shares
 from kvscope_telemetry.messages.commands import Submit
@@ -34,8 +35,13 @@ def shares_by_request(engine: Engine, step: int) -> dict[int, float]:
     return sums
 
 
-def test_shares_of_each_request_sum_to_one_in_every_measured_step(make_engine: Make) -> None:
-    engine = make_engine(page_heat=3, num_gpu_blocks_override=60)
+@pytest.mark.parametrize("sparse_decode", [None, 0.4])
+def test_shares_of_each_request_sum_to_one_in_every_measured_step(
+    make_engine: Make, tiny_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch, sparse_decode: float | None
+) -> None:
+    monkeypatch.setattr(page_choice, "MIN_TOKENS", 4)
+    model = tiny_model(num_hidden_layers=3)
+    engine = make_engine(model=model, page_heat=3, num_gpu_blocks_override=60, sparse_decode=sparse_decode)
     submit(engine, "a", 30, 20)
     submit(engine, "b", 7, 20, first=90)
     told = {}

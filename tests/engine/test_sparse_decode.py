@@ -13,6 +13,7 @@ from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.model.sparse import page_choice
 from kvscope_engine.model.sparse.page_choice import PageChoice
 from kvscope_engine.policy.drafting.config import SpeculativeConfig
+from kvscope_kernels.kv_formats import dequantize
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import skipped_share
 from kvscope_telemetry.messages.commands import Submit, Tokens
@@ -62,6 +63,8 @@ def check_bounds(engine: Engine) -> None:
         assert (kv.bounds is not None) == (layer >= 2)
         for block, count in held.items() if kv.bounds is not None else ():
             keys = kv.k[block, :count]
+            if kv.k_scale is not None:
+                keys = dequantize(keys, kv.k_scale[block, :count], storage.layers[layer].bounds_dtype)
             assert torch.equal(kv.bounds[block], torch.stack((keys.amin(0), keys.amax(0)))), (layer, block, count)
 
 
@@ -75,8 +78,10 @@ def logprobs_of(engine: Engine, num_prompts: int, max_tokens: int) -> list[list[
     return [[(each.token_id, each.logprob) for each in done.logprobs] for done in engine.generate(prompts)]
 
 
-def test_at_fraction_one_everything_is_as_without_it(make_engine: Make, deep_model: str) -> None:
-    plain, whole = (make_engine(model=deep_model, sparse_decode=fraction) for fraction in (None, 1.0))
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_at_fraction_one_everything_is_as_without_it(make_engine: Make, deep_model: str, kv_cache_dtype: str) -> None:
+    options = {"model": deep_model, "kv_cache_dtype": kv_cache_dtype}
+    plain, whole = (make_engine(**options, sparse_decode=fraction) for fraction in (None, 1.0))
     answers = logprobs_of(plain, 2, 12)
     assert [len(answer) for answer in answers] == [12, 12]
     assert logprobs_of(whole, 2, 12) == answers
@@ -96,6 +101,7 @@ STORIES: dict[str, dict[str, Any]] = {
     "prefixes that sink and rise": {"num_gpu_blocks_override": 26, "host_kv_memory_bytes": 1 << 20},
     "addresses without memory": {"allocator": "virtual", "max_model_len": 128, "max_num_seqs": 4},
     "one step ahead": {"async_scheduling": True},
+    "8 bits, forks, swapped": {"kv_cache_dtype": "fp8", "num_gpu_blocks_override": 26, "host_kv_memory_bytes": 1 << 20},
 }
 
 
@@ -138,12 +144,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "sparse_decode=0 ": {"sparse_decode": 0},
     "sparse_decode=nan": {"sparse_decode": float("nan")},
     "sparse_decode=True": {"sparse_decode": True},
-    "kv_cache_dtype='int8'": {"sparse_decode": 0.5, "kv_cache_dtype": "int8"},
     "--speculative-config": {
         "sparse_decode": 0.5,
         "speculative_config": SpeculativeConfig(method="ngram", num_speculative_tokens=2),
     },
-    "tensor_parallel_size=2": {"sparse_decode": 0.5, "tensor_parallel_size": 2},
 }
 
 

@@ -5,40 +5,47 @@ import math
 import torch
 from torch import Tensor
 
-from kvscope_kernels.checks import FLOAT_DTYPES, require
+from kvscope_kernels.checks import FLOAT_DTYPES, check_scale, require
+from kvscope_kernels.kv_formats import LARGEST, as_kernels_see, dequantize, kv_format, scale_strides, widen
 from kvscope_kernels.triton_language import jit_varying, next_power_of_2, require_triton, tl
 
 _MAX_TILE_ELEMENTS = 4096
 
 
-def block_bounds(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor) -> None:
+def block_bounds(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_scale: Tensor | None = None) -> None:
     """For each block that this step wrote to: the smallest and the largest key of the slots written so far, in place.
 
     With o the highest offset among the step's slots of block b, channel by channel:
         bounds[b, 0] = min over j <= o of k_cache[b, j],     bounds[b, 1] = max over j <= o of k_cache[b, j]
     They are computed anew from the cache, so they are right whatever was in the block before, a copy among it, and
-    they are never wider than its keys.
+    they are never wider than its keys. Keys of 8 bits are read back first, each times its scale.
 
     k_cache       (num_blocks, block_size, num_kv_heads, head_dim), any strides with a contiguous last axis; written
-    bounds        (num_blocks, 2, num_kv_heads, head_dim) of the dtype of k_cache, contiguous
+    bounds        (num_blocks, 2, num_kv_heads, head_dim) contiguous, of the dtype of k_cache where that is floating
     slot_mapping  (num_tokens,) int64; -1 writes nothing. Slots of one block are neighbours, in ascending order.
+    k_scale       (num_blocks, block_size, num_kv_heads) float32 for a k_cache of 8 bits
 
-    float32, bfloat16 or float16. Reads no device data on the host. Raises ValueError. Source: Quest, arXiv 2406.10774.
+    Bounds are float32, bfloat16 or float16. Reads no device data on the host. Raises ValueError. Source: Quest, arXiv
+    2406.10774.
     """
-    _check(k_cache, bounds, slot_mapping)
+    _check(k_cache, bounds, slot_mapping, k_scale)
     require_triton()
     num_tokens = len(slot_mapping)
     if num_tokens == 0:
         return
     block_size, num_kv_heads, head_dim = k_cache.shape[1:]
+    form = kv_format(k_cache)
     _block_bounds_kernel[(num_tokens, num_kv_heads)](
-        k_cache,
+        as_kernels_see(k_cache, form),
         bounds,
         slot_mapping,
+        k_scale,
         num_tokens,
         *k_cache.stride()[:3],
+        *scale_strides(k_scale),
         NUM_KV_HEADS=num_kv_heads,
         **bounds_constants(head_dim, block_size),
+        KV_FORMAT=form,
         num_warps=4,
     )
 
@@ -59,15 +66,20 @@ def _block_bounds_kernel(
     k_cache: tl.tensor,
     bounds: tl.tensor,
     slot_mapping: tl.tensor,
+    k_scale: tl.tensor,
     num_tokens: tl.tensor,
     k_stride_b: tl.tensor,
     k_stride_s: tl.tensor,
     k_stride_h: tl.tensor,
+    scale_stride_b: tl.tensor,
+    scale_stride_s: tl.tensor,
+    scale_stride_h: tl.tensor,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE_S: tl.constexpr,
     TILE_D: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
 ) -> None:
     """One program: one token and KV head; it does the token's block if no later token of the step lies there."""
     token = tl.program_id(0)
@@ -88,7 +100,12 @@ def _block_bounds_kernel(
     for start in range(0, BLOCK_SIZE, TILE_S):
         place = start + tl.arange(0, TILE_S)
         inside = (place <= offset)[:, None] & in_dim[None, :]
-        key = tl.load(rows + place[:, None] * k_stride_s + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+        key = tl.load(rows + place[:, None] * k_stride_s + dim[None, :], mask=inside, other=0.0)
+        if KV_FORMAT:
+            at = block * scale_stride_b + place * scale_stride_s + kv_head * scale_stride_h
+            key_scale = tl.load(k_scale + at, mask=place <= offset, other=0.0)
+            key = widen(key, tl.float32, KV_FORMAT) * key_scale[:, None]
+        key = key.to(tl.float32)
         low = tl.minimum(low, tl.min(tl.where(inside, key, float("inf")), 0))
         high = tl.maximum(high, tl.max(tl.where(inside, key, float("-inf")), 0))
     to = bounds + (block * (2 * NUM_KV_HEADS) + kv_head) * HEAD_DIM + dim
@@ -96,9 +113,9 @@ def _block_bounds_kernel(
     tl.store(to + NUM_KV_HEADS * HEAD_DIM, high.to(bounds.dtype.element_ty), mask=in_dim)
 
 
-def block_bounds_torch(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor) -> None:
+def block_bounds_torch(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_scale: Tensor | None = None) -> None:
     """Reference of `block_bounds`, and the CPU's own path."""
-    _check(k_cache, bounds, slot_mapping)
+    _check(k_cache, bounds, slot_mapping, k_scale)
     block_size = k_cache.shape[1]
     is_last = slot_mapping >= 0
     goes_on = (slot_mapping[1:] == slot_mapping[:-1] + 1) & (slot_mapping[1:] % block_size != 0)
@@ -106,16 +123,25 @@ def block_bounds_torch(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor) ->
     ends = slot_mapping[is_last]
     blocks, newest = ends // block_size, ends % block_size
     keys = k_cache.index_select(0, blocks)
+    if k_scale is not None:
+        keys = dequantize(keys, k_scale.index_select(0, blocks), bounds.dtype)
     outside = torch.arange(block_size, device=k_cache.device) > newest[:, None]
     for side, fill, extreme in ((0, math.inf, torch.amin), (1, -math.inf, torch.amax)):
         bounds[:, side].index_copy_(0, blocks, extreme(keys.masked_fill(outside[..., None, None], fill), 1))
 
 
-def _check(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor) -> None:
-    if k_cache.dim() != 4 or k_cache.stride(3) != 1 or k_cache.dtype not in FLOAT_DTYPES:
-        needed = "(num_blocks, block_size, num_kv_heads, head_dim), floating, with contiguous head_dim"
+def _check(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_scale: Tensor | None) -> None:
+    if k_cache.dim() != 4 or k_cache.stride(3) != 1 or k_cache.dtype not in (*FLOAT_DTYPES, *LARGEST):
+        needed = "(num_blocks, block_size, num_kv_heads, head_dim), floating or of 8 bits, with contiguous head_dim"
         require(False, "k_cache", k_cache, needed)
-    check_bounds(bounds, k_cache.shape[0], k_cache)
+    if k_cache.dtype not in LARGEST:
+        require(k_scale is None, "k_cache", k_cache, "int8 or float8_e4m3fn, or no k_scale,")
+        check_bounds(bounds, k_cache.shape[0], k_cache)
+    else:
+        check_scale("k_scale", k_scale, k_cache)
+        if bounds.dtype not in FLOAT_DTYPES or bounds.device != k_cache.device:
+            require(False, "bounds", bounds, "floating, on the device of k_cache,")
+        check_bounds(bounds, k_cache.shape[0], bounds)
     if tuple(bounds.shape[2:]) != tuple(k_cache.shape[2:]):
         require(False, "bounds", bounds, f"the heads and head_dim of k_cache, {tuple(k_cache.shape[2:])},")
     if slot_mapping.dim() != 1 or slot_mapping.dtype != torch.int64 or not slot_mapping.is_contiguous():

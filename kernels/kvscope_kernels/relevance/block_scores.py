@@ -1,4 +1,4 @@
-"""How much a block could matter to a query at most: a bound of its scores, from the bounds of its keys alone."""
+"""How much each block may matter to a query: its share of attention, estimated from the bounds of its keys alone."""
 
 import math
 
@@ -7,10 +7,14 @@ from torch import Tensor
 
 from kvscope_kernels.checks import FLOAT_DTYPES, require
 from kvscope_kernels.launch import padded_dim
+from kvscope_kernels.relevance.block_attention import MAX_PARTIAL_BYTES, num_columns
 from kvscope_kernels.relevance.block_bounds import check_bounds
 from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, next_power_of_2, require_triton, tl
 
 _MAX_TILE_ELEMENTS = 4096
+NEAR = 0.7
+"""How far from the far bound to the near one a block's keys are taken to lie, where the middle is 0.5 and 1 the bound
+that no key exceeds: that of a whole block says more of its widest channels than of its keys."""
 
 
 def block_scores(
@@ -20,30 +24,60 @@ def block_scores(
     seq_lens: Tensor,
     *,
     block_size: int,
+    scale: float,
+    softcap: float | None = None,
     max_seq_len: int | None = None,
 ) -> Tensor:
-    """For each request, KV head and block: no less than any product of a query of that head's group with a key there.
+    """For each request, KV head and block: an estimate of the attention that falls there, as its logarithm.
 
-    With [low_d, high_d] the bounds of block block_tables[b, i] in KV head h', and h over the heads that share it:
-        out[b, h', i] = max over h of  sum_d max(query[b, h, d] * low_d, query[b, h, d] * high_d)
-    and -inf for what is past the request's last block. Scores are these times a factor: the order is the same.
+    With [low_d, high_d] the bounds of block block_tables[b, i] in KV head h', near_d the bound that query[b, h, d]
+    multiplies to more and far_d the other one, and h over the heads that share h':
+        e[h, i] = scale * sum_d query[b, h, d] * (NEAR * near_d + (1 - NEAR) * far_d)
+        out[b, h', i] = ln  sum over h of  exp(e[h, i]) / sum_j exp(e[h, j])
+    and -inf for what is past the request's last block. With NEAR 1, e would be a bound of all scores (Quest, arXiv
+    2406.10774, algorithm 1, which takes its maximum over h); nearer to the middle it is nearer to them, and sums of
+    shares let no head that is sure of a few blocks outvote the others.
 
     query         (batch, num_heads, head_dim), any strides with a contiguous last axis
     bounds        (num_blocks, 2, num_kv_heads, head_dim), as `block_bounds` leaves them
     block_tables  (batch, max_blocks) int32; entries past a request's last block may hold anything
     seq_lens      (batch,) int32
+    scale, softcap  as decode attention has them
     max_seq_len   a bound on seq_lens known to the host; without it, the width of block_tables
     returns       (batch, num_kv_heads, blocks of the longest) float32
 
-    Reads no device data on the host. Raises ValueError. Source: Quest, arXiv 2406.10774, algorithm 1.
+    Twice, as `block_attention`: estimates a head, then shares over blocks. Reads no device data on the host. Raises
+    ValueError.
     """
     width = _checked_width(query, bounds, block_tables, seq_lens, block_size, max_seq_len)
     require_triton()
+    out = query.new_empty(len(query), bounds.shape[2], width, dtype=torch.float32)
+    rows = max(1, MAX_PARTIAL_BYTES // max(1, 4 * query.shape[1] * width))
+    for start in range(0, len(query) if width else 0, rows):
+        part = slice(start, start + rows)
+        estimates = _estimates(query[part], bounds, block_tables[part], seq_lens[part], width, block_size)
+        out[part] = _log_shares(estimates, bounds.shape[2], scale, softcap)
+    return out
+
+
+def _log_shares(estimates: Tensor, num_kv_heads: int, scale: float, softcap: float | None) -> Tensor:
+    """(n, num_heads, width), -inf past a request's blocks -> (n, num_kv_heads, width)."""
+    estimates = estimates.mul_(scale)
+    if softcap is not None:
+        outside = estimates.isneginf()
+        estimates = estimates.div_(softcap).tanh_().mul_(softcap).masked_fill_(outside, -math.inf)
+    shares = estimates.log_softmax(-1).nan_to_num_(nan=-math.inf, neginf=-math.inf)
+    batch, num_heads, width = shares.shape
+    return shares.view(batch, num_kv_heads, num_heads // num_kv_heads, width).logsumexp(2)
+
+
+def _estimates(
+    query: Tensor, bounds: Tensor, block_tables: Tensor, seq_lens: Tensor, width: int, block_size: int
+) -> Tensor:
+    """(n, num_heads, width) float32: e of above before it is scaled, -inf past a request's blocks."""
     batch, num_heads, head_dim = query.shape
     num_kv_heads = bounds.shape[2]
-    out = query.new_empty(batch, num_kv_heads, width, dtype=torch.float32)
-    if not out.numel():
-        return out
+    out = query.new_empty(batch, num_heads, width, dtype=torch.float32)
     tiles = score_constants(num_heads // num_kv_heads, head_dim)
     _block_scores_kernel[(batch * num_kv_heads, cdiv(width, tiles["TILE_P"]))](
         query,
@@ -57,6 +91,7 @@ def block_scores(
         block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         **tiles,
+        NEAR=NEAR,
         UPCAST_DOT=is_interpreting(),
         num_warps=4,
     )
@@ -93,12 +128,13 @@ def _block_scores_kernel(
     TILE_M: tl.constexpr,
     TILE_P: tl.constexpr,
     TILE_D: tl.constexpr,
+    NEAR: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
 ) -> None:
     """One program: the query heads of one KV head of one request, over TILE_P of its blocks.
 
-    A product with the larger of two numbers is that with the upper one where the query is positive, with the lower
-    one where it is negative: two products of tiles instead of a maximum a channel.
+    The near bound is the upper one where the query is positive, the lower one where it is negative: products of tiles
+    instead of a choice a channel.
     """
     request = (tl.program_id(0) // NUM_KV_HEADS).to(tl.int64)
     kv_head = tl.program_id(0) % NUM_KV_HEADS
@@ -118,11 +154,12 @@ def _block_scores_kernel(
         tile, low, high = tile.to(tl.float32), low.to(tl.float32), high.to(tl.float32)
     up = tl.where(tile > 0.0, tile, 0.0).to(tile.dtype)
     down = tl.where(tile < 0.0, tile, 0.0).to(tile.dtype)
-    score = tl.dot(up, tl.trans(high), input_precision="ieee")
-    score += tl.dot(down, tl.trans(low), input_precision="ieee")
-    score = tl.where((row < GROUP)[:, None] & inside[None, :], score, float("-inf"))
-    to = sums + tl.program_id(0).to(tl.int64) * width + column
-    tl.store(to, tl.max(score, 0), mask=column < width)
+    low, high = tl.trans(low), tl.trans(high)
+    near = tl.dot(down, low, tl.dot(up, high, input_precision="ieee"), input_precision="ieee")
+    far = tl.dot(down, high, tl.dot(up, low, input_precision="ieee"), input_precision="ieee")
+    score = tl.where(inside[None, :], NEAR * near + (1.0 - NEAR) * far, float("-inf"))
+    to = sums + (request * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + row)[:, None] * width + column[None, :]
+    tl.store(to, score, mask=(row < GROUP)[:, None] & (column < width)[None, :])
 
 
 def block_scores_torch(
@@ -132,6 +169,8 @@ def block_scores_torch(
     seq_lens: Tensor,
     *,
     block_size: int,
+    scale: float,
+    softcap: float | None = None,
     max_seq_len: int | None = None,
 ) -> Tensor:
     """Reference of `block_scores`, and the CPU's own path. Sums are float32 whatever the bounds are."""
@@ -144,8 +183,11 @@ def block_scores_torch(
     found = bounds.index_select(0, blocks.flatten()).float().view(batch, width, 2, num_kv_heads, head_dim)
     low, high = found.permute(2, 0, 3, 4, 1)  # (batch, num_kv_heads, head_dim, width)
     rows = query.float().reshape(batch, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    scores = torch.matmul(rows.clamp(min=0), high).add_(torch.matmul(rows.clamp(max=0), low)).amax(2)
-    return scores.masked_fill_(outside[:, None], -math.inf)
+    up, down = rows.clamp(min=0), rows.clamp(max=0)
+    far = 1.0 - NEAR
+    estimates = torch.matmul(NEAR * up + far * down, high).add_(torch.matmul(far * up + NEAR * down, low))
+    estimates = estimates.masked_fill_(outside[:, None, None], -math.inf).flatten(1, 2)
+    return _log_shares(estimates, num_kv_heads, scale, softcap)
 
 
 def _checked_width(
@@ -162,5 +204,4 @@ def _checked_width(
         require(False, "block_tables", block_tables, f"({len(query)}, max_blocks) int32")
     if block_tables.stride(1) != 1 and block_tables.shape[1] > 1:
         require(False, "block_tables", block_tables, "a contiguous last axis")
-    width = block_tables.shape[1]
-    return width if max_seq_len is None else min(width, cdiv(max_seq_len, block_size))
+    return num_columns(block_tables, block_size, max_seq_len)

@@ -14,6 +14,7 @@ import torch
 from kvscope_engine.bench import attention
 from kvscope_engine.bench.laboratory.methods import EXACT, FULL, METHODS, Contiguous
 from kvscope_engine.bench.laboratory.peak import workspace_bytes
+from kvscope_engine.bench.laboratory.rankings import LargestBound, Oracle
 from kvscope_engine.bench.laboratory.sparse import Hierarchical, Sparse
 from kvscope_engine.cli.main import main
 from kvscope_telemetry.errors import BadInput
@@ -44,7 +45,7 @@ def test_methods_that_read_every_token_agree_and_the_others_differ(name: str, la
     assert torch.allclose(found, expected, atol=1e-5) == (name in EXACT)
 
 
-@pytest.mark.parametrize("make", [Sparse, Hierarchical])
+@pytest.mark.parametrize("make", [Sparse, Hierarchical, LargestBound, Oracle])
 def test_a_block_with_all_the_attention_is_found(make: Any, layer: Any) -> None:
     """One key that all heads look for, among many; the rest is read in part."""
     query, keys, values = (each.clone() for each in layer)
@@ -53,6 +54,21 @@ def test_a_block_with_all_the_attention_is_found(make: Any, layer: Any) -> None:
     query = query.view(2, 2, 3, 32).mean(2, keepdim=True).expand(2, 2, 3, 32).reshape(2, 6, 32)
     expected = attended(FULL, (query, keys, values))
     assert torch.allclose(attended(make(0.2), (query, keys, values)), expected, atol=1e-3)
+
+
+def test_no_ranking_keeps_more_attention_than_the_oracle(layer: Any) -> None:
+    query, keys, values = layer
+    rows = query.view(2, 2, 3, 32)
+    weights = (rows @ keys.permute(0, 2, 3, 1) * 32**-0.5).softmax(-1).sum(2)
+    by_block = torch.nn.functional.pad(weights, (0, 10)).unflatten(-1, (-1, 16)).sum(-1)
+    kept = {}
+    for make in (Sparse, Oracle, LargestBound):
+        method = make(0.4)
+        method.hold(keys, values)
+        kept[make] = by_block.gather(2, method._choose(rows)).sum(2)
+    assert (kept[Oracle] >= kept[Sparse] - 1e-5).all()
+    assert (kept[Oracle] >= kept[LargestBound] - 1e-5).all()
+    assert (kept[Oracle] > kept[Sparse] + 1e-3).any()
 
 
 def test_workspace_is_what_is_made_and_not_what_was_there() -> None:

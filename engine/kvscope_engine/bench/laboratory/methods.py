@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from kvscope_engine.bench.laboratory.rankings import LargestBound, Oracle
 from kvscope_engine.bench.laboratory.sparse import Hierarchical, Sparse
 from kvscope_engine.bench.laboratory.untrained import HashBuckets, LowRank
 from kvscope_kernels import ops_for
@@ -120,6 +121,8 @@ METHODS: Final[dict[str, Callable[[], Method]]] = {
     "sparse 1/2": lambda: Sparse(0.5),
     "sparse 1/4": lambda: Sparse(0.25),
     "sparse 1/8": lambda: Sparse(0.125),
+    "largest bound 1/4": lambda: LargestBound(0.25),
+    "oracle 1/4": lambda: Oracle(0.25),
     "hierarchical 1/4": lambda: Hierarchical(0.25),
     "window 1/4": lambda: Window(0.25),
     "window 1/4 + first": lambda: Window(0.25, BLOCK_SIZE),

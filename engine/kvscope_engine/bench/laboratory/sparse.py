@@ -1,7 +1,7 @@
-"""Only the blocks whose keys could score highest (Quest, arXiv 2406.10774), in one level or in two.
+"""Only the blocks on which most of the attention falls, as far as bounds of their keys tell (Quest, arXiv 2406.10774),
+in one level or in two, ranked as the engine's `--sparse-decode` ranks them.
 
-Kept beside the keys: for each block, head and dimension the smallest and the largest key, so that
-sum over d of max(q_d * low_d, q_d * high_d) is no less than any score in the block.
+Kept beside the keys: for each block, head and dimension the smallest and the largest key.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from kvscope_kernels.relevance.block_scores import NEAR
+
 BLOCK_SIZE: Final = 16
+MIN_BLOCKS: Final = 3
+"""The first, the newest, and one that is chosen."""
 GROUP_BLOCKS: Final = 8
 GROUP_SLACK: Final = 2
 """In two levels, so many times the wanted blocks are looked at."""
 
 
 class Sparse:
-    """The top fraction of blocks for each request and KV head; the newest block is always one of them."""
+    """The top fraction of blocks for each request and KV head; the first and the newest are always among them."""
 
     def __init__(self, fraction: float) -> None:
         self._fraction = fraction
@@ -36,14 +40,14 @@ class Sparse:
         return self._read(rows, self._choose(rows)).reshape(query.shape)
 
     def _choose(self, rows: Tensor) -> Tensor:
-        """(B, Hkv, k) blocks: one choice for the heads that share keys, by the head that wants a block most."""
-        bounds = _bounds(rows, self._low, self._high)
-        bounds[..., -1] = math.inf
-        return bounds.topk(self._num_wanted, -1).indices
+        """(B, Hkv, k) blocks: one choice for the heads that share keys."""
+        shares = _shares(rows, self._low, self._high)
+        shares[..., 0] = shares[..., -1] = math.inf
+        return shares.topk(self._num_wanted, -1).indices
 
     @property
     def _num_wanted(self) -> int:
-        return max(1, math.ceil(self._low.shape[2] * self._fraction))
+        return min(self._low.shape[2], max(MIN_BLOCKS, math.ceil(self._low.shape[2] * self._fraction)))
 
     def _read(self, rows: Tensor, chosen: Tensor) -> Tensor:
         keys, values = (_picked(each, chosen) for each in self._blocks)
@@ -72,16 +76,16 @@ class Hierarchical(Sparse):
 
     def _choose(self, rows: Tensor) -> Tensor:
         num_blocks = self._low.shape[2]
-        groups = _bounds(rows, self._group_low, self._group_high)
-        groups[..., -1] = math.inf
-        wanted = 1 + -(-self._num_wanted * GROUP_SLACK // GROUP_BLOCKS)  # beside the newest
+        groups = _shares(rows, self._group_low, self._group_high)
+        groups[..., 0] = groups[..., -1] = math.inf
+        wanted = 2 + -(-self._num_wanted * GROUP_SLACK // GROUP_BLOCKS)  # beside the first and the newest
         kept = groups.topk(min(wanted, groups.shape[-1]), -1).indices
         blocks = (kept[..., None] * GROUP_BLOCKS + torch.arange(GROUP_BLOCKS, device=kept.device)).flatten(2)
         inside = blocks.clamp(max=num_blocks - 1)
-        bounds = _bounds(rows, *(_gathered(each, inside) for each in (self._low, self._high)))
-        bounds[blocks >= num_blocks] = -math.inf
-        bounds[blocks == num_blocks - 1] = math.inf
-        best = bounds.topk(min(self._num_wanted, num_blocks), -1).indices
+        shares = _shares(rows, *(_gathered(each, inside) for each in (self._low, self._high)))
+        shares[blocks >= num_blocks] = -math.inf
+        shares[(blocks == 0) | (blocks == num_blocks - 1)] = math.inf
+        best = shares.topk(min(self._num_wanted, num_blocks), -1).indices
         return inside.gather(2, best)
 
     @property
@@ -101,10 +105,12 @@ def _in_blocks(tensor: Tensor, *, pad_last: bool = False) -> Tensor:
     return tensor.reshape(batch, -1, BLOCK_SIZE, heads, dim).permute(0, 3, 1, 2, 4).contiguous()
 
 
-def _bounds(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """(B, Hkv, group, D) and (B, Hkv, n, D) -> (B, Hkv, n): two products instead of a maximum a dimension."""
-    up, down = rows.clamp(min=0), rows.clamp(max=0)
-    return (up @ high.mT + down @ low.mT).amax(2)
+def _shares(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """(B, Hkv, group, D) and (B, Hkv, n, D) -> (B, Hkv, n): `block_scores`, and not their logarithm."""
+    up, down, far = rows.clamp(min=0), rows.clamp(max=0), 1.0 - NEAR
+    estimates = (NEAR * up + far * down) @ high.mT + (far * up + NEAR * down) @ low.mT
+    shares: Tensor = (estimates.float() * rows.shape[-1] ** -0.5).softmax(-1).sum(2)
+    return shares
 
 
 def _picked(blocks: Tensor, chosen: Tensor) -> Tensor:

@@ -165,16 +165,18 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
         default=DEFAULTS.page_heat,
         help="in every so many decode steps measure which share of each request's attention falls on each of its blocks"
         " (the page map's Attention colours): one more pass over the keys in that step, which on a GPU runs without a"
-        " CUDA graph; 16 is a good number (0: never)",
+        " CUDA graph; 16 is a good number; of layers that choose their blocks nothing falls on those passed"
+        " over (0: never)",
     )
     group.add_argument(
         "--sparse-decode",
         type=number,
         metavar="FRACTION",
-        help="each new token attends to this fraction of its request's blocks, above 0 and at most 1: those whose keys"
-        " could score highest, by layer and KV head (Quest); prompts, the first two layers, layers with a sliding"
-        " window and requests of up to 256 tokens are attended to in full; answers change a little, and the bounds of"
-        " the keys take a sixteenth of the KV's memory beside it in blocks of 16 (without it: all blocks)",
+        help="each new token attends to this fraction of its request's blocks, above 0 and at most 1: those on which,"
+        " as far as bounds of their keys tell, most of its attention falls, by layer and KV head (after Quest);"
+        " prompts, the first two layers, layers with a sliding window and requests of up to 256 tokens are attended to"
+        " in full; answers change a little, and the bounds of the keys take a sixteenth of the KV's memory beside it in"
+        " blocks of 16, an eighth with an 8-bit KV cache (without it: all blocks)",
     )
     group.add_argument(
         "--allocator",

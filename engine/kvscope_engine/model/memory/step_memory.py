@@ -146,7 +146,8 @@ def choice_bytes(config: EngineConfig, limits: StepLimits, num_kv_heads: int) ->
     if config.sparse_decode is None:
         return 0
     chosen = math.ceil(config.sparse_decode * CHOICE_BYTES_A_CHOSEN)
-    return (CHOICE_BYTES_A_BLOCK + chosen) * limits.max_num_seqs * num_kv_heads * limits.max_request_blocks
+    ranked = 3 * MAX_PARTIAL_BYTES  # estimates of some requests, their softmax and its logarithm
+    return ranked + (CHOICE_BYTES_A_BLOCK + chosen) * limits.max_num_seqs * num_kv_heads * limits.max_request_blocks
 
 
 def sampling_bytes(limits: StepLimits, vocab_size: int) -> int:

@@ -102,13 +102,16 @@ def _run(
     begin: Begin,
     threads: CpuThreads,
 ) -> None:
-    storage = storage_for_model(loaded, begin.num_blocks, config.block_size, config.kv_cache_dtype)
+    storage = storage_for_model(
+        *(loaded, begin.num_blocks, config.block_size, config.kv_cache_dtype), sparse_decode=config.sparse_decode
+    )
     runner = ModelRunner(
         loaded,
         storage,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
         enforce_eager=True,
+        sparse_decode=config.sparse_decode,
     )
     runner.warm_up(lambda progress: None)
     keep_residual_in_float32(loaded.module, begin.float32_residual)

@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 
 from kvscope_engine.model.running.block_shares import BlockShares
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerKV
-from kvscope_engine.model.sparse.page_choice import PageChoice, by_head
+from kvscope_engine.model.sparse.page_choice import Chosen, PageChoice, heads_apart
 from kvscope_engine.model.sparse.skips import BlockSkips
 from kvscope_kernels import Ops
 from kvscope_kernels.decode.plan import DecodePlans
@@ -151,7 +151,7 @@ class PagedContext(AttentionContext):
 
     def _update_bounds(self, kv: LayerKV) -> None:
         if kv.bounds is not None:
-            self.ops.block_bounds(kv.k, kv.bounds, self.slot_mapping)
+            self.ops.block_bounds(kv.k, kv.bounds, self.slot_mapping, kv.k_scale)
 
     def attend_written(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
         """(T, Hq, D) over keys and values that are stored, those of the step among them -> (T, Hq, D)."""
@@ -177,6 +177,9 @@ class PagedContext(AttentionContext):
     ) -> torch.Tensor:
         batch = self.decode
         assert batch is not None, "a step without prefill has decodes"
+        chosen = self._choose(batch, query, kv, options)
+        if chosen is not None:
+            return self._decode_chosen(chosen, batch, query, kv, options, out)
         if self.shares is not None:
             self.shares.add(
                 query,
@@ -188,32 +191,37 @@ class PagedContext(AttentionContext):
                 sliding_window=options.sliding_window,
                 softcap=options.softcap,
             )
-        if self.choice is not None and kv.bounds is not None:
-            return self._decode_chosen(self.choice, batch, query, kv, options, out)
         given = _given(kv, options, batch.max_seq_len, out)
         return self.ops.decode(query, kv.k, kv.v, batch.block_tables, batch.seq_lens, plans=self.plans, **given)
 
+    def _choose(self, batch: DecodeBatch, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> Chosen | None:
+        """None: all blocks."""
+        if self.choice is None or kv.bounds is None:
+            return None
+        chosen = self.choice.choose(
+            *(query, kv, batch.block_tables, batch.seq_lens, batch.max_seq_len),
+            scale=options.scale,
+            softcap=options.softcap,
+        )
+        if self.skips is not None:
+            self.skips.add(chosen, batch.block_tables, kv.k.shape[2])
+        return chosen
+
     def _decode_chosen(
         self,
-        choice: PageChoice,
+        chosen: Chosen,
         batch: DecodeBatch,
         query: torch.Tensor,
         kv: LayerKV,
         options: AttentionOptions,
         out: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Over the blocks that each KV head chooses; the same operation as over all."""
-        chosen = choice.choose(query, kv, batch.block_tables, batch.seq_lens, batch.max_seq_len)
-        if self.skips is not None:
-            self.skips.add(chosen, batch.block_tables, kv.k.shape[2])
-        if chosen is None:
-            given = _given(kv, options, batch.max_seq_len, out)
-            tables, lengths = batch.block_tables, batch.seq_lens
-            return self.ops.decode(query, kv.k, kv.v, tables, lengths, plans=self.plans, **given)
-        rows = query.reshape(len(chosen.seq_lens), -1, query.shape[-1])
+        """Over the blocks that each KV head chose; the same operation as over all."""
+        rows, kv = query.reshape(len(chosen.seq_lens), -1, query.shape[-1]), heads_apart(kv)
+        if self.shares is not None:
+            self.shares.add_chosen(rows, kv, chosen, batch.block_tables, scale=options.scale, softcap=options.softcap)
         given = _given(kv, options, chosen.max_seq_len, None if out is None else out.view(rows.shape))
-        k, v = by_head(kv.k), by_head(kv.v)
-        return self.ops.decode(rows, k, v, chosen.block_tables, chosen.seq_lens, **given).view(query.shape)
+        return self.ops.decode(rows, kv.k, kv.v, chosen.block_tables, chosen.seq_lens, **given).view(query.shape)
 
     def _prefill(
         self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, out: torch.Tensor | None

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvscope_engine.model.running.kv_storage import LayerKV
+from kvscope_engine.model.sparse.page_choice import Chosen
 from kvscope_kernels import Ops
 
 
@@ -34,21 +35,49 @@ class BlockShares:
         softcap: float | None,
     ) -> None:
         """A layer's queries (num_single_token, Hq, D), its keys and how it attends; see `DecodeBatch`."""
-        if self._total is None:
-            self._total = torch.zeros(block_tables.shape, device=query.device)
-        self._num_layers += 1
+        total = self._total_of_one_more(block_tables)
         self._ops.block_attention(
             query,
             kv.k,
             block_tables,
             seq_lens,
-            self._total,
+            total,
             scale=scale,
             sliding_window=sliding_window,
             softcap=softcap,
             k_scale=kv.k_scale,
             max_seq_len=max_seq_len,
         )
+
+    def add_chosen(
+        self,
+        query: torch.Tensor,
+        kv: LayerKV,
+        chosen: Chosen,
+        block_tables: torch.Tensor,
+        *,
+        scale: float,
+        softcap: float | None,
+    ) -> None:
+        """The same of a layer whose KV heads chose: queries (num_single_token * Hkv, group, D) over `heads_apart`, as
+        decode attention takes them. Nothing falls on what a head passed over."""
+        total = self._total_of_one_more(block_tables)
+        shares = torch.zeros(chosen.block_tables.shape, device=query.device)
+        self._ops.block_attention(
+            *(query, kv.k, chosen.block_tables, chosen.seq_lens, shares),
+            scale=scale,
+            softcap=softcap,
+            k_scale=kv.k_scale,
+            max_seq_len=chosen.max_seq_len,
+        )
+        columns = chosen.columns.flatten(1).clamp(max=total.shape[1] - 1)  # with nothing to add behind the last block
+        total.scatter_add_(1, columns, shares.view(columns.shape).div_(chosen.columns.shape[1]))
+
+    def _total_of_one_more(self, block_tables: torch.Tensor) -> torch.Tensor:
+        if self._total is None:
+            self._total = torch.zeros(block_tables.shape, device=block_tables.device)
+        self._num_layers += 1
+        return self._total
 
     def rows(self) -> NDArray[np.float32] | None:
         """(num_single_token, blocks): each row sums to 1. Waits for the step; None where no layer asked."""

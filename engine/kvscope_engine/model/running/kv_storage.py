@@ -35,8 +35,8 @@ class LayerShape:
 
     num_kv_heads: int
     head_dim: int
-    has_bounds: bool = False
-    """Whether the smallest and the largest key of each block are kept with it."""
+    bounds_dtype: torch.dtype | None = None
+    """Of the smallest and the largest key of each block, where these are kept with it: that of the activations."""
 
 
 class LayerKV(NamedTuple):
@@ -101,6 +101,15 @@ class KVStorage:
         assert self._rows is not None, "the storage is closed"
         return self._rows
 
+    @property
+    def bounds_tokens(self) -> float:
+        """Tokens whose keys and values are as many bytes as the bounds of a block; 0 where none are kept."""
+        for layer in self.layers:
+            if layer.bounds_dtype is not None:
+                *token, bounds = tensor_block_bytes([layer], 1, self.dtype)
+                return bounds / sum(token)
+        return 0.0
+
     def layer(self, layer: int) -> LayerKV:
         """Keys, values and their scales of a layer."""
         return self._views[layer]
@@ -141,10 +150,12 @@ class KVStorage:
         hnd = _is_hnd(self.device)
         shapes = [_packed_shape(self.num_blocks, self.block_size, layer, hnd) for layer in self.layers]
         scale_shapes = [shape[:-1] for shape in shapes] if self.dtype in LARGEST else []
-        bounded = {index: layer for index, layer in enumerate(self.layers) if layer.has_bounds}
-        bound_shapes = [(self.num_blocks, 2, layer.num_kv_heads, layer.head_dim) for layer in bounded.values()]
-        wanted = [(shape, self.dtype) for shape in shapes]
-        wanted += [(shape, SCALE_DTYPE) for shape in scale_shapes] + [(shape, self.dtype) for shape in bound_shapes]
+        bounded = {index: layer for index, layer in enumerate(self.layers) if layer.bounds_dtype is not None}
+        wanted = [(shape, self.dtype) for shape in shapes] + [(shape, SCALE_DTYPE) for shape in scale_shapes]
+        wanted += [
+            ((self.num_blocks, 2, layer.num_kv_heads, layer.head_dim), layer.bounds_dtype or self.dtype)
+            for layer in bounded.values()
+        ]
         made = [self._make(index, *each) for index, each in enumerate(wanted)]
         cut = len(shapes) + len(scale_shapes)
         return made[: len(shapes)], made[len(shapes) : cut], dict(zip(bounded, made[cut:], strict=True))
@@ -178,7 +189,11 @@ def tensor_block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: tor
     heads = [2 * block_size * layer.num_kv_heads for layer in layers]
     data = [count * layer.head_dim * dtype.itemsize for count, layer in zip(heads, layers, strict=True)]
     scales = [count * SCALE_DTYPE.itemsize for count in heads] if dtype in LARGEST else []
-    bounds = [2 * each.num_kv_heads * each.head_dim * dtype.itemsize for each in layers if each.has_bounds]
+    bounds = [
+        2 * each.num_kv_heads * each.head_dim * each.bounds_dtype.itemsize
+        for each in layers
+        if each.bounds_dtype is not None
+    ]
     return (*data, *scales, *bounds)
 
 

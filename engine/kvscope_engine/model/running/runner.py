@@ -83,7 +83,7 @@ class ModelRunner:
         self.choice: PageChoice | None = None
         """How decodes choose among their blocks; None: they attend to all."""
         if sparse_decode is not None:
-            self.choice = PageChoice(sparse_decode, storage.block_size, self._ops)
+            self.choice = PageChoice(sparse_decode, storage.block_size, self._ops, storage.bounds_tokens)
         self._measured = MeasuredSteps(page_heat or (SKIP_STEPS if self.choice is not None else 0))
         if loaded.device.type == "cpu":
             keep_freed_memory()

@@ -21,8 +21,11 @@ def layer_shapes(loaded: LoadedModel, sparse_decode: float | None) -> list[Layer
     calls = check_hook(loaded.module)
     if sparse_decode is None:
         return [call.shape for call in calls]
-    shapes = [replace(call.shape, has_bounds=may_choose(index, call)) for index, call in enumerate(calls)]
-    if not any(shape.has_bounds for shape in shapes):
+    shapes = [
+        replace(call.shape, bounds_dtype=loaded.dtype) if may_choose(index, call) else call.shape
+        for index, call in enumerate(calls)
+    ]
+    if all(shape.bounds_dtype is None for shape in shapes):
         raise BadInput(
             f"sparse_decode={sparse_decode!r} is not accepted with {loaded.info.name}: behind its first"
             f" {NUM_FULL_LAYERS} layers, which attend in full, none is without a sliding window and attention sinks"

@@ -20,8 +20,10 @@ HEADS = {
     "num_key_value_heads": 4,
     "head_dim": 16,
     "initializer_range": 0.3,
+    "num_hidden_layers": 4,
 }
-PROMPTS = (range(3, 20), range(40, 45), range(100, 220), range(100, 130))
+PROMPTS = (range(3, 20), range(40, 45), range(100, 220), range(100, 130), (*range(3, 250), *range(5, 240)))
+"""The last is long enough to choose among its blocks."""
 Make = Callable[..., Engine]
 
 
@@ -52,9 +54,12 @@ def said(engine: Engine) -> list[tuple[int, ...]]:
 
 
 def test_two_processes_say_what_one_says_and_end_with_a_reason(model: str, make_engine: Make) -> None:
-    """All in one, for each start of a process costs seconds."""
-    options = {"model": model, "num_gpu_blocks_override": 48, "max_num_batched_tokens": 32, "quantization": "none"}
+    """All in one, for each start of a process costs seconds: each rank chooses for its own KV heads, too."""
+    options = {"model": model, "num_gpu_blocks_override": 140, "max_num_batched_tokens": 32, "quantization": "none"}
+    in_full = said(make_engine(**options))
+    options |= {"sparse_decode": 0.3}
     expected = said(make_engine(**options))
+    assert expected != in_full
     engine = make_engine(**options, tensor_parallel_size=2)
     assert said(engine) == expected
 

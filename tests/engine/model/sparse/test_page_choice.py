@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from kvscope_engine.model.running.attention import AttentionOptions, DecodeBatch, PagedContext
+from kvscope_engine.model.running.block_shares import BlockShares
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.sparse.page_choice import PageChoice, by_head
 from kvscope_engine.model.sparse.skips import BlockSkips
 from kvscope_kernels import ops_for
 from kvscope_kernels.dispatch import torch_ops
+from kvscope_kernels.relevance.block_scores import NEAR
 
 BLOCK_SIZE, HEADS, KV_HEADS, DIM = 4, 6, 2, 16
 LENGTHS = [0, 1, 37, 40, 41, 90]
@@ -23,13 +25,15 @@ OPS = {"torch": torch_ops, "compiled": lambda: ops_for("cpu")}
 class Decodes:
     """A layer's blocks, poisoned where nothing was written, and a decode of each length."""
 
-    def __init__(self, lengths: list[int], dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, lengths: list[int], dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None
+    ) -> None:
         draw = torch.Generator().manual_seed(7)
         cuts = [-(-length // BLOCK_SIZE) for length in lengths]
-        shape = LayerShape(KV_HEADS, DIM, has_bounds=True)
-        self.storage = KVStorage(sum(cuts) + 2, BLOCK_SIZE, [shape], dtype, torch.device("cpu"))
+        shape = LayerShape(KV_HEADS, DIM, bounds_dtype=dtype)
+        self.storage = KVStorage(sum(cuts) + 2, BLOCK_SIZE, [shape], kv_dtype or dtype, torch.device("cpu"))
         for tensor in self.storage.block_tensors:
-            tensor.fill_(math.nan)
+            tensor.fill_(math.nan if tensor.is_floating_point() else 127)
         self.kv = self.storage.layer(0)
         self.tables = torch.full((len(lengths), max(cuts) + 1), -5, dtype=torch.int32)
         free = torch.randperm(self.storage.num_blocks, generator=draw).tolist()
@@ -40,31 +44,32 @@ class Decodes:
             slots += [int(self.tables[row, at // BLOCK_SIZE]) * BLOCK_SIZE + at % BLOCK_SIZE for at in range(length)]
         self.slots = torch.tensor(slots, dtype=torch.int64)
         new = torch.randn(2, len(slots), KV_HEADS, DIM, generator=draw).to(dtype)
-        torch_ops().kv_write(*new, self.kv.k, self.kv.v, self.slots)
+        torch_ops().kv_write(*new, self.kv.k, self.kv.v, self.slots, self.kv.k_scale, self.kv.v_scale)
         assert self.kv.bounds is not None
-        torch_ops().block_bounds(self.kv.k, self.kv.bounds, self.slots)
+        torch_ops().block_bounds(self.kv.k, self.kv.bounds, self.slots, self.kv.k_scale)
         self.seq_lens = torch.tensor(lengths, dtype=torch.int32)
         self.query = torch.randn(len(lengths), HEADS, DIM, generator=draw).to(dtype)
         self.lengths = lengths
 
-    def attend(self, choice: PageChoice | None, ops: Any, skips: BlockSkips | None = None) -> torch.Tensor:
+    def attend(
+        self, choice: PageChoice | None, ops: Any, skips: BlockSkips | None = None, shares: BlockShares | None = None
+    ) -> torch.Tensor:
         """Decode attention as a step does it."""
         batch = DecodeBatch(self.tables, self.seq_lens, max(self.lengths))
         context = PagedContext(
-            self.storage, ops, self.slots[:0], len(self.lengths), batch, None, choice=choice, skips=skips
+            self.storage, ops, self.slots[:0], len(self.lengths), batch, None, choice=choice, skips=skips, shares=shares
         )
         return context.attend_written(self.query, self.kv, AttentionOptions(DIM**-0.5))
 
     def best(self, choice: PageChoice, row: int, head: int) -> list[int]:
-        """Columns, by the letter: the first, the last, and those with the highest bounds."""
+        """Columns, by the letter: the first, the last, and those with most of the attention by their bounds."""
         count = -(-self.lengths[row] // BLOCK_SIZE)
         queries = self.query[row].view(KV_HEADS, -1, DIM)[head]
         bounds = self.kv.bounds
         assert bounds is not None
-        scores = []
-        for column in range(count):
-            low, high = bounds[self.tables[row, column], :, head]
-            scores.append(max(float(torch.maximum(one * low, one * high).sum()) for one in queries))
+        low, high = bounds[self.tables[row, :count].long(), :, head, None].unbind(1)
+        near, far = torch.maximum(queries * low, queries * high), torch.minimum(queries * low, queries * high)
+        scores = ((NEAR * near + (1 - NEAR) * far).sum(-1) * DIM**-0.5).softmax(0).sum(1).tolist()
         ranked = sorted(range(count), key=lambda column: (column not in (0, count - 1), -scores[column]))
         return sorted(ranked[: choice.num_attended(count)])
 
@@ -81,7 +86,7 @@ def test_each_head_attends_to_its_best_blocks_and_no_other(name: str, fraction: 
     """The result is what full attention over those blocks alone gives."""
     ops, decodes = OPS[name](), Decodes(lengths)
     choice = choice_of(fraction, ops)
-    chosen = choice.choose(decodes.query, decodes.kv, decodes.tables, decodes.seq_lens, max(lengths))
+    chosen = choice.choose(decodes.query, decodes.kv, decodes.tables, decodes.seq_lens, max(lengths), scale=DIM**-0.5)
     assert chosen is not None
     found = decodes.attend(choice, ops)
     keys, values = decodes.kv.k, decodes.kv.v
@@ -103,10 +108,14 @@ def test_each_head_attends_to_its_best_blocks_and_no_other(name: str, fraction: 
 
 
 @pytest.mark.parametrize("name", OPS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_with_every_block_chosen_it_is_full_attention(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [(torch.float32, None), (torch.bfloat16, None), (torch.float32, torch.float8_e4m3fn)]
+)
+def test_with_every_block_chosen_it_is_full_attention(
+    name: str, dtype: torch.dtype, kv_dtype: torch.dtype | None
+) -> None:
     """By way of the compact tables, which then are the whole ones; and without them, to the bit."""
-    ops, decodes = OPS[name](), Decodes(LENGTHS, dtype)
+    ops, decodes = OPS[name](), Decodes(LENGTHS, dtype, kv_dtype)
     full = decodes.attend(None, ops)
     assert torch.equal(decodes.attend(choice_of(1.0, ops), ops), full)
     nearly = choice_of(1.0, ops)
@@ -124,7 +133,7 @@ def test_what_is_short_is_attended_to_in_full() -> None:
     assert PageChoice(0.1, 16, ops).min_blocks == 16, "256 tokens"
     assert PageChoice(0.1, 1024, ops).min_blocks == 3, "the first, the last and one to choose"
     decodes, choice = Decodes([5, 12]), choice_of(0.1, ops, 3)
-    assert choice.choose(decodes.query, decodes.kv, decodes.tables, decodes.seq_lens, 12) is None
+    assert choice.choose(decodes.query, decodes.kv, decodes.tables, decodes.seq_lens, 12, scale=1.0) is None
 
 
 @pytest.mark.parametrize(
@@ -167,3 +176,23 @@ def test_what_is_read_is_the_blocks_chosen_and_the_bounds_of_all() -> None:
     assert choice.num_tokens_read(12) == 12
     assert choice.num_tokens_read(41) == 2 * BLOCK_SIZE + 1 + 11
     assert choice.num_tokens_read(400) == 25 * BLOCK_SIZE + 100
+    storage = Decodes([9], torch.bfloat16, torch.int8).storage
+    eight_bits = PageChoice(0.25, BLOCK_SIZE, torch_ops(), storage.bounds_tokens)
+    assert eight_bits.num_tokens_read(41 * 64) == 656 // 4 * BLOCK_SIZE + math.ceil(656 * 2 * DIM / (DIM + 4))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_no_attention_falls_on_what_all_heads_passed_over(name: str) -> None:
+    ops, decodes = OPS[name](), Decodes(LENGTHS)
+    skips, shares, full = BlockSkips(), BlockShares(ops), BlockShares(ops)
+    decodes.attend(choice_of(0.3, ops), ops, skips, shares)
+    decodes.attend(None, ops, None, full)
+    told, passed_over, before = shares.rows(), skips.rows(), full.rows()
+    assert told is not None
+    assert passed_over is not None
+    assert before is not None
+    assert told.sum(1) == pytest.approx([0.0, *[1.0] * (len(LENGTHS) - 1)], abs=1e-5)
+    by_all = (passed_over == 1.0) & (before > 0.0)
+    assert by_all.any()
+    assert not told[by_all].any()
+    assert ((told > 0.0) == (passed_over < 1.0))[before > 0.0].all()

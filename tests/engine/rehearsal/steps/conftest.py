@@ -297,7 +297,10 @@ def make_runner(
     monkeypatch.setattr(runner, "make_ready_to_run", join_unproven)
     monkeypatch.setattr(runner, "weights_bytes", lambda _: 0)
     monkeypatch.setattr(fused_mlp, "_activation_kind", lambda *_: SILU)
-    layers = [LayerShape(2, 64, has_bounds=sparse_decode is not None and index >= 2) for index in range(num_layers)]
+    layers = [
+        LayerShape(2, 64, bounds_dtype=torch.bfloat16 if sparse_decode is not None and index >= 2 else None)
+        for index in range(num_layers)
+    ]
     storage = KVStorage(num_blocks, 16, layers, kv_dtype, GPU)
     loaded: Any = SimpleNamespace(
         device=GPU,
