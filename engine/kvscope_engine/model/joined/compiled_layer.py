@@ -82,13 +82,15 @@ def _form(layer: FusedLayer) -> LayerForm | None:
     linears = (attention.qkv, attention.o, mlp.gate_up, mlp.down)
     products = [weight for linear in linears if (weight := _weight(linear)) is not None]
     kind, dtype = mlp.activation_kind, layer.attention_norm.dtype
-    if len(products) != len(linears) or kind is None or not attention.rotates or attention.norm is not None:
+    if len(products) != len(linears) or kind is None or not attention.rotates:
         return None
     options = attention.options
     following = None if layer.next_norm is None else _norm(layer.next_norm)
+    of_heads = None if attention.norm is None else Norm(attention.norm.weight, float(attention.norm.eps))
     return LayerForm(
         products=products,
         norms=(_norm(layer.attention_norm), _norm(layer.mlp_norm), following),
+        head_norm=of_heads,
         activation=kind,
         num_heads=attention.num_query_heads,
         num_kv_heads=attention.num_kv_heads,
