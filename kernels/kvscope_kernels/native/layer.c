@@ -34,6 +34,8 @@ typedef struct {
     const int64_t *slots;
     const int32_t *tables, *seq_lens;
     int64_t tokens, turn_stride, table_stride, threads;
+    float *shares; /* as `attention` has it, or NULL */
+    int64_t shares_stride;
 } step;
 
 enum { X_F32 = 1, OUT_F32 = 2, ADD_F32 = 4 };
@@ -77,6 +79,8 @@ INLINE int attend(const layer *l, const step *s, const void *heads, void *query,
     a.table_stride = s->table_stride;
     a.batch = s->tokens;
     a.threads = (int32_t)s->threads;
+    a.shares = s->shares;
+    a.shares_stride = s->shares_stride;
     return kvscope_decode(&a);
 }
 

@@ -64,12 +64,16 @@ class DecodeStep:
     slot_mapping  (T,) int64
     block_tables  (T, blocks) int32
     seq_lens      (T,) int32
+    shares        None, or (T, blocks) float32: each layer adds there what `block_attention` does
     """
 
-    def __init__(self, turn: Turn, slot_mapping: Tensor, block_tables: Tensor, seq_lens: Tensor) -> None:
+    def __init__(
+        self, turn: Turn, slot_mapping: Tensor, block_tables: Tensor, seq_lens: Tensor, shares: Tensor | None = None
+    ) -> None:
         self.num_tokens = len(slot_mapping)
         self.dtype, self.head_dim = turn.cos.dtype, turn.cos.shape[-1]
         self.tensors = (turn, slot_mapping, block_tables, seq_lens)
+        self._shares = shares
         self.parts = StepParts(
             cos=turn.cos.data_ptr(),
             sin=turn.signed_sin.data_ptr(),
@@ -80,6 +84,8 @@ class DecodeStep:
             turn_stride=turn.cos.stride(0),
             table_stride=block_tables.stride(0),
             threads=torch.get_num_threads(),
+            shares=None if shares is None else shares.data_ptr(),
+            shares_stride=0 if shares is None else shares.stride(0),
         )
         self.address = addressof(self.parts)
 
@@ -91,7 +97,8 @@ class DecodeStep:
         turns = cos.shape == sin.shape == shape and cos.dtype == sin.dtype and cos.stride() == sin.stride()
         types = self.dtype in DTYPES and slots.dtype == torch.int64 and tables.dtype == lens.dtype == torch.int32
         flat = cos.stride(2) == 1 and slots.is_contiguous() and lens.is_contiguous() and tables.stride(-1) == 1
-        return turns and types and flat and count > 0 and len(tables) == len(lens) == count
+        shares = self._shares is None or _takes_shares(self._shares, tables)
+        return turns and types and flat and shares and count > 0 and len(tables) == len(lens) == count
 
 
 class CompiledLayer:
@@ -155,6 +162,11 @@ def can_compile(form: LayerForm, k_cache: Tensor, v_cache: Tensor) -> bool:
     sinks = form.sinks is None or _is_plain(form.sinks, form.num_heads)
     flat = k_cache.stride(3) == v_cache.stride(3) == 1
     return library() is not None and all((*sizes, caches, types, norms, heads, sinks, flat))
+
+
+def _takes_shares(shares: Tensor, tables: Tensor) -> bool:
+    is_wide = shares.dim() == 2 and len(shares) == len(tables) and shares.shape[1] >= tables.shape[1]
+    return is_wide and shares.dtype == torch.float32 and shares.stride(1) == 1
 
 
 def _is_plain(tensor: Tensor, *shape: int) -> bool:

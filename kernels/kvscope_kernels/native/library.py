@@ -39,6 +39,8 @@ class DecodeParts(ctypes.Structure):
         *((name, c_int64) for name in ("batch", "heads", "kv_heads", "head_dim", "block_size", "window")),
         *((name, c_float) for name in ("scale", "softcap")),
         *((name, c_int32) for name in ("is_f32", "threads")),
+        ("shares", c_void_p),
+        ("shares_stride", c_int64),
     )
 
 
@@ -103,6 +105,8 @@ class StepParts(ctypes.Structure):
         *((name, c_void_p) for name in ("x", "normed", "out", "out_normed")),
         *((name, c_void_p) for name in ("cos", "sin", "slots", "tables", "seq_lens")),
         *((name, c_int64) for name in ("tokens", "turn_stride", "table_stride", "threads")),
+        ("shares", c_void_p),
+        ("shares_stride", c_int64),
     )
 
 

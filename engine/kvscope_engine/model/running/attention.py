@@ -177,6 +177,23 @@ class PagedContext(AttentionContext):
     ) -> torch.Tensor:
         batch = self.decode
         assert batch is not None, "a step without prefill has decodes"
+        if self.choice is not None and kv.bounds is not None:
+            return self._decode_chosen(self.choice, batch, query, kv, options, out)
+        given = _given(kv, options, batch.max_seq_len, out)
+        shares = None if self.shares is None else self.shares.of_layer(batch.block_tables)
+        tables, lengths = batch.block_tables, batch.seq_lens
+        return self.ops.decode(query, kv.k, kv.v, tables, lengths, plans=self.plans, shares=shares, **given)
+
+    def _decode_chosen(
+        self,
+        choice: PageChoice,
+        batch: DecodeBatch,
+        query: torch.Tensor,
+        kv: LayerKV,
+        options: AttentionOptions,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Over the blocks that each KV head chooses; the same operation as over all. Shares are of all of them."""
         if self.shares is not None:
             self.shares.add(
                 query,
@@ -188,21 +205,6 @@ class PagedContext(AttentionContext):
                 sliding_window=options.sliding_window,
                 softcap=options.softcap,
             )
-        if self.choice is not None and kv.bounds is not None:
-            return self._decode_chosen(self.choice, batch, query, kv, options, out)
-        given = _given(kv, options, batch.max_seq_len, out)
-        return self.ops.decode(query, kv.k, kv.v, batch.block_tables, batch.seq_lens, plans=self.plans, **given)
-
-    def _decode_chosen(
-        self,
-        choice: PageChoice,
-        batch: DecodeBatch,
-        query: torch.Tensor,
-        kv: LayerKV,
-        options: AttentionOptions,
-        out: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Over the blocks that each KV head chooses; the same operation as over all."""
         chosen = choice.choose(query, kv, batch.block_tables, batch.seq_lens, batch.max_seq_len)
         if self.skips is not None:
             self.skips.add(chosen, batch.block_tables, kv.k.shape[2])

@@ -21,6 +21,21 @@ class BlockShares:
         self._total: torch.Tensor | None = None
         self._num_layers = 0
 
+    def total(self, block_tables: torch.Tensor) -> torch.Tensor:
+        """Where layers add their shares: (num_single_token, blocks) float32; see `DecodeBatch`."""
+        if self._total is None:
+            self._total = torch.zeros(block_tables.shape, device=block_tables.device)
+        return self._total
+
+    def count_layer(self) -> None:
+        """One more adds to it."""
+        self._num_layers += 1
+
+    def of_layer(self, block_tables: torch.Tensor) -> torch.Tensor:
+        """`total`, for a layer that is counted with it."""
+        self.count_layer()
+        return self.total(block_tables)
+
     def add(
         self,
         query: torch.Tensor,
@@ -33,16 +48,13 @@ class BlockShares:
         sliding_window: int | None,
         softcap: float | None,
     ) -> None:
-        """A layer's queries (num_single_token, Hq, D), its keys and how it attends; see `DecodeBatch`."""
-        if self._total is None:
-            self._total = torch.zeros(block_tables.shape, device=query.device)
-        self._num_layers += 1
+        """A layer's queries (num_single_token, Hq, D), its keys and how it attends: the shares alone."""
         self._ops.block_attention(
             query,
             kv.k,
             block_tables,
             seq_lens,
-            self._total,
+            self.of_layer(block_tables),
             scale=scale,
             sliding_window=sliding_window,
             softcap=softcap,

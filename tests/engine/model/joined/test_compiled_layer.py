@@ -108,9 +108,23 @@ def test_steps_that_ask_for_more_go_part_by_part(tiny_loaded: Load) -> None:
     layers = counted_layers(module)
     logits_of(module, torch.int8)
     logits_of(module, ops=torch_ops())
-    logits_of(module, shares=BlockShares(ops_for("cpu")))
     assert len(layers) == 2
     assert not any(taken for layer in layers for taken in layer.taken)
+
+
+def test_a_measured_step_measures_the_same(tiny_loaded: Load) -> None:
+    module = tiny_loaded("llama").module
+    make_ready_to_run(module, "int8")
+    layers, found, expected = counted_layers(module), BlockShares(ops_for("cpu")), BlockShares(ops_for("cpu"))
+    logits = logits_of(module, shares=found)
+    assert all(any(layer.taken) for layer in layers)
+    without_them(module)
+    assert torch.equal(logits, logits_of(module, shares=expected))
+    rows, wanted = found.rows(), expected.rows()
+    assert rows is not None
+    assert wanted is not None
+    assert rows.sum(1) == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert (rows == wanted).all()
 
 
 @pytest.mark.filterwarnings("ignore")
