@@ -33,7 +33,7 @@ class TransformersContinuous:
 
         pages = sum(len(p) // PAGE_SIZE + n // PAGE_SIZE + 2 for p, n in self._asked(workload))
         batching = ContinuousBatchingConfig(page_size=PAGE_SIZE, num_blocks=pages, max_batch_tokens=BATCH_TOKENS)
-        greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+        greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)  # type: ignore[no-untyped-call]
         given = {"generation_config": greedy, "continuous_batching_config": batching}
         with self._module.continuous_batching_context_manager(**given) as manager:
             for index, (prompt, count) in enumerate(self._asked(workload)):

@@ -63,7 +63,7 @@ def test_what_the_default_model_would_be(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(default_weights, "choose_quantization", lambda *_: chosen[0])
     monkeypatch.setattr(default_weights, "can_round", lambda: compiles[0])
     file = GgufFile(Path("default.gguf"))
-    file.header = header  # type: ignore[misc]
+    file.header = header
     monkeypatch.setattr(default_weights, "gguf_file", lambda _: file)
     assert default_weights.default_weights() == ("the file's own 4 bits (Q4_1), 0.0 MB read a step", True)
     assert default_weights.packed_bytes(header) == 64 * 32 * 9 // 8 + 64 * 64 * 5 // 8 + 4 * 64
