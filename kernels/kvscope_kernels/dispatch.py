@@ -71,6 +71,7 @@ class DecodeAttention(Protocol):
         max_seq_len: int | None = None,
         out: Tensor | None = None,
         plans: DecodePlans | None = None,
+        shares: Tensor | None = None,
     ) -> Tensor: ...
 
 

@@ -14,6 +14,7 @@ from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, scale_s
 from kvscope_kernels.kv_gather import gather_kv
 from kvscope_kernels.launch import UNBOUNDED, attention_constants, decode_tiles
 from kvscope_kernels.merge_splits import merge_splits
+from kvscope_kernels.relevance.block_attention import block_attention, block_attention_torch
 from kvscope_kernels.triton_language import is_interpreting, jit_varying, require_triton, tl
 from kvscope_kernels.tuning.tile_table import DECODE, tuned
 
@@ -39,6 +40,7 @@ def paged_decode_attention(
     max_seq_len: int | None = None,
     out: Tensor | None = None,
     plans: DecodePlans | None = None,
+    shares: Tensor | None = None,
 ) -> Tensor:
     """Attention of one query token per request over the request's blocks.
 
@@ -64,6 +66,7 @@ def paged_decode_attention(
     out           (batch, num_heads, value_dim) of query's dtype, written and returned; made if None
     plans         of the step: layers given the same ones and the same seq_lens, unchanged in between, share how the
                   lengths are cut, which is one launch; made if None
+    shares        None, or what `block_attention` adds where attention fell to, which is done as well
 
     float32, bfloat16 or float16, one dtype for query and caches; sums in float32. Or caches of int8 or
     float8_e4m3fn, read as k_cache[...] * k_scale[...] and v alike (`kv_formats`). Rows aligned to 16 bytes
@@ -82,6 +85,15 @@ def paged_decode_attention(
     out = query.new_empty(batch, num_heads, value_dim) if out is None else out
     if batch == 0:
         return out
+    if shares is not None:
+        block_attention(
+            *(query, k_cache, block_tables, seq_lens, shares),
+            scale=scale,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            k_scale=k_scale,
+            max_seq_len=max_seq_len,
+        )
     form = kv_format(k_cache)
     group, is_quantized = num_heads // num_kv_heads, k_scale is not None
     tiles = decode_tiles(head_dim, value_dim, group, query.element_size(), is_quantized=is_quantized)
@@ -267,6 +279,7 @@ def paged_decode_attention_torch(
     max_seq_len: int | None = None,
     out: Tensor | None = None,
     plans: DecodePlans | None = None,
+    shares: Tensor | None = None,
 ) -> Tensor:
     """Reference of `paged_decode_attention`, and the CPU's own path.
 
@@ -277,6 +290,15 @@ def paged_decode_attention_torch(
     cache = Cache(k_cache, v_cache, k_scale, v_scale)
     check_decode(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
     out = query.new_empty(*query.shape[:2], v_cache.shape[3]) if out is None else out
+    if shares is not None:
+        block_attention_torch(
+            *(query, k_cache, block_tables, seq_lens, shares),
+            scale=scale,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            k_scale=k_scale,
+            max_seq_len=max_seq_len,
+        )
     end = seq_lens.cpu().numpy().astype(np.int64)
     first = np.maximum(end - (sliding_window or UNBOUNDED), 0)
     worth = _CALL_WORTH_ELEMENTS // (k_cache.shape[2] * (k_cache.shape[3] + v_cache.shape[3]))

@@ -1,4 +1,5 @@
-"""`kvscope-engine bench decode`: tokens a CPU-second, ours beside transformers and llama.cpp, in one run.
+"""`kvscope-engine bench decode`: tokens a CPU-second, ours beside transformers (`generate`, and its continuous
+batching) and llama.cpp, in one run.
 
 One thread, the default model, the contenders one after the other in each round, medians of the rounds, ratios
 within a round. llama.cpp takes part when llama-cpp-python is installed. Nobody keeps prefixes: all compute all.
@@ -54,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     wanted = args.only or PARTS
     report: dict[str, Any] = {"dtype": str(ours.engine.dtype), "load_average": os.getloadavg()[0], "workloads": {}}
     module = plain_default_model(ours.engine.dtype)
-    contenders: list[Contender] = [ours, *_peers(module)]
+    peers, report["left_out"] = _peers(module)
+    contenders: list[Contender] = [ours, *peers]
     for workload in _workloads(_text_ids(ours), wanted):
         found = rates(contenders, workload, args.repeats, _tell(args))
         report["workloads"][workload.name] = _summary(found)
@@ -82,15 +84,26 @@ def _text_ids(ours: Any) -> list[int]:
     return ids
 
 
-def _peers(module: Any) -> list[Contender]:
+def _peers(module: Any) -> tuple[list[Contender], dict[str, str]]:
+    """Those that can run here, and why others cannot."""
     from kvscope_engine.bench.contenders import llama_cpp
+    from kvscope_engine.bench.contenders.transformers_continuous import TransformersContinuous
     from kvscope_engine.bench.contenders.transformers_generate import TransformersGenerate
     from kvscope_engine.model.fetching.default_model import default_gguf
 
     peers: list[Contender] = [TransformersGenerate(module)]
+    left_out: dict[str, str] = {}
+    continuous = TransformersContinuous(module)
+    try:
+        continuous.run(Workload("a trial", ((3, 4),), (2,)))
+        peers.append(continuous)
+    except Exception as error:
+        left_out[continuous.name] = f"{type(error).__name__}: {error}"
     if llama_cpp.is_installed():
         peers.append(llama_cpp.LlamaCpp(default_gguf(lambda progress: None), 32, 32 * 1024))
-    return peers
+    else:
+        left_out[llama_cpp.LlamaCpp.name] = "llama-cpp-python is not installed"
+    return peers, left_out
 
 
 def _summary(found: Rounds) -> dict[str, Any]:
@@ -134,6 +147,7 @@ def _text(report: dict[str, Any]) -> str:
     lines = ["\r\033[K" if sys.stderr.isatty() else ""]
     lines.append(f"default model, {report['dtype']}, CPU, 1 thread, load average {report['load_average']:.1f}\n")
     lines.append(table(["requests", "", "tokens/CPU-s", "tokens/s", "ours against it"], rows))
+    lines += [f"left out: {name}: {reason}" for name, reason in report["left_out"].items()]
     if "overhead_share" in report:
         share = 100 * report["overhead_share"]
         lines.append(f"\nengine work outside the forward pass, last workload: {share:.1f} % of a step")

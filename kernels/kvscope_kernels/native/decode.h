@@ -14,6 +14,8 @@ typedef struct {
     int64_t batch, heads, kv_heads, head_dim, block_size, window; /* window: 0 for all */
     float scale, softcap;                                         /* softcap: 0 for none */
     int32_t is_f32, threads;
+    float *shares; /* (batch, as many blocks as the longest has): see block_attention.py; or NULL */
+    int64_t shares_stride;
 } attention;
 
 #endif

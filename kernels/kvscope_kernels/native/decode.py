@@ -9,6 +9,7 @@ from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.kv_formats import Cache
 from kvscope_kernels.native.library import DecodeParts, library
 from kvscope_kernels.paged_decode_attention import check_decode, paged_decode_attention_torch
+from kvscope_kernels.relevance.block_attention import check_shares
 
 _DTYPES = (torch.bfloat16, torch.float32)
 
@@ -29,11 +30,13 @@ def paged_decode_attention_native(
     max_seq_len: int | None = None,
     out: Tensor | None = None,
     plans: DecodePlans | None = None,
+    shares: Tensor | None = None,
 ) -> Tensor:
     """`paged_decode_attention` for bfloat16 and float32; the rest (caches of 8 bits, float16, heads
     that 16 does not divide) goes the reference's way.
 
-    Sums and weights are float32, so it is nearer to the exact result than torch's own bfloat16 product.
+    `shares` take what `block_attention` adds, in the same pass. Sums and weights are float32, so it is nearer to the
+    exact result than torch's own bfloat16 product.
     """
     found = library()
     is_ours = query.dtype in _DTYPES and k_cache.dtype == query.dtype and query.shape[-1] % 16 == 0
@@ -47,7 +50,10 @@ def paged_decode_attention_native(
             k_scale=k_scale,
             v_scale=v_scale,
             out=out,
+            shares=shares,
         )
+    if shares is not None:
+        check_shares(query, shares, block_tables.shape[1])
     check_decode(
         query, Cache(k_cache, v_cache, k_scale, v_scale), block_tables, seq_lens, sliding_window, softcap, sinks, out
     )
@@ -62,6 +68,7 @@ def paged_decode_attention_native(
         *(block_tables.stride(0), *out.stride()[:2]),
         *(batch, heads, kv_heads, head_dim, block_size, sliding_window or 0),
         *(scale, softcap or 0.0, query.dtype == torch.float32, torch.get_num_threads()),
+        *((None, 0) if shares is None else (shares.data_ptr(), shares.stride(0))),
     )
     if found.kvscope_decode(ctypes.addressof(parts)):
         raise MemoryError("no memory for attention's sums")

@@ -2,6 +2,7 @@
  * order in which they are called one by one, on the same numbers, so with the same result to the last bit. */
 #include "decode.h"
 #include "numbers.h"
+#include "rotation.h"
 
 typedef int product_function(const void *parts, const void *x, int64_t m, void *out, const void *add, int flags,
                              int threads);
@@ -20,7 +21,7 @@ typedef struct {
 /* What a layer is, as long as it lives. */
 typedef struct {
     product qkv, o, gate_up, down;
-    norm before_attention, before_mlp, of_next;
+    norm before_attention, before_mlp, of_next, of_heads; /* of_heads: (heads + kv_heads, head_dim) */
     int64_t hidden, size, activation, is_f32, sum_is_f32; /* is_f32: of the numbers between; sum_is_f32: of x and out */
     attention attention;                                  /* all but query, out and what a step brings */
 } layer;
@@ -33,6 +34,8 @@ typedef struct {
     const int64_t *slots;
     const int32_t *tables, *seq_lens;
     int64_t tokens, turn_stride, table_stride, threads;
+    float *shares; /* as `attention` has it, or NULL */
+    int64_t shares_stride;
 } step;
 
 enum { X_F32 = 1, OUT_F32 = 2, ADD_F32 = 4 };
@@ -41,10 +44,7 @@ int kvscope_decode(const attention *a);
 int kvscope_rms_norm(const void *x, const float *weight, float eps, void *out, int64_t rows, int64_t size, int x_f32,
                      int out_f32);
 int kvscope_gate(const void *both, void *out, int64_t rows, int64_t size, int kind, int is_f32);
-int kvscope_rotate_write(const void *heads, const void *cos, const void *sin, void *k_cache, void *v_cache,
-                         const int64_t *slots, void *query, int64_t tokens, int64_t num_heads, int64_t kv_heads,
-                         int64_t dim, int64_t turn_stride, int64_t block_size, int64_t k_stride_b, int64_t k_stride_s,
-                         int64_t k_stride_h, int64_t v_stride_b, int64_t v_stride_s, int64_t v_stride_h, int is_f32);
+int kvscope_rotate_write(const rotation *r);
 
 INLINE void take_norm(const layer *l, const norm *n, const step *s, const void *x, void *out) {
     kvscope_rms_norm(x, n->weight, n->eps, out, s->tokens, l->hidden, (int)l->sum_is_f32, (int)l->is_f32);
@@ -62,9 +62,16 @@ INLINE int add_product(const layer *l, const product *p, const step *s, const vo
 
 INLINE int attend(const layer *l, const step *s, const void *heads, void *query, void *attended) {
     attention a = l->attention;
-    kvscope_rotate_write(heads, s->cos, s->sin, (void *)a.k_cache, (void *)a.v_cache, s->slots, query, s->tokens,
-                         a.heads, a.kv_heads, a.head_dim, s->turn_stride, a.block_size, a.k_stride_b, a.k_stride_s,
-                         a.k_stride_h, a.v_stride_b, a.v_stride_s, a.v_stride_h, (int)l->is_f32);
+    rotation r = {
+        .heads = heads, .norm = l->of_heads.weight, .eps = l->of_heads.eps, .cos = s->cos, .sin = s->sin,
+        .k_cache = (void *)a.k_cache, .v_cache = (void *)a.v_cache, .slots = s->slots, .query = query,
+        .tokens = s->tokens, .num_heads = a.heads, .kv_heads = a.kv_heads, .dim = a.head_dim,
+        .turn_stride = s->turn_stride, .block_size = a.block_size,
+        .k_stride_b = a.k_stride_b, .k_stride_s = a.k_stride_s, .k_stride_h = a.k_stride_h,
+        .v_stride_b = a.v_stride_b, .v_stride_s = a.v_stride_s, .v_stride_h = a.v_stride_h,
+        .is_f32 = (int32_t)l->is_f32,
+    };
+    kvscope_rotate_write(&r);
     a.query = query;
     a.out = attended;
     a.tables = s->tables;
@@ -72,6 +79,8 @@ INLINE int attend(const layer *l, const step *s, const void *heads, void *query,
     a.table_stride = s->table_stride;
     a.batch = s->tokens;
     a.threads = (int32_t)s->threads;
+    a.shares = s->shares;
+    a.shares_stride = s->shares_stride;
     return kvscope_decode(&a);
 }
 

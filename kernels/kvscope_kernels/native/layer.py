@@ -29,7 +29,7 @@ class Norm(NamedTuple):
     """RMSNorm of a layer's numbers."""
 
     weight: Tensor
-    """(hidden,) float32, contiguous"""
+    """(hidden,) float32, contiguous, where nothing else is said"""
     eps: float
 
 
@@ -40,6 +40,8 @@ class LayerForm(NamedTuple):
     """Queries, keys and values in one; attention's output; gate and up in one; down. Of either kind, each by itself."""
     norms: tuple[Norm, Norm, Norm | None]
     """Before attention, before the block, and of the layer that comes next, where there is one."""
+    head_norm: Norm | None
+    """Of each query and key head before its rotation: weight (num_heads + num_kv_heads, head_dim)."""
     activation: int
     """A key of `gated_activation.ACTIVATIONS`."""
     num_heads: int
@@ -62,12 +64,16 @@ class DecodeStep:
     slot_mapping  (T,) int64
     block_tables  (T, blocks) int32
     seq_lens      (T,) int32
+    shares        None, or (T, blocks) float32: each layer adds there what `block_attention` does
     """
 
-    def __init__(self, turn: Turn, slot_mapping: Tensor, block_tables: Tensor, seq_lens: Tensor) -> None:
+    def __init__(
+        self, turn: Turn, slot_mapping: Tensor, block_tables: Tensor, seq_lens: Tensor, shares: Tensor | None = None
+    ) -> None:
         self.num_tokens = len(slot_mapping)
         self.dtype, self.head_dim = turn.cos.dtype, turn.cos.shape[-1]
         self.tensors = (turn, slot_mapping, block_tables, seq_lens)
+        self._shares = shares
         self.parts = StepParts(
             cos=turn.cos.data_ptr(),
             sin=turn.signed_sin.data_ptr(),
@@ -78,6 +84,8 @@ class DecodeStep:
             turn_stride=turn.cos.stride(0),
             table_stride=block_tables.stride(0),
             threads=torch.get_num_threads(),
+            shares=None if shares is None else shares.data_ptr(),
+            shares_stride=0 if shares is None else shares.stride(0),
         )
         self.address = addressof(self.parts)
 
@@ -89,7 +97,8 @@ class DecodeStep:
         turns = cos.shape == sin.shape == shape and cos.dtype == sin.dtype and cos.stride() == sin.stride()
         types = self.dtype in DTYPES and slots.dtype == torch.int64 and tables.dtype == lens.dtype == torch.int32
         flat = cos.stride(2) == 1 and slots.is_contiguous() and lens.is_contiguous() and tables.stride(-1) == 1
-        return turns and types and flat and count > 0 and len(tables) == len(lens) == count
+        shares = self._shares is None or _takes_shares(self._shares, tables)
+        return turns and types and flat and shares and count > 0 and len(tables) == len(lens) == count
 
 
 class CompiledLayer:
@@ -107,7 +116,7 @@ class CompiledLayer:
         self._call = found.kvscope_layer
         self._parts = LayerParts(
             *(_product(found, weight) for weight in form.products),
-            *(NormParts() if norm is None else NormParts(norm.weight.data_ptr(), norm.eps) for norm in form.norms),
+            *(_norm(norm) for norm in (*form.norms, form.head_norm)),
             *(self._hidden, form.products[3].inputs, form.activation),
             *(form.dtype == torch.float32, form.sum_dtype == torch.float32),
             _attention(form, k_cache, v_cache),
@@ -149,13 +158,23 @@ def can_compile(form: LayerForm, k_cache: Tensor, v_cache: Tensor) -> bool:
     caches = k_cache.shape == v_cache.shape and k_cache.shape[2] == kv_heads and k_cache.dtype == v_cache.dtype
     types = form.dtype in DTYPES and form.sum_dtype in DTYPES and k_cache.dtype == form.dtype
     norms = all(_is_plain(norm.weight, hidden) for norm in form.norms if norm is not None)
+    heads = form.head_norm is None or _is_plain(form.head_norm.weight, form.num_heads + kv_heads, head_dim)
     sinks = form.sinks is None or _is_plain(form.sinks, form.num_heads)
     flat = k_cache.stride(3) == v_cache.stride(3) == 1
-    return library() is not None and all(sizes) and caches and types and norms and sinks and flat
+    return library() is not None and all((*sizes, caches, types, norms, heads, sinks, flat))
 
 
-def _is_plain(tensor: Tensor, size: int) -> bool:
-    return tensor.shape == (size,) and tensor.dtype == torch.float32 and tensor.is_contiguous()
+def _takes_shares(shares: Tensor, tables: Tensor) -> bool:
+    is_wide = shares.dim() == 2 and len(shares) == len(tables) and shares.shape[1] >= tables.shape[1]
+    return is_wide and shares.dtype == torch.float32 and shares.stride(1) == 1
+
+
+def _is_plain(tensor: Tensor, *shape: int) -> bool:
+    return tensor.shape == shape and tensor.dtype == torch.float32 and tensor.is_contiguous()
+
+
+def _norm(norm: Norm | None) -> NormParts:
+    return NormParts() if norm is None else NormParts(norm.weight.data_ptr(), norm.eps)
 
 
 def _product(found: ctypes.CDLL, weight: Weight) -> ProductParts:

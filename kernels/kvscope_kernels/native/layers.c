@@ -1,20 +1,26 @@
 /* The small operations of a layer, in one pass each: RMSNorm, the gated activation, rotation with the write into the
  * cache. All in float32, rounded once. */
 #include "numbers.h"
+#include "rotation.h"
 
 int kvscope_linear(const void *l, const void *x, int64_t m, void *out, const void *add, int flags, int threads);
+
+/* 1 / sqrt(mean(x^2) + eps) of `size` numbers. */
+INLINE float norm_factor(const void *x, int64_t at, int64_t size, float eps, int is_f32) {
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < size; i++) {
+        float v = load_number(x, at + i, is_f32);
+        sum += v * v;
+    }
+    return 1.0f / sqrtf(sum / (float)size + eps);
+}
 
 /* rows of x (rows, size) / sqrt(mean(x^2) + eps) * weight. */
 API int kvscope_rms_norm(const void *x, const float *weight, float eps, void *out, int64_t rows, int64_t size,
                          int x_f32, int out_f32) {
     for (int64_t r = 0; r < rows; r++) {
-        float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = 0; i < size; i++) {
-            float v = load_number(x, r * size + i, x_f32);
-            sum += v * v;
-        }
-        float factor = 1.0f / sqrtf(sum / (float)size + eps);
+        float factor = norm_factor(x, r * size, size, eps, x_f32);
 #pragma omp simd
         for (int64_t i = 0; i < size; i++) {
             float y = load_number(x, r * size + i, x_f32) * factor * weight[i];
@@ -40,12 +46,14 @@ API int kvscope_gate(const void *both, void *out, int64_t rows, int64_t size, in
     return 0;
 }
 
-INLINE void turn(const void *x, int64_t at, const void *cos, const void *sin, int64_t t, int64_t dim, int is_f32,
-                 void *out, int64_t to) {
+/* A head, times `factor` and `norm` (dim,) first where it is normed. */
+INLINE void turn(const void *x, int64_t at, const float *norm, float factor, const void *cos, const void *sin,
+                 int64_t t, int64_t dim, int is_f32, int is_normed, void *out, int64_t to) {
     int64_t half = dim / 2;
 #pragma omp simd
     for (int64_t d = 0; d < half; d++) {
         float low = load_number(x, at + d, is_f32), high = load_number(x, at + half + d, is_f32);
+        if (is_normed) low *= factor * norm[d], high *= factor * norm[half + d];
         float y = low * load_number(cos, t + d, is_f32) + high * load_number(sin, t + d, is_f32);
         float z = high * load_number(cos, t + half + d, is_f32) + low * load_number(sin, t + half + d, is_f32);
         store_number(out, to + d, is_f32, y);
@@ -53,38 +61,36 @@ INLINE void turn(const void *x, int64_t at, const void *cos, const void *sin, in
     }
 }
 
-INLINE void rotate_tokens(const void *heads, const void *cos, const void *sin, void *k_cache, void *v_cache,
-                          const int64_t *slots, void *query, int64_t tokens, int64_t num_heads, int64_t kv_heads,
-                          int64_t dim, int64_t turn_stride, int64_t block_size,
-                          int64_t k_stride_b, int64_t k_stride_s, int64_t k_stride_h, int64_t v_stride_b,
-                          int64_t v_stride_s, int64_t v_stride_h, int is_f32) {
-    int64_t width = (num_heads + 2 * kv_heads) * dim, bytes = is_f32 ? 4 : 2;
-    for (int64_t t = 0; t < tokens; t++) {
-        for (int64_t h = 0; h < num_heads; h++)
-            turn(heads, t * width + h * dim, cos, sin, t * turn_stride, dim, is_f32, query, (t * num_heads + h) * dim);
-        if (slots[t] < 0) continue;
-        int64_t block = slots[t] / block_size, slot = slots[t] % block_size;
-        for (int64_t h = 0; h < kv_heads; h++) {
-            int64_t key = t * width + (num_heads + h) * dim, value = key + kv_heads * dim;
-            int64_t k_to = block * k_stride_b + slot * k_stride_s + h * k_stride_h;
-            int64_t v_to = block * v_stride_b + slot * v_stride_s + h * v_stride_h;
-            turn(heads, key, cos, sin, t * turn_stride, dim, is_f32, k_cache, k_to);
-            memcpy((char *)v_cache + v_to * bytes, (const char *)heads + value * bytes, (size_t)(dim * bytes));
+INLINE void turn_head(const rotation *r, int64_t token, int64_t head, int64_t dim, int is_f32, int is_normed, void *out,
+                      int64_t to) {
+    int64_t at = (token * (r->num_heads + 2 * r->kv_heads) + head) * dim;
+    const float *norm = is_normed ? r->norm + head * dim : NULL;
+    float factor = is_normed ? norm_factor(r->heads, at, dim, r->eps, is_f32) : 1.0f;
+    turn(r->heads, at, norm, factor, r->cos, r->sin, token * r->turn_stride, dim, is_f32, is_normed, out, to);
+}
+
+INLINE void rotate_tokens(const rotation *r, int is_f32, int is_normed) {
+    int64_t dim = r->dim, bytes = is_f32 ? 4 : 2, behind = r->num_heads + r->kv_heads, width = behind + r->kv_heads;
+    for (int64_t t = 0; t < r->tokens; t++) {
+        for (int64_t h = 0; h < r->num_heads; h++)
+            turn_head(r, t, h, dim, is_f32, is_normed, r->query, (t * r->num_heads + h) * dim);
+        if (r->slots[t] < 0) continue;
+        int64_t block = r->slots[t] / r->block_size, slot = r->slots[t] % r->block_size;
+        for (int64_t h = 0; h < r->kv_heads; h++) {
+            int64_t k_to = block * r->k_stride_b + slot * r->k_stride_s + h * r->k_stride_h;
+            int64_t v_to = block * r->v_stride_b + slot * r->v_stride_s + h * r->v_stride_h;
+            turn_head(r, t, r->num_heads + h, dim, is_f32, is_normed, r->k_cache, k_to);
+            const char *value = (const char *)r->heads + (t * width + behind + h) * dim * bytes;
+            memcpy((char *)r->v_cache + v_to * bytes, value, (size_t)(dim * bytes));
         }
     }
 }
 
-/* heads (tokens, num_heads + 2 * kv_heads, dim) contiguous; cos and signed sin (tokens, dim) with one stride. */
-API int kvscope_rotate_write(const void *heads, const void *cos, const void *sin, void *k_cache, void *v_cache,
-                             const int64_t *slots, void *query, int64_t tokens, int64_t num_heads, int64_t kv_heads,
-                             int64_t dim, int64_t turn_stride, int64_t block_size,
-                             int64_t k_stride_b, int64_t k_stride_s, int64_t k_stride_h, int64_t v_stride_b,
-                             int64_t v_stride_s, int64_t v_stride_h, int is_f32) {
-#define CALL(F32)                                                                                                  \
-    rotate_tokens(heads, cos, sin, k_cache, v_cache, slots, query, tokens, num_heads, kv_heads, dim, turn_stride, \
-                  block_size, k_stride_b, k_stride_s, k_stride_h, v_stride_b, v_stride_s, v_stride_h, F32)
-    if (is_f32) CALL(1);
-    else CALL(0);
+API int kvscope_rotate_write(const rotation *r) {
+    if (r->is_f32 && r->norm) rotate_tokens(r, 1, 1);
+    else if (r->is_f32) rotate_tokens(r, 1, 0);
+    else if (r->norm) rotate_tokens(r, 0, 1);
+    else rotate_tokens(r, 0, 0);
     return 0;
 }
 

@@ -1,14 +1,16 @@
 """The small operations of a layer on a CPU, from layers.c, one pass over the numbers each.
 
-What the library does not do (float16, caches of 8 bits, norms of heads) goes the reference's way.
+What the library does not do (float16, caches of 8 bits) goes the reference's way.
 """
+
+import ctypes
 
 import torch
 from torch import Tensor
 
 from kvscope_kernels.gated_activation import ACTIVATIONS, gated_activation_torch
 from kvscope_kernels.kv_formats import Cache
-from kvscope_kernels.native.library import library
+from kvscope_kernels.native.library import RotationParts, library
 from kvscope_kernels.rms_norm import rms_norm_torch
 from kvscope_kernels.rotate_write import Rotation, check_rotation, rotate_write_torch
 
@@ -62,9 +64,9 @@ def rotate_write_native(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """`rotate_write`."""
+    """`rotate_write`; heads that are not rotated go the reference's way."""
     found, turn = library(), rotation.turn
-    is_ours = turn is not None and rotation.norm is None and heads.dtype in _DTYPES and k_cache.dtype == heads.dtype
+    is_ours = turn is not None and heads.dtype in _DTYPES and k_cache.dtype == heads.dtype
     if found is None or turn is None or not is_ours or heads.numel() > FEW_NUMBERS or not heads.is_contiguous():
         return rotate_write_torch(heads, rotation, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     check_rotation(heads, rotation, Cache(k_cache, v_cache, k_scale, v_scale), slot_mapping)
@@ -72,10 +74,14 @@ def rotate_write_native(
         return rotate_write_torch(heads, rotation, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     tokens, _, dim = heads.shape
     query = torch.empty((tokens, rotation.num_heads, dim), dtype=heads.dtype)
-    found.kvscope_rotate_write(
-        *(heads.data_ptr(), turn.cos.data_ptr(), turn.signed_sin.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
+    norm = rotation.norm
+    parts = RotationParts(
+        *(heads.data_ptr(), None if norm is None else norm.weight.data_ptr()),
+        *(turn.cos.data_ptr(), turn.signed_sin.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
         *(slot_mapping.data_ptr(), query.data_ptr()),
         *(tokens, rotation.num_heads, k_cache.shape[2], dim, turn.cos.stride(0), k_cache.shape[1]),
-        *(*k_cache.stride()[:3], *v_cache.stride()[:3], heads.dtype == torch.float32),
+        *(*k_cache.stride()[:3], *v_cache.stride()[:3]),
+        *(0.0 if norm is None else float(norm.eps), heads.dtype == torch.float32),
     )
+    found.kvscope_rotate_write(ctypes.addressof(parts))
     return query

@@ -39,6 +39,8 @@ class DecodeParts(ctypes.Structure):
         *((name, c_int64) for name in ("batch", "heads", "kv_heads", "head_dim", "block_size", "window")),
         *((name, c_float) for name in ("scale", "softcap")),
         *((name, c_int32) for name in ("is_f32", "threads")),
+        ("shares", c_void_p),
+        ("shares_stride", c_int64),
     )
 
 
@@ -60,6 +62,19 @@ class PrefillParts(ctypes.Structure):
     )
 
 
+class RotationParts(ctypes.Structure):
+    """`rotation` of rotation.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("heads", "norm", "cos", "sin", "k_cache", "v_cache", "slots", "query")),
+        *((name, c_int64) for name in ("tokens", "num_heads", "kv_heads", "dim", "turn_stride", "block_size")),
+        *((name, c_int64) for name in ("k_stride_b", "k_stride_s", "k_stride_h")),
+        *((name, c_int64) for name in ("v_stride_b", "v_stride_s", "v_stride_h")),
+        ("eps", c_float),
+        ("is_f32", c_int32),
+    )
+
+
 class ProductParts(ctypes.Structure):
     """`product` of layer.c: what a product is made of, and the function that multiplies with it."""
 
@@ -77,7 +92,7 @@ class LayerParts(ctypes.Structure):
 
     _fields_ = (
         *((name, ProductParts) for name in ("qkv", "o", "gate_up", "down")),
-        *((name, NormParts) for name in ("before_attention", "before_mlp", "of_next")),
+        *((name, NormParts) for name in ("before_attention", "before_mlp", "of_next", "of_heads")),
         *((name, c_int64) for name in ("hidden", "size", "activation", "is_f32", "sum_is_f32")),
         ("attention", DecodeParts),
     )
@@ -90,6 +105,8 @@ class StepParts(ctypes.Structure):
         *((name, c_void_p) for name in ("x", "normed", "out", "out_normed")),
         *((name, c_void_p) for name in ("cos", "sin", "slots", "tables", "seq_lens")),
         *((name, c_int64) for name in ("tokens", "turn_stride", "table_stride", "threads")),
+        ("shares", c_void_p),
+        ("shares_stride", c_int64),
     )
 
 
@@ -121,7 +138,7 @@ _ARGUMENTS = {
     "kvscope_large_pages": (c_void_p, c_int64),
     "kvscope_rms_norm": (c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int64, c_int, c_int),
     "kvscope_gate": (c_void_p, c_void_p, c_int64, c_int64, c_int, c_int),
-    "kvscope_rotate_write": (c_void_p,) * 7 + (c_int64,) * 12 + (c_int,),
+    "kvscope_rotate_write": (c_void_p,),
 }
 
 

@@ -249,5 +249,12 @@ def _check(
     check_attention(query, cache, block_tables, seq_lens, sliding_window, softcap, None, None)
     if len(query) != len(seq_lens):
         require(False, "query", query, f"one row for each of {len(seq_lens)} seq_lens")
+    check_shares(query, shares)
+
+
+def check_shares(query: Tensor, shares: Tensor, least: int = 0) -> None:
+    """One row for each of `query`, of `least` blocks at least."""
     if shares.dim() != 2 or shares.dtype != torch.float32 or len(shares) != len(query) or shares.stride(1) != 1:
         require(False, "shares", shares, f"({len(query)}, blocks) float32, contiguous,")
+    if shares.shape[1] < least:
+        require(False, "shares", shares, f"at least {least} blocks wide")

@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvscope_engine.bench import measure
 from kvscope_engine.bench.contenders.llama_cpp import BATCH_TOKENS, LlamaCpp
 from kvscope_engine.bench.contenders.ours import OurEngine
+from kvscope_engine.bench.contenders.transformers_continuous import TransformersContinuous
 from kvscope_engine.bench.long_context.rounds import LongBatch, long_rates
 from kvscope_engine.bench.workloads import Workload, mixed, staggered
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Submit, Usage
@@ -91,6 +94,20 @@ def test_requests_join_ours_when_they_arrive() -> None:
     engine.arrived.clear()
     ours.run(Workload("", ((1,),) * 2, (3, 2)))
     assert len(set(engine.arrived.values())) == 1
+
+
+def test_transformers_own_batches_generate_what_is_asked() -> None:
+    config = AutoConfig.for_model("llama", vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
+    config.update({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.5})
+    auto: Any = AutoModelForCausalLM
+    module = auto.from_config(config, dtype=torch.float32).eval()
+    workload = Workload("two", ((3, 4, 5), tuple(range(6, 40))), (5, 20))
+    found = TransformersContinuous(module).generate(workload)
+    for prompt, count, tokens in zip(workload.prompts, workload.output_tokens, found, strict=True):
+        given = torch.tensor([prompt])
+        options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+        said = module.generate(given, attention_mask=torch.ones_like(given), **options)
+        assert tokens == said[0, len(prompt) :].tolist()
 
 
 def test_staggered_is_mixed_but_for_when_they_come() -> None:

@@ -17,7 +17,7 @@ from kvscope_kernels.native.layers import (
 )
 from kvscope_kernels.native.library import library
 from kvscope_kernels.native.linear import Int8Weight
-from kvscope_kernels.rotate_write import Rotation, Turn
+from kvscope_kernels.rotate_write import HeadNorm, Rotation, Turn
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs a C compiler")
 
@@ -33,6 +33,9 @@ def some(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def a_norm(seed: int) -> Norm:
     return Norm(1.0 + 0.1 * some(HIDDEN, seed=seed), 1e-5)
+
+
+HEAD_NORM = Norm(1.0 + 0.1 * some(HEADS + KV_HEADS, DIM, seed=15), 1e-5)
 
 
 def a_product(bits: int, in_groups: bool, *shape: int, seed: int, bias: torch.Tensor | None = None) -> Weight:
@@ -56,6 +59,7 @@ def a_form(**changes: Any) -> LayerForm:
     form = LayerForm(
         products=products_of(*[INT8] * 4),
         norms=(a_norm(4), a_norm(5), a_norm(6)),
+        head_norm=None,
         activation=0,
         num_heads=HEADS,
         num_kv_heads=KV_HEADS,
@@ -99,7 +103,8 @@ def by_parts(
 
     before, inside, following = form.norms
     heads = qkv.product(norm(before, x) if normed is None else normed).view(len(x), -1, DIM)
-    query = rotate_write_native(heads, Rotation(HEADS, None, turn), *caches, slots)
+    of_heads = None if form.head_norm is None else HeadNorm(form.head_norm.weight, torch.tensor(form.head_norm.eps))
+    query = rotate_write_native(heads, Rotation(HEADS, of_heads, turn), *caches, slots)
     asked: dict[str, Any] = {"scale": form.scale, "sliding_window": form.sliding_window, "softcap": form.softcap}
     attended = paged_decode_attention_native(query, *caches, tables, lengths, sinks=form.sinks, **asked)
     x = o.product(attended.flatten(1), x)
@@ -139,6 +144,8 @@ def test_types(dtype: torch.dtype, sum_dtype: torch.dtype, is_normed: bool) -> N
         {"sinks": some(HEADS, seed=14)},
         {"activation": 1},
         {"norms": (a_norm(4), a_norm(5), None)},
+        {"head_norm": HEAD_NORM},
+        {"head_norm": HEAD_NORM, "dtype": torch.float32},
     ],
     ids=lambda changes: next(iter(changes)),
 )
@@ -181,6 +188,7 @@ def test_what_is_not_its_own_is_left_to_others() -> None:
     assert can_compile(form, *caches)
     assert not can_compile(form, *caches_of(torch.float32))
     assert not can_compile(form._replace(num_heads=HEADS + 1), *caches)
+    assert not can_compile(form._replace(head_norm=a_norm(4)), *caches)
     assert not can_compile(form._replace(products=form.products[::-1]), *caches)
     assert not can_compile(form._replace(dtype=torch.float16), *caches)
     with pytest.raises(ValueError, match="can_compile"):

@@ -60,6 +60,18 @@ def test_matches_the_reference(name: str, runner: Any, shape: Any, build: Any) -
     assert (found - expected_shares(batch)).abs().max().item() <= tolerance
 
 
+@pytest.mark.parametrize("name", [*CASES, "sinks"])
+def test_decode_adds_the_same(name: str, fast_runner: Any, shape: Any, build: Any) -> None:
+    case = CASES.get(name, {"seq_lens": EDGES, "options": {"sinks": True}})
+    batch = build(shape(**case), fast_runner.device, seed=len(name))
+    given = (batch.query, batch.k_cache, batch.v_cache, batch.block_tables, batch.seq_lens)
+    shares = torch.ones(batch.block_tables.shape, device=batch.query.device)
+    out = fast_runner.ops.decode(*given, scale=batch.scale, shares=shares, **batch.options)
+    tolerance = 2e-2 if batch.query.dtype == torch.bfloat16 else 2e-5
+    assert (shares.double().cpu() - 1.0 - expected_shares(batch)).abs().max().item() <= tolerance
+    assert torch.equal(out, fast_runner.ops.decode(*given, scale=batch.scale, **batch.options))
+
+
 def test_a_call_adds_one_to_each_request(fast_runner: Any, shape: Any, build: Any) -> None:
     """So layers add up, and their number divides; a request of no tokens stays at nothing."""
     batch = build(shape(seq_lens=[0, 1, 33, 64], options={"sliding_window": 20}), fast_runner.device)

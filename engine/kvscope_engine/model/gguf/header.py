@@ -109,6 +109,18 @@ class _Reader:
             raise BadInput(f"it claims {number} {what}, more than its {len(self.data)} bytes can hold")
         return number
 
+    def skip_strings(self, number: int) -> None:
+        """Step over that many. Vocabularies have hundreds of thousands: no calls for each."""
+        end, offset, length_at = len(self.data), self.offset, struct.Struct("<Q").unpack_from
+        for _ in range(number):
+            behind = offset + _MIN_STRING_BYTES
+            behind += length_at(self.data, offset)[0] if behind <= end else 0
+            if behind > end:
+                self.offset = offset
+                self.take(self.whole("Q"))  # says what is missing
+            offset = behind
+        self.offset = offset
+
     def string(self) -> str:
         length = self.whole("Q")
         start = self.take(length)
@@ -151,8 +163,7 @@ def _value(reader: _Reader, kind: int, key: str) -> Scalar | None:
 def _skip_array(reader: _Reader, key: str) -> None:
     kind = reader.whole("I")
     if kind == _STRING:
-        for _ in range(reader.count(_MIN_STRING_BYTES, f"strings in {key!r:.60}")):
-            reader.take(reader.whole("Q"))
+        reader.skip_strings(reader.count(_MIN_STRING_BYTES, f"strings in {key!r:.60}"))
     elif kind in _SCALARS:
         size = struct.calcsize(f"<{_SCALARS[kind]}")
         reader.take(reader.count(size, f"numbers in {key!r:.60}") * size)

@@ -49,10 +49,12 @@ class WholeLayer:
         step = _step(paged, turn_of(position_embeddings, self._head_dim, paged))
         if compiled is None or step is None or not compiled.takes(x, normed, step):
             return None
+        if paged.shares is not None:
+            paged.shares.count_layer()
         return compiled(x, normed, step)
 
     def _knows(self, paged: PagedContext) -> bool:
-        return paged.prefill is None and paged.shares is None and paged.ops is self._ops
+        return paged.prefill is None and paged.ops is self._ops
 
     def _over(self, storage: KVStorage) -> CompiledLayer | None:
         """Bound to that storage; made when it is another than the last one."""
@@ -82,13 +84,15 @@ def _form(layer: FusedLayer) -> LayerForm | None:
     linears = (attention.qkv, attention.o, mlp.gate_up, mlp.down)
     products = [weight for linear in linears if (weight := _weight(linear)) is not None]
     kind, dtype = mlp.activation_kind, layer.attention_norm.dtype
-    if len(products) != len(linears) or kind is None or not attention.rotates or attention.norm is not None:
+    if len(products) != len(linears) or kind is None or not attention.rotates:
         return None
     options = attention.options
     following = None if layer.next_norm is None else _norm(layer.next_norm)
+    of_heads = None if attention.norm is None else Norm(attention.norm.weight, float(attention.norm.eps))
     return LayerForm(
         products=products,
         norms=(_norm(layer.attention_norm), _norm(layer.mlp_norm), following),
+        head_norm=of_heads,
         activation=kind,
         num_heads=attention.num_query_heads,
         num_kv_heads=attention.num_kv_heads,
@@ -120,6 +124,7 @@ def _step(paged: PagedContext, turn: Turn) -> DecodeStep | None:
     if known is None:
         batch = paged.decode
         assert batch is not None, "a step without prefill has decodes"
-        made = DecodeStep(turn, paged.slot_mapping, batch.block_tables, batch.seq_lens)
+        shares = None if paged.shares is None else paged.shares.total(batch.block_tables)
+        made = DecodeStep(turn, paged.slot_mapping, batch.block_tables, batch.seq_lens, shares)
         known = paged.decode_steps[id(turn.cos)] = (made if made.is_sound else None,)
     return known[0]

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvscope_engine.config import EngineConfig
-from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF_SHA256, default_gguf, default_place
+from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF_SHA256, default_gguf
 from kvscope_engine.model.fetching.hub import hub_folder
 from kvscope_engine.model.fetching.names import ModelName, parse_model_name
 from kvscope_engine.model.fetching.progress import ProgressCallback
 from kvscope_engine.model.gguf.cache import converted_gguf, entry_folder
 from kvscope_engine.model.gguf.entries import is_intact
+from kvscope_engine.model.gguf.file import gguf_file
 from kvscope_engine.model.host_weights.at_hand import LayersAtHand
 from kvscope_engine.model.host_weights.split import GIB, check_streaming, layers_for_host, place_others
 from kvscope_engine.model.loading.checkpoint import check_weights, load_weights
@@ -138,7 +139,8 @@ def _load(
     max_model_len = resolve_max_model_len(hf_config, config.max_model_len, name.text)
     _check_shares(hf_config, rank, name)
     _check_memory(plan, name, dtype, device, config)
-    quantization = choose_quantization(config, name, device, dtype, recipe)
+    file = gguf_file(name)
+    quantization = choose_quantization(config, name, device, dtype, recipe, file)
     notes: list[str] = []
     is_whole = rank.is_alone and not config.cpu_offload_gb
     source = device if is_whole else torch.device("cpu")  # where a file is mapped, and only what is kept is read
@@ -152,8 +154,8 @@ def _load(
         module.to(device)
     if config.cpu_offload_gb:
         _keep_on_host(module, config.cpu_offload_gb, device)
-    if quantization != "none" and recipe is None and name.kind in ("gguf", "default"):
-        _attach_gguf(module, name)
+    if quantization != "none" and recipe is None and file is not None:
+        attach_gguf(module, file)
     _make_ready(module)
     return LoadedModel(
         module=module,
@@ -185,12 +187,6 @@ def _module(
     name_format(module, f"{recipe.method.upper()}, groups of {recipe.group or 'a row'}")
     widened = f"weights come as {recipe} and are widened to {dtype_name(dtype)}"
     return module, [line for line in (note, widened if quantization == "none" else "") if line]
-
-
-def _attach_gguf(module: torch.nn.Module, name: ModelName) -> None:
-    path = default_place() if name.kind == "default" else name.path
-    if path.is_file():
-        attach_gguf(module, path)
 
 
 def _keep_on_host(module: torch.nn.Module, cpu_offload_gb: float, device: torch.device) -> None:

@@ -7,9 +7,8 @@ from typing import Final
 import torch
 
 from kvscope_engine.config import EngineConfig
-from kvscope_engine.model.fetching.default_model import default_place
 from kvscope_engine.model.fetching.names import ModelName
-from kvscope_engine.model.gguf.header import GgufHeader, check_gguf
+from kvscope_engine.model.gguf.file import GgufFile
 from kvscope_engine.model.joined.int8_linear import can_round, is_fast
 from kvscope_engine.model.quantized.gguf_blocks import holds_4_bits
 from kvscope_engine.model.quantized.recipe import Recipe
@@ -23,16 +22,23 @@ FILED: Final = "filed"
 
 
 def choose_quantization(
-    config: EngineConfig, name: ModelName, device: torch.device, dtype: torch.dtype, recipe: Recipe | None = None
+    config: EngineConfig,
+    name: ModelName,
+    device: torch.device,
+    dtype: torch.dtype,
+    recipe: Recipe | None = None,
+    file: GgufFile | None = None,
 ) -> str:
-    """`none`, `int8`, `int4` or FILED. Raises BadInput for what this device, type or machine does not do.
+    """`none`, `int8`, `int4` or FILED; `file` is the model's (`gguf_file`).
+
+    Raises BadInput for what this device, type or machine does not do.
 
     Weights that a file holds in 4 or 8 bits, in groups, run as they are there, activations rounded to 8 bits (the
     default model's perplexity changes by 0.5 %); weights that come whole are rounded only for those who ask.
     """
     wanted = config.quantization
     if wanted == "auto":
-        return _automatic(config, name, device, recipe)
+        return _automatic(config, name, device, recipe, file)
     if wanted != "none":
         _check(wanted, device, dtype)
     return wanted
@@ -43,7 +49,9 @@ def shown(quantization: str) -> str:
     return {"none": "", FILED: "int4"}.get(quantization, quantization)
 
 
-def _automatic(config: EngineConfig, name: ModelName, device: torch.device, recipe: Recipe | None) -> str:
+def _automatic(
+    config: EngineConfig, name: ModelName, device: torch.device, recipe: Recipe | None, file: GgufFile | None
+) -> str:
     is_shared = config.tensor_parallel_size > 1  # of a share, no file's groups are known
     if device.type == "cuda":
         return FILED if recipe is not None and recipe.bits == 4 and not is_shared else "none"
@@ -51,18 +59,12 @@ def _automatic(config: EngineConfig, name: ModelName, device: torch.device, reci
         return "none"
     if recipe is not None:
         return "none" if is_shared else FILED if recipe.bits == 4 else "int8"
-    header = _header(name)
-    if header is None:
+    if file is None:
         return "int8" if name.kind == "default" else "none"
+    header = file.header
     if header.fields.get(FILE_TYPE, 0) in WHOLE:
         return "none"
     return FILED if holds_4_bits(header) and not is_shared else "int8"
-
-
-def _header(name: ModelName) -> GgufHeader | None:
-    """Of a GGUF file. That of the default model may be gone: once converted, it is not needed."""
-    path = default_place() if name.kind == "default" else name.path
-    return check_gguf(path) if name.kind in ("gguf", "default") and path.is_file() else None
 
 
 def _check(wanted: str, device: torch.device, dtype: torch.dtype) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from kvscope_engine.model.gguf.header import GgufHeader, TensorPlace, check_gguf
+from kvscope_engine.model.gguf.file import GgufFile
+from kvscope_engine.model.gguf.header import GgufHeader, TensorPlace
 from kvscope_engine.model.quantized.filed_weight import FiledWeight, keep_filed, name_format
 from kvscope_kernels.grouped.weight import CHUNK, GroupedWeight, grouped
 
@@ -29,12 +30,12 @@ _NUM_SAMPLES: Final = 16
 """Rows that are compared: a tensor goes into its layer as a whole or not at all."""
 
 
-def attach_gguf(module: nn.Module, path: Path) -> int:
+def attach_gguf(module: nn.Module, file: GgufFile) -> int:
     """Keep at hand, for each linear layer of `module`, the blocks that its weight is in the file; for how many.
 
     Layers that the file holds in other types, in pieces or in an order that is not known here are left out.
     """
-    header = check_gguf(path)
+    header, path = file.header, file.path
     name_format(module, main_format(header))
     names = _tensor_names(header, module)
     count = 0

@@ -180,19 +180,10 @@ class PagedContext(AttentionContext):
         chosen = self._choose(batch, query, kv, options)
         if chosen is not None:
             return self._decode_chosen(chosen, batch, query, kv, options, out)
-        if self.shares is not None:
-            self.shares.add(
-                query,
-                kv,
-                batch.block_tables,
-                batch.seq_lens,
-                batch.max_seq_len,
-                scale=options.scale,
-                sliding_window=options.sliding_window,
-                softcap=options.softcap,
-            )
         given = _given(kv, options, batch.max_seq_len, out)
-        return self.ops.decode(query, kv.k, kv.v, batch.block_tables, batch.seq_lens, plans=self.plans, **given)
+        shares = None if self.shares is None else self.shares.of_layer(batch.block_tables)
+        tables, lengths = batch.block_tables, batch.seq_lens
+        return self.ops.decode(query, kv.k, kv.v, tables, lengths, plans=self.plans, shares=shares, **given)
 
     def _choose(self, batch: DecodeBatch, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> Chosen | None:
         """None: all blocks."""

@@ -22,6 +22,21 @@ class BlockShares:
         self._total: torch.Tensor | None = None
         self._num_layers = 0
 
+    def total(self, block_tables: torch.Tensor) -> torch.Tensor:
+        """Where layers add their shares: (num_single_token, blocks) float32; see `DecodeBatch`."""
+        if self._total is None:
+            self._total = torch.zeros(block_tables.shape, device=block_tables.device)
+        return self._total
+
+    def count_layer(self) -> None:
+        """One more adds to it."""
+        self._num_layers += 1
+
+    def of_layer(self, block_tables: torch.Tensor) -> torch.Tensor:
+        """`total`, for a layer that is counted with it."""
+        self.count_layer()
+        return self.total(block_tables)
+
     def add(
         self,
         query: torch.Tensor,
@@ -34,14 +49,13 @@ class BlockShares:
         sliding_window: int | None,
         softcap: float | None,
     ) -> None:
-        """A layer's queries (num_single_token, Hq, D), its keys and how it attends; see `DecodeBatch`."""
-        total = self._total_of_one_more(block_tables)
+        """A layer's queries (num_single_token, Hq, D), its keys and how it attends: the shares alone."""
         self._ops.block_attention(
             query,
             kv.k,
             block_tables,
             seq_lens,
-            total,
+            self.of_layer(block_tables),
             scale=scale,
             sliding_window=sliding_window,
             softcap=softcap,
@@ -61,7 +75,7 @@ class BlockShares:
     ) -> None:
         """The same of a layer whose KV heads chose: queries (num_single_token * Hkv, group, D) over `heads_apart`, as
         decode attention takes them. Nothing falls on what a head passed over."""
-        total = self._total_of_one_more(block_tables)
+        total = self.of_layer(block_tables)
         shares = torch.zeros(chosen.block_tables.shape, device=query.device)
         self._ops.block_attention(
             *(query, kv.k, chosen.block_tables, chosen.seq_lens, shares),
@@ -72,12 +86,6 @@ class BlockShares:
         )
         columns = chosen.columns.flatten(1).clamp(max=total.shape[1] - 1)  # with nothing to add behind the last block
         total.scatter_add_(1, columns, shares.view(columns.shape).div_(chosen.columns.shape[1]))
-
-    def _total_of_one_more(self, block_tables: torch.Tensor) -> torch.Tensor:
-        if self._total is None:
-            self._total = torch.zeros(block_tables.shape, device=block_tables.device)
-        self._num_layers += 1
-        return self._total
 
     def rows(self) -> NDArray[np.float32] | None:
         """(num_single_token, blocks): each row sums to 1. Waits for the step; None where no layer asked."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.model.checks.check_script import (
     NUM_BLOCKS,
     CheckStep,
@@ -26,6 +28,8 @@ from kvscope_engine.model.running.block_shares import BlockShares
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_kernels import ops_for
 from kvscope_kernels.dispatch import torch_ops
+from kvscope_kernels.grouped.weight import rounded
+from kvscope_telemetry.messages.commands import Submit
 
 Load = Callable[..., LoadedModel]
 CPU, DECODES = torch.device("cpu"), 3
@@ -84,7 +88,7 @@ def logits_of(module: Any, cache: torch.dtype | None = None, **changes: Any) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("model_type", "quantization"), [("llama", "int8"), ("llama", "int4"), ("mistral", "int8")])
+@pytest.mark.parametrize(("model_type", "quantization"), [("llama", "int8"), ("llama", "int4"), ("qwen3", "int8")])
 def test_a_model_gives_the_same(model_type: str, quantization: str, dtype: torch.dtype, tiny_loaded: Load) -> None:
     module = tiny_loaded(model_type).module.to(dtype)
     make_ready_to_run(module, quantization)
@@ -104,14 +108,47 @@ def test_steps_that_ask_for_more_go_part_by_part(tiny_loaded: Load) -> None:
     layers = counted_layers(module)
     logits_of(module, torch.int8)
     logits_of(module, ops=torch_ops())
-    logits_of(module, shares=BlockShares(ops_for("cpu")))
     assert len(layers) == 2
     assert not any(taken for layer in layers for taken in layer.taken)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3", "gemma2"])
-def test_layers_with_other_parts_have_none(model_type: str, tiny_loaded: Load) -> None:
-    module = tiny_loaded(model_type).module
+def test_a_measured_step_measures_the_same(tiny_loaded: Load) -> None:
+    module = tiny_loaded("llama").module
+    make_ready_to_run(module, "int8")
+    layers, found, expected = counted_layers(module), BlockShares(ops_for("cpu")), BlockShares(ops_for("cpu"))
+    logits = logits_of(module, shares=found)
+    assert all(any(layer.taken) for layer in layers)
+    without_them(module)
+    assert torch.equal(logits, logits_of(module, shares=expected))
+    rows, wanted = found.rows(), expected.rows()
+    assert rows is not None
+    assert wanted is not None
+    assert rows.sum(1) == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert (rows == wanted).all()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tokens_are_those_of_transformers(tmp_path: Path, vivid_model: Callable[..., Any]) -> None:
+    """Of a model with norms of heads whose weights are what rounding leaves of them."""
+    model = vivid_model("qwen3")
+    head = model.get_output_embeddings()
+    for part in model.modules():
+        if type(part) is torch.nn.Linear and part is not head:
+            part.weight.data.copy_(rounded(part.weight.data).widened())
+    model.save_pretrained(tmp_path)
+    ids, count = list(range(3, 40)), 12
+    sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "quantization": "int4"}
+    with Engine(EngineConfig(model=str(tmp_path), num_gpu_blocks_override=16, **options)) as engine:
+        submit = Submit(request_id="-", prompt_token_ids=tuple(ids), sampling=sampling)
+        found = next(iter(engine.generate([submit]))).token_ids
+    given = torch.tensor([ids])
+    said = model.generate(given, do_sample=False, max_new_tokens=count, min_new_tokens=count, pad_token_id=0)
+    assert list(found) == said[0, len(ids) :].tolist()
+
+
+def test_layers_with_other_parts_have_none(tiny_loaded: Load) -> None:
+    module = tiny_loaded("gemma2").module
     make_ready_to_run(module, "int8")
     assert not counted_layers(module)
 

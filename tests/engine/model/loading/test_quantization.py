@@ -9,6 +9,7 @@ import torch
 
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.fetching.names import ModelName
+from kvscope_engine.model.gguf import file
 from kvscope_engine.model.gguf.header import GgufHeader, TensorPlace
 from kvscope_engine.model.loading import quantization
 from kvscope_engine.model.loading.quantization import FILE_TYPE, FILED, choose_quantization, shown
@@ -32,7 +33,7 @@ def chosen(
     dtype: torch.dtype = torch.bfloat16,
     recipe: Recipe | None = None,
 ) -> str:
-    return choose_quantization(config, name, device, dtype, recipe)
+    return choose_quantization(config, name, device, dtype, recipe, file.gguf_file(name))
 
 
 @pytest.fixture
@@ -41,8 +42,8 @@ def default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     path = tmp_path / "default.gguf"
     path.touch()
     monkeypatch.setattr(quantization, "is_fast", lambda: True)
-    monkeypatch.setattr(quantization, "default_place", lambda: path)
-    monkeypatch.setattr(quantization, "check_gguf", lambda _: header_of(Q4_1))
+    monkeypatch.setattr(file, "default_place", lambda: path)
+    monkeypatch.setattr(file, "check_gguf", lambda _: header_of(Q4_1))
     return path
 
 
@@ -54,7 +55,7 @@ def test_automatic_is_for_files_that_were_rounded_before(default: Path, monkeypa
     assert chosen(EngineConfig(quantization="none"), DEFAULT) == "none"
     assert chosen(EngineConfig(tensor_parallel_size=2), DEFAULT) == "int8"
     for header, expected in ((header_of(Q8_0), "int8"), (header_of(Q4_1, 1), "none")):
-        monkeypatch.setattr(quantization, "check_gguf", lambda _, header=header: header)
+        monkeypatch.setattr(file, "check_gguf", lambda _, header=header: header)
         assert chosen(EngineConfig(), DEFAULT) == expected
     default.unlink()
     assert chosen(EngineConfig(), DEFAULT) == "int8"

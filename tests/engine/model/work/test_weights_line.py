@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvscope_engine.model.gguf.file import GgufFile
 from kvscope_engine.model.gguf.header import GgufHeader, TensorPlace
 from kvscope_engine.model.joined.fuse import Fused
 from kvscope_engine.model.loading.loader import LoadedModel
@@ -61,8 +62,9 @@ def test_what_the_default_model_would_be(monkeypatch: pytest.MonkeyPatch) -> Non
     chosen, compiles = [FILED], [True]
     monkeypatch.setattr(default_weights, "choose_quantization", lambda *_: chosen[0])
     monkeypatch.setattr(default_weights, "can_round", lambda: compiles[0])
-    monkeypatch.setattr(default_weights, "default_place", lambda: Path("default.gguf"))
-    monkeypatch.setattr(default_weights, "check_gguf", lambda _: header)
+    file = GgufFile(Path("default.gguf"))
+    file.header = header
+    monkeypatch.setattr(default_weights, "gguf_file", lambda _: file)
     assert default_weights.default_weights() == ("the file's own 4 bits (Q4_1), 0.0 MB read a step", True)
     assert default_weights.packed_bytes(header) == 64 * 32 * 9 // 8 + 64 * 64 * 5 // 8 + 4 * 64
     header.places["output.weight"] = header.places["token_embd.weight"]  # the table is only looked up in then
