@@ -20,6 +20,7 @@ from kvscope_engine.model.sparse.page_choice import PageChoice, by_head
 from kvscope_engine.model.sparse.skips import BlockSkips
 from kvscope_kernels import Ops
 from kvscope_kernels.decode.plan import DecodePlans
+from kvscope_kernels.host_lengths import HostLengths
 from kvscope_kernels.native.layer import DecodeStep
 from kvscope_kernels.rotate_write import Rotation, rotate_torch
 
@@ -95,6 +96,8 @@ class PrefillBatch:
     query_start: torch.Tensor
     """(num_prefills + 1,) int32, counted from the first prefill token."""
     max_query_len: int
+    lengths: HostLengths | None = None
+    """What the host knows of them; None where no request is behind them."""
 
 
 @dataclass(slots=True)
@@ -221,9 +224,11 @@ class PagedContext(AttentionContext):
         batch = self.prefill
         assert batch is not None, "only called with prefill"
         given = _given(kv, options, batch.max_seq_len, out)
-        start, longest = batch.query_start, batch.max_query_len
         return self.ops.prefill(
-            query, kv.k, kv.v, batch.block_tables, start, batch.seq_lens, max_query_len=longest, **given
+            *(query, kv.k, kv.v, batch.block_tables, batch.query_start, batch.seq_lens),
+            max_query_len=batch.max_query_len,
+            lengths=batch.lengths,
+            **given,
         )
 
 

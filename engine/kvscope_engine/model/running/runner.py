@@ -38,7 +38,7 @@ from kvscope_engine.model.sparse.page_choice import PageChoice
 from kvscope_engine.model.sparse.skips import SKIP_STEPS, BlockSkips
 from kvscope_engine.model.work.launches import Kind, Launches
 from kvscope_engine.policy.plan import StepPlan, StepResult
-from kvscope_kernels import ops_for
+from kvscope_kernels import Ops, ops_for
 from kvscope_telemetry.messages.sampling_params import MAX_LOGPROBS
 from kvscope_telemetry.messages.telemetry import Progress
 
@@ -74,11 +74,12 @@ class ModelRunner:
         page_heat: int = 0,
         sparse_decode: float | None = None,
         others: OtherRanks | None = None,
+        ops: Ops | None = None,
     ) -> None:
         self._others = others
         self._storage = storage
         self._device = loaded.device
-        self._ops = ops_for(loaded.device.type)
+        self._ops = ops or ops_for(loaded.device.type)
         self._measures_shares = page_heat > 0
         self.choice: PageChoice | None = None
         """How decodes choose among their blocks; None: they attend to all."""
