@@ -70,7 +70,7 @@ class EngineConfig:
     caching, which is refused where it is asked for."""
     page_heat: int = 0
     """In every so many steps with decodes it is measured how much of each request's attention fell on each of its
-    blocks; 0: never. Such a step runs without a CUDA graph."""
+    blocks; 0: never."""
     sparse_decode: float | None = None
     """The fraction of its blocks that each decode attends to, by KV head and layer, but for the first two layers; None:
     all. Prompts are read in full."""

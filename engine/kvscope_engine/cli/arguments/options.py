@@ -186,8 +186,8 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
         metavar="STEPS",
         default=DEFAULTS.page_heat,
         help="in every so many decode steps measure which share of each request's attention falls on each of its blocks"
-        " (the page map's Attention colours): one more pass over the keys in that step, which on a GPU runs without a"
-        " CUDA graph; 16 is a good number (0: never)",
+        " (the page map's Attention colours): one more pass over the keys in that step; 16 is a good number (0:"
+        " never)",
     )
     group.add_argument(
         "--sparse-decode",

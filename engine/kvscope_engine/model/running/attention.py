@@ -7,7 +7,7 @@ Whatever a model asks for that is not handled here is refused at load by `hook_c
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypedDict
+from typing import Any, Final, NamedTuple, Protocol, TypedDict
 
 import torch
 from torch import nn
@@ -100,6 +100,15 @@ class PrefillBatch:
     """What the host knows of them; None where no request is behind them."""
 
 
+class KeptDecode(NamedTuple):
+    """A layer's decodes as a graph leaves them: who measures needs no more than this once the graph was replayed."""
+
+    query: torch.Tensor
+    """(num_single_token, Hq, D), in memory that no other layer of the graph takes over as long as it is held."""
+    kv: LayerKV
+    options: AttentionOptions
+
+
 @dataclass(slots=True)
 class PagedContext(AttentionContext):
     """Attention of a step over the block pool."""
@@ -122,6 +131,8 @@ class PagedContext(AttentionContext):
     """How decodes choose among their blocks in layers that have bounds; None: they attend to all."""
     skips: BlockSkips | None = None
     """Where it is counted in this step what they passed over."""
+    kept: list[KeptDecode] | None = None
+    """Where the decodes of each layer are kept, to be measured later."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
@@ -180,17 +191,10 @@ class PagedContext(AttentionContext):
     ) -> torch.Tensor:
         batch = self.decode
         assert batch is not None, "a step without prefill has decodes"
+        if self.kept is not None:
+            self.kept.append(KeptDecode(query, kv, options))
         if self.shares is not None:
-            self.shares.add(
-                query,
-                kv,
-                batch.block_tables,
-                batch.seq_lens,
-                batch.max_seq_len,
-                scale=options.scale,
-                sliding_window=options.sliding_window,
-                softcap=options.softcap,
-            )
+            add_shares(self.shares, KeptDecode(query, kv, options), batch)
         if self.choice is not None and kv.bounds is not None:
             return self._decode_chosen(self.choice, batch, query, kv, options, out)
         given = _given(kv, options, batch.max_seq_len, out)
@@ -230,6 +234,20 @@ class PagedContext(AttentionContext):
             lengths=batch.lengths,
             **given,
         )
+
+
+def add_shares(shares: BlockShares, layer: KeptDecode, batch: DecodeBatch) -> None:
+    """Measure a layer's decodes."""
+    shares.add(
+        layer.query,
+        layer.kv,
+        batch.block_tables,
+        batch.seq_lens,
+        batch.max_seq_len,
+        scale=layer.options.scale,
+        sliding_window=layer.options.sliding_window,
+        softcap=layer.options.softcap,
+    )
 
 
 def register_attention() -> None:

@@ -6,7 +6,8 @@ can hold and cut by the lengths that are there, so that short requests do not pa
 captured before the first request, which proves that it can be done and gives all others their memory; another when
 its size is wanted the second time, so that nobody waits at the start for sizes that never come. What fits no graph,
 and every step with prefills in it, runs eagerly: such a step is as long as its prefill, and the decodes beside it are
-back in a graph with the next one.
+back in a graph with the next one. Where attention is measured, queries of all layers stay where their graph left them:
+a measured step is a replay, and behind it one pass over the keys of each layer, as wide as the step is.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any, Final
 
 import torch
 
+from kvscope_engine.model.running.attention import DecodeBatch, KeptDecode, add_shares
+from kvscope_engine.model.running.block_shares import BlockShares
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs
 from kvscope_engine.model.running.step_tensors import StepTensors, put_decodes, table_width
@@ -24,8 +27,8 @@ from kvscope_engine.model.running.step_tensors import StepTensors, put_decodes, 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Of batches: products have tiles of 64 or 128 rows, in which rows that are added to a large batch cost nothing."""
 
-Forward = Callable[[StepTensors], torch.Tensor]
-"""Logits (batch, vocabulary) of a step of decodes."""
+Forward = Callable[[StepTensors, list[KeptDecode] | None], torch.Tensor]
+"""Logits (batch, vocabulary) of a step of decodes; each layer's are put into the list, if there is one."""
 
 
 def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -52,7 +55,9 @@ class DecodeGraphs:
         max_num_seqs: int,
         max_tokens: int,
         block_size: int,
+        keeps_queries: bool = False,
     ) -> None:
+        """`keeps_queries`: for `measure`."""
         self.sizes = captured_sizes(max_num_seqs)
         self._max_tokens = max_tokens
         self._forward = forward
@@ -62,6 +67,9 @@ class DecodeGraphs:
         )
         self._sent_tables: torch.Tensor | None = None
         self._logits: torch.Tensor | None = None
+        self._block_size = block_size
+        self._keeps_queries = keeps_queries
+        self._kept: dict[int, list[KeptDecode]] = {}
         self._graphs: dict[int, Any] = {}
         self._addresses: dict[int, int] = {}
         self._wanted: set[int] = set()
@@ -79,11 +87,12 @@ class DecodeGraphs:
         self._buffer.send()
         self._forward_into_logits(tensors)  # outside the graph, where libraries may allocate what they keep
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
+        graph, kept = torch.cuda.CUDAGraph(), list[KeptDecode]()
         # Threads that copy beside the steps may go on meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            self._forward_into_logits(tensors)
+            self._forward_into_logits(tensors, kept if self._keeps_queries else None)
         self._pool = self._pool or graph.pool()
+        self._kept[size] = kept
         self._graphs[size] = graph
 
     def size_of(self, inputs: StepInputs) -> int | None:
@@ -115,6 +124,15 @@ class DecodeGraphs:
         self._graphs[size].replay()
         return self._logits[:num_rows]
 
+    def measure(self, size: int, inputs: StepInputs, tensors: StepTensors, shares: BlockShares) -> None:
+        """Of the step that was just replayed, where its attention fell; by the lengths that it has."""
+        assert tensors.decode is not None, "decodes were put"
+        count, longest = len(inputs.seq_lens), int(inputs.seq_lens.max())
+        tables = self._tables[:count, : table_width(longest, self._block_size)]
+        batch = DecodeBatch(tables, tensors.decode.seq_lens[:count], longest)
+        for query, kv, options in self._kept[size]:
+            add_shares(shares, KeptDecode(query[:count], kv, options), batch)
+
     def _put(self, inputs: StepInputs | None, size: int) -> StepTensors:
         tensors, self._sent_tables = put_decodes(inputs, size, self._max_tokens, self._tables, self._buffer)
         assert tensors.decode is not None, "decodes were put"
@@ -122,9 +140,9 @@ class DecodeGraphs:
         assert self._addresses.setdefault(size, address) == address, "a graph reads fixed addresses"
         return tensors
 
-    def _forward_into_logits(self, tensors: StepTensors) -> None:
+    def _forward_into_logits(self, tensors: StepTensors, kept: list[KeptDecode] | None = None) -> None:
         """All graphs write the first rows of one tensor; what else they allocate they share."""
-        logits = self._forward(tensors)
+        logits = self._forward(tensors, kept)
         if self._logits is None:
             self._logits = torch.empty_like(logits)
         self._logits[: len(logits)].copy_(logits)
