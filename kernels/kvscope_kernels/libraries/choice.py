@@ -156,8 +156,8 @@ def _tried(
     for work in _works(shape):
         pool = make_pool(work, str(device))
         for window, softcap in options:
-            given = {"sliding_window": _WINDOW if window else None, "softcap": _SOFTCAP if softcap else None}
-            calls = {each is theirs: partial(_run, each, pool, work, **given) for each in (ours, theirs)}
+            given = (_WINDOW if window else None, _SOFTCAP if softcap else None)
+            calls = {each is theirs: partial(_run, each, pool, work, *given) for each in (ours, theirs)}
             expected, found = calls[False](), calls[True]()
             if not _is_close(found, expected):
                 raise Missing("computes something else than our kernels")
@@ -168,8 +168,14 @@ def _tried(
 
 
 def _works(shape: AttentionShape) -> tuple[Workload, ...]:
-    heads = {"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
-    makes = partial(Workload, **heads, block_size=shape.block_size, dtype=shape.dtype)
+    makes = partial(
+        Workload,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        block_size=shape.block_size,
+        dtype=shape.dtype,
+    )
     return (
         makes(name="prompts", seq_lens=(1024, 517, 1024), query_lens=(1024, 517, 1024)),
         makes(name="chunk", seq_lens=(2603,), query_lens=(500,)),

@@ -57,7 +57,7 @@ class Wrapper:
         page_size: int,
         *,
         causal: bool = False,
-        sm_scale: float | None = None,
+        sm_scale: float,
         window_left: int = -1,
         logits_soft_cap: float | None = None,
         q_data_type: torch.dtype = torch.float16,

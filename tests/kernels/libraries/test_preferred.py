@@ -19,7 +19,7 @@ from kvscope_kernels.libraries.flash_attention import FlashAttention2, FlashAtte
 from kvscope_kernels.libraries.flashinfer import FlashInfer
 from kvscope_kernels.libraries.preferred import preferring, shape_of
 
-EVERY_OPTION = frozenset(product((False, True), repeat=2))
+EVERY_OPTION = frozenset(product((False, True), (False, True)))
 LIBRARIES = [(FlashInfer, 16), (FlashAttention3, 16), (FlashAttention2, 256)]
 HEADS: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 64, "dtype": torch.bfloat16}
 
@@ -33,7 +33,8 @@ def work(block_size: int = 16, **changes: Any) -> Workload:
 
 def prefill(ops: Any, pool: Pool, **options: Any) -> torch.Tensor:
     arguments = pool.query, pool.k_cache, pool.v_cache, pool.block_tables, pool.query_start, pool.seq_lens
-    return ops.prefill(*arguments, max_query_len=pool.max_query_len, scale=pool.scale, **options)
+    found: torch.Tensor = ops.prefill(*arguments, max_query_len=pool.max_query_len, scale=pool.scale, **options)
+    return found
 
 
 def slots_first(pool: Pool) -> Pool:

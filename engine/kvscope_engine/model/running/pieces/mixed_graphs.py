@@ -108,7 +108,7 @@ class MixedGraphs:
         return tensors
 
     def replay(self, size: int, num_rows: int, shares: BlockShares | None = None) -> torch.Tensor | None:
-        """Logits (num_rows, vocabulary) of the step that was put, None where nothing is sampled; measured in `shares`."""
+        """Logits (num_rows, vocabulary) of the step that was put, None where nothing is sampled; `shares` measures."""
         assert self._step is not None, "nothing was put"
         (tensors, num_tokens), self._step = self._step, None
         captured = self._captured[size]

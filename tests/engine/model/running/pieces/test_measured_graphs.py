@@ -39,6 +39,7 @@ def measured(planned: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedM
         def running(plan: Any) -> Any:
             result = plain(plan)
             if plan.num_single_token == len(plan.scheduled):
+                assert result.block_shares is not None
                 shares.append([row.copy() for row in result.block_shares])
             return result
 
