@@ -33,7 +33,7 @@ from kvscope_engine.model.memory.memory_plan import check_weights_fit
 from kvscope_engine.model.memory.shortage_report import start_remedy
 from kvscope_engine.model.quantized.checkpoint import load_quantized
 from kvscope_engine.model.quantized.filed_weight import name_format
-from kvscope_engine.model.quantized.gguf_blocks import attach_gguf
+from kvscope_engine.model.quantized.gguf_blocks import attach_gguf, name_gguf
 from kvscope_engine.model.quantized.recipe import Recipe, take_recipe
 from kvscope_engine.model.ranks.rank import ALONE, Rank
 from kvscope_engine.model.ranks.shard import check_divides, shard_model
@@ -142,8 +142,8 @@ def _load(
         module.to(device)
     if config.cpu_offload_gb:
         _keep_on_host(module, config.cpu_offload_gb, device)
-    if quantization != "none" and recipe is None and name.kind in ("gguf", "default"):
-        _attach_gguf(module, name)
+    if recipe is None and name.kind in ("gguf", "default"):
+        _attach_gguf(module, name, is_widened=quantization == "none")
     _make_ready(module)
     return LoadedModel(
         module=module,
@@ -177,10 +177,10 @@ def _module(
     return module, [line for line in (note, widened if quantization == "none" else "") if line]
 
 
-def _attach_gguf(module: torch.nn.Module, name: ModelName) -> None:
+def _attach_gguf(module: torch.nn.Module, name: ModelName, *, is_widened: bool) -> None:
     path = default_place() if name.kind == "default" else name.path
     if path.is_file():
-        attach_gguf(module, path)
+        (name_gguf if is_widened else attach_gguf)(module, path)
 
 
 def _keep_on_host(module: torch.nn.Module, cpu_offload_gb: float, device: torch.device) -> None:

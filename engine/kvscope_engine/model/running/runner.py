@@ -116,6 +116,7 @@ class ModelRunner:
                 max_tokens=limits.max_request_tokens,
                 block_size=storage.block_size,
                 keeps_queries=page_heat > 0 and self.choice is None,
+                is_by_length=self.choice is not None,
             )
         self._mixed: MixedGraphs | None = None
         if self._graphs is not None and piecewise_graphs:
