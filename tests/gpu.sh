@@ -16,10 +16,13 @@ ALL_SECONDS=${KVSCOPE_GPU_SECONDS:-480} # of all: what has no time left is told 
 if [ -n "$REHEARSAL" ]; then PART_SECONDS=2400 ALL_SECONDS=14400; fi # a busy CPU is no GPU
 BEGAN=$(date +%s)
 
-if [ -z "$REHEARSAL" ] && ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-    echo "tests/gpu.sh needs a CUDA device and a torch built for it; there is none here. Nothing was tested."
+FINDS='import sys, torch; sys.exit(0 if torch.cuda.is_available() else f"torch {torch.__version__} finds no CUDA device")'
+if [ -z "$REHEARSAL" ] && ! WHY=$("$PYTHON" -c "$FINDS" 2>&1); then
+    echo "tests/gpu.sh needs a CUDA device and a torch built for it: $(echo "$WHY" | tail -n 1). Nothing was tested."
     exit 0
 fi
+NEEDS='from importlib.util import find_spec as find; print(*(n for n in ("pytest", "hypothesis", "numpy") if not find(n)))'
+MISSING=$("$PYTHON" -c "$NEEDS")
 
 # The packages need not be installed: a GPU box may have torch and Triton only.
 PYTHONPATH="$PWD/kernels:$PWD/engine${PYTHONPATH:+:$PYTHONPATH}"
@@ -69,6 +72,10 @@ part() {
 tests() {
     name=$1
     shift
+    if [ -n "$MISSING" ]; then
+        FAILED=1 && row "$name" FAILED 0 "not installed: $MISSING"
+        return
+    fi
     part "$name" "$PYTHON" -m pytest -o addopts= -o filterwarnings= -q -ra --import-mode=importlib -m gpu "$@"
 }
 

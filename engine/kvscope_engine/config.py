@@ -18,6 +18,7 @@ KV_DTYPES: Final = ("auto", "fp8", "fp8_e4m3", "int8")
 """`fp8_e4m3` is vLLM's other name for `fp8`."""
 """`oracle` knows lengths that an engine cannot: the simulator's alone."""
 PREEMPTIONS: Final = ("auto", "recompute", "swap")
+ATTENTION_BACKENDS: Final = ("auto", "kvscope", "flashinfer", "flash-attn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ class EngineConfig:
     caching, which is refused where it is asked for."""
     page_heat: int = 0
     """In every so many steps with decodes it is measured how much of each request's attention fell on each of its
-    blocks; 0: never. Such a step runs without a CUDA graph."""
+    blocks; 0: never."""
     sparse_decode: float | None = None
     """The fraction of its blocks that each decode attends to, by KV head and layer, but for the first two layers; None:
     all. Prompts are read in full."""
@@ -83,6 +84,9 @@ class EngineConfig:
     """On a GPU: no CUDA graphs, so that the host hands over each launch of a step."""
     piecewise_graphs: bool = False
     """On a GPU: steps with prefills of up to 512 tokens run as CUDA graphs between attention, which runs eagerly."""
+    attention_backend: str = "auto"
+    """On a GPU, whose attention runs prompts: `auto` tries the libraries that are installed beside ours and takes the
+    fastest; `kvscope` is ours. Decodes, and layers that a library has no word for, are always ours."""
     async_scheduling: bool | None = None
     """Whether a step is scheduled and launched while the one before runs; None: on a GPU."""
     speculative_config: SpeculativeConfig | None = None
@@ -110,6 +114,7 @@ class EngineConfig:
                 " drafts are given back, which only `paged` can"
             )
         _one_of("preemption", self.preemption, PREEMPTIONS)
+        _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         self._check_tiers()
         _whole("block_size", self.block_size, 1, 1024)
         _whole("max_num_seqs", self.max_num_seqs, 1, 1 << 16)
@@ -161,6 +166,12 @@ class EngineConfig:
                 "other ranks are told tokens, not where they will be",
             ),
             ("cpu_offload_gb", self.cpu_offload_gb, 0, "weights are streamed to one device"),
+            (
+                "attention_backend",
+                self.attention_backend if self.attention_backend != "kvscope" else "auto",
+                "auto",
+                "each rank would choose for itself",
+            ),
             ("page_heat", self.page_heat, 0, "attention is measured on all heads of one device"),
             ("allocator", self.allocator if self.allocator == "virtual" else "", "", "it maps pages of one device"),
         )

@@ -246,6 +246,11 @@ class Engine:
         return weights_line(self._parts.loaded, self._parts.runner.fused, self._parts.work)
 
     @property
+    def attention(self) -> str:
+        """Whose attention runs prompts on a GPU, and why, on one line; empty on a CPU."""
+        return self._parts.hello.device.attention
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What is not as it was asked for, a line each; after `close` also what failed and what could not be kept."""
         return tuple(self._parts.notes)

@@ -29,6 +29,7 @@ from kvscope_engine.model.memory.step_memory import logits_width, max_batched_to
 from kvscope_engine.model.memory.weights_by_part import weights_by_part
 from kvscope_engine.model.ranks.leader import Leader, config_of_rank, lead_ranks, rank_of
 from kvscope_engine.model.ranks.shard import check_joined
+from kvscope_engine.model.running.attention_choice import attention_choice
 from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.memory import num_blocks_for
@@ -49,6 +50,7 @@ from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.submission import Limits
+from kvscope_kernels.libraries.choice import Choice
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
@@ -234,6 +236,7 @@ def _build_parts(
     fingerprint = _fingerprint(config, loaded)  # of the weights by their names, which joining gives up
     progress(Progress(stage="warm up"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
+    attention = attention_choice(config, loaded)
     check_joined(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
     plans: list[MemoryPlan] = []
     num_blocks = num_blocks_for(config, loaded, planned=plans.append)
@@ -243,7 +246,7 @@ def _build_parts(
     if plan is not None:
         progress(Progress(stage="warm up", detail=plan.summary(str(loaded.device))))
     with ExitStack() as later:  # a driver's pages, pinned memory and files are not collected like tensors
-        parts = _assemble(config, epoch, loaded, num_blocks, fingerprint, later, progress, cache_log, leader)
+        parts = _assemble(config, epoch, loaded, num_blocks, fingerprint, later, progress, cache_log, leader, attention)
         if leader is not None:
             leader.join(loaded.module)
         later.pop_all()
@@ -267,6 +270,7 @@ def _assemble(
     progress: Callable[[Progress], None],
     cache_log: CacheLog | None,
     leader: Leader | None,
+    attention: Choice,
 ) -> Parts:
     loaded, bent = bent_to_allocator(config, loaded, num_blocks)
     virtual = virtual_cache(config, loaded, num_blocks)
@@ -314,9 +318,10 @@ def _assemble(
         page_heat=config.page_heat,
         sparse_decode=config.sparse_decode,
         others=leader,
+        ops=attention.ops,
     )
     runner.warm_up(progress)
-    hello = _hello(config, epoch, loaded, storage, max_batched, space, pool)
+    hello = _hello(config, epoch, loaded, storage, max_batched, space, pool, attention)
     progress(Progress(stage="ready"))
     streamed = streamed_weights(loaded.module)
     notes = [
@@ -355,6 +360,7 @@ def _hello(
     max_batched: int,
     space: AddressSpace | None,
     pool: BlockPool,
+    attention: Choice,
 ) -> Hello:
     return Hello(
         epoch=epoch,
@@ -375,7 +381,7 @@ def _hello(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max_batched,
         ),
-        device=_device_info(loaded.device, loaded.dtype),
+        device=_device_info(loaded.device, loaded.dtype, attention.words),
         engine_version=program_version(),
         pid=os.getpid(),
         host=host_id(),
@@ -388,7 +394,7 @@ def _hello(
     )
 
 
-def _device_info(device: torch.device, dtype: torch.dtype) -> DeviceInfo:
+def _device_info(device: torch.device, dtype: torch.dtype, attention: str = "") -> DeviceInfo:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         name, total, threads = properties.name, properties.total_memory, 0
@@ -403,6 +409,7 @@ def _device_info(device: torch.device, dtype: torch.dtype) -> DeviceInfo:
         num_threads=threads,
         read_bytes_per_s=limits.read_bytes_per_s,
         flops_per_s=limits.flops_per_s,
+        attention=attention,
     )
 
 

@@ -232,7 +232,15 @@ def quantized_cases(heads: Heads, capability: int, dtype: str = "bf16", options:
 
 
 def shipped_cases(capability: int) -> Iterator[Launch]:
-    """Every configuration that is promised to compile without a spill."""
+    """Every configuration that is promised to compile without a spill, once."""
+    seen: set[tuple[str, str]] = set()
+    for launch in _all_cases(capability):
+        if (launch.name, launch.variant) not in seen:
+            seen.add((launch.name, launch.variant))
+            yield launch
+
+
+def _all_cases(capability: int) -> Iterator[Launch]:
     for heads in (SMOLLM2_135M, LLAMA_8B, GEMMA2_2B, GPT_OSS_20B):
         for options in EVERY_OPTION:
             if options == PLAIN or not options.window or options.softcap:

@@ -8,8 +8,10 @@ is counted whole. Exits with 1 when a kernel spills registers or does not fit it
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from functools import cache
+from multiprocessing import get_context
+from typing import Final, NamedTuple
 
 from kvscope_kernels.compile_cases import LLAMA_8B, Heads, core_cases, shipped_cases
 from kvscope_kernels.decode.bounds import LONGEST_PART, part_bounds, partial_bytes
@@ -27,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compiles, prints one line a kernel, configuration and architecture, and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m kvscope_kernels.compile_report", description=__doc__)
     parser.add_argument("--core", action="store_true", help="only the few configurations that hold every branch")
+    parser.add_argument("--only", action="append", metavar="KERNEL", help="one of them; repeatable (default: all)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that compile at once (default: 1)")
     parser.add_argument(
         "--arch",
         type=int,
@@ -36,22 +40,52 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="compute capabilities to compile for (default: all)",
     )
     options = parser.parse_args(argv)
-    cases = core_cases if options.core else shipped_cases
+    wanted = [case for capability in options.arch for case in _cases(options.core, capability)]
+    if unknown := set(options.only or ()) - {case.launch.name for case in wanted}:
+        parser.error(f"--only {min(unknown)}: one of {', '.join(sorted({case.launch.name for case in wanted}))}")
+    wanted = [case for case in wanted if not options.only or case.launch.name in options.only]
     print(_HEADER)
-    num_faulty = sum(_report(cases(capability), capability) for capability in options.arch)
+    num_faulty = 0
+    for case, resources in zip(wanted, _compiled(wanted, max(1, options.jobs)), strict=True):
+        print(_line(case.launch, resources), flush=True)
+        num_faulty += bool(resources.faults)
     print(f"{num_faulty} of these must not be shipped" if num_faulty else "no spills; all fit")
     print(decode_room(LLAMA_8B, batch=256, length=1 << 17, num_multiprocessors=132))
     return 1 if num_faulty else 0
 
 
-def _report(launches: Iterable[Launch], capability: int) -> int:
-    """Prints the lines of one architecture; the number of faulty kernels."""
-    num_faulty = 0
-    for launch in launches:
-        resources = compile_for(launch, capability)
-        print(_line(launch, resources), flush=True)
-        num_faulty += bool(resources.faults)
-    return num_faulty
+class _Case(NamedTuple):
+    """One configuration; other processes find it by its place."""
+
+    is_core: bool
+    capability: int
+    place: int
+
+    @property
+    def launch(self) -> Launch:
+        return _launches(self.is_core, self.capability)[self.place]
+
+
+def _cases(is_core: bool, capability: int) -> list[_Case]:
+    return [_Case(is_core, capability, place) for place in range(len(_launches(is_core, capability)))]
+
+
+@cache
+def _launches(is_core: bool, capability: int) -> tuple[Launch, ...]:
+    return tuple(core_cases(capability) if is_core else shipped_cases(capability))
+
+
+def _compiled(cases: Sequence[_Case], num_jobs: int) -> Iterator[Resources]:
+    """In the order of `cases`."""
+    if num_jobs == 1:
+        yield from map(_compile, cases)
+        return
+    with get_context("spawn").Pool(num_jobs) as pool:
+        yield from pool.imap(_compile, cases)
+
+
+def _compile(case: _Case) -> Resources:
+    return compile_for(case.launch, case.capability)
 
 
 def decode_room(heads: Heads, *, batch: int, length: int, num_multiprocessors: int) -> str:

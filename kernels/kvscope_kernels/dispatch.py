@@ -15,6 +15,7 @@ from torch import Tensor
 from kvscope_kernels.copy_rows import RowTensors, copy_rows, copy_rows_torch
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.gated_activation import gated_activation, gated_activation_torch
+from kvscope_kernels.host_lengths import HostLengths
 from kvscope_kernels.kv_write import kv_write, kv_write_torch
 from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
 from kvscope_kernels.native.decode import paged_decode_attention_native
@@ -96,6 +97,7 @@ class PrefillAttention(Protocol):
         v_scale: Tensor | None = None,
         max_seq_len: int | None = None,
         out: Tensor | None = None,
+        lengths: HostLengths | None = None,
     ) -> Tensor: ...
 
 

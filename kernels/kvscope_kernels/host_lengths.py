@@ -1,12 +1,25 @@
-"""Batches of unequal lengths, on the host: groups in which padding costs little. Knows no tensors."""
+"""Lengths of a batch as the host knows them, and groups of unequal ones in which padding costs little.
+
+Knows no tensors.
+"""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Lengths = NDArray[np.int64]
 Rows = NDArray[np.intp]
+
+
+class HostLengths(NamedTuple):
+    """Of the prefills of a step, each of which has new tokens, without asking the device."""
+
+    query_start: NDArray[np.int32]
+    """(batch + 1,), from 0."""
+    seq_lens: NDArray[np.int32]
+    """(batch,)"""
 
 
 def similar_groups(costs: Lengths, worth: int) -> Iterator[Rows]:

@@ -7,7 +7,7 @@ from torch import Tensor
 from kvscope_kernels.attend_tiles import AFTER, LOG2_E, OUTSIDE, VALUE_LIFT, attend_tiles
 from kvscope_kernels.checks import check_attention, require
 from kvscope_kernels.dense_attention import attend
-from kvscope_kernels.host_lengths import Lengths, similar_groups
+from kvscope_kernels.host_lengths import HostLengths, Lengths, similar_groups
 from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, scale_strides
 from kvscope_kernels.kv_gather import gather_kv
 from kvscope_kernels.launch import UNBOUNDED, attention_constants, compute_capability, prefill_tiles
@@ -34,6 +34,7 @@ def paged_prefill_attention(
     v_scale: Tensor | None = None,
     max_seq_len: int | None = None,
     out: Tensor | None = None,
+    lengths: HostLengths | None = None,
 ) -> Tensor:
     """Causal attention of each request's new tokens over its cached ones and themselves.
 
@@ -59,6 +60,7 @@ def paged_prefill_attention(
     k_scale        (num_blocks, block_size, num_kv_heads) float32, any strides, with caches of 8 bits; v_scale
                    alike, with the same strides
     max_seq_len    accepted for the sake of one signature with decode: no launch shape depends on it
+    lengths        accepted for the sake of one signature with `libraries`, which plan by them
     out            (num_tokens, num_heads, value_dim) of query's dtype, written and returned; made if None
 
     float32, bfloat16 or float16, one dtype for query and caches; sums in float32. Or caches of int8 or
@@ -279,6 +281,7 @@ def paged_prefill_attention_torch(
     v_scale: Tensor | None = None,
     max_seq_len: int | None = None,
     out: Tensor | None = None,
+    lengths: HostLengths | None = None,
 ) -> Tensor:
     """Reference of `paged_prefill_attention`, and the CPU's path for what `native.prefill` does not take.
 

@@ -20,6 +20,7 @@ import torch
 
 from kvscope_engine import Engine, EngineConfig
 from kvscope_engine.completion import Completion
+from kvscope_engine.model.running import block_shares
 from kvscope_engine.model.sparse import page_choice
 from kvscope_engine.policy.drafting.config import SpeculativeConfig
 from kvscope_telemetry.messages.commands import Submit
@@ -221,6 +222,29 @@ def test_all_blocks_chosen_is_attending_to_all(
     check(found, "float32", of=deep)
     found, _ = serve(deep, device, sparse_decode=0.5, enforce_eager=enforce_eager)
     assert all(len(completion.token_ids) == NUM_TOKENS for completion in found)
+
+
+def test_where_attention_fell_is_measured_in_graphs_too(
+    device: str, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step; the first one, which no token of ours went into, to the digits that orders of sums leave."""
+    runs, on_host = [], block_shares.on_host
+    for enforce_eager in (True, False):
+        seen: list[Any] = []
+
+        def keeping(tensor: torch.Tensor, seen: list[Any] = seen) -> Any:
+            seen.append(on_host(tensor))
+            return seen[-1]
+
+        monkeypatch.setattr(block_shares, "on_host", keeping)
+        serve(folder, device, page_heat=1, enforce_eager=enforce_eager)
+        runs.append(seen)
+    (eager, *_), (graphs, *_) = runs
+    width = min(eager.shape[1], graphs.shape[1])
+    assert abs(eager[:, :width] - graphs[:, :width]).max() < 1e-3
+    for shares in runs[0] + runs[1]:
+        sums = shares.sum(1)
+        assert abs(sums / sums[0] - 1.0).max() < 1e-3
 
 
 def test_blocks_that_are_shared_are_copied_before_they_are_written(device: str, folder: str) -> None:

@@ -93,5 +93,6 @@ def test_script_claims_no_pass_without_a_gpu(request: pytest.FixtureRequest) -> 
     )
     assert run.returncode == 0
     assert run.stdout == (
-        "tests/gpu.sh needs a CUDA device and a torch built for it; there is none here. Nothing was tested.\n"
+        "tests/gpu.sh needs a CUDA device and a torch built for it:"
+        f" torch {torch.__version__} finds no CUDA device. Nothing was tested.\n"
     )

@@ -173,6 +173,12 @@ ENGINE_OPTIONS: Final = (
         "of the blocks: auto, fp8 (also called fp8_e4m3) or int8",
         _one_of("auto", "fp8", "fp8_e4m3", "int8"),
     ),
+    EngineOption(
+        "--attention-backend",
+        "B",
+        "whose attention runs prompts on a GPU: auto (the fastest installed), kvscope, flashinfer or flash-attn",
+        _one_of("auto", "kvscope", "flashinfer", "flash-attn"),
+    ),
     EngineOption("--block-size", "SLOTS", "slots, one token each, in a block (default: 16)", _whole(1, 1024)),
     EngineOption(
         "--max-model-len", "TOKENS", "tokens of prompt and output together (default: the model's)", _whole(1, _MANY)

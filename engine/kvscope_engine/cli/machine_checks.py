@@ -57,6 +57,7 @@ def check_machine() -> list[Check]:
         _memory,
         _torch,
         _triton,
+        _attention,
         *(partial(_package, name) for name in ENGINE_PACKAGES),
         _gpu,
         _cache_folder,
@@ -107,6 +108,13 @@ def _triton() -> Check:
     found = _version("triton")
     detail = found or "not installed: needed on a GPU alone"
     return Check(name="Triton", ok=bool(found), detail=detail, mend="pip install triton")
+
+
+def _attention() -> Check:
+    from kvscope_kernels.libraries.choice import installed
+
+    found = "; ".join(f"{name}: {what}" for name, what in installed().items())
+    return Check(name="attention", ok=True, detail=f"kvscope's own kernels; for prompts on a GPU also {found}")
 
 
 def _package(name: str) -> Check:

@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         engine = engine_class()(config, progress=progress, publish=publish, messages_dropped=messages_dropped)
         built.append(engine)
         ends_with_ranks(engine)
-        tell_notes([engine.weights, *([engine.memory_plan] if engine.memory_plan else [])])
+        tell_notes([line for line in (engine.weights, engine.attention, engine.memory_plan) if line])
         tell_notes(engine.notes)
         told = len(engine.notes)
         return engine

@@ -85,6 +85,8 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """That it reads from its memory at most, as measured; 0: unknown, the next too."""
     flops_per_s: int = 0
     """Of products of large matrices in the model's dtype, as measured."""
+    attention: str = ""
+    """Whose attention runs prompts and why, a line for people; empty: there was nothing to choose."""
 
 
 class Hello(_Message, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
+from kvscope_kernels.host_lengths import HostLengths
 from kvscope_kernels.kv_formats import Cache
 from kvscope_kernels.native.library import PrefillParts, library
 from kvscope_kernels.paged_prefill_attention import check_prefill, paged_prefill_attention_torch
@@ -29,6 +30,7 @@ def paged_prefill_attention_native(
     v_scale: Tensor | None = None,
     max_seq_len: int | None = None,
     out: Tensor | None = None,
+    lengths: HostLengths | None = None,
 ) -> Tensor:
     """`paged_prefill_attention` for bfloat16 and float32; the rest (caches of 8 bits, float16, an odd head_dim) goes
     the reference's way.

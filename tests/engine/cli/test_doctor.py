@@ -34,7 +34,7 @@ def test_here_the_engine_can_run(run: Run) -> None:
     assert report["can_run"] is True
     assert {check["name"] for check in report["checks"] if check["needed"]} == NEEDED
     names = {check["name"] for check in report["checks"]}
-    assert names >= {"GPU", "Triton", "Qt", "Qt libraries", "display", "default model", "weights"}
+    assert names >= {"GPU", "Triton", "attention", "Qt", "Qt libraries", "display", "default model", "weights"}
     text = run("doctor")[1]
     assert all(name in text for name in names)
     assert text.endswith("The engine can run here.\n")
@@ -126,4 +126,4 @@ def test_nothing_readable_at_all_is_still_a_report(run: Run, monkeypatch: pytest
         patch.setattr(shutil, "disk_usage", broken)
         patch.setattr(shutil, "which", broken)
         checks = machine_checks.check_machine()
-    assert len(checks) == 12 + len(machine_checks.ENGINE_PACKAGES) - 1
+    assert len(checks) == 13 + len(machine_checks.ENGINE_PACKAGES) - 1

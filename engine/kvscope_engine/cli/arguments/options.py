@@ -10,12 +10,21 @@ import dataclasses
 from typing import Final
 
 from kvscope_engine.cli.parser import number, parse_size, whole_number
-from kvscope_engine.config import DEVICES, DTYPES, KV_DTYPES, PREEMPTIONS, QUANTIZATIONS, EngineConfig
+from kvscope_engine.config import (
+    ATTENTION_BACKENDS,
+    DEVICES,
+    DTYPES,
+    KV_DTYPES,
+    PREEMPTIONS,
+    QUANTIZATIONS,
+    EngineConfig,
+)
 from kvscope_engine.policy.allocation.names import ENGINE_ALLOCATORS
 from kvscope_engine.policy.drafting.config import parse_speculative_config
 from kvscope_telemetry.kv_events.config import parse_config
 
 DEFAULTS: Final = EngineConfig()
+_VLLM_BACKENDS: Final = {"FLASHINFER": "flashinfer", "FLASH_ATTN": "flash-attn", "TRITON_ATTN": "kvscope"}
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +33,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     _add_cache_options(parser.add_argument_group("KV cache"))
     _add_tier_options(parser.add_argument_group("lower tiers of the KV cache"))
     _add_scheduler_options(parser.add_argument_group("scheduler"))
+
+
+def backend_name(text: str) -> str:
+    """Ours for vLLM's names of attention backends; others stay as they are."""
+    return _VLLM_BACKENDS.get(text, text)
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -97,6 +111,14 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         help="on a GPU: also run steps with prefills as CUDA graphs, of all between attention, up to 512 tokens a step",
     )
     group.add_argument(
+        "--attention-backend",
+        type=backend_name,
+        choices=ATTENTION_BACKENDS,
+        default=DEFAULTS.attention_backend,
+        help="on a GPU: whose attention runs prompts; auto takes FlashInfer or flash-attn where it is installed, fits"
+        " the model, computes the same and is measured faster at the start, kvscope's own kernels otherwise",
+    )
+    group.add_argument(
         "--async-scheduling",
         action=argparse.BooleanOptionalAction,
         help="schedule and launch a step while the one before it runs; the tokens are the same (without it: on a GPU)",
@@ -164,9 +186,8 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
         metavar="STEPS",
         default=DEFAULTS.page_heat,
         help="in every so many decode steps measure which share of each request's attention falls on each of its blocks"
-        " (the page map's Attention colours): one more pass over the keys in that step, which on a GPU runs without a"
-        " CUDA graph; 16 is a good number; of layers that choose their blocks nothing falls on those passed"
-        " over (0: never)",
+        " (the page map's Attention colours): one more pass over the keys in that step; 16 is a good number; of layers"
+        " that choose their blocks nothing falls on those passed over (0: never)",
     )
     group.add_argument(
         "--sparse-decode",

@@ -34,7 +34,7 @@ from kvscope_engine.model.memory.memory_plan import check_weights_fit
 from kvscope_engine.model.memory.shortage_report import start_remedy
 from kvscope_engine.model.quantized.checkpoint import load_quantized
 from kvscope_engine.model.quantized.filed_weight import name_format
-from kvscope_engine.model.quantized.gguf_blocks import attach_gguf
+from kvscope_engine.model.quantized.gguf_blocks import attach_gguf, name_gguf
 from kvscope_engine.model.quantized.recipe import Recipe, take_recipe
 from kvscope_engine.model.ranks.rank import ALONE, Rank
 from kvscope_engine.model.ranks.shard import check_divides, shard_model
@@ -154,8 +154,8 @@ def _load(
         module.to(device)
     if config.cpu_offload_gb:
         _keep_on_host(module, config.cpu_offload_gb, device)
-    if quantization != "none" and recipe is None and file is not None:
-        attach_gguf(module, file)
+    if recipe is None and file is not None:
+        (name_gguf if quantization == "none" else attach_gguf)(module, file)
     _make_ready(module)
     return LoadedModel(
         module=module,

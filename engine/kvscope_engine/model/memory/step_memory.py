@@ -98,6 +98,8 @@ def step_reserves(config: EngineConfig, loaded: LoadedModel, num_multiprocessors
         is_quantized=config.kv_cache_dtype != "auto",
     )
     graphs = 0 if config.enforce_eager else GRAPH_BYTES + graph_tensor_bytes(limits, logits_width(loaded))
+    if not config.enforce_eager:
+        graphs += kept_bytes(config, limits, heads) * loaded.num_layers
     partials = split_partials_bytes(limits, heads, num_multiprocessors) + shares_bytes(config, limits)
     if config.piecewise_graphs and not config.enforce_eager:
         graphs += PIECES_BYTES + crossing_bytes(limits, heads)
@@ -139,6 +141,13 @@ def shares_bytes(config: EngineConfig, limits: StepLimits) -> int:
     if not config.page_heat:
         return 0
     return 3 * MAX_PARTIAL_BYTES + 2 * FLOAT32_BYTES * limits.max_num_seqs * limits.max_request_blocks
+
+
+def kept_bytes(config: EngineConfig, limits: StepLimits, heads: HeadShape) -> int:
+    """Bytes of a layer's queries in all graphs of decodes, which stay there where attention is measured."""
+    if not config.page_heat or config.sparse_decode is not None:
+        return 0
+    return sum(captured_sizes(limits.max_num_seqs)) * heads.num_heads * heads.head_dim * heads.element_bytes
 
 
 def choice_bytes(config: EngineConfig, limits: StepLimits, num_kv_heads: int) -> int:

@@ -26,6 +26,7 @@ Q8_0: Final = 8
 BITS: Final = {Q4_0: 4, Q4_1: 4, Q8_0: 8}
 """By ggml's number of the type. A block is CHUNK weights of a row."""
 _BLOCK_BYTES: Final = {Q4_0: 18, Q4_1: 20, Q8_0: 34}
+_WHOLE: Final = ("F32", "F16", "BF16", "F64")
 _NUM_SAMPLES: Final = 16
 """Rows that are compared: a tensor goes into its layer as a whole or not at all."""
 
@@ -45,6 +46,12 @@ def attach_gguf(module: nn.Module, file: GgufFile) -> int:
             keep_filed(layer, [part])
             count += 1
     return count
+
+
+def name_gguf(module: nn.Module, file: GgufFile) -> None:
+    """For people alone: the weights of `module` are widened, and stay so."""
+    kind = main_format(file.header)
+    name_format(module, "" if kind in _WHOLE else kind)
 
 
 def holds_4_bits(header: GgufHeader) -> bool:

@@ -7,7 +7,7 @@ Whatever a model asks for that is not handled here is refused at load by `hook_c
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypedDict
+from typing import Any, Final, NamedTuple, Protocol, TypedDict
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from kvscope_engine.model.sparse.page_choice import Chosen, PageChoice, heads_ap
 from kvscope_engine.model.sparse.skips import BlockSkips
 from kvscope_kernels import Ops
 from kvscope_kernels.decode.plan import DecodePlans
+from kvscope_kernels.host_lengths import HostLengths
 from kvscope_kernels.native.layer import DecodeStep
 from kvscope_kernels.rotate_write import Rotation, rotate_torch
 
@@ -95,6 +96,17 @@ class PrefillBatch:
     query_start: torch.Tensor
     """(num_prefills + 1,) int32, counted from the first prefill token."""
     max_query_len: int
+    lengths: HostLengths | None = None
+    """What the host knows of them; None where no request is behind them."""
+
+
+class KeptDecode(NamedTuple):
+    """A layer's decodes as a graph leaves them: who measures needs no more than this once the graph was replayed."""
+
+    query: torch.Tensor
+    """(num_single_token, Hq, D), in memory that no other layer of the graph takes over as long as it is held."""
+    kv: LayerKV
+    options: AttentionOptions
 
 
 @dataclass(slots=True)
@@ -119,6 +131,8 @@ class PagedContext(AttentionContext):
     """How decodes choose among their blocks in layers that have bounds; None: they attend to all."""
     skips: BlockSkips | None = None
     """Where it is counted in this step what they passed over."""
+    kept: list[KeptDecode] | None = None
+    """Where the decodes of each layer are kept, to be measured later."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
@@ -177,6 +191,8 @@ class PagedContext(AttentionContext):
     ) -> torch.Tensor:
         batch = self.decode
         assert batch is not None, "a step without prefill has decodes"
+        if self.kept is not None:
+            self.kept.append(KeptDecode(query, kv, options))
         chosen = self._choose(batch, query, kv, options)
         if chosen is not None:
             return self._decode_chosen(chosen, batch, query, kv, options, out)
@@ -220,10 +236,26 @@ class PagedContext(AttentionContext):
         batch = self.prefill
         assert batch is not None, "only called with prefill"
         given = _given(kv, options, batch.max_seq_len, out)
-        start, longest = batch.query_start, batch.max_query_len
         return self.ops.prefill(
-            query, kv.k, kv.v, batch.block_tables, start, batch.seq_lens, max_query_len=longest, **given
+            *(query, kv.k, kv.v, batch.block_tables, batch.query_start, batch.seq_lens),
+            max_query_len=batch.max_query_len,
+            lengths=batch.lengths,
+            **given,
         )
+
+
+def add_shares(shares: BlockShares, layer: KeptDecode, batch: DecodeBatch) -> None:
+    """Measure a layer's decodes."""
+    shares.add(
+        layer.query,
+        layer.kv,
+        batch.block_tables,
+        batch.seq_lens,
+        batch.max_seq_len,
+        scale=layer.options.scale,
+        sliding_window=layer.options.sliding_window,
+        softcap=layer.options.softcap,
+    )
 
 
 def register_attention() -> None:

@@ -6,7 +6,10 @@ can hold and cut by the lengths that are there, so that short requests do not pa
 captured before the first request, which proves that it can be done and gives all others their memory; another when
 its size is wanted the second time, so that nobody waits at the start for sizes that never come. What fits no graph,
 and every step with prefills in it, runs eagerly: such a step is as long as its prefill, and the decodes beside it are
-back in a graph with the next one.
+back in a graph with the next one. Where decodes choose their blocks, what ranks them is as wide as the longest request
+may be: there is a graph for each of some lengths too, so that it is at most four times as wide as the longest one is.
+Where attention is measured, queries of all layers stay where their graph left them:
+a measured step is a replay, and behind it one pass over the keys of each layer, as wide as the step is.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from typing import Any, Final
 
 import torch
 
+from kvscope_engine.model.running.attention import DecodeBatch, KeptDecode, add_shares
+from kvscope_engine.model.running.block_shares import BlockShares
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs
 from kvscope_engine.model.running.step_tensors import StepTensors, put_decodes, table_width
@@ -24,8 +29,11 @@ from kvscope_engine.model.running.step_tensors import StepTensors, put_decodes, 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Of batches: products have tiles of 64 or 128 rows, in which rows that are added to a large batch cost nothing."""
 
-Forward = Callable[[StepTensors], torch.Tensor]
-"""Logits (batch, vocabulary) of a step of decodes."""
+_SHORTEST: Final = 4096
+_GROWTH: Final = 4
+
+Forward = Callable[[StepTensors, list[KeptDecode] | None], torch.Tensor]
+"""Logits (batch, vocabulary) of a step of decodes; each layer's are put into the list, if there is one."""
 
 
 def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -40,6 +48,15 @@ def padded_size(sizes: tuple[int, ...], count: int) -> int | None:
     return sizes[index] if index < len(sizes) else None
 
 
+def captured_lengths(max_tokens: int) -> tuple[int, ...]:
+    """Tokens of the longest request for which there are graphs, where what is launched grows with them."""
+    lengths, length = [max_tokens], _SHORTEST
+    while length < max_tokens:
+        lengths.append(length)
+        length *= _GROWTH
+    return tuple(sorted(lengths))
+
+
 class DecodeGraphs:
     """Replays decode steps: `size_of`, `put` as the first of a step's buffer, `replay` once that was sent."""
 
@@ -52,9 +69,12 @@ class DecodeGraphs:
         max_num_seqs: int,
         max_tokens: int,
         block_size: int,
+        keeps_queries: bool = False,
+        is_by_length: bool = False,
     ) -> None:
+        """`keeps_queries`: for `measure`. `is_by_length`: a graph for each of `captured_lengths`, not one for all."""
         self.sizes = captured_sizes(max_num_seqs)
-        self._max_tokens = max_tokens
+        self._lengths = captured_lengths(max_tokens) if is_by_length else (max_tokens,)
         self._forward = forward
         self._buffer = buffer
         self._tables = torch.zeros(
@@ -62,9 +82,13 @@ class DecodeGraphs:
         )
         self._sent_tables: torch.Tensor | None = None
         self._logits: torch.Tensor | None = None
-        self._graphs: dict[int, Any] = {}
+        self._block_size = block_size
+        self._keeps_queries = keeps_queries
+        self._kept: dict[tuple[int, int], list[KeptDecode]] = {}
+        self._graphs: dict[tuple[int, int], Any] = {}
         self._addresses: dict[int, int] = {}
-        self._wanted: set[int] = set()
+        self._wanted: set[tuple[int, int]] = set()
+        self._length = max_tokens  # of the step that was put last
         self._pool: Any = None
 
     @property
@@ -72,19 +96,22 @@ class DecodeGraphs:
         """To be captured before all others."""
         return self.sizes[-1]
 
-    def capture(self, size: int) -> None:
-        """Raises what CUDA or the model raise. Waits for all that the device was given, and uses the buffer."""
+    def capture(self, size: int, length: int | None = None) -> None:
+        """For requests of up to `length` tokens, or of any number. Waits for all that the device was given, and uses
+        the buffer. Raises what CUDA or the model raise."""
+        length = length or self._lengths[-1]
         self._buffer.begin()
-        tensors = self._put(None, size)
+        tensors = self._put(None, size, length)
         self._buffer.send()
         self._forward_into_logits(tensors)  # outside the graph, where libraries may allocate what they keep
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
+        graph, kept = torch.cuda.CUDAGraph(), list[KeptDecode]()
         # Threads that copy beside the steps may go on meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            self._forward_into_logits(tensors)
+            self._forward_into_logits(tensors, kept if self._keeps_queries else None)
         self._pool = self._pool or graph.pool()
-        self._graphs[size] = graph
+        self._kept[size, length] = kept
+        self._graphs[size, length] = graph
 
     def size_of(self, inputs: StepInputs) -> int | None:
         """The smallest graph for a step of decodes alone, captured here if need be; None: there is none yet.
@@ -94,17 +121,20 @@ class DecodeGraphs:
         if inputs.num_single_token != inputs.num_tokens or len(inputs.sample_rows) != inputs.num_tokens:
             return None
         size = padded_size(self.sizes, inputs.num_tokens)
-        if size is None or size in self._graphs:
-            return size
-        if size not in self._wanted:
-            self._wanted.add(size)
+        if size is None:
             return None
-        self.capture(size)
+        key = size, self._length_of(inputs)
+        if key in self._graphs:
+            return size
+        if key not in self._wanted:
+            self._wanted.add(key)
+            return None
+        self.capture(*key)
         return size
 
     def put(self, inputs: StepInputs, size: int) -> StepTensors:
         """A step into the buffer, where its graph reads it: the first thing that is put there."""
-        return self._put(inputs, size)
+        return self._put(inputs, size, self._length_of(inputs))
 
     def replay(self, size: int, num_rows: int) -> torch.Tensor:
         """Logits (num_rows, vocabulary), valid until the next replay."""
@@ -112,19 +142,33 @@ class DecodeGraphs:
         if self._sent_tables is not None:  # sent as narrow as they are, read at one place
             count, width = self._sent_tables.shape
             self._tables[:count, :width].copy_(self._sent_tables)
-        self._graphs[size].replay()
+        self._graphs[size, self._length].replay()
         return self._logits[:num_rows]
 
-    def _put(self, inputs: StepInputs | None, size: int) -> StepTensors:
-        tensors, self._sent_tables = put_decodes(inputs, size, self._max_tokens, self._tables, self._buffer)
+    def measure(self, size: int, inputs: StepInputs, tensors: StepTensors, shares: BlockShares) -> None:
+        """Of the step that was just replayed, where its attention fell; by the lengths that it has."""
+        assert tensors.decode is not None, "decodes were put"
+        count, longest = len(inputs.seq_lens), int(inputs.seq_lens.max())
+        tables = self._tables[:count, : table_width(longest, self._block_size)]
+        batch = DecodeBatch(tables, tensors.decode.seq_lens[:count], longest)
+        for query, kv, options in self._kept[size, self._length]:
+            add_shares(shares, KeptDecode(query[:count], kv, options), batch)
+
+    def _length_of(self, inputs: StepInputs) -> int:
+        length = padded_size(self._lengths, int(inputs.seq_lens.max()))
+        return self._lengths[-1] if length is None else length
+
+    def _put(self, inputs: StepInputs | None, size: int, length: int) -> StepTensors:
+        self._length = length
+        tensors, self._sent_tables = put_decodes(inputs, size, length, self._tables, self._buffer)
         assert tensors.decode is not None, "decodes were put"
         address = int(tensors.decode.seq_lens.storage_offset())
         assert self._addresses.setdefault(size, address) == address, "a graph reads fixed addresses"
         return tensors
 
-    def _forward_into_logits(self, tensors: StepTensors) -> None:
+    def _forward_into_logits(self, tensors: StepTensors, kept: list[KeptDecode] | None = None) -> None:
         """All graphs write the first rows of one tensor; what else they allocate they share."""
-        logits = self._forward(tensors)
+        logits = self._forward(tensors, kept)
         if self._logits is None:
             self._logits = torch.empty_like(logits)
         self._logits[: len(logits)].copy_(logits)

@@ -20,7 +20,7 @@ import torch
 from kvscope_engine.model.joined.fuse import weights_bytes
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.memory.step_memory import StepLimits, logits_width, step_buffer_bytes
-from kvscope_engine.model.running.attention import PagedContext
+from kvscope_engine.model.running.attention import KeptDecode, PagedContext
 from kvscope_engine.model.running.block_shares import BlockShares, MeasuredSteps
 from kvscope_engine.model.running.decode_graphs import DecodeGraphs
 from kvscope_engine.model.running.forward import Forward
@@ -38,7 +38,7 @@ from kvscope_engine.model.sparse.page_choice import PageChoice
 from kvscope_engine.model.sparse.skips import SKIP_STEPS, BlockSkips
 from kvscope_engine.model.work.launches import Kind, Launches
 from kvscope_engine.policy.plan import StepPlan, StepResult
-from kvscope_kernels import ops_for
+from kvscope_kernels import Ops, ops_for
 from kvscope_telemetry.messages.sampling_params import MAX_LOGPROBS
 from kvscope_telemetry.messages.telemetry import Progress
 
@@ -74,11 +74,12 @@ class ModelRunner:
         page_heat: int = 0,
         sparse_decode: float | None = None,
         others: OtherRanks | None = None,
+        ops: Ops | None = None,
     ) -> None:
         self._others = others
         self._storage = storage
         self._device = loaded.device
-        self._ops = ops_for(loaded.device.type)
+        self._ops = ops or ops_for(loaded.device.type)
         self._measures_shares = page_heat > 0
         self.choice: PageChoice | None = None
         """How decodes choose among their blocks; None: they attend to all."""
@@ -114,6 +115,8 @@ class ModelRunner:
                 max_num_seqs=max_num_seqs,
                 max_tokens=limits.max_request_tokens,
                 block_size=storage.block_size,
+                keeps_queries=page_heat > 0 and self.choice is None,
+                is_by_length=self.choice is not None,
             )
         self._mixed: MixedGraphs | None = None
         if self._graphs is not None and piecewise_graphs:
@@ -148,7 +151,7 @@ class ModelRunner:
             self._others.tell(inputs, plan.copies)
         sampling, num_said = sampled_places(plan.scheduled)
         measures = self._measures(self._measured.is_due(inputs.num_single_token))
-        graphs, size = self._graphs_for(inputs) if measures == NOTHING else (None, 0)
+        graphs, size = self._graphs_for(inputs) if measures.skips is None else (None, 0)
         buffer = self._buffer
         buffer.begin()
         tensors = put_inputs(inputs, buffer) if graphs is None else graphs.put(inputs, size)
@@ -164,7 +167,14 @@ class ModelRunner:
         count = len(sampling)
         kind = self._kind(inputs, count, graphs, size, is_measured=measures != NOTHING)
         with self._launches.counted(kind):
-            logits = self._forward(tensors, count, measures) if graphs is None else graphs.replay(size, count)
+            if graphs is None:
+                logits = self._forward(tensors, count, measures)
+            elif isinstance(graphs, MixedGraphs):
+                logits = graphs.replay(size, count, measures.shares)
+            else:
+                logits = graphs.replay(size, count)
+                if measures.shares is not None:
+                    graphs.measure(size, inputs, tensors, measures.shares)
         timer.stop()
         if self._others is not None:
             self._others.done()
@@ -207,9 +217,9 @@ class ModelRunner:
         *,
         is_measured: bool,
     ) -> Kind | None:
-        pieces = graphs.num_graphs(size) if isinstance(graphs, MixedGraphs) else 0
-        in_graph = isinstance(graphs, DecodeGraphs)
-        return self._launches.kind(inputs, count, in_graph=in_graph, num_pieces=pieces, is_measured=is_measured)
+        pieces = graphs.num_graphs(size) if isinstance(graphs, MixedGraphs) else int(graphs is not None)
+        is_graph = isinstance(graphs, DecodeGraphs) and not is_measured
+        return self._launches.kind(inputs, count, in_graph=is_graph, num_pieces=pieces, is_measured=is_measured)
 
     def _graphs_for(self, inputs: StepInputs) -> tuple[DecodeGraphs | MixedGraphs | None, int]:
         """Those that run a step, and of what size; None: it runs eagerly. Captures what is wanted again."""
@@ -243,9 +253,11 @@ class ModelRunner:
         context = self._context(tensors, measures)
         return self._model.logits(tensors.input_ids, tensors.positions, context, tensors.sample_rows)
 
-    def _run_eagerly(self, tensors: StepTensors) -> torch.Tensor:
+    def _run_eagerly(self, tensors: StepTensors, kept: list[KeptDecode] | None) -> torch.Tensor:
         """Logits of all rows. A context of its own each time: what layers share is made in the graph that reads it."""
-        return self._model.logits(tensors.input_ids, tensors.positions, self._context(tensors))
+        context = self._context(tensors)
+        context.kept = kept
+        return self._model.logits(tensors.input_ids, tensors.positions, context)
 
     def _warm_measuring(self, tensors: StepTensors) -> torch.Tensor:
         """The same, measured where service measures."""

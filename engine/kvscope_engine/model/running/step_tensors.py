@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from kvscope_engine.model.running.attention import DecodeBatch, PrefillBatch
 from kvscope_engine.model.running.step_buffer import StepBuffer, aligned_bytes
 from kvscope_engine.model.running.step_inputs import StepInputs
+from kvscope_kernels.host_lengths import HostLengths
 
 WIDTH_STEP: Final = 16
 """Columns: Triton compiles a kernel again for a row length that 16 does not divide."""
@@ -54,6 +55,7 @@ def put_inputs(inputs: StepInputs, buffer: StepBuffer, size: int | None = None) 
             max_seq_len=int(inputs.seq_lens[count:].max()),
             query_start=buffer.put(query_start),
             max_query_len=int(np.diff(query_start).max()),
+            lengths=HostLengths(query_start, inputs.seq_lens[count:]),
         )
     is_some = 0 < len(inputs.sample_rows) < (size or 0) + inputs.num_tokens
     rows = buffer.put(inputs.sample_rows) if is_some else None

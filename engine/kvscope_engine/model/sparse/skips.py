@@ -15,7 +15,7 @@ from kvscope_engine.model.running import block_shares
 from kvscope_engine.model.sparse.page_choice import Chosen
 
 SKIP_STEPS: Final = 32
-"""Every so many steps with decodes, where --page-heat does not say how many; a measured step on a GPU has no graph."""
+"""Every so many steps with decodes, where --page-heat does not say how many; a counted step on a GPU has no graph."""
 
 
 class BlockSkips:

@@ -37,4 +37,7 @@ def _held(loaded: LoadedModel, fused: Fused) -> str:
     if fused.int4:
         is_own = loaded.quantization == FILED
         return own_bits(filed_format(loaded.module)) if is_own else "4 bits (int4, as asked for)"
-    return EIGHT_BITS if fused.int8 else dtype_name(loaded.dtype)
+    if fused.int8:
+        return EIGHT_BITS
+    filed = filed_format(loaded.module)
+    return f"{dtype_name(loaded.dtype)}{f', widened from the file ({filed})' if filed else ''}"

@@ -19,6 +19,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from kvscope_kernels.benchmark.side_by_side.contest import Absent
 from kvscope_kernels.benchmark.timing import Call
 from kvscope_kernels.benchmark.workload import Pool, Workload
+from kvscope_kernels.libraries.choice import prefill_of
+from kvscope_kernels.libraries.flash_attention import FlashAttention2, FlashAttention3
+from kvscope_kernels.libraries.library import Library, Missing
+from kvscope_kernels.libraries.preferred import shape_of
 
 Peer = Callable[[Workload, Pool], Call]
 _WORKSPACE_BYTES: Final = 256 << 20  # what FlashInfer's documentation asks for
@@ -66,6 +70,25 @@ def flash_attn(work: Workload, pool: Pool) -> Call:
     return lambda: attend(query, keys, values).view_as(pool.query)
 
 
+def flash_attn_paged(work: Workload, pool: Pool) -> Call:
+    """FlashAttention of the version that takes our pages as they lie, as `--attention-backend` would take it."""
+    if work.query_lens is None:
+        raise Absent("taken for prefill only")
+    if work.kv_dtype is not None:
+        raise Absent("no cache of 8 bits")
+    refused = []
+    for name, make in (("version 3", FlashAttention3), ("version 2", FlashAttention2)):
+        try:
+            library: Library = make()
+            if why := library.refusal(shape_of(pool.query, pool.k_cache)):
+                raise Missing(why)
+        except Missing as missing:
+            refused.append(f"{name}: {missing}")
+        else:
+            return partial(library.prefill, prefill_of(work, pool))
+    raise Absent("; ".join(refused))
+
+
 def flashinfer(work: Workload, pool: Pool) -> Call:
     """FlashInfer, on our own pages as they lie; planned beforehand, as an engine does once a step."""
     library = _library("flashinfer")
@@ -93,6 +116,7 @@ PEERS: Final[dict[str, Peer]] = {
     "flex_attention, contiguous": flex_attention,
     "FlashInfer, paged": flashinfer,
     "flash-attn, contiguous": flash_attn,
+    "flash-attn, paged": flash_attn_paged,
 }
 
 

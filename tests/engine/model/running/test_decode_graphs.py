@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvscope_engine.model.running.decode_graphs import DecodeGraphs, captured_sizes
+from kvscope_engine.model.running.decode_graphs import DecodeGraphs, captured_lengths, captured_sizes
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs
 from kvscope_engine.model.running.step_tensors import StepTensors, table_width
@@ -40,6 +40,7 @@ class Recorded:
 
     graphs: DecodeGraphs
     captured: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
     replayed: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -54,9 +55,11 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
         yield
         inside.clear()
 
-    def forward(tensors: StepTensors) -> torch.Tensor:
+    def forward(tensors: StepTensors, kept: object) -> torch.Tensor:
         if inside:
+            assert tensors.decode is not None
             found.captured.append(len(tensors.input_ids))
+            found.lengths.append(tensors.decode.max_seq_len)
         return torch.zeros(len(tensors.input_ids), VOCABULARY)
 
     def replay() -> None:
@@ -94,6 +97,27 @@ def test_a_size_is_captured_when_it_is_wanted_again(recorded: Recorded) -> None:
     assert graphs.size_of(decodes(*[5] * 21)) is None
     assert graphs.size_of(decodes(*[5] * 21)) is None
     assert recorded.captured == [20, 4], "nor larger than can run together"
+
+
+def test_where_launches_grow_with_lengths_there_are_graphs_of_several(recorded: Recorded) -> None:
+    """A step takes the shortest that holds its longest request."""
+    assert captured_lengths(1 << 17) == (4096, 16384, 65536, 1 << 17)
+    assert captured_lengths(4096) == (4096,)
+    assert captured_lengths(100) == (100,)
+    graphs = recorded.graphs
+    graphs._lengths = captured_lengths(1 << 17)
+    graphs.capture(graphs.largest)
+    for longest, expected in ((30, 4096), (4097, 16384), (70000, 1 << 17)):
+        step = decodes(6, longest)
+        assert graphs.size_of(step) is None
+        assert graphs.size_of(step) == 2
+        assert recorded.lengths[-1] == expected
+        tensors = graphs.put(step, 2)
+        assert tensors.decode is not None
+        assert tensors.decode.max_seq_len == expected
+        graphs.replay(2, 2)
+    assert graphs.size_of(decodes(5, 4000)) == 2
+    assert recorded.lengths == [1 << 17, 4096, 16384, 1 << 17]
 
 
 def test_all_graphs_write_one_tensor_of_logits(recorded: Recorded) -> None:

@@ -31,11 +31,12 @@ def test_the_words_follow_what_became_of_the_layers(tiny_loaded: Load) -> None:
         found = replace(loaded, quantization=quantization)
         return weights_line(found, replace(PLAIN, int8=int8, int4=int4), work)
 
-    assert told("none") == "weights: float32, 98 MB read a step"
+    assert told("none") == "weights: float32, widened from the file (Q4_1), 98 MB read a step"
     assert told("int8", int8=9) == "weights: 8 bits (int8), 98 MB read a step"
     assert told("int4", int8=1, int4=8) == "weights: 4 bits (int4, as asked for), 98 MB read a step"
     assert told(FILED, int8=1, int4=8) == "weights: the file's own 4 bits (Q4_1), 98 MB read a step"
     assert told(FILED, int8=9) == "weights: 8 bits (int8), 98 MB read a step"
+    name_format(loaded.module, "")
     assert weights_line(loaded, PLAIN, None) == "weights: float32"
 
 

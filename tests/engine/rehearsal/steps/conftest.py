@@ -33,6 +33,7 @@ from kvscope_engine.model.running import block_shares, runner, step_buffer
 from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionOptions, register_attention
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.running.runner import ModelRunner
+from kvscope_kernels import Ops
 from kvscope_kernels.gated_activation import SILU
 
 GPU: Final = torch.device("cuda:0")
@@ -271,6 +272,7 @@ def make_runner(
     piecewise_graphs: bool = False,
     page_heat: int = 0,
     sparse_decode: float | None = None,
+    ops: Ops | None = None,
     architecture: str = "llama",
     num_layers: int = 2,
     **config_changes: Any,
@@ -320,6 +322,7 @@ def make_runner(
         piecewise_graphs=piecewise_graphs,
         page_heat=page_heat,
         sparse_decode=sparse_decode,
+        ops=ops,
     )
 
 

@@ -125,10 +125,12 @@ def test_a_step_goes_up_once_and_comes_down_once(fake_gpu: Any, enforce_eager: b
 
 
 def test_a_measured_step_reads_once_more_and_the_others_do_not(fake_gpu: Any) -> None:
-    """Without its graph, and with kernels that the warm-up compiled; those between are as ever."""
+    """In its graph where it has one, and behind that one pass a layer; with kernels that the warm-up compiled."""
     runner = fake_gpu.make_runner(page_heat=2)
     runner.warm_up(lambda _: None)
     known = set(fake_gpu.seen.compiled)
+    for count in (1, 3, 1, 3):  # sizes are captured when they are wanted again
+        runner.run(alike(count))
     for place, (name, plan) in enumerate((n, p) for n, p in service_plans().items() if p.num_single_token):
         is_measured = place % 2 == 0
         fake_gpu.seen.clear()
@@ -138,7 +140,9 @@ def test_a_measured_step_reads_once_more_and_the_others_do_not(fake_gpu: Any) ->
         assert (result.block_shares is not None) == is_measured, name
         if result.block_shares is not None:
             assert len(result.block_shares) == plan.num_single_token
-            assert fake_gpu.seen.replays == 0, name
+            is_decode = plan.num_single_token == len(plan.scheduled)
+            assert fake_gpu.seen.replays == int(is_decode), name
+            assert (fake_gpu.seen.launches["paged_decode_attention"] == 0) == is_decode, name
         assert set(fake_gpu.seen.compiled) <= known, name
 
 

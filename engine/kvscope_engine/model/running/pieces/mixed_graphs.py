@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from kvscope_engine.model.running.attention import PagedContext
+from kvscope_engine.model.running.block_shares import BlockShares
 from kvscope_engine.model.running.decode_graphs import padded_size
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.kv_storage import KVStorage
@@ -106,13 +107,13 @@ class MixedGraphs:
         self._step = tensors, inputs.num_tokens
         return tensors
 
-    def replay(self, size: int, num_rows: int) -> torch.Tensor | None:
-        """Logits (num_rows, vocabulary) of the step that was put; None where nothing is sampled."""
+    def replay(self, size: int, num_rows: int, shares: BlockShares | None = None) -> torch.Tensor | None:
+        """Logits (num_rows, vocabulary) of the step that was put, None where nothing is sampled; `shares` measures."""
         assert self._step is not None, "nothing was put"
         (tensors, num_tokens), self._step = self._step, None
         captured = self._captured[size]
         count, decode, prefill = tensors.num_single_token, tensors.decode, tensors.prefill
-        context = PagedContext(self._storage, self._ops, tensors.slot_mapping, count, decode, prefill)
+        context = PagedContext(self._storage, self._ops, tensors.slot_mapping, count, decode, prefill, shares=shares)
         captured.pieces.replay(context, num_tokens)
         if not num_rows:
             return None

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from typing import Any, Final
 
@@ -164,11 +164,24 @@ class CpuGraph:
         for made in tape.made:
             poison(made)
 
+    def pool(self) -> tuple[int, int]:
+        return (0, 1)
+
     def replay(self) -> None:
         assert self._owner.tape is None
         self._owner.replays += 1
         for step in self._steps:
             step()
+
+
+@contextmanager
+def capturing(graph: CpuGraph, pool: Any, capture_error_mode: str) -> Iterator[None]:
+    """As `torch.cuda.graph` does."""
+    graph.capture_begin(pool, capture_error_mode)
+    try:
+        yield
+    finally:
+        graph.capture_end()
 
 
 class HeldBuffer(StepBuffer):
@@ -200,6 +213,7 @@ def cpu_graphs(monkeypatch: pytest.MonkeyPatch) -> CpuGraphs:
         "synchronize": lambda *_: None,
         "empty_cache": lambda: None,
         "graph_pool_handle": lambda: (0, 1),
+        "graph": capturing,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     made = ModelRunner.__init__

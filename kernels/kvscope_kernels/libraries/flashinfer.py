@@ -1,0 +1,122 @@
+"""FlashInfer over our blocks, planned by the lengths that the host knows, once a step for all layers alike.
+
+Source: arXiv 2501.01005, `BatchPrefillWithPagedKVCacheWrapper` of flashinfer/prefill.py.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvscope_kernels.libraries.library import SIXTEEN_BITS, AttentionShape, OncePerStep, Prefill, module, named
+
+WORKSPACE_BYTES: Final = 128 << 20
+"""What its documentation recommends."""
+_HEAD_DIMS: Final = (64, 128, 256)
+
+
+class FlashInfer:
+    """Raises Missing. What it needs of the device's memory is taken at the first prefill, and kept."""
+
+    def __init__(self) -> None:
+        self._library = module("flashinfer")
+        self.name = named("FlashInfer", "flashinfer-python")
+        self._workspace: Tensor | None = None
+        self._wrappers: dict[object, _Wrapper] = {}
+        self._pages: OncePerStep[Tensor] = OncePerStep()
+
+    def refusal(self, shape: AttentionShape) -> str:
+        """See `Library`."""
+        if shape.capability < 80:
+            return "needs compute capability 8"
+        if shape.dtype not in SIXTEEN_BITS:
+            return "computes in 16 bits"
+        if shape.head_dim not in _HEAD_DIMS:
+            return f"takes heads of {', '.join(map(str, _HEAD_DIMS))}, not of {shape.head_dim}"
+        return ""
+
+    def prefill(self, given: Prefill) -> Tensor:
+        """See `Library`."""
+        out = given.query.new_empty(given.query.shape) if given.out is None else given.out
+        wrapper = self._wrapper(given)
+        wrapper.plan(given, lambda: self._pages_of(given))
+        wrapper.run(given.query, given.k_cache, given.v_cache, out)
+        return out
+
+    def _wrapper(self, given: Prefill) -> "_Wrapper":
+        """One for layers that are alike, since a plan holds how they attend."""
+        options = given.scale, given.sliding_window, given.softcap
+        layout = _layout(given.k_cache)
+        key = (*given.query.shape[1:], *given.k_cache.shape[1:], given.query.dtype, layout, *options)
+        if key not in self._wrappers:
+            if self._workspace is None:  # of use while a call runs, and calls run one after the other
+                self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=given.query.device)
+            made = self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, layout)
+            self._wrappers[key] = _Wrapper(made, given.query.device)
+        return self._wrappers[key]
+
+    def _pages_of(self, given: Prefill) -> Tensor:
+        block_size = given.k_cache.shape[1]
+        return self._pages.get(given.query_start, block_size, lambda: _pages(given, block_size))
+
+
+class _Wrapper:
+    """FlashInfer's, and the step that it is planned for."""
+
+    def __init__(self, wrapper: Any, device: torch.device) -> None:
+        self._wrapper = wrapper
+        self._step: Tensor | None = None
+        self._sent: Any = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def plan(self, given: Prefill, pages: Any) -> None:
+        if given.query_start is self._step:
+            return
+        if self._sent is not None:
+            self._sent.synchronize()  # its host buffer is written anew, which the last plan's copy must have read
+        (_, num_heads, head_dim), (_, block_size, num_kv_heads, _) = given.query.shape, given.k_cache.shape
+        counts = _num_blocks(given, block_size)
+        self._wrapper.plan(
+            torch.from_numpy(given.lengths.query_start.astype(np.int32)),
+            torch.from_numpy(np.concatenate(([0], counts.cumsum())).astype(np.int32)),
+            pages(),
+            torch.from_numpy(((given.lengths.seq_lens - 1) % block_size + 1).astype(np.int32)),
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            block_size,
+            causal=True,
+            sm_scale=given.scale,
+            window_left=given.window_left,
+            logits_soft_cap=given.softcap or 0.0,
+            q_data_type=given.query.dtype,
+            kv_data_type=given.k_cache.dtype,
+        )
+        if self._sent is not None:
+            self._sent.record()
+        self._step = given.query_start
+
+    def run(self, query: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
+        caches = (k_cache, v_cache)
+        if _layout(k_cache) == "HND":
+            caches = (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
+        self._wrapper.run(query, caches, out=out)
+
+
+def _layout(cache: Tensor) -> str:
+    """FlashInfer's name for the order in which a block's slots and heads lie."""
+    return "HND" if cache.stride(2) > cache.stride(1) else "NHD"
+
+
+def _num_blocks(given: Prefill, block_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return -(-given.lengths.seq_lens.astype(np.int64) // block_size)
+
+
+def _pages(given: Prefill, block_size: int) -> Tensor:
+    """The requests' blocks in a row, put together on the device; nothing is waited for."""
+    total = int(_num_blocks(given, block_size).sum())
+    counts = (given.seq_lens + (block_size - 1)) // block_size
+    rows = torch.repeat_interleave(counts.to(torch.int64), output_size=total)
+    first = counts.cumsum(0) - counts
+    columns = torch.arange(total, device=counts.device) - first.index_select(0, rows)
+    return given.block_tables[rows, columns]

@@ -1,0 +1,95 @@
+"""Prefill by another library where it fits, by ours where not: `Ops` with it in place."""
+
+from dataclasses import replace
+from typing import Final
+
+from torch import Tensor
+
+from kvscope_kernels.dispatch import Ops, PrefillAttention
+from kvscope_kernels.host_lengths import HostLengths
+from kvscope_kernels.launch import compute_capability
+from kvscope_kernels.libraries.library import AttentionShape, Library, Prefill
+
+Options = tuple[bool, bool]
+"""Whether a layer has a sliding window, and a softcap: a library compiles each kind apart."""
+PLAIN: Final[Options] = (False, False)
+
+
+class PreferredPrefill:
+    """A `PrefillAttention`: the library's for layers of `options`, which were tried, and ours for all else."""
+
+    def __init__(self, library: Library, ours: PrefillAttention, options: frozenset[Options]) -> None:
+        self.library, self._ours, self._options = library, ours, options
+        self._takes: dict[tuple[object, ...], bool] = {}
+
+    def __call__(
+        self,
+        query: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        query_start: Tensor,
+        seq_lens: Tensor,
+        *,
+        max_query_len: int,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+        max_seq_len: int | None = None,
+        out: Tensor | None = None,
+        lengths: HostLengths | None = None,
+    ) -> Tensor:
+        """See `paged_prefill_attention`. Without `lengths` it is ours."""
+        is_plain = sinks is None and k_scale is None and query.is_contiguous()
+        is_tried = (sliding_window is not None, softcap is not None) in self._options
+        if lengths is None or not (is_plain and is_tried and self._fits(query, k_cache, v_cache)):
+            return self._ours(
+                *(query, k_cache, v_cache, block_tables, query_start, seq_lens),
+                max_query_len=max_query_len,
+                scale=scale,
+                sliding_window=sliding_window,
+                softcap=softcap,
+                sinks=sinks,
+                k_scale=k_scale,
+                v_scale=v_scale,
+                max_seq_len=max_seq_len,
+                out=out,
+            )
+        return self.library.prefill(
+            Prefill(
+                query=query,
+                k_cache=k_cache,
+                v_cache=v_cache,
+                block_tables=block_tables,
+                query_start=query_start,
+                seq_lens=seq_lens,
+                max_query_len=max_query_len,
+                scale=scale,
+                sliding_window=sliding_window,
+                softcap=softcap,
+                out=out,
+                lengths=lengths,
+            )
+        )
+
+    def _fits(self, query: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
+        key = (*query.shape[1:], *k_cache.shape[1:], *v_cache.shape[1:], query.dtype, k_cache.dtype)
+        if key not in self._takes:
+            self._takes[key] = k_cache.dtype == query.dtype and k_cache.shape == v_cache.shape
+            self._takes[key] &= not self.library.refusal(shape_of(query, k_cache))
+        return self._takes[key]
+
+
+def shape_of(query: Tensor, k_cache: Tensor) -> AttentionShape:
+    """Of a layer by its tensors."""
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    capability = compute_capability(query.device)
+    return AttentionShape(query.shape[1], num_kv_heads, head_dim, block_size, query.dtype, capability)
+
+
+def preferring(ops: Ops, library: Library, options: frozenset[Options] = frozenset((PLAIN,))) -> Ops:
+    """The same, with the library's prefill."""
+    return replace(ops, prefill=PreferredPrefill(library, ops.prefill, options))
