@@ -21,6 +21,11 @@ def process_cpu_s(pid: int) -> float:
 
 def cpu_of_rings_s(sessions: Iterable[Session]) -> float:
     """That of the processes which write what `sessions` keep, those that run now; 0 where nothing is told."""
-    pids = [session.kept.ring.pid for session in sessions if session.kept is not None]
-    times = [process_cpu_s(pid) for pid in pids if pid]
+    times = [process_cpu_s(pid) for pid in pids_of_rings(sessions)]
     return sum(seconds for seconds in times if not math.isnan(seconds))
+
+
+def pids_of_rings(sessions: Iterable[Session]) -> list[int]:
+    """The processes which write what `sessions` keep, those that run now."""
+    pids = [session.kept.ring.pid for session in sessions if session.kept is not None]
+    return [pid for pid in pids if pid]

@@ -1,4 +1,4 @@
-"""Measures a running window from inside: paints, waiting time of events, processor time."""
+"""Measures a running window from inside: paints, waiting time of events, processor time, memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from PySide6.QtCore import QEvent, QObject, QSocketNotifier
 from PySide6.QtWidgets import QWidget
 
 from kvscope_app.bench.prober import STAMP
-from kvscope_app.bench.processor_time import cpu_of_rings_s
+from kvscope_app.bench.processor_time import cpu_of_rings_s, pids_of_rings
+from kvscope_app.bench.resident_memory import ResidentMemory
 from kvscope_app.session.session import Session
 
 _READ_BYTES: Final = 512 * STAMP.size
@@ -42,6 +43,13 @@ class Smoothness:
     telemetry_frames_per_s: float
     telemetry_frames_lost: int
     resyncs: int
+    resident_first_mb: float
+    """The desktop's memory at the beginning (the median of the first tenth of the time), and the ring's process."""
+    resident_last_mb: float
+    resident_max_mb: float
+    ring_resident_first_mb: float
+    ring_resident_last_mb: float
+    ring_resident_max_mb: float
 
 
 class _Knocks:
@@ -96,6 +104,8 @@ class Meter:
         self._began = time.monotonic_ns()
         self._cpu_s, self._ring_s = time.process_time(), cpu_of_rings_s([session])
         self._status = session.source.status
+        self._resident = ResidentMemory(lambda: [os.getpid()])
+        self._ring_resident = ResidentMemory(lambda: pids_of_rings([session]))
 
     def stop(self) -> Smoothness:
         """End the measurement."""
@@ -104,6 +114,7 @@ class Meter:
         seconds = (time.monotonic_ns() - self._began) / 1e9
         status = self._session.source.status
         cpu_s, ring_s = time.process_time(), cpu_of_rings_s([self._session])
+        resident, ring_resident = self._resident.stop(), self._ring_resident.stop()
         num_ring_lost = _num_ring_lost(self._session)
         intervals = _milliseconds(np.diff(self._paints.painted_ns))
         waited = _milliseconds(np.array(self._knocks.waited_ns))
@@ -121,6 +132,12 @@ class Meter:
             telemetry_frames_per_s=round((status.frames_received - self._status.frames_received) / seconds, 1),
             telemetry_frames_lost=status.frames_dropped - self._status.frames_dropped,
             resyncs=status.resyncs - self._status.resyncs,
+            resident_first_mb=resident[0],
+            resident_last_mb=resident[1],
+            resident_max_mb=resident[2],
+            ring_resident_first_mb=ring_resident[0],
+            ring_resident_last_mb=ring_resident[1],
+            ring_resident_max_mb=ring_resident[2],
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 
 from kvscope_app.bench import prober
 from kvscope_app.bench.processor_time import cpu_of_rings_s
+from kvscope_app.bench.resident_memory import ResidentMemory
 from kvscope_app.bench.smoothness import _Knocks
 
 WAIT_MS = 120_000
@@ -34,3 +36,13 @@ def test_a_prober_that_nobody_hears_ends():
 @pytest.mark.parametrize("kept", [None, SimpleNamespace(ring=SimpleNamespace(pid=0))])
 def test_sessions_that_keep_nothing_take_nothing(kept):
     assert cpu_of_rings_s([SimpleNamespace(kept=kept)]) == 0.0
+
+
+def test_memory_is_told_of_first_last_and_most(qapp, qtbot):
+    sizes = ResidentMemory(lambda: [os.getpid()], every_ms=1)
+    held = bytearray(64 << 20)
+    qtbot.waitUntil(lambda: len(sizes._samples) > 20, timeout=WAIT_MS)
+    del held
+    first, last, most = sizes.stop()
+    assert most >= max(first, last) > 1.0
+    assert ResidentMemory(lambda: [2**31 - 1]).stop() == (0.0, 0.0, 0.0)  # no such process
