@@ -99,6 +99,8 @@ def test_requests_join_ours_when_they_arrive() -> None:
 def test_transformers_own_batches_generate_what_is_asked() -> None:
     config = AutoConfig.for_model("llama", vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
     config.update({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.5})
+    config.eos_token_id = None  # any token may be one: `generate` would leave it out until it may end
+    torch.manual_seed(0)
     auto: Any = AutoModelForCausalLM
     module = auto.from_config(config, dtype=torch.float32).eval()
     workload = Workload("two", ((3, 4, 5), tuple(range(6, 40))), (5, 20))

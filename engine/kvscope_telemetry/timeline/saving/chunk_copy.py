@@ -54,10 +54,11 @@ class ChunkCopy:
         self._from_ns, self._until_ns = from_ns, until_ns
         self._parts = parts_of(recorded, from_ns, until_ns)
         self._anew_until_ns = (self._parts.boundary_ns // SECOND_NS + 1) * SECOND_NS
-        self._anew_from_ns = self._last_second()
+        self._files = Opened()
+        with self._files:
+            self._anew_from_ns = self._last_second()
         if self._anew_from_ns <= self._anew_until_ns:
             raise NotAsWritten("no whole second lies in it")
-        self._files = Opened()
 
     def write(self, file: McapFile) -> bool:
         """All of it; False as soon as the watch ends it. Raises NotAsWritten for a damaged chunk, and OSError."""
@@ -91,7 +92,7 @@ class ChunkCopy:
     def _last_second(self) -> int:
         """From when on seconds are summarized anew."""
         parts = self._parts
-        known_ns = summarized_until(piece for piece in parts.pieces[parts.first :])
+        known_ns = summarized_until(parts.pieces[parts.first :], self._files)
         if parts.end == len(parts.pieces):
             return known_ns
         ends = [piece.chunk.end_ns for piece in parts.middle if piece.kind == FRAMES]

@@ -19,13 +19,17 @@ from kvscope_telemetry.summaries.summary import (
     decode_glances,
     encode,
 )
+from kvscope_telemetry.timeline.saving.opened import Opened
 from kvscope_telemetry.timeline.saving.pieces import Piece
 
 
-def summarized_until(pieces: Iterable[Piece]) -> int:
-    """The end of the last second that has a summary in these chunks; 0 without any."""
-    ends = [piece.chunk.end_ns for piece in pieces if SUMMARIES in piece.chunk.counts]
-    return max(ends) // SECOND_NS * SECOND_NS + SECOND_NS if ends else 0
+def summarized_until(pieces: Sequence[Piece], files: Opened) -> int:
+    """The end of the last second that has a summary in these chunks, 0 without any: events of later ones may lie beside
+    it. Raises NotAsWritten."""
+    for piece in reversed(pieces):
+        if SUMMARIES in piece.chunk.counts:
+            return SECOND_NS + max(raw.log_time_ns for raw in files.records(piece).messages if raw.channel == SUMMARIES)
+    return 0
 
 
 class Seconds:
