@@ -175,5 +175,6 @@ def test_decoding_with_fewer_blocks_changes_perplexity(tiny_model: Callable[...,
     assert full["perplexity_change"] == full["perplexity_error"] == full["divergence"] == 0.0
     assert half["perplexity"] == pytest.approx(full["perplexity"] * (1.0 + half["perplexity_change"]))
     assert half["perplexity_change"] != 0.0
+    assert half["perplexity_error"] is not None
     assert half["perplexity_error"] > 0.0
     assert half["divergence"] > 0.0
