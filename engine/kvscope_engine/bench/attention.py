@@ -4,7 +4,8 @@ A model reads a text (the story that comes with kvscope, again from its beginnin
 method attends the same queries to the same keys and values of some of its layers: time (medians, in turns), bytes
 kept and bytes held meanwhile, for each token of each request, and the error of the output against full attention. Then
 the last tokens of the shortest text are read one by one by each method that needs no training: their perplexity. Last,
-the same tokens are decoded by the engine's own operations with `--sparse-decode` at several fractions.
+the same tokens are decoded by the engine's own operations with `--sparse-decode` at several fractions: perplexity with
+the standard error of its change, and the divergence of the predictions from full attention's.
 """
 
 from __future__ import annotations

@@ -172,5 +172,9 @@ def test_decoding_with_fewer_blocks_changes_perplexity(tiny_model: Callable[...,
     ids = [(7 * place) % 250 + 3 for place in range(420)]
     full, half = sparse_quality(loaded, ids, 8, lambda _: None, (1.0, 0.5))
     assert (full["num_attended_blocks"], half["num_attended_blocks"]) == (27, 16)
-    assert full["perplexity_change"] == 0.0
-    assert half["perplexity"] != full["perplexity"]
+    assert full["perplexity_change"] == full["perplexity_error"] == full["divergence"] == 0.0
+    assert half["perplexity"] == pytest.approx(full["perplexity"] * (1.0 + half["perplexity_change"]))
+    assert half["perplexity_change"] != 0.0
+    assert half["perplexity_error"] is not None
+    assert half["perplexity_error"] > 0.0
+    assert half["divergence"] > 0.0

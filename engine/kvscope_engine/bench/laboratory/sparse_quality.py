@@ -10,9 +10,11 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypedDict
 
 import torch
+from torch.nn.functional import kl_div
 
 from kvscope_engine.model.running.attention import DecodeBatch, PagedContext, PrefillBatch
 from kvscope_engine.model.running.forward import Forward
@@ -37,6 +39,11 @@ class SparseRow(TypedDict):
     perplexity: float
     perplexity_change: float
     """Against full attention, as a share."""
+    perplexity_error: float | None
+    """The standard error of that change, by how much it differs from token to token; None of a single token."""
+    divergence: float
+    """Of its predictions from those of full attention: mean Kullback-Leibler divergence, nats a token. It tells two
+    ways to choose apart where the text's own tokens are too few to."""
     step_ms: float
 
 
@@ -56,22 +63,41 @@ def sparse_quality(
         for begin in range(0, start, CHUNK_TOKENS):
             tell(f"sparse decode: {begin} of {start} tokens read")
             reading.fill(begin, min(begin + CHUNK_TOKENS, start))
+        full: _Answers | None = None
         for fraction in fractions:
             tell(f"sparse decode: {fraction:g}")
             choice = PageChoice(fraction, BLOCK_SIZE, reading.ops)
-            perplexity, step_s = reading.decode(start, choice)
-            full = rows[0]["perplexity"] if rows else perplexity
-            rows.append(
-                {
-                    "fraction": fraction,
-                    "num_attended_blocks": choice.num_attended(storage.num_blocks),
-                    "perplexity": perplexity,
-                    "perplexity_change": perplexity / full - 1.0,
-                    "step_ms": step_s * 1e3,
-                }
-            )
+            answers = reading.decode(start, choice)
+            full = full or answers
+            rows.append(_row(fraction, choice.num_attended(storage.num_blocks), answers, full))
     storage.close()
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """What the steps of one fraction predict."""
+
+    told: torch.Tensor
+    """(n, vocabulary) float32 log-probabilities, on the host."""
+    surprises: torch.Tensor
+    """(n,) float64: minus the log-probability of the token that follows."""
+    step_s: float
+    """The median."""
+
+
+def _row(fraction: float, num_attended_blocks: int, answers: _Answers, full: _Answers) -> SparseRow:
+    more = answers.surprises - full.surprises
+    ratio = math.exp(float(more.mean()))
+    return {
+        "fraction": fraction,
+        "num_attended_blocks": num_attended_blocks,
+        "perplexity": math.exp(float(answers.surprises.mean())),
+        "perplexity_change": ratio - 1.0,
+        "perplexity_error": ratio * float(more.std()) / math.sqrt(len(more)) if len(more) > 1 else None,
+        "divergence": float(kl_div(answers.told, full.told, reduction="batchmean", log_target=True)),
+        "step_ms": answers.step_s * 1e3,
+    }
 
 
 class _Reading:
@@ -95,18 +121,19 @@ class _Reading:
         context = PagedContext(self._storage, self.ops, slots, 0, None, prefill)
         self._forward.fill(self._ids[start:end], slots, context)
 
-    def decode(self, start: int, choice: PageChoice) -> tuple[float, float]:
-        """Perplexity of the tokens behind `start`, and the median time of a step."""
-        total, took = 0.0, []
+    def decode(self, start: int, choice: PageChoice) -> _Answers:
+        """The tokens behind `start`, one by one."""
+        told, took = [], []
         for place in range(start, len(self._ids) - 1):
             slots = torch.tensor([place], device=self._ids.device)
             batch = DecodeBatch(self._tables, self._ints(place + 1), place + 1)
             context = PagedContext(self._storage, self.ops, slots, 1, batch, None, choice=choice)
             began = time.perf_counter()
             logits = self._forward.logits(self._ids[place : place + 1], slots, context)
-            total -= float(logits[0].double().log_softmax(-1)[self._ids[place + 1]])
+            told.append(logits[0].float().log_softmax(-1).cpu())
             took.append(time.perf_counter() - began)
-        return math.exp(total / len(took)), statistics.median(took)
+        rows, following = torch.stack(told), self._ids[start + 1 :, None].cpu()
+        return _Answers(rows, -rows.gather(1, following)[:, 0].double(), statistics.median(took))
 
     def _ints(self, *numbers: int) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int32, device=self._ids.device)

@@ -44,8 +44,10 @@ def heat_words(heat: dict[str, Any]) -> str:
 
 def sparse_words(row: SparseRow) -> str:
     """What a fraction of the blocks does to the engine's own decode."""
+    error = row["perplexity_error"]
+    change = f"{100 * row['perplexity_change']:+.2f} %" + (f" ± {100 * error:.2f}" if error is not None else "")
     return (
         f"sparse decode {row['fraction']:g}: up to {row['num_attended_blocks']} blocks,"
-        f" perplexity {row['perplexity']:.3f} ({100 * row['perplexity_change']:+.2f} %),"
-        f" {row['step_ms']:.1f} ms a step of one request"
+        f" perplexity {row['perplexity']:.3f} ({change}),"
+        f" {row['divergence']:.4f} nats a token from full attention, {row['step_ms']:.1f} ms a step of one request"
     )
