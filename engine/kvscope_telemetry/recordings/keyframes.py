@@ -22,9 +22,9 @@ from kvscope_telemetry.state.request_mirror import RequestMirror
 
 INTERVAL_NS: Final = 10_000_000_000
 BLOCK_ROW_BYTES: Final = 34
-LEAP_ROW_BYTES: Final = 20
+LEAP_ROW_BYTES: Final = 32
 """So much a row of a leap counts for. With less keyframes would be rarer and files smaller, and a seek would read more
-leaps: some 140 of them at most now, half a millisecond each the first time."""
+leaps: some 90 of them at most now, half a millisecond each the first time."""
 SMALL_BYTES: Final = 64 << 10
 """A keyframe of no more is written whenever it is time."""
 

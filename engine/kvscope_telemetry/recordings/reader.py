@@ -209,7 +209,7 @@ class Recording:
                 place.advance(leap)
                 yield log_time_ns, leap
                 from_ns, where = log_time_ns, offset
-        yield from self._chunks.messages_after(where, from_ns, until_ns)
+        yield from self._chunks.messages_after(where, from_ns, until_ns, place)
 
     def snapshot_before(self, seconds: float) -> float | None:
         """When the newest snapshot or keyframe not after `seconds` was; None before the first."""

@@ -22,7 +22,7 @@ from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.wire import accepted, decode_telemetry, encode
 from kvscope_telemetry.recorded import StoredMessage
-from kvscope_telemetry.recordings.bundles.bundle import leap_past, unpack_bundle
+from kvscope_telemetry.recordings.bundles.bundle import leap_over, leap_past, unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
 from kvscope_telemetry.recordings.bundles.hash_lists import HashLists
 from kvscope_telemetry.recordings.bundles.kept_messages import KeptMessages
@@ -51,6 +51,7 @@ from kvscope_telemetry.recordings.layout import (
 from kvscope_telemetry.recordings.regular_file import FollowedFile
 from kvscope_telemetry.recordings.request_index import TimedMessage
 from kvscope_telemetry.recordings.survey import Surveyor, survey
+from kvscope_telemetry.state.state_place import StatePlace
 from kvscope_telemetry.summaries.bookmark import MAX_BOOKMARKS, Bookmark, decode_bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent, decode_event_list, decode_glances
 from kvscope_telemetry.texts.block_texts import RecordedText, decode_text
@@ -136,14 +137,24 @@ class StoredChunks:
             for chunk in self._from(from_ns, until_ns):
                 yield from self._decoded(file, chunk, self._channels(kinds), until_ns, from_ns)
 
-    def messages_after(self, where: int, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
+    def messages_after(self, where: int, from_ns: int, until_ns: int, place: StatePlace) -> Iterator[TimedMessage]:
         """Frames from the time of a keyframe or leap on, whose chunk is at `where` in the file. What was written before
-        it and ended by then is passed over."""
+        it and ended by then is passed over. Where the state at `place` goes on with a chunk as a whole, a leap is in
+        the place of its frames, but for the last; `place` is brought along."""
         channels = self._channels((FRAMES,))
+        chunks = [chunk for chunk in self._from(from_ns, until_ns) if chunk.counts.keys() & channels]
+        chunks = [chunk for chunk in chunks if chunk.offset > where or chunk.end_ns > from_ns]
         with self.file.open() as file:
-            for chunk in self._from(from_ns, until_ns):
-                if chunk.offset > where or chunk.end_ns > from_ns:
-                    yield from self._decoded(file, chunk, channels, until_ns, from_ns)
+            for chunk in chunks:
+                over = self._leap_over(file, chunk) if chunk is not chunks[-1] else None
+                if over is not None and place.is_before(over[1]):
+                    place.advance(over[1])
+                    yield over
+                    continue
+                for timed in self._decoded(file, chunk, channels, until_ns, from_ns):
+                    if isinstance(timed[1], Frame) and place.is_before(timed[1]):
+                        place.advance(timed[1])
+                    yield timed
 
     def newest_first(self, kinds: Collection[int], until_ns: int) -> Iterator[TimedMessage]:
         """The same from `until_ns` backwards."""
@@ -284,17 +295,21 @@ class StoredChunks:
         for those that a leap can pass over that asks for a block."""
         if chunk.damage or not chunk.counts.keys() & channels:
             return
-        try:
-            read = read_chunk(file, chunk, self._unzip)
-        except DamagedChunk:
-            self.found.damages.append(chunk.where)
-            return
+        read = self._read(file, chunk)
         bundles = self.found.channels[BUNDLES]
         has_bundles = bundles in channels and bundles in chunk.counts
         in_order: Sequence[_Raw] = self._unbundled(chunk, read, about) if has_bundles else read
         for place, message in enumerate(in_order):
             if message.channel in channels and message.log_time_ns <= until_ns:
                 yield place, message
+
+    def _read(self, file: BinaryIO, chunk: Chunk) -> list[RawMessage]:
+        """Its messages; none, and noted, where it is damaged."""
+        try:
+            return read_chunk(file, chunk, self._unzip)
+        except DamagedChunk:
+            self.found.damages.append(chunk.where)
+            return []
 
     def _unbundled(self, chunk: Chunk, raw: list[RawMessage], about: int | None = None) -> list[_Raw]:
         """The messages of a chunk with the frames of its bundles, in the order of their times."""
@@ -321,6 +336,22 @@ class StoredChunks:
             return [_Unbundled(self.found.channels[LEAPS], *leap)]
         frames = self.found.channels[FRAMES]
         return [_Unbundled(frames, at_ns, frame) for at_ns, frame in unpack_bundle(bundle, self._lists.hashes)]
+
+    def _leap_over(self, file: BinaryIO, chunk: Chunk) -> tuple[int, Leap] | None:
+        """The frames of a chunk, which are one bundle, as a leap; None where that cannot be."""
+        bundles, frames = self.found.channels[BUNDLES], self.found.channels[FRAMES]
+        if frames in chunk.counts or bundles not in chunk.counts or chunk.damage:
+            return None
+        told = [raw.data for raw in self._read(file, chunk) if raw.channel == bundles]
+        found = [data for data in told if num_frames_at_end(data) is None]
+        try:
+            over = leap_over(found[0], self._lists.hashes) if len(found) == 1 else None
+            if over is None or not chunk.start_ns <= over[0] <= chunk.end_ns:
+                return None
+            leap = accepted(over[1], self.unknowns)
+        except ProtocolError:  # noted where its frames are read
+            return None
+        return (over[0], leap) if isinstance(leap, Leap) else None
 
     def _parts_from(self, from_ns: int) -> Iterator[bytes]:
         """Parts of lists of hashes, in the order they were written, from about a log time on."""

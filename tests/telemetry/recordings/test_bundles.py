@@ -20,7 +20,7 @@ from mcap.writer import CompressionType, Writer
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import BlockRows, Ledger
-from kvscope_telemetry.messages.leap import Leap, decode_leap, encode_leap
+from kvscope_telemetry.messages.leap import Leap, check_leap, decode_leap, encode_leap
 from kvscope_telemetry.messages.telemetry import (
     Batch,
     Counters,
@@ -40,6 +40,7 @@ from kvscope_telemetry.recordings.bundles.bundle import (
     _NEWER,
     TimedFrame,
     bundled_frame,
+    leap_over,
     pack_bundle,
     span_of_bundle,
     unpack_bundle,
@@ -54,6 +55,7 @@ from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import BUNDLES, FRAMES, OTHERS, TOPICS
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.state.coalesce import state_after
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
@@ -178,6 +180,28 @@ def test_every_byte_comes_back(frames: list[Frame], late: list[int]) -> None:
     unpacked = packed_and_back(timed)
     assert unpacked == timed
     assert [encode(frame) for _, frame in unpacked] == data
+
+
+@settings(max_examples=50, deadline=None)
+@given(frames=st.lists(FRAMES_OF.filter(is_sound), min_size=1, max_size=6), first=st.integers(1, 9))
+def test_a_leap_over_a_bundle_says_what_its_frames_do(frames: list[Frame], first: int) -> None:
+    timed = [(at, msgspec.structs.replace(frame, seq=first + at)) for at, frame in enumerate(frames)]
+    told = HashList()
+    over = leap_over(pack_bundle(timed, told), lists_of(told))
+    assert over is not None
+    at_ns, leap = over
+    check_leap(leap)
+    last_at, last = timed[-1]
+    assert (at_ns, leap.epoch, leap.since_seq, leap.seq) == (last_at, 7, first - 1, last.seq)
+    found, expected = state_after([leap]), state_after([frame for _, frame in timed])
+    assert found.block_ids.tolist() == expected.block_ids.tolist()
+    assert found.block_columns.keys() == expected.block_columns.keys()
+    assert all(np.array_equal(column, expected.block_columns[name]) for name, column in found.block_columns.items())
+    assert (found.requests, found.new_requests) == (expected.requests, expected.new_requests)
+    assert (found.counters, leap.step, leap.time_ns) == (expected.counters, last.step, last.time_ns)
+    hole = [*timed, (last_at, msgspec.structs.replace(last, seq=last.seq + 2))]
+    told = HashList()
+    assert leap_over(pack_bundle(hole, told), lists_of(told)) is None
 
 
 def test_a_bundle_of_before_work_was_told_opens() -> None:

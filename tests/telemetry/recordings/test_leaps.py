@@ -44,6 +44,27 @@ def test_any_moment_is_as_it_was(record: Callable[..., Any]) -> None:
         assert_same(recording.state_at(times[seq]), recorded.mirror_after(seq + 2))
 
 
+def test_where_no_leap_is_whole_bundles_are_gone_over(record: Callable[..., Any]) -> None:
+    recorded = record(900, keyframe_interval_ns=LONG_NS)
+    recording = Recording.open(recorded.path)
+    recording._chunks.leaps.clear()
+    times = {message.seq: at for at, message in recording.messages() if isinstance(message, Frame)}
+    for seq in (*random.sample(range(200, 900), 8), 900):
+        leaps = [message for _, message in recording.run_up(times[seq]) if isinstance(message, Leap)]
+        assert sum(leap.seq - leap.since_seq for leap in leaps) > seq - 150
+        *_, (_, last) = recording.run_up(times[seq])
+        assert isinstance(last, Frame), "the last step is told"
+        assert (type(last), last.seq) == (Frame, seq), "as it was"
+        assert_same(recording.state_at(times[seq]), recorded.mirror_after(seq + 2))
+    told = next(chunk for chunk in recording.chunks.told[5:] if chunk.num_bundled)
+    told.crc ^= 1
+    recording._chunks._unbundled_last = (0, [])
+    before = recording.state_at(1e9).seq
+    assert 0 < before < 900, "what is behind the hole is not the state"
+    assert recording.num_damaged == 1
+    assert_same(recording.state_at(1e9), recorded.mirror_after(before + 2))
+
+
 def test_a_damaged_leap_costs_time_and_nothing_else(record: Callable[..., Any]) -> None:
     recorded = record(600, keyframe_interval_ns=LONG_NS)
     recording = Recording.open(recorded.path)

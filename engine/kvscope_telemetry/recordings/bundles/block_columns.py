@@ -70,8 +70,11 @@ def unpack_blocks(
     takers: Ints,
     has_parents: Sequence[bool],
     lists: HashesOf,
+    *,
+    together: bool = False,
 ) -> list[BlockRows]:
-    """The rows that `pack_blocks` was given; `has_parents`: frames that told any; `lists` have the hashes."""
+    """The rows that `pack_blocks` was given; `has_parents`: frames that told any; `lists` have the hashes. `together`:
+    those of all frames one after another."""
     blocks = Keyed(ids)
     columns = {name: blocks.unpack(packed[name]) for name in _PLAIN}
     for name in _FORETOLD:
@@ -86,6 +89,8 @@ def unpack_blocks(
     hashes = told_hashes.unpack_hashes(packed, columns, blocks, lists)
     parents = told_hashes.unpack_parents(packed, hashes, Keyed(columns["owner"]), blocks)
     columns["hash"] = hashes.of_rows
+    if together:
+        return _rows(ids, columns, parents, Groups.together(groups), [any(has_parents)])
     return _rows(ids, columns, parents, groups, has_parents)
 
 

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.leap import Leap
@@ -24,7 +27,7 @@ from kvscope_telemetry.messages.telemetry import Counters, Event, Frame, Request
 from kvscope_telemetry.recordings.bundles.block_columns import pack_blocks, speaks_of, unpack_blocks
 from kvscope_telemetry.recordings.bundles.block_columns import unpack_ids as unpack_block_ids
 from kvscope_telemetry.recordings.bundles.column_names import named, numbered
-from kvscope_telemetry.recordings.bundles.groups import joined, pack_counts, unpack_counts
+from kvscope_telemetry.recordings.bundles.groups import Groups, joined, pack_counts, unpack_counts
 from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf, HashList
 from kvscope_telemetry.recordings.bundles.integers import Ints, pack, unpack, unpack_deltas
 from kvscope_telemetry.recordings.bundles.numbers import TABLES, of_requests, pack_table, unpack_table
@@ -164,15 +167,44 @@ def leap_past(data: bytes, block: int) -> tuple[int, Leap] | None:
             return None
         if moves_others(_unnamed("moves", columns), count, block):
             return None
-        head = _head(columns, count)
-        seq, step, time_ns = (head[name] for name in _NUMBERS[:3])
-        if np.any(np.diff(seq) != 1):
-            return None
-        log_time_ns = head[_LATE][-1] + time_ns[-1]
-        last_seq, last_step, last_ns = int(seq[-1]), int(step[-1]), int(time_ns[-1])
-        since_seq = int(seq[0]) - 1
-        leap = Leap(epoch=bundle.epoch, seq=last_seq, since_seq=since_seq, step=last_step, time_ns=last_ns)
-        return int(log_time_ns), leap
+        return _bare_leap(bundle, _head(columns, count))
+
+
+def leap_over(data: bytes, lists: HashesOf) -> tuple[int, Leap] | None:
+    """A leap over all frames of a bundle, whose rows lie one after another in it, and the log time of the last; None
+    where they are not one after another. `lists` have the hashes. Raises ProtocolError."""
+    with _readable():
+        bundle = _decoded(data)
+        columns = _NEWER | named(bundle.columns)
+        head = _head(columns, bundle.num_frames)
+        bare = _bare_leap(bundle, head)
+        return None if bare is None else (bare[0], _filled(bare[1], bundle, columns, head, lists))
+
+
+def _bare_leap(bundle: _Bundle, head: Mapping[str, Ints]) -> tuple[int, Leap] | None:
+    """A leap over its frames that says nothing of them."""
+    seq, step, time_ns = (head[name] for name in _NUMBERS[:3])
+    if np.any(np.diff(seq) != 1):
+        return None
+    log_time_ns = head[_LATE][-1] + time_ns[-1]
+    last_seq, last_step, last_ns = int(seq[-1]), int(step[-1]), int(time_ns[-1])
+    since_seq = int(seq[0]) - 1
+    leap = Leap(epoch=bundle.epoch, seq=last_seq, since_seq=since_seq, step=last_step, time_ns=last_ns)
+    return int(log_time_ns), leap
+
+
+def _filled(
+    leap: Leap, bundle: _Bundle, columns: Mapping[str, bytes], head: Mapping[str, Ints], lists: HashesOf
+) -> Leap:
+    rows = _rows(bundle, columns, head, lists, together=True)
+    counters = _table("counters", columns, bundle.num_frames, rows.others)
+    return replace(
+        leap,
+        blocks=rows.parts["blocks"][0],
+        requests=rows.parts["requests"][0],
+        new_requests=tuple(chain.from_iterable(_told("new_requests", bundle, columns, head))),
+        counters=Counters(*(int(counters[name][-1]) for name in TABLES["counters"])),
+    )
 
 
 @contextlib.contextmanager
@@ -221,36 +253,63 @@ def _parts(
 ) -> list[Sequence[Any]]:
     """What each frame has besides its head, a list a field."""
     count = bundle.num_frames
-    there = unpack(columns["is_there"], count)
-    groups = unpack_counts(columns["rows"], count)
-    of_blocks, told_requests = _unnamed("blocks", columns), _unnamed("requests", columns)
-    ids = unpack_block_ids(of_blocks, groups)
-    changed_numbers, changed_groups = unpack_numbers(told_requests, count)
-    sums = [head[name].tolist() for name in _SUMS]
-    batches, ran = unpack_batches(_unnamed("batch", columns), count, changed_numbers, changed_groups, sums)
-    requests, changed = unpack_requests(told_requests, changed_numbers, changed_groups, ids, groups, ran)
-    has_parents = (there & _PARENTS).tolist()
-    parts: dict[str, Sequence[Any]] = {
-        "blocks": unpack_blocks(of_blocks, head["step"], groups, ids, changed.takers, has_parents, lists),
-        "requests": requests,
-        "batch": batches,
-        "moves": unpack_moves(_unnamed("moves", columns), count, ids, groups),
-    }
-    others = of_requests(head[_PREFILLED], head[_DECODED], ran, changed)
+    rows = _rows(bundle, columns, head, lists)
+    parts = dict(rows.parts, moves=unpack_moves(_unnamed("moves", columns), count, rows.ids, rows.groups))
     for table, make in _MAKE.items():
-        numbers = _table(table, columns, count, others)
+        numbers = _table(table, columns, count, rows.others)
         parts[table] = [make(*each) for each in zip(*(numbers[name].tolist() for name in TABLES[table]), strict=True)]
     for bit, name in enumerate(_BITS):
         if name not in parts:
             continue
         absent = _ABSENT[name]
-        is_there = (there & (1 << bit)).tolist()
+        is_there = (rows.there & (1 << bit)).tolist()
         parts[name] = [part if has else absent for part, has in zip(parts[name], is_there, strict=True)]
     for name in _TIMES:
         parts[name] = unpack_times((columns[f"{name}_rows"], columns[name]), count)
-    for name, told in _TOLD.items():
-        parts[name] = getattr(bundle, name) or told.unpack(_unnamed(name, columns), head["time_ns"])
+    for name in _TOLD:
+        parts[name] = _told(name, bundle, columns, head)
     return [parts[name] for name in _FIELDS]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Of blocks and of requests, and what is foretold by them."""
+
+    there: Ints
+    ids: Ints
+    groups: Groups
+    """Of the rows of blocks."""
+    parts: Mapping[str, Sequence[Any]]
+    """A list each of `blocks`, `requests` and `batch`."""
+    others: Mapping[str, Ints]
+
+
+def _rows(
+    bundle: _Bundle, columns: Mapping[str, bytes], head: Mapping[str, Ints], lists: HashesOf, *, together: bool = False
+) -> _Rows:
+    """A frame each of blocks and requests, or of all frames `together`."""
+    count = bundle.num_frames
+    there = unpack(columns["is_there"], count)
+    groups = unpack_counts(columns["rows"], count)
+    of_blocks, told_requests = _unnamed("blocks", columns), _unnamed("requests", columns)
+    ids = unpack_block_ids(of_blocks, groups)
+    numbers, changed_groups = unpack_numbers(told_requests, count)
+    sums = [head[name].tolist() for name in _SUMS]
+    batches, ran = unpack_batches(_unnamed("batch", columns), count, numbers, changed_groups, sums)
+    requests, changed = unpack_requests(told_requests, numbers, changed_groups, ids, groups, ran, together=together)
+    has_parents = (there & _PARENTS).tolist()
+    step, takers = head["step"], changed.takers
+    blocks = unpack_blocks(of_blocks, step, groups, ids, takers, has_parents, lists, together=together)
+    parts: dict[str, Sequence[Any]] = {"blocks": blocks, "requests": requests, "batch": batches}
+    return _Rows(there, ids, groups, parts, of_requests(head[_PREFILLED], head[_DECODED], ran, changed))
+
+
+def _told(
+    name: str, bundle: _Bundle, columns: Mapping[str, bytes], head: Mapping[str, Ints]
+) -> Sequence[tuple[Any, ...]]:
+    """What each frame has of what frames have a few of."""
+    told: Sequence[tuple[Any, ...]] = getattr(bundle, name)
+    return told or _TOLD[name].unpack(_unnamed(name, columns), head["time_ns"])
 
 
 def _table(table: str, columns: Mapping[str, bytes], count: int, others: Mapping[str, Ints]) -> dict[str, Ints]:

@@ -30,6 +30,11 @@ class Groups:
         """Of these sizes."""
         return cls(counts, starts_of(counts), groups_of(counts))
 
+    @classmethod
+    def together(cls, groups: Groups) -> Groups:
+        """The rows of all `groups` as one."""
+        return cls.counted(np.array([groups.num_rows]))
+
     @property
     def num_rows(self) -> int:
         """Of all groups."""

@@ -113,9 +113,17 @@ def unpack_numbers(packed: Mapping[str, bytes], num_frames: int) -> tuple[Ints, 
 
 
 def unpack_requests(
-    packed: Mapping[str, bytes], numbers: Ints, groups: Groups, ids: Ints, id_groups: Groups, ran: Ran
+    packed: Mapping[str, bytes],
+    numbers: Ints,
+    groups: Groups,
+    ids: Ints,
+    id_groups: Groups,
+    ran: Ran,
+    *,
+    together: bool = False,
 ) -> tuple[list[RequestRows], Changed]:
-    """The rows that `pack_requests` was given, of requests `numbers` in `groups`, beside blocks `ids` in groups."""
+    """The rows that `pack_requests` was given, of requests `numbers` in `groups`, beside blocks `ids` in groups.
+    `together`: those of all frames one after another."""
     requests = Keyed(numbers)
     size = int(unpack(packed["block_size"], 1)[0]) if "block_size" in packed else 0
     if "ends_at_0" in packed:
@@ -136,12 +144,14 @@ def unpack_requests(
     else:
         table_groups = accepted(groups.sums(counts))
     tables, found = unpack_found((packed["table"], packed["new_table"]), table_groups, ids, id_groups)
+    changed = Changed(groups, columns["num_computed_tokens"], _takers(found, numbers, counts, id_groups))
+    if together:
+        groups, table_groups = Groups.together(groups), Groups.together(table_groups)
     cut = [cut_up(numbers, "<u4", groups)]
     cut += [cut_up(columns[name], form, groups) for name, form in _PLAIN.items()]
     cut += [cut_up(starts, "<u4", groups), cut_up(counts, "<u4", groups), cut_up(tables, "<u4", table_groups)]
     for name in IF_ANY:
         cut.append([told if any(told) else b"" for told in cut_up(requests.unpack(packed[name]), "<u4", groups)])
-    changed = Changed(groups, columns["num_computed_tokens"], _takers(found, numbers, counts, id_groups))
     return [RequestRows(*each) for each in zip(*cut, strict=True)], changed
 
 
