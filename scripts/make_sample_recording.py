@@ -5,7 +5,8 @@
 Starts `kvscope-engine serve --record` with the default model, 64 blocks, a little host memory and disk, and asks it,
 for most of a minute: short chats, long documents with several questions about each (their prefix is shared), several
 completions of one prompt (their blocks are copied when they part), one that is given up, one that can never fit. The
-pool runs full: requests are preempted and swapped, prefixes are evicted, sink and come back. Prints what is in it.
+pool runs full: requests are preempted and swapped, prefixes are evicted, sink and come back. What comes before the
+first step is left out. Prints what is in it.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.messages.commands import Abort, ChatMessage, Command, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.recordings.overview import read_course
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.timeline.save import save
 
 OPTIONS = (
     *("--model", "default", "--device", "cpu", "--num-gpu-blocks-override", "64", "--max-num-seqs", "12"),
@@ -54,7 +57,9 @@ def main() -> int:
     args = parser.parse_args()
     args.out.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="kvscope-sample-") as folder:
-        record(args.out.absolute(), Path(folder), args.seconds)
+        whole = Path(folder) / "whole.mcap"
+        record(whole, Path(folder), args.seconds)
+        cut(whole, args.out)
     return tell(args.out)
 
 
@@ -71,6 +76,13 @@ def record(out: Path, folder: Path, seconds: float) -> None:
     finally:
         engine.send_signal(signal.SIGTERM)
         engine.wait(30.0)
+
+
+def cut(whole: Path, out: Path) -> None:
+    """Begin a second before the first step: a newcomer sees no empty window."""
+    recording = Recording.open(whole)
+    steps = (at_s for at_s, message in recording.messages() if isinstance(message, Frame) and message.batch.number)
+    save(recording, out, max(next(steps, 0.0) - 1.0, 0.0))
 
 
 def load(source: LiveSource, seconds: float) -> None:

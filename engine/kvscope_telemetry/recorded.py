@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import Frame, Hello, MemoryBreakdown, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.recordings.request_index import RecordedRequest
@@ -124,6 +125,9 @@ class Recorded(Protocol):
 
     def memory_before(self, seconds: float, epoch: int) -> MemoryBreakdown | None:
         """Where the memory went, as an epoch told last not after `seconds`."""
+
+    def devices_before(self, seconds: float, epoch: int) -> Devices | None:
+        """How the devices were, as an epoch told last not after `seconds`, and not long before."""
 
     def requests(self) -> list[RecordedRequest]:
         """Every request, in the order they were announced; reads all of it."""

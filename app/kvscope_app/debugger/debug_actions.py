@@ -168,7 +168,7 @@ class DebugActions(QObject):
 
     def _reasons(self, number: int | None, block: int) -> dict[str, Callable[[], str]]:
         mirror = self._window.session.mirror
-        nothing = "No request is selected" if number is None else f"The pool has nothing cached of request {number}"
+        nothing = "No request is selected" if number is None else f"The pool has nothing cached of request #{number}"
         return {
             "preempt_swap": lambda: permission.why_not_preempt(mirror, number),
             "preempt_recompute": lambda: permission.why_not_preempt(mirror, number),
@@ -214,5 +214,5 @@ def _limited(blocks: tuple[int, ...], nothing: str) -> str:
 def _named(text: str, number: int | None, block: int) -> str:
     """`text` with the numbers of what it is about."""
     if number is not None:
-        text = text.replace("the selected request", f"request {number}")
+        text = text.replace("the selected request", f"request #{number}")
     return text.replace("the block", f"block {block}") if block >= 0 else text

@@ -73,7 +73,7 @@ class Debugger(QObject):
     def abort(self, number: int, request_id: str) -> None:
         """End a request, whoever's it is."""
         if self.session.send(Abort(request_id=request_id, anyones=True)):
-            self._asked[request_id] = (f"request {number} was aborted", None)
+            self._asked[request_id] = (f"request #{number} was aborted", None)
 
     def _note(self, action: str) -> Heard | None:
         """What else follows from an answer to `action`."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtCore import QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QKeySequence, QShortcut, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QMainWindow, QPushButton, QStackedLayout, QVBoxLayout, QWidget
 
@@ -34,7 +34,7 @@ NOTHING_KNOWN: Final = (
     "No engine is attached or remembered: Engine ▸ Attach to an engine… watches one, and kvscope fleet --file a list."
 )
 NOTHING_FOUND: Final = "No engine has all of these words."
-_SIZE: Final = (1320, 720)
+_SIZE: Final = QSize(1320, 720)
 
 
 class FleetWindow(QMainWindow):
@@ -70,7 +70,7 @@ class FleetWindow(QMainWindow):
         self._lay_out()
         self._connect()
         self._apply_theme(themes.theme)
-        self.resize(*_SIZE)
+        self.resize(_SIZE.boundedTo(self.screen().availableGeometry().size() * 0.94))
         self.refresh()
 
     def refresh(self) -> None:

@@ -16,7 +16,7 @@ from kvscope_app.look.theme import Theme
 _PADDING: Final = 12
 _WIDTHS: Final = {
     Column.PICTURE: PICTURE_SIZE[0] + _PADDING,
-    Column.NAME: 185,
+    Column.NAME: 165,
     Column.MODEL: 140,
     Column.WHEN: 138,
     Column.LENGTH: 70,

@@ -8,7 +8,7 @@ from typing import Final
 
 SAMPLE_WORD: Final = "sample"
 """Instead of a file's name."""
-SAMPLE_TEXT: Final = "See a recording of an engine under pressure"
+SAMPLE_TEXT: Final = "See the sample recording: an engine under pressure"
 
 
 def sample_recording() -> Path:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QApplication, QMenu
+from PySide6.QtWidgets import QApplication, QDockWidget, QMenu
 
 from kvscope_app.compare.ask import ask_other
 from kvscope_app.debugger.debug_actions import DebugActions, debug_actions
@@ -348,7 +348,14 @@ def _add_dock_toggles(window: WindowBody, actions: Actions) -> None:
         toggle = dock.toggleViewAction()
         spec = ActionSpec(f"toggle_{name}", f"Show {dock.windowTitle().lower()}", PANELS, toggle.trigger)
         toggle.setText(spec.text)
+        toggle.triggered.connect(partial(_raise_shown, dock))
         actions.register(spec, toggle)
+
+
+def _raise_shown(dock: QDockWidget) -> None:
+    """One that others stand before was asked for to be seen."""
+    if not dock.isHidden():
+        dock.raise_()
 
 
 def _fill(menu: QMenu, actions: Actions, group: str) -> None:

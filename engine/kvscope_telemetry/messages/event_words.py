@@ -62,12 +62,12 @@ def _needed(event: Event, data: EventData) -> str:
 
 def _forked(event: Event, _: EventData) -> list[str]:
     shared = f"shares its {_blocks(event.num_blocks)} until one of them writes"
-    return [f"forked from request {event.other}", shared]
+    return [f"forked from request #{event.other}", shared]
 
 
 def _preempted(event: Event, data: EventData) -> list[str]:
     there = "none could be had" if data.num_available == 0 else f"{data.num_available} could be had"
-    needed = f"request {event.other} needed {_blocks(data.num_needed)} and {there}"
+    needed = f"request #{event.other} needed {_blocks(data.num_needed)} and {there}"
     return [needed, _choice(event, data), _price(event, data)]
 
 
@@ -76,7 +76,7 @@ def _asked(event: Event, data: EventData) -> list[str]:
 
 
 def _choice(event: Event, data: EventData) -> str:
-    chosen = f"request {event.number} was chosen"
+    chosen = f"request #{event.number} was chosen"
     times = {0: "never", 1: "only once"}.get(data.choice_number, f"only {data.choice_number} times")
     return {
         "itself": "it is itself next to give way",
@@ -99,7 +99,7 @@ def _price(event: Event, data: EventData) -> str:
 
 def _evicted(event: Event, data: EventData) -> list[str]:
     verb = "was" if event.num_blocks == 1 else "were"
-    chosen = f"{event.num_blocks} cached, unused for longest, {verb} evicted, first for request {event.other}"
+    chosen = f"{event.num_blocks} cached, unused for longest, {verb} evicted, first for request #{event.other}"
     sunk = [f"{data.num_sunk} went to host memory"] if data.num_sunk else []
     return ["no block was free", chosen, *sunk]
 

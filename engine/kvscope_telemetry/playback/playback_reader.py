@@ -47,6 +47,7 @@ class PlaybackReader:
             return None
         # What is after the state there; and all, where there is none.
         has_state = self._spans.continuity.epoch is not None
+        self._tell_devices(base_ns)
         self._messages = self._recording.messages(base_ns / 1e9 if has_state else 0.0, keyframes=True)
         self._advance()
         if not has_state and not self._read(base_ns, is_wanted):
@@ -139,6 +140,13 @@ class PlaybackReader:
                 self._messages = self._recording.messages(at_ns / 1e9, keyframes=True)
                 break
         self._advance()
+
+    def _tell_devices(self, time_ns: int) -> None:
+        """As they were: what a state follows from does not tell of them."""
+        epoch = self._spans.continuity.epoch
+        devices = None if epoch is None else self._recording.devices_before(time_ns / 1e9, epoch)
+        if devices is not None:
+            self._spans.add(time_ns, devices)
 
     def _memory_before(self, time_ns: int, epoch: int) -> MemoryBreakdown | None:
         """Of the epoch, what was met last; before any was, what the file says."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.leap import Leap
 from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
@@ -30,6 +31,8 @@ from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 from kvscope_telemetry.texts.block_texts import RecordedText
 
 _FOREVER_NS: Final = 1 << 63
+_DEVICES_NS: Final = 10_000_000_000
+"""How the devices were longer ago is not how they are. An engine tells it each second."""
 
 
 class Recording:
@@ -221,6 +224,16 @@ class Recording:
         for _, message in self._chunks.newest_first((OTHERS,), self._log_time_ns(seconds)):
             if isinstance(message, MemoryBreakdown) and message.epoch == epoch:
                 return message
+        return None
+
+    def devices_before(self, seconds: float, epoch: int) -> Devices | None:
+        """How the devices were, as an epoch told last not after `seconds`, and not long before."""
+        until_ns = self._log_time_ns(seconds)
+        for log_time_ns, message in self._chunks.newest_first((OTHERS,), until_ns):
+            if isinstance(message, Devices) and message.epoch == epoch:
+                return message
+            if log_time_ns < until_ns - _DEVICES_NS:
+                break
         return None
 
     def requests(self) -> list[RecordedRequest]:

@@ -59,6 +59,7 @@ class RecordingWriter:
         self.num_written = 0
         """Messages in the file as they came: what is made of them is not counted."""
         self._newest_ns = 0
+        self._texts: list[tuple[int, int, bytes]] = []  # until the chunk in progress ends
         self._num_lost = 0  # taken from the queue and not written
         self.failure = ""
         """Why the recording ended before its time; empty while all is well."""
@@ -141,6 +142,7 @@ class RecordingWriter:
                 self._write(taken)
                 self._flush_when_due()
             self._file.add_together(self._annotations.glance(at_end=True))
+            self._flush()
             self._tell()
             self._file.finish()
         except OSError as error:
@@ -155,7 +157,7 @@ class RecordingWriter:
         self._num_lost += sum(isinstance(each, Queued) for each in taken)
         for each in taken:
             if isinstance(each, Mark):
-                self._file.flush()
+                self._flush()
                 each.set()
             elif isinstance(each, Bookmark):
                 self._file.add_together([(BOOKMARKS, max(each.time_ns, 0), encode_bookmark(each))])
@@ -184,6 +186,7 @@ class RecordingWriter:
         if self._annotations.new:  # else nothing came to be due
             self._file.add_together(self._annotations.glance())
             self._tell()
+        self._write_texts()
 
     def _record_texts(self, texts: Texts) -> None:
         """In chunks of their own: who does not ask for them reads past."""
@@ -193,7 +196,18 @@ class RecordingWriter:
             return
         timed = [text if text.time_ns else msgspec.structs.replace(text, time_ns=newest_ns) for text in texts]
         entries = [(TEXTS, text.time_ns, encode_text(text)) for text in timed]
-        self._file.add_together([entry for entry in entries if len(entry[2]) <= MAX_TEXT_BYTES])
+        self._texts += [entry for entry in entries if len(entry[2]) <= MAX_TEXT_BYTES]
+        self._write_texts()
+
+    def _write_texts(self) -> None:
+        """Between two chunks of frames: they come with each step, and would end the chunk in progress each time."""
+        if self._texts and self._file.since_s is None:
+            texts, self._texts = self._texts, []
+            self._file.add_together(texts)
+
+    def _flush(self) -> None:
+        self._file.flush()
+        self._write_texts()
 
     def _begin_anew(self, log_time_ns: int) -> None:
         """The next file can be read without those before it. This one ends with a leap, so that who joins them goes on
@@ -204,6 +218,7 @@ class RecordingWriter:
             if leap is not None:
                 self._file.add(*leap)
             self._file.add_together(self._annotations.glance(is_due=True))
+            self._flush()
             self._file.begin_anew()
             for entry in head:
                 self._file.add(*entry)
@@ -222,7 +237,7 @@ class RecordingWriter:
 
     def _flush_when_due(self) -> None:
         if self._wait_s <= 0:
-            self._file.flush()
+            self._flush()
 
     def _fail(self, reason: str) -> None:
         if not self.failure:  # what follows from the first is not the reason

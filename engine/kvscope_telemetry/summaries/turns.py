@@ -101,13 +101,23 @@ class TurnNotes:
         decoding = self._decoding
         # Most go on as they did, and cost no turn of the loop.
         news = [(n, size) for n, size in zip(numbers, sizes, strict=False) if size != 1 or n not in decoding]
-        for number, size in news:
-            if size != 1:
+        pieces = self._pieces(news, batch.num_prefill_tokens)
+        for number, _ in news:
+            if number in pieces:
                 decoding.discard(number)
                 self._prefilled_ns[number] = time_ns
             elif number not in decoding:
                 decoding.add(number)
                 self._note(self._prefilled_ns.pop(number, time_ns), number, TurnKind.DECODE)
+
+    def _pieces(self, news: list[tuple[int, int]], num_prefill_tokens: int) -> set[int]:
+        """Who of them has a piece of a prompt. Several tokens of one that decodes are guesses that are checked, where
+        the others' are all that prompts have."""
+        if not num_prefill_tokens:
+            return set()
+        several = {number for number, size in news if size != 1}
+        of_others = sum(size for number, size in news if number not in self._decoding)
+        return several - self._decoding if of_others >= num_prefill_tokens else several
 
     def _forget(self, number: int) -> None:
         self._last_batch = b""

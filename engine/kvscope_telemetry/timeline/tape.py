@@ -7,10 +7,12 @@ positions do not move. Used by one thread; what is in a segment is `Recording`'s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import Frame, Hello, MemoryBreakdown, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.recorded import RecordingInfo, StoredMessage
@@ -189,6 +191,11 @@ class Tape:
         """Where the memory went, as an epoch told last not after `seconds`."""
         found = self._search(seconds, lambda segment, at_s: segment.memory_before(at_s, epoch))
         return next((memory for memory in found if memory is not None), None)
+
+    def devices_before(self, seconds: float, epoch: int) -> Devices | None:
+        """How the devices were, as an epoch told last not after `seconds`, and not long before."""
+        found = self._search(seconds, lambda segment, at_s: segment.devices_before(at_s, epoch))
+        return next((devices for devices in islice(found, 2) if devices is not None), None)
 
     def requests(self) -> list[RecordedRequest]:
         """Every request that is left, in the order they were announced; reads all of it."""

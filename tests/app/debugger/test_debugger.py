@@ -149,7 +149,7 @@ def test_the_selected_request_is_preempted_and_aborted_by_name(engine, session, 
     actions = window.actions_by_name
     assert "No request is selected" in actions["preempt_swap"].toolTip()
     session.select_request(3)
-    assert actions["preempt_swap"].text() == "Preempt request 3 by swap"
+    assert actions["preempt_swap"].text() == "Preempt request #3 by swap"
     actions["preempt_swap"].trigger()
     assert engine.source.sent[-1] == Preempt(number=3, how="swap", tag=engine.source.sent[-1].tag)
     answer(engine, session, Failed, reason="request 3 cannot be swapped out: no lower tier")
@@ -162,7 +162,7 @@ def test_the_selected_request_is_preempted_and_aborted_by_name(engine, session, 
     assert engine.source.sent[-1] == Abort(request_id="chat-3", anyones=True)
     engine.source.replies.append(Done(request_id="chat-3"))
     session.poll()
-    assert window.statusBar().currentMessage() == "Request 3 was aborted"
+    assert window.statusBar().currentMessage() == "Request #3 was aborted"
 
 
 def test_what_waits_or_has_ended_cannot_be_preempted(engine, session, window, poll):

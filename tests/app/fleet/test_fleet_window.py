@@ -83,6 +83,13 @@ def shown(window, column=Column.NAME):
     return [proxy.index(place, column).data() for place in range(proxy.rowCount())]
 
 
+def test_it_opens_within_the_screen(window):
+    assert (
+        window.screen().availableGeometry().size().expandedTo(window.size())
+        == window.screen().availableGeometry().size()
+    )
+
+
 def test_unknown_is_a_dash_and_comes_last_either_way(window):
     assert shown(window, Column.USAGE) == [NOTHING, "50 %", "90 %", NOTHING]
     for column, up in ((Column.USAGE, ["b", "c"]), (Column.RUNNING, ["b", "c"]), (Column.HIT_RATE, ["c"])):

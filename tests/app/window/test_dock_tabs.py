@@ -26,3 +26,13 @@ def test_names_of_tabs_stay_whole_in_a_small_window(session, make_window, qtbot)
     for place in range(found.count()):
         assert found.tabRect(place).width() >= found.fontMetrics().horizontalAdvance(found.tabText(place))
     assert found.minimumSizeHint().width() < window.width() // 2
+
+
+def test_a_panel_that_is_shown_comes_before_the_others_in_its_place(session, make_window, qtbot):
+    window = make_window(session)
+    timeline = window.docks["timeline"]
+    for is_shown in (False, True):
+        window.docks["requests"].raise_()
+        timeline.toggleViewAction().trigger()
+        assert timeline.isHidden() is not is_shown
+    qtbot.waitUntil(lambda: not timeline.visibleRegion().isEmpty(), timeout=60_000)

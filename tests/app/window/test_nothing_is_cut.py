@@ -31,7 +31,7 @@ def shown(qtbot):
 @pytest.mark.parametrize(("width", "height"), [(900, 700), (420, 330), (300, 200)])
 def test_the_welcome_shows_whole_buttons_and_whole_sentences(shown, width, height):
     welcome = Welcome()
-    for text in ("See a recording of an engine under pressure", "Recordings…"):
+    for text in ("See the sample recording: an engine under pressure", "Recordings…"):
         welcome.offer(QAction(text, welcome))
     shown(welcome, width, height)
     welcome.show_waiting("Starting the engine", "default: 272 of 272 tensors")

@@ -30,7 +30,7 @@ def test_phases_follow_from_events(tell: Callable[..., Recording]) -> None:
     ]
     swapped = first.phases[3]
     assert swapped.other == 2
-    assert "request 2 needed 3 blocks" in swapped.cause
+    assert "request #2 needed 3 blocks" in swapped.cause
     assert first.queue_ns == 100 * MS
     assert first.first_token_ns == first.arrival_ns + 150 * MS
     assert (first.end, first.end_reason, first.num_output_tokens) == ("finished", "reached its limit", 8)

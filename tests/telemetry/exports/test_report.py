@@ -93,7 +93,7 @@ def test_what_comes_from_outside_is_text(tell: Callable[..., Recording], tmp_pat
 def test_it_tells_who_had_the_worst_of_it_and_why(tell: Callable[..., Recording], tmp_path: Path) -> None:
     _, page = report(tell(), tmp_path / "report.html")
     assert "waited 0.10 s in the queue" in page.text
-    assert "swapped out for request 2, 0.30 s aside: request 2 needed 3 blocks" in page.text
+    assert "swapped out for request #2, 0.30 s aside: request #2 needed 3 blocks" in page.text
     assert "too long" in page.text
 
 

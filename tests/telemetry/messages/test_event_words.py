@@ -49,7 +49,7 @@ def event(data: EventData | None, kind: str = "preempted", num_tokens: int = 96)
         ),
         (
             event(EventData(kind="preempted", num_needed=1, choice="spared", choice_number=1, recompute_ns=12_000_000)),
-            "request 1 needed 1 block and none could be had; request 2 was chosen: it was only once preempted;"
+            "request #1 needed 1 block and none could be had; request #2 was chosen: it was only once preempted;"
             " 96 tokens in 3 blocks to recompute (about 12.0 ms)",
         ),
         (
@@ -63,7 +63,8 @@ def event(data: EventData | None, kind: str = "preempted", num_tokens: int = 96)
         ),
         (
             event(EventData(kind="evicted", num_sunk=2), "evicted"),
-            "no block was free; 3 cached, unused for longest, were evicted, first for request 1; 2 went to host memory",
+            "no block was free; 3 cached, unused for longest, were evicted, first for request #1;"
+            " 2 went to host memory",
         ),
         (event(EventData(kind="of_a_later_version")), "as it was said"),
         (event(None), "as it was said"),
@@ -75,7 +76,7 @@ def test_words(told: Event, words: str) -> None:
 
 def test_a_choice_of_a_later_version_is_no_harm() -> None:
     assert "chosen as the newest" not in cause_text(event(EventData(kind="preempted", choice="by_lot")))
-    assert "request 2 was chosen" in cause_text(event(EventData(kind="preempted", choice="by_lot")))
+    assert "request #2 was chosen" in cause_text(event(EventData(kind="preempted", choice="by_lot")))
 
 
 def test_old_readers_and_old_engines() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from kvscope_telemetry.messages.telemetry import Frame, Snapshot
+from kvscope_telemetry.messages.telemetry import Batch, Frame, Snapshot
 from kvscope_telemetry.recordings.overview import computed_part, read_course
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.course import Course
-from kvscope_telemetry.summaries.turns import TURN, TurnKind, TurnLog, numbers_of
+from kvscope_telemetry.summaries.turns import TURN, TurnKind, TurnLog, TurnNotes, numbers_of
 
 
 def plain_turns(recording: Recording) -> set[tuple[int, int, TurnKind]]:
@@ -43,6 +43,18 @@ def plain_turns(recording: Recording) -> set[tuple[int, int, TurnKind]]:
 
 def turns_of(course: Course) -> list[tuple[int, int, TurnKind]]:
     return [(time_ns, number, kind) for time_ns, _, number, kind in numbers_of(course.turns.rows)]
+
+
+def test_tokens_that_are_guessed_ahead_are_no_piece_of_a_prompt() -> None:
+    notes, log = TurnNotes(), TurnLog()
+    batches = [({1: 46}, 46), ({1: 6}, 0), ({1: 6}, 0), ({1: 4, 2: 30}, 30), ({1: 6, 2: 6}, 0), ({1: 1, 2: 1}, 0)]
+    for at_ns, (sizes, num_prefill) in enumerate(batches, 1):
+        number, num_tokens = (np.array(list(column), "<u4").tobytes() for column in (sizes, sizes.values()))
+        batch = Batch(number, num_tokens, num_prefill, sum(sizes.values()) - num_prefill)
+        notes.frame(Frame(epoch=1, seq=at_ns, step=at_ns, time_ns=at_ns, batch=batch), 0)
+    log.add(notes.take(), 1)
+    told = [(time_ns, number, kind) for time_ns, _, number, kind in numbers_of(log.rows)]
+    assert told == [(1, 1, TurnKind.DECODE), (4, 2, TurnKind.DECODE)]
 
 
 def test_they_are_those_of_a_plain_model_and_the_same_when_computed(record: Callable[..., Any]) -> None:

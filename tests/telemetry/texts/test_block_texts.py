@@ -203,6 +203,7 @@ def test_a_file_says_whether_it_has_texts_and_reads_the_same_beside_them(tmp_pat
     ends = [each.state_at(each.info.duration_s) for each in (recording, without)]  # clocks are the machine's
     assert ends[0].seq == ends[1].seq == 200
     assert ends[0].ledger.equals(ends[1].ledger)
+    assert recording.path.stat().st_size < 2 * without.path.stat().st_size  # texts do not break up what frames come to
     index = TextIndex()
     index.extend(texts)
     mirror = recording.state_at(recording.info.duration_s)

@@ -1,4 +1,4 @@
-"""How much time the plots show, whether they follow the present, and what time the mouse is on."""
+"""How much time the plots show, whether they follow what is shown, and what time the mouse is on."""
 
 from __future__ import annotations
 
@@ -21,25 +21,22 @@ _TIME_WIDTH = 60
 
 
 class TimeBar(QWidget):
-    """Range buttons at the left, Live at the right, the time under the mouse between them."""
+    """Range buttons at the left, Live at the right (in a recording Follow), the time under the mouse between them."""
 
     range_chosen = Signal(float)
     """Seconds; infinite for all there is."""
     live_requested = Signal()
 
-    def __init__(self, *, inset: bool = True) -> None:
-        """`inset`: with margins of its own."""
+    def __init__(self, *, is_file: bool = False, inset: bool = True) -> None:
+        """`is_file`: of a recording, where nothing is live. `inset`: with margins of its own."""
         super().__init__()
         self.ranges = Segments(list(RANGES_S), "Time shown")
         self.ranges.set_current(list(RANGES_S).index(DEFAULT_RANGE))
         self.ranges.chosen.connect(lambda index: self.range_chosen.emit(list(RANGES_S.values())[index]))
         self.time = label(look="muted", elastic=True)
-        self.live = tool_button(
-            "Live",
-            "Follow the present. Drag a chart, or turn the wheel with Ctrl over it, to look back; a click goes there.",
-            checkable=True,
-            checked=True,
-        )
+        word, what = ("Follow", "the cursor") if is_file else ("Live", "the present")
+        tip = f"Follow {what}. Drag a chart, or turn the wheel with Ctrl over it, to look back; a click goes there."
+        self.live = tool_button(word, tip, checkable=True, checked=True)
         self.live.clicked.connect(self._on_live)
         layout = QHBoxLayout(self)
         layout.setContentsMargins(*((8, 6, 8, 2) if inset else (0, 0, 0, 0)))
@@ -76,7 +73,7 @@ class TimeBar(QWidget):
             self.ranges.clear()
 
     def set_following(self, following: bool) -> None:
-        """Show whether the plots follow the present."""
+        """Show whether the plots follow what is shown."""
         self.live.setChecked(following)
 
     def _on_live(self) -> None:

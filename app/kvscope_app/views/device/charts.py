@@ -100,7 +100,7 @@ class DeviceCharts(QWidget):
         self._session = session
         self._theme: Theme = DARK
         self._area: QScrollArea | None = None
-        self.bar = TimeBar(inset=False)
+        self.bar = TimeBar(is_file=session.is_file, inset=False)
         self.range_s = RANGES_S[DEFAULT_RANGE]
         self._fixed: tuple[float, float] | None = None
         self._devices: tuple[tuple[str, str], ...] = ()

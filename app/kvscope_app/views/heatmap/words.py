@@ -62,7 +62,7 @@ def _use(course: Course, place: int, row: int, size: int) -> list[str]:
     if in_use:
         told.append(f"{min(round(at['filled'] / in_use * 100), 100)} % of the slots used")
     if at["active"] and at["owner"] >= 0:
-        told.append(f"request {at['owner']}" + (" is the newest owner" if size > 1 else ""))
+        told.append(f"request #{at['owner']}" + (" is the newest owner" if size > 1 else ""))
     return told
 
 

@@ -79,7 +79,7 @@ def _neighbours(mirror: Mirror, block: int, block_size: int) -> Iterator[Fact]:
 
 def _brief(mirror: Mirror, block: int, block_size: int) -> str:
     facts = block_facts(mirror, block, block_size)
-    owner = f", request {facts.owner}" if facts.owner is not None else ""
+    owner = f", request #{facts.owner}" if facts.owner is not None else ""
     return f"{facts.title}: {facts.state}{owner}"
 
 

@@ -67,7 +67,7 @@ def _blocks(mirror: Mirror, number: int, tier: Tier | None) -> Iterator[Finding]
         row = tier_rows(cache, each).start + number
         if tier in (None, each) and number < size and row < mirror.num_rows:
             facts = block_facts(mirror, row, cache.block_size)
-            whose = f", request {count(facts.owner)}" if facts.owner is not None else ""
+            whose = f", request #{count(facts.owner)}" if facts.owner is not None else ""
             yield Finding(facts.title, facts.state + whose, block=row)
 
 

@@ -29,8 +29,8 @@ KIND_COLORS: Final = {
 
 
 def moment_text(moment: Moment) -> str:
-    """`taken by request 12`."""
-    who = f"request {count(moment.request)}" if moment.request != NO_OWNER else ""
+    """`taken by request #12`."""
+    who = f"request #{count(moment.request)}" if moment.request != NO_OWNER else ""
     held = f"{count(moment.ref_count)} requests hold it"
     if moment.kind is Kind.KNOWN:
         return f"Known from here: {_how(moment.state, moment.ref_count, moment.request, moment.filled)}"
@@ -86,9 +86,9 @@ _TIER_COLORS: Final[dict[int, str]] = {Tier.HOST: "block_host", Tier.DISK: "bloc
 
 def _how(state: int, ref_count: int, owner: int, filled: int) -> str:
     if state == BlockState.ACTIVE:
-        who = f" by {count(ref_count)} requests" if ref_count > 1 else f" by request {count(owner)}" * (owner >= 0)
+        who = f" by {count(ref_count)} requests" if ref_count > 1 else f" by request #{count(owner)}" * (owner >= 0)
         return f"held{who}, {count(filled)} tokens"
     if state == BlockState.CACHED:
-        whose = f", written by request {count(owner)}" if owner >= 0 else ""
+        whose = f", written by request #{count(owner)}" if owner >= 0 else ""
         return f"cached{whose}, {count(filled)} tokens"
     return {BlockState.FREE: "free", BlockState.UNMAPPED: "unmapped"}.get(BlockState(state), "unknown")

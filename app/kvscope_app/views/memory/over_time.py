@@ -97,7 +97,7 @@ class MemoryOverTime(QWidget):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session
-        self.bar = TimeBar(inset=False)
+        self.bar = TimeBar(is_file=session.is_file, inset=False)
         self.range_s = RANGES_S["10 min"]
         self.bar.show_range(self.range_s)
         self._fixed: tuple[float, float] | None = None

@@ -26,6 +26,7 @@ from shiboken6 import isValid
 from kvscope_app.look.makers import empty_state, label, number_label, set_look
 from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent, signed_bytes
 from kvscope_app.look.theme import Theme, mix
+from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.memory.account import Account, account, kv_detail
@@ -58,7 +59,8 @@ class MemoryView(View):
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
-        self.heading = label(look="heading", elastic=True)
+        self.heading = ElidedLabel()
+        self.heading.setProperty("look", "heading")
         self.bar = StackedBar()
         self.bar.setAccessibleName("Memory of the device")
         self.forecast = ForecastLine(session)

@@ -150,7 +150,7 @@ def _held(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
         return ""
     number = holders[0]
     index = mirror.requests.index_in_table(number, block)
-    return f"block {index} of request {number}" + (" (swapped out)" if is_swapped_out(mirror, number) else "")
+    return f"block {index} of request #{number}" + (" (swapped out)" if is_swapped_out(mirror, number) else "")
 
 
 def _owner(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
@@ -159,7 +159,7 @@ def _owner(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
         return UNKNOWN
     if owner == NO_OWNER:
         return "none"
-    return f"request {owner}" if holders else f"request {owner}, which let go of it"
+    return f"request #{owner}" if holders else f"request #{owner}, which let go of it"
 
 
 def _named(holders: tuple[int, ...], refs: int) -> str:
@@ -183,7 +183,7 @@ def _whose(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     """Whose attention it is a share of, and how long ago that was."""
     measured = int(mirror.ledger.attention_step[block])
     age = max(0, mirror.step - measured)
-    whose = f"request {holders[0]}'s" if len(holders) == 1 else "a request's"
+    whose = f"request #{holders[0]}'s" if len(holders) == 1 else "a request's"
     return f"{whose}, {'now' if age == 0 else plural(age, 'step') + ' ago'}"
 
 

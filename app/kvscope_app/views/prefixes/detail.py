@@ -67,6 +67,6 @@ def facts_line(moment: Moment, node: int) -> str:
         *([holder_words(int(tree.holders[node]))] if told.ref_counts else []),
         *([f"used {idle_words(moment, node)}{' ago' if moment.idle_s(node) else ''}"] if told.last_used else []),
         *([plural(int(tree.hits[node]), "hit")] if told.prefix_hits and tree.hits[node] else []),
-        *([f"written by request {owner}"] if told.owners and owner != NO_OWNER and owner else []),
+        *([f"written by request #{owner}"] if told.owners and owner != NO_OWNER and owner else []),
     ]
     return "  ·  ".join(parts)

@@ -43,7 +43,7 @@ def reuse_text(events: Iterable[Event], number: int, prompt: Prompt) -> str:
 
 def _begun(event: Event, prompt: Prompt) -> str:
     if event.other:
-        return _sentence(cause_text(event) or f"forked from request {event.other}")
+        return _sentence(cause_text(event) or f"forked from request #{event.other}")
     if not event.num_tokens:
         return _nothing(prompt, event)
     whole = f"Reused {count(event.num_tokens)} of {plural(prompt.num_tokens, 'prompt token')}"

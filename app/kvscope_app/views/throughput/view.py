@@ -64,7 +64,7 @@ class ThroughputView(View):
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
-        self.bar = TimeBar()
+        self.bar = TimeBar(is_file=session.is_file)
         self.panels = {spec.key: spec.make_panel() for spec in PANELS}
         self._range_s = RANGES_S[DEFAULT_RANGE]
         self._fixed: tuple[float, float] | None = None

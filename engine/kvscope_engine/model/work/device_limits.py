@@ -61,18 +61,26 @@ def _limits(device: str, key: str) -> Limits:
 
 @torch.inference_mode()
 def measure(device: torch.device, dtype: torch.dtype) -> Limits:
-    """Both, now. Raises what torch raises where there is no memory for it."""
+    """Both, now. Raises what torch raises where there is no memory for it.
+
+    A CPU without instructions for `dtype` is slower at it than at float32, and no limit to operations that widen it.
+    """
     is_gpu = device.type == "cuda"
     large = torch.ones((_GPU_BYTES if is_gpu else _CPU_BYTES) // 4, dtype=torch.float32, device=device)
     read_s = _best_s(device, large.clone if is_gpu else large.sum)
     num_bytes = large.nbytes * (2 if is_gpu else 1)
     del large
     side = _GPU_SIDE if is_gpu else _CPU_SIDE
-    left, right = (torch.ones((side, side), dtype=dtype, device=device) for _ in range(2))
-    product_s = _best_s(device, lambda: left @ right)
+    product_s = min(_product_s(device, side, each) for each in ({dtype} if is_gpu else {dtype, torch.float32}))
     if is_gpu:
         torch.cuda.empty_cache()
     return Limits(round(num_bytes / read_s), round(2 * side**3 / product_s))
+
+
+def _product_s(device: torch.device, side: int, dtype: torch.dtype) -> float:
+    """Of two square matrices."""
+    left, right = (torch.ones((side, side), dtype=dtype, device=device) for _ in range(2))
+    return _best_s(device, lambda: left @ right)
 
 
 def _best_s(device: torch.device, run: Callable[[], object]) -> float:

@@ -39,7 +39,7 @@ def _reasons(life: Life, until_ns: int) -> list[str]:
         reasons.append(f"waited {queued_ns / 1e9:.2f} s in the queue")
     for phase in life.phases:
         if phase.kind in (PhaseKind.PREEMPTED, PhaseKind.SWAPPED):
-            whom = f" for request {phase.other}" if phase.other not in (0, life.info.number) else ""
+            whom = f" for request #{phase.other}" if phase.other not in (0, life.info.number) else ""
             verb = "swapped out" if phase.kind is PhaseKind.SWAPPED else "preempted"
             cause = f": {phase.cause}" if phase.cause else ""
             reasons.append(f"{verb}{whom}, {phase.length_ns(until_ns) / 1e9:.2f} s aside{cause}")

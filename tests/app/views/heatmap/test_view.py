@@ -234,7 +234,7 @@ def test_hovering_tells_what_is_there(engine, filled, course, make_view, second,
     assert "Block 5" in told
     assert "active" in told
     assert "50 % of the slots used" in told
-    assert "request 42" in told
+    assert "request #42" in told
 
 
 def test_a_cell_of_several_blocks_is_named_as_it_is_binned(make_engine, course, make_view, qtbot, second):

@@ -73,7 +73,7 @@ def test_a_block_is_told_with_who_holds_it_and_what_is_next_to_it(shared, show):
     assert view.heading.text() == "Block 7"
     assert ("State", "shared") in facts
     assert ("Request #2", "1 of 2 blocks, tokens 0 to 15") in facts
-    assert ("Block after it", "Block 20: active, request 2") in facts
+    assert ("Block after it", "Block 20: active, request #2") in facts
     assert ("Request #5", "1 of 1 block, tokens 0 to 15") in facts
     assert ("Before", "Block 6: free") in facts
     assert ("References", "2") in facts
@@ -90,7 +90,7 @@ def test_where_attention_fell_is_told_of_blocks_and_of_requests(engine, shared, 
     view = show(shared)
     shared.select_block(20)
     ago = shared.mirror.step - 2
-    assert ("Attention", f"0.02 % of request 2's, {ago} steps ago") in told(view)
+    assert ("Attention", f"0.02 % of request #2's, {ago} steps ago") in told(view)
     shared.select_block(7)
     assert ("Attention", f"3.1 % of a request's, {ago} steps ago") in told(view)
     shared.select_request(2)

@@ -44,5 +44,8 @@ def test_other_processes_are_known(recording, qtbot):
         assert parts["others"] == found.memory_used_bytes - found.process_bytes > 0
         near = slice(max(place - 1, 0), place + 2)
         assert np.nanmin(used[near]) <= found.memory_used_bytes <= np.nanmax(used[near])
+        devices = session.history.devices.newest
+        assert devices is not None  # also where nothing is told for a while, as nothing is in a recording that stands
+        assert abs(devices.time_ns - session.mirror.time_ns) < 5 * SECOND_NS
     finally:
         session.close()

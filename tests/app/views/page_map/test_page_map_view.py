@@ -214,7 +214,7 @@ def test_arrow_keys_move_a_cursor_that_is_told_to_screen_readers(engine, session
     qtbot.keyClick(view.canvas, Qt.Key.Key_Right)
     qtbot.keyClick(view.canvas, Qt.Key.Key_Right)
     assert view.canvas.pointed_block == 1
-    assert view.canvas.accessibleDescription().startswith("Block 1: active, owner request 2")
+    assert view.canvas.accessibleDescription().startswith("Block 1: active, owner request #2")
     qtbot.keyClick(view.canvas, Qt.Key.Key_Down)
     assert view.canvas.pointed_block == 1 + view.scene.grid.columns
     qtbot.keyClick(view.canvas, Qt.Key.Key_Up)

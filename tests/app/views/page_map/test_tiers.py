@@ -201,10 +201,10 @@ def test_the_card_of_a_place_says_whose_block_it_holds(tiered, make_session, sho
     session = make_session(tiered)
     view = show(session)
     facts = block_facts(session.mirror, 76, 16)
-    assert facts.sentence.startswith("Host place 12: swapped out, holds block 3 of request 7 (swapped out)")
+    assert facts.sentence.startswith("Host place 12: swapped out, holds block 3 of request #7 (swapped out)")
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(76).center())
     assert view._card._title.text() == "Host place 12"
-    assert "block 3 of request 7 (swapped out)" in view._card._rows.text()
+    assert "block 3 of request #7 (swapped out)" in view._card._rows.text()
     assert block_facts(session.mirror, 84, 16).title == "Disk place 0"
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(90).center())
     assert "empty place" in view._card._rows.text()

@@ -31,7 +31,7 @@ def admitted(data, num_tokens=0, **fields):
         (admitted(MISS), "Reused none of its 140 prompt tokens: nothing that begins like it was ever seen."),
         (
             admitted(EventData(kind="forked"), 139, other=3, num_blocks=9),
-            "Forked from request 3; shares its 9 blocks until one of them writes.",
+            "Forked from request #3; shares its 9 blocks until one of them writes.",
         ),
         (
             admitted(EventData(kind="started", num_known_tokens=140, num_lost_tokens=16)),

@@ -128,7 +128,7 @@ def test_phases_come_from_events_and_what_was_seen(engine, session, poll):
     assert found["Decode"] == "4.50 s, 11 tokens, 450 ms between tokens"
     assert found["Preempted"] == "1 time, 1.00 s until it came back"
     assert found["Because"].startswith(
-        "Request 1 needed 2 blocks and 1 could be had; request 4 was chosen as the newest"
+        "Request #1 needed 2 blocks and 1 could be had; request #4 was chosen as the newest"
     )
     assert "not seen" in told(mirror, 4, events)["Prefill"]
 

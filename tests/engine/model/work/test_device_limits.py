@@ -44,6 +44,13 @@ def test_a_cpu_reads_and_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.flops_per_s > 0
 
 
+def test_a_type_that_a_cpu_is_slow_at_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_CPU_BYTES", 1 << 20)
+    took_s = {torch.bfloat16: 2.0, torch.float32: 1.0}
+    monkeypatch.setattr(limits, "_product_s", lambda device, side, dtype: took_s[dtype])
+    assert limits.measure(CPU, torch.bfloat16).flops_per_s == 2 * 512**3
+
+
 def test_it_is_measured_once_a_device_and_type(folder: Path, measured: list[torch.dtype]) -> None:
     for _ in range(2):
         assert device_limits(CPU, "a CPU", torch.float32) == Limits(5, 1)

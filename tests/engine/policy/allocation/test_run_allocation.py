@@ -154,7 +154,9 @@ def test_buddy_preempts_when_there_is_no_run_and_says_so(reserve: Make, expected
     one.run()
     assert (first.num_preemptions, second.num_preemptions) == (0, 1)
     (event,) = [event for event in one.scheduler.take_events() if event.kind == "preempted"]
-    assert event.cause.startswith("request 1 needed 1 block and none could be had; request 2 was chosen as the newest")
+    assert event.cause.startswith(
+        "request #1 needed 1 block and none could be had; request #2 was chosen as the newest"
+    )
     for request in (first, second):
         assert request.output_token_ids == expected_completion(request.prompt_token_ids, 8)
 

@@ -123,7 +123,9 @@ def test_the_newest_gives_up_its_pages_and_computes_again(virtual: Make, expecte
     one.run()
     assert [request.num_preemptions for request in requests] == [0, 0, 1]
     (event,) = [event for event in one.scheduler.take_events() if event.kind == "preempted"]
-    assert event.cause.startswith("request 1 needed 1 block and none could be had; request 3 was chosen as the newest")
+    assert event.cause.startswith(
+        "request #1 needed 1 block and none could be had; request #3 was chosen as the newest"
+    )
     assert one.pages.num_unmapped > 0
     for request in requests:
         assert request.output_token_ids == expected_completion(request.prompt_token_ids, request.max_tokens)

@@ -239,7 +239,7 @@ def test_a_preemption_says_why(drive: Make) -> None:
     assert (event.number, event.other) == (new.number, old.number)
     assert (event.num_blocks, event.num_tokens) == (3, 12)
     assert event.cause == (
-        "request 1 needed 1 block and none could be had; request 2 was chosen as the newest;"
+        "request #1 needed 1 block and none could be had; request #2 was chosen as the newest;"
         " 12 tokens in 3 blocks to recompute"
     )
     one.run()
@@ -268,7 +268,7 @@ def test_the_lowest_priority_is_preempted_first(drive: Make) -> None:
         one.step()
     assert high.num_preemptions == 0
     (event,) = events(one, "preempted")
-    assert "request 1 was chosen for its low priority (-1)" in event.cause
+    assert "request #1 was chosen for its low priority (-1)" in event.cause
     one.run()
 
 
@@ -414,7 +414,7 @@ def test_eviction_is_told_once_a_step(drive: Make) -> None:
     one.run()
     (event,) = events(one, "evicted")
     assert (event.num_blocks, event.other) == (1, 2)
-    assert event.cause == "no block was free; 1 cached, unused for longest, was evicted, first for request 2"
+    assert event.cause == "no block was free; 1 cached, unused for longest, was evicted, first for request #2"
     assert one.pool.evicted_blocks == 1
 
 

@@ -93,7 +93,7 @@ def test_a_swapped_request_says_where_its_blocks_are(drive: Make) -> None:
     assert one.pool.ledger.filled[new.saved_rows].tolist() == [4, 4, 4]
     (event,) = events(one, "preempted")
     assert event.cause == (
-        "request 1 needed 1 block and none could be had; request 2 was chosen as the newest;"
+        "request #1 needed 1 block and none could be had; request #2 was chosen as the newest;"
         " 12 tokens in 3 blocks moved to a lower tier (about 0.0 ms there and back)"
     )
     moves = one.scheduler.take_changes().moves
