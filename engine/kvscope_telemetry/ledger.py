@@ -132,11 +132,10 @@ class Ledger:
 
     def pack(self, ids: npt.NDArray[np.uint32]) -> BlockRows:
         """The rows `ids`, shape `(n,)`, as bytes that no longer change with the ledger."""
-        at = ids.astype(np.intp)  # numpy would make it anew for each column
-        columns = {name: getattr(self, name)[at].tobytes() for name in DENSE}
-        hashed = at[self.hash[at].nonzero()]
+        columns = {name: getattr(self, name)[ids].tobytes() for name in DENSE}
+        hashed = ids[self.hash[ids].nonzero()]
         parent = _packed_parents(self.parent[hashed]) if hashed.size else b""
-        columns |= {name: _packed_unless_zero(getattr(self, name)[at]) for name in MEASURED}
+        columns |= {name: _packed_unless_zero(getattr(self, name)[ids]) for name in MEASURED}
         return BlockRows(ids=ids.astype("<u4", copy=False).tobytes(), parent=parent, **columns)
 
     def pack_all(self) -> BlockRows:

@@ -66,8 +66,6 @@ WORDS: Final = (
 SAMPLE_EVERY_NS: Final = 500_000_000
 LOOK_EVERY_S: Final = 0.5
 MAX_STEPS_AT_ONCE: Final = 64
-TURN_S: Final = 0.002
-"""Steps of so long are made in one go: to wake up costs as much as one, and who watches should have the processor."""
 
 
 class SyntheticServer:
@@ -165,7 +163,7 @@ class SyntheticServer:
     # The stepping thread.
 
     def _run(self) -> None:
-        due_s, num_a_turn = time.monotonic(), max(1, int(self._rate * TURN_S))
+        due_s = time.monotonic()
         while not self._closing:
             self._answer_all()
             self._look_after_holder()
@@ -175,7 +173,7 @@ class SyntheticServer:
                 self._wake.clear()
                 due_s = max(due_s, now_s) if self._is_held else due_s
                 continue
-            num_steps = min(MAX_STEPS_AT_ONCE, num_a_turn + int((now_s - due_s) * self._rate))
+            num_steps = min(MAX_STEPS_AT_ONCE, 1 + int((now_s - due_s) * self._rate))
             for _ in range(num_steps):
                 self._step()
             due_s = max(due_s + num_steps / self._rate, now_s - 0.1)
