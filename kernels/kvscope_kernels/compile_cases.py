@@ -12,6 +12,7 @@ from kvscope_kernels.grouped.product import _grouped_product_kernel, product_con
 from kvscope_kernels.kv_formats import AS_IS, E4M3, E4M3_BITS, INT8, fp8_format
 from kvscope_kernels.kv_write import _kv_write_kernel, write_constants
 from kvscope_kernels.launch import DotTiles, attention_constants, block_tiles, decode_tiles, prefill_tiles
+from kvscope_kernels.linear.skinny_linear import _skinny_linear_kernel, linear_constants, linear_tiles
 from kvscope_kernels.logits.allow_tokens import _TILE as _TOKENS_TILE
 from kvscope_kernels.logits.allow_tokens import _allow_tokens_kernel
 from kvscope_kernels.merge_splits import _merge_splits_kernel, merge_constants
@@ -194,6 +195,9 @@ def layer_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     yield rotate_case(heads, dtype, has_norm=True)
     for num_rows in (1, 64):
         yield grouped_case(heads, num_rows, dtype)
+    if dtype != "fp32":
+        for num_rows in (1, 16):
+            yield linear_case(heads, num_rows, dtype)
 
 
 def rotate_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS, *, has_norm: bool = False) -> Launch:
@@ -217,6 +221,17 @@ def grouped_case(heads: Heads, num_rows: int, dtype: str = "bf16") -> Launch:
     launch = _launch("grouped_product", variant, _grouped_product_kernel, constants, dtype, num_warps=warps)
     types = _GROUPED_TYPES | dict.fromkeys(("x", "add", "out"), f"*{dtype}")
     return replace(launch, arguments={name: types[name] for name in launch.arguments})
+
+
+def linear_case(heads: Heads, num_rows: int, dtype: str = "bf16") -> Launch:
+    """A product with weights as they are, of a decode; without bias."""
+    hidden = heads.num_heads * heads.head_dim
+    tiles = linear_tiles(num_rows, hidden, hidden, 132)
+    constants = {**linear_constants(hidden, hidden, tiles), "bias": None, "UPCAST_DOT": False}
+    dots = DotTiles(tiles.tile_m, tiles.tile_n, 0, 0, 4, tiles.num_stages)
+    variant = f"{hidden} rows<={tiles.tile_m} {dtype}"
+    launch = _launch("skinny_linear", variant, _skinny_linear_kernel, constants, dtype, dots)
+    return replace(launch, arguments=launch.arguments | {"x": f"*{dtype}", "weight": f"*{dtype}"})
 
 
 def quantized_cases(heads: Heads, capability: int, dtype: str = "bf16", options: Options = PLAIN) -> Iterator[Launch]:
@@ -302,6 +317,7 @@ def _launch(
     tiles: DotTiles | None = None,
     num_warps: int = 4,
 ) -> Launch:
+    constants = {**constants, **({"OVERLAPS": True} if "OVERLAPS" in kernel.arg_names else {})}
     names = [name for name in kernel.arg_names if name not in constants]
     arguments = {name: f"*{dtype}" if name in _DATA else _TYPES.get(name, "i32") for name in names}
     form = constants.get("KV_FORMAT", AS_IS)

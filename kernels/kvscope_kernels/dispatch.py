@@ -17,6 +17,7 @@ from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.gated_activation import gated_activation, gated_activation_torch
 from kvscope_kernels.host_lengths import HostLengths
 from kvscope_kernels.kv_write import kv_write, kv_write_torch
+from kvscope_kernels.linear.skinny_linear import linear, linear_torch
 from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
 from kvscope_kernels.native.decode import paged_decode_attention_native
 from kvscope_kernels.native.layers import (
@@ -186,6 +187,14 @@ class GatedActivation(Protocol):
     def __call__(self, both: Tensor, kind: int) -> Tensor: ...
 
 
+class Linear(Protocol):
+    """See `linear.skinny_linear.linear`."""
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor: ...
+
+
 class AllowTokens(Protocol):
     """See `logits.allow_tokens.allow_tokens`."""
 
@@ -204,6 +213,7 @@ class Ops:
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
     gated_activation: GatedActivation
+    linear: Linear
     allow_tokens: AllowTokens
     block_attention: BlockAttention
     block_bounds: BlockBounds
@@ -219,6 +229,7 @@ _CPU: Final = Ops(
     rms_norm_torch,
     add_rms_norm_torch,
     gated_activation_torch,
+    linear_torch,
     allow_tokens_torch,
     block_attention_torch,
     block_bounds_torch,
@@ -233,6 +244,7 @@ _CUDA: Final = Ops(
     rms_norm,
     add_rms_norm,
     gated_activation,
+    linear,
     allow_tokens,
     block_attention,
     block_bounds,

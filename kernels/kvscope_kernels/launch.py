@@ -10,6 +10,10 @@ UNBOUNDED: Final = 2**31 - 1
 """The sliding window of a layer without one."""
 
 
+_LONG_ROWS: Final = 4096
+"""Queries times the heads of one KV head."""
+
+
 class DotTiles(NamedTuple):
     """Tile of one program: TILE_M query rows by TILE_N tokens; head dims padded to powers of two."""
 
@@ -58,12 +62,15 @@ def prefill_tiles(
     """
     tile_d, tile_v = padded_dim(head_dim), padded_dim(value_dim)
     fewest = max(16, next_power_of_2(group))
+    num_rows = max(max_query_len, 1) * group
     if element_bytes == 4:
         return DotTiles(fewest, 16, tile_d, tile_v, num_warps=4, num_stages=2)
     is_wide = max(tile_d, tile_v) > 128
     is_hopper = 90 <= capability < 100
     most = 64 if is_wide or (is_quantized and is_hopper) else 128
-    tile_m = max(fewest, min(most, next_power_of_2(max(max_query_len, 1) * group)))
+    tile_m = max(fewest, min(most, next_power_of_2(num_rows)))
+    if is_hopper and not is_quantized and 64 < max(tile_d, tile_v) <= 128:
+        return _hopper_tiles_of_128(num_rows, fewest, tile_d, tile_v)
     if is_hopper:
         return _hopper_prefill_tiles(tile_m, tile_d, tile_v, element_bytes, is_quantized=is_quantized)
     tile_n = _tile_tokens(head_dim, value_dim, element_bytes, 16 << 10)
@@ -75,6 +82,14 @@ def prefill_tiles(
         tile_n = min(tile_n, 32)
     num_warps = 8 if tile_m >= most else 4
     return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps, 3, max_registers=255 if is_quantized else None)
+
+
+def _hopper_tiles_of_128(num_rows: int, fewest: int, tile_d: int, tile_v: int) -> DotTiles:
+    """For heads of 128. Large tiles for long runs, which leave enough programs for all multiprocessors; small ones,
+    of which two fit a multiprocessor, for what is shorter."""
+    if num_rows >= _LONG_ROWS:
+        return DotTiles(256, 32, tile_d, tile_v, num_warps=16, num_stages=2)
+    return DotTiles(max(fewest, min(64, next_power_of_2(num_rows))), 64, tile_d, tile_v, num_warps=4, num_stages=3)
 
 
 def _hopper_prefill_tiles(tile_m: int, tile_d: int, tile_v: int, element_bytes: int, *, is_quantized: bool) -> DotTiles:
@@ -134,6 +149,13 @@ def compute_capability(device: torch.device) -> int:
         return 90
     major, minor = torch.cuda.get_device_capability(device)
     return major * 10 + minor
+
+
+def overlapping(device: torch.device) -> dict[str, bool]:
+    """The launch of a kernel that begins with `begin_after_previous`: where the GPU can (compute capability 9.0), it
+    is made ready while the kernel before it ends."""
+    can = device.type == "cuda" and compute_capability(device) >= 90
+    return {"OVERLAPS": True, "launch_pdl": True} if can else {"OVERLAPS": False}
 
 
 def padded_dim(head_dim: int) -> int:

@@ -96,10 +96,11 @@ def compile_for(launch: Launch, capability: int) -> Resources:
     if not isinstance(launch.kernel, triton.JITFunction):
         raise RuntimeError("kernels were defined for Triton's interpreter: unset TRITON_INTERPRET")
     names = list(launch.kernel.arg_names)
+    constants = {**launch.constants, "OVERLAPS": capability >= 90}  # as `launch.overlapping` says
     source = ASTSource(
         fn=launch.kernel,
         signature={name: launch.arguments.get(name, "constexpr") for name in names},
-        constexprs={name: launch.constants[name] for name in names if name not in launch.arguments},
+        constexprs={name: constants[name] for name in names if name not in launch.arguments},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in launch.aligned},
     )
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "maxnreg": launch.max_registers}

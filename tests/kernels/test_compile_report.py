@@ -23,7 +23,7 @@ def test_no_spills(capability: int) -> None:
     assert {line[0] for line in lines} == {
         *("paged_decode", "paged_prefill", "merge_splits", "kv_write", "copy_rows"),
         *("rms_norm", "add_rms_norm", "gate", "rotate_write", "allow_tokens", "block_attention", "plan_decode"),
-        *("block_bounds", "block_scores", "grouped_product"),
+        *("block_bounds", "block_scores", "grouped_product", "skinny_linear"),
     }
     attention = [line for line in lines if line[0].startswith("paged")]
     assert all(int(line[-8]) > 0 and int(line[-7]) > 0 for line in attention), "async copies and matrix units in use"

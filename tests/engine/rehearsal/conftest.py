@@ -175,6 +175,11 @@ def shape_true_ops() -> Ops:
     def gated_activation(both: torch.Tensor, kind: int) -> torch.Tensor:
         return torch.empty_like(both[..., : both.shape[-1] // 2])
 
+    def linear(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        return x.new_empty((*x.shape[:-1], len(weight)), dtype=dtype or x.dtype)
+
     return Ops(
         kv_write=lambda *a, **k: None,
         decode=attend,
@@ -184,6 +189,7 @@ def shape_true_ops() -> Ops:
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         gated_activation=gated_activation,
+        linear=linear,
         allow_tokens=lambda *a: None,
         block_attention=lambda *a, **k: None,
         block_bounds=lambda *a: None,
@@ -209,7 +215,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     from kvscope_engine.model.checks import eager_check, hook_check, trial
     from kvscope_engine.model.checks.agreement import Difference
     from kvscope_engine.model.checks.layer_trace import Trace
-    from kvscope_engine.model.joined import fuse, fused_mlp, fused_norm
+    from kvscope_engine.model.joined import float32_head, fuse, fused_mlp, fused_norm, packed_linear
 
     @contextmanager
     def gpu(total_bytes: int, runs_proofs: bool = True) -> Iterator[FakeGpu]:
@@ -219,7 +225,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             monkeypatch.setattr(fuse, "_fault", lambda *_: "")
         monkeypatch.setattr(eager_check, "difference", lambda *_: Difference(0.0, 0.0, 0.0))
         monkeypatch.setattr(trial, "share_of_spread", lambda *_: 0.0)
-        for module in (eager_check, fused_norm, fused_mlp):
+        for module in (eager_check, fused_norm, fused_mlp, packed_linear, float32_head):
             monkeypatch.setattr(module, "ops_for", lambda _: shape_true_ops())
         card = FakeGpu(total_bytes)
         with ExitStack() as stack:

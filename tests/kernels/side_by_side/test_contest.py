@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_kernels.benchmark.side_by_side.contest import OURS, REFERENCE, Absent, Contender, Contest, measured
+from kvscope_kernels.benchmark.side_by_side.contest import (
+    OURS,
+    REFERENCE,
+    Absent,
+    BrokenDevice,
+    Contender,
+    Contest,
+    measured,
+)
 
 ANSWER = torch.arange(6.0)
 
@@ -86,3 +94,20 @@ def test_who_cannot_be_prepared_is_absent() -> None:
     given = contest(late=lambda: ANSWER)
     result = measured(given, prepare, (lambda: 1.0, 1), 1)
     assert result.absent["late"] == "RuntimeError: cannot be captured"
+
+
+def test_who_leaves_the_device_unusable_is_named() -> None:
+    """An error of the device comes when it is waited for, and from then on every time."""
+    broken = [False]
+
+    def breaks() -> torch.Tensor:
+        broken[0] = True
+        return ANSWER
+
+    def settle() -> None:
+        if broken[0]:
+            raise RuntimeError("an illegal memory access\nand more")
+
+    named = "^theirs, k c: RuntimeError: an illegal memory access$"
+    with pytest.raises(BrokenDevice, match=named):
+        measured(contest(theirs=breaks, others=lambda: ANSWER), sampler(1.0, 1.0), (lambda: 1.0, 1), 1, settle)

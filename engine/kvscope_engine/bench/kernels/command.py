@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure or tune, and print; 0 when all ran."""
+    """Measure or tune, and print; 0 when all ran, 1 when somebody left the device unusable."""
     if args.rounds < 1:
         raise BadInput(f"--rounds {args.rounds} is not accepted: 1 or more")
     if args.table is not None and not args.tune:
@@ -69,12 +69,13 @@ def run(args: argparse.Namespace) -> int:
         return tune(device.type, args, _tell(args))
     report = _measure(device.type, choose_dtype(args.dtype, device), args)
     print(json.dumps(report) if args.json else text(report))
-    return 0
+    return 1 if report["stopped"] else 0
 
 
 def _measure(device: str, dtype: torch.dtype, args: argparse.Namespace) -> dict[str, Any]:
     from kvscope_engine.model.loading.device import dtype_name
     from kvscope_kernels import ops_for
+    from kvscope_kernels.benchmark.side_by_side.contest import BrokenDevice
     from kvscope_kernels.benchmark.side_by_side.contests import KERNELS as MAKERS
     from kvscope_kernels.benchmark.side_by_side.peers import peer_versions
 
@@ -82,10 +83,14 @@ def _measure(device: str, dtype: torch.dtype, args: argparse.Namespace) -> dict[
     rows: list[dict[str, Any]] = []
     absent: list[dict[str, str]] = []
     copies: list[float] = []
-    for name in args.only or KERNELS:
-        for contest in MAKERS[name](ops_for(device), device, dtype):
-            tell(f"{contest.kernel}, {contest.case}")
-            _add(contest, device, args.rounds, rows, absent, copies)
+    stopped = ""
+    try:
+        for name in args.only or KERNELS:
+            for contest in MAKERS[name](ops_for(device), device, dtype):
+                tell(f"{contest.kernel}, {contest.case}")
+                _add(contest, device, args.rounds, rows, absent, copies)
+    except BrokenDevice as error:  # what was measured before is as good as ever
+        stopped = str(error)
     facts = machine()
     facts["versions"] |= peer_versions()
     return {
@@ -95,9 +100,10 @@ def _measure(device: str, dtype: torch.dtype, args: argparse.Namespace) -> dict[
         "dtype": dtype_name(dtype),
         "threads": _threads() if device == "cpu" else None,
         "rounds": args.rounds,
-        "copy_gb_per_s": sorted(copies)[len(copies) // 2],
+        "copy_gb_per_s": sorted(copies)[len(copies) // 2] if copies else None,
         "rows": rows,
         "absent": absent,
+        "stopped": stopped,
     }
 
 
@@ -110,9 +116,10 @@ def _add(
     copies: list[float],
 ) -> None:
     from kvscope_kernels.benchmark.side_by_side.contest import measured
-    from kvscope_kernels.benchmark.side_by_side.samplers import copying_on, sampler_on
+    from kvscope_kernels.benchmark.side_by_side.samplers import copying_on, sampler_on, wait_for
 
-    result = measured(contest, partial(sampler_on, device), copying_on(device), rounds)
+    samplers = partial(sampler_on, device), copying_on(device)
+    result = measured(contest, *samplers, rounds, partial(wait_for, device))
     rows += [asdict(row) for row in result.rows]
     case = {"kernel": contest.kernel, "case": contest.case}
     absent += [{**case, "contender": name, "why": why} for name, why in result.absent.items()]

@@ -17,6 +17,8 @@ def text(report: dict[str, Any]) -> str:
     lines = ["\r\033[K" if sys.stderr.isatty() else "", headline(report), ""]
     lines.append(table(HEADER, [cells(row) for row in report["rows"]], words=(0, 1, 2)))
     lines += ["", *absences(report["absent"])]
+    if report["stopped"]:
+        lines.append(f"stopped, since the device takes no more after {report['stopped']}")
     return "\n".join(lines).rstrip()
 
 
@@ -29,7 +31,7 @@ def headline(report: dict[str, Any]) -> str:
     return (
         f"{where}, {driver}{versions}; {report['date']}\n"
         f"{report['dtype']}, heads 32/8/128 and blocks of 16 unless named otherwise; medians of {report['rounds']} "
-        f"rounds; a copy reads and writes {report['copy_gb_per_s']:.1f} GB/s"
+        f"rounds; a copy reads and writes {report['copy_gb_per_s'] or 0.0:.1f} GB/s"
     )
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from kvscope_engine.model.joined.given_up_weight import GivenUpWeight
 from kvscope_engine.model.quantized.filed_weight import pass_filed
+from kvscope_kernels import ops_for
 
 BATCH_HINT: Final = 8
 """Tokens a call that the packed layout is chosen for; measured flat from 1 to 32."""
@@ -56,14 +57,15 @@ class JoinedLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self._ops = ops_for(weight.device.type)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., in_features) -> (..., out_features)."""
-        return functional.linear(x, self.weight, self.bias)
+        return self._ops.linear(x, self.weight, self.bias)
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """The same, plus `other` of the result's shape."""
-        return functional.linear(x, self.weight, self.bias) + other
+        return self.forward(x) + other
 
 
 FastLinear = PackedLinear | JoinedLinear

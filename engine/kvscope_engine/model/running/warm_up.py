@@ -24,7 +24,7 @@ from kvscope_telemetry.messages.telemetry import Progress
 
 STAGE: Final = "warm up"
 LONGEST_RUN: Final = 128
-"""Queries from which on prefill's tiles do not grow."""
+"""Queries from which on prefill's tiles do not grow, but for those of the longest runs that there may be."""
 EVERY_OPTION: Final = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, seed=1, logprobs=3),
@@ -68,6 +68,7 @@ def idle_steps(limits: StepLimits) -> Iterator[Callable[[StepBuffer], StepTensor
         yield _prefill_step(num_queries, 0)
         num_queries *= 2
     yield _prefill_step(most, 0)
+    yield _prefill_step(most, 0, limits.max_num_batched_tokens)
     yield _prefill_step(min(2, most), 1)
     for length in dict.fromkeys((1, limits.max_request_tokens)):  # in one part, and in several to be merged
         for num_rows in dict.fromkeys((1, min(2, limits.max_num_seqs))):
@@ -82,8 +83,10 @@ def _decode_step(num_rows: int, length: int, block_size: int) -> Callable[[StepB
     return put
 
 
-def _prefill_step(num_queries: int, num_single_token: int) -> Callable[[StepBuffer], StepTensors]:
-    """Tokens that belong to no sequence, launched as if one had them all."""
+def _prefill_step(
+    num_queries: int, num_single_token: int, longest: int | None = None
+) -> Callable[[StepBuffer], StepTensors]:
+    """Tokens that belong to no sequence, launched as if one had them all, or `longest` of them."""
 
     def put(buffer: StepBuffer) -> StepTensors:
         flat = _idle_tokens(num_single_token + num_queries, buffer)
@@ -92,7 +95,7 @@ def _prefill_step(num_queries: int, num_single_token: int) -> Callable[[StepBuff
             seq_lens=buffer.put(np.zeros(1, np.int32)),
             max_seq_len=num_queries,
             query_start=buffer.put(np.zeros(2, np.int32)),
-            max_query_len=num_queries,
+            max_query_len=longest or num_queries,
         )
         decode = _idle_decodes(num_single_token, 1, 1, buffer) if num_single_token else None
         return StepTensors(*flat, num_single_token, decode, prefill, None)

@@ -22,6 +22,10 @@ class Absent(Exception):
     """Why a contender does not take part, in a few words."""
 
 
+class BrokenDevice(Exception):
+    """After whose work the device takes no more of this process, in a line."""
+
+
 @dataclass(frozen=True, slots=True)
 class Contender:
     """Who does it."""
@@ -78,19 +82,21 @@ def measured(
     make_sampler: Callable[[Contender], Sampler],
     copying: tuple[Sampler, int],
     rounds: int,
+    settle: Callable[[], object] = lambda: None,
 ) -> Result:
-    """Time all that do the same as ours; `copying` is how a copy is timed and the bytes that it moves.
+    """Time all that do the same as ours; `copying` is how a copy is timed and the bytes that it moves; `settle` waits
+    for the device, and raises what went wrong there.
 
-    Raises what ours raises. Others that fail, or compute something else, are absent with the reason.
+    Raises what ours raises, and BrokenDevice where somebody left the device unusable. Others that fail, or compute
+    something else, are absent with the reason.
     """
     samplers, absent = {}, dict(contest.absent)
-    for name, contender in _agreeing(contest, absent):
+    for name, contender in _agreeing(contest, absent, settle):
         try:
             samplers[name] = make_sampler(contender)
+            settle()
         except Exception as error:  # other people's libraries: whatever they raise is why they are absent
-            if name == OURS:
-                raise
-            absent[name] = first_line(error)
+            absent[name] = _survived(contest, name, error, settle)
     times = _medians({**samplers, COPY: copying[0]}, rounds)
     copied = copying[1] / times.pop(COPY)
     rows = [_row(contest, name, seconds, times[OURS], copied) for name, seconds in times.items()]
@@ -103,21 +109,33 @@ def first_line(error: Exception) -> str:
     return text if isinstance(error, Absent) else f"{type(error).__name__}: {text.splitlines()[0]:.120}"
 
 
-def _agreeing(contest: Contest, absent: dict[str, str]) -> Iterator[tuple[str, Contender]]:
+def _survived(contest: Contest, name: str, error: Exception, settle: Callable[[], object]) -> str:
+    """Why somebody failed, if the device outlived it. Raises what ours raised, and BrokenDevice."""
+    try:
+        settle()
+    except Exception:
+        raise BrokenDevice(f"{name}, {contest.kernel} {contest.case}: {first_line(error)}") from error
+    if name == OURS:
+        raise error
+    return first_line(error)
+
+
+def _agreeing(
+    contest: Contest, absent: dict[str, str], settle: Callable[[], object]
+) -> Iterator[tuple[str, Contender]]:
     """Those whose result is ours, one by one; why others are not goes to `absent`."""
     expected: torch.Tensor | None = None
     for name, contender in contest.contenders.items():
         try:
             found = contender.calls[0]()
+            settle()
             if name == OURS:
                 expected = found.clone() if isinstance(found, torch.Tensor) else None
             elif not _agrees(found, expected):
                 absent[name] = "computes something else"
                 continue
         except Exception as error:
-            if name == OURS:
-                raise
-            absent[name] = first_line(error)
+            absent[name] = _survived(contest, name, error, settle)
             continue
         yield name, contender
 

@@ -32,15 +32,16 @@ def copying_on(device: str) -> tuple[Sampler, int]:
 
 def _host_seconds(contender: Contender, device: str, cycles: int) -> float:
     """Of one call, all of the cycle in turn."""
-    _wait(device)
+    wait_for(device)
     start = time.perf_counter()
     for _ in range(cycles):
         for call in contender.calls:
             call()
-    _wait(device)
+    wait_for(device)
     return (time.perf_counter() - start) / (cycles * len(contender.calls))
 
 
-def _wait(device: str) -> None:
+def wait_for(device: str) -> None:
+    """Until it has done all that it was given. Raises what went wrong there."""
     if device == "cuda":
         torch.cuda.synchronize()

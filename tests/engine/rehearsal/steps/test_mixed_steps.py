@@ -67,7 +67,8 @@ def test_a_replay_launches_attention_and_nothing_else_of_a_layer(
     (no_replays, num_operations, kernels), _, (replays, num_left, left) = found
     assert (no_replays, replays) == (0, NUM_LAYERS + 1)
     assert (result.graph_size, result.graph_tokens) == (0, next(size for size in SIZES if size >= num_tokens(plan)))
-    assert left == {name: count for name, count in kernels.items() if "attention" in name or name == "plan_decode"}
+    head = {"skinny_linear": 1} if any(item.samples for item in plan.scheduled) else {}
+    assert left == head | {name: count for name, count in kernels.items() if "attention" in name or "plan" in name}
     assert set(left.values()) <= {1, NUM_LAYERS}
     launched = num_operations + sum(kernels.values()), replays + num_left + sum(left.values())
     print(f"{launched[0]} launches without graphs, {launched[1]} with them, of which {replays} are graphs")

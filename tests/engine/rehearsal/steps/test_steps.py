@@ -220,6 +220,7 @@ def test_nothing_is_compiled_after_the_warm_up(fake_gpu: Any, kv_dtype: torch.dt
         "_rotate_write_kernel",
         "_rms_norm_kernel",
         "_gated_activation_kernel",
+        "_skinny_linear_kernel",
         "_copy_rows_kernel",
         "_allow_tokens_kernel",
     }
@@ -254,6 +255,7 @@ def test_without_graphs_it_goes_on_and_says_why(fake_gpu: Any) -> None:
         "plan_decode": 1,
         "paged_decode_attention": 2,
         "gated_activation": 2,
+        "skinny_linear": 9,
     }
 
 

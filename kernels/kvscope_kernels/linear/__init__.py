@@ -1,0 +1,1 @@
+"""Products with a model's weights as they are."""

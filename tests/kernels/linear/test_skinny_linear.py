@@ -1,0 +1,86 @@
+"""Products of few rows: every implementation against float64; on a GPU what the kernels do not take, too."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_kernels.linear.skinny_linear import MAX_ROWS, linear, linear_tiles, takes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"),
+    [(1, 40, 1024), (1, 5, 24), (2, 70, 136), (MAX_ROWS, 64, 256), (MAX_ROWS + 1, 33, 40), (3, 9, 7)],
+)
+def test_it_is_the_product(runner: Any, rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, inputs, generator=draw).to(dtype).to(runner.device)
+    weight = (torch.randn(outputs, inputs, generator=draw) / inputs**0.5).to(dtype).to(runner.device)
+    bias = torch.randn(outputs, generator=draw).to(dtype).to(runner.device)
+    for given in (None, bias):
+        found = runner.ops.linear(x, weight, given)
+        wide = torch.nn.functional.linear(x.double(), weight.double(), None if given is None else given.double())
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), wide, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("rows", [1, 4, MAX_ROWS + 1])
+def test_the_sums_may_be_had_as_they_are(runner: Any, rows: int) -> None:
+    draw = torch.Generator().manual_seed(rows)
+    x, weight = (torch.randn(n, 64, generator=draw).bfloat16().to(runner.device) for n in (rows, 48))
+    found = runner.ops.linear(x, weight, dtype=torch.float32)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), x.double() @ weight.double().t(), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_not_there_is_not_read(runner: Any) -> None:
+    """Rows and columns of a tile past the edges: what lies in memory behind is NaN."""
+    x = torch.full((3, 64), torch.nan).bfloat16().to(runner.device)
+    x[:2] = 1.0
+    weight = torch.full((80, 64), torch.nan).bfloat16().to(runner.device)
+    weight[:70] = 0.5
+    for rows in (1, 2):
+        found = runner.ops.linear(x[:rows], weight[:70])
+        assert found.tolist() == [[32.0] * 70] * rows
+
+
+def test_of_more_axes_and_of_no_row(runner: Any) -> None:
+    x = torch.ones(2, 3, 32, dtype=torch.bfloat16, device=runner.device)
+    weight = torch.ones(5, 32, dtype=torch.bfloat16, device=runner.device)
+    assert runner.ops.linear(x, weight).tolist() == [[[32.0] * 5] * 3] * 2
+    assert runner.ops.linear(x[:0], weight).shape == (0, 3, 5)
+    assert runner.ops.linear(x.transpose(0, 1)[0], weight).tolist() == [[32.0] * 5] * 2
+
+
+def test_which_products_are_the_kernels_own() -> None:
+    weight = torch.zeros(8, 64, dtype=torch.bfloat16)
+    assert takes(1, weight)
+    assert takes(MAX_ROWS, weight)
+    assert not takes(MAX_ROWS + 1, weight)
+    assert not takes(0, weight)
+    assert not takes(1, weight.float()), "sums of float32 products are another kernel's"
+    assert not takes(1, weight[:, ::2]), "a row is one run"
+    assert not takes(1, weight[:, :4].contiguous()), "no 16 bytes at a time"
+
+
+def test_tiles_fit_their_weight() -> None:
+    """A row's inputs in whole tiles where they can be; few programs get the deeper pipeline."""
+    assert linear_tiles(1, 4096, 14336, 132)[:3] == (1, 4, 2048)
+    assert linear_tiles(1, 4096, 2560, 132)[:3] == (1, 16, 512)
+    assert linear_tiles(1, 3, 100, 132)[:3] == (1, 4, 128)
+    assert linear_tiles(2, 4096, 4096, 132).num_stages == 7
+    assert linear_tiles(16, 28672, 4096, 132).num_stages == 5
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    x, weight = torch.zeros(2, 4), torch.zeros(3, 4)
+    for given, named in (
+        ((x, weight[0]), "weight is"),
+        ((x[:, :3], weight), "x is"),
+        ((x.bfloat16(), weight), "x is"),
+        ((x, weight, torch.zeros(4)), "bias is"),
+        ((x, weight, None, torch.float16), "dtype is"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            linear(*given)
