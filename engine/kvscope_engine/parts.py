@@ -236,7 +236,7 @@ def _build_parts(
     fingerprint = _fingerprint(config, loaded)  # of the weights by their names, which joining gives up
     progress(Progress(stage="warm up"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
-    attention = attention_choice(config, loaded)
+    attention = attention_choice(config, loaded, lambda tried: progress(Progress(stage="warm up", detail=tried)))
     check_joined(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
     plans: list[MemoryPlan] = []
     num_blocks = num_blocks_for(config, loaded, planned=plans.append)

@@ -27,6 +27,8 @@ from kvscope_kernels.rotate_write import _rotate_write_kernel, rotate_constants
 from kvscope_kernels.triton_language import Kernel
 
 _BLOCK_SIZE: Final = 16
+_LONG_RUN: Final = 8192
+"""Queries of a prompt."""
 _TYPES: Final = {
     **dict.fromkeys(("block_tables", "seq_lens", "query_start", "parts", "ranges"), "*i32"),
     **dict.fromkeys(("slot_mapping", "pairs", "addresses", "row_words", "rows"), "*i64"),
@@ -261,7 +263,8 @@ def _all_cases(capability: int) -> Iterator[Launch]:
             if options == PLAIN or not options.window or options.softcap:
                 yield decode_case(heads, options)
             yield prefill_case(heads, options, capability)
-        yield prefill_case(heads, PLAIN, capability, max_query_len=1)
+        for max_query_len in (1, _LONG_RUN):
+            yield prefill_case(heads, PLAIN, capability, max_query_len=max_query_len)
         yield blocks_case(heads, PLAIN)
         yield from choice_cases(heads)
         yield from memory_cases(heads)
@@ -282,6 +285,7 @@ def core_cases(capability: int) -> Iterator[Launch]:
         yield prefill_case(heads, options, capability)
     yield from choice_cases(LLAMA_8B)
     yield from memory_cases(LLAMA_8B)
+    yield prefill_case(LLAMA_8B, PLAIN, capability, max_query_len=_LONG_RUN)
     yield prefill_case(SMOLLM2_135M, PLAIN, capability, form=INT8)
     for case in (decode_case, blocks_case):
         yield case(SMOLLM2_135M, PLAIN, form=fp8_format(capability))

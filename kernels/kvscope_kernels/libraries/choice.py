@@ -54,9 +54,16 @@ class Choice:
 
 
 def choose(
-    ops: Ops, shape: AttentionShape, device: torch.device, wanted: str, options: Sequence[Options], clock: Clock
+    ops: Ops,
+    shape: AttentionShape,
+    device: torch.device,
+    wanted: str,
+    options: Sequence[Options],
+    clock: Clock,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> Choice:
-    """The fastest with `auto`, what is named otherwise. `options` are those of the model's layers.
+    """The fastest with `auto`, what is named otherwise. `options` are those of the model's layers; `tell` is told what
+    is tried, since a library may compile its kernels first, which took FlashInfer 86 s on an H100's host.
 
     Raises Unusable where a library that is named cannot be taken.
     """
@@ -70,6 +77,7 @@ def choose(
             library = make()
             if why := library.refusal(shape):
                 raise Missing(why)
+            tell(f"trying {library.name}, whose kernels are compiled when they are first used")
             with_library = preferring(ops, library, frozenset(options))
             ratios[library.name] = _tried(ops, with_library, shape, device, options, clock)
             found[library.name] = with_library

@@ -70,6 +70,9 @@ def test_the_fastest_is_taken(stand_ins: Any, short_works: None) -> None:
         " FlashInfer: 0.80 of our time; flash-attn 3: 0.70 of our time)"
     )
     assert chosen("kvscope", clock()).words == "attention: kvscope's own kernels"
+    heard: list[str] = []
+    choose(torch_ops(), SHAPE, CPU, "flashinfer", [PLAIN], clock(FlashInfer=0.8), heard.append)
+    assert heard == ["trying FlashInfer, whose kernels are compiled when they are first used"]
     slower = chosen("auto", clock(FlashInfer=0.98, flash=1.2))
     assert not isinstance(slower.ops.prefill, PreferredPrefill), "a gain of 2 % is timing's own noise"
     asked = chosen("flashinfer", clock(FlashInfer=1.5))

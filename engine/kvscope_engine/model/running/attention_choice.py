@@ -3,6 +3,7 @@ so that what a library keeps is counted."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 
 from kvscope_engine.config import EngineConfig
@@ -15,8 +16,10 @@ from kvscope_kernels.libraries.preferred import Options
 from kvscope_telemetry.errors import BadInput
 
 
-def attention_choice(config: EngineConfig, loaded: LoadedModel, clock: Clock = by_events) -> Choice:
-    """Raises BadInput where the library that is asked for cannot run this model here."""
+def attention_choice(
+    config: EngineConfig, loaded: LoadedModel, tell: Callable[[str], object], clock: Clock = by_events
+) -> Choice:
+    """`tell` is told what is tried. Raises BadInput where the library that is asked for cannot run this model here."""
     ops, wanted = ops_for(loaded.device.type), config.attention_backend
     if loaded.device.type != "cuda":
         if wanted not in (AUTO, OURS):
@@ -35,7 +38,7 @@ def attention_choice(config: EngineConfig, loaded: LoadedModel, clock: Clock = b
         capability=compute_capability(loaded.device),
     )
     try:
-        return choose(ops, shape, loaded.device, wanted, layer_options(loaded), clock)
+        return choose(ops, shape, loaded.device, wanted, layer_options(loaded), clock, tell)
     except Unusable as error:
         raise BadInput(f"attention_backend={wanted!r} is not accepted here ({error}): auto or kvscope") from None
 
