@@ -11,11 +11,11 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvscope_engine.bench.long_context.rounds import LongBatch, long_rates
-from kvscope_engine.bench.measure import Contender, Rate, median_rate, median_ratio, rates
+from kvscope_engine.bench.measure import Contender, Rate, median_rate, median_ratio, rates, teller
 from kvscope_engine.bench.table import table
 from kvscope_engine.bench.workloads import Workload, equal, mixed, sample_text, staggered
 
@@ -47,26 +47,25 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     torch.set_num_threads(1)
-    from kvscope_engine.bench.contenders.ours import OurEngine
+    from kvscope_engine.bench.contenders.ours import OurEngine, on_one_thread
     from kvscope_engine.bench.contenders.transformers_generate import plain_default_model
     from kvscope_engine.bench.long_context.contenders import long_contenders
 
-    ours = OurEngine("default", args.dtype)
+    ours = OurEngine(on_one_thread("default", args.dtype))
     wanted = args.only or PARTS
     report: dict[str, Any] = {"dtype": str(ours.engine.dtype), "load_average": os.getloadavg()[0], "workloads": {}}
     module = plain_default_model(ours.engine.dtype)
     peers, report["left_out"] = _peers(module)
     contenders: list[Contender] = [ours, *peers]
     for workload in _workloads(_text_ids(ours), wanted):
-        found = rates(contenders, workload, args.repeats, _tell(args))
+        found = rates(contenders, workload, args.repeats, teller(args.json))
         report["workloads"][workload.name] = _summary(found)
         report["overhead_share"] = ours.overhead_share
     if "4096" in wanted:
         batch = LongBatch()
         behind = long_contenders(batch, args.dtype, module)
-        report["workloads"][batch.name] = _summary(
-            long_rates(behind, batch, _text_ids(ours), args.repeats, _tell(args))
-        )
+        found = long_rates(behind, batch, _text_ids(ours), args.repeats, teller(args.json))
+        report["workloads"][batch.name] = _summary(found)
     if "telemetry" in wanted:
         report["telemetry"] = _telemetry(ours, args)
     print(json.dumps(report) if args.json else _text(report))
@@ -123,13 +122,7 @@ def _telemetry(ours: Any, args: argparse.Namespace) -> dict[str, float]:
     """8 equal prompts with frames published to an attached subscriber, against frames thrown away."""
     from kvscope_engine.bench.telemetry_tax import telemetry_ratio
 
-    return telemetry_ratio(ours, equal(8, _text_ids(ours)), max(5, args.repeats), _tell(args))
-
-
-def _tell(args: argparse.Namespace) -> Callable[[str], None]:
-    if args.json or not sys.stderr.isatty():
-        return lambda line: None
-    return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+    return telemetry_ratio(ours, equal(8, _text_ids(ours)), max(5, args.repeats), teller(args.json))
 
 
 def _text(report: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ def rates(
     found: dict[str, list[Rate]] = {contender.name: [] for contender in contenders}
     for contender in contenders:
         tell(f"{workload.name}: {contender.name} warms up")
-        contender.run(_shortened(workload))
+        contender.run(shortened(workload))
     for round_ in range(repeats):
         for contender in contenders:
             tell(f"{workload.name}: round {round_ + 1} of {repeats}, {contender.name}")
@@ -68,9 +69,17 @@ def timed(run: Callable[[], None], num_tokens: int) -> Rate:
     return Rate(num_tokens / cpu, num_tokens / wall)
 
 
+def shortened(workload: Workload) -> Workload:
+    """To warm up with: the same prompts, four tokens after each at most."""
+    return replace(workload, output_tokens=tuple(min(4, n) for n in workload.output_tokens))
+
+
+def teller(is_quiet: bool) -> Callable[[str], None]:
+    """Tells what is being measured, on a terminal alone, each line in the place of the last."""
+    if is_quiet or not sys.stderr.isatty():
+        return lambda line: None
+    return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+
 def _timed(contender: Contender, workload: Workload) -> Rate:
     return timed(lambda: contender.run(workload), workload.num_output_tokens)
-
-
-def _shortened(workload: Workload) -> Workload:
-    return replace(workload, output_tokens=tuple(min(4, n) for n in workload.output_tokens))

@@ -26,6 +26,22 @@ while True:
 """
 
 
+@contextmanager
+def watched() -> Iterator[Callable[[TelemetryMessage], None]]:
+    """A publisher on a private endpoint with one subscriber in another process."""
+    with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
+        endpoint = f"ipc://{folder}/engine/telemetry"
+        sockets = ServerSockets(endpoint, on_command=_ignore, heartbeat=_no_heartbeat)
+        with subprocess.Popen([sys.executable, "-c", WATCHER, endpoint], stdout=subprocess.PIPE) as watcher:
+            try:
+                assert watcher.stdout is not None, "the watcher's output is a pipe"
+                watcher.stdout.readline()
+                yield sockets.publish
+            finally:
+                watcher.kill()
+                sockets.close()
+
+
 class _Switched:
     """The engine with its publishing switched on or off for the run."""
 
@@ -43,30 +59,13 @@ class _Switched:
 def telemetry_ratio(ours: Any, workload: Workload, repeats: int, tell: Callable[[str], None]) -> dict[str, float]:
     """Tokens a CPU-second (the publisher's thread counted in) with telemetry over those without; medians."""
     ratios: list[float] = []
-    with _watched() as publish:
+    with watched() as publish:
         contenders: list[Contender] = [_Switched("on", ours, publish), _Switched("off", ours, None)]
         for _ in range(repeats):
             found = rates(contenders, workload, 1, tell)
             ratios.append(found["on"][0].per_cpu_second / found["off"][0].per_cpu_second)
             contenders.reverse()  # who goes first has the colder caches, or the warmer processor
     return {"ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
-
-
-@contextmanager
-def _watched() -> Iterator[Callable[[TelemetryMessage], None]]:
-    """A publisher on a private endpoint with one subscriber in another process."""
-    with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
-        endpoint = f"ipc://{folder}/engine/telemetry"
-        sockets = ServerSockets(endpoint, on_command=_ignore, heartbeat=_no_heartbeat)
-        watcher = subprocess.Popen([sys.executable, "-c", WATCHER, endpoint], stdout=subprocess.PIPE)
-        try:
-            assert watcher.stdout is not None, "the watcher's output is a pipe"
-            watcher.stdout.readline()
-            yield sockets.publish
-        finally:
-            watcher.kill()
-            watcher.wait()
-            sockets.close()
 
 
 def _ignore(client: bytes, command: object) -> None:

@@ -96,20 +96,34 @@ def test_requests_join_ours_when_they_arrive() -> None:
     assert len(set(engine.arrived.values())) == 1
 
 
-def test_transformers_own_batches_generate_what_is_asked() -> None:
+@pytest.fixture(scope="module")
+def tiny_module() -> Any:
+    """A model of transformers with random weights."""
     config = AutoConfig.for_model("llama", vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
     config.update({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.5})
     config.eos_token_id = None  # any token may be one: `generate` would leave it out until it may end
     torch.manual_seed(0)
     auto: Any = AutoModelForCausalLM
-    module = auto.from_config(config, dtype=torch.float32).eval()
+    return auto.from_config(config, dtype=torch.float32).eval()
+
+
+def test_transformers_own_batches_generate_what_is_asked(tiny_module: Any) -> None:
     workload = Workload("two", ((3, 4, 5), tuple(range(6, 40))), (5, 20))
-    found = TransformersContinuous(module).generate(workload)
+    found = TransformersContinuous(tiny_module).generate(workload)
     for prompt, count, tokens in zip(workload.prompts, workload.output_tokens, found, strict=True):
         given = torch.tensor([prompt])
         options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
-        said = module.generate(given, attention_mask=torch.ones_like(given), **options)
+        said = tiny_module.generate(given, attention_mask=torch.ones_like(given), **options)
         assert tokens == said[0, len(prompt) :].tolist()
+
+
+def test_transformers_own_batches_are_stopped_and_counted(tiny_module: Any) -> None:
+    endless = Workload("endless", ((3, 4, 5), (6, 7)), (50_000, 1))
+    with TransformersContinuous(tiny_module).session(endless) as session:
+        found = session.generate(endless, limit_s=1.0)
+    assert not found.is_whole
+    assert len(found.tokens[1]) == 1
+    assert 1 < found.num_tokens < 50_000
 
 
 def test_staggered_is_mixed_but_for_when_they_come() -> None:

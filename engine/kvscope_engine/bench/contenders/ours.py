@@ -13,29 +13,29 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 
 
+def on_one_thread(model: str, dtype: str) -> EngineConfig:
+    """For workloads of up to 64 requests of 1,024 tokens, on one thread of a CPU."""
+    return EngineConfig(
+        model=model,
+        dtype=dtype,
+        device="cpu",
+        num_threads=1,
+        max_num_seqs=64,
+        max_model_len=1024,
+        num_gpu_blocks_override=2048,
+        enable_prefix_caching=False,
+    )
+
+
 class OurEngine:
     """Runs a workload on the step loop and keeps where each step's time went."""
 
     name = "kvscope"
 
-    def __init__(
-        self,
-        model: str,
-        dtype: str,
-    ) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self._forward_ns = 0
         self._step_ns = 0
         self._publish: Callable[[TelemetryMessage], None] | None = None
-        config = EngineConfig(
-            model=model,
-            dtype=dtype,
-            device="cpu",
-            num_threads=1,
-            max_num_seqs=64,
-            max_model_len=1024,
-            num_gpu_blocks_override=2048,
-            enable_prefix_caching=False,
-        )
         self.engine = Engine(config, publish=self._take)
 
     def publish_to(self, publish: Callable[[TelemetryMessage], None] | None) -> None:

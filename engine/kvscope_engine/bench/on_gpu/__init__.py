@@ -1,0 +1,1 @@
+"""What `bench gpu` measures, and what all of it is measured on."""

@@ -1,0 +1,145 @@
+"""Requests of mixed lengths that come at once, by our engine and by transformers' continuous batching.
+
+One after the other, each with the device to itself, and each after other prompts of the same lengths. On a GPU
+transformers chooses its pages, blocks and batches; where that fails it is given ones that fit the workload.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from kvscope_engine.bench.contenders.ours import OurEngine
+from kvscope_engine.bench.contenders.transformers_continuous import TransformersContinuous
+from kvscope_engine.bench.measure import shortened
+from kvscope_engine.bench.on_gpu.setting import Setting, empty
+from kvscope_engine.bench.table import table
+from kvscope_engine.bench.workloads import Workload, mixed, sample_text
+
+MAX_NUM_SEQS: Final = 256
+NUM_RANDOM_IDS: Final = 4096
+SMALLER_BATCH_TOKENS: Final = 2048
+PAGE_SIZE: Final = 256
+"""Of transformers where nothing else is said."""
+
+
+class _TooSlow(Exception):
+    """Nothing to count within the limit; another try would take as long."""
+
+
+def requests(setting: Setting, count: int, limit_s: float, tell: Callable[[str], None]) -> dict[str, Any]:
+    """One after the other. Transformers is stopped after `limit_s` and counted up to there; if it fails, the reason."""
+    workload, ours = _ours(setting, count, tell)
+    empty()
+    report = {
+        "num_requests": count,
+        "prompt_tokens": sum(len(prompt) for prompt in workload.prompts),
+        "output_tokens": workload.num_output_tokens,
+        "limit_s": limit_s,
+        "kvscope": ours,
+    }
+    theirs, report["failed"] = _theirs(setting, workload, limit_s, tell)
+    empty()
+    if theirs is not None:
+        report["transformers"] = theirs
+        report["ours_over_theirs"] = ours["tokens_per_second"] / theirs["tokens_per_second"]
+    return report
+
+
+def requests_text(report: dict[str, Any]) -> str:
+    """A table of it, and below it what transformers was or why it is not there."""
+    rows = [_row("kvscope", report["kvscope"], "")]
+    if "transformers" in report:
+        rows.append(_row("transformers", report["transformers"], f"{report['ours_over_theirs']:.2f} x"))
+    asked = f"{report['prompt_tokens']:,} tokens of prompts, {report['output_tokens']:,} asked for"
+    lines = [f"{report['num_requests']} requests at once: {asked}"]
+    lines.append(table(("", "seconds", "tokens", "tokens/s", "ours against it"), rows))
+    if theirs := report.get("transformers"):
+        made = f"{theirs['num_blocks']:,} blocks, up to {theirs['max_batch_tokens']:,} tokens a batch"
+        lines.append(f"transformers {theirs['version']}: continuous batching, attention {theirs['attention']}, {made}")
+        if theirs["is_stopped"]:
+            lines.append(f"transformers: stopped after {report['limit_s']:g} s; its tokens up to there are counted")
+    return "\n".join([*lines, *(f"transformers failed: {reason}" for reason in report["failed"])])
+
+
+def _row(name: str, rated: dict[str, Any], ratio: str) -> list[str]:
+    return [name, f"{rated['seconds']:.2f}", f"{rated['tokens']:,}", f"{rated['tokens_per_second']:.0f}", ratio]
+
+
+def _ours(setting: Setting, count: int, tell: Callable[[str], None]) -> tuple[Workload, dict[str, float]]:
+    tell("kvscope starts")
+    ours = OurEngine(setting.engine_config(max_num_seqs=MAX_NUM_SEQS))
+    with ours.engine:
+        workload = mixed(count, _ids(ours))
+        tell("kvscope warms up")
+        ours.run(_warm_up(workload))
+        tell(f"kvscope runs {workload.name}")
+        begin = time.perf_counter()
+        ours.run(workload)
+        return workload, _rated(workload.num_output_tokens, time.perf_counter() - begin)
+
+
+def _ids(ours: OurEngine) -> list[int]:
+    """A real text's, or random ones where the model's weights are."""
+    tokenizer = ours.engine.tokenizer
+    if tokenizer is not None:
+        return list(tokenizer.encode(sample_text()))
+    rng = random.Random(0)
+    return [rng.randrange(ours.engine.hello.model.vocab_size) for _ in range(NUM_RANDOM_IDS)]
+
+
+def _warm_up(workload: Workload) -> Workload:
+    """Other prompts, so that no prefix cache has them when it counts."""
+    backwards = tuple(prompt[::-1] for prompt in workload.prompts)
+    return replace(shortened(workload), name="warm-up", prompts=backwards)
+
+
+def _theirs(
+    setting: Setting, workload: Workload, limit_s: float, tell: Callable[[str], None]
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """What they did, if they did, and how each try before it failed."""
+    tries: list[dict[str, int] | None] = [None]
+    if setting.device == "cuda":
+        tries = [{}, {"max_batch_tokens": SMALLER_BATCH_TOKENS, "num_blocks": _num_blocks(workload)}]
+    failed: list[str] = []
+    for batching in tries:
+        try:
+            return _transformers(setting, workload, limit_s, batching, tell), failed
+        except _TooSlow as error:
+            return None, [*failed, str(error)]
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            failed.append(reason if not batching else f"with {batching}: {reason}")
+        empty()
+    return None, failed
+
+
+def _num_blocks(workload: Workload) -> int:
+    asked = zip(workload.prompts, workload.output_tokens, strict=True)
+    return sum((len(prompt) + count) // PAGE_SIZE + 2 for prompt, count in asked)
+
+
+def _transformers(
+    setting: Setting, workload: Workload, limit_s: float, batching: dict[str, int] | None, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    import transformers
+
+    tell("transformers starts")
+    contender = TransformersContinuous(setting.transformers_module(), batching)
+    with contender.session(workload) as session:
+        tell("transformers warms up")
+        if not session.generate(_warm_up(workload), limit_s).is_whole:
+            raise _TooSlow(f"four tokens of each request were not there after {limit_s:g} s")
+        tell(f"transformers runs {workload.name}")
+        found = session.generate(workload, limit_s)
+        if not found.num_tokens:
+            raise _TooSlow(f"no token was there after {limit_s:g} s")
+        made = {"version": transformers.__version__, "is_stopped": not found.is_whole}
+        return _rated(found.num_tokens, found.seconds) | made | session.told
+
+
+def _rated(num_tokens: int, seconds: float) -> dict[str, Any]:
+    return {"seconds": seconds, "tokens": num_tokens, "tokens_per_second": num_tokens / seconds}

@@ -1,0 +1,79 @@
+"""Decode steps while a subscriber in another process is sent each frame, and while frames are thrown away.
+
+Both on one engine and one running batch, a few steps of the one and then of the other, in the order with, without,
+without, with: so the context, which grows, is as long for both. A step is timed on the wall's clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from typing import Any, Final
+
+from kvscope_engine.bench.contenders.ours import OurEngine
+from kvscope_engine.bench.on_gpu.decode_steps import decoding, room, step_ms
+from kvscope_engine.bench.on_gpu.setting import Setting, empty
+from kvscope_engine.bench.table import table
+from kvscope_engine.bench.telemetry_tax import watched
+from kvscope_telemetry.messages.telemetry import TelemetryMessage
+
+PAIRS: Final = 5
+IN_A_ROW: Final = 8
+Publish = Callable[[TelemetryMessage], None]
+
+
+def telemetry(
+    args: argparse.Namespace, setting: Setting, batches: list[int], tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """For each batch the median steps, their ratio, and that of each pair."""
+    max_model_len = room(args, batches, PAIRS * len(_order(args.steps)))
+    tell("kvscope starts")
+    ours = OurEngine(setting.engine_config(max_num_seqs=max(batches), max_model_len=max_model_len))
+    found = {}
+    with ours.engine, watched() as publish:
+        for batch in batches:
+            tell(f"telemetry, batch {batch}")
+            with decoding(ours.engine, batch, args, max_model_len):
+                found[str(batch)] = _compared([_pair(ours, publish, args.steps) for _ in range(PAIRS)])
+    del ours
+    empty()
+    return {"context": args.context, "batches": found}
+
+
+def telemetry_text(report: dict[str, Any]) -> str:
+    """A table of it."""
+    rows = [
+        [
+            batch,
+            f"{row['with_ms']:.2f}",
+            f"{row['without_ms']:.2f}",
+            f"{row['ratio']:.3f} x",
+            " ".join(f"{ratio:.3f}" for ratio in row["pairs"]),
+        ]
+        for batch, row in report["batches"].items()
+    ]
+    heading = f"telemetry to a subscriber in another process, against frames thrown away; context {report['context']}"
+    return heading + "\n" + table(("batch", "with, ms", "without, ms", "with/without", "of each pair"), rows)
+
+
+def _order(num_steps: int) -> list[bool]:
+    """Whether each step is with telemetry; at least `num_steps` are, and as many are not."""
+    in_a_row = min(IN_A_ROW, -(-num_steps // 2))
+    turn = [is_on for is_on in (True, False, False, True) for _ in range(in_a_row)]
+    return turn * -(-num_steps // (2 * in_a_row))
+
+
+def _pair(ours: OurEngine, publish: Publish, num_steps: int) -> dict[bool, list[float]]:
+    taken_ms: dict[bool, list[float]] = {True: [], False: []}
+    for is_on in _order(num_steps):
+        ours.publish_to(publish if is_on else None)
+        taken_ms[is_on].append(step_ms(ours.engine))
+    ours.publish_to(None)
+    return taken_ms
+
+
+def _compared(pairs: list[dict[bool, list[float]]]) -> dict[str, Any]:
+    with_ms, without_ms = (statistics.median(ms for pair in pairs for ms in pair[is_on]) for is_on in (True, False))
+    ratios = [statistics.median(pair[True]) / statistics.median(pair[False]) for pair in pairs]
+    return {"with_ms": with_ms, "without_ms": without_ms, "ratio": with_ms / without_ms, "pairs": ratios}
