@@ -27,8 +27,11 @@ from kvscope_kernels.rotate_write import _rotate_write_kernel, rotate_constants
 from kvscope_kernels.triton_language import Kernel
 
 _BLOCK_SIZE: Final = 16
+_LARGE_TILES_SPILL: Final = 256
+"""Bytes, stores and loads together, of prefill's largest tiles, which were measured to be the fastest even so."""
 _LONG_RUN: Final = 8192
 """Queries of a prompt."""
+_MANY_RUNS: Final = 64
 _TYPES: Final = {
     **dict.fromkeys(("block_tables", "seq_lens", "query_start", "parts", "ranges"), "*i32"),
     **dict.fromkeys(("slot_mapping", "pairs", "addresses", "row_words", "rows"), "*i64"),
@@ -151,6 +154,7 @@ def prefill_case(
         bytes_each,
         max_query_len,
         capability,
+        num_runs=heads.num_kv_heads * (_MANY_RUNS if max_query_len >= _LONG_RUN else 1),
         is_quantized=form != AS_IS,
     )
     constants = {
@@ -159,7 +163,8 @@ def prefill_case(
         **_attention_constants(heads, tiles, options, form),
     }
     variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} {options} queries<={max_query_len}"
-    return _launch("paged_prefill", variant, _paged_prefill_attention_kernel, constants, dtype, tiles)
+    launch = _launch("paged_prefill", variant, _paged_prefill_attention_kernel, constants, dtype, tiles)
+    return replace(launch, accepted_spill_bytes=_LARGE_TILES_SPILL if tiles.tile_m > 128 else 0)
 
 
 def memory_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
@@ -321,7 +326,6 @@ def _launch(
     tiles: DotTiles | None = None,
     num_warps: int = 4,
 ) -> Launch:
-    constants = {**constants, **({"OVERLAPS": True} if "OVERLAPS" in kernel.arg_names else {})}
     names = [name for name in kernel.arg_names if name not in constants]
     arguments = {name: f"*{dtype}" if name in _DATA else _TYPES.get(name, "i32") for name in names}
     form = constants.get("KV_FORMAT", AS_IS)

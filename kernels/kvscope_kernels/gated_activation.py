@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from kvscope_kernels.checks import FLOAT_DTYPES, require
-from kvscope_kernels.launch import overlapping
-from kvscope_kernels.triton_language import begin_after_previous, cdiv, jit, require_triton, tl
+from kvscope_kernels.triton_language import cdiv, jit, require_triton, tl
 
 SILU: Final = 0
 GELU_TANH: Final = 1
@@ -41,8 +40,7 @@ def gated_activation(both: Tensor, kind: int) -> Tensor:
     out = torch.empty((*both.shape[:-1], size), dtype=both.dtype, device=both.device)
     num_rows = out.numel() // size
     if num_rows:
-        options = {**gate_constants(size, kind), **overlapping(both.device)}
-        _gated_activation_kernel[(num_rows, cdiv(size, _TILE))](both, out, **options, num_warps=4)
+        _gated_activation_kernel[(num_rows, cdiv(size, _TILE))](both, out, **gate_constants(size, kind), num_warps=4)
     return out
 
 
@@ -53,15 +51,9 @@ def gate_constants(size: int, kind: int) -> dict[str, int]:
 
 @jit
 def _gated_activation_kernel(
-    both: tl.tensor,
-    out: tl.tensor,
-    SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    KIND: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    both: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, TILE: tl.constexpr, KIND: tl.constexpr
 ) -> None:
     """One program: TILE numbers of one row."""
-    begin_after_previous(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = column < SIZE

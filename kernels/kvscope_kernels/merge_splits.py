@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from kvscope_kernels.launch import overlapping, padded_dim
-from kvscope_kernels.triton_language import begin_after_previous, jit_varying, tl
+from kvscope_kernels.launch import padded_dim
+from kvscope_kernels.triton_language import jit_varying, tl
 
 _TILE_S = 16  # splits joined at once
 
@@ -29,7 +29,6 @@ def merge_splits(partial: Tensor, partial_lse: Tensor, ranges: Tensor, out: Tens
         *out.stride()[:2],
         **merge_constants(num_heads, value_dim),
         num_warps=4,
-        **overlapping(out.device),
     )
 
 
@@ -50,10 +49,8 @@ def _merge_splits_kernel(
     VALUE_DIM: tl.constexpr,
     TILE_S: tl.constexpr,
     TILE_V: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ) -> None:
     """One program: one head of one request."""
-    begin_after_previous(OVERLAPS)
     request = (tl.program_id(0) // NUM_HEADS).to(tl.int64)
     head = tl.program_id(0) % NUM_HEADS
     num_parts = tl.load(ranges + 2 * request + 1)

@@ -12,10 +12,10 @@ from kvscope_kernels.dense_attention import attend
 from kvscope_kernels.host_lengths import Lengths, similar_groups
 from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, scale_strides
 from kvscope_kernels.kv_gather import gather_kv
-from kvscope_kernels.launch import UNBOUNDED, attention_constants, decode_tiles, overlapping
+from kvscope_kernels.launch import UNBOUNDED, attention_constants, decode_tiles
 from kvscope_kernels.merge_splits import merge_splits
 from kvscope_kernels.relevance.block_attention import block_attention, block_attention_torch
-from kvscope_kernels.triton_language import begin_after_previous, is_interpreting, jit_varying, require_triton, tl
+from kvscope_kernels.triton_language import is_interpreting, jit_varying, require_triton, tl
 from kvscope_kernels.tuning.tile_table import DECODE, tuned
 
 _CALL_WORTH_ELEMENTS = 1 << 17  # keys and values read in the time of one more torch call, on one CPU thread
@@ -132,7 +132,6 @@ def paged_decode_attention(
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         maxnreg=tiles.max_registers,
-        **overlapping(query.device),
     )
     if plan.bounds.num_cuts:
         merge_splits(room.partial, room.lse, plan.ranges, out)
@@ -181,13 +180,11 @@ def _paged_decode_attention_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ) -> None:
     """One program: the query heads of one KV head of a request, over one part of its visible tokens.
 
     The rows of the tile are those heads. A request of one part is written straight to `out`.
     """
-    begin_after_previous(OVERLAPS)
     row = tl.arange(0, TILE_M)
     k_dim = tl.arange(0, TILE_D)
     v_dim = tl.arange(0, TILE_V)

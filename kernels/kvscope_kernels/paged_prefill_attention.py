@@ -10,7 +10,13 @@ from kvscope_kernels.dense_attention import attend
 from kvscope_kernels.host_lengths import HostLengths, Lengths, similar_groups
 from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, scale_strides
 from kvscope_kernels.kv_gather import gather_kv
-from kvscope_kernels.launch import UNBOUNDED, attention_constants, compute_capability, prefill_tiles
+from kvscope_kernels.launch import (
+    UNBOUNDED,
+    attention_constants,
+    compute_capability,
+    num_multiprocessors,
+    prefill_tiles,
+)
 from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, require_triton, tl
 from kvscope_kernels.tuning.tile_table import PREFILL, tuned
 
@@ -90,6 +96,8 @@ def paged_prefill_attention(
         query.element_size(),
         max_query_len,
         capability,
+        num_runs=num_kv_heads * len(seq_lens),
+        multiprocessors=num_multiprocessors(query.device),
         is_quantized=k_scale is not None,
     )
     tiles = tuned(PREFILL, tiles, group, query.element_size(), query.device, is_quantized=k_scale is not None)

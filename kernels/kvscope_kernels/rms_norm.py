@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.checks import FLOAT_DTYPES, require
-from kvscope_kernels.launch import overlapping
-from kvscope_kernels.triton_language import begin_after_previous, jit, next_power_of_2, require_triton, tl
+from kvscope_kernels.triton_language import jit, next_power_of_2, require_triton, tl
 
 _MAX_SIZE = 65536
 """Of the last axis: a row is one program's, in registers."""
@@ -49,9 +48,7 @@ def _launch(x: Tensor, delta: Tensor | None, total: Tensor | None, weight: Tenso
     rows = (x if x.stride(-1) == 1 else x.contiguous(), delta if delta is None else delta.contiguous())
     if not len(x):
         return
-    constants = norm_constants(x.shape[-1])
-    strides = (rows[0].stride(0),)
-    _rms_norm_kernel[(len(x),)](*rows, total, weight, eps, out, *strides, **constants, **overlapping(x.device))
+    _rms_norm_kernel[(len(x),)](*rows, total, weight, eps, out, rows[0].stride(0), **norm_constants(x.shape[-1]))
 
 
 def norm_constants(size: int) -> dict[str, int]:
@@ -71,10 +68,8 @@ def _rms_norm_kernel(
     x_stride: tl.tensor,
     SIZE: tl.constexpr,
     TILE: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ) -> None:
     """One program: one row. `delta` and `total`, both or neither, are contiguous, as `out` is."""
-    begin_after_previous(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, TILE)
     inside = column < SIZE

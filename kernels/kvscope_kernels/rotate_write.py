@@ -8,16 +8,8 @@ from torch import Tensor
 from kvscope_kernels.checks import FLOAT_DTYPES, check_caches, require
 from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, quantize_rows, scale_strides
 from kvscope_kernels.kv_write import kv_write_torch
-from kvscope_kernels.launch import overlapping
 from kvscope_kernels.rms_norm import rms_norm_torch
-from kvscope_kernels.triton_language import (
-    begin_after_previous,
-    cdiv,
-    jit_varying,
-    next_power_of_2,
-    require_triton,
-    tl,
-)
+from kvscope_kernels.triton_language import cdiv, jit_varying, next_power_of_2, require_triton, tl
 
 _MAX_TILE_ELEMENTS = 1024  # of one program
 
@@ -100,7 +92,6 @@ def rotate_write(
         **constants,
         KV_FORMAT=form,
         num_warps=4,
-        **overlapping(heads.device),
     )
     return query
 
@@ -151,10 +142,8 @@ def _rotate_write_kernel(
     TILE_H: tl.constexpr,
     TILE_D: tl.constexpr,
     KV_FORMAT: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ) -> None:
     """One program: one token, TILE_H query heads; the last programs TILE_H heads of keys and of values."""
-    begin_after_previous(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     num_query_tiles: tl.constexpr = (NUM_HEADS + TILE_H - 1) // TILE_H
     part = tl.program_id(1)

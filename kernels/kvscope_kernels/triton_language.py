@@ -10,24 +10,13 @@ from typing import Any, Protocol
 try:
     import triton  # type: ignore[import-untyped]
     import triton.language as tl  # type: ignore[import-untyped]
-    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait  # type: ignore[import-untyped]
 except ImportError:  # a CPU-only installation: kernels are defined, never launched
     from types import SimpleNamespace
 
     triton = None
     tl = SimpleNamespace(constexpr=lambda value: value, tensor=None)  # what is read as kernels are defined
 
-__all__ = [
-    "Kernel",
-    "begin_after_previous",
-    "cdiv",
-    "is_interpreting",
-    "jit",
-    "jit_varying",
-    "next_power_of_2",
-    "require_triton",
-    "tl",
-]
+__all__ = ["Kernel", "cdiv", "is_interpreting", "jit", "jit_varying", "next_power_of_2", "require_triton", "tl"]
 
 
 class Kernel(Protocol):
@@ -92,13 +81,3 @@ class _AbsentKernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         require_triton()
-
-
-@jit
-def begin_after_previous(OVERLAPS: tl.constexpr) -> None:
-    """Of a kernel that is launched as `launch.overlapping` says: before it reads or writes anything, it waits for all
-    that the kernel before it does, and lets the one behind it be made ready. Source: CUDA C++ Programming Guide,
-    programmatic dependent launch."""
-    if OVERLAPS:
-        gdc_launch_dependents()
-        gdc_wait()

@@ -27,3 +27,10 @@ def test_tiles_are_what_triton_takes(
         assert tiles.tile_m >= group
         assert tiles.tile_d >= head_dim
         assert tiles.tile_v >= value_dim
+
+
+def test_large_tiles_are_for_runs_that_fill_the_device() -> None:
+    """With heads of 128 on Hopper: as many programs as two for each multiprocessor, from one long run or from many."""
+    runs = {(2048, 64): 256, (2048, 8): 64, (8192, 8): 256, (256, 128): 256, (512, 8): 64, (3, 8): 16}
+    assert {run: prefill_tiles(128, 128, 4, 2, run[0], 90, num_runs=run[1]).tile_m for run in runs} == runs
+    assert prefill_tiles(128, 128, 4, 2, 2048, 80, num_runs=64).tile_m == 128

@@ -13,7 +13,7 @@ from kvscope_kernels.benchmark.side_by_side.contest import Contender, Sampler
 from kvscope_kernels.benchmark.timing import Call
 from kvscope_kernels.benchmark.workload import Pool, Workload
 from kvscope_kernels.dispatch import Ops
-from kvscope_kernels.launch import DotTiles, compute_capability, decode_tiles, prefill_tiles
+from kvscope_kernels.launch import DotTiles, compute_capability, decode_tiles, num_multiprocessors, prefill_tiles
 from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, as_entry, forcing, table_key
 
 _WORTH: Final = 0.97
@@ -72,18 +72,26 @@ def reckoned(work: Workload, device: torch.device) -> DotTiles:
     shape = work.head_dim, work.head_dim, group, work.dtype.itemsize
     if work.query_lens is None:
         return decode_tiles(*shape, is_quantized=is_quantized)
-    return prefill_tiles(*shape, max(work.query_lens), compute_capability(device), is_quantized=is_quantized)
+    return prefill_tiles(
+        *shape,
+        max(work.query_lens),
+        compute_capability(device),
+        num_runs=len(work.query_lens) * work.num_kv_heads,
+        multiprocessors=num_multiprocessors(device),
+        is_quantized=is_quantized,
+    )
 
 
 def candidates(kernel: str, given: DotTiles, group: int) -> Iterator[DotTiles]:
     """Tiles worth a try, `given` first."""
     yield given
-    rows = (given.tile_m,) if kernel == DECODE else (64, 128)
+    rows = (given.tile_m,) if kernel == DECODE else (64, 128, 256)
+    warps = (2, 4, 8) if kernel == DECODE else (4, 8, 16)
     stages = (2, 3, 4, 5) if kernel == DECODE else (2, 3, 4)
-    for tile_m, tile_n, num_warps, num_stages in product(rows, (16, 32, 64, 128), (2, 4, 8), stages):
+    for tile_m, tile_n, num_warps, num_stages in product(rows, (16, 32, 64, 128), warps, stages):
         found = given._replace(tile_m=tile_m, tile_n=tile_n, num_warps=num_warps, num_stages=num_stages)
-        is_tiny = kernel == PREFILL and (tile_n < 32 or num_warps < 4)
-        if found != given and tile_m >= group and not is_tiny:
+        is_fit = kernel == DECODE or (tile_n >= 32 and tile_m >= 16 * num_warps)
+        if found != given and tile_m >= group and is_fit:
             yield found
 
 

@@ -68,7 +68,7 @@ def idle_steps(limits: StepLimits) -> Iterator[Callable[[StepBuffer], StepTensor
         yield _prefill_step(num_queries, 0)
         num_queries *= 2
     yield _prefill_step(most, 0)
-    yield _prefill_step(most, 0, limits.max_num_batched_tokens)
+    yield _prefill_step(most, 0, limits.max_num_batched_tokens, limits.max_num_seqs)
     yield _prefill_step(min(2, most), 1)
     for length in dict.fromkeys((1, limits.max_request_tokens)):  # in one part, and in several to be merged
         for num_rows in dict.fromkeys((1, min(2, limits.max_num_seqs))):
@@ -84,17 +84,17 @@ def _decode_step(num_rows: int, length: int, block_size: int) -> Callable[[StepB
 
 
 def _prefill_step(
-    num_queries: int, num_single_token: int, longest: int | None = None
+    num_queries: int, num_single_token: int, longest: int | None = None, num_seqs: int = 1
 ) -> Callable[[StepBuffer], StepTensors]:
-    """Tokens that belong to no sequence, launched as if one had them all, or `longest` of them."""
+    """Tokens that belong to no sequence, launched as if one had them all; or as if so many had `longest` each."""
 
     def put(buffer: StepBuffer) -> StepTensors:
         flat = _idle_tokens(num_single_token + num_queries, buffer)
         prefill = PrefillBatch(
-            block_tables=buffer.put(np.zeros((1, table_width(1, 1)), np.int32)),
-            seq_lens=buffer.put(np.zeros(1, np.int32)),
+            block_tables=buffer.put(np.zeros((num_seqs, table_width(1, 1)), np.int32)),
+            seq_lens=buffer.put(np.zeros(num_seqs, np.int32)),
             max_seq_len=num_queries,
-            query_start=buffer.put(np.zeros(2, np.int32)),
+            query_start=buffer.put(np.zeros(num_seqs + 1, np.int32)),
             max_query_len=longest or num_queries,
         )
         decode = _idle_decodes(num_single_token, 1, 1, buffer) if num_single_token else None

@@ -16,8 +16,7 @@ _COPY_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}
 def sampler_on(device: str, contender: Contender) -> Sampler:
     """Prepare one contender. Raises what it raises."""
     if device == "cuda" and contender.in_graph:
-        graph, count = capture(contender.calls), len(contender.calls)
-        return lambda: replay_s(graph) / count
+        return partial(_replayed_s, capture(contender.calls), contender)
     seconds = _host_seconds(contender, device, 1)  # what is made at the first call is made now
     seconds = min(seconds, _host_seconds(contender, device, 1))
     return partial(_host_seconds, contender, device, max(1, round(_LEAST_S / max(seconds, 1e-9))))
@@ -28,6 +27,11 @@ def copying_on(device: str) -> tuple[Sampler, int]:
     source = torch.ones(_COPY_BYTES[device], dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
     return sampler_on(device, Contender([partial(target.copy_, source)])), 2 * source.nbytes
+
+
+def _replayed_s(graph: torch.cuda.CUDAGraph, contender: Contender) -> float:
+    """Of one call. The contender is kept beside its graph, which works on its tensors' memory."""
+    return replay_s(graph) / len(contender.calls)
 
 
 def _host_seconds(contender: Contender, device: str, cycles: int) -> float:
