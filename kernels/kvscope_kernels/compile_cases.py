@@ -238,7 +238,7 @@ def linear_case(heads: Heads, num_rows: int, dtype: str = "bf16") -> Launch:
     dots = DotTiles(tiles.tile_m, tiles.tile_n, 0, 0, 4, tiles.num_stages)
     variant = f"{hidden} rows<={tiles.tile_m} {dtype}"
     launch = _launch("skinny_linear", variant, _skinny_linear_kernel, constants, dtype, dots)
-    return replace(launch, arguments=launch.arguments | {"x": f"*{dtype}", "weight": f"*{dtype}"})
+    return replace(launch, arguments={**launch.arguments, "x": f"*{dtype}", "weight": f"*{dtype}"})
 
 
 def quantized_cases(heads: Heads, capability: int, dtype: str = "bf16", options: Options = PLAIN) -> Iterator[Launch]:

@@ -345,7 +345,7 @@ def _attend_rows(
     is_causal = from_start and sees_all and softcap is None and sinks is None
     hidden = None
     if not is_causal:
-        hidden = _hidden(end - num_queries - kv.base, max_queries, kv.keys.shape[1], sliding_window)
+        hidden = _hidden(end - num_queries - kv.base, max_queries, kv.keys.shape[1], sliding_window).to(query.device)
     result = attend(tile, kv.keys, kv.values, hidden, scale=scale, softcap=softcap, sinks=sinks, is_causal=is_causal)
     return result.permute(0, 3, 1, 2, 4).reshape(n, max_queries, num_heads, value_dim)
 

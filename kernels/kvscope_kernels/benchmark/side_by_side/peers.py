@@ -25,6 +25,7 @@ from kvscope_kernels.libraries.library import Library, Missing
 from kvscope_kernels.libraries.preferred import shape_of
 
 Peer = Callable[[Workload, Pool], Call]
+_SHAPES: Final = 64
 _WORKSPACE_BYTES: Final = 256 << 20  # what FlashInfer's documentation asks for
 
 
@@ -167,8 +168,10 @@ def _workspace(device: torch.device) -> Tensor:
 
 @cache
 def _compiled_flex() -> Any:
+    from torch._dynamo import config
     from torch.nn.attention.flex_attention import flex_attention as attend
 
+    config.recompile_limit = max(config.recompile_limit, _SHAPES)  # beyond, it runs without being compiled
     return torch.compile(attend, dynamic=False)
 
 
