@@ -204,6 +204,11 @@ def test_weights_of_four_bits_change_something_not_all(
     check(found, "float32", FOUR_BITS_NEAR, FOUR_BITS_EXACT)
 
 
+def test_prompts_in_graphs_too_say_the_same(device: str, folder: str, check: Any) -> None:
+    found, _ = serve(folder, device, piecewise_graphs=True, max_num_batched_tokens=64)
+    check(found, "float32")
+
+
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 def test_guessing_ahead_says_the_same(device: str, folder: str, check: Any, enforce_eager: bool) -> None:
     guesses = SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=1)
