@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvscope_app.command_line import Options
 from kvscope_app.commands.progress import Progress
-from kvscope_app.commands.values import moment
+from kvscope_app.commands.values import moment, recording_file
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def add_compare_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
         " of 20 cases.",
         allow_abbrev=False,
     )
-    parser.add_argument("a", metavar="A.mcap", type=Path, help="a recording")
-    parser.add_argument("b", metavar="B.mcap", type=Path, help="another one")
+    parser.add_argument("a", metavar="A.mcap", type=recording_file, help="a recording; or the word sample")
+    parser.add_argument("b", metavar="B.mcap", type=recording_file, help="another one")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--table", action="store_true", help="print the table of key figures; needs no display")
     how.add_argument("--json", action="store_true", help="print one JSON object; units are in the names")

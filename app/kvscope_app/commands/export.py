@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_app.commands.progress import Progress
-from kvscope_app.commands.values import moment
+from kvscope_app.commands.values import moment, recording_file
 from kvscope_app.pictures.names import is_picture
 from kvscope_app.pictures.options import add_picture_options, wish_of
 
@@ -31,7 +31,7 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         " itself). None needs a display. Nothing is overwritten.",
         allow_abbrev=False,
     )
-    parser.add_argument("file", metavar="FILE.mcap", type=Path, help="a recording")
+    parser.add_argument("file", metavar="FILE.mcap", type=recording_file, help="a recording; or the word sample")
     parser.add_argument("--to", choices=FORMATS, help="the format (default: as the name of PATH ends)")
     parser.add_argument(
         "--out",

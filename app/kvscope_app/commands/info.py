@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvscope_app.commands.progress import Progress
+from kvscope_app.commands.values import recording_file
 
 if TYPE_CHECKING:
     from kvscope_telemetry.exports.digest import Digest
@@ -23,7 +23,12 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
         description="What is in a recording: engine, pool, length, peaks, and what is missing or damaged.",
         allow_abbrev=False,
     )
-    parser.add_argument("file", metavar="FILE.mcap", type=Path, help="a recording, also one that was cut short")
+    parser.add_argument(
+        "file",
+        metavar="FILE.mcap",
+        type=recording_file,
+        help="a recording, also one that was cut short; or the word sample",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object; units are in the names")
     parser.set_defaults(run=info)
     return parser

@@ -5,11 +5,19 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from pathlib import Path
 from typing import Final
+
+from kvscope_app.library.sample import path_of
 
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
+
+
+def recording_file(text: str) -> Path:
+    """A recording's file, or the word for the one that comes with kvscope."""
+    return Path(path_of(text))
 
 
 def span(text: str) -> float:

@@ -39,6 +39,8 @@ def test_info_in_words_and_as_json(record: Callable, capsys: pytest.CaptureFixtu
     assert "400 blocks of 16 tokens" in words
     assert "600 of 1 engine start" in words
     assert words.splitlines()[-1].endswith("MB, whole")
+    assert main(["info", "sample"]) == 0
+    assert "allocator paged" in capsys.readouterr().out, "the one that comes with kvscope"
     assert main(["info", "--json", str(path)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["num_frames"] == found["num_steps"] == 600
