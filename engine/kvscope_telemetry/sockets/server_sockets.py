@@ -43,6 +43,8 @@ from kvscope_telemetry.sockets.wakeup import Wakeup
 
 HEARTBEAT_S: Final = 0.5
 CLOSE_S: Final = 0.5
+END_S: Final = 5.0
+"""For ZeroMQ to let go of what is closed."""
 """How long `close` waits for what is queued to reach the kernel."""
 BIG_BYTES: Final = 64 << 10
 """Messages from this size are handed to ZeroMQ without a copy and are counted while it holds them."""
@@ -230,7 +232,7 @@ class ServerSockets:
         self._router.close(linger=linger_ms)
         self._door.close(linger=0)
         self._watch.close()
-        self._context.term()
+        _end(self._context)
         if self._lock is not None:
             self._lock.release()  # last: the next engine may bind from here on
 
@@ -395,6 +397,14 @@ class ServerSockets:
 def _subscription_bytes(seconds: float) -> int:
     """What a subscriber may have sent after so long: it subscribes once, and says now and then that it lives."""
     return (64 << 10) + int(1024 * seconds)
+
+
+def _end(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """What ZeroMQ does not end in time is left to its own threads: it was seen to wait for ever behind a closed socket,
+    and an engine that closes must come to its end."""
+    ending = threading.Thread(target=context.term, name="kvscope-zmq-end", daemon=True)
+    ending.start()
+    ending.join(END_S)
 
 
 def _bind(socket: zmq.Socket[bytes], address: str, endpoint: str) -> None:

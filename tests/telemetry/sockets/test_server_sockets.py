@@ -337,6 +337,19 @@ def test_opening_and_closing_leaks_nothing(folder: Path) -> None:
 # Clients that leave or do not read
 
 
+def test_a_context_that_does_not_end_keeps_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The endpoint is free as well."""
+    may_end = threading.Event()
+    end = zmq.Context.term
+    monkeypatch.setattr(server_sockets, "END_S", 0.05)
+    endpoint = f"ipc://{folder}/telemetry"
+    with monkeypatch.context() as patch:
+        patch.setattr(zmq.Context, "term", lambda context: may_end.wait(60.0) and end(context))
+        ServerSockets(endpoint, on_command=print, heartbeat=lambda: None).close()
+    ServerSockets(endpoint, on_command=print, heartbeat=lambda: None).close()
+    may_end.set()
+
+
 def test_a_client_that_left_is_noticed_with_the_next_reply(server: Server, peer: Peer) -> None:
     dealer = peer.dealer(server.sockets)
     ask(dealer, encode(GetStatus(tag=1)))
