@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import json
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +20,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+STORMS = bool(os.environ.get("KVSCOPE_STORMS") or os.environ.get("KVSCOPE_SOAK"))
+
+
+def examples(whole: int) -> int:
+    """How many of `whole` examples hypothesis tries: half, and all of them when `KVSCOPE_STORMS` is set."""
+    return whole if STORMS else whole // 2
+
+
 # How long a machine takes to draw examples and to run them says nothing of what is tested.
 settings.register_profile(
     "any machine",
     deadline=None,
+    max_examples=examples(100),
     suppress_health_check=[
         HealthCheck.too_slow,
         HealthCheck.data_too_large,
@@ -32,8 +43,7 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
-STORMS = bool(os.environ.get("KVSCOPE_STORMS") or os.environ.get("KVSCOPE_SOAK"))
-
+ROOT = Path(__file__).parents[1]
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -110,6 +120,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     if report.failed and seed is not None:
         report.sections.append(("the same again", f"pytest -n 0 --randomly-seed={seed} {item.nodeid!r}"))
     return report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imports_are_plain(request: pytest.FixtureRequest) -> Iterator[None]:
+    """PySide, which pytest-qt loads, looks at every import that is run, and torch runs millions in its functions."""
+    plain = getattr(builtins, "__orig_import__", None)
+    with pytest.MonkeyPatch.context() as patch:
+        if plain is not None and "app" not in request.path.parent.relative_to(ROOT).parts:
+            patch.setattr(builtins, "__import__", plain)
+        yield
 
 
 @pytest.fixture(autouse=True)

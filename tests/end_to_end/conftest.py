@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,13 +68,6 @@ class Talk:
         return "".join(piece.text for piece in pieces if piece.request_id == request_id)
 
 
-def launch(endpoint: str, *options: str) -> RunningEngine:
-    """Start a process that serves on `endpoint`."""
-    command = [sys.executable, "-m", "kvscope_engine.cli.main", "serve", "--endpoint", endpoint, *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=os.environ)
-    return RunningEngine(endpoint, process)
-
-
 @pytest.fixture
 def socket_folder() -> Iterator[Path]:
     """A short path: ipc endpoints are bounded."""
@@ -86,12 +77,12 @@ def socket_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def tiny_engine(tiny_model: Callable[..., str]) -> Iterator[RunningEngine]:
+def tiny_engine(tiny_model: Callable[..., str], warm_python: WarmPython) -> Iterator[RunningEngine]:
     """One for all tests of a file: a tiny random model whose requests may be long."""
     folder = Path(tempfile.mkdtemp(prefix="kvs-"))
     model = tiny_model(max_position_embeddings=65536)
     options = ["--model", model, "--dtype", "float32", "--block-size", "16", "--num-gpu-blocks-override", "8192"]
-    engine = launch(f"ipc://{folder}", *options)
+    engine = RunningEngine(f"ipc://{folder}", warm_python.start(["serve", "--endpoint", f"ipc://{folder}", *options]))
     yield engine
     engine.kill()
     assert engine.process.stderr is not None

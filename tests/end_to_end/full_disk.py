@@ -77,7 +77,7 @@ def goes_on(desktop: DesktopProcess) -> None:
 
 def window(folder: Path, endpoint: str) -> None:
     """A recording of the window ends; the next one begins once there is room."""
-    disk = small_disk(folder / "disk", 600)
+    disk = small_disk(folder / "disk", 100)
     with DesktopProcess(endpoint, folder) as desktop:
         desktop.wait_for("live")
         desktop.tell(f"record {disk / 'first.mcap'}")
@@ -97,7 +97,7 @@ def window(folder: Path, endpoint: str) -> None:
 
 def past(folder: Path, endpoint: str) -> None:
     """What a window keeps of its past has no room; a recording elsewhere goes on."""
-    small_disk(folder / "cache", 600)
+    small_disk(folder / "cache", 200)
     with DesktopProcess(endpoint, folder) as desktop:
         desktop.wait_for("live")
         desktop.tell(f"record {folder / 'elsewhere.mcap'}")
@@ -110,7 +110,7 @@ def past(folder: Path, endpoint: str) -> None:
 
 def record(folder: Path, endpoint: str) -> None:
     """`kvscope record` ends with what it has."""
-    disk = small_disk(folder / "disk", 600)
+    disk = small_disk(folder / "disk", 100)
     words = [sys.executable, "-m", "kvscope_app.main", "record", endpoint, "--out", str(disk / "x.mcap")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
     said = done.stderr.splitlines()[-1]
@@ -122,7 +122,7 @@ def record(folder: Path, endpoint: str) -> None:
 
 def serve(folder: Path, _: str) -> None:
     """An engine that records itself answers on."""
-    disk, model, own = small_disk(folder / "disk", 96), folder / "model.json", folder / "own"
+    disk, model, own = small_disk(folder / "disk", 48), folder / "model.json", folder / "own"
     model.write_text(json.dumps(TINY_MODEL))
     own.mkdir(mode=0o700)
     words = [sys.executable, "-m", "kvscope_engine.cli.main", "serve", "--endpoint", f"ipc://{own}"]

@@ -92,27 +92,30 @@ def told(talk: Talk) -> set[tuple[str, int]]:
 
 
 def test_a_consumer_of_vllms_events_has_the_engines_cache(
-    start_engine: Callable[..., RunningEngine], talk_to: Callable[[RunningEngine], Talk], socket_folder: Path
+    start_engine: Callable[..., RunningEngine],
+    talk_to: Callable[[RunningEngine], Talk],
+    tiny_model: Callable[..., str],
+    socket_folder: Path,
 ) -> None:
     live, replay = f"ipc://{socket_folder}/live", f"ipc://{socket_folder}/replay"
     fields = {"enable_kv_cache_events": True, "endpoint": live, "replay_endpoint": replay, "topic": "kv-events"}
     engine = start_engine(
         *("--kv-events-config", json.dumps(fields), "--num-gpu-blocks-override", "24", "--max-model-len", "256"),
-        *("--kv-host-memory", "12MiB"),
+        *("--model", tiny_model(), "--dtype", "float32", "--kv-host-memory", "128KiB"),
     )
     talk = talk_to(engine)
     with zmq.Context() as context:
         there, late, torn = (Consumer(context, live, replay) for _ in range(3))
         _await_subscription(talk, there)
         for number in range(3):
-            talk.submit(f"a{number}", f"Write {number} lines about rain, and then some about the sea.", max_tokens=12)
+            talk.submit_ids(f"a{number}", (*range(3, 20), number, *range(40, 56)), max_tokens=12)
         talk.wait_for(lambda: {"a0", "a1", "a2"} <= talk.finished().keys())
         torn.replay()
         talk.wait_for(lambda: _agree(talk, there))
         before = set(there.cached)
         assert {medium for medium, _ in before} == {"GPU"}
         for number in range(6):
-            talk.submit(f"b{number}", f"Story number {number} about {'a ship ' * 40}.", max_tokens=12)
+            talk.submit_ids(f"b{number}", (number, *range(60, 170)), max_tokens=12)
         talk.wait_for(lambda: {f"b{number}" for number in range(6)} <= talk.finished().keys())
         torn.skip()
         talk.wait_for(lambda: _agree(talk, there, torn, late))
@@ -130,7 +133,7 @@ def _await_subscription(talk: Talk, consumer: Consumer) -> None:
     while not consumer.num_live:
         number += 1
         request_id = f"w{number}"
-        talk.submit(request_id, f"Hello {number}! " * 12, max_tokens=4)
+        talk.submit_ids(request_id, (number % 250, *range(200, 250)), max_tokens=4)
         talk.wait_for(lambda request_id=request_id: request_id in talk.finished())
         consumer.listen()
     consumer.replay()

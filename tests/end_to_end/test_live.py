@@ -1,4 +1,4 @@
-"""A real engine process with the real model, watched over real sockets."""
+"""A real engine process, most with the real model, watched over real sockets."""
 
 from __future__ import annotations
 
@@ -34,18 +34,24 @@ def test_an_answer_streams_and_the_mirror_follows(start_engine: Callable, talk_t
     assert late.source.mirror.seq == mirror.seq
 
 
-def test_engine_killed_and_restarted(start_engine: Callable, talk_to: Callable) -> None:  # type: ignore[type-arg]
-    engine = start_engine(*SMALL)
+def test_engine_killed_and_restarted(
+    start_engine: Callable,  # type: ignore[type-arg]
+    talk_to: Callable,  # type: ignore[type-arg]
+    tiny_model: Callable[..., str],
+) -> None:
+    """A tiny model: another does not load otherwise the second time."""
+    tiny = ("--model", tiny_model(max_position_embeddings=65536), "--num-gpu-blocks-override", "4096")
+    engine = start_engine(*tiny)
     talk = talk_to(engine)
-    talk.submit("long", "Tell me a very long story.", max_tokens=340, ignore_eos=True)
+    talk.submit_ids("long", range(3, 30), max_tokens=60_000)
     talk.wait_for(lambda: talk.source.mirror.num_active > 0)
     first_epoch = talk.source.mirror.epoch
     engine.kill()
     talk.wait_for(lambda: talk.source.status.state in (SourceState.STALE, SourceState.ENDED))
     assert talk.source.mirror.num_active > 0, "what was known is kept"
-    start_engine(*SMALL)
+    start_engine(*tiny)
     talk.wait_for(lambda: talk.source.mirror.epoch not in (None, first_epoch))
-    talk.submit("again", "Say hello.", max_tokens=5)
+    talk.submit_ids("again", range(3, 30), max_tokens=5)
     talk.wait_for(lambda: "again" in talk.finished())
     talk.wait_for(lambda: talk.source.mirror.counters.finished == 1)
     assert talk.source.mirror.num_active == 0

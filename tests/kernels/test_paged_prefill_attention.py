@@ -17,16 +17,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 RAGGED = {"seq_lens": [0, 1, 15, 16, 17, 40], "query_lens": [0, 1, 15, 16, 17, 40]}  # around a block of 16
 CONTINUED = {"seq_lens": [16, 17, 33, 100, 70, 0], "query_lens": [1, 16, 2, 5, 33, 0]}
+FEW = {"seq_lens": [17, 40], "query_lens": [17, 2]}
+ONE_KV_HEAD = {"num_heads": 3, "num_kv_heads": 1}
+"""Half the programs for the interpreter; others have several."""
 SMALL: dict[str, dict[str, Any]] = {
     **{f"ragged {name}": {**RAGGED, "options": options} for name, options in OPTIONS.items()},
-    **{f"continued {name}": {**CONTINUED, "options": options} for name, options in OPTIONS.items()},
-    "bf16": {**CONTINUED, "dtype": torch.bfloat16},
-    "bf16 all": {**RAGGED, "dtype": torch.bfloat16, "options": OPTIONS["all"]},
+    **{f"continued {name}": {**CONTINUED, **ONE_KV_HEAD, "options": options} for name, options in OPTIONS.items()},
+    "bf16": {**CONTINUED, **ONE_KV_HEAD, "dtype": torch.bfloat16},
+    "bf16 all": {**RAGGED, **ONE_KV_HEAD, "dtype": torch.bfloat16, "options": OPTIONS["all"]},
     "odd block, odd dims": {**CONTINUED, "block_size": 7, "head_dim": 80, "value_dim": 48},
     "slots of one": {"seq_lens": [9, 3], "query_lens": [2, 3], "block_size": 1, "layout": "NHD"},
-    "group of 8": {**RAGGED, "num_heads": 8, "num_kv_heads": 1, "head_dim": 128},
-    "group of 1": {**CONTINUED, "num_heads": 3, "num_kv_heads": 3, "layout": "NHD"},
-    "group of 20": {"seq_lens": [17, 40], "query_lens": [17, 2], "num_heads": 20, "num_kv_heads": 1},
+    "group of 8": {**FEW, "num_heads": 8, "num_kv_heads": 1, "head_dim": 128},
+    "group of 1": {**FEW, "num_heads": 3, "num_kv_heads": 3, "layout": "NHD"},
+    "group of 20": {**FEW, "num_heads": 20, "num_kv_heads": 1},
     "window shorter than the tile": {
         "seq_lens": [140],
         "query_lens": [137],
@@ -99,7 +102,7 @@ def test_long_and_short_together(
 @pytest.mark.parametrize("options", OPTIONS)
 def test_in_chunks_as_at_once(options: str, runner: Any, shape: Any, build: Any) -> None:
     """A prompt of 60 tokens in one step, and in steps of 1, 16, 17 and 26 of the same cache."""
-    whole = build(shape(seq_lens=[60], query_lens=[60], options=OPTIONS[options]), runner.device)
+    whole = build(shape(seq_lens=[60], query_lens=[60], options=OPTIONS[options], **ONE_KV_HEAD), runner.device)
     at_once = whole.prefill(runner.ops)
     start = 0
     for num_queries in (1, 16, 17, 26):

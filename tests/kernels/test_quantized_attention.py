@@ -12,6 +12,8 @@ from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged
 FORMATS = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn}
 ALL = {"sliding_window": 13, "softcap": 2.0, "sinks": True}
 EDGES = [0, 1, 15, 16, 17, 40]
+ONE_KV_HEAD = {"num_heads": 3, "num_kv_heads": 1}
+"""Half the programs for the interpreter; others have several."""
 DECODE: dict[str, dict[str, Any]] = {
     "plain": {"seq_lens": EDGES},
     "all options": {"seq_lens": EDGES, "options": ALL},
@@ -23,8 +25,8 @@ DECODE: dict[str, dict[str, Any]] = {
 }
 PREFILL: dict[str, dict[str, Any]] = {
     "ragged": {"seq_lens": EDGES, "query_lens": EDGES},
-    "continued": {"seq_lens": [16, 17, 33, 100, 70, 0], "query_lens": [1, 16, 2, 5, 33, 0]},
-    "continued, all options": {"seq_lens": [17, 33, 70], "query_lens": [16, 2, 33], "options": ALL},
+    "continued": {"seq_lens": [16, 17, 33, 100, 70, 0], "query_lens": [1, 16, 2, 5, 33, 0], **ONE_KV_HEAD},
+    "continued, all options": {"seq_lens": [17, 33, 70], "query_lens": [16, 2, 33], "options": ALL, **ONE_KV_HEAD},
     "bf16": {"seq_lens": [17, 33], "query_lens": [16, 2], "dtype": torch.bfloat16},
     "fp16": {"seq_lens": [17, 33], "query_lens": [16, 2], "dtype": torch.float16},
     "odd block, odd dims": {
@@ -35,7 +37,7 @@ PREFILL: dict[str, dict[str, Any]] = {
         "value_dim": 48,
         "layout": "NHD",
     },
-    "equal": {"seq_lens": [33, 33], "query_lens": [33, 33]},
+    "equal": {"seq_lens": [33, 33], "query_lens": [33, 33], **ONE_KV_HEAD},
 }
 
 

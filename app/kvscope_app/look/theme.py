@@ -135,6 +135,7 @@ LIGHT: Final = Theme(
 THEMES: Final = {theme.name: theme for theme in (DARK, LIGHT)}
 
 
+@lru_cache(maxsize=4096)
 def mix(first: str, second: str, share: float) -> str:
     """`first` with `share` (0 to 1) of `second`, as `#rrggbb`."""
     a, b = QColor(first), QColor(second)

@@ -53,7 +53,7 @@ def skeleton(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 def allocated_peak(run: Callable[[], object]) -> int:
     """Bytes that torch's allocator had given out at most while `run` ran, beyond those before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         run()
     now = peak = 0
     for event in recorded.profiler.kineto_results.events():  # type: ignore[union-attr]

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcap.reader import make_reader
 from mcap.writer import CompressionType, Writer
+from tests.conftest import examples
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import BlockRows, Ledger
@@ -170,7 +171,7 @@ def is_sound(frame: Frame) -> bool:
     return True
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(frames=st.lists(FRAMES_OF.filter(is_sound), min_size=1, max_size=6), late=st.lists(st.integers(0, 9)))
 def test_every_byte_comes_back(frames: list[Frame], late: list[int]) -> None:
     data = [encode(frame) for frame in frames]
@@ -182,7 +183,7 @@ def test_every_byte_comes_back(frames: list[Frame], late: list[int]) -> None:
     assert [encode(frame) for _, frame in unpacked] == data
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(frames=st.lists(FRAMES_OF.filter(is_sound), min_size=1, max_size=6), first=st.integers(1, 9))
 def test_a_leap_over_a_bundle_says_what_its_frames_do(frames: list[Frame], first: int) -> None:
     timed = [(at, msgspec.structs.replace(frame, seq=first + at)) for at, frame in enumerate(frames)]
@@ -350,7 +351,7 @@ def in_order(written: list[Entry]) -> list[Entry]:
     return sorted(found, key=lambda entry: entry[1]) if any(each[0] == BUNDLES for each in written) else found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("fffffoou"), st.integers(0, 2)), max_size=30))
 def test_messages_keep_their_order(told: list[tuple[str, int]]) -> None:
     """Frames, other messages and frames of a later version, some of them at the same time."""
@@ -473,7 +474,7 @@ def test_parents_lie_once_and_come_back() -> None:
     assert len(without_parents(whole)) < len(encode(whole)) - len(whole.blocks.parent) // 2
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(blocks=block_rows())
 def test_any_parents_come_back(blocks: BlockRows) -> None:
     leap = Leap(epoch=1, seq=9, since_seq=3, step=9, time_ns=9, blocks=blocks)
@@ -488,7 +489,7 @@ def test_parents_that_stand_nowhere_are_refused() -> None:
             with_parents(msgspec.msgpack.encode(good | change))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(blocks=block_rows(), step=st.integers(0, (1 << 32) - 1))
 def test_any_packed_leap_comes_back(blocks: BlockRows, step: int) -> None:
     leap = Leap(epoch=1, seq=9, since_seq=3, step=step, time_ns=9, blocks=blocks)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import examples
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.request_words import RequestState
@@ -39,7 +40,7 @@ def _row(number: int, state: RequestState, start: int, blocks: list[int], output
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_tables_follow_a_plain_model_however_changes_are_batched(data: st.DataObject) -> None:
     """Each change keeps a prefix of the table and appends; any number of them in one batch."""

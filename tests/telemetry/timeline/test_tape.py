@@ -55,7 +55,7 @@ def test_it_is_one_recording(make_ring: MakeRing, make_session: MakeSession) -> 
     ring.close()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.storm)])
 def test_at_random_moments_while_it_is_written_and_overwritten(
     seed: int, make_ring: MakeRing, make_session: MakeSession, assert_same_state: SameState
 ) -> None:

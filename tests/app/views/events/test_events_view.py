@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFileDialog, QLabel
+from tests.conftest import examples
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -198,7 +199,7 @@ def test_many_events_are_looked_through_some_at_a_time(view, timed_session, qtbo
 word_lists = st.sampled_from(("", "evicted", "because 3", "#3", "#3 admitted", "nothing"))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_a_search_finds_what_looking_at_each_finds(data):
     events, search, at = EventIndex(max_events=64), EventSearch(), 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import examples
 
 from kvscope_app.views.timeline import raster
 from kvscope_app.views.timeline.time_axis import axis_times
@@ -16,7 +17,7 @@ spans = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.sets(st.integers(0, 200), max_size=60), spans, st.integers(1, 50))
 def test_least_and_greatest_are_those_of_the_seconds_touched(seconds, span, num_columns):
     times = np.array(sorted(seconds), np.int64) * SECOND_NS
@@ -35,7 +36,7 @@ def test_least_and_greatest_are_those_of_the_seconds_touched(seconds, span, num_
             assert np.isnan(low[column])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.integers(0, 10**9), max_size=40), st.integers(1, 30))
 def test_no_moment_is_lost_or_counted_twice(times, num_columns):
     edges = raster.column_edges(TimeSpan(0, 10**9 + 1), num_columns)
@@ -51,7 +52,7 @@ def test_a_span_shorter_than_a_pixel_is_one_pixel():
     assert lines.tolist() == [[1, 1, 0, 0, 0, 0, 0, 0, 0, 3], [0, 0, 0, 0, 2, 0, 0, 0, 0, 0]]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 10**13), st.integers(1, 10**13), st.floats(0, 1), st.lists(st.floats(0.01, 100), max_size=8))
 def test_zooming_stays_within_the_whole_and_holds_the_pointer(begin, length, share, factors):
     whole = whole_span(begin, begin + length)

@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.conftest import examples
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -96,7 +97,7 @@ def histories(draw):
     return events
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(histories())
 def test_spans_are_those_of_a_plain_model(events):
     lanes, plain = RequestLanes(), PlainLives()
@@ -106,7 +107,7 @@ def test_spans_are_those_of_a_plain_model(events):
     assert spans_of(lanes) == [tuple(span) for span in plain.spans]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(histories())
 def test_in_a_row_one_request_ends_before_the_next_begins(events):
     lanes = RequestLanes()
@@ -118,7 +119,7 @@ def test_in_a_row_one_request_ends_before_the_next_begins(events):
         assert (lives["end"][order[:-1]] < lives["begin"][order[1:]]).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(histories(), st.lists(st.integers(1, 9), max_size=30), st.integers(1, 7))
 def test_coming_bit_by_bit_they_are_the_same(events, sizes, at_once):
     course, follower = Course(), CourseFollower()
@@ -235,7 +236,7 @@ def test_without_turns_it_just_runs():
     assert told_by(lanes) == {5: [(Phase.RUNNING, 1, None)]}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_however_late_turns_come_lives_are_the_same(data):
     """Ten requests, one after another; turns are told after their second, forgetting goes on meanwhile."""

@@ -9,6 +9,7 @@ from itertools import chain
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import examples
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
@@ -72,7 +73,7 @@ def test_any_tokens_give_what_decoding_them_at_once_gives(default_tokenizer: Tok
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_marks_and_byte_tokens_too(byte_fallback: Backend, data: st.DataObject) -> None:
     character = st.sampled_from(["😀", "ñ", "中", "a", "\n"]).map(
         lambda text: [byte_fallback.token_to_id(f"<0x{value:02X}>") for value in text.encode()]
@@ -85,7 +86,7 @@ def test_marks_and_byte_tokens_too(byte_fallback: Backend, data: st.DataObject) 
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_with_a_context_text_goes_on_from_it(byte_fallback: Backend, data: st.DataObject) -> None:
     tokens = st.integers(1, 7)
     context, ids = data.draw(st.lists(tokens, max_size=30)), data.draw(st.lists(tokens, max_size=40))
@@ -129,7 +130,7 @@ def test_broken_bytes_are_not_waited_for_without_end(default_tokenizer: Tokenize
     text=st.text(alphabet="ab.", max_size=60),
     stop=st.lists(st.text(alphabet="ab.", min_size=1, max_size=5), min_size=1, max_size=3),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_text_ends_before_the_first_stop_string(text: str, stop: list[str]) -> None:
     detokenizer = Detokenizer(by_character(text), stop)
     told, ended = "", None

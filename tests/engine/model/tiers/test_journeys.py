@@ -10,6 +10,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import examples
 
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.tiers.block_mover import BlockMover
@@ -23,7 +24,7 @@ from kvscope_engine.model.tiers.staged_copies import StagedCopies
 NUM_BLOCKS, NUM_HOST, NUM_DISK = 9, 7, 5
 KINDS = ("write", "save", "save", "load", "load", "sink", "rise", "flush", "drain")
 OPERATIONS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 1 << 30)), max_size=80)
-RELAXED = settings(max_examples=120)
+RELAXED = settings(max_examples=examples(120))
 
 
 def some(draw: random.Random, at_most: int) -> int:

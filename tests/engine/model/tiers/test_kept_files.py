@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import examples
 
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.tiers.block_mover import BlockMover
@@ -192,7 +193,7 @@ def test_an_index_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     assert reason.startswith("is larger than ")
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(at=st.integers(0, 10_000), flip=st.integers(1, 255), cut=st.booleans())
 def test_no_damage_is_believed_or_raised(tmp_path: Path, at: int, flip: int, cut: bool) -> None:
     write_index(tmp_path / "index", an_index(a_block(digest=secrets.token_bytes(32))))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import examples
 
 from kvscope_engine.policy.allocation.address_space import AddressSpace, address_space, page_range
 from kvscope_telemetry.errors import BadInput
@@ -70,7 +71,7 @@ def test_more_addresses_than_the_ledger_can_tell_are_refused() -> None:
         space(8, max_model_len=10**9)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     block_bytes=st.lists(st.integers(1, 12).map(lambda count: 8 * count), min_size=1, max_size=3),
     num_blocks=st.integers(40, 90),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.conftest import examples
 
 from kvscope_engine.policy.allocation.buddy_list import BuddyList
 
@@ -144,5 +145,5 @@ class BuddyMachine(RuleBasedStateMachine):
         assert all(start % length == 0 for start, length in self.taken)
 
 
-BuddyMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+BuddyMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 TestBuddyMachine = BuddyMachine.TestCase

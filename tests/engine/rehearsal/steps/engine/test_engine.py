@@ -62,12 +62,27 @@ def serve(engine: Engine, lanes: Any, fake_gpu: Any, rounds: int = 1, num_tokens
             )
 
 
+def check_that_graphs_read_nothing_that_moves(engine: Engine, lanes: Any) -> None:
+    """What a graph did not make itself is there as long as it is, at the same place."""
+    parts: Any = engine._parts
+    runner, module = parts.runner, parts.loaded.module
+    kept = [*held(module), *module.parameters(), *module.buffers()]
+    kept += [*parts.storage.block_tensors, *parts.storage.rows[1:3]]
+    kept += [runner._buffer._on_device, runner._graphs._logits, runner._graphs._tables]
+    known = {tensor.untyped_storage()._cdata for tensor in kept}
+    assert lanes.read_by_graphs, "something was captured"
+    assert lanes.read_by_graphs <= known, len(lanes.read_by_graphs - known)
+    for tensor in parts.storage.block_tensors:
+        assert tensor.untyped_storage()._cdata in lanes.read_by_graphs, "scales too"
+
+
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 def test_an_engine_starts_and_serves(start: Start, lanes: Any, fake_gpu: Any, kv_cache_dtype: str) -> None:
     engine = start(kv_cache_dtype=kv_cache_dtype)
     assert engine.notes == (), "graphs were captured"
     assert engine.memory_plan == "", "the pool's size was given"
     assert engine.memory().step_bytes == -1
+    check_that_graphs_read_nothing_that_moves(engine, lanes)
     known = set(fake_gpu.seen.compiled)
     steps = list(serve(engine, lanes, fake_gpu))
     assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
@@ -82,22 +97,6 @@ def test_steps_take_turns_when_asked_to(start: Start, lanes: Any, fake_gpu: Any)
     steps = list(serve(engine, lanes, fake_gpu))
     assert [(step.up, step.down, step.num_waited, step.waits) for step in steps] == [(1, 1, 0, 1)] * len(steps)
     assert engine.overlaps.overlapped == 0
-
-
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
-def test_graphs_read_nothing_that_moves(start: Start, lanes: Any, kv_cache_dtype: str) -> None:
-    """What a graph did not make itself is there as long as it is, at the same place."""
-    engine = start(kv_cache_dtype=kv_cache_dtype)
-    parts: Any = engine._parts
-    runner, module = parts.runner, parts.loaded.module
-    kept = [*held(module), *module.parameters(), *module.buffers()]
-    kept += [*parts.storage.block_tensors, *parts.storage.rows[1:3]]
-    kept += [runner._buffer._on_device, runner._graphs._logits, runner._graphs._tables]
-    known = {tensor.untyped_storage()._cdata for tensor in kept}
-    assert lanes.read_by_graphs, "something was captured"
-    assert lanes.read_by_graphs <= known, len(lanes.read_by_graphs - known)
-    for tensor in parts.storage.block_tensors:
-        assert tensor.untyped_storage()._cdata in lanes.read_by_graphs, "scales too"
 
 
 def test_where_the_memory_goes_is_said(start: Start) -> None:
