@@ -16,8 +16,6 @@ said=$(mktemp)
 mypy=$!
 trap 'kill "$mypy" 2>/dev/null; rm -f "$said"' EXIT
 
-# Many tests wait, for sockets, files and other processes: one more than there are cores keeps these busy.
-[[ $workers == auto ]] && workers=$(($(nproc) + 1))
 "$bin/python" -m pytest -n "$workers" --maxprocesses 4 --dist worksteal "$@"
 tests=$?
 ((tests == 2)) && exit 2 # interrupted: nobody waits for the types

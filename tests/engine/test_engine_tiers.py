@@ -282,7 +282,7 @@ def test_a_storm_whose_file_is_damaged_again_and_again(
             damage(path)
 
     storm.before_step = sometimes
-    storm.run(80 if STORMS else 50)
+    storm.run(80)
     assert storm.num_whole > 10
     assert (engine.snapshot().counters.lost_blocks > 0) == (not reason)
     check_told_once(engine, watched, reason)
@@ -304,7 +304,7 @@ def test_a_storm_whose_drive_fills_up(
     small = {"num_gpu_blocks_override": 34, "max_num_batched_tokens": 24, "max_num_seqs": 8}
     engine = make_engine(publish=watched.hear, **(small | tiers(2048, 6, 400)))
     storm = Storm(engine, watched, jobs, expected, seed=3)
-    storm.run(80 if STORMS else 50)
+    storm.run(80)
     assert storm.num_whole > 10
     check_told_once(engine, watched, "No space left on device")
 
