@@ -35,7 +35,7 @@ class EngineConfig:
     dtype: str = "auto"
     """Of weights and activations."""
     quantization: str = "auto"
-    """Of linear layers on a CPU: `int8` rounds weights to 8 bits with a scale for each 64 inputs; `auto` does that
+    """Of linear layers: `int8` rounds weights to 8 bits with a scale for each 64 inputs; on a CPU `auto` does that
     where it is fast, the type of activations is left open, and the weights come from a GGUF file of 8 bits or fewer."""
     kv_cache_dtype: str = "auto"
     """Of the blocks; `auto` is that of the activations, the others have 8 bits and a scale per token and KV head."""

@@ -200,8 +200,8 @@ def layer_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     for form in (AS_IS, INT8):
         yield rotate_case(heads, dtype, form)
     yield rotate_case(heads, dtype, has_norm=True)
-    for num_rows in (1, 64):
-        yield grouped_case(heads, num_rows, dtype)
+    for num_rows, bits in ((1, 4), (64, 4), (1, 8), (64, 8)):
+        yield grouped_case(heads, num_rows, dtype, bits)
     if dtype != "fp32":
         for num_rows in (1, 16):
             yield linear_case(heads, num_rows, dtype)
@@ -218,13 +218,13 @@ def rotate_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS, *, has_nor
     return _launch("rotate_write", variant, _rotate_write_kernel, constants, dtype)
 
 
-def grouped_case(heads: Heads, num_rows: int, dtype: str = "bf16") -> Launch:
-    """A product with weights of 4 bits, in a decode or in a prefill; without bias, with a residual."""
+def grouped_case(heads: Heads, num_rows: int, dtype: str = "bf16", bits: int = 4) -> Launch:
+    """A product with weights of 4 or 8 bits, in a decode or in a prefill; without bias, with a residual."""
     hidden = heads.num_heads * heads.head_dim
-    shapes = product_constants(hidden, hidden, 32, num_rows)
+    shapes = product_constants(hidden, hidden, 8 * bits, num_rows, bits)
     warps = shapes.pop("num_warps")
     constants = {**shapes, "bias": None, "UPCAST_DOT": False}
-    variant = f"{hidden} rows<={shapes['TILE_M']} {dtype}"
+    variant = f"{hidden} {bits} bits rows<={shapes['TILE_M']} {dtype}"
     launch = _launch("grouped_product", variant, _grouped_product_kernel, constants, dtype, num_warps=warps)
     types = _GROUPED_TYPES | dict.fromkeys(("x", "add", "out"), f"*{dtype}")
     return replace(launch, arguments={name: types[name] for name in launch.arguments})

@@ -195,6 +195,12 @@ def test_eight_bits_change_little(device: str, folder: str, check: Any, kv_cache
     check(found, "float32", QUANTIZED_NEAR, QUANTIZED_EXACT)
 
 
+def test_weights_of_eight_bits_change_little(device: str, folder: str, check: Any) -> None:
+    found, engine = serve(folder, device, quantization="int8")
+    assert engine.hello.model.quantization == "int8"
+    check(found, "float32", QUANTIZED_NEAR, QUANTIZED_EXACT)
+
+
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 def test_weights_of_four_bits_change_something_not_all(
     device: str, folder: str, check: Any, enforce_eager: bool

@@ -164,7 +164,7 @@ ENGINE_OPTIONS: Final = (
     EngineOption(
         "--quantization",
         "Q",
-        "of weights: int8 (on a CPU), int4, none (widened) or auto (as quantized files hold them, where that is fast)",
+        "of weights: int8, int4, none (widened) or auto (as quantized files hold them, where that is fast)",
         _one_of("auto", "none", "int8", "int4"),
     ),
     EngineOption(

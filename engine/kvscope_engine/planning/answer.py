@@ -84,7 +84,9 @@ def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
     if question.tensor_parallel * question.pipeline_parallel > 1:
         notes.append("kvscope's engine runs on one GPU; vLLM and SGLang run on several, and kvscope watches them")
     if question.dtype == "int8":
-        notes.append("kvscope's engine has weights of 8 bits on a CPU alone; vLLM and SGLang on GPUs")
+        notes.append(
+            "kvscope's engine (--quantization int8) takes 8.5 bits a weight: it keeps groups of 64, on one GPU"
+        )
     if question.dtype == "int4":
         notes.append("kvscope's engine (--quantization int4) takes 5 bits a weight: it keeps groups of 32, on one GPU")
     if question.weights_on_host:

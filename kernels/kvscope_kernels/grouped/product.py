@@ -1,4 +1,4 @@
-"""Products with grouped weights of 4 bits: on a GPU widened in registers, on any device by torch.
+"""Products with grouped weights of 4 and 8 bits: on a GPU widened in registers, on any device by torch.
 
 Owns the layout the kernel reads, and which implementation a device gets (`grouped_product`).
 """
@@ -34,11 +34,6 @@ class GroupedProduct(Protocol):
         """x (..., inputs) to (..., outputs) of `dtype`, or of `add`, which is added, or of x."""
 
 
-def can_multiply(weight: GroupedWeight, device_type: str) -> bool:
-    """Whether `grouped_product` takes it: a GPU's kernel knows 4 bits alone."""
-    return weight.bits == 4 or device_type == "cpu"
-
-
 def grouped_product(
     weight: GroupedWeight, bias: Tensor | None, device: torch.device, room: WeightRoom | None = None
 ) -> GroupedProduct:
@@ -49,16 +44,12 @@ def grouped_product(
 
 
 class TritonGrouped:
-    """x @ weight.T with weights of 4 bits, widened to the type of x in registers; sums in float32.
-
-    Raises ValueError for a weight of 8 bits.
-    """
+    """x @ weight.T with the weight widened to the type of x in registers; sums in float32."""
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None, device: torch.device) -> None:
-        require(weight.bits == 4, "bits", weight.bits, "4")
         self.outputs, self.inputs = weight.codes.shape
-        self._group = weight.group
-        self._codes = _packed(weight.codes).to(device)
+        self._bits, self._group = weight.bits, weight.group
+        self._codes = (_packed(weight.codes) if weight.bits == 4 else weight.codes.contiguous()).to(device)
         self._scale, self._low = (facts.contiguous().to(device) for facts in weight.facts)
         self._bias = None if bias is None else bias.detach().float().to(device)
 
@@ -76,20 +67,21 @@ class TritonGrouped:
         rows = x.numel() // self.inputs
         if not rows:
             return out
-        constants = product_constants(self.outputs, self.inputs, self._group, rows)
+        constants = product_constants(self.outputs, self.inputs, self._group, rows, self._bits)
         grid = (cdiv(self.outputs, constants["TILE_N"]), cdiv(rows, constants["TILE_M"]))
         tensors = (x.contiguous(), *self.tensors[:3], self._bias, None if add is None else add.contiguous(), out)
         _grouped_product_kernel[grid](*tensors, rows, **constants, UPCAST_DOT=is_interpreting())
         return out
 
 
-def product_constants(outputs: int, inputs: int, group: int, rows: int) -> dict[str, int]:
+def product_constants(outputs: int, inputs: int, group: int, rows: int, bits: int = 4) -> dict[str, int]:
     """The kernel's constants that follow from the weight and the number of rows, and its warps."""
     is_few = rows <= _FEW_ROWS
     return {
         "OUTPUTS": outputs,
         "INPUTS": inputs,
         "GROUP": group,
+        "BITS": bits,
         "TILE_M": 16 if is_few else 64,
         "TILE_N": 32 if is_few else 64,
         "TILE_CHUNKS": 4 if is_few else 2,
@@ -110,15 +102,17 @@ def _grouped_product_kernel(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
+    BITS: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_CHUNKS: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
 ) -> None:
-    """One program: TILE_M rows by TILE_N outputs. A byte holds input k of a chunk in its low bits, k + 16 in its
-    high ones, so that each half of a tile of bytes is a tile of weights, with every second run of 16 inputs of x."""
+    """One program: TILE_M rows by TILE_N outputs. Of 4 bits, a byte holds input k of a chunk in its low ones, k + 16 in
+    its high ones, so that each half of a tile of bytes is a tile of weights, with every second run of 16 inputs of x.
+    Of 8 bits, a byte is an input."""
     num_groups: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
-    row_bytes: tl.constexpr = (INPUTS + _CHUNK - 1) // _CHUNK * _CHUNK_BYTES
+    row_bytes: tl.constexpr = (INPUTS + _CHUNK - 1) // _CHUNK * _CHUNK_BYTES if BITS == 4 else INPUTS
     n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     m = (tl.program_id(1) * TILE_M + tl.arange(0, TILE_M)).to(tl.int64)
     in_n, in_m = n < OUTPUTS, m < num_rows
@@ -128,21 +122,24 @@ def _grouped_product_kernel(
         at = start + tl.arange(0, TILE_CHUNKS * _CHUNK_BYTES)
         inside = in_n[:, None] & (at < row_bytes)[None, :]
         both = tl.load(code_rows[:, None] + at[None, :], mask=inside, other=0)
-        k = at // _CHUNK_BYTES * _CHUNK + at % _CHUNK_BYTES
+        k = at // _CHUNK_BYTES * _CHUNK + at % _CHUNK_BYTES if BITS == 4 else at
         facts = n[:, None] * num_groups + (k // GROUP)[None, :]
         factor = tl.load(scale + facts, mask=inside, other=0.0).to(tl.float32)
         lowest = tl.load(low + facts, mask=inside, other=0.0).to(tl.float32)
-        first = ((both & 15).to(tl.float32) * factor + lowest).to(x.dtype.element_ty)
-        second = ((both >> 4).to(tl.float32) * factor + lowest).to(x.dtype.element_ty)
+        codes_first = both & 15 if BITS == 4 else both
+        first = (codes_first.to(tl.float32) * factor + lowest).to(x.dtype.element_ty)
         in_first = in_m[:, None] & (k < INPUTS)[None, :]
-        in_second = in_m[:, None] & (k + _CHUNK_BYTES < INPUTS)[None, :]
         x_first = tl.load(x_rows[:, None] + k[None, :], mask=in_first, other=0.0)
-        x_second = tl.load(x_rows[:, None] + (k + _CHUNK_BYTES)[None, :], mask=in_second, other=0.0)
         if UPCAST_DOT:
-            first, second = first.to(tl.float32), second.to(tl.float32)
-            x_first, x_second = x_first.to(tl.float32), x_second.to(tl.float32)
+            first, x_first = first.to(tl.float32), x_first.to(tl.float32)
         sums = tl.dot(x_first, tl.trans(first), sums, input_precision="ieee")
-        sums = tl.dot(x_second, tl.trans(second), sums, input_precision="ieee")
+        if BITS == 4:
+            second = ((both >> 4).to(tl.float32) * factor + lowest).to(x.dtype.element_ty)
+            in_second = in_m[:, None] & (k + _CHUNK_BYTES < INPUTS)[None, :]
+            x_second = tl.load(x_rows[:, None] + (k + _CHUNK_BYTES)[None, :], mask=in_second, other=0.0)
+            if UPCAST_DOT:
+                second, x_second = second.to(tl.float32), x_second.to(tl.float32)
+            sums = tl.dot(x_second, tl.trans(second), sums, input_precision="ieee")
     if bias is not None:
         sums += tl.load(bias + n, mask=in_n, other=0.0)[None, :]
     places = m[:, None] * OUTPUTS + n[None, :]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvscope_kernels.grouped import product
-from kvscope_kernels.grouped.product import TorchGrouped, TritonGrouped, can_multiply, grouped_product
+from kvscope_kernels.grouped.product import TorchGrouped, TritonGrouped, grouped_product
 from kvscope_kernels.grouped.weight import rounded
 from kvscope_kernels.native.grouped import NativeGrouped
 from kvscope_kernels.native.library import library
@@ -23,10 +23,12 @@ ALLOWED = {torch.float32: (1e-5, 1e-5), torch.float16: (1e-5, 1e-3), torch.bfloa
 """Of sums in float32 and of a result of the type itself. Triton's interpreter cuts bfloat16 where a GPU rounds."""
 
 
-def triton_product(shape: tuple[int, int, int, int], dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
+def triton_product(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, bits: int, device: str = "cpu"
+) -> torch.Tensor:
     """The error over the allowed one; in a function of the module, so that the interpreter's process finds it."""
     rows, outputs, inputs, group = shape
-    x, weight = some(rows, inputs).to(dtype), rounded(some(outputs, inputs, seed=1), 4, group)
+    x, weight = some(rows, inputs).to(dtype), rounded(some(outputs, inputs, seed=1), bits, group)
     bias, add = some(outputs, seed=2), some(rows, outputs, seed=3)
     kernel = TritonGrouped(weight, bias, torch.device(device))
     found = kernel.product(x.to(device), add.to(device)).cpu(), kernel.product(x.to(device)).cpu()
@@ -41,19 +43,23 @@ SHAPES = [(1, 40, 64, 32), (17, 70, 200, 64), (3, 33, 70, 128)]
 
 
 @pytest.mark.interpreter
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("dtype", list(ALLOWED), ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_kernel(shape: tuple[int, int, int, int], dtype: torch.dtype, interpret: Callable[..., Any]) -> None:
-    assert float(interpret(triton_product, shape, dtype).max()) <= 1
+def test_the_kernel(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, bits: int, interpret: Callable[..., Any]
+) -> None:
+    assert float(interpret(triton_product, shape, dtype, bits).max()) <= 1
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("dtype", list(ALLOWED), ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, (70, 4096, 4096, 128)], ids=str)
-def test_the_kernel_on_a_gpu(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+def test_the_kernel_on_a_gpu(shape: tuple[int, int, int, int], dtype: torch.dtype, bits: int) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    assert float(triton_product(shape, dtype, "cuda").max()) <= 1
+    assert float(triton_product(shape, dtype, bits, "cuda").max()) <= 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -71,8 +77,6 @@ def test_who_gets_which(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(grouped_product(weight, None, CPU), NativeGrouped if library() else TorchGrouped)
     monkeypatch.setattr(product, "library", lambda: None)
     assert isinstance(grouped_product(weight, None, CPU), TorchGrouped)
-    assert can_multiply(rounded(some(8, 32), 8), "cpu")
-    assert not can_multiply(rounded(some(8, 32), 8), "cuda")
 
 
 def test_bad_input_is_named() -> None:
@@ -81,5 +85,3 @@ def test_bad_input_is_named() -> None:
         weight.product(torch.zeros(1, 33))
     with pytest.raises(ValueError, match="add is"):
         weight.product(torch.zeros(1, 32), torch.zeros(1, 9))
-    with pytest.raises(ValueError, match="bits is 8"):
-        TritonGrouped(rounded(some(8, 32), 8), None, CPU)

@@ -65,7 +65,7 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         "--quantization",
         choices=QUANTIZATIONS,
         default="auto",
-        help="of weights: 8 bits with a scale for each 64 inputs on a CPU (int8), 4 bits for each 32 (int4), as they"
+        help="of weights: 8 bits with a scale for each 64 inputs (int8), 4 bits for each 32 (int4), as they"
         " come (none), or as GGUF, GPTQ and AWQ files hold them (auto): on a CPU that is fast at it if --dtype is auto,"
         " on a GPU GPTQ's and AWQ's of 4 bits",
     )

@@ -18,12 +18,12 @@ from kvscope_engine.model.joined.grouped_linear import GroupedLinear
 from kvscope_engine.model.joined.int8_linear import Int8Linear, can_round
 from kvscope_engine.model.joined.packed_linear import JoinedLinear
 from kvscope_engine.model.quantized.filed_weight import filed_weight
-from kvscope_kernels.grouped.product import can_multiply
 from kvscope_kernels.grouped.weight import GroupedWeight, rounded
 from kvscope_kernels.native.weight_room import WeightRoom
 
 _FEW_OUTPUTS: Final = 128
 """A layer that is this small is a router or a gate: it decides much and costs little."""
+_GROUP_OF_8_BITS: Final = 64
 _DTYPES: Final = {"cpu": (torch.bfloat16, torch.float32), "cuda": (torch.bfloat16, torch.float32, torch.float16)}
 
 Rounded = GroupedLinear | Int8Linear
@@ -34,7 +34,7 @@ def round_linears(module: nn.Module, called: Container[nn.Module], quantization:
 
     Joined ones, those among `called`, and the head, whose results become float32. With `int8` all have 8 bits; with
     `int4` all have 4 but the head, which has 8 where that can be; with `filed` each is what its file holds, where it
-    can be read, else of 8 bits. A layer that cannot be what is asked stays as it is.
+    can be read, else of 8 bits on a CPU. A layer that cannot be what is asked stays as it is.
     """
     model: Any = module
     head = model.get_output_embeddings()
@@ -69,6 +69,9 @@ def _weight(child: Any, quantization: str, *, is_head: bool) -> GroupedWeight | 
     """In groups, if that is how it is to be kept."""
     allowed = {"int8": (8,), "int4": (4, 8) if is_head else (4,)}.get(quantization, (4, 8))
     filed = filed_weight(child)
-    if filed is not None and filed.bits in allowed and can_multiply(filed, child.weight.device.type):
+    if filed is not None and filed.bits in allowed:
         return filed
-    return rounded(child.weight) if quantization == "int4" and not is_head else None
+    if quantization == "int4" and not is_head:
+        return rounded(child.weight)
+    on_gpu = child.weight.device.type != "cpu"  # whose 8 bits are in groups as well; a CPU has a product of its own
+    return rounded(child.weight, 8, _GROUP_OF_8_BITS) if on_gpu and quantization != "filed" else None

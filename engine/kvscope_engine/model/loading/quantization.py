@@ -68,13 +68,10 @@ def _automatic(
 
 
 def _check(wanted: str, device: torch.device, dtype: torch.dtype) -> None:
-    if device.type != "cpu" and wanted == "int4":
+    if device.type != "cpu":
         return
-    if device.type != "cpu" or dtype == torch.float16:
-        found = "a GPU" if device.type != "cpu" else "float16"
-        raise BadInput(
-            f"quantization={wanted!r} is not accepted with {found}: a CPU with bfloat16 or float32 is needed"
-        )
+    if dtype == torch.float16:
+        raise BadInput(f"quantization={wanted!r} is not accepted with float16 on a CPU: bfloat16 or float32")
     if wanted == "int8" and not can_round():
         raise BadInput(
             "quantization='int8' is not accepted: it needs a C compiler (cc, gcc or clang) on a Linux machine and a"
