@@ -38,6 +38,10 @@ class ClientLine:
         self._num_floods = 0
         self._knock_s: float | None = None
         self._look_s = 0.0
+        self._descriptor = -1
+        self.is_up = False
+        """Whether the monitor told of the handshake of the connection that there is. ZeroMQ takes messages for it a
+        moment before: who sent them then would speak before it knows that it is a new connection."""
         socket.connect(address)
 
     @property
@@ -77,10 +81,13 @@ class ClientLine:
     def _take(self, event: zmq.Event, descriptor: int, now_s: float) -> None:
         if event == zmq.EVENT_CONNECTED:
             self._connections.accepted(descriptor)
+            self._descriptor, self.is_up = descriptor, False
         elif event == zmq.EVENT_DISCONNECTED:
             self._connections.closed(descriptor)
+            self.is_up = self.is_up and descriptor != self._descriptor
         else:
             self.handshakes.take(event)
+            self.is_up = self.is_up or event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if event in FINAL_EVENTS:
                 self._knock_s = now_s + KNOCK_AGAIN_S
 

@@ -130,8 +130,8 @@ class ClientSockets:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the command socket has a connection that takes messages."""
-        return bool(int(self._command.get(zmq.EVENTS)) & zmq.POLLOUT)
+        """Whether the command socket has a connection that takes messages, and that `num_connections` counts."""
+        return self._command_line.is_up and bool(int(self._command.get(zmq.EVENTS)) & zmq.POLLOUT)
 
     def close(self) -> None:
         """Close both sockets, and the context where it is ours; returns within `LINGER_MS` and a little."""
