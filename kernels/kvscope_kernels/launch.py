@@ -98,7 +98,8 @@ def _hopper_tiles_of_128(num_rows: int, fewest: int, tile_d: int, tile_v: int, *
 
 
 def _hopper_prefill_tiles(tile_m: int, tile_d: int, tile_v: int, element_bytes: int, *, is_quantized: bool) -> DotTiles:
-    """As measured on an H100: the best, or near it, of some ten shapes for each kind of heads that spill nothing.
+    """For all other heads, as measured on an H100: the best, or near it, of some ten shapes for each kind of heads that
+    spill nothing.
 
     Eight bits want few stages, since they are widened in registers; heads of 64 gain half again from two stages
     instead of three, heads of 256 from four warps instead of eight.
@@ -108,8 +109,7 @@ def _hopper_prefill_tiles(tile_m: int, tile_d: int, tile_v: int, element_bytes: 
         tile_n = _tile_tokens(tile_d, tile_v, element_bytes, (16 << 10) if is_wide else (32 << 10))
         return DotTiles(tile_m, tile_n, tile_d, tile_v, 4, 2, 255 if is_quantized else None)
     tile_n = _tile_tokens(tile_d, tile_v, element_bytes, 32 << 10)
-    num_stages = 2 if max(tile_d, tile_v) <= 64 else 3
-    return DotTiles(tile_m, tile_n, tile_d, tile_v, 8 if tile_m >= 128 else 4, num_stages)
+    return DotTiles(tile_m, tile_n, tile_d, tile_v, 8 if tile_m >= 128 else 4, num_stages=2)
 
 
 def attention_constants(group: int, head_dim: int, value_dim: int, block_size: int, tiles: DotTiles) -> dict[str, int]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.bench.laboratory.words import HEADER, cells, headline, heat_words, sparse_words
+from kvscope_engine.bench.measure import teller
 from kvscope_engine.bench.table import table
 from kvscope_engine.bench.workloads import sample_text
 from kvscope_engine.config import DEVICES, DTYPES, EngineConfig
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)} is not accepted: at least {least}")
     if args.scored == 1 or args.scored > lengths[0] // 2:
         raise BadInput(f"--scored {args.scored} is not accepted: 0, or 2 to half of the shortest of --lengths")
-    report = _measure(args, lengths, _tell(args))
+    report = _measure(args, lengths, teller(args.json))
     if args.html is not None:
         from kvscope_engine.bench.laboratory.report import html
 
@@ -184,12 +185,6 @@ def _add_perplexity(
         found = perplexity_after(loaded, context, ids, num_scored, METHODS[name])
         full = found if name == FULL else full
         row["perplexity"], row["perplexity_change"] = found, found / full - 1.0
-
-
-def _tell(args: argparse.Namespace) -> Tell:
-    if args.json or not sys.stderr.isatty():
-        return lambda line: None
-    return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
 def _text(report: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_engine.bench.busy_processes import busy_processes
+from kvscope_engine.bench.measure import teller
 from kvscope_engine.bench.table import table
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
@@ -113,7 +114,7 @@ def _contender(args: argparse.Namespace, name: str, num_threads: int | None) -> 
 
 def _measure(contenders: dict[str, Any], args: argparse.Namespace) -> dict[str, dict[str, list[Measured]]]:
     """By situation and contender, one number a round."""
-    tell = _tell(args)
+    tell = teller(args.json)
     found: dict[str, dict[str, list[Measured]]] = {
         situation: {name: [] for name in contenders} for situation in _situations()
     }
@@ -155,12 +156,6 @@ def _summary(rounds: Sequence[Measured], quiet: Sequence[Measured]) -> dict[str,
 
 def _ratio(ours: Sequence[Measured], theirs: Sequence[Measured]) -> float:
     return statistics.median(a.per_second / b.per_second for a, b in zip(ours, theirs, strict=True))
-
-
-def _tell(args: argparse.Namespace) -> Callable[[str], None]:
-    if args.json or not sys.stderr.isatty():
-        return lambda line: None
-    return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
 def _text(report: dict[str, Any]) -> str:

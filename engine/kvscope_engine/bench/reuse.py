@@ -11,9 +11,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from kvscope_engine.bench.measure import teller
 from kvscope_engine.bench.table import table
 from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.config import DEVICES, DTYPES, EngineConfig
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from kvscope_engine.bench.reuse_cases.sizes import Setup
 
 CASES: Final = ("prefix", "preemption", "completions")
-Tell = Callable[[str], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +77,7 @@ def _run(args: argparse.Namespace, dtype: str, num_threads: int) -> dict[str, An
     """All that was asked for, in one dtype with one number of threads."""
     from kvscope_engine.bench.reuse_cases import completions, preemption, prefix
 
-    tell = _tell(args)
+    tell = teller(args.json)
     found, setup = _setup(args, dtype, num_threads)
     wanted = args.only or CASES
     if "prefix" in wanted:
@@ -116,12 +115,6 @@ def _setup(args: argparse.Namespace, dtype: str, num_threads: int) -> tuple[dict
     )
     heading = {"model": hello.model.name, "device": hello.device.kind, "dtype": found_dtype, "num_threads": num_threads}
     return heading | {"rounds": args.repeats}, setup
-
-
-def _tell(args: argparse.Namespace) -> Tell:
-    if args.json or not sys.stderr.isatty():
-        return lambda line: None
-    return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
 def _text(report: dict[str, Any]) -> str:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from kvscope_engine.bench.measure import teller
 from kvscope_engine.bench.serving.contenders import OURS, Absent, Contender, contender
 from kvscope_engine.bench.serving.machine import machine
 from kvscope_engine.bench.serving.options import add_options
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print; 0 when every server gave whole answers, 1 when one gave none."""
     plan = plan_of(args)
-    tell = _tell(args)
+    tell = teller(args.json)
     report = _there(args, plan, tell) if args.base_url is not None else _started(args, plan, tell)
     tell("")
     print(json.dumps(report) if args.json else text(report, plan))
@@ -67,9 +67,3 @@ def _report(plan: Plan, requests: Requests, model: str, servers: dict[str, Any],
     assert requests.codec is not None, "there were requests"
     told = {"model": model, "tokenizer": requests.codec.name, "workload": plan_report(plan)}
     return machine() | told | {"servers": servers, "skipped": skipped}
-
-
-def _tell(args: argparse.Namespace) -> Callable[[str], None]:
-    if args.json or not sys.stderr.isatty():
-        return lambda line: None
-    return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)

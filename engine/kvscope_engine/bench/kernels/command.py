@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.bench.kernels.report import text
+from kvscope_engine.bench.measure import teller
 from kvscope_engine.bench.serving.machine import machine
 from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.config import DEVICES, DTYPES
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from kvscope_kernels.benchmark.side_by_side.contest import Contest
 
 KERNELS: Final = ("decode", "prefill", "write", "layer", "copy", "forms", "heat")
-Tell = Callable[[str], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.tune:
         from kvscope_engine.bench.kernels.tuning import tune
 
-        return tune(device.type, args, _tell(args))
+        return tune(device.type, args, teller(args.json))
     report = _measure(device.type, choose_dtype(args.dtype, device), args)
     print(json.dumps(report) if args.json else text(report))
     return 1 if report["stopped"] else 0
@@ -79,7 +77,7 @@ def _measure(device: str, dtype: torch.dtype, args: argparse.Namespace) -> dict[
     from kvscope_kernels.benchmark.side_by_side.contests import KERNELS as MAKERS
     from kvscope_kernels.benchmark.side_by_side.peers import peer_versions
 
-    tell = _tell(args)
+    tell = teller(args.json)
     rows: list[dict[str, Any]] = []
     absent: list[dict[str, str]] = []
     copies: list[float] = []
@@ -140,9 +138,3 @@ def _driver() -> str | None:
         return str(pynvml.nvmlSystemGetDriverVersion())
     except Exception:  # not installed, no driver, a driver that does not answer: NVML has an error for each
         return None
-
-
-def _tell(args: argparse.Namespace) -> Tell:
-    if args.json or not sys.stderr.isatty():
-        return lambda line: None
-    return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
