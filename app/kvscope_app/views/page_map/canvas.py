@@ -28,7 +28,7 @@ from kvscope_app.look.announce import announce
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.page_map.drawing.headings import Heading, draw_headings
-from kvscope_app.views.page_map.drawing.labels import draw_block_numbers, draw_gutter, gutter_width
+from kvscope_app.views.page_map.drawing.labels import draw_block_numbers, draw_gutter, gutter_left, gutter_width
 from kvscope_app.views.page_map.drawing.pin_marks import draw_pins
 from kvscope_app.views.page_map.drawing.scene import Scene, Span
 
@@ -188,6 +188,7 @@ class Canvas(QWidget):
         painter.drawImage(target, self._image, source)
         if dirty.x() < self._gutter:
             painter.fillRect(QRect(0, dirty.y(), self._gutter, dirty.height()), self.theme.color("base"))
+        if dirty.x() < self._gutter + gutter_left(self.scene, ratio):  # on the image, where it is wider than the grid
             draw_gutter(painter, self.scene, self.theme, self._gutter, ratio, dirty)
         painter.setFont(sans(0.82))
         painter.setClipRect(QRect(self._gutter, 0, self.width(), self.height()))

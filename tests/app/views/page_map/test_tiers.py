@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from PySide6.QtCore import QPoint, Qt
-from PySide6.QtGui import QImage
+from PySide6.QtCore import QPoint, QRect, Qt
+from PySide6.QtGui import QImage, QRegion
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.page_map import PageMapView
@@ -246,3 +246,18 @@ def test_a_new_engine_without_tiers_is_shown_without_headings(tiered, make_engin
     assert view.scene.grid.sections[-1].size == 94
     assert view.canvas._headings == ()
     assert color_at(view, 93) == DARK.block_active
+
+
+@pytest.mark.parametrize("size", [(720, 620), (1200, 260), (500, 400)])
+def test_numbers_beside_a_narrow_grid_outlive_changes_of_its_rows(make_engine, show, make_session, size):
+    view = show(make_session(make_engine(num_host=900)), size, LIGHT)
+    canvas = view.canvas
+    painted = canvas.grab()
+    whole = painted.toImage()
+    left = max(0, int(canvas.scene.camera.x))
+    beside = QRect(0, 0, left + canvas._gutter, canvas.height())
+    assert len({whole.pixel(x, y) for x in range(beside.width() - 4) for y in range(whole.height())}) > 2, "numbers"
+    for top in (0, canvas.height() // 3, canvas.height() // 2):
+        rows = QRect(canvas._gutter, top, canvas.width() - canvas._gutter, 18)
+        canvas.render(painted, rows.topLeft(), QRegion(rows))
+        assert painted.toImage().copy(beside) == whole.copy(beside)

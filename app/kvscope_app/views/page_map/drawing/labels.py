@@ -28,12 +28,17 @@ def gutter_width(grid: Grid, width: int, metrics: QFontMetrics) -> int:
     return metrics.horizontalAdvance(count(max(grid.num_blocks, 1000))) + _PAD
 
 
+def gutter_left(scene: Scene, ratio: float) -> float:
+    """Where the room for these numbers begins: beside the grid, where that does not fill the window."""
+    return max(0.0, scene.camera.x / ratio)
+
+
 def draw_gutter(painter: QPainter, scene: Scene, theme: Theme, gutter: int, ratio: float, dirty: QRect) -> None:
     """The number, within its section, of the first block of some rows, left of them."""
     if scene.cells is None:
         return
     painter.setPen(theme.color("muted"))
-    left = max(0.0, scene.camera.x / ratio)  # beside the grid where it does not fill the window
+    left = gutter_left(scene, ratio)
     pitch, height = scene.camera.pitch / ratio, painter.fontMetrics().height()
     sections = scene.grid.sections
     for above, section in zip((None, *sections), sections, strict=False):
