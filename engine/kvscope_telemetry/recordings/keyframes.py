@@ -15,17 +15,18 @@ from kvscope_telemetry.ledger import BlockRows
 from kvscope_telemetry.messages.leap import Leap
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, Hello, RequestInfo, Snapshot, TelemetryMessage
-from kvscope_telemetry.recordings.bundles.listed_keyframes import WholeState
+from kvscope_telemetry.recordings.bundles.listed_keyframes import MAX_LISTED_ROWS, WholeState
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.request_mirror import RequestMirror
 
 INTERVAL_NS: Final = 10_000_000_000
-BLOCK_ROW_BYTES: Final = 34
-LEAP_ROW_BYTES: Final = 32
-"""So much a row of a leap counts for. With less keyframes would be rarer and files smaller, and a seek would read more
-leaps: some 90 of them at most now, half a millisecond each the first time."""
-SMALL_BYTES: Final = 64 << 10
+LEAP_SHARE: Final = 0.5
+"""A keyframe is due when the leaps since the last have so many rows for each of the state. With a larger share files
+would be smaller, and a seek would read more leaps: some 40 of them at most now, a third of a millisecond each."""
+LARGE_LEAP_SHARE: Final = 1.0
+"""Of a state of more rows than are listed: a keyframe of them takes some times the room and time."""
+SMALL_ROWS: Final = 2000
 """A keyframe of no more is written whenever it is time."""
 
 
@@ -42,7 +43,7 @@ class Keyframe:
 class Keyframes:
     """Says when a keyframe belongs after what is recorded; `follower` is fed with it first.
 
-    One is due `interval_ns` after the last, once the leaps since are as large: so keyframes never make up more of a
+    One is due `interval_ns` after the last, once the leaps since say enough: so keyframes never make up much more of a
     file than these, and no seek reads more than one of each.
     """
 
@@ -50,11 +51,11 @@ class Keyframes:
         self._interval_ns = interval_ns
         self._follower = follower
         self._last_ns = 0
-        self._num_bytes = 0
+        self._num_rows = 0
 
     def leapt(self, leap: Leap) -> None:
         """One was written."""
-        self._num_bytes += LEAP_ROW_BYTES * len(leap.blocks.state)  # a state is a byte
+        self._num_rows += len(leap.blocks.state)  # a state is a byte
 
     def after(self, message: TelemetryMessage, log_time_ns: int) -> Keyframe | None:
         """The keyframe that follows `message`, None when none is due."""
@@ -78,10 +79,12 @@ class Keyframes:
 
     @property
     def _is_early(self) -> bool:
-        return self._num_bytes < BLOCK_ROW_BYTES * self._follower.mirror.num_rows - SMALL_BYTES
+        num_rows = self._follower.mirror.num_rows
+        share = LEAP_SHARE if num_rows <= MAX_LISTED_ROWS else LARGE_LEAP_SHARE
+        return self._num_rows < share * num_rows - SMALL_ROWS
 
     def _restart(self, log_time_ns: int) -> None:
-        self._last_ns, self._num_bytes = log_time_ns, 0
+        self._last_ns, self._num_rows = log_time_ns, 0
 
 
 def snapshot_of(mirror: Mirror) -> Snapshot:

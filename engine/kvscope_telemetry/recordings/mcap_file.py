@@ -19,7 +19,7 @@ from kvscope_telemetry.messages.leap import Leap
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
 from kvscope_telemetry.recordings.bundles.hash_lists import MAX_LISTED, HashList
-from kvscope_telemetry.recordings.bundles.listed_keyframes import WholeState, whole_pieces
+from kvscope_telemetry.recordings.bundles.listed_keyframes import WholeState, untold_hashes, whole_pieces
 from kvscope_telemetry.recordings.bundles.listed_leaps import pack_listed_leap
 from kvscope_telemetry.recordings.copying.stored_records import StoredRecords
 from kvscope_telemetry.recordings.early_end import EARLY_END
@@ -102,10 +102,12 @@ class McapFile:
     """`path` (ending in `.mcap`) once it is whole; `path` with `.part` until then.
 
     Raises BadInput for a path that cannot be written, or where something is already: nothing is overwritten.
+    `is_copy`: chunks of another file are copied into it, whose lists of hashes stand for themselves.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_copy: bool = False) -> None:
         check_path(path)
+        self._is_copy = is_copy
         self.path = path
         self.part = path.with_name(path.name + PART_SUFFIX)
         try:
@@ -172,9 +174,14 @@ class McapFile:
 
     def _add_state(self, channel: int, log_time_ns: int, state: WholeState) -> None:
         self.flush()
+        if not self._is_copy and len(self._hashes):  # one that begins here might have the name of the next
+            fresh = untold_hashes(state, self._hashes.all_told)
+            if fresh.size:
+                self._hashes.tell(fresh, log_time_ns)
+                self.flush()
         self._writer.add_in_pieces(channel, log_time_ns, whole_pieces(state, self._hashes.all_told))
         self.flush()
-        self._hashes.begin_anew()
+        self._hashes.begin_at_keyframe(log_time_ns)
 
     def _add_leap(self, log_time_ns: int, leap: Leap) -> None:
         self.flush()

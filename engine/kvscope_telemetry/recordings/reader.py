@@ -13,7 +13,6 @@ from typing import Final
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.devices import Devices
-from kvscope_telemetry.messages.leap import Leap
 from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.recorded import RecordingInfo, StoredMessage
@@ -207,11 +206,9 @@ class Recording:
         place.go_to(snapshot)
         yield from_ns, snapshot
         where = 0  # the leap that is gone on from: frames before it in the file need not be read
-        for offset, (log_time_ns, leap) in self._chunks.leaps_between(from_ns, until_ns):
-            if isinstance(leap, Leap) and place.is_before(leap):
-                place.advance(leap)
-                yield log_time_ns, leap
-                from_ns, where = log_time_ns, offset
+        for offset, log_time_ns, leap in self._chunks.leaps_on(place, from_ns, until_ns):
+            yield log_time_ns, leap
+            from_ns, where = log_time_ns, offset
         yield from self._chunks.messages_after(where, from_ns, until_ns, place)
 
     def snapshot_before(self, seconds: float) -> float | None:

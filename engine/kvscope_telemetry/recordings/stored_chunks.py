@@ -18,7 +18,7 @@ import zstandard
 
 from kvscope_telemetry.errors import ProtocolError, UnknownMessage
 from kvscope_telemetry.messages.leap import Leap, check_leap, decode_leap
-from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.wire import accepted, decode_telemetry, encode
 from kvscope_telemetry.recorded import StoredMessage
@@ -26,8 +26,9 @@ from kvscope_telemetry.recordings.bundles.bundle import leap_over, leap_past, un
 from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
 from kvscope_telemetry.recordings.bundles.hash_lists import HashLists
 from kvscope_telemetry.recordings.bundles.kept_messages import KeptMessages
+from kvscope_telemetry.recordings.bundles.leap_run import FoundLeap, LeapRun
 from kvscope_telemetry.recordings.bundles.listed_keyframes import listed_keyframe
-from kvscope_telemetry.recordings.bundles.listed_leaps import listed_leap
+from kvscope_telemetry.recordings.bundles.opened_leaps import OpenedLeap, opened_leap
 from kvscope_telemetry.recordings.bundles.packed_leaps import packed_leap
 from kvscope_telemetry.recordings.bundles.placed_parents import Stated, encoded, stated
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
@@ -43,7 +44,6 @@ from kvscope_telemetry.recordings.layout import (
     KEYFRAMES,
     LEAPS,
     OTHERS,
-    SEEKABLE,
     STATE,
     SUMMARIES,
     TEXTS,
@@ -58,8 +58,10 @@ from kvscope_telemetry.texts.block_texts import RecordedText, decode_text
 
 MAX_BAD_MESSAGES: Final = 100_000
 """So many at most are remembered and counted."""
-ROW_BYTES: Final = 40
-"""Of a block in a leap that was read."""
+ROW_BYTES: Final = 32
+REQUEST_BYTES: Final = 27
+INFO_BYTES: Final = 250
+"""Of a block, a request that changed, and one that came, in what was read."""
 TOLD: Final = (FRAMES, STATE, OTHERS, KEYFRAMES, BUNDLES)
 """Kinds of messages that tell what was; the others are made of them."""
 
@@ -163,15 +165,38 @@ class StoredChunks:
             for chunk in reversed(self.told[: bisect_right(self.told, until_ns, key=_start)]):
                 yield from reversed(list(self._decoded(file, chunk, channels, until_ns)))
 
-    def leaps_between(self, from_ns: int, until_ns: int) -> Iterator[tuple[int, TimedMessage]]:
-        """Leaps that end in this time, and where the chunk of each is in the file."""
-        channels = self._channels((LEAPS,))
+    def leaps_on(self, place: StatePlace, from_ns: int, until_ns: int) -> Iterator[FoundLeap]:
+        """Leaps that end in this time, one after another, on which the state at `place` goes on; many are read as one.
+        `place` is brought along."""
+        begin, end = bisect_left(self.leaps, from_ns, key=_start), bisect_right(self.leaps, until_ns, key=_start)
+        chunks, at = self.leaps[begin:end], 0
+        run = LeapRun(place, self._note_bad_at)
         with self.file.open() as file:
-            for chunk in self.leaps[bisect_left(self.leaps, from_ns, key=_start) :]:
-                if chunk.start_ns > until_ns:
-                    return
-                for timed in self._decoded(file, chunk, channels, until_ns):
-                    yield chunk.offset, timed
+            while at < len(chunks):
+                first = chunks[at].offset
+                kept = self._kept.get(self.file, first)
+                if kept is not None and kept[0] <= until_ns and isinstance(kept[1], Leap) and run.go_on(kept[1]):
+                    at = bisect_right(chunks, kept[0], key=_start)
+                    yield chunks[at - 1].offset, kept[0], kept[1]
+                    continue
+                while at < len(chunks) and not run.is_full:
+                    yield from self._gather(file, chunks[at], until_ns, run)
+                    at += 1
+                is_full, found = run.is_full, run.take()
+                if is_full and len(found) == 1:
+                    self._kept.keep(self.file, first, found[0][1:], _kept_bytes(found[0][2]))
+                yield from found
+
+    def _gather(self, file: BinaryIO, chunk: Chunk, until_ns: int, run: LeapRun) -> Iterator[FoundLeap]:
+        """Its leap into `run`; one of an earlier version comes back, behind those before it."""
+        for place, raw in self._raw(file, chunk, self._channels((LEAPS,)), until_ns):
+            leap = self._message(chunk, place, raw)
+            if isinstance(leap, OpenedLeap):
+                run.add(chunk.offset, raw.log_time_ns, leap)
+            elif isinstance(leap, Leap):
+                yield from run.take()
+                if run.go_on(leap):
+                    yield chunk.offset, raw.log_time_ns, leap
 
     def glances_from(self, from_ns: int) -> Iterator[Summary | TimedEvent]:
         """Summaries and events in the order they were written, of chunks that reach beyond `from_ns`."""
@@ -269,7 +294,8 @@ class StoredChunks:
     def _decoded(
         self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int, from_ns: int = 0
     ) -> Iterator[TimedMessage]:
-        kept = self._kept.get(self.file, chunk.offset) if chunk.counts.keys() & channels else None
+        is_keyframe = chunk.counts == {self.found.channels[KEYFRAMES]: 1}
+        kept = self._kept.get(self.file, chunk.offset) if is_keyframe and chunk.counts.keys() & channels else None
         if kept is not None:
             if from_ns <= kept[0] <= until_ns:
                 yield kept
@@ -278,15 +304,11 @@ class StoredChunks:
             if raw.log_time_ns < from_ns:
                 continue
             message = self._message(chunk, place, raw)
-            if message is not None:
+            if message is not None and not isinstance(message, OpenedLeap):
                 timed = raw.log_time_ns, message
-                if self._is_for_seeking(chunk):
-                    self._kept.keep(self.file, chunk.offset, timed, _kept_bytes(message, chunk))
+                if is_keyframe:
+                    self._kept.keep(self.file, chunk.offset, timed, _kept_bytes(message))
                 yield timed
-
-    def _is_for_seeking(self, chunk: Chunk) -> bool:
-        """Whether all that is in it is one keyframe or one leap."""
-        return chunk.counts in ({self.found.channels[kind]: 1} for kind in SEEKABLE)
 
     def _raw(
         self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int, about: int | None = None
@@ -360,12 +382,15 @@ class StoredChunks:
             for chunk in self._hash_parts[bisect_left(self._hash_parts, from_ns, key=_end) :]:
                 yield from (raw.data for _, raw in self._raw(file, chunk, (channel,), chunk.end_ns))
 
-    def _message(self, chunk: Chunk, place: int, raw: _Raw) -> TelemetryMessage | None:
+    def _message(self, chunk: Chunk, place: int, raw: _Raw) -> TelemetryMessage | OpenedLeap | None:
         try:
             if chunk.start_ns <= raw.log_time_ns <= chunk.end_ns:
                 if isinstance(raw, _Unbundled):
                     return accepted(raw.frame, self.unknowns)
-                message = listed_leap(raw.data, self._lists.hashes) or packed_leap(raw.data) or self._whole(raw.data)
+                opened = opened_leap(raw.data, self._lists.hashes)
+                if opened is not None:
+                    return opened
+                message = packed_leap(raw.data) or self._whole(raw.data)
                 if isinstance(message, Leap):
                     check_leap(message)
                     return message
@@ -391,15 +416,23 @@ class StoredChunks:
             return data
         return data if message is None else encoded(message)
 
+    def _note_bad_at(self, offset: int) -> None:
+        """Of a chunk with one message."""
+        if len(self._bad_messages) < MAX_BAD_MESSAGES:
+            self._bad_messages.add((offset, 0))
+
     def _note_bad(self, chunk: Chunk, place: int) -> None:
         if len(self._bad_messages) < MAX_BAD_MESSAGES:
             self._bad_messages.add((chunk.offset, place))
 
 
-def _kept_bytes(message: TelemetryMessage, chunk: Chunk) -> int:
-    """What it takes in memory, about: a leap is packed closely in its chunk."""
-    rows = message.blocks.ids if isinstance(message, Leap) else b""
-    return max(chunk.inflated_bytes, ROW_BYTES * (len(rows) // 4))
+def _kept_bytes(message: TelemetryMessage) -> int:
+    """What a keyframe or leap takes in memory, about."""
+    assert isinstance(message, Frame | Snapshot)
+    blocks, requests = message.blocks, message.requests
+    infos = message.requests_info if isinstance(message, Snapshot) else message.new_requests
+    num_bytes = ROW_BYTES * len(blocks.state) + len(blocks.parent)  # a state is a byte
+    return num_bytes + REQUEST_BYTES * len(requests.state) + len(requests.table_blocks) + INFO_BYTES * len(infos)
 
 
 def _start(chunk: Chunk) -> int:

@@ -16,6 +16,12 @@ class StatePlace:
         self.epoch: int | None = None
         self.seq = 0
 
+    def copy(self) -> StatePlace:
+        """The same place, to go on from by itself."""
+        other = StatePlace()
+        other.epoch, other.seq = self.epoch, self.seq
+        return other
+
     def has(self, frame: Frame) -> bool:
         """Whether the state knows of `frame` already."""
         return frame.epoch == self.epoch and frame.seq <= self.seq

@@ -49,7 +49,7 @@ def save(
 def _take(recorded: Recorded, path: Path, from_s: float, until_s: float, watch: Watch) -> bool:
     """Chunks as they lie. Raises NotAsWritten, and nothing is left."""
     from_ns, until_ns = _range_ns(recorded, from_s, until_s)
-    file, is_whole = McapFile(path), False
+    file, is_whole = McapFile(path, is_copy=True), False
     try:
         is_whole = ChunkCopy(recorded, from_ns, until_ns, watch).write(file)
         if is_whole:

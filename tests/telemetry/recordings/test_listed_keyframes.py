@@ -124,8 +124,43 @@ def test_lists_that_are_over_are_a_keyframes_until_it_is_written(monkeypatch: py
     told.begin_next()
     assert [each.name for each in told.all_told] == [20, 30], "no more than so many"
     assert told.places(np.array([30])).tolist() == [-1], "another list refers to none before it"
-    told.begin_anew()
-    assert told.all_told == ()
+
+
+def test_a_list_is_named_by_three_keyframes() -> None:
+    told = HashList()
+
+    def tell(*times_ns: int) -> list[int]:
+        for name in times_ns:
+            told.begin_next()
+            told.tell(np.arange(2) + name, name)
+        return [each.name for each in told.all_told]
+
+    assert tell(10, 20) == [10, 20]
+    told.begin_at_keyframe(25)
+    assert tell(30, 40) == [10, 20, 30, 40]
+    told.begin_at_keyframe(45)
+    assert tell(50) == [10, 20, 30, 40, 50]
+    told.begin_at_keyframe(55)
+    assert tell(60) == [30, 40, 50, 60]
+    told.begin_at_keyframe(65)
+    assert tell() == [50, 60]
+
+
+def test_lists_that_have_nothing_of_the_state_are_not_named() -> None:
+    mirror = a_mirror(400)
+    hashes = np.unique(mirror.ledger.hash[mirror.ledger.hash != 0]).view(np.int64)
+    half = hashes.size // 2
+    told = [
+        ToldList(3, np.arange(1, 900)),
+        ToldList(5, hashes[:half]),
+        ToldList(6, np.arange(1, 9)),
+        ToldList(7, hashes[half - 3 :]),
+    ]
+    data = written(mirror, told)
+    assert [name for name, _ in msgspec.msgpack.decode(data, type=ListedKeyframe).lists] == [7, 5]
+    read = listed_keyframe(data, lists_of(told))
+    assert read is not None
+    assert encode(read) == encode(snapshot_of(mirror))
 
 
 def test_keyframes_of_a_file_name_lists_and_one_that_is_damaged_costs_no_state(record: Callable[..., Any]) -> None:

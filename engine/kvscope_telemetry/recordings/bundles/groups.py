@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.recordings.bundles.integers import Ints, groups_of, pack, starts_of, unpack
@@ -40,9 +41,9 @@ class Groups:
         """Of all groups."""
         return int(self.starts[-1])
 
-    def sums(self, values: Ints) -> Ints:
+    def sums(self, values: npt.NDArray[np.int64 | np.bool_]) -> Ints:
         """Of the `values` of each group's rows, which may be true or false."""
-        found: Ints = np.diff(starts_of(values)[self.starts])
+        found: Ints = np.diff(starts_of(values.astype(np.int64, copy=False))[self.starts])
         return found
 
 

@@ -2,13 +2,13 @@
 
 They lie in lists, a list in parts; what needs a hash (a bundle, a leap) gives its place in a list, of which the parts
 lie in the file before it. A list is of some seconds and refers to nothing, so that damage costs no more than these, and
-the keyframe after them. Knows no files. What is read is checked: a place that no part of the list tells is a
+the keyframes that name it. Knows no files. What is read is checked: a place that no part of the list tells is a
 ProtocolError.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -24,7 +24,9 @@ MAX_LISTED: Final = 1 << 20
 MAX_LISTS: Final = 512
 MAX_KEPT: Final = 2 << 20
 """Lists, and hashes in them, that are kept of a file that is read: who reads goes on, or comes back, and a keyframe
-refers to a dozen."""
+refers to a dozen or two."""
+NAMED_BY: Final = 3
+"""Keyframes that name a list: blocks live longer than from one to the next."""
 MAX_EARLIER_LISTS: Final = 64
 MAX_EARLIER: Final = 1 << 18
 """Lists that are over, and hashes in them, which a keyframe may refer to: the newest."""
@@ -60,21 +62,26 @@ class HashList:
     """The list that is written: what was told, in order."""
 
     def __init__(self) -> None:
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """What is told from now on refers to nothing before."""
         self._earlier: list[ToldList] = []
+        self._keyframes_ns: deque[int] = deque(maxlen=NAMED_BY)
         self._begin()
 
     def begin_next(self) -> None:
-        """The next list; this one is a keyframe's to refer to."""
+        """The next list; this one is for keyframes to refer to."""
         self._earlier = _newest((*self._earlier, *self._own))
         self._begin()
 
+    def begin_at_keyframe(self, log_time_ns: int) -> None:
+        """The next list, behind a keyframe: what was told until then is named by a few keyframes more, so that damage
+        costs no more of them."""
+        self.begin_next()
+        self._keyframes_ns.append(log_time_ns)
+        if len(self._keyframes_ns) == NAMED_BY:
+            self._earlier = [each for each in self._earlier if each.name >= self._keyframes_ns[0]]
+
     @property
     def all_told(self) -> Sequence[ToldList]:
-        """This list and those before it, since it began anew."""
+        """This list and those before it, the newest."""
         return (*self._earlier, *self._own)
 
     @property

@@ -17,6 +17,8 @@ Ints = npt.NDArray[np.int64]
 _WIDTH: Final = 8
 _FEW: Final = 4
 """So many bytes are put together one by one."""
+_MANY: Final = 1000
+"""To sort fewer numbers costs less than to look at them."""
 
 
 def pack(values: Ints) -> bytes:
@@ -30,30 +32,50 @@ def pack(values: Ints) -> bytes:
 
 def unpack(data: bytes, count: int) -> Ints:
     """The `count` integers that `pack` was given."""
+    return _unfolded(_planes(data, count))
+
+
+def unpack_each(parts: Sequence[bytes], counts: Sequence[int]) -> Ints:
+    """The integers of several that `pack` was given, so many each, one after another."""
+    if len(parts) == 1:
+        return unpack(parts[0], counts[0])
+    told = [_planes(data, count) for data, count in zip(parts, counts, strict=True)]
+    planes = np.zeros((max(map(len, told), default=0), sum(counts)), np.uint8)
+    end = 0
+    for each, count in zip(told, counts, strict=True):
+        begin, end = end, end + count
+        planes[: len(each), begin:end] = each
+    return _unfolded(planes)
+
+
+def _planes(data: bytes, count: int) -> npt.NDArray[np.uint8]:
+    """The bytes of what was packed, shape (how many each has, count)."""
     if not data or data[0] > _WIDTH or len(data) != 1 + data[0] * count:
         raise ProtocolError(f"a bundle with a column of {len(data)} bytes for {count} numbers")
-    if not data[0]:
-        return np.zeros(count, np.int64)
-    planes = np.frombuffer(data, np.uint8, offset=1).reshape(data[0], count)
-    if data[0] <= _FEW:
-        return _few(planes)
-    padded = np.zeros((count, _WIDTH), np.uint8)
-    padded[:, : data[0]] = planes.T
-    folded = padded.view("<u8").ravel()
-    unfolded: Ints = (folded >> np.uint64(1)).astype(np.int64) ^ -(folded & np.uint64(1)).astype(np.int64)
-    return unfolded
+    return np.frombuffer(data, np.uint8, offset=1).reshape(data[0], count)
 
 
-def _few(planes: npt.NDArray[np.uint8]) -> Ints:
-    """The integers of up to four planes: half the memory of what they become is gone through."""
-    folded = planes[0].astype(np.uint32)
+def _unfolded(planes: npt.NDArray[np.uint8]) -> Ints:
+    """The integers whose bytes are these, all lowest ones first."""
+    return _narrow(planes).astype(np.int64, copy=False)
+
+
+def _narrow(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32] | Ints:
+    """The same, no wider than is needed: half the memory of what they may become is gone through."""
+    width, count = planes.shape
+    if width > _FEW:
+        padded = np.zeros((count, _WIDTH), np.uint8)
+        padded[:, :width] = planes.T
+        wide = padded.view("<u8").ravel()
+        unfolded: Ints = (wide >> np.uint64(1)).astype(np.int64) ^ -(wide & np.uint64(1)).astype(np.int64)
+        return unfolded
+    folded = planes[0].astype(np.uint32) if width else np.zeros(count, np.uint32)
     for place, plane in enumerate(planes[1:], 1):
         folded |= plane.astype(np.uint32) << (8 * place)
     signs = -(folded & 1)  # all bits of a negative one: unsigned numbers wrap round
     folded >>= 1
     folded ^= signs
-    values: Ints = folded.view(np.int32).astype(np.int64)
-    return values
+    return folded.view(np.int32)
 
 
 def pack_deltas(values: Ints) -> bytes:
@@ -74,6 +96,19 @@ def unpack_deltas(data: bytes, count: int) -> Ints:
     return summed
 
 
+def unpack_deltas_as(data: bytes, count: int, form: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
+    """The same as numbers of a `form`: what does not fit is cut off."""
+    return np.cumsum(_narrow(_planes(data, count)), dtype=form)
+
+
+def unpack_deltas_each(parts: Sequence[bytes], counts: Sequence[int]) -> Ints:
+    """The integers of several that `pack_deltas` was given, so many each, one after another."""
+    summed = starts_of(unpack_each(parts, counts))
+    begins = summed[starts_of(np.array(counts, np.int64))[:-1]]
+    told: Ints = summed[1:] - np.repeat(begins, counts)
+    return told
+
+
 def pack_table(columns: Sequence[Ints]) -> bytes:
     """Columns of the same length, each as `pack_deltas` takes it; to read them together costs little more than one."""
     return pack(np.concatenate([differences(column) for column in columns]))
@@ -83,6 +118,27 @@ def unpack_table(data: bytes, num_columns: int, count: int) -> Ints:
     """The columns that `pack_table` was given, shape (num_columns, count)."""
     summed: Ints = np.cumsum(unpack(data, num_columns * count).reshape(num_columns, count), axis=1)
     return summed
+
+
+def unpack_tables(parts: Sequence[bytes], num_columns: int, counts: Sequence[int]) -> Ints:
+    """The columns of several that `pack_table` was given, so many rows each, one after another."""
+    tables = np.empty((num_columns, sum(counts)), np.int64)
+    end = 0
+    for data, count in zip(parts, counts, strict=True):
+        begin, end = end, end + count
+        told = _narrow(_planes(data, num_columns * count)).reshape(num_columns, count)
+        np.cumsum(told, axis=1, dtype=np.int64, out=tables[:, begin:end])
+    return tables
+
+
+def order_of(values: Ints) -> Ints:
+    """As a stable argsort gives it; numpy sorts 16-bit numbers by counting, so those below 2^32 go in two halves."""
+    if values.size < _MANY or int(values.min()) < 0 or (largest := int(values.max())) >= 1 << 32:
+        return np.argsort(values, kind="stable")
+    order = np.argsort(values.astype(np.uint16), kind="stable")
+    if largest >= 1 << 16:
+        order = order[np.argsort((values >> 16).astype(np.uint16)[order], kind="stable")]
+    return order
 
 
 def starts_of(counts: Ints) -> Ints:

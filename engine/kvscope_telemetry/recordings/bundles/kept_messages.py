@@ -10,8 +10,8 @@ from typing import Final
 
 from kvscope_telemetry.recordings.request_index import TimedMessage
 
-MAX_KEPT_BYTES: Final = 64 << 20
-"""Some minutes of 100,000 blocks; a keyframe of a million blocks is larger and read anew each time."""
+MAX_KEPT_BYTES: Final = 128 << 20
+"""Some twenty minutes of 100,000 blocks, or a few keyframes of a million."""
 
 
 class KeptMessages:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvscope_telemetry.recordings.bundles.integers import Ints, differences, pack, unpack
+from kvscope_telemetry.recordings.bundles.integers import Ints, differences, order_of, pack, unpack
 
 Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
@@ -29,7 +29,7 @@ class Keyed:
     """Rows with `keys`, in their order."""
 
     def __init__(self, keys: Ints) -> None:
-        self._order = np.argsort(keys, kind="stable")
+        self._order = order_of(keys)
         in_order = keys[self._order]
         is_first = np.ones(keys.size, np.bool_)
         is_first[1:] = in_order[1:] != in_order[:-1]

@@ -23,7 +23,15 @@ from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, Hello, Snaps
 from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.bundles.hash_lists import MAX_EARLIER_LISTS, HashesOf, ToldList, places_among
 from kvscope_telemetry.recordings.bundles.hashes import listed_at
-from kvscope_telemetry.recordings.bundles.integers import Ints, pack_deltas, unpack_deltas
+from kvscope_telemetry.recordings.bundles.integers import (
+    Ints,
+    groups_of,
+    order_of,
+    pack_deltas,
+    starts_of,
+    unpack_deltas,
+    unpack_deltas_as,
+)
 from kvscope_telemetry.recordings.bundles.placed_parents import keyframe_pieces, pack_parents, unpack_parents
 
 MAX_LISTED_ROWS: Final = 1 << 18
@@ -66,7 +74,7 @@ def whole_pieces(state: WholeState, told: Sequence[ToldList]) -> Pieces:
         return keyframe_pieces(state.snapshot, state.ledger)
     blocks = state.ledger.pack_all()
     rows = {name: np.frombuffer(getattr(blocks, name), COLUMNS[name]).astype(np.int64) for name in DENSE}
-    order = np.argsort(rows["owner"], kind="stable")
+    order = order_of(rows["owner"])
     columns = {"owner": pack_deltas(rows["owner"])}
     columns |= {name: pack_deltas(rows[name][order]) for name in _BY_OWNER}
     parents = np.zeros(order.size, np.int64)
@@ -74,13 +82,28 @@ def whole_pieces(state: WholeState, told: Sequence[ToldList]) -> Pieces:
         parents[rows["hash"] != 0] = np.frombuffer(blocks.parent, "<i8")
     hashes = rows["hash"][order]
     is_hashed = hashes != 0
-    columns |= _pack_hashes(hashes, told)
+    named, told_hashes = _pack_hashes(hashes, told[::-1])  # what was told twice was so in the newest
+    columns |= told_hashes
     in_order = parents[order][is_hashed].tobytes() if blocks.parent else b""
     columns["parents"], columns["parents_in_full"] = pack_parents(hashes[is_hashed], in_order)
     measured = BlockRows(**{name: getattr(blocks, name) for name in MEASURED})
     bare = encode(replace(state.snapshot, blocks=measured))
-    lists = tuple((each.name, int(each.hashes.size)) for each in told)
+    lists = tuple((each.name, int(each.hashes.size)) for each in named)
     return [msgspec.msgpack.encode(ListedKeyframe(bare, order.size, lists, columns))]
+
+
+def untold_hashes(state: WholeState, told: Sequence[ToldList]) -> Ints:
+    """Hashes of `state` that lie in none of `told`, in its order: told in a list before it, the next keyframes can name
+    them too. None of a state that does not lie so."""
+    ledger = state.ledger
+    if not 0 < ledger.num_blocks <= MAX_LISTED_ROWS:
+        return np.zeros(0, np.int64)
+    hashes = ledger.hash[order_of(ledger.owner.astype(np.int64))].view(np.int64)
+    among = _among(told)
+    fresh = hashes[(hashes != 0) & (places_among(among, np.argsort(among, kind="stable"), hashes) < 0)]
+    firsts = np.sort(np.unique(fresh, return_index=True)[1])
+    told_once: Ints = fresh[firsts]
+    return told_once
 
 
 def listed_keyframe(data: bytes, lists: HashesOf) -> Snapshot | None:
@@ -135,10 +158,10 @@ def _decoded(data: bytes) -> ListedKeyframe | None:
 def _unpacked(lies: ListedKeyframe, bare: Snapshot, lists: HashesOf) -> Snapshot:
     packed, count = lies.columns, lies.num_rows
     owners = unpack_deltas(packed["owner"], count)
-    order = np.argsort(owners, kind="stable")
+    order = order_of(owners)
     told = {"owner": owners.astype(COLUMNS["owner"]).tobytes()}
     for name in _BY_OWNER:
-        told[name] = _back(unpack_deltas(packed[name], count).astype(COLUMNS[name]), order)
+        told[name] = _back(unpack_deltas_as(packed[name], count, COLUMNS[name]), order)
     hashes = _unpack_hashes(lies, lists)
     is_hashed = hashes != 0
     told["hash"] = _back(hashes, order)
@@ -150,17 +173,27 @@ def _unpacked(lies: ListedKeyframe, bare: Snapshot, lists: HashesOf) -> Snapshot
     return replace(bare, blocks=replace(bare.blocks, **told))
 
 
-def _pack_hashes(hashes: Ints, told: Sequence[ToldList]) -> dict[str, bytes]:
-    """Where each is from, those that were told by their places, and the others."""
-    among = np.concatenate([np.zeros(0, np.int64), *(each.hashes for each in told)])
+def _pack_hashes(hashes: Ints, told: Sequence[ToldList]) -> tuple[Sequence[ToldList], dict[str, bytes]]:
+    """The lists that have any; where each hash is from, those that were told by their places, and the others."""
+    among = _among(told)
     places = places_among(among, np.argsort(among, kind="stable"), hashes)
-    codes = np.where(places >= 0, _LISTED, _IN_FULL).astype(np.uint8)
-    codes[hashes == 0] = _NO_HASH
-    return {
+    is_listed, is_hashed = places >= 0, hashes != 0
+    sizes = np.array([each.hashes.size for each in told], np.int64)
+    lists = groups_of(sizes)
+    is_named = np.bincount(lists[places[is_listed & is_hashed]], minlength=sizes.size) > 0
+    left_out = starts_of(np.where(is_named, 0, sizes))[:-1]
+    places[is_listed] -= left_out[lists[places[is_listed]]]
+    codes = np.where(is_listed, _LISTED, _IN_FULL).astype(np.uint8)
+    codes[~is_hashed] = _NO_HASH
+    return [each for each, is_there in zip(told, is_named.tolist(), strict=True) if is_there], {
         "codes": codes.tobytes(),
         "places": pack_deltas(places[codes == _LISTED]),
         "hashes": hashes[codes == _IN_FULL].tobytes(),
     }
+
+
+def _among(told: Sequence[ToldList]) -> Ints:
+    return np.concatenate([np.zeros(0, np.int64), *(each.hashes for each in told)])
 
 
 def _unpack_hashes(lies: ListedKeyframe, lists: HashesOf) -> Ints:

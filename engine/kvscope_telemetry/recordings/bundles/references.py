@@ -6,6 +6,8 @@ Rows are in groups, a group a frame, and each group has its own list. Knows no m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from kvscope_telemetry.errors import ProtocolError
@@ -17,6 +19,8 @@ from kvscope_telemetry.recordings.bundles.integers import (
     starts_of,
     unpack,
     unpack_deltas,
+    unpack_deltas_each,
+    unpack_each,
 )
 
 
@@ -64,10 +68,20 @@ def unpack_found(data: tuple[bytes, bytes], groups: Groups, known: Ints, known_g
     """What `pack_found` was given, and the rows."""
     if not groups.num_rows:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    is_told, sources = _sources(data[0], groups, known_groups.starts[:-1], known_groups.counts)
+    return found_among([data], [groups.num_rows], groups, known, known_groups)
+
+
+def found_among(
+    parts: Sequence[tuple[bytes, bytes]], counts: Sequence[int], groups: Groups, known: Ints, known_groups: Groups
+) -> tuple[Ints, Ints]:
+    """What several times `pack_found` was given, so many ids each, one after another, and the rows."""
+    codes = unpack_each([told for told, _ in parts], counts)
+    is_told, sources = _sources(codes, groups, known_groups.starts[:-1], known_groups.counts)
     ids = np.zeros(groups.num_rows, np.int64)
     ids[~is_told] = known[sources[~is_told]]
-    return _with_told(ids, is_told, data[1]), np.where(is_told, -1, sources)
+    in_full = Groups.counted(np.array(counts)).sums(is_told).tolist()
+    ids[is_told] = unpack_deltas_each([told for _, told in parts], in_full)
+    return ids, np.where(is_told, -1, sources)
 
 
 def pack_chained(known: Known) -> tuple[bytes, bytes]:
@@ -80,11 +94,14 @@ def unpack_chained(data: tuple[bytes, bytes], groups: Groups) -> Ints:
     """The ids that `pack_chained` was given."""
     none = np.zeros(1, np.int64)
     starts, counts = np.concatenate((none, groups.starts[:-2])), np.concatenate((none, groups.counts[:-1]))
-    is_told, sources = _sources(data[0], groups, starts[: len(groups.counts)], counts[: len(groups.counts)])
+    codes = unpack(data[0], groups.num_rows)
+    is_told, sources = _sources(codes, groups, starts[: len(groups.counts)], counts[: len(groups.counts)])
     sources[is_told] = np.flatnonzero(is_told)
     while not np.array_equal(sources, nearer := sources[sources]):  # each is of the group before: it ends
         sources = nearer
-    return _with_told(np.zeros(groups.num_rows, np.int64), is_told, data[1])[sources]
+    ids = np.zeros(groups.num_rows, np.int64)
+    ids[is_told] = unpack_deltas(data[1], int(is_told.sum()))
+    return ids[sources]
 
 
 def told_ids(data: tuple[bytes, bytes], num_rows: int) -> Ints:
@@ -103,18 +120,12 @@ def _codes(places: Ints, groups: Groups) -> Ints:
 
 
 def _sources(
-    codes: bytes, groups: Groups, starts: Ints, counts: Ints
+    codes: Ints, groups: Groups, starts: Ints, counts: Ints
 ) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.bool_]], Ints]:
     """Which rows are told in full, and where the others stand in what is known."""
-    steps = unpack(codes, groups.num_rows)
-    is_told = steps == 0
-    walked = starts_of(steps)
+    is_told = codes == 0
+    walked = starts_of(codes)
     places = walked[1:] - walked[groups.starts[groups.of]] - 1
     if np.any(((places < 0) | (places >= counts[groups.of])) & ~is_told):
         raise ProtocolError("a bundle with an id that stands nowhere")
     return is_told, places + starts[groups.of]
-
-
-def _with_told(ids: Ints, is_told: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], told: bytes) -> Ints:
-    ids[is_told] = unpack_deltas(told, int(is_told.sum()))
-    return ids

@@ -151,7 +151,9 @@ def unpack_requests(
     cut += [cut_up(columns[name], form, groups) for name, form in _PLAIN.items()]
     cut += [cut_up(starts, "<u4", groups), cut_up(counts, "<u4", groups), cut_up(tables, "<u4", table_groups)]
     for name in IF_ANY:
-        cut.append([told if any(told) else b"" for told in cut_up(requests.unpack(packed[name]), "<u4", groups)])
+        column = requests.unpack(packed[name])
+        told = cut_up(column, "<u4", groups) if column.any() else [b""] * len(groups.counts)
+        cut.append([each if any(each) else b"" for each in told])
     return [RequestRows(*each) for each in zip(*cut, strict=True)], changed
 
 

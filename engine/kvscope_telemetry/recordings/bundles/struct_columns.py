@@ -15,13 +15,24 @@ import msgspec
 import numpy as np
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.recordings.bundles.groups import Groups, pack_counts, unpack_counts
-from kvscope_telemetry.recordings.bundles.integers import Ints, pack, pack_deltas, unpack, unpack_deltas
+from kvscope_telemetry.recordings.bundles.groups import Groups, accepted, pack_counts, unpack_counts
+from kvscope_telemetry.recordings.bundles.integers import (
+    Ints,
+    pack,
+    pack_deltas,
+    starts_of,
+    unpack,
+    unpack_deltas,
+    unpack_deltas_each,
+    unpack_each,
+)
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 _ROWS: Final = "rows"
 _WHICH: Final = "_which"
 _TIME: Final = "_ns"
+_NO_ROWS: Final = b"\0"
+"""No numbers, or any that are 0."""
 
 
 class StructColumns(Generic[_Struct]):
@@ -67,22 +78,61 @@ class StructColumns(Generic[_Struct]):
         starts = groups.starts.tolist()
         return [tuple(structs[begin:end]) for begin, end in pairwise(starts)]
 
+    def unpack_each(self, packed: Sequence[Mapping[str, bytes]], times_ns: Ints, begin: str) -> tuple[_Struct, ...]:
+        """The parts of several that `pack` was given with one time each, one after another; the names of its columns
+        begin with `begin`. Raises the same."""
+        told = [each.get(begin + _ROWS, _NO_ROWS) for each in packed]
+        counts = accepted(unpack_each(told, [1] * len(told))).counts.tolist()
+        columns = [self._joined_column(name, begin + name, packed, counts, times_ns) for name in self._fields]
+        return tuple(map(self._make, *columns))
+
     def _column(self, name: str, packed: Mapping[str, bytes], groups: Groups, times_ns: Ints) -> list[Any]:
         count = groups.num_rows
         if name not in packed:
-            if self._fields[name].default is msgspec.NODEFAULT:
-                raise ProtocolError(f"a bundle without its column {name}")
-            return [self._fields[name].default] * count
+            return [self._default(name)] * count
         if name not in self._values:
             is_time = name.endswith(_TIME)
             told = unpack(packed[name], count) + times_ns[groups.of] if is_time else unpack_deltas(packed[name], count)
             whole: list[int] = told.tolist()
             return whole
         values = self._values[name].decode(packed[name])
-        which = unpack_deltas(packed[name + _WHICH], count)
-        if np.any((which < 0) | (which >= len(values))):
-            raise ProtocolError(f"a bundle with a {name} that is told nowhere")
-        return [values[place] for place in which.tolist()]
+        return _chosen(name, [values], unpack_deltas(packed[name + _WHICH], count), [count])
+
+    def _joined_column(
+        self, name: str, where: str, packed: Sequence[Mapping[str, bytes]], counts: Sequence[int], times_ns: Ints
+    ) -> list[Any]:
+        are_told = [where in each or not count for each, count in zip(packed, counts, strict=True)]
+        default = None if all(are_told) else self._default(name)
+        if not any(where in each for each in packed):
+            return [default] * sum(counts)
+        if name in self._values:
+            values = [self._values[name].decode(each[where]) if where in each else [default] for each in packed]
+            which = unpack_deltas_each([each.get(where + _WHICH, _NO_ROWS) for each in packed], counts)
+            return _chosen(name, values, which, counts)
+        parts = [each.get(where, _NO_ROWS) for each in packed]
+        if name.endswith(_TIME):
+            told = unpack_each(parts, counts) + np.repeat(times_ns, counts)
+        else:
+            told = unpack_deltas_each(parts, counts)
+        if default is not None:
+            told[np.repeat(~np.array(are_told), counts)] = default
+        whole: list[int] = told.tolist()
+        return whole
+
+    def _default(self, name: str) -> Any:
+        default = self._fields[name].default
+        if default is msgspec.NODEFAULT:
+            raise ProtocolError(f"a bundle without its column {name}")
+        return default
+
+
+def _chosen(name: str, values: Sequence[Sequence[object]], which: Ints, counts: Sequence[int]) -> list[Any]:
+    """Of each part, which has so many rows, the value that each row means."""
+    sizes = np.fromiter(map(len, values), np.int64, len(values))
+    if np.any((which < 0) | (which >= np.repeat(sizes, counts))):
+        raise ProtocolError(f"a bundle with a {name} that is told nowhere")
+    among, begins = list(chain.from_iterable(values)), starts_of(sizes)[:-1]
+    return [among[place] for place in (which + np.repeat(begins, counts)).tolist()]
 
 
 def _pack_values(name: str, values: Sequence[object]) -> dict[str, bytes]:

@@ -13,11 +13,13 @@ from kvscope_telemetry.recordings.bundles.hash_lists import HashPart
 from kvscope_telemetry.recordings.bundles.listed_keyframes import bare_keyframe
 from kvscope_telemetry.recordings.bundles.listed_leaps import bare_leap
 from kvscope_telemetry.recordings.copying.stored_records import StoredRecords
-from kvscope_telemetry.recordings.keyframes import BLOCK_ROW_BYTES, INTERVAL_NS, LEAP_ROW_BYTES, SMALL_BYTES
+from kvscope_telemetry.recordings.keyframes import INTERVAL_NS
 
 _Place = tuple[int, int]
 """Epoch and number of a frame."""
 _NOWHERE: Final[_Place] = (-1, -1)
+_SMALL_BYTES: Final = 64 << 10
+"""A keyframe of no more is taken whenever it is time."""
 
 
 class Keyframe(Enum):
@@ -65,7 +67,7 @@ class Chain:
         return Keyframe.TAKEN if is_told else Keyframe.TOLD_ANEW
 
     def _is_due(self, stored: StoredRecords) -> bool:
-        """By the rule of `Keyframes`, with what rows lie in."""
+        """Like the rule of `Keyframes`, by what rows lie in."""
         if stored.chunk.end_ns - self._since_ns < INTERVAL_NS:
             return False
-        return LEAP_ROW_BYTES * self._num_bytes >= BLOCK_ROW_BYTES * (stored.chunk.inflated_bytes - SMALL_BYTES)
+        return self._num_bytes >= stored.chunk.inflated_bytes - _SMALL_BYTES
