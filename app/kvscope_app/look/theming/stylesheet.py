@@ -109,6 +109,7 @@ QTableView { gridline-color: $grid; selection-background-color: $selected; selec
 QTableView[look="roomy"]::item { padding: 0 5px; }
 QListView::item, QTreeView::item { padding: 4px 6px; border-radius: 5px; }
 QListView::item:hover { background: $raised; }
+QTreeView::item:selected { background: $selected; color: $text; }
 QListView::item:selected { background: $accent; color: $accent_text; }
 
 QListView[look="palette"] { background: transparent; }

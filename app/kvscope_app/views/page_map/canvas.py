@@ -97,8 +97,8 @@ class Canvas(QWidget):
         """Repaint the pixel rows the scene touched, and keep flashes fading."""
         if span is not None:
             ratio = self.devicePixelRatioF()
-            top = int(span[0] / ratio)
-            self.update(self._gutter, top, self.width() - self._gutter, int((span[1] - span[0]) / ratio) + 2)
+            left, top = self._gutter + int(gutter_left(self.scene, ratio)), int(span[0] / ratio)
+            self.update(left, top, self.width() - left, int((span[1] - span[0]) / ratio) + 2)
         if self.scene.is_fading and not self._fader.isActive():
             self._fader.start()
 

@@ -13,6 +13,7 @@ from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.page_map.drawing.flash_glyphs import glyph
 from kvscope_app.views.page_map.drawing.flash_kinds import FlashKind
 from kvscope_app.views.page_map.drawing.ink import sign_color
+from kvscope_app.views.page_map.drawing.pin_marks import draw_corner
 from kvscope_app.views.page_map.legend_ink import LegendInk, Placed
 from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, Shown, Swatch, scale, swatches
 
@@ -126,6 +127,8 @@ class Legend(QWidget):
         box = self._ink.draw_swatch(painter, self._theme, placed)
         if swatch.word == "shared":  # as in the cells: the mark says it without colour
             painter.fillRect(QRectF(box.right() - 5, box.top() + 2, 3, 3), self._theme.color("selection"))
+        if swatch.is_pin:
+            draw_corner(painter, self._theme, box.right() - 1, box.top() + 1, 0.6 * box.width())
         if swatch.flash is not None:
             self._draw_glyph(painter, box, swatch.flash)
 
@@ -151,7 +154,8 @@ def _more(num_hidden: int) -> str:
 
 def _explained(told: list[Swatch]) -> str:
     """All of it, also what found no room."""
-    colors = ", ".join(s.word for s in told if s.flash is None)
+    colors = ", ".join(s.word for s in told if s.flash is None and not s.is_pin)
+    pins = ["A corner: pinned, and not evicted."] if any(s.is_pin for s in told) else []
     flashes = [f"{s.word}: {FLASH_MEANINGS[s.flash]}" for s in told if s.flash is not None]
     lights = ["A cell lights up for a moment when its block was", *flashes] if flashes else []
-    return "\n".join([f"Colours: {colors}.", *lights])
+    return "\n".join([f"Colours: {colors}.", *pins, *lights])

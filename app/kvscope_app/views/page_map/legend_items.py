@@ -38,11 +38,12 @@ _CHOSEN: Final[Scale] = (attention_stops, "chosen by few heads", "by all")
 
 
 class Swatch(NamedTuple):
-    """One colour and its word; `flash`: it is that of a flash, with its sign."""
+    """One colour and its word; `flash`: it is that of a flash, with its sign; or it has the corner of a pin."""
 
     color: str
     word: str
     flash: FlashKind | None = None
+    is_pin: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class Shown:
     """Decodes choose among blocks."""
     attention: bool = True
     """Attention is measured."""
+    pins: bool = False
+    """Blocks have the corner that says they are pinned."""
 
     @property
     def is_plain(self) -> bool:
@@ -105,8 +108,9 @@ def scale(mode: ColorMode, shown: Shown) -> Scale | None:
 
 
 def swatches(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
-    """The single colours of a mode, then the flashes."""
-    return [*_states(mode, theme, shown), *_without_content(theme, shown), *_flashes(theme, shown)]
+    """The single colours of a mode, then marks and flashes."""
+    pins = [Swatch(theme.block_free, "pinned", is_pin=True)] if shown.pins else []
+    return [*_states(mode, theme, shown), *_without_content(theme, shown), *pins, *_flashes(theme, shown)]
 
 
 def _states(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:

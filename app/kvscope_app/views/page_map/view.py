@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -304,7 +305,8 @@ class PageMapView(View):
 
     def _show_legend(self) -> None:
         flashes = self._moves.seen if self.scene.flashing else ()
-        self._legend.show_mode(self.scene.mode, self.theme, shown_in(self.session.mirror, flashes))
+        shown = replace(shown_in(self.session.mirror, flashes), pins=bool(self.session.mirror.pinned))
+        self._legend.show_mode(self.scene.mode, self.theme, shown)
 
     def _facts(self, block: int) -> BlockFacts | None:
         mirror = self.session.mirror

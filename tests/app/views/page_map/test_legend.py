@@ -85,3 +85,16 @@ def test_where_blocks_are_held_ahead_that_has_a_colour(legend, make_engine, make
     assert "held, empty" in legend.accessibleName()
     assert "shared" not in legend.accessibleName()
     assert not shown_in(make_session(make_engine()).mirror, ()).reserved
+
+
+@pytest.mark.parametrize("mode", ColorMode)
+def test_the_corner_of_pins_is_explained_while_there_are_some(legend, mode):
+    legend.show_mode(mode, LIGHT, Shown())
+    assert "pinned" not in legend.accessibleName()
+    legend.resize(700, 20)
+    legend.show_mode(mode, LIGHT, Shown(pins=True))
+    assert "pinned" in legend.accessibleName()
+    ((_, x, _),) = [placed for placed in legend.fitting if placed[0].is_pin]
+    image = legend.grab().toImage()
+    darks = [image.pixelColor(x + 5 + at, 4 + at).lightness() for at in range(6)]
+    assert min(darks) < 60, "its corner is drawn"

@@ -68,6 +68,23 @@ def test_a_key_is_changed_and_kept(editor, window, session, settings, qtbot):
     assert session.paused
 
 
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_the_chosen_command_can_be_read(editor, window, qtbot, theme):
+    window.themes.choose(theme)
+    editor.choose("play")
+    for widget in (editor.list, editor.keys):  # where the keys are pressed it is still seen for which command
+        widget.setFocus()
+        qtbot.waitUntil(widget.hasFocus)
+        row = editor.list.visualItemRect(editor.list.currentItem())
+        image = editor.list.viewport().grab(row).toImage()
+        lights = [image.pixelColor(x, y).lightness() for x in range(image.width()) for y in range(image.height())]
+        behind = max(set(lights), key=lights.count)
+        assert max(abs(light - behind) for light in lights) > 90, "its words stand out"
+        below = row.translated(0, row.height())
+        other = editor.list.viewport().grab(below).toImage().pixelColor(image.width() - 2, image.height() // 2)
+        assert other.lightness() != image.pixelColor(image.width() // 2, 2).lightness(), "and it from the others"
+
+
 def test_a_key_of_another_command_is_taken_when_told_to_twice(editor, window):
     set_key(editor, "fit", "Ctrl+W")
     assert "“Close window”" in editor.words.text()

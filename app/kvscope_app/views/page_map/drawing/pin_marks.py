@@ -22,11 +22,14 @@ def draw_pins(painter: QPainter, scene: Scene, pinned: frozenset[int], theme: Th
     if not pinned or pitch < _FROM_PITCH or scene.cells is None:
         return
     size, inset = min(pitch * _SHARE, _MOST), max(0.5, pitch * 0.04)
-    painter.setPen(QPen(theme.color("base"), 1))
-    painter.setBrush(theme.color("text"))
     for block in pinned:
         if block < scene.grid.num_blocks:
             x, y = scene.camera.corner_of(*scene.grid.place_of(block))
-            right, top = x / ratio + gutter + pitch - 2 * inset, y / ratio + inset
-            corner = (QPointF(right - size, top), QPointF(right, top), QPointF(right, top + size))
-            painter.drawPolygon(QPolygonF(corner))
+            draw_corner(painter, theme, x / ratio + gutter + pitch - 2 * inset, y / ratio + inset, size)
+
+
+def draw_corner(painter: QPainter, theme: Theme, right: float, top: float, size: float) -> None:
+    """One, which ends there."""
+    painter.setPen(QPen(theme.color("base"), 1))
+    painter.setBrush(theme.color("text"))
+    painter.drawPolygon(QPolygonF((QPointF(right - size, top), QPointF(right, top), QPointF(right, top + size))))
