@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.leap import Leap, check_leap
 from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, RequestRows, Snapshot
+from kvscope_telemetry.recordings.bundles import leap_run
 from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf, HashList
 from kvscope_telemetry.recordings.bundles.leap_run import JOINED_ROWS, LeapRun
 from kvscope_telemetry.recordings.bundles.listed_leaps import pack_listed_leap
@@ -161,6 +163,24 @@ def test_those_that_do_not_follow_are_passed_over() -> None:
     run.add(4, 4, each[4])
     assert [found[2] for found in run.take()] == [leaps[4]]
     assert told_bad == []
+
+
+def test_lists_of_hashes_are_not_joined_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leap_run, "JOINED_HASHES", 300)
+    snapshot, leaps, lists, lying = a_walk(12)
+    place = StatePlace()
+    place.go_to(snapshot)
+    run, num_full = LeapRun(place, lambda _: None), 0
+    found: list[leap_run.FoundLeap] = []
+    for at, each in enumerate(opened(lying, lists)):
+        run.add(at, at, each)
+        if run.is_full:
+            found += run.take()
+            num_full += 1
+    found += run.take()
+    assert num_full > 2
+    assert (found[0][2].since_seq, found[-1][2].seq) == (snapshot.seq, leaps[-1].seq)
+    assert all(one[2].seq == other[2].since_seq for one, other in pairwise(found))
 
 
 def test_what_was_joined_is_kept_for_the_next_seek(

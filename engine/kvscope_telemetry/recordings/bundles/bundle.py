@@ -10,8 +10,7 @@ needs; the frames as messages are checked where they go.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -29,7 +28,7 @@ from kvscope_telemetry.recordings.bundles.block_columns import unpack_ids as unp
 from kvscope_telemetry.recordings.bundles.column_names import named, numbered
 from kvscope_telemetry.recordings.bundles.groups import Groups, joined, pack_counts, unpack_counts
 from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf, HashList
-from kvscope_telemetry.recordings.bundles.integers import Ints, pack, unpack, unpack_deltas
+from kvscope_telemetry.recordings.bundles.integers import Ints, pack, readable, unpack, unpack_deltas
 from kvscope_telemetry.recordings.bundles.numbers import TABLES, of_requests, pack_table, unpack_table
 from kvscope_telemetry.recordings.bundles.references import Known
 from kvscope_telemetry.recordings.bundles.request_columns import (
@@ -144,13 +143,13 @@ def pack_bundle(timed: Sequence[TimedFrame], into: HashList) -> bytes:
 
 def unpack_bundle(data: bytes, lists: HashesOf) -> list[TimedFrame]:
     """What `pack_bundle` was given; `lists` have the hashes. Raises ProtocolError."""
-    with _readable():
+    with readable("a bundle"):
         return _unpacked(_decoded(data), lists)
 
 
 def span_of_bundle(data: bytes) -> tuple[int, int]:
     """How many frames it has, and the latest log time of one. Raises ProtocolError."""
-    with _readable():
+    with readable("a bundle"):
         bundle = _decoded(data)
         head = _head(named(bundle.columns), bundle.num_frames)
         return bundle.num_frames, int((head["time_ns"] + head[_LATE]).max())
@@ -159,7 +158,7 @@ def span_of_bundle(data: bytes) -> tuple[int, int]:
 def leap_past(data: bytes, block: int) -> tuple[int, Leap] | None:
     """A leap over the frames of a bundle that say nothing of `block`, and the log time of the last; None where they
     speak of it, or are not one after another. Nothing else of them is unpacked. Raises ProtocolError."""
-    with _readable():
+    with readable("a bundle"):
         bundle = _decoded(data)
         columns, count = named(bundle.columns), bundle.num_frames
         groups = unpack_counts(columns["rows"], count)
@@ -173,7 +172,7 @@ def leap_past(data: bytes, block: int) -> tuple[int, Leap] | None:
 def leap_over(data: bytes, lists: HashesOf) -> tuple[int, Leap] | None:
     """A leap over all frames of a bundle, whose rows lie one after another in it, and the log time of the last; None
     where they are not one after another. `lists` have the hashes. Raises ProtocolError."""
-    with _readable():
+    with readable("a bundle"):
         bundle = _decoded(data)
         columns = _NEWER | named(bundle.columns)
         head = _head(columns, bundle.num_frames)
@@ -205,17 +204,6 @@ def _filled(
         new_requests=tuple(chain.from_iterable(_told("new_requests", bundle, columns, head))),
         counters=Counters(*(int(counters[name][-1]) for name in TABLES["counters"])),
     )
-
-
-@contextlib.contextmanager
-def _readable() -> Iterator[None]:
-    """Whatever is wrong with a bundle is a ProtocolError."""
-    try:
-        yield
-    except (msgspec.DecodeError, ValueError, OverflowError, IndexError, RecursionError) as error:
-        raise ProtocolError(f"a bundle that cannot be read: {str(error).splitlines()[0]}") from None
-    except KeyError as error:
-        raise ProtocolError(f"a bundle without its column {error}") from None
 
 
 def _decoded(data: bytes) -> _Bundle:

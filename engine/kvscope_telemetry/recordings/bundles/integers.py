@@ -5,9 +5,11 @@ Knows no messages. What is read back is checked: ProtocolError where there are m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +21,18 @@ _FEW: Final = 4
 """So many bytes are put together one by one."""
 _MANY: Final = 1000
 """To sort fewer numbers costs less than to look at them."""
+
+
+@contextlib.contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Whatever is wrong with `what` while it is read is a ProtocolError."""
+    try:
+        yield
+    except (msgspec.DecodeError, ValueError, OverflowError, IndexError, RecursionError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ProtocolError(f"{what} that cannot be read: {reason}") from None
+    except KeyError as error:
+        raise ProtocolError(f"{what} without its column {error}") from None
 
 
 def pack(values: Ints) -> bytes:

@@ -16,6 +16,8 @@ from kvscope_telemetry.state.state_place import StatePlace
 
 JOINED_ROWS: Final = 1 << 14
 """Of blocks, about, in leaps that are joined: with many more the columns leave the processor's cache."""
+JOINED_HASHES: Final = 1 << 20
+"""In the lists that they refer to, each counted as often: a file that claims more has its leaps read one by one."""
 
 FoundLeap = tuple[int, int, Leap]
 """Where the chunk of the last of those that are joined in it is in the file, when that was, and the leap."""
@@ -28,7 +30,7 @@ class LeapRun:
         self._place, self._on_bad = place, on_bad
         self._ahead = place.copy()  # of what was gathered
         self._gathered: list[tuple[int, int, OpenedLeap]] = []
-        self._num_rows = 0
+        self._num_rows = self._num_hashes = 0
 
     @property
     def is_empty(self) -> bool:
@@ -38,7 +40,7 @@ class LeapRun:
     @property
     def is_full(self) -> bool:
         """Whether it is time to take."""
-        return self._num_rows >= JOINED_ROWS
+        return self._num_rows >= JOINED_ROWS or self._num_hashes >= JOINED_HASHES
 
     def add(self, offset: int, log_time_ns: int, leap: OpenedLeap) -> None:
         """The next in the file; one that is not gone on with is passed over."""
@@ -46,6 +48,7 @@ class LeapRun:
             self._ahead.advance(leap.bare)
             self._gathered.append((offset, log_time_ns, leap))
             self._num_rows += leap.num_rows
+            self._num_hashes += leap.listed.size
 
     def go_on(self, leap: Leap) -> bool:
         """With a leap that was joined before, or needs not be; False where it does not follow. Take first."""
@@ -57,7 +60,8 @@ class LeapRun:
 
     def take(self) -> list[FoundLeap]:
         """What was gathered, as one; leap by leap up to the first that cannot be read, where there is such."""
-        gathered, self._gathered, self._num_rows = self._gathered, [], 0
+        gathered, self._gathered = self._gathered, []
+        self._num_rows = self._num_hashes = 0
         if not gathered:
             return []
         try:

@@ -28,6 +28,7 @@ from kvscope_telemetry.recordings.bundles.integers import (
     groups_of,
     order_of,
     pack_deltas,
+    readable,
     starts_of,
     unpack_deltas,
     unpack_deltas_as,
@@ -112,12 +113,8 @@ def listed_keyframe(data: bytes, lists: HashesOf) -> Snapshot | None:
     lies = _decoded(data)
     if lies is None:
         return None
-    try:
+    with readable("a keyframe"):
         return _unpacked(lies, _SNAPSHOTS.decode(lies.message), lists)
-    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
-        raise ProtocolError(f"a keyframe that cannot be read: {str(error).splitlines()[0]}") from None
-    except KeyError as error:
-        raise ProtocolError(f"a keyframe without its column {error}") from None
 
 
 def hello_of(data: bytes) -> Hello | None:
@@ -133,10 +130,8 @@ def bare_keyframe(data: bytes) -> tuple[Snapshot, tuple[int, ...]] | None:
     lies = _decoded(data)
     if lies is None:
         return None
-    try:
+    with readable("a keyframe"):
         return _SNAPSHOTS.decode(lies.message), tuple(name for name, _ in lies.lists)
-    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
-        raise ProtocolError(f"a keyframe that cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def _decoded(data: bytes) -> ListedKeyframe | None:
@@ -144,10 +139,8 @@ def _decoded(data: bytes) -> ListedKeyframe | None:
         return None
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"a keyframe of {len(data)} bytes is refused: at most {MAX_MESSAGE_BYTES} are accepted")
-    try:
+    with readable("a keyframe"):
         lies = _LISTED_KEYFRAMES.decode(data)
-    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
-        raise ProtocolError(f"a keyframe that cannot be read: {str(error).splitlines()[0]}") from None
     if not 0 < lies.num_rows <= MAX_LISTED_ROWS:
         raise ProtocolError(f"a keyframe of {lies.num_rows} rows: 1 to {MAX_LISTED_ROWS} are accepted")
     if len(lies.lists) > 1 + MAX_EARLIER_LISTS:

@@ -19,7 +19,7 @@ from kvscope_telemetry.messages.leap import Leap, encode_leap
 from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, RequestInfo, RequestRows
 from kvscope_telemetry.recordings.bundles.groups import MAX_ROWS, Groups, joined, joined_as, pack_counts
 from kvscope_telemetry.recordings.bundles.hash_lists import HashList
-from kvscope_telemetry.recordings.bundles.integers import Ints, pack, pack_table
+from kvscope_telemetry.recordings.bundles.integers import Ints, pack, pack_table, readable
 from kvscope_telemetry.recordings.bundles.packed_leaps import pack_leap
 from kvscope_telemetry.recordings.bundles.references import Known, pack_ids
 from kvscope_telemetry.recordings.bundles.request_columns import IF_ANY, REQUEST_COLUMNS
@@ -105,10 +105,8 @@ def bare_leap(data: bytes) -> Leap | None:
     """A leap that lies so without its blocks and requests, not checked; None for what is none. Raises ProtocolError."""
     if not data.startswith(_BEGIN):
         return None
-    try:
+    with readable("a leap"):
         return bare_of(_LISTED.decode(data))
-    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
-        raise ProtocolError(f"a leap that cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def _pack_parents(parents: Ints, places: Ints, told: HashList) -> dict[str, bytes]:

@@ -6,12 +6,10 @@ checked for what this needs, the leap where it goes.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -22,7 +20,7 @@ from kvscope_telemetry.messages.telemetry import RequestRows
 from kvscope_telemetry.recordings.bundles.groups import Groups, accepted, lengths_of
 from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf
 from kvscope_telemetry.recordings.bundles.hashes import listed_at
-from kvscope_telemetry.recordings.bundles.integers import Ints, unpack_each, unpack_tables
+from kvscope_telemetry.recordings.bundles.integers import Ints, readable, unpack_each, unpack_tables
 from kvscope_telemetry.recordings.bundles.listed_leaps import (
     BY_ROW,
     CHANGED,
@@ -60,7 +58,7 @@ class OpenedLeap:
 
 def opened_leap(data: bytes, lists: HashesOf) -> OpenedLeap | None:
     """The leap that `pack_listed_leap` was given, to be joined; None for what is none. Raises ProtocolError."""
-    with _readable():
+    with readable("a leap"):
         lies = lying_leap(data)
         return None if lies is None else _opened(lies, lists)
 
@@ -74,19 +72,8 @@ def listed_leap(data: bytes, lists: HashesOf) -> Leap | None:
 def joined_leap(leaps: Sequence[OpenedLeap]) -> Leap:
     """Leaps of one file of which each follows the one before as one, not checked: what changed in several is in it as
     often, the last time as it stands. Raises ProtocolError."""
-    with _readable():
+    with readable("a leap"):
         return _joined(leaps)
-
-
-@contextlib.contextmanager
-def _readable() -> Iterator[None]:
-    """Whatever is wrong with a leap is a ProtocolError."""
-    try:
-        yield
-    except (msgspec.DecodeError, ValueError, OverflowError, IndexError, RecursionError) as error:
-        raise ProtocolError(f"a leap that cannot be read: {str(error).splitlines()[0]}") from None
-    except KeyError as error:
-        raise ProtocolError(f"a leap without its column {error}") from None
 
 
 def _opened(lies: ListedLeap, lists: HashesOf) -> OpenedLeap:
