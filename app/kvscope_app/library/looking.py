@@ -17,7 +17,7 @@ from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.report.png import png
 from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
-from kvscope_telemetry.recordings.overview import read_course, written_part
+from kvscope_telemetry.recordings.overview import read_course, written_parts
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -82,7 +82,8 @@ def _course(recording: Recording, watch: Watch) -> Course:
         if not watch(1.0):
             raise
         course = Course()
-        written_part(recording).into(course)
+        for part in written_parts(recording):
+            part.into(course)
         return course
 
 

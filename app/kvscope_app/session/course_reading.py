@@ -16,16 +16,17 @@ from kvscope_app.session.kept.bookmark_file import bookmark_file, keep_bookmarks
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.effort import Watch
-from kvscope_telemetry.recordings.overview import Part, computed_part, missing_from, written_part
+from kvscope_telemetry.recordings.overview import Part, computed_parts, missing_from, written_parts
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import Summary
 
 _GROW_S: Final = 1.0
-_NUMBER: Final = 1_000
-_NUM_EVENTS: Final = 20_000
-"""Summaries and events of a part: the GUI thread adds them, and parts for so long at a time."""
+_LOOK_S: Final = 0.01
 _TAKE_S: Final = 0.06
+"""The GUI thread adds parts for so long at a time."""
+_MOST_PARTS: Final = 8
+"""So many wait for it at most: all of a recording of days would not fit."""
 
 
 class CourseReading:
@@ -82,18 +83,21 @@ class CourseReading:
 
     def _read(self, watch: Watch) -> None:
         recording = type(self._recording).open(self._recording.path)  # type: ignore[attr-defined]
-        written = written_part(recording)
-        self._hand_over(written)
+        newest_ns, event_ns = None, 0
+        for part in written_parts(recording):
+            newest_ns = newest_ns if part.newest_ns is None else part.newest_ns
+            event_ns = max([event_ns, *(event.time_ns for event in part.events[-1:])])
+            self._hand_over(part)
         self._tell_bookmarks(recording)
-        newest_ns = written.summaries[-1].time_ns if written.summaries else 0
-        from_ns = missing_from(recording, written)
+        from_ns = missing_from(recording, newest_ns)
         if from_ns is not None and not recording.may_grow:
             self.is_computing = True
             try:
-                self._hand_over(computed_part(recording, from_ns, watch))
+                for part in computed_parts(recording, from_ns, watch):
+                    self._hand_over(part)
             finally:
                 self.is_computing = False
-        event_ns = written.events[-1].time_ns if written.events else 0
+        newest_ns = newest_ns or 0
         while recording.may_grow and not self._is_ending.wait(_GROW_S):
             try:
                 recording.grow()
@@ -117,8 +121,6 @@ class CourseReading:
             self._bookmarks.extend(read_bookmarks(self._bookmark_file))
 
     def _hand_over(self, part: Part) -> None:
-        summaries, events = part.summaries, part.events
-        num_parts = max(-(-len(summaries) // _NUMBER), -(-len(events) // _NUM_EVENTS))
-        for place in range(num_parts):
-            some = slice(place * _NUMBER, (place + 1) * _NUMBER)
-            self._parts.append(Part(summaries[some], events[place * _NUM_EVENTS : (place + 1) * _NUM_EVENTS]))
+        while len(self._parts) >= _MOST_PARTS and not self._is_ending.wait(_LOOK_S):
+            pass
+        self._parts.append(part)

@@ -5,7 +5,7 @@ Owns which seconds are missing. What is computed is computed by the code that co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -20,6 +20,9 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, Summary, TimedEvent
 _LOOK_EVERY: Final = 256
 _RUN_IN_NS: Final = 2 * SECOND_NS
 """What is missing is computed from so much before it on: whose prompt was computed, and whether an engine stands."""
+_MOST_SUMMARIES: Final = 1_000
+_MOST_EVENTS: Final = 20_000
+"""Of a part: hours are read part by part, and who takes them keeps less of them than they tell."""
 
 
 class Glanced(Protocol):
@@ -47,32 +50,65 @@ class Part:
     summaries: list[Summary] = field(default_factory=list)
     events: list[TimedEvent] = field(default_factory=list)
 
+    @classmethod
+    def joined(cls, parts: Iterable[Part]) -> Part:
+        """All of them."""
+        whole = cls()
+        for part in parts:
+            whole.summaries += part.summaries
+            whole.events += part.events
+        return whole
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time for the next."""
+        return len(self.summaries) >= _MOST_SUMMARIES or len(self.events) >= _MOST_EVENTS
+
+    @property
+    def newest_ns(self) -> int | None:
+        """When the last second began that it has."""
+        return self.summaries[-1].time_ns if self.summaries else None
+
     def into(self, course: Course) -> None:
         """Add them."""
         course.extend(self.summaries, self.events)
 
 
-def written_part(recording: Glanced) -> Part:
+def written_parts(recording: Glanced) -> Iterator[Part]:
     """What the file has of it; quick."""
-    told = list(recording.glances())
-    return Part(
-        [item for item in told if isinstance(item, Summary)], [item for item in told if isinstance(item, TimedEvent)]
-    )
+    part = Part()
+    for item in recording.glances():
+        if isinstance(item, Summary):
+            part.summaries.append(item)
+        else:
+            part.events.append(item)
+        if part.is_full:
+            yield part
+            part = Part()
+    if part.summaries or part.events:
+        yield part
 
 
-def missing_from(recording: Glanced, written: Part) -> int | None:
-    """From when on it has to be computed; None where nothing is missing.
+def missing_from(recording: Glanced, newest_ns: int | None) -> int | None:
+    """From when on it has to be computed; None where nothing is missing. `newest_ns`: of what the file has.
 
     Summaries are written in their order, some seconds after: what is missing is the end of a file that was cut short,
     or all of one that has none.
     """
-    if not written.summaries:
+    if newest_ns is None:
         return recording.start_ns
-    covered_ns = written.summaries[-1].time_ns + SECOND_NS
+    covered_ns = newest_ns + SECOND_NS
     return covered_ns if recording.end_ns >= covered_ns else None
 
 
 def computed_part(recording: Glanced, from_ns: int, watch: Watch | None = None, *, until_ns: int | None = None) -> Part:
+    """What `computed_parts` gives, as one."""
+    return Part.joined(computed_parts(recording, from_ns, watch, until_ns=until_ns))
+
+
+def computed_parts(
+    recording: Glanced, from_ns: int, watch: Watch | None = None, *, until_ns: int | None = None
+) -> Iterator[Part]:
     """The course from the second at `from_ns` until `until_ns`, or the end, by going through what was recorded then.
 
     Raises OpeningCancelled when `watch`, which is told the share that is done, says so.
@@ -86,13 +122,15 @@ def computed_part(recording: Glanced, from_ns: int, watch: Watch | None = None, 
     for count, (at_s, message) in enumerate(recording.messages(begin_s, until_s, keyframes=True)):
         if watch is not None and count % _LOOK_EVERY == 0 and not watch(min(1.0, (at_s - begin_s) / length_s)):
             raise OpeningCancelled
-        part.summaries += summarizer.add(message, recording.start_ns + round(at_s * 1e9))
-        part.events += summarizer.take_events()
+        done = summarizer.add(message, recording.start_ns + round(at_s * 1e9))
+        part.summaries += [summary for summary in done if summary.time_ns >= from_ns]
+        part.events += [event for event in summarizer.take_events() if event.time_ns >= from_ns]
         follower.feed(message)
-    part.summaries += summarizer.close()
-    part.summaries = [summary for summary in part.summaries if summary.time_ns >= from_ns]
-    part.events = [event for event in part.events if event.time_ns >= from_ns]
-    return part
+        if part.is_full:
+            yield part
+            part = Part()
+    part.summaries += [summary for summary in summarizer.close() if summary.time_ns >= from_ns]
+    yield part
 
 
 def _go_on_from(recording: Glanced, at_ns: int, follower: Follower, summarizer: Summarizer) -> float:
@@ -111,9 +149,12 @@ def _go_on_from(recording: Glanced, at_ns: int, follower: Follower, summarizer: 
 
 def read_course(recording: Glanced, watch: Watch | None = None) -> Course:
     """The whole of it, computed where the file does not have it."""
-    course, written = Course(), written_part(recording)
-    written.into(course)
-    from_ns = missing_from(recording, written)
+    course, newest_ns = Course(), None
+    for part in written_parts(recording):
+        part.into(course)
+        newest_ns = newest_ns if part.newest_ns is None else part.newest_ns
+    from_ns = missing_from(recording, newest_ns)
     if from_ns is not None:
-        computed_part(recording, from_ns, watch).into(course)
+        for part in computed_parts(recording, from_ns, watch):
+            part.into(course)
     return course

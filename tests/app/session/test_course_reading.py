@@ -28,7 +28,7 @@ def test_a_course_that_cannot_be_read_is_told_once_and_not_waited_for(path, qtbo
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(course_reading, "missing_from", lambda *_: 0)
-    monkeypatch.setattr(course_reading, "computed_part", broken)
+    monkeypatch.setattr(course_reading, "computed_parts", broken)
     session, told = Session(PlaybackSource(Recording.open(path), is_playing=False)), []
     session.noticed.connect(told.append)
     session.start()

@@ -14,8 +14,16 @@ from msgspec.structs import replace
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
+from kvscope_telemetry.recordings import overview
 from kvscope_telemetry.recordings.layout import EVENTS, SUMMARIES, TOPICS
-from kvscope_telemetry.recordings.overview import computed_part, missing_from, read_course, written_part
+from kvscope_telemetry.recordings.overview import (
+    Part,
+    computed_part,
+    computed_parts,
+    missing_from,
+    read_course,
+    written_parts,
+)
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.course import COURSE_COLUMNS, Course
 from kvscope_telemetry.summaries.summary import (
@@ -44,8 +52,8 @@ def test_what_is_written_is_what_the_frames_come_to(record: Callable[..., Any]) 
     """The summaries in the file, those computed from its frames, and the plain sums of the frames."""
     recorded = record(700)
     recording = Recording.open(recorded.path)
-    written = written_part(recording)
-    assert missing_from(recording, written) is None
+    written = Part.joined(written_parts(recording))
+    assert missing_from(recording, written.newest_ns) is None
     computed = Course()
     computed_part(recording, recording.start_ns).into(computed)
     course = read_course(recording)
@@ -83,8 +91,8 @@ def test_a_file_that_was_cut_short_has_its_whole_course(record: Callable[..., An
     cut = tmp_path / "cut.mcap"
     cut.write_bytes(recorded.path.read_bytes()[: int(recorded.path.stat().st_size * 0.7)])
     recording = Recording.open(cut)
-    written = written_part(recording)
-    from_ns = missing_from(recording, written)
+    written = Part.joined(written_parts(recording))
+    from_ns = missing_from(recording, written.newest_ns)
     assert from_ns is not None
     course = read_course(recording)
     assert 0 < len(written.summaries) < len(course) < len(whole)
@@ -191,3 +199,21 @@ def test_bins_of_many_seconds_are_those_of_each() -> None:
         alone = [course.bins("active", np.array([place])) for place in places]
         wanted = [int(table[0, 0]) if table.size else 0 for table in alone]
         assert course.bins("active", np.array(places))[:, 0].tolist() == wanted
+
+
+def test_a_long_course_comes_part_by_part(record, monkeypatch):
+    recording = Recording.open(record(900).path)
+    whole = Part.joined(written_parts(recording))
+    for most in ("_MOST_SUMMARIES", "_MOST_EVENTS"):
+        monkeypatch.setattr(overview, most, 4)
+    parts, computed = list(written_parts(recording)), list(computed_parts(recording, recording.start_ns))
+    assert len(parts) > 3
+    assert len(computed) > 3
+    assert max(len(part.summaries) for part in parts) == 4
+    assert Part.joined(parts) == whole
+    told, course = Course(), read_course(recording)
+    whole.into(told)
+    assert course.time_ns.tolist() == told.time_ns.tolist()
+    assert [course.events[at] for at in range(len(course.events))] == [
+        told.events[at] for at in range(len(told.events))
+    ]

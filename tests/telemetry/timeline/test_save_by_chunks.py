@@ -16,7 +16,7 @@ import pytest
 
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.recordings.layout import BUNDLES
-from kvscope_telemetry.recordings.overview import missing_from, written_part
+from kvscope_telemetry.recordings.overview import Part, missing_from, written_parts
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.summaries.summary import Summary, encode
@@ -106,8 +106,8 @@ def _frames(recording: Recording) -> list[Any]:
 
 def _course(recording: Recording) -> tuple[list[Summary], Counter[bytes]]:
     """With the bins of each second, where they did not change as well, and turns in order."""
-    part = written_part(recording)
-    assert missing_from(recording, part) is None
+    part = Part.joined(written_parts(recording))
+    assert missing_from(recording, part.newest_ns) is None
     summaries, bins = [], None
     for summary in part.summaries:
         bins = bins if summary.bins is None else summary.bins
