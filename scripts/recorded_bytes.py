@@ -20,10 +20,10 @@ from kvscope_telemetry.recordings.bundles.bundle import unpack_bundle
 from kvscope_telemetry.recordings.bundles.column_names import named
 from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
 from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf
+from kvscope_telemetry.recordings.bundles.leaps.listed_leaps import ListedLeap
+from kvscope_telemetry.recordings.bundles.leaps.opened_leaps import listed_leap
+from kvscope_telemetry.recordings.bundles.leaps.packed_leaps import PackedLeap, packed_leap
 from kvscope_telemetry.recordings.bundles.listed_keyframes import ListedKeyframe, listed_keyframe
-from kvscope_telemetry.recordings.bundles.listed_leaps import ListedLeap
-from kvscope_telemetry.recordings.bundles.opened_leaps import listed_leap
-from kvscope_telemetry.recordings.bundles.packed_leaps import PackedLeap, packed_leap
 from kvscope_telemetry.recordings.bundles.placed_parents import PlacedParents, stated
 from kvscope_telemetry.recordings.chunks import read_chunk
 from kvscope_telemetry.recordings.layout import BUNDLES, KEYFRAMES, LEAPS, TOPICS

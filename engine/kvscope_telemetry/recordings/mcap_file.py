@@ -19,8 +19,8 @@ from kvscope_telemetry.messages.leap import Leap
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
 from kvscope_telemetry.recordings.bundles.hash_lists import MAX_LISTED, HashList
+from kvscope_telemetry.recordings.bundles.leaps.listed_leaps import pack_listed_leap
 from kvscope_telemetry.recordings.bundles.listed_keyframes import WholeState, untold_hashes, whole_pieces
-from kvscope_telemetry.recordings.bundles.listed_leaps import pack_listed_leap
 from kvscope_telemetry.recordings.copying.stored_records import StoredRecords
 from kvscope_telemetry.recordings.early_end import EARLY_END
 from kvscope_telemetry.recordings.layout import (

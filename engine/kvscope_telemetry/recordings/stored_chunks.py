@@ -26,10 +26,10 @@ from kvscope_telemetry.recordings.bundles.bundle import leap_over, leap_past, un
 from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
 from kvscope_telemetry.recordings.bundles.hash_lists import HashLists
 from kvscope_telemetry.recordings.bundles.kept_messages import KeptMessages
-from kvscope_telemetry.recordings.bundles.leap_run import FoundLeap, LeapRun
+from kvscope_telemetry.recordings.bundles.leaps.leap_run import FoundLeap, LeapRun
+from kvscope_telemetry.recordings.bundles.leaps.opened_leaps import OpenedLeap, opened_leap
+from kvscope_telemetry.recordings.bundles.leaps.packed_leaps import packed_leap
 from kvscope_telemetry.recordings.bundles.listed_keyframes import listed_keyframe
-from kvscope_telemetry.recordings.bundles.opened_leaps import OpenedLeap, opened_leap
-from kvscope_telemetry.recordings.bundles.packed_leaps import packed_leap
 from kvscope_telemetry.recordings.bundles.placed_parents import Stated, encoded, stated
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.copying.stored_records import StoredRecords, read_records

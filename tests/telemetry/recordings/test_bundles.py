@@ -49,8 +49,8 @@ from kvscope_telemetry.recordings.bundles.bundle import (
 from kvscope_telemetry.recordings.bundles.column_names import NAMES, named
 from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
 from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf, HashList, no_lists
+from kvscope_telemetry.recordings.bundles.leaps.packed_leaps import pack_leap, packed_leap
 from kvscope_telemetry.recordings.bundles.numbers import TABLES, pack_table, unpack_table
-from kvscope_telemetry.recordings.bundles.packed_leaps import pack_leap, packed_leap
 from kvscope_telemetry.recordings.bundles.placed_parents import keyframe_pieces, with_parents, without_parents
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import BUNDLES, FRAMES, OTHERS, TOPICS

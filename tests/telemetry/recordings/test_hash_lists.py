@@ -25,9 +25,9 @@ from kvscope_telemetry.recordings.bundles.hash_lists import (
     HashPart,
     no_lists,
 )
-from kvscope_telemetry.recordings.bundles.listed_leaps import pack_listed_leap
-from kvscope_telemetry.recordings.bundles.opened_leaps import listed_leap
-from kvscope_telemetry.recordings.bundles.packed_leaps import packed_leap
+from kvscope_telemetry.recordings.bundles.leaps.listed_leaps import pack_listed_leap
+from kvscope_telemetry.recordings.bundles.leaps.opened_leaps import listed_leap
+from kvscope_telemetry.recordings.bundles.leaps.packed_leaps import packed_leap
 from kvscope_telemetry.recordings.layout import HASHES, LEAPS
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.synthetic.engine import SyntheticEngine

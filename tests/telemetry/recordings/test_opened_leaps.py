@@ -13,11 +13,11 @@ import pytest
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.leap import Leap, check_leap
 from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, RequestRows, Snapshot
-from kvscope_telemetry.recordings.bundles import leap_run
 from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf, HashList
-from kvscope_telemetry.recordings.bundles.leap_run import JOINED_ROWS, LeapRun
-from kvscope_telemetry.recordings.bundles.listed_leaps import pack_listed_leap
-from kvscope_telemetry.recordings.bundles.opened_leaps import OpenedLeap, joined_leap, listed_leap, opened_leap
+from kvscope_telemetry.recordings.bundles.leaps import leap_run
+from kvscope_telemetry.recordings.bundles.leaps.leap_run import JOINED_ROWS, LeapRun
+from kvscope_telemetry.recordings.bundles.leaps.listed_leaps import pack_listed_leap
+from kvscope_telemetry.recordings.bundles.leaps.opened_leaps import OpenedLeap, joined_leap, listed_leap, opened_leap
 from kvscope_telemetry.recordings.layout import LEAPS
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.state.follower import Follower
@@ -186,7 +186,7 @@ def test_lists_of_hashes_are_not_joined_without_end(monkeypatch: pytest.MonkeyPa
 def test_what_was_joined_is_kept_for_the_next_seek(
     make_messages: Callable[..., Any], record: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvscope_telemetry.recordings.bundles.leap_run.JOINED_ROWS", 300)
+    monkeypatch.setattr("kvscope_telemetry.recordings.bundles.leaps.leap_run.JOINED_ROWS", 300)
     recorded = record(900, keyframe_interval_ns=1 << 60)
     recording = Recording.open(recorded.path)
     read: list[int] = []

@@ -10,8 +10,8 @@ from typing import Final
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.recordings.bundles.hash_lists import HashPart
+from kvscope_telemetry.recordings.bundles.leaps.listed_leaps import bare_leap
 from kvscope_telemetry.recordings.bundles.listed_keyframes import bare_keyframe
-from kvscope_telemetry.recordings.bundles.listed_leaps import bare_leap
 from kvscope_telemetry.recordings.copying.stored_records import StoredRecords
 from kvscope_telemetry.recordings.keyframes import INTERVAL_NS
 

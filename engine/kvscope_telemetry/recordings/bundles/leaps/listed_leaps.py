@@ -20,7 +20,7 @@ from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, RequestInfo,
 from kvscope_telemetry.recordings.bundles.groups import MAX_ROWS, Groups, joined, joined_as, pack_counts
 from kvscope_telemetry.recordings.bundles.hash_lists import HashList
 from kvscope_telemetry.recordings.bundles.integers import Ints, pack, pack_table, readable
-from kvscope_telemetry.recordings.bundles.packed_leaps import pack_leap
+from kvscope_telemetry.recordings.bundles.leaps.packed_leaps import pack_leap
 from kvscope_telemetry.recordings.bundles.references import Known, pack_ids
 from kvscope_telemetry.recordings.bundles.request_columns import IF_ANY, REQUEST_COLUMNS
 from kvscope_telemetry.recordings.bundles.struct_columns import StructColumns

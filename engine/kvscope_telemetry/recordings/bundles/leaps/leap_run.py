@@ -11,7 +11,7 @@ from typing import Final
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.leap import Leap, check_leap
-from kvscope_telemetry.recordings.bundles.opened_leaps import OpenedLeap, joined_leap
+from kvscope_telemetry.recordings.bundles.leaps.opened_leaps import OpenedLeap, joined_leap
 from kvscope_telemetry.state.state_place import StatePlace
 
 JOINED_ROWS: Final = 1 << 14

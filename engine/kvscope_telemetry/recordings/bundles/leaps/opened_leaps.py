@@ -21,7 +21,7 @@ from kvscope_telemetry.recordings.bundles.groups import Groups, accepted, length
 from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf
 from kvscope_telemetry.recordings.bundles.hashes import listed_at
 from kvscope_telemetry.recordings.bundles.integers import Ints, readable, unpack_each, unpack_tables
-from kvscope_telemetry.recordings.bundles.listed_leaps import (
+from kvscope_telemetry.recordings.bundles.leaps.listed_leaps import (
     BY_ROW,
     CHANGED,
     NEW_REQUEST,

@@ -1,0 +1,1 @@
+"""How leaps lie in a recording, and how many of them are read as one."""
