@@ -8,12 +8,12 @@ before what needs them, each once, in lists (schema `kvscope.HashPart`, `bundles
 refer to (`bundles.leaps.listed_leaps`), and keyframes to those since the third before (`bundles.listed_keyframes`; very
 large ones lie without those that they tell twice, `bundles.placed_parents`). And, in chunks of their own, leaps over
 some seconds (`leaps`), a summary a second, events in lists, what was said of bookmarks and, only where somebody asked
-for them, texts of blocks (`texts`), these as JSON with a JSON schema. Log times are the engine's monotonic clock set by the
-wall clock of its hello, and on the first four channels never go back (`log_clock`). Every keyframe begins a chunk.
+for them, texts of blocks (`texts`), these as JSON with a JSON schema. Log times are the engine's monotonic clock set by
+the wall clock of its hello, and on the first four channels never go back (`log_clock`). Every keyframe begins a chunk.
 
 Earlier versions wrote frames and events one a message, told hashes in each bundle and keyframe, named the columns of
-bundles (`bundles.column_names`) and foretold less of them, and packed leaps otherwise (`bundles.leaps.packed_leaps`): all of
-it is read.
+bundles (`bundles.column_names`) and foretold less of them, and packed leaps otherwise (`bundles.leaps.packed_leaps`):
+all of it is read.
 """
 
 from __future__ import annotations
