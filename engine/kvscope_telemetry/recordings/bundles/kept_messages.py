@@ -10,8 +10,8 @@ from typing import Final
 
 from kvscope_telemetry.recordings.request_index import TimedMessage
 
-MAX_KEPT_BYTES: Final = 128 << 20
-"""Some twenty minutes of 100,000 blocks, or a few keyframes of a million."""
+MAX_KEPT_BYTES: Final = 160 << 20
+"""Some half an hour of 100,000 blocks, or a few keyframes of a million."""
 
 
 class KeptMessages:
