@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +42,13 @@ def add_compare_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
 
 
 def compare(args: argparse.Namespace) -> int | Options:
-    """Print the table, or write it; without either what is to be opened is given back."""
+    """Print the table, or write it; without either what is to be opened is given back, where there is a display."""
     if not (args.table or args.json or args.csv):
-        return _for_the_window(args)
+        from kvscope_app.window.display_server import is_display_named
+
+        if is_display_named(os.environ):
+            return _for_the_window(args)
+        print("no display is named: the table alone", file=sys.stderr)
     from kvscope_app.compare.words import as_text
 
     comparison = _compared(args)

@@ -45,12 +45,14 @@ _PACKAGES: Final = {
 """Debian's package of each library that Qt's wheel takes from the system."""
 
 
+def is_display_named(environment: Mapping[str, str]) -> bool:
+    """Whether a display is named, or none is needed."""
+    return not _needs_x(environment) or bool(environment.get("DISPLAY"))
+
+
 def require_display(environment: Mapping[str, str]) -> None:
     """Raise KvscopeError when no display is named or the named one does not answer."""
-    platform = environment.get("QT_QPA_PLATFORM", "").partition(":")[0]
-    if platform and platform not in ("xcb", "wayland"):
-        return
-    if environment.get("WAYLAND_DISPLAY") and platform != "xcb":
+    if not _needs_x(environment):
         return
     if not environment.get("DISPLAY"):
         raise KvscopeError(
@@ -58,6 +60,13 @@ def require_display(environment: Mapping[str, str]) -> None:
             " through `ssh -X`, or under `xvfb-run kvscope`"
         )
     _require_x_server(environment["DISPLAY"])
+
+
+def _needs_x(environment: Mapping[str, str]) -> bool:
+    platform = environment.get("QT_QPA_PLATFORM", "").partition(":")[0]
+    if platform and platform not in ("xcb", "wayland"):
+        return False
+    return platform == "xcb" or not environment.get("WAYLAND_DISPLAY")
 
 
 def require_qt() -> None:

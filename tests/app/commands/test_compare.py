@@ -34,6 +34,13 @@ def test_the_table_needs_no_display_and_no_qt(pair: tuple[str, str]) -> None:
     assert "Tokens generated a second" in done.stdout
 
 
+def test_without_a_display_the_table_is_printed(pair: tuple[str, str]) -> None:
+    command = [sys.executable, "-m", "kvscope_app.main", "compare", *pair, "--from", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env={})
+    assert (done.returncode, done.stderr) == (0, "no display is named: the table alone\n")
+    assert "Tokens generated a second" in done.stdout
+
+
 def test_the_table_in_words(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *pair, "--table"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -61,7 +68,8 @@ def test_as_json_and_as_a_file(pair: tuple[str, str], tmp_path: Path, capsys: py
     assert "exists already" in capsys.readouterr().err
 
 
-def test_without_either_the_window_is_to_open() -> None:
+def test_without_either_the_window_is_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QT_QPA_PLATFORM", "offscreen")
     wanted = parse(["compare", "a.mcap", "b.mcap", "--theme", "light"], COMMANDS)
     assert not isinstance(wanted, Options)
     assert wanted() == Options(theme="light", recordings=("a.mcap", "b.mcap"), compares=True)
