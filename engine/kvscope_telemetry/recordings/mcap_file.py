@@ -18,7 +18,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.leap import Leap
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
-from kvscope_telemetry.recordings.bundles.hash_lists import MAX_LISTED, HashList
+from kvscope_telemetry.recordings.bundles.hash_lists import MAX_LISTED, HashList, ToldList
 from kvscope_telemetry.recordings.bundles.leaps.listed_leaps import pack_listed_leap
 from kvscope_telemetry.recordings.bundles.listed_keyframes import WholeState, untold_hashes, whole_pieces
 from kvscope_telemetry.recordings.copying.stored_records import StoredRecords
@@ -108,6 +108,7 @@ class McapFile:
     def __init__(self, path: Path, *, is_copy: bool = False) -> None:
         check_path(path)
         self._is_copy = is_copy
+        self._copied: Sequence[ToldList] = ()
         self.path = path
         self.part = path.with_name(path.name + PART_SUFFIX)
         try:
@@ -172,6 +173,10 @@ class McapFile:
         if alone or is_long or self._gathered_bytes >= CHUNK_BYTES:
             self.flush()
 
+    def refer_to(self, lists: Sequence[ToldList]) -> None:
+        """Lists of hashes that were copied into it, which the next state may name."""
+        self._copied = lists
+
     def _add_state(self, channel: int, log_time_ns: int, state: WholeState) -> None:
         self.flush()
         if not self._is_copy and len(self._hashes):  # one that begins here might have the name of the next
@@ -179,7 +184,9 @@ class McapFile:
             if fresh.size:
                 self._hashes.tell(fresh, log_time_ns)
                 self.flush()
-        self._writer.add_in_pieces(channel, log_time_ns, whole_pieces(state, self._hashes.all_told))
+        told = (*self._copied, *self._hashes.all_told)
+        self._copied = ()
+        self._writer.add_in_pieces(channel, log_time_ns, whole_pieces(state, told))
         self.flush()
         self._hashes.begin_at_keyframe(log_time_ns)
 

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from kvscope_telemetry.messages.telemetry import Frame
-from kvscope_telemetry.recordings.layout import BUNDLES
+from kvscope_telemetry.recordings.bundles.hash_lists import decode_part
+from kvscope_telemetry.recordings.bundles.listed_keyframes import ListedKeyframe
+from kvscope_telemetry.recordings.layout import BUNDLES, HASHES, KEYFRAMES
 from kvscope_telemetry.recordings.overview import Part, missing_from, written_parts
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
@@ -94,6 +96,30 @@ def test_damage_is_left_out_and_told(written: Any, tmp_path: Path, assert_same_s
     assert len(_frames(part)) == sum(at_ns > part.start_ns for at_ns in whole) - bad.num_bundled
     assert_same_state(part.state_at(4.0), session.mirror_at(part.start_ns + 4_000_000_000))
     assert [path.name for path in tmp_path.glob("part*")] == ["part.mcap"]
+
+
+@pytest.mark.parametrize("written", ["file"], indirect=True)
+def test_keyframes_name_the_lists_that_were_taken(written: Any, tmp_path: Path, assert_same_state: Make) -> None:
+    session, recorded = written
+    assert save(recorded, tmp_path / "part.mcap", recorded.info.duration_s - 13)
+    part = Recording.open(tmp_path / "part.mcap")
+    channels = part._found.channels
+    lists, keyframes = set(), []
+    with part._file.open() as file:
+        for chunk in sorted(part._found.chunks, key=lambda chunk: chunk.offset):
+            for raw in part.chunks._read(file, chunk):
+                if raw.channel == channels[HASHES]:
+                    told = decode_part(raw.data)
+                    assert told is not None
+                    lists.add(told.list)
+                elif raw.channel == channels[KEYFRAMES]:
+                    named = {name for name, _ in msgspec.msgpack.decode(raw.data, type=ListedKeyframe).lists}
+                    assert named <= lists, "they lie before it"
+                    keyframes.append((chunk.start_ns, named))
+    assert any(named for _, named in keyframes)
+    for at_ns, _ in keyframes:
+        assert_same_state(part.state_at((at_ns - part.start_ns) / 1e9), session.mirror_at(at_ns))
+    assert part.num_damaged == 0
 
 
 def _never(*_: Any) -> bool:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Final
 
+import numpy as np
+
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.recordings.bundles.hash_lists import HashPart
+from kvscope_telemetry.recordings.bundles.hash_lists import MAX_EARLIER_LISTS, HashPart, ToldList
 from kvscope_telemetry.recordings.bundles.leaps.listed_leaps import bare_leap
 from kvscope_telemetry.recordings.bundles.listed_keyframes import bare_keyframe
 from kvscope_telemetry.recordings.copying.stored_records import StoredRecords
@@ -37,12 +39,21 @@ class Chain:
     def __init__(self, at: _Place, at_ns: int) -> None:
         self._at, self._since_ns = at, at_ns
         self._num_bytes = 0  # of leaps since then
-        self._lists: set[int] = set()
+        self._lists: dict[int, list[bytes]] = {}
 
     def has(self, part: HashPart) -> None:
         """A part of a list is in the file, and so is all of it before."""
         if part.first == 0:
-            self._lists.add(part.list)
+            self._lists[part.list] = []
+            if len(self._lists) > MAX_EARLIER_LISTS:
+                del self._lists[next(iter(self._lists))]
+        if part.list in self._lists:
+            self._lists[part.list].append(part.hashes)
+
+    @property
+    def lists(self) -> list[ToldList]:
+        """Those that are in the file, the newest."""
+        return [ToldList(name, np.frombuffer(b"".join(parts), "<i8")) for name, parts in self._lists.items()]
 
     def leapt(self, stored: StoredRecords) -> None:
         """A leap was taken."""
@@ -63,7 +74,7 @@ class Chain:
         if begins_file and place == self._at != _NOWHERE and not self._is_due(stored):
             return Keyframe.LEFT_OUT
         self._at, self._since_ns, self._num_bytes = place, at_ns, 0
-        is_told = told is None or self._lists.issuperset(told[1])
+        is_told = told is None or self._lists.keys() >= set(told[1])
         return Keyframe.TAKEN if is_told else Keyframe.TOLD_ANEW
 
     def _is_due(self, stored: StoredRecords) -> bool:

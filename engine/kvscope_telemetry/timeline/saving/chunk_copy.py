@@ -182,6 +182,7 @@ class ChunkCopy:
         elif piece.kind == KEYFRAMES:
             becomes = chain.about(stored, begins_file=piece.begins_file)
             if becomes is Keyframe.TOLD_ANEW:
+                file.refer_to(chain.lists)
                 self._tell_anew(piece, file)
             if becomes is not Keyframe.TAKEN:
                 return
@@ -192,7 +193,7 @@ class ChunkCopy:
         file.copy(stored)
 
     def _tell_anew(self, piece: Piece, file: McapFile) -> None:
-        """A keyframe without references."""
+        """A keyframe without references to what is not in the file."""
         told, mirror = piece.recording.chunks.first_of(piece.chunk), Mirror()
         if isinstance(told, Snapshot):
             with contextlib.suppress(ProtocolError):
