@@ -306,7 +306,7 @@ class StoredChunks:
             message = self._message(chunk, place, raw)
             if message is not None and not isinstance(message, OpenedLeap):
                 timed = raw.log_time_ns, message
-                if is_keyframe:
+                if is_keyframe and isinstance(message, Snapshot):  # another program may have put anything there
                     self._kept.keep(self.file, chunk.offset, timed, _kept_bytes(message))
                 yield timed
 
@@ -416,19 +416,16 @@ class StoredChunks:
             return data
         return data if message is None else encoded(message)
 
-    def _note_bad_at(self, offset: int) -> None:
-        """Of a chunk with one message."""
-        if len(self._bad_messages) < MAX_BAD_MESSAGES:
-            self._bad_messages.add((offset, 0))
-
     def _note_bad(self, chunk: Chunk, place: int) -> None:
+        self._note_bad_at(chunk.offset, place)
+
+    def _note_bad_at(self, offset: int, place: int = 0) -> None:
         if len(self._bad_messages) < MAX_BAD_MESSAGES:
-            self._bad_messages.add((chunk.offset, place))
+            self._bad_messages.add((offset, place))
 
 
-def _kept_bytes(message: TelemetryMessage) -> int:
-    """What a keyframe or leap takes in memory, about."""
-    assert isinstance(message, Frame | Snapshot)
+def _kept_bytes(message: Snapshot | Leap) -> int:
+    """What it takes in memory, about."""
     blocks, requests = message.blocks, message.requests
     infos = message.requests_info if isinstance(message, Snapshot) else message.new_requests
     num_bytes = ROW_BYTES * len(blocks.state) + len(blocks.parent)  # a state is a byte

@@ -21,9 +21,11 @@ from kvscope_telemetry.recordings import effort as efforts
 from kvscope_telemetry.recordings import survey as surveys
 from kvscope_telemetry.recordings.chunks import MAGIC, MAX_CHUNK_MESSAGES
 from kvscope_telemetry.recordings.effort import Effort, EffortSpent, OpeningCancelled
-from kvscope_telemetry.recordings.layout import BUNDLES, OTHERS, STATE
+from kvscope_telemetry.recordings.layout import BUNDLES, KEYFRAMES, OTHERS, STATE
+from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.regular_file import open_regular, stored_bytes
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 CHUNK_HEAD = struct.Struct("<QQQII")
 Record = Callable[..., Any]
@@ -250,3 +252,17 @@ def test_a_message_of_another_time_than_its_chunk_is_left_out_once(record: Recor
     assert damaged > 0
     list(recording.frames())
     assert recording.num_damaged == damaged
+
+
+def test_what_is_no_keyframe_in_a_keyframes_place_is_not_kept_as_one(tmp_path: Path) -> None:
+    engine = SyntheticEngine(num_blocks=40, num_running=2)
+    snapshot = engine.snapshot()
+    file = McapFile(tmp_path / "odd.mcap")
+    file.add(STATE, 1_000, encode(snapshot))
+    for at_ns, message in ((2_000, engine.heartbeat()), (3_000, engine.advance()), (4_000, snapshot)):
+        file.add(KEYFRAMES, at_ns, encode(message))
+    file.finish()
+    recording = Recording.open(tmp_path / "odd.mcap")
+    for _ in range(2):
+        assert recording.state_at(1.0).seq == snapshot.seq
+        assert len(list(recording.messages(keyframes=True))) == 4

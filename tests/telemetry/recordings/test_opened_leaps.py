@@ -140,7 +140,7 @@ def test_one_that_cannot_be_read_costs_what_comes_after_it(bad: int) -> None:
     assert [leap for _, _, leap in found] == leaps[:bad]
     assert told_bad == [10 * bad]
     assert place.seq == (leaps[bad - 1].seq if bad else snapshot.seq), "it goes on from there"
-    assert run.is_empty
+    assert run.take() == []
     with pytest.raises(ProtocolError):
         joined_leap(opened(lying, lists))
 
@@ -157,7 +157,7 @@ def test_those_that_do_not_follow_are_passed_over() -> None:
     assert (where, at_ns, leap.since_seq, leap.seq) == (2, 2, snapshot.seq, leaps[2].seq)
     assert run.take() == []
     run.add(4, 4, each[4])
-    assert run.is_empty, "one is missing before it"
+    assert run.take() == [], "one is missing before it"
     assert run.go_on(leaps[3])
     assert not run.go_on(leaps[3])
     run.add(4, 4, each[4])
@@ -210,3 +210,13 @@ def test_what_was_joined_is_kept_for_the_next_seek(
     for seq in (100, 500, 700, 880):  # into what is kept, and beyond it
         assert recording.state_at(times[seq]).ledger.differences(recorded.mirror_after(seq + 2).ledger) == []
     assert JOINED_ROWS > 1000
+
+
+def test_values_without_which_of_them_is_meant_are_refused() -> None:
+    _, leaps, lists, _ = a_walk(2)
+    new = (RequestInfo(number=5, request_id="a", arrival_ns=1, num_prompt_tokens=1, max_tokens=1),)
+    good = msgspec.msgpack.decode(pack_listed_leap(msgspec.structs.replace(leaps[0], new_requests=new), lists[100]))
+    columns = {name: data for name, data in good["columns"].items() if not name.endswith("_which")}
+    assert len(columns) < len(good["columns"])
+    with pytest.raises(ProtocolError):
+        listed_leap(msgspec.msgpack.encode(good | {"columns": columns}), lists_of(lists))

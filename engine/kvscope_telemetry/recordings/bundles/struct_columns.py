@@ -21,8 +21,6 @@ from kvscope_telemetry.recordings.bundles.integers import (
     pack,
     pack_deltas,
     starts_of,
-    unpack,
-    unpack_deltas,
     unpack_deltas_each,
     unpack_each,
 )
@@ -73,47 +71,38 @@ class StructColumns(Generic[_Struct]):
         if not packed:
             return [()] * times_ns.size
         groups = unpack_counts(packed[_ROWS], times_ns.size)
-        columns = [self._column(name, packed, groups, times_ns) for name in self._fields]
-        structs = list(map(self._make, *columns))
-        starts = groups.starts.tolist()
-        return [tuple(structs[begin:end]) for begin, end in pairwise(starts)]
+        structs = self._made([packed], [groups.num_rows], times_ns[groups.of])
+        return [structs[begin:end] for begin, end in pairwise(groups.starts.tolist())]
 
     def unpack_each(self, packed: Sequence[Mapping[str, bytes]], times_ns: Ints, begin: str) -> tuple[_Struct, ...]:
         """The parts of several that `pack` was given with one time each, one after another; the names of its columns
         begin with `begin`. Raises the same."""
         told = [each.get(begin + _ROWS, _NO_ROWS) for each in packed]
-        counts = accepted(unpack_each(told, [1] * len(told))).counts.tolist()
-        columns = [self._joined_column(name, begin + name, packed, counts, times_ns) for name in self._fields]
+        counts = accepted(unpack_each(told, [1] * len(told))).counts
+        return self._made(packed, counts.tolist(), np.repeat(times_ns, counts), begin)
+
+    def _made(
+        self, packed: Sequence[Mapping[str, bytes]], counts: Sequence[int], times_ns: Ints, begin: str = ""
+    ) -> tuple[_Struct, ...]:
+        """Of so many rows each, one after another, of frames at `times_ns`."""
+        columns = [self._column(name, begin, packed, counts, times_ns) for name in self._fields]
         return tuple(map(self._make, *columns))
 
-    def _column(self, name: str, packed: Mapping[str, bytes], groups: Groups, times_ns: Ints) -> list[Any]:
-        count = groups.num_rows
-        if name not in packed:
-            return [self._default(name)] * count
-        if name not in self._values:
-            is_time = name.endswith(_TIME)
-            told = unpack(packed[name], count) + times_ns[groups.of] if is_time else unpack_deltas(packed[name], count)
-            whole: list[int] = told.tolist()
-            return whole
-        values = self._values[name].decode(packed[name])
-        return _chosen(name, [values], unpack_deltas(packed[name + _WHICH], count), [count])
-
-    def _joined_column(
-        self, name: str, where: str, packed: Sequence[Mapping[str, bytes]], counts: Sequence[int], times_ns: Ints
+    def _column(
+        self, name: str, begin: str, packed: Sequence[Mapping[str, bytes]], counts: Sequence[int], times_ns: Ints
     ) -> list[Any]:
-        are_told = [where in each or not count for each, count in zip(packed, counts, strict=True)]
+        where = begin + name
+        are_told = [where in each or begin + _ROWS not in each for each in packed]
         default = None if all(are_told) else self._default(name)
         if not any(where in each for each in packed):
             return [default] * sum(counts)
         if name in self._values:
             values = [self._values[name].decode(each[where]) if where in each else [default] for each in packed]
-            which = unpack_deltas_each([each.get(where + _WHICH, _NO_ROWS) for each in packed], counts)
+            told_which = [each[where + _WHICH] if where in each else _NO_ROWS for each in packed]
+            which = unpack_deltas_each(told_which, counts)
             return _chosen(name, values, which, counts)
         parts = [each.get(where, _NO_ROWS) for each in packed]
-        if name.endswith(_TIME):
-            told = unpack_each(parts, counts) + np.repeat(times_ns, counts)
-        else:
-            told = unpack_deltas_each(parts, counts)
+        told = unpack_each(parts, counts) + times_ns if name.endswith(_TIME) else unpack_deltas_each(parts, counts)
         if default is not None:
             told[np.repeat(~np.array(are_told), counts)] = default
         whole: list[int] = told.tolist()
