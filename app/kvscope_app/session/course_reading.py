@@ -86,7 +86,7 @@ class CourseReading:
         newest_ns, event_ns = None, 0
         for part in written_parts(recording):
             newest_ns = newest_ns if part.newest_ns is None else part.newest_ns
-            event_ns = max([event_ns, *(event.time_ns for event in part.events[-1:])])
+            event_ns = part.events[-1].time_ns if part.events else event_ns
             self._hand_over(part)
         self._tell_bookmarks(recording)
         from_ns = missing_from(recording, newest_ns)

@@ -52,14 +52,13 @@ def is_display_named(environment: Mapping[str, str]) -> bool:
 
 def require_display(environment: Mapping[str, str]) -> None:
     """Raise KvscopeError when no display is named or the named one does not answer."""
-    if not _needs_x(environment):
-        return
-    if not environment.get("DISPLAY"):
+    if not is_display_named(environment):
         raise KvscopeError(
             "no display: neither DISPLAY nor WAYLAND_DISPLAY is set; run it in a desktop session,"
             " through `ssh -X`, or under `xvfb-run kvscope`"
         )
-    _require_x_server(environment["DISPLAY"])
+    if _needs_x(environment):
+        _require_x_server(environment["DISPLAY"])
 
 
 def _needs_x(environment: Mapping[str, str]) -> bool:

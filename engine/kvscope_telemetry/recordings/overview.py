@@ -149,11 +149,10 @@ def _go_on_from(recording: Glanced, at_ns: int, follower: Follower, summarizer: 
 
 def read_course(recording: Glanced, watch: Watch | None = None) -> Course:
     """The whole of it, computed where the file does not have it."""
-    course, newest_ns = Course(), None
+    course = Course()
     for part in written_parts(recording):
         part.into(course)
-        newest_ns = newest_ns if part.newest_ns is None else part.newest_ns
-    from_ns = missing_from(recording, newest_ns)
+    from_ns = missing_from(recording, int(course.time_ns[-1]) if len(course) else None)
     if from_ns is not None:
         for part in computed_parts(recording, from_ns, watch):
             part.into(course)

@@ -14,7 +14,7 @@ import numpy as np
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import COLUMNS, DENSE, MEASURED, NO_OWNER, BlockRows, BlockState
 from kvscope_telemetry.recordings.bundles import hashes as told_hashes
-from kvscope_telemetry.recordings.bundles.groups import Groups, cut_up, joined_as, lengths_of
+from kvscope_telemetry.recordings.bundles.groups import Groups, cut_up, joined_as, lengths_of, with_zeros
 from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf, HashList
 from kvscope_telemetry.recordings.bundles.hashes import FORETOLD
 from kvscope_telemetry.recordings.bundles.integers import Ints, pack, unpack
@@ -138,8 +138,7 @@ def _measured(told: Mapping[str, Sequence[bytes]], groups: Groups) -> dict[str, 
             continue
         if any(part and not part.strip(b"\0") for part in parts):
             raise ValueError("a measured column of zeros, which is left out otherwise")
-        size = COLUMNS[name].itemsize
-        whole = [part or bytes(size * count) for part, count in zip(parts, groups.counts.tolist(), strict=True)]
+        whole = with_zeros(parts, COLUMNS[name].itemsize, groups.counts.tolist())
         found[name] = joined_as(whole, COLUMNS[name], groups.counts)
     return found
 

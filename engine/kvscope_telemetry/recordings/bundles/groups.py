@@ -62,6 +62,11 @@ def joined_as(parts: Sequence[bytes], form: str | np.dtype[np.generic], counts: 
     return np.frombuffer(b"".join(parts), form).astype(np.int64)
 
 
+def with_zeros(parts: Sequence[bytes], num_bytes: int, counts: Sequence[int]) -> list[bytes]:
+    """Parts of so many rows each, of so many bytes; those that are empty as zeros."""
+    return [part or bytes(num_bytes * count) for part, count in zip(parts, counts, strict=True)]
+
+
 def cut_up(column: Ints, form: str | np.dtype[np.generic], groups: Groups) -> list[bytes]:
     """The rows of each group, packed; what does not fit is cut off, as damage would be."""
     if not groups.num_rows:

@@ -128,12 +128,6 @@ def pack_table(columns: Sequence[Ints]) -> bytes:
     return pack(np.concatenate([differences(column) for column in columns]))
 
 
-def unpack_table(data: bytes, num_columns: int, count: int) -> Ints:
-    """The columns that `pack_table` was given, shape (num_columns, count)."""
-    summed: Ints = np.cumsum(unpack(data, num_columns * count).reshape(num_columns, count), axis=1)
-    return summed
-
-
 def unpack_tables(parts: Sequence[bytes], num_columns: int, counts: Sequence[int]) -> Ints:
     """The columns of several that `pack_table` was given, so many rows each, one after another."""
     tables = np.empty((num_columns, sum(counts)), np.int64)

@@ -22,6 +22,7 @@ from kvscope_telemetry.recordings.bundles.groups import (
     joined_as,
     pack_counts,
     unpack_counts,
+    with_zeros,
 )
 from kvscope_telemetry.recordings.bundles.integers import Ints, pack, pack_deltas, unpack, unpack_deltas
 from kvscope_telemetry.recordings.bundles.keyed import Flags, Foretold, Keyed
@@ -160,8 +161,7 @@ def unpack_requests(
 def _joined_if_any(parts: Sequence[bytes], groups: Groups) -> Ints:
     if not any(parts):
         return np.zeros(groups.num_rows, np.int64)
-    whole = [told or bytes(4 * count) for told, count in zip(parts, groups.counts.tolist(), strict=True)]
-    return joined_as(whole, "<u4", groups.counts)
+    return joined_as(with_zeros(parts, 4, groups.counts.tolist()), "<u4", groups.counts)
 
 
 def _has_ended(columns: Mapping[str, Ints]) -> Flags:

@@ -33,11 +33,6 @@ class LeapRun:
         self._num_rows = self._num_hashes = 0
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing was gathered since the last was taken."""
-        return not self._gathered
-
-    @property
     def is_full(self) -> bool:
         """Whether it is time to take."""
         return self._num_rows >= JOINED_ROWS or self._num_hashes >= JOINED_HASHES

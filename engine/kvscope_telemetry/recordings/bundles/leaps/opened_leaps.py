@@ -17,7 +17,7 @@ from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import COLUMNS, DENSE, MEASURED
 from kvscope_telemetry.messages.leap import Leap
 from kvscope_telemetry.messages.telemetry import RequestRows
-from kvscope_telemetry.recordings.bundles.groups import Groups, accepted, lengths_of
+from kvscope_telemetry.recordings.bundles.groups import Groups, accepted, lengths_of, with_zeros
 from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf
 from kvscope_telemetry.recordings.bundles.hashes import listed_at
 from kvscope_telemetry.recordings.bundles.integers import Ints, readable, unpack_each, unpack_tables
@@ -204,6 +204,4 @@ def _requests(
 
 def _if_any(parts: Sequence[bytes], num_bytes: int, counts: Sequence[int]) -> bytes:
     """Columns of so many bytes a row; where one is empty beside others that are not, its numbers are 0."""
-    if not any(parts):
-        return b""
-    return b"".join([part or bytes(num_bytes * count) for part, count in zip(parts, counts, strict=True)])
+    return b"".join(with_zeros(parts, num_bytes, counts)) if any(parts) else b""
