@@ -1,10 +1,8 @@
-"""The house as ARCHITECTURE.md draws it: no circles, no corridors, and paths that exist."""
+"""The house as ARCHITECTURE.md draws it: no circles, and paths that exist."""
 
 from __future__ import annotations
 
 import re
-import statistics
-from collections import Counter
 from pathlib import Path
 
 import grimp
@@ -12,8 +10,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("kvscope_app", "kvscope_engine", "kvscope_telemetry", "kvscope_kernels", "kvscope_resources")
-MAX_MODULES = 20
-MAX_MEDIAN_LINES = 120
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +37,6 @@ def test_no_circle_between_files(imports: dict[str, set[str]]) -> None:
     assert not left, f"in a circle, or on a way from one to another: {sorted(left)}"
 
 
-def test_no_folder_is_a_corridor() -> None:
-    crowded = {str(folder): count for folder, count in _modules_a_folder().items() if count > MAX_MODULES}
-    assert not crowded
-
-
-def test_files_are_short() -> None:
-    lines = [len(path.read_text("utf-8").splitlines()) for path in sources()]
-    assert statistics.median(lines) < MAX_MEDIAN_LINES
-
-
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "ARCHITECTURE.md"])
 def test_paths_that_are_named_exist(name: str) -> None:
     named = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", (ROOT / name).read_text("utf-8")))
@@ -60,7 +46,3 @@ def test_paths_that_are_named_exist(name: str) -> None:
     present |= {f"{parent.relative_to(ROOT)}/" for path in files for parent in path.parents if ROOT in parent.parents}
     missing = [path for path in named if not any(f"/{known}".endswith(f"/{path}") for known in present)]
     assert not missing, f"{name} names what is not there: {missing}"
-
-
-def _modules_a_folder() -> Counter[Path]:
-    return Counter(path.parent for path in sources())
