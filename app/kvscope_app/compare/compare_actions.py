@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QApplication, QFileDialog
 
 from kvscope_app.compare.compare_body import CompareBody
 from kvscope_app.look.file_dialogs import FileDialog
+from kvscope_app.look.focus import zoom_focused
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.views.page_map.color_actions import color_actions
 from kvscope_app.window.actions import Actions, ActionSpec
@@ -65,11 +66,12 @@ def _comparison(window: CompareBody) -> list[ActionSpec]:
 
 
 def _view(window: CompareBody) -> list[ActionSpec]:
+    zoom = partial(zoom_focused, window)
     return [
         *color_actions(VIEW, window.set_mode),
-        ActionSpec("zoom_in", "Zoom in", VIEW, partial(window.zoom, "in"), ("+", "="), "zoom-in"),
-        ActionSpec("zoom_out", "Zoom out", VIEW, partial(window.zoom, "out"), ("-",), "zoom-out"),
-        ActionSpec("fit", "Show all blocks", VIEW, partial(window.zoom, "all"), ("F",), "fit"),
+        ActionSpec("zoom_in", "Zoom in", VIEW, partial(zoom, 1), ("+", "="), "zoom-in"),
+        ActionSpec("zoom_out", "Zoom out", VIEW, partial(zoom, -1), ("-",), "zoom-out"),
+        ActionSpec("fit", "Zoom to fit", VIEW, partial(zoom, 0), ("F",), "fit"),
         ActionSpec("whole_time", "Show the whole time", VIEW, window.curves.show_all, ("W",)),
         ActionSpec("theme_toggle", "Dark or light", VIEW, window.themes.toggle, ("Ctrl+Shift+T",), "moon"),
     ]

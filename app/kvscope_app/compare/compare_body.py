@@ -5,8 +5,6 @@ Owns both sessions and the parts. Knows no actions, and nobody who acts on it.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMainWindow, QSplitter, QVBoxLayout, QWidget
 
@@ -48,10 +46,10 @@ class CompareBody(QMainWindow):
             if side.map.mode != mode:
                 side.map.set_mode(mode)
 
-    def zoom(self, how: Literal["in", "out", "all"]) -> None:
-        """Both maps."""
+    def zoom_by(self, steps: int) -> None:
+        """Both maps, while nothing else that can be zoomed has the keyboard."""
         for side in self.sides:
-            {"in": side.map.zoom_in, "out": side.map.zoom_out, "all": side.map.fit_all}[how]()
+            (side.map.fit_all, side.map.zoom_in, side.map.zoom_out)[steps]()
 
     def lay_out(self, bar: QWidget) -> None:
         """Everything in its place, `bar` under the maps."""

@@ -13,11 +13,8 @@ from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QAction, QActionGroup, QKeyEvent, QKeySequence, QShortcutEvent
 from PySide6.QtWidgets import (
     QAbstractButton,
-    QAbstractItemView,
-    QAbstractSlider,
     QApplication,
     QComboBox,
-    QTableView,
     QWidget,
 )
 
@@ -28,9 +25,13 @@ from kvscope_app.settings.settings import Settings
 from kvscope_app.settings.settings_keeper import SettingsKeeper
 from kvscope_app.window.keys.keymap import Command, keys_of
 
-_HAVE_KEYS_OF_THEIR_OWN: Final = (QAbstractButton, QAbstractItemView, QAbstractSlider, QComboBox)
-_ALONG_A_ROW: Final = (Qt.Key.Key_Home, Qt.Key.Key_End)
-"""To the first and the last column: nothing, where rows are chosen whole."""
+_PLATFORM_KEYS: Final = {
+    Qt.Key.Key_Space: (QAbstractButton, QComboBox),
+    Qt.Key.Key_Home: (QComboBox,),
+    Qt.Key.Key_End: (QComboBox,),
+}
+"""What every platform lets a widget do with a key while it has the focus. A key means nothing else by focus: a view
+that wants one of its own takes one that no action has. Fields for text keep what edits text, as Qt sees to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class ActionSpec:
     exclusive: str = ""
     """Of the actions with the same word here, one is checked."""
     yields: bool = False
-    """Leaves its keys to a focused widget that means something by them itself."""
+    """Leaves its keys to a focused button or list of choices that means something by them on every platform."""
     tip: str = ""
     within: str = ""
     """Its keys mean this only while the focus is in the dock of this name."""
@@ -59,29 +60,18 @@ class ActionSpec:
 
 
 class YieldingAction(QAction):
-    """Of keys that a focused widget may mean something by: then that comes first.
-
-    Space presses a focused button, End goes to the end of a focused list. In a table of whole rows it would do nothing
-    that anybody sees: there it is the window's.
-    """
+    """Of keys that press or turn a focused control on every platform: that comes first."""
 
     def event(self, event: QEvent) -> bool:
         focus = QApplication.focusWidget()
-        if isinstance(event, QShortcutEvent) and isinstance(focus, _HAVE_KEYS_OF_THEIR_OWN):
+        if isinstance(event, QShortcutEvent) and focus is not None:
             pressed = event.key()[0]  # type: ignore[index]  # PySide's stubs leave it out
-            if pressed.key() in _ALONG_A_ROW and _chooses_rows(focus):
+            if not isinstance(focus, _PLATFORM_KEYS.get(pressed.key(), ())):
                 return super().event(event)
             for kind in (QEvent.Type.KeyPress, QEvent.Type.KeyRelease):
                 focus.event(QKeyEvent(kind, pressed.key(), pressed.keyboardModifiers()))  # past the shortcuts
             return True
         return super().event(event)
-
-
-def _chooses_rows(widget: QWidget) -> bool:
-    """Whether it is a table in which nobody sees the column that has the focus."""
-    return (
-        isinstance(widget, QTableView) and widget.selectionBehavior() is QAbstractItemView.SelectionBehavior.SelectRows
-    )
 
 
 class Actions(QObject):

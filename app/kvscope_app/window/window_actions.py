@@ -14,6 +14,7 @@ from kvscope_app.debugger.debug_actions import DebugActions, debug_actions
 from kvscope_app.debugger.permission import FOR_OPERATORS
 from kvscope_app.debugger.selection_menus import add_selection_menus, fill_debug_menu
 from kvscope_app.library.library_actions import library_actions
+from kvscope_app.look.focus import zoom_focused
 from kvscope_app.look.number_text import plural
 from kvscope_app.look.theming.theme_keeper import CHOICES, PALETTES
 from kvscope_app.marks.mark_actions import clear_choice, mark_actions
@@ -173,8 +174,12 @@ def _open_fleet(window: WindowBody) -> None:
 
 
 def _view(window: WindowBody) -> list[ActionSpec]:
-    session = window.session
+    session, zoom = window.session, partial(zoom_focused, window)
+    tip = "{}: the timeline, a chart or the fragmentation map that has the focus, else the page map"
     return [
+        ActionSpec("zoom_in", "Zoom in", VIEW, partial(zoom, 1), ("+", "="), "zoom-in", tip=tip.format("Zoom in")),
+        ActionSpec("zoom_out", "Zoom out", VIEW, partial(zoom, -1), ("-",), "zoom-out", tip=tip.format("Zoom out")),
+        ActionSpec("fit", "Zoom to fit", VIEW, partial(zoom, 0), ("F",), "fit", tip=tip.format("Show all")),
         ActionSpec("clear", "Clear loop or selection", VIEW, partial(clear_choice, session), ("Esc",)),
         *picture_actions(window, VIEW),
     ]
@@ -184,9 +189,6 @@ def _map(window: WindowBody) -> list[ActionSpec]:
     view = window.page_map
     return [
         *color_actions(MAP, view.set_mode),
-        ActionSpec("zoom_in", "Zoom in", MAP, view.zoom_in, ("+", "="), "zoom-in"),
-        ActionSpec("zoom_out", "Zoom out", MAP, view.zoom_out, ("-",), "zoom-out"),
-        ActionSpec("fit", "Show all blocks", MAP, view.fit_all, ("F",), "fit"),
         ActionSpec("flash", "Light up cells that change", MAP, partial(_flash, window), checkable=True),
         ActionSpec("focus_map", "Go to the page map", MAP, view.canvas.setFocus, ("Ctrl+1",), "map"),
     ]
@@ -337,7 +339,7 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
     actions[f"color_{window.page_map.mode}"].setChecked(True)
 
     def keys() -> None:
-        window.page_map.show_keys({spec.name: actions.key_text(spec.name) for spec in actions.in_group(MAP)})
+        window.page_map.show_keys({spec.name: actions.key_text(spec.name) for spec in actions})
 
     actions.keys_changed.connect(keys)
     keys()

@@ -117,6 +117,10 @@ class WindowBody(QMainWindow):
         layout.arrange(self, self.docks)
         self.docks["console"].setVisible(not self.session.is_file)
 
+    def zoom_by(self, steps: int) -> None:
+        """The page map, while nothing else that can be zoomed has the keyboard."""
+        (self.page_map.fit_all, self.page_map.zoom_in, self.page_map.zoom_out)[steps]()
+
     def focus_view(self, name: str) -> None:
         """Bring a dock up and give it the keyboard."""
         dock = self.docks[name]

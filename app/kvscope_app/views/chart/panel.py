@@ -68,8 +68,8 @@ class ChartPanel(QWidget):
     """x of a click, in seconds."""
     range_dragged = Signal(float, float)
     """The person moved or zoomed the time shown."""
-    end_wanted = Signal(bool)
-    """To the start of the time, or to its end where it is true."""
+    fit_wanted = Signal()
+    """The person wants to see the present again, at the length that was chosen."""
     _is_built = False
 
     def __init__(
@@ -127,6 +127,16 @@ class ChartPanel(QWidget):
     def settle(self) -> None:
         """Work out now where everything lies: pyqtgraph does so in the next paint, and then paints twice."""
         self.plot.scene().prepareForPaint()
+
+    def zoom_by(self, steps: int) -> None:
+        """The time, around the moment that is read."""
+        if not steps:
+            self.fit_wanted.emit()
+            return
+        (first, last), _ = self.plot.viewRange()
+        share = _KEY_ZOOM**steps
+        middle = float(self._cursor.value()) if self._cursor.isVisible() else (first + last) / 2
+        self.range_dragged.emit(middle - (middle - first) * share, middle + (last - middle) * share)
 
     def clock_text(self, x: float) -> str:
         """The time of day at `x`."""
@@ -278,7 +288,7 @@ class ChartPanel(QWidget):
         self.range_dragged.emit(float(first), float(last))
 
     def _on_key(self, key: Qt.Key, shift: bool) -> None:
-        """Arrows move the time, with Shift the moment that is read, Enter goes there; + and − zoom around it."""
+        """Arrows move the time, with Shift the moment that is read, Enter goes there."""
         (first, last), _ = self.plot.viewRange()
         length = last - first
         if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
@@ -289,15 +299,8 @@ class ChartPanel(QWidget):
                 announce(self.plot, self._sentence())
             else:
                 self.range_dragged.emit(first + by, last + by)
-        elif key in (Qt.Key.Key_Home, Qt.Key.Key_End, Qt.Key.Key_F):
-            self.end_wanted.emit(key != Qt.Key.Key_Home)
-        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
-            if self._cursor.isVisible():
-                self.chosen.emit(float(self._cursor.value()))
-        else:
-            share = 1 / _KEY_ZOOM if key == Qt.Key.Key_Minus else _KEY_ZOOM
-            middle = float(self._cursor.value()) if self._cursor.isVisible() else (first + last) / 2
-            self.range_dragged.emit(middle - (middle - first) * share, middle + (last - middle) * share)
+        elif self._cursor.isVisible():
+            self.chosen.emit(float(self._cursor.value()))
 
 
 def _mark_tip(x: float, y: float, data: str) -> str:

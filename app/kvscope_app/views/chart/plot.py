@@ -1,24 +1,18 @@
-"""The plot of a panel: the wheel zooms its time, unless the panels scroll; keys do the same. Knows no curves."""
+"""The plot of a panel: the wheel zooms its time, unless the panels scroll; arrows move it. Knows no curves."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 import pyqtgraph as pg  # type: ignore[import-untyped]
-from PySide6.QtCore import QCoreApplication, QEvent, Qt, Signal
+from PySide6.QtCore import QCoreApplication, Qt, Signal
 from PySide6.QtGui import QFocusEvent, QKeyEvent, QPainter, QPaintEvent, QWheelEvent
 from PySide6.QtWidgets import QScrollArea
 
-from kvscope_app.look.own_keys import draw_focus, is_own_key
+from kvscope_app.look.focus import draw_focus
 from kvscope_app.look.theme import DARK, Theme
 
-KEYS: Final = frozenset(
-    (
-        *(Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Home, Qt.Key.Key_End),
-        *(Qt.Key.Key_Plus, Qt.Key.Key_Equal, Qt.Key.Key_Minus, Qt.Key.Key_F),
-        *(Qt.Key.Key_Return, Qt.Key.Key_Enter),
-    )
-)
+KEYS: Final = frozenset((Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Return, Qt.Key.Key_Enter))
 
 
 class Plot(pg.PlotWidget):  # type: ignore[misc]
@@ -33,12 +27,6 @@ class Plot(pg.PlotWidget):  # type: ignore[misc]
         self.area: QScrollArea | None = None
         self.theme: Theme = DARK
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-
-    def event(self, event: QEvent) -> bool:
-        if is_own_key(event, KEYS):
-            event.accept()
-            return True
-        return bool(super().event(event))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in KEYS and not event.modifiers() & Qt.KeyboardModifier.ControlModifier:

@@ -263,16 +263,8 @@ class DeviceCharts(QWidget):
         panel.hovered.connect(self._on_hover)
         panel.range_dragged.connect(self.look_back)
         panel.chosen.connect(self.chosen)
-        panel.end_wanted.connect(self._on_end_wanted)
+        panel.fit_wanted.connect(lambda: self.show_last(self.range_s))
         return panel
-
-    def _on_end_wanted(self, end: bool) -> None:
-        begin_s = self._session.history.devices.begin_s
-        if end or begin_s is None:
-            self.show_last(self.range_s)
-        else:
-            first_s, last_s = self._span()
-            self.look_back(begin_s, begin_s + last_s - first_s)
 
     def _place(self) -> None:
         """Those that are told of, one after another."""

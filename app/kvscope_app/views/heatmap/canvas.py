@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from PySide6.QtCore import QEvent, QPointF, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QPointF, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import (
     QFocusEvent,
     QImage,
@@ -22,13 +22,13 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.look.announce import announce
+from kvscope_app.look.focus import draw_focus
 from kvscope_app.look.fonts import sans
-from kvscope_app.look.own_keys import draw_focus, is_own_key
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.views.heatmap.key_store import KeyStore
 from kvscope_app.views.heatmap.raster import Raster
 from kvscope_app.views.heatmap.time_area import ZOOM_STEP, TimeArea, gutter
-from kvscope_app.views.heatmap.time_frame import TimeFrame
+from kvscope_app.views.heatmap.time_frame import Stance, TimeFrame
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -40,9 +40,6 @@ _ARROWS: Final = {
     Qt.Key.Key_PageUp: (0, -10),
     Qt.Key.Key_PageDown: (0, 10),
 }
-_ZOOMS: Final = {Qt.Key.Key_Plus: ZOOM_STEP, Qt.Key.Key_Equal: ZOOM_STEP, Qt.Key.Key_Minus: 1 / ZOOM_STEP}
-_BOUNDS: Final = {Qt.Key.Key_BracketLeft: True, Qt.Key.Key_BracketRight: False}
-_OWN: Final = {*_ARROWS, *_ZOOMS, *_BOUNDS, Qt.Key.Key_F, Qt.Key.Key_Home, Qt.Key.Key_End}
 _GAP_SHARE: Final = 0.30
 
 
@@ -66,8 +63,6 @@ class HeatCanvas(TimeArea):
 
     cell_pointed = Signal(object)
     """A `Cell` under the mouse or the keyboard cursor, None when there is none."""
-    loop_wanted = Signal(object, bool)
-    """The loop begins at this time; false: it ends there."""
 
     def __init__(self, frame: TimeFrame, name: str, *, height: int, grows: bool, parent: QWidget | None = None) -> None:
         super().__init__(frame, parent)
@@ -116,6 +111,15 @@ class HeatCanvas(TimeArea):
                 pixels.data, pixels.shape[1], pixels.shape[0], pixels.strides[0], QImage.Format.Format_RGB32
             )
 
+    def zoom_by(self, steps: int) -> None:
+        """Around the keyboard's cell; while following, around the newest."""
+        if not steps:
+            self.frame.fit()
+            return
+        scale = self.frame.scale
+        at_newest = float(scale.width) if self.frame.stance is Stance.FOLLOW else scale.width / 2
+        self.frame.zoom(ZOOM_STEP**steps, at_newest if self.cell is None else scale.x_of(self.cell.time_ns))
+
     def announce(self, sentence: str) -> None:
         """Tell assistive technology what the cursor is on."""
         announce(self, sentence)
@@ -151,30 +155,10 @@ class HeatCanvas(TimeArea):
         super().focusOutEvent(event)
         self.update()
 
-    def event(self, event: QEvent) -> bool:
-        """Keys that mean something here are not the window's while the focus is here."""
-        if is_own_key(event, _OWN):
-            event.accept()
-            return True
-        return super().event(event)
-
     def keyPressEvent(self, event: QKeyEvent) -> None:
         key = Qt.Key(event.key())
         if key in _ARROWS and self.store is not None and len(self.store):
             self._step(*_ARROWS[key])
-        elif key in _ZOOMS:
-            at = self.frame.scale.x_of(self.cell.time_ns) if self.cell is not None else self.frame.scale.width / 2
-            self.frame.zoom(_ZOOMS[key], at)
-        elif key == Qt.Key.Key_F:
-            self.frame.fit()
-        elif key in (Qt.Key.Key_Home, Qt.Key.Key_End) and self.store is not None and len(self.store):
-            row = self.cell.row if self.cell is not None else 0
-            at = self.store.first_ns if key == Qt.Key.Key_Home else self.store.last_ns - 1
-            self._go(Cell(at // SECOND_NS * SECOND_NS + SECOND_NS // 2, row))
-        elif key in _BOUNDS:
-            at_ns = self.cell.time_ns if self.cell is not None else self.cursor_ns
-            if at_ns is not None:
-                self.loop_wanted.emit(at_ns, _BOUNDS[key])
         elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.cell is not None:
             self.chosen.emit(self.cell.time_ns)
         elif key == Qt.Key.Key_Escape:

@@ -59,9 +59,11 @@ class TimeFrame(QObject):
         self._take(Stance.FOLLOW if following else Stance.STAND, self.scale)
 
     def zoom(self, factor: float, x: float) -> None:
-        """Closer around column `x`; while following, around the newest."""
-        stance = self.stance if self.stance is Stance.FOLLOW else Stance.STAND
-        self._take(stance, self.scale.zoomed(factor, x))
+        """Closer around column `x`. It goes on following where the newest stays at the right edge."""
+        zoomed = self.scale.zoomed(factor, x)
+        ends_now = self._range is not None and zoomed.ending_at(self._range[1]) == zoomed
+        follows = self.stance is Stance.FOLLOW and ends_now
+        self._take(Stance.FOLLOW if follows else Stance.STAND, zoomed)
 
     def pan(self, columns: int) -> None:
         """Look at what is earlier by `columns`; not beyond what there is."""

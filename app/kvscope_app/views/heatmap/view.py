@@ -290,10 +290,6 @@ class HeatmapView(View):
         layout.addWidget(pages, 1)
         self.setFocusProxy(self.map)
 
-    def _set_loop(self, time_ns: int, is_begin: bool) -> None:
-        if hasattr(self.session, "loop"):
-            self.session.loop.set_bound(time_ns, is_begin=is_begin)
-
     def _connect(self) -> None:
         self._modes.chosen.connect(lambda index: self.set_mode(MODES[index]))
         self._fit.clicked.connect(self.frame.fit)
@@ -307,7 +303,6 @@ class HeatmapView(View):
         for canvas, show in ((self.map, self._show_cell), (self.runs, self._show_run)):
             canvas.cell_pointed.connect(self._point)
             canvas.cell_pointed.connect(show)
-            canvas.loop_wanted.connect(self._set_loop)
         if self._time is not None:
             self._time.course_changed.connect(self._on_course)
 

@@ -233,6 +233,7 @@ class MemoryOverTime(QWidget):
             panel.hovered.connect(self._on_hover)
             panel.range_dragged.connect(self.look_back)
             panel.chosen.connect(self.chosen)
+            panel.fit_wanted.connect(lambda: self.show_last(self.range_s))
 
     def _lay_out(self) -> None:
         column = QVBoxLayout(self)

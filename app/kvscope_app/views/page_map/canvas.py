@@ -264,7 +264,7 @@ class Canvas(QWidget):
     def keyPressEvent(self, event: QKeyEvent) -> None:
         key = Qt.Key(event.key())
         if key in _ARROWS and self.scene.cells is not None:
-            self._arrow(*_ARROWS[key], pan=bool(event.modifiers() & Qt.KeyboardModifier.ControlModifier))
+            self._arrow(*_ARROWS[key], pan=bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier))
         elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._cursor >= 0:
             self.chosen.emit(self._cursor)
         elif key == Qt.Key.Key_Escape:

@@ -46,7 +46,7 @@ _MODE_TIPS: Final = (
     "How long ago it was used",
     "Which share of its request's attention fell on it, or which decodes passed it over, when that was measured last",
 )
-_ZOOM_TIPS: Final = {"zoom_out": "Zoom out", "zoom_in": "Zoom in", "fit": "Show all blocks"}
+_ZOOM_TIPS: Final = {"zoom_out": "Zoom out", "zoom_in": "Zoom in", "fit": "Zoom to fit"}
 """By the names of the actions that do the same."""
 _SLOW_MS: Final = 250
 _LOW: Final = 380

@@ -10,7 +10,7 @@ from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.look.announce import announce
-from kvscope_app.look.own_keys import draw_focus, is_own_key
+from kvscope_app.look.focus import draw_focus
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.zoom import scaled
 from kvscope_app.views.roofline import ink
@@ -20,7 +20,6 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 12, 36
 _REACH_PX: Final = 12.0
-_KEYS: Final = frozenset((Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Home, Qt.Key.Key_End))
 _LEAST_DECADES: Final = 2.0
 UNKNOWN: Final = DeviceInfo(kind="")
 
@@ -109,22 +108,11 @@ class RooflineCanvas(QWidget):
             draw_focus(painter, self.rect(), self.theme)
         painter.end()
 
-    def event(self, event: QEvent) -> bool:
-        if is_own_key(event, _KEYS):
-            event.accept()
-            return True
-        return super().event(event)
-
     def keyPressEvent(self, event: QKeyEvent) -> None:
         last = len(self.points) - 1
         at = last if self.selected is None else self.selected
-        ways = {
-            Qt.Key.Key_Left: at - 1,
-            Qt.Key.Key_Right: at + 1,
-            Qt.Key.Key_Home: 0,
-            Qt.Key.Key_End: last,
-        }
-        if event.key() not in ways or event.modifiers() & Qt.KeyboardModifier.ControlModifier:
+        ways = {Qt.Key.Key_Left: at - 1, Qt.Key.Key_Right: at + 1}
+        if event.key() not in ways:
             super().keyPressEvent(event)
         elif last >= 0:
             self.chosen.emit(min(max(ways[Qt.Key(event.key())], 0), last))

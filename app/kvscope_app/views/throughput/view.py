@@ -270,19 +270,6 @@ class ThroughputView(View):
         ago_s = self.session.shown_until_ns / 1e9 - x
         return f"{self.panels['decode'].clock_text(x)}  ({ago_text(round(max(ago_s, 0.0), 1))})"
 
-    def _on_end_wanted(self, end: bool) -> None:
-        """The present, or the first that is known."""
-        if end:
-            self.follow()
-            return
-        history, shown_ns = self.session.history, self.session.shown_until_ns
-        window = history.window(history.max_seconds, shown_ns, ["num_steps"])
-        known = window.columns["num_steps"] == window.columns["num_steps"]
-        if known.any():
-            first_s = float(window.time_s[known.argmax()]) + window.end_ns / 1e9
-            length_s = self._range_s if self._fixed is None else self._fixed[1] - self._fixed[0]
-            self.look_back(first_s, first_s + length_s)
-
     def _connect(self) -> None:
         self.bar.range_chosen.connect(self.show_last)
         self.bar.live_requested.connect(self.follow)
@@ -292,7 +279,7 @@ class ThroughputView(View):
             panel.hovered.connect(self._on_hover)
             panel.range_dragged.connect(self.look_back)
             panel.chosen.connect(self._go_to)
-            panel.end_wanted.connect(self._on_end_wanted)
+            panel.fit_wanted.connect(self.follow)
 
     def _lay_out(self) -> None:
         body = QWidget()

@@ -20,7 +20,6 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QApplication, QToolTip, QWidget
 
-from kvscope_app.look.own_keys import is_own_key
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.timeline import lane_text, step_text
@@ -42,11 +41,6 @@ _KEY_FACTOR: Final = 0.5
 _KEY_SHARE: Final = 0.1
 _CURSOR_SHARE: Final = 0.02
 _MIN_SIZE: Final = (240, 120)
-_KEYS: Final = {
-    *(Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown),
-    *(Qt.Key.Key_Plus, Qt.Key.Key_Equal, Qt.Key.Key_Minus, Qt.Key.Key_Home, Qt.Key.Key_End, Qt.Key.Key_F),
-    *(Qt.Key.Key_BracketLeft, Qt.Key.Key_BracketRight),
-}
 
 
 class LanesCanvas(QWidget):
@@ -56,8 +50,6 @@ class LanesCanvas(QWidget):
     """`Found`: go there, and select whom it is about."""
     pointed = Signal(str)
     """What is under the pointer."""
-    loop_wanted = Signal(object, bool)
-    """The loop begins at this time; false: it ends there."""
     moved = Signal()
     """Another span, or other rows."""
 
@@ -71,6 +63,7 @@ class LanesCanvas(QWidget):
         self.selected: tuple[int, int] | None = None
         self.batch: tuple[int, ...] = ()
         self.batch_epoch = 0
+        self._pointer: QPoint | None = None
         self._pointed_ns: int | None = None
         """When the step under the pointer ended."""
         self.cursor_ns = 0
@@ -178,22 +171,21 @@ class LanesCanvas(QWidget):
         """How far requests can be scrolled."""
         return max(0, self.shown.num_rows - self.layout_now.num_rows)
 
-    def zoom(self, factor: float, at_share: float | None = None) -> None:
-        """`factor` times as much time, around the cursor unless told."""
-        span = self.shown.span
-        if at_share is None:
-            cursor = span.share_at(self.cursor_ns)
-            at_share = cursor if 0 <= cursor <= 1 else 0.5
-        zoomed = span.zoomed(factor, at_share, self.whole)
-        self.length_ns = None if zoomed == self.whole else zoomed.length_ns
-        self._look_at(zoomed)
+    def zoom(self, factor: float, at_share: float) -> None:
+        """`factor` times as much time; what is at `at_share` stays where it is."""
+        self._look_elsewhere(self.shown.span.zoomed(factor, at_share, self.whole))
+
+    def zoom_by(self, steps: int) -> None:
+        """Around the cursor where it is seen."""
+        if not steps:
+            self.fit()
+            return
+        cursor = self.shown.span.share_at(self.cursor_ns)
+        self.zoom(_KEY_FACTOR**steps, cursor if 0 <= cursor <= 1 else 0.5)
 
     def pan(self, by_ns: int) -> None:
-        """Later by so much; whoever looks elsewhere follows no longer."""
-        moved = self.shown.span.moved(by_ns, self.whole)
-        if self.length_ns is not None:
-            self.follows = moved.end_ns >= self.whole.end_ns or moved.begin_ns <= self.cursor_ns <= moved.end_ns
-        self._look_at(moved)
+        """Later by so much."""
+        self._look_elsewhere(self.shown.span.moved(by_ns, self.whole))
 
     def found_at(self, point: QPoint) -> Found | None:
         """What is there; None left of the time."""
@@ -238,14 +230,12 @@ class LanesCanvas(QWidget):
             return True
         if event.type() in (QEvent.Type.DevicePixelRatioChange, QEvent.Type.FontChange):
             self._redraw()
-        if is_own_key(event, _KEYS):
-            event.accept()
-            return True
         return super().event(event)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         turn = event.angleDelta()
         keys = event.modifiers()
+        self._pointer = event.position().toPoint()
         if keys & Qt.KeyboardModifier.ControlModifier:
             self.set_first_row(self.shown.first_row - round(turn.y() / 40))
         elif turn.x() or keys & Qt.KeyboardModifier.ShiftModifier:
@@ -260,13 +250,11 @@ class LanesCanvas(QWidget):
             self._drag_from, self._dragged_to = event.position().toPoint(), None
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
-        point = event.position().toPoint()
+        self._pointer = event.position().toPoint()
         if self._drag_from is not None:
-            self._drag(point)
-            return
-        found = self.found_at(point)
-        self.pointed.emit(found.words.partition("\n")[0] if found is not None else "")
-        self._point_at_step(found if self._is_in_steps(point) else None)
+            self._drag(self._pointer)
+        else:
+            self._tell_pointed()
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         point, was_dragged = self._drag_from, self._dragged_to is not None
@@ -282,6 +270,7 @@ class LanesCanvas(QWidget):
         self.fit()
 
     def leaveEvent(self, event: QEvent) -> None:
+        self._pointer = None
         self.pointed.emit("")
         self._point_at_step(None)
         super().leaveEvent(event)
@@ -300,18 +289,6 @@ class LanesCanvas(QWidget):
                 self.pan(sign * step_ns)
             else:
                 self._move_cursor(sign)
-        elif key in (Qt.Key.Key_Plus, Qt.Key.Key_Equal):
-            self.zoom(_KEY_FACTOR)
-        elif key == Qt.Key.Key_Minus:
-            self.zoom(1 / _KEY_FACTOR)
-        elif key == Qt.Key.Key_F:
-            self.fit()
-        elif key == Qt.Key.Key_Home:
-            self._go_to(Found(self.whole.begin_ns))
-        elif key == Qt.Key.Key_End:
-            self._go_to(Found(self.whole.end_ns))
-        elif key in (Qt.Key.Key_BracketLeft, Qt.Key.Key_BracketRight):
-            self.loop_wanted.emit(self.cursor_ns, key == Qt.Key.Key_BracketLeft)
         elif key in (Qt.Key.Key_Up, Qt.Key.Key_Down):
             self._choose_row(1 if key == Qt.Key.Key_Down else -1)
         elif key in (Qt.Key.Key_PageUp, Qt.Key.Key_PageDown):
@@ -379,6 +356,14 @@ class LanesCanvas(QWidget):
         self._redraw()
         self.moved.emit()
 
+    def _look_elsewhere(self, span: TimeSpan) -> None:
+        """A person moves or zooms the time: whoever sees the cursor no longer follows it no longer."""
+        self.length_ns = None if span == self.whole else span.length_ns
+        if self.length_ns is not None:
+            is_live = self.cursor_ns >= self.whole.end_ns <= span.end_ns
+            self.follows = is_live or span.begin_ns <= self.cursor_ns <= span.end_ns
+        self._look_at(span)
+
     def _keep_up(self) -> None:
         """Requests that came since rows were placed have none yet."""
         if self.shown.placed_version != self.shown.lanes.version:
@@ -388,6 +373,15 @@ class LanesCanvas(QWidget):
     def _redraw(self) -> None:
         self._pixels = None
         self.update()
+        self._tell_pointed()
+
+    def _tell_pointed(self) -> None:
+        """What is under the pointer, which may stand still while the time below it moves."""
+        if self._pointer is None:
+            return
+        found = self.found_at(self._pointer)
+        self.pointed.emit(found.words.partition("\n")[0] if found is not None else "")
+        self._point_at_step(found if self._is_in_steps(self._pointer) else None)
 
     def _paint_cursor(self, painter: QPainter, layout: LaneLayout) -> None:
         share = self.shown.span.share_at(self.cursor_ns)

@@ -184,7 +184,6 @@ class TimelineView(View):
         canvas = self.canvas
         canvas.chosen.connect(self._on_chosen)
         canvas.moved.connect(self._on_moved)
-        canvas.loop_wanted.connect(self._set_loop)
         self.steps.changed.connect(self._on_steps)
         canvas.pointed.connect(self._tell)
         self.lengths.chosen.connect(lambda index: canvas.show_length(list(_LENGTHS.values())[index]))
@@ -198,10 +197,6 @@ class TimelineView(View):
         if hasattr(self.session, "bookmarks"):
             self.session.bookmarks.changed.connect(self._show_marks)
             self.session.loop.changed.connect(self._show_marks)
-
-    def _set_loop(self, time_ns: int, is_begin: bool) -> None:
-        if hasattr(self.session, "loop"):
-            self.session.loop.set_bound(time_ns, is_begin=is_begin)
 
     def _show_marks(self) -> None:
         if hasattr(self.session, "bookmarks"):

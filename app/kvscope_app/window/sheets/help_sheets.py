@@ -34,7 +34,7 @@ _MAP_KEYS: Final = (
     ("Select the request that holds the block", "Enter or click"),
     ("Next holder of a shared block", "Click again"),
     ("Clear the selection", "Esc"),
-    ("Pan", "Drag, or Ctrl+Arrow keys"),
+    ("Pan", "Drag, or Shift+Arrow keys"),
     ("Zoom at the pointer", "Wheel"),
 )
 _CHART_KEYS: Final = (
@@ -42,31 +42,26 @@ _CHART_KEYS: Final = (
     ("Move in time", "Drag"),
     ("Read all values of a moment", "Point at it, or Shift+Left, Shift+Right"),
     ("Go to that moment", "Enter or click"),
-    ("Move and zoom the time, with the focus on a chart", "Left, Right, + and −"),
-    ("To the first that is known, to the present", "Home, End"),
+    ("Move the time, with the focus on a chart", "Left, Right"),
 )
 _TIMELINE_KEYS: Final = (
     ("Move the cursor, by steps where they are seen", "Left, Right"),
-    ("To the start, to the end", "Home, End"),
     ("Move the time", "Shift+Left, Shift+Right, or drag"),
-    ("Zoom the time", "Wheel, + and −"),
-    ("Loop from the cursor, until the cursor", "[, ]"),
+    ("Zoom the time at the pointer", "Wheel"),
     ("Select the request in the row above, below", "Up, Down"),
     ("Scroll the requests", "Page Up, Page Down"),
-    ("Show the whole time", "F or double click"),
+    ("Show the whole time", "Double click"),
 )
 _HEATMAP_KEYS: Final = (
     ("Move the cell", "Arrow keys, Page Up, Page Down"),
-    ("To the first second, to the last", "Home, End"),
     ("Go to the second of the cell", "Enter or click"),
-    ("Loop from the cell, until the cell", "[, ]"),
-    ("Zoom the time", "Wheel, + and −"),
+    ("Zoom the time at the pointer", "Wheel"),
     ("Move in time", "Drag"),
-    ("Show the whole time", "F or double click"),
+    ("Show the whole time", "Double click"),
 )
 
 
-_WIDE_WORDS: Final = "Move and zoom the time, with the focus on a ch"
+_WIDE_WORDS: Final = "Move the cursor, by steps where they are seen "
 """As much of a line as stands beside the widest key."""
 
 

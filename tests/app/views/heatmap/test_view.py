@@ -211,6 +211,16 @@ def test_following_keeps_the_newest_at_the_right(engine, filled, course, make_vi
     assert not view._fit.isChecked()
 
 
+def test_the_wheel_zooms_at_the_pointer_while_following(engine, filled, course, make_view):
+    view = make_view(engine, course)
+    view._follow.click()
+    x = view.map.width() * 0.4
+    before = view.map.time_at(x)
+    wheel(view.map, x, 3)
+    assert abs(view.map.time_at(x) - before) <= view.frame.scale.column_ns
+    assert not view._follow.isChecked()
+
+
 def test_a_click_goes_to_how_that_second_ended(engine, filled, course, make_view, qtbot, begin_ns):
     view = make_view(engine, course)
     x = round(view.map.x_of(begin_ns + 3 * SECOND_NS + SECOND_NS // 2))
@@ -265,9 +275,9 @@ def test_keys_move_a_cell_and_enter_goes_there(engine, filled, course, make_view
     assert "Block 1 " in view._words.text()
     qtbot.keyClick(view.map, Qt.Key.Key_Return)
     assert view.session.cursor_ns == begin_ns + 5 * SECOND_NS - 1
-    qtbot.keyClick(view.map, Qt.Key.Key_Plus)
+    view.map.zoom_by(1)
     assert view.frame.stance is Stance.STAND
-    qtbot.keyClick(view.map, Qt.Key.Key_F)
+    view.map.zoom_by(0)
     assert view.frame.stance is Stance.FIT
     qtbot.keyClick(view.map, Qt.Key.Key_Escape)
     assert view.map.cell is None

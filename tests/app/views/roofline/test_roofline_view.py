@@ -133,9 +133,9 @@ def test_keys_go_from_step_to_step(show, told, qtbot):
     view.canvas.chosen.disconnect()
     view.canvas.chosen.connect(chosen.append)
     view.canvas.selected = 2
-    for key in (Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Home, Qt.Key.Key_End):
+    for key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
         qtbot.keyClick(view.canvas, key)
-    assert chosen == [1, 3, 0, len(view.points) - 1]
+    assert chosen == [1, 3]
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])

@@ -1,0 +1,34 @@
+"""What has the keyboard: the frame that shows it, and zooming it with the keys of the window."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from PySide6.QtCore import QRect, Qt
+from PySide6.QtGui import QPainter, QPen
+from PySide6.QtWidgets import QApplication, QWidget
+
+from kvscope_app.look.theme import Theme
+
+
+@runtime_checkable
+class Zooms(Protocol):
+    """A widget that can be zoomed."""
+
+    def zoom_by(self, steps: int) -> None:
+        """1: a step in, -1: a step out, 0: everything fits."""
+
+
+def zoom_focused(window: Zooms, steps: int) -> None:
+    """Zoom what has the keyboard, or the nearest around it that can be: `window` at the latest."""
+    widget: QWidget | None = QApplication.focusWidget()
+    while widget is not None and not isinstance(widget, Zooms):
+        widget = widget.parentWidget()
+    (window if widget is None else widget).zoom_by(steps)
+
+
+def draw_focus(painter: QPainter, around: QRect, theme: Theme) -> None:
+    """The frame of what has the focus."""
+    painter.setBrush(Qt.BrushStyle.NoBrush)
+    painter.setPen(QPen(theme.color("accent"), 1))
+    painter.drawRect(around.adjusted(0, 0, -1, -1))
