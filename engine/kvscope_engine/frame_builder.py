@@ -19,6 +19,7 @@ from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.changes import Changes
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.request_rows import pack_batch, pack_requests, pack_u8, request_info
+from kvscope_telemetry.latencies import elapsed_ns
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import Batch, Counters, Frame, Hello, Snapshot, Timings, Work
 
@@ -147,10 +148,10 @@ class FrameBuilder:
             before = latest.get(request.number)
             latest[request.number] = now_ns
             if before is None:
-                first.append(max(0, now_ns - request.arrival_ns))
+                first.append(elapsed_ns(request.arrival_ns, now_ns))
                 inter += [0] * (len(tokens) - 1)
             else:
-                inter += [max(0, now_ns - before) // len(tokens)] * len(tokens)
+                inter += [elapsed_ns(before, now_ns) // len(tokens)] * len(tokens)
         self._generation_tokens += len(first) + len(inter)
         return first, inter
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvscope_engine.policy.request import Request
+from kvscope_telemetry.latencies import elapsed_ns
 from kvscope_telemetry.messages.commands import Finished, FinishReason, RequestTiming, TokenLogprobs, Tokens, Usage
 
 if TYPE_CHECKING:
@@ -122,9 +123,9 @@ def timing(request: Request, now_ns: int) -> RequestTiming:
     return RequestTiming(
         queue_s=_since(request.arrival_ns, request.admitted_ns),
         ttft_s=_since(request.arrival_ns, request.first_token_ns),
-        total_s=(now_ns - request.arrival_ns) / NANOSECONDS,
+        total_s=elapsed_ns(request.arrival_ns, now_ns) / NANOSECONDS,
     )
 
 
 def _since(start_ns: int, end_ns: int | None) -> float | None:
-    return None if end_ns is None else (end_ns - start_ns) / NANOSECONDS
+    return None if end_ns is None else elapsed_ns(start_ns, end_ns) / NANOSECONDS

@@ -118,6 +118,8 @@ class Update:
     new_requests: tuple[RequestInfo, ...] = ()
     requests: tuple[RequestRows, ...] = ()
     """Changes of requests, oldest first."""
+    request_time_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """When each of those rows was told, by the engine's clock, over all of `requests`; empty: nobody noted it."""
     series: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     """`SERIES_FIELDS` of the frames, shape (num_frames,) each."""
     first_token_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))

@@ -139,7 +139,6 @@ class History:
         self.first_token = LatencyWindow(_LATENCY_VALUES)
         self.inter_token = LatencyWindow(_LATENCY_VALUES)
         self.queued = LatencyWindow(_LATENCY_VALUES // 8)
-        """From a request's arrival, or its preemption, until it ran."""
         self.readings: deque[tuple[int, Reading]] = deque(maxlen=_MAX_READINGS)
         """Readings of metrics as they came, with the time of receipt, newest last."""
         self.request_times = RequestTimes()
@@ -297,7 +296,7 @@ class History:
         return np.maximum(steps, 0, out=steps)
 
     def _add_latencies(self, update: Update, now_ns: int) -> None:
-        queued = [e.data.waited_ns for e in update.events if e.data is not None and e.data.kind == "started"]
+        queued = [e.data.waited_ns for e in update.events if e.kind == "admitted" and e.data is not None]
         if queued:
             self.known.add("queue_p50_s")
         for prefix, window, values in (
@@ -330,9 +329,12 @@ class History:
     def _add_requests(self, update: Update) -> None:
         if update.snapshot:
             self.request_times.skip(update.snapshot.requests)
-        times = update.series.get("time_ns")
+        times, told_ns, first = update.series.get("time_ns"), update.request_time_ns, 0
+        newest_ns = int(times[-1]) if times is not None else 0
         for rows in update.requests:
-            self.request_times.add(rows, int(times[-1]) if times is not None else 0)
+            last = first + len(rows.number) // 4
+            self.request_times.add(rows, told_ns[first:last] if told_ns.size else newest_ns)
+            first = last
 
     def _add_blocks(self, mirror: BlockCounts, bin_number: int) -> None:
         if mirror.epoch is None:

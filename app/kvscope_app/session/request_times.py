@@ -1,7 +1,7 @@
 """When each request got its first and its newest token, and how it ended, as seen in the updates. Knows no Qt.
 
 The mirror holds how many tokens a request has, not when they came. A ring indexed by request number keeps the
-newest `capacity` requests of the epoch; times are the engine's clock, as fine as updates are apart.
+newest `capacity` requests of the epoch; times are those of frames, by the engine's clock.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import Event, RequestRows
 
 IntArray = npt.NDArray[np.int64]
-_UNSEEN = -2
-"""It ran before anybody looked."""
+_UNSEEN: Final = -2
+"""It was before anybody looked: what is seen later is not the first."""
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -57,22 +57,36 @@ class RequestTimes:
         self._last_ns = np.full(self._capacity, -1)
         self._ending = np.zeros(self._capacity, np.uint8)
 
-    def add(self, rows: RequestRows, time_ns: int) -> None:
-        """Take in changed requests as they were at `time_ns`."""
+    def add(self, rows: RequestRows, time_ns: int | IntArray) -> None:
+        """Take in changed requests as they were at `time_ns`: of all rows, or of each, which may be about the same
+        request several times, oldest first."""
         numbers = np.frombuffer(rows.number, "<u4").astype(np.int64)
         tokens = np.frombuffer(rows.num_output_tokens, "<u4").astype(np.int64)
+        times = np.broadcast_to(np.asarray(time_ns, np.int64), numbers.shape)
         slots = numbers % self._capacity
         is_new = self._number[slots] != numbers
         fresh = slots[is_new]
         self._number[fresh], self._num_tokens[fresh] = numbers[is_new], 0
         self._started_ns[fresh] = self._first_ns[fresh] = self._last_ns[fresh] = -1
         self._ending[fresh] = Ending.UNKNOWN
-        begun = slots[(_states(rows) == RequestState.RUNNING) & (self._started_ns[slots] == -1)]
-        self._started_ns[begun] = time_ns
-        grown = slots[tokens > self._num_tokens[slots]]
-        self._last_ns[grown] = time_ns
-        self._first_ns[grown] = np.where(self._first_ns[grown] < 0, time_ns, self._first_ns[grown])
+        runs = (_states(rows) == RequestState.RUNNING) & (self._started_ns[slots] == -1)
+        _put_first(self._started_ns, slots[runs], times[runs])
+        before = self._tokens_before(slots, tokens)
+        has_first = (before == 0) & (tokens > 0) & (self._first_ns[slots] == -1)
+        _put_first(self._first_ns, slots[has_first], times[has_first])
+        grown = tokens > before
+        self._last_ns[slots[grown]] = times[grown]
         self._num_tokens[slots] = tokens
+
+    def _tokens_before(self, slots: IntArray, tokens: IntArray) -> IntArray:
+        """How many each row's request had in its row before."""
+        before = self._num_tokens[slots]
+        if slots.size > 1:
+            order = np.argsort(slots, kind="stable")
+            again = order[1:][slots[order[1:]] == slots[order[:-1]]]
+            earlier = order[:-1][slots[order[1:]] == slots[order[:-1]]]
+            before[again] = tokens[earlier]
+        return before
 
     def hear(self, events: Iterable[Event]) -> None:
         """Take in when requests were admitted, exactly, and of those as well whose first step nobody saw; and how they
@@ -94,7 +108,10 @@ class RequestTimes:
         unseen = slots[is_unseen]
         self._number[slots] = numbers
         self._num_tokens[slots] = np.frombuffer(rows.num_output_tokens, "<u4")
+        outputs = self._num_tokens[slots]
+        came_unseen = slots[(outputs > 0) & (is_unseen | (self._first_ns[slots] == -1))]
         self._first_ns[unseen] = self._last_ns[unseen] = -1
+        self._first_ns[came_unseen] = _UNSEEN
         self._ending[unseen] = Ending.UNKNOWN
         self._started_ns[unseen] = np.where(_states(rows)[is_unseen] == RequestState.WAITING, -1, _UNSEEN)
 
@@ -104,7 +121,7 @@ class RequestTimes:
 
     def first_token_ns(self, numbers: IntArray) -> IntArray:
         """Engine time of each request's first token, shape of `numbers`; -1 where it was not seen."""
-        return self._look_up(self._first_ns, numbers)
+        return np.maximum(self._look_up(self._first_ns, numbers), -1)
 
     def last_token_ns(self, numbers: IntArray) -> IntArray:
         """Engine time of each request's newest token, shape of `numbers`; -1 where none was seen."""
@@ -119,6 +136,11 @@ class RequestTimes:
     def _look_up(self, column: IntArray, numbers: IntArray) -> IntArray:
         slots = numbers % self._capacity
         return np.where(self._number[slots] == numbers, column[slots], -1)
+
+
+def _put_first(column: IntArray, slots: IntArray, times: IntArray) -> None:
+    """The first time of each slot."""
+    column[slots[::-1]] = times[::-1]
 
 
 def _states(rows: RequestRows) -> npt.NDArray[np.uint8]:

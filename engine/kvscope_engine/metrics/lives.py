@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvscope_engine.metrics.histogram import FIRST_TOKEN_S, REQUEST_S, STEP_TOKENS, TOKEN_S, Histogram, lengths
+from kvscope_telemetry.latencies import Moments
 from kvscope_telemetry.messages.telemetry import Event, Frame, RequestInfo, Snapshot
 
 
@@ -35,11 +36,8 @@ class Histograms:
 
 @dataclass(slots=True)
 class _Life:
-    """One request; times in ns of the engine's clock, None: not seen."""
-
     info: RequestInfo
-    began_ns: int | None = None
-    first_token_ns: int | None = None
+    moments: Moments
 
 
 @dataclass(slots=True)
@@ -54,7 +52,7 @@ class Lives:
     def snapshot(self, snapshot: Snapshot) -> None:
         """Who is there; through a hole first tokens may have come unseen."""
         known = self._there
-        self._there = {info.number: known.get(info.number) or _Life(info=info) for info in snapshot.requests_info}
+        self._there = {info.number: known.get(info.number) or _life(info) for info in snapshot.requests_info}
         numbers, outputs = _columns(snapshot)
         without = {number for number, output in zip(numbers, outputs, strict=False) if not output}
         self._without_token = without & self._there.keys()
@@ -62,11 +60,11 @@ class Lives:
     def frame(self, frame: Frame) -> None:
         """Who came, began, got a first token and ended in a step."""
         for info in frame.new_requests:
-            self._there[info.number] = _Life(info=info)
+            self._there[info.number] = _life(info)
             self._without_token.add(info.number)
         for event in frame.events:
             if event.kind == "admitted" and event.number in self._there:
-                self._there[event.number].began_ns = event.time_ns
+                self._there[event.number].moments.started_ns = event.time_ns
         if frame.first_token_ns:
             self._first_tokens(frame)
         for event in frame.events:
@@ -80,7 +78,7 @@ class Lives:
         for number, output in zip(numbers, outputs, strict=False):
             if output and number in self._without_token:
                 self._without_token.discard(number)
-                self._there[number].first_token_ns = frame.time_ns
+                self._there[number].moments.first_token_ns = frame.time_ns
 
     def _forget(self, number: int) -> _Life | None:
         self._without_token.discard(number)
@@ -91,24 +89,28 @@ class Lives:
         life = self._forget(event.number)
         if life is None:
             return
-        into, info = self.histograms, life.info
+        into, info, moments = self.histograms, life.info, life.moments
+        moments.ended_ns = event.time_ns
         into.request_prompt_tokens.add(info.num_prompt_tokens)
         into.request_generation_tokens.add(event.num_tokens)
         if info.max_tokens:
             into.request_params_max_tokens.add(info.max_tokens)
-        _add_span(into.e2e_request_latency_seconds, info.arrival_ns, event.time_ns)
-        _add_span(into.request_queue_time_seconds, info.arrival_ns, life.began_ns)
-        _add_span(into.request_inference_time_seconds, life.began_ns, event.time_ns)
-        _add_span(into.request_prefill_time_seconds, life.began_ns, life.first_token_ns)
-        _add_span(into.request_decode_time_seconds, life.first_token_ns, event.time_ns)
-        if life.first_token_ns is not None and event.num_tokens > 1:
-            decode_s = (event.time_ns - life.first_token_ns) / 1e9
-            into.request_time_per_output_token_seconds.add(decode_s / (event.num_tokens - 1))
+        decode_ns = moments.decode_ns
+        for histogram, took_ns in (
+            (into.e2e_request_latency_seconds, moments.total_ns),
+            (into.request_queue_time_seconds, moments.queue_ns),
+            (into.request_inference_time_seconds, moments.inference_ns),
+            (into.request_prefill_time_seconds, moments.prefill_ns),
+            (into.request_decode_time_seconds, decode_ns),
+        ):
+            if took_ns is not None:
+                histogram.add(took_ns / 1e9)
+        if decode_ns is not None and event.num_tokens > 1:
+            into.request_time_per_output_token_seconds.add(decode_ns / 1e9 / (event.num_tokens - 1))
 
 
-def _add_span(histogram: Histogram, from_ns: int | None, until_ns: int | None) -> None:
-    if from_ns is not None and until_ns is not None:
-        histogram.add((until_ns - from_ns) / 1e9)
+def _life(info: RequestInfo) -> _Life:
+    return _Life(info, Moments(info.arrival_ns))
 
 
 def _columns(message: Frame | Snapshot) -> tuple[list[int], list[int]]:

@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from kvscope_telemetry.latencies import Moments
 from kvscope_telemetry.messages.event_words import cause_text
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import (
@@ -66,6 +67,8 @@ class Life:
     epoch: int
     info: RequestInfo
     arrival_ns: int
+    moments: Moments
+    """By its engine's clock: what latencies are made of."""
     state: int = RequestState.WAITING
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
@@ -82,10 +85,7 @@ class Life:
     @property
     def queue_ns(self) -> int | None:
         """From its arrival until it first ran; None where that was not seen."""
-        ran = next((phase for phase in self.phases if phase.kind is not PhaseKind.QUEUED), None)
-        if ran is None or not self.phases or self.phases[0].kind is not PhaseKind.QUEUED:
-            return None
-        return max(0, ran.start_ns - self.arrival_ns)
+        return self.moments.queue_ns
 
     @property
     def is_ended(self) -> bool:
@@ -172,7 +172,7 @@ class LifeReader:
 
     def _announce(self, info: RequestInfo) -> Life:
         assert self._epoch is not None, "a request without an epoch"
-        life = Life(self._epoch, info, info.arrival_ns + self._offset_ns)
+        life = Life(self._epoch, info, info.arrival_ns + self._offset_ns, Moments(info.arrival_ns))
         self.lives[self._epoch, info.number] = self._open[info.number] = life
         return life
 
@@ -180,7 +180,10 @@ class LifeReader:
         life = self._open.get(event.number)
         if life is None:
             return
+        if event.kind == "admitted":
+            life.moments.started_ns = event.time_ns
         if event.kind in _ENDS:
+            life.moments.ended_ns = event.time_ns
             life.finish(event.kind, time_ns, cause_text(event))
         elif event.kind == "preempted":
             swapped = event.data is not None and event.data.is_swapped
@@ -210,6 +213,7 @@ class LifeReader:
             has_token = output > life.num_output_tokens
             if has_token and not life.num_output_tokens and not is_snapshot:
                 life.first_token_ns = time_ns
+                life.moments.first_token_ns = time_ns - self._offset_ns
             life.state, life.num_output_tokens = state, output
             life.num_cached_tokens, life.num_preemptions = cached[place], preemptions[place]
             self._follow(life, time_ns, has_token)
@@ -222,12 +226,15 @@ class LifeReader:
         if life.is_ended:
             return
         if state == RequestState.FINISHED:
+            life.moments.ended_ns = time_ns - self._offset_ns
             life.finish("ended", time_ns)
         elif state == RequestState.WAITING and phase is None:
             life.begin(PhaseKind.QUEUED, life.arrival_ns)
         elif state == RequestState.PREEMPTED and phase not in _ASIDE:
             life.begin(PhaseKind.PREEMPTED, time_ns)
         elif state == RequestState.RUNNING and phase not in (PhaseKind.PREFILL, PhaseKind.DECODE):
+            if phase is PhaseKind.QUEUED:
+                life.moments.started_ns = time_ns - self._offset_ns
             life.begin(PhaseKind.DECODE if life.num_output_tokens else PhaseKind.PREFILL, time_ns)
         elif state == RequestState.RUNNING and phase is PhaseKind.PREFILL and has_token:
             life.begin(PhaseKind.DECODE, time_ns)

@@ -54,6 +54,7 @@ def coalesce(
         block_columns=columns,
         new_requests=tuple(chain.from_iterable([f.new_requests for f in frames])),
         requests=_request_rows(frames),
+        request_time_ns=_request_times(frames),
         series=_series(frames),
         first_token_ns=_times([f.first_token_ns for f in frames]),
         inter_token_ns=_times([f.inter_token_ns for f in frames]),
@@ -99,6 +100,7 @@ def merge(updates: Sequence[Update]) -> Update:
         block_columns=_merged_columns([u.block_columns for u in updates if u.block_columns]),
         new_requests=tuple(chain.from_iterable([u.new_requests for u in updates])),
         requests=(join_request_rows(request_rows),) if request_rows else (),
+        request_time_ns=_concatenated([u.request_time_ns for u in updates], np.dtype(np.int64)),
         series=_merged_series([u.series for u in framed]),
         first_token_ns=_concatenated([u.first_token_ns for u in updates], np.dtype(np.int64)),
         inter_token_ns=_concatenated([u.inter_token_ns for u in updates], np.dtype(np.int64)),
@@ -165,6 +167,11 @@ def _block_rows(frames: Sequence[Frame]) -> tuple[npt.NDArray[np.uint32], Mappin
 def _request_rows(frames: Sequence[Frame]) -> tuple[RequestRows, ...]:
     rows = [f.requests for f in frames if f.requests.number]
     return (join_request_rows(rows),) if rows else ()
+
+
+def _request_times(frames: Sequence[Frame]) -> npt.NDArray[np.int64]:
+    counts = [len(f.requests.number) // 4 for f in frames]
+    return np.repeat(np.array([f.time_ns for f in frames], np.int64), counts)
 
 
 def _series(frames: Sequence[Frame]) -> Mapping[str, npt.NDArray[np.int64]]:

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from kvscope_telemetry.latencies import LATENCIES
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.packed_bins import NOTHING, BinPacker, Packed, num_bytes
 from kvscope_telemetry.summaries.summary import SECOND_NS, Latency, Summary, TimedEvent
@@ -21,7 +22,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 MAX_BIN_BYTES: Final = 48 << 20
 """Compressed bins of many hours; of still longer courses those of every second, fourth, … second are kept."""
-_LATENCIES: Final = ("first_token", "inter_token", "queued")
+_LATENCIES: Final = tuple(latency.key for latency in LATENCIES)
 _QUANTILES: Final = ("count", "p50_s", "p95_s", "p99_s", "p50_above_s", "p95_above_s", "p99_above_s")
 _NOT_NUMBERS: Final = ("time_ns", "epoch", "free_runs", "bins", "turns", *_LATENCIES)
 SCALARS: Final = tuple(name for name in Summary.__struct_fields__ if name not in _NOT_NUMBERS)

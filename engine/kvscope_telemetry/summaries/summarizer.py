@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from kvscope_telemetry.latencies import LATENCIES, elapsed_ns
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE
 from kvscope_telemetry.messages.request_words import RequestState
@@ -62,8 +63,6 @@ _COUNTED: Final = (
 )
 """Of each frame, to be added up."""
 _counted_of: Final = attrgetter(*_COUNTED)
-_LATENCIES: Final = ("first_token", "inter_token", "queued")
-"""Of a summary, and kinds of `Histogram`."""
 _SAMPLED: Final = ("utilization", "power_watts", "temperature_celsius", "process_bytes", "memory_used_bytes")
 
 
@@ -166,7 +165,7 @@ class Summarizer:
     def _note_event(self, event: Event, epoch: int) -> None:
         time_ns = min(max(event.time_ns + self._offset_ns, 0), MAX_TIME_NS)
         self._events.append(TimedEvent(time_ns, epoch, event))
-        if event.data is not None and event.data.kind == "started":
+        if event.kind == "admitted" and event.data is not None:
             self._queued_ns.append(event.data.waited_ns)
 
     def _note_place(self, seq: int) -> None:
@@ -249,7 +248,9 @@ class Summarizer:
         if not told.steps:
             changes |= {"prefill_tokens": self._sums["prompt_tokens"], "decode_tokens": self._sums["generation_tokens"]}
         if not told.latencies:
-            changes |= {name: latency_of(joined(self._readings, name)) for name in _LATENCIES}
+            changes |= {
+                name: latency_of(joined(self._readings, name)) for name in (latency.key for latency in LATENCIES)
+            }
         if not told.requests:
             changes["turns"] = None
         if not told.physical_rows:
@@ -262,7 +263,7 @@ class Summarizer:
         if not arrivals.size:
             return 0.0
         end_ns = (self._second + 1) * SECOND_NS - self._offset_ns
-        return float(max(0, end_ns - int(arrivals.min()))) / 1e9
+        return elapsed_ns(int(arrivals.min()), end_ns) / 1e9
 
     def _bins(self, mirror: Mirror, block_size: int) -> AddressBins | None:
         if mirror.version == self._seen_version:

@@ -103,10 +103,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     commit_ns: int = 0
     record_ns: int = 0
     first_token: Latency = Latency()
-    """From a request's arrival."""
     inter_token: Latency = Latency()
     queued: Latency = Latency()
-    """From a request's arrival, or its preemption, until it ran."""
+    """What each of the three counts is in `latencies`."""
     utilization: float = -1.0
     power_watts: float = -1.0
     temperature_celsius: float = -1.0

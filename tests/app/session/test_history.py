@@ -28,7 +28,7 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
 )
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.coalesce import coalesce, merge
 
 SECOND = 1_000_000_000
 START = 100 * SECOND
@@ -263,6 +263,28 @@ def test_tokens_that_a_snapshot_brought_have_no_time():
     assert times.first_token_ns(np.array([1])).tolist() == [-1]
     times.add(rows([1], [5]), 100)
     assert times.last_token_ns(np.array([1])).tolist() == [-1]
+
+
+def test_the_first_token_after_those_of_a_snapshot_is_not_taken_for_the_first():
+    times = RequestTimes()
+    times.skip(rows([1], [5]))
+    times.add(rows([1], [6]), 100)
+    assert times.first_token_ns(np.array([1])).tolist() == [-1]
+    assert times.last_token_ns(np.array([1])).tolist() == [100]
+    times.add(rows([2], [0]), 100)
+    times.skip(rows([1, 2], [9, 3]))  # what came in between was lost
+    times.add(rows([2], [4]), 200)
+    assert times.first_token_ns(np.array([1, 2])).tolist() == [-1, -1]
+
+
+def test_tokens_have_the_time_of_their_frame_however_many_come_together():
+    history, numbers = History(), np.array([1, 2])
+    told = [(1, rows([1, 2], [0, 0])), (2, rows([1], [1])), (3, rows([1, 2], [2, 1])), (4, rows([1], [2]))]
+    frames = [frame(seq, START + seq, requests=changed) for seq, changed in told]
+    history.add(merge([coalesce(frames[:2]), coalesce(frames[2:])]), mirror(), START)
+    times = history.request_times
+    assert times.first_token_ns(numbers).tolist() == [START + 2, START + 3]
+    assert times.last_token_ns(numbers).tolist() == [START + 3, START + 3]
 
 
 def test_request_times_forget_the_oldest_numbers():

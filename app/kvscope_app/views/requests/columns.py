@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.session.request_times import RequestTimes
+from kvscope_telemetry.latencies import elapsed_s, tokens_per_s
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -54,11 +55,10 @@ class RequestColumns:
     """Guessed ahead and checked, and those of them that were right."""
     num_accepted_tokens: IntArray
     tokens_per_s: FloatArray
-    """Output tokens after the first, over the time they took; NaN before there are two."""
+    """As in `latencies`; NaN before there are two tokens, and where the first came unseen. So is the next."""
     ttft_s: FloatArray
-    """From arrival to the first token; NaN before, and when it came unseen."""
     queue_s: FloatArray
-    """From arrival until it first ran, or until now; NaN when that was not seen."""
+    """Or how long it has waited until now; NaN when that was not seen."""
     time_s: FloatArray
     """From arrival to the end, or until now."""
     ending: IntArray
@@ -75,15 +75,17 @@ def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None))
     first, last = times.first_token_ns(number), times.last_token_ns(number)
     arrival, finished = requests.arrival_ns[part], requests.finished_ns[part]
     end = np.where(finished >= 0, finished, np.maximum(mirror.time_ns, arrival))
+    goes_on = np.isin(requests.state[part], (RequestState.RUNNING, RequestState.FINISHED))
+    newest = np.where(goes_on, end, -1)  # where nobody saw the last token: who runs has one in each step
     counted = ("num_prompt_tokens", "num_computed_tokens", "num_cached_tokens", "num_output_tokens")
     others = ("state", "max_tokens", "num_blocks", "num_preemptions", "num_draft_tokens", "num_accepted_tokens")
     return RequestColumns(
         request_ids=requests.request_ids[part],
         number=number,
-        tokens_per_s=_speed(requests.num_output_tokens[part], first, last),
-        ttft_s=np.where(first >= 0, np.maximum(first - arrival, 0) / 1e9, np.nan),
+        tokens_per_s=tokens_per_s(requests.num_output_tokens[part], first, np.where(last >= 0, last, newest)),
+        ttft_s=elapsed_s(arrival, first),
         queue_s=_queued(times.started_ns(number), requests.state[part], arrival, end),
-        time_s=np.maximum(end - arrival, 0) / 1e9,
+        time_s=elapsed_s(arrival, end),
         ending=times.endings(number),
         **{name: getattr(requests, name)[part].astype(np.int64) for name in counted + others},
     )
@@ -108,15 +110,7 @@ def order_rows(
 
 def _queued(started_ns: IntArray, state: npt.NDArray[np.uint8], arrival_ns: IntArray, end_ns: IntArray) -> FloatArray:
     """Seconds of waiting for the first step."""
-    until = np.where(started_ns >= 0, started_ns, end_ns)
-    is_known = (started_ns >= 0) | (state == RequestState.WAITING)
-    return np.where(is_known, np.maximum(until - arrival_ns, 0) / 1e9, np.nan)
-
-
-def _speed(num_tokens: IntArray, first_ns: IntArray, last_ns: IntArray) -> FloatArray:
-    took_ns = np.where(first_ns >= 0, last_ns - first_ns, 0)
-    known = (took_ns > 0) & (num_tokens > 1)
-    return np.where(known, (num_tokens - 1) * 1e9 / np.maximum(took_ns, 1), np.nan)
+    return elapsed_s(arrival_ns, np.where((started_ns < 0) & (state == RequestState.WAITING), end_ns, started_ns))
 
 
 def _matches_text(columns: RequestColumns, text: str) -> npt.NDArray[np.bool_]:

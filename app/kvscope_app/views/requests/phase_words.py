@@ -13,6 +13,7 @@ import numpy as np
 from kvscope_app.look.number_text import count, plural, seconds
 from kvscope_app.session.request_times import RequestTimes
 from kvscope_app.views.requests.waiting_words import why_waits
+from kvscope_telemetry.latencies import elapsed_ns
 from kvscope_telemetry.messages.event_words import cause_text
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import Event
@@ -45,9 +46,9 @@ def phases(
         first = find_first(started)
         last = until if last < 0 else last
     if started >= 0:
-        yield "Queued", seconds(max(started - arrival, 0) / 1e9)
+        yield "Queued", seconds(elapsed_ns(arrival, started) / 1e9)
     elif requests.state[row] == RequestState.WAITING:
-        yield "Queued", f"{seconds((until - arrival) / 1e9)} so far"
+        yield "Queued", f"{seconds(elapsed_ns(arrival, until) / 1e9)} so far"
     yield from _computed(mirror, row, started, first, until)
     if first >= 0:
         yield from _written(mirror, row, first, last)
@@ -67,9 +68,9 @@ def _computed(mirror: Mirror, row: int, started: int, first: int, until: int) ->
         return
     what = f"{count(prompt - cached)} of {plural(prompt, 'prompt token')}, {count(cached)} cached"
     if first >= 0:
-        yield "Prefill", f"{seconds(max(first - started, 0) / 1e9)}, until its first token: {what}"
+        yield "Prefill", f"{seconds(elapsed_ns(started, first) / 1e9)}, until its first token: {what}"
     elif not requests.num_output_tokens[row] and requests.finished_ns[row] < 0:
-        yield "Prefill", f"{seconds(max(until - started, 0) / 1e9)} so far: {what}"
+        yield "Prefill", f"{seconds(elapsed_ns(started, until) / 1e9)} so far: {what}"
     else:
         yield "Prefill", f"{what}; its first token was not seen"
 
@@ -77,7 +78,7 @@ def _computed(mirror: Mirror, row: int, started: int, first: int, until: int) ->
 def _written(mirror: Mirror, row: int, first: int, last: int) -> Iterator[tuple[str, str]]:
     tokens = int(mirror.requests.num_output_tokens[row])
     if tokens > 1 and last > first:
-        took = (last - first) / 1e9
+        took = elapsed_ns(first, last) / 1e9
         yield "Decode", f"{seconds(took)}, {plural(tokens, 'token')}, {seconds(took / (tokens - 1))} between tokens"
     elif tokens:
         yield "Decode", plural(tokens, "token")

@@ -18,6 +18,7 @@ from kvscope_app.session.history import HISTOGRAMS, History, HistoryWindow
 from kvscope_app.session.session import Session
 from kvscope_app.views.chart.curves import FloatArray, trailing_mean
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, Mark
+from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.event_words import cause_text
 from kvscope_telemetry.summaries.histograms import Range
@@ -115,26 +116,26 @@ PANELS: Final = (
     ),
     PanelSpec(
         "ttft",
-        "Time to first token",
+        FIRST_TOKEN.name,
         (CurveSpec("ttft_p50_s", "p50", 6), CurveSpec("ttft_p95_s", "p95", 3)),
         _axis_seconds,
         seconds,
         join_gap_s=_JOIN_LATENCIES_S,
+        tip=f"{FIRST_TOKEN.counts}.",
     ),
     PanelSpec(
         "queue",
-        "Time queued",
+        QUEUED.name,
         (CurveSpec("queue_p50_s", "p50", 6), CurveSpec("queue_p95_s", "p95", 3)),
         _axis_seconds,
         seconds,
         join_gap_s=_JOIN_LATENCIES_S,
         needs="queue_p50_s",
-        tip="From a request's arrival, or its preemption, until it ran: this part of the time to its first token nobody"
-        " worked on it.",
+        tip=f"{QUEUED.counts}: this part of the time to its first token nobody worked on it.",
     ),
     PanelSpec(
         "itl",
-        "Time between tokens",
+        INTER_TOKEN.name,
         (CurveSpec("itl_p50_s", "p50", 6), CurveSpec("itl_p95_s", "p95", 3)),
         seconds,
         seconds,

@@ -13,6 +13,7 @@ from kvscope_engine.policy.prefixes.prefix_history import Miss
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.preemption import GivenUp
 from kvscope_engine.policy.scheduling.reuse import Reusable
+from kvscope_telemetry.latencies import elapsed_ns
 from kvscope_telemetry.messages.event_words import cause_text
 from kvscope_telemetry.messages.telemetry import Event, EventData
 
@@ -32,7 +33,7 @@ def admitted(request: Request, now_ns: int, found: Reusable, num_reused: int, bl
     returns = request.num_preemptions > 0
     data = EventData(
         kind="started",
-        waited_ns=now_ns - (request.preempted_ns if returns else request.arrival_ns),
+        waited_ns=elapsed_ns(request.preempted_ns if returns else request.arrival_ns, now_ns),
         num_known_tokens=request.num_tokens,
         num_pool_blocks=len(found.hits),
         num_loaded_blocks=len(found.sources) - len(found.hits),
@@ -59,7 +60,7 @@ def forked(parent: Request, child: Request, now_ns: int) -> Event:
             other=parent.number,
             num_blocks=len(child.block_table),
             num_tokens=child.num_computed_tokens,
-            data=EventData(kind="forked"),
+            data=EventData(kind="forked", waited_ns=elapsed_ns(child.arrival_ns, now_ns)),
         )
     )
 

@@ -83,9 +83,6 @@ def requests_table(recording: Exported, lives: Sequence[Life], span: Span) -> Ta
     def texts(name: str, of: Callable[[Life], str], description: str) -> Column:
         return Column(name, "text", [of(life) for life in there], "", description)
 
-    def from_arrival(life: Life, time_ns: int | None) -> int | None:
-        return None if time_ns is None else max(0, time_ns - life.arrival_ns)
-
     columns = (
         ints("number", lambda life: life.info.number, "", "counts from 1 within an engine start"),
         texts("request_id", lambda life: life.info.request_id, "what the client called it"),
@@ -107,10 +104,10 @@ def requests_table(recording: Exported, lives: Sequence[Life], span: Span) -> Ta
         ints("num_preemptions", lambda life: life.num_preemptions, "preemptions", "how often it stood aside"),
         ints("num_draft_tokens", lambda life: life.num_draft_tokens, "tokens", "guessed ahead and checked"),
         ints("num_accepted_tokens", lambda life: life.num_accepted_tokens, "tokens", "of these, right"),
-        ints("queue_ns", lambda life: life.queue_ns, "ns", "from arrival until it first ran"),
-        ints("first_token_ns", lambda life: from_arrival(life, life.first_token_ns), "ns", "from arrival"),
+        ints("queue_ns", lambda life: life.moments.queue_ns, "ns", "from arrival until it first ran"),
+        ints("first_token_ns", lambda life: life.moments.ttft_ns, "ns", "from arrival to its first token"),
         ints("preempted_ns", lambda life: life.aside_ns(span.until_ns), "ns", "stood aside, in all"),
-        ints("total_ns", lambda life: from_arrival(life, life.end_ns), "ns", "from arrival to its end"),
+        ints("total_ns", lambda life: life.moments.total_ns, "ns", "from arrival to its end"),
         texts("state", _state, "at the end of the range"),
         texts("end_reason", lambda life: life.end_reason, "in words, as far as the recording tells"),
     )

@@ -1,0 +1,98 @@
+"""What each latency of a request counts: from which moment of its life to which, by its engine's clock.
+
+Owns the definitions, the words for them and the one subtraction that they are all made by. A moment that nobody saw
+(of a request that ran already when somebody began to listen) makes a latency unknown, never a guess.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """One of those that are told of many requests together, as percentiles."""
+
+    key: str
+    """Of a `Summary`, of a `Histogram`, and in names of figures."""
+    name: str
+    counts: str
+    """From when to when, as a person reads it."""
+
+
+FIRST_TOKEN: Final = Latency("first_token", "Time to first token", "From a request's arrival to its first token")
+INTER_TOKEN: Final = Latency("inter_token", "Time between tokens", "Between two tokens of the same request")
+QUEUED: Final = Latency("queued", "Queue time", "From a request's arrival until it first ran")
+LATENCIES: Final = (FIRST_TOKEN, INTER_TOKEN, QUEUED)
+
+
+def elapsed_ns(from_ns: int, until_ns: int) -> int:
+    """Between two moments of a request; 0 where another machine's clock puts them in the other order."""
+    return max(0, until_ns - from_ns)
+
+
+def elapsed_s(from_ns: IntArray, until_ns: IntArray) -> FloatArray:
+    """The same of many requests, in seconds; NaN where one of the moments is not known, which is below 0."""
+    known = (from_ns >= 0) & (until_ns >= 0)
+    seconds: FloatArray = np.where(known, np.maximum(until_ns - from_ns, 0) / 1e9, np.nan)
+    return seconds
+
+
+@dataclass(slots=True)
+class Moments:
+    """Of one request, by its engine's clock. None: not yet, or nobody saw it."""
+
+    arrival_ns: int
+    started_ns: int | None = None
+    """When it first ran."""
+    first_token_ns: int | None = None
+    ended_ns: int | None = None
+
+    @property
+    def queue_ns(self) -> int | None:
+        """From its arrival until it first ran."""
+        return _between(self.arrival_ns, self.started_ns)
+
+    @property
+    def ttft_ns(self) -> int | None:
+        """From its arrival to its first token."""
+        return _between(self.arrival_ns, self.first_token_ns)
+
+    @property
+    def prefill_ns(self) -> int | None:
+        """From when it first ran to its first token."""
+        return _between(self.started_ns, self.first_token_ns)
+
+    @property
+    def decode_ns(self) -> int | None:
+        """From its first token to its end, which is its last token's where it ended by itself."""
+        return _between(self.first_token_ns, self.ended_ns)
+
+    @property
+    def inference_ns(self) -> int | None:
+        """From when it first ran to its end."""
+        return _between(self.started_ns, self.ended_ns)
+
+    @property
+    def total_ns(self) -> int | None:
+        """From its arrival to its end."""
+        return _between(self.arrival_ns, self.ended_ns)
+
+
+def tokens_per_s(num_output_tokens: IntArray, first_token_ns: IntArray, until_ns: IntArray) -> FloatArray:
+    """A request's speed: the tokens after its first, over the time from that one to its last; NaN before there are two.
+    Shape (n,) each."""
+    took_s = elapsed_s(first_token_ns, until_ns)
+    known = (took_s > 0) & (num_output_tokens > 1)  # NaN is not above 0
+    return np.where(known, (num_output_tokens - 1) / np.where(known, took_s, 1.0), np.nan)
+
+
+def _between(from_ns: int | None, until_ns: int | None) -> int | None:
+    return None if from_ns is None or until_ns is None else elapsed_ns(from_ns, until_ns)

@@ -1,0 +1,60 @@
+"""What each latency counts, of one request and of many."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvscope_telemetry.latencies import LATENCIES, Moments, elapsed_s, tokens_per_s
+from kvscope_telemetry.messages.telemetry import Event, EventData, Frame, Hello
+from kvscope_telemetry.state.follower import Follower
+from kvscope_telemetry.summaries.summarizer import Summarizer
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+
+MS = 1_000_000
+
+
+def test_a_request_s_latencies_are_between_its_moments() -> None:
+    life = Moments(arrival_ns=10, started_ns=30, first_token_ns=35, ended_ns=75)
+    assert (life.queue_ns, life.ttft_ns, life.prefill_ns) == (20, 25, 5)
+    assert (life.decode_ns, life.inference_ns, life.total_ns) == (40, 45, 65)
+
+
+def test_what_nobody_saw_makes_a_latency_unknown_and_not_a_guess() -> None:
+    life = Moments(arrival_ns=10, ended_ns=75)
+    assert (life.queue_ns, life.ttft_ns, life.prefill_ns, life.decode_ns, life.inference_ns) == (None,) * 5
+    assert life.total_ns == 65
+    assert Moments(arrival_ns=10, started_ns=4).queue_ns == 0  # clocks of two machines
+    first = np.array([2_000_000_000, -1, 2_000_000_000])
+    assert elapsed_s(np.array([0, 0, -1]), first).tolist()[0] == 2
+    assert np.isnan(elapsed_s(np.array([0, 0, -1]), first)[1:]).all()
+
+
+def test_speed_is_of_the_tokens_after_the_first() -> None:
+    second = 1_000_000_000
+    found = tokens_per_s(np.array([11, 11, 1, 11]), np.array([0, -1, 0, 0]), np.array([2, 2, 2, 0]) * second)
+    assert found[0] == pytest.approx(5)
+    assert np.isnan(found[1:]).all()
+
+
+def test_the_time_queued_ends_with_the_first_run() -> None:
+    """What a request waits for after a preemption is no time of its queue."""
+    engine = SyntheticEngine(num_blocks=8, num_running=0)
+    follower = Follower()
+    summarizer = Summarizer(follower)
+    begun = engine.snapshot()
+    assert isinstance(begun.hello, Hello)
+    waited = EventData(kind="started", waited_ns=50 * MS)
+    long = EventData(kind="started", waited_ns=9_000 * MS)
+    events = (
+        Event(kind="admitted", time_ns=1, number=1, data=waited),
+        Event(kind="resumed", time_ns=2, number=1, data=long),
+    )
+    at_ns = begun.time_ns
+    frame = Frame(epoch=begun.hello.epoch, seq=begun.seq + 1, step=1, time_ns=at_ns + 1, events=events)
+    for message in (begun, frame):
+        assert not summarizer.add(message, at_ns)
+        follower.feed(message)
+    (second,) = summarizer.close()
+    assert (second.queued.count, second.queued.p95_s) == (1, 0.05)
+    assert {latency.key for latency in LATENCIES} == {"first_token", "inter_token", "queued"}
