@@ -14,6 +14,7 @@ from kvscope_app.compare.figures_view import FiguresView
 from kvscope_app.compare.pair import Pair
 from kvscope_app.compare.side_view import SideView
 from kvscope_app.look.makers import label
+from kvscope_app.look.passing_strip import FloatingStrips
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.session.session import Session
 from kvscope_app.views.page_map.color_modes import ColorMode
@@ -74,9 +75,9 @@ class CompareBody(QMainWindow):
         column = QVBoxLayout(made)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        column.addWidget(self.banner)
         column.addWidget(maps, 1)
         column.addLayout(row)
+        FloatingStrips(made, maps).add(self.banner)
         return made
 
     def _below(self) -> QSplitter:

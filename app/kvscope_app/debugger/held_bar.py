@@ -1,4 +1,4 @@
-"""The bar above the map while somebody holds the engine: who, what was answered last, and the way on."""
+"""The bar over the map while somebody holds the engine: who, what was answered last, and the way on."""
 
 from __future__ import annotations
 

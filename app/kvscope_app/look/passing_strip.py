@@ -1,9 +1,9 @@
-"""A strip above the map that comes and goes, and takes the keyboard with it nowhere else than to the map."""
+"""Strips that come and go over the bottom of what they are about. Nothing below them moves."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtCore import QEvent, QObject, QPoint, Qt
+from PySide6.QtWidgets import QApplication, QSizePolicy, QVBoxLayout, QWidget
 
 
 class PassingStrip(QWidget):
@@ -17,3 +17,45 @@ class PassingStrip(QWidget):
         if not visible and self.heir is not None and focus is not None and self.isAncestorOf(focus):
             self.heir.setFocus(Qt.FocusReason.OtherFocusReason)
         super().setVisible(visible)
+
+
+class FloatingStrips(QWidget):
+    """A pile of strips, the first on top, in `area`, floating over the bottom of `over`, which is in `area` as well.
+
+    While `over` is not seen they float over the bottom of `area`.
+    """
+
+    def __init__(self, area: QWidget, over: QWidget) -> None:
+        super().__init__(area)
+        self._area, self._over = area, over
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 0, 0, 6)
+        self._column.setSpacing(0)
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
+        for watched in (area, over):
+            watched.installEventFilter(self)
+
+    def add(self, strip: PassingStrip) -> None:
+        """Below those that are there."""
+        self._column.addWidget(strip)
+
+    def event(self, event: QEvent) -> bool:
+        done = super().event(event)
+        if event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Show):
+            self._place()
+        return done
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() in (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Show, QEvent.Type.Hide):
+            self._place()
+        return False
+
+    def _place(self) -> None:
+        over = self._over
+        bottom = over.mapTo(self._area, QPoint(0, over.height())).y() if over.isVisible() else self._area.height()
+        width = self._area.width()
+        self.resize(width, self.height())  # strips fold and wrap by their width
+        self._column.activate()
+        height = self._column.heightForWidth(width) if self._column.hasHeightForWidth() else self.sizeHint().height()
+        self.setGeometry(0, max(bottom - height, 0), width, height)
+        self.raise_()

@@ -1,4 +1,4 @@
-"""The strip under the toolbar that tells what went wrong and offers what can be done about it. Never modal."""
+"""The strip over the map that tells what went wrong and offers what can be done about it. Never modal."""
 
 from __future__ import annotations
 

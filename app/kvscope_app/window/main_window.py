@@ -85,7 +85,7 @@ class MainWindow(WindowBody):
         self.notices = EngineNotices(self, keeper)
         self.alarms = AlarmWatch(session, settings, self)
         self.alarm_strip = AlarmStrip(self.alarms, session.go_to, partial(self.focus_view, "bookmarks"))
-        self._body.insertWidget(1, self.alarm_strip)
+        self.strips.add(self.alarm_strip)
         self.actions_by_name = Actions(self, themes.settings)
         add_actions(self, self.actions_by_name)
         self.layout_watch = LayoutWatch(self)
@@ -168,10 +168,10 @@ class MainWindow(WindowBody):
         return bar
 
     def _build_held(self) -> HeldBar:
-        """Under the banner."""
+        """Below the other strips: it stays longest."""
         labels = (("Step", "step"), (f"Step {NUM_STEPS}", "step_more"), ("Go on", "resume"))
         bar = HeldBar(self.debugger, tuple((label, self.actions_by_name[name]) for label, name in labels))
-        self._body.insertWidget(1, bar)
+        self.strips.add(bar)
         return bar
 
     def _restore_layout(self) -> None:

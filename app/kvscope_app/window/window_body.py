@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QMainWindow, QStackedWidget, QVBoxLayout, QWidget
 from kvscope_app.debugger.debugger import Debugger
 from kvscope_app.look.makers import empty_state
 from kvscope_app.look.model_name import model_name
+from kvscope_app.look.passing_strip import FloatingStrips
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
@@ -51,7 +52,7 @@ class Notices(Protocol):
 
 
 class WindowBody(QMainWindow):
-    """The page map or the welcome in the middle, under the banner, and a dock for each other view."""
+    """The page map or the welcome in the middle, strips that float over it, and a dock for each other view."""
 
     closing = Signal(object)
     """The window itself, for the last time."""
@@ -140,9 +141,10 @@ class WindowBody(QMainWindow):
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        column.addWidget(self.banner)
         column.addWidget(self._stack, 1)
         self._body = column
+        self.strips = FloatingStrips(self._stack, self.page_map.canvas)
+        self.strips.add(self.banner)
         self.setCentralWidget(body)
 
     def _build_docks(self) -> None:
