@@ -39,6 +39,7 @@ from kvscope_engine.policy.blocks.measured_attention import tell_attention, tell
 from kvscope_engine.policy.plan import StepPlan, StepResult, keep_said
 from kvscope_engine.policy.request import Request
 from kvscope_engine.step_loop import OverlapCounts, Ran, StepLoop
+from kvscope_engine.stops import EngineStops
 from kvscope_engine.submission import child_requests
 from kvscope_telemetry.errors import BadInput, EngineDead, KvscopeError
 from kvscope_telemetry.messages.commands import (
@@ -102,6 +103,7 @@ class Engine:
             overlaps=self._parts.overlaps,
         )
         self.interventions = Interventions(self._parts.pool, self._parts.scheduler, self._record_idle, self._settle)
+        self.stops = EngineStops(self._parts.scheduler, self._record_idle)
         self._streams: dict[int, OutputStream] = {}
         self._spoken: dict[int, OutputStream] = {}
         """Those of them with something to hand out: thousands may wait in the queue and say nothing."""
@@ -316,7 +318,8 @@ class Engine:
             continued = request.prompt_token_ids if submit.raw and submit.messages is None else ()
             detokenizer = loaded.tokenizer.detokenizer(submit.sampling.stop, continued)
         token_text = loaded.tokenizer.token_text if loaded.tokenizer is not None else None
-        return OutputStream(request, submit.request_id, detokenizer, loaded.eos_token_ids, token_text)
+        running_time = self._parts.scheduler.running_time
+        return OutputStream(request, submit.request_id, detokenizer, loaded.eos_token_ids, token_text, running_time)
 
     def _settle(self) -> None:
         """What was begun ahead is over and written down; its words are handed out with the next."""
@@ -327,6 +330,7 @@ class Engine:
     def _write_down(self, ran: Ran) -> None:
         """Commit and record a step that was run."""
         self.step_count += 1
+        self.stops.notice()  # before its latencies are measured
         if self._parts.threads is not None:
             self._parts.threads.look()
         if ran.result.block_shares is not None:
@@ -397,6 +401,7 @@ class Engine:
         return self._take_outputs()
 
     def _record_idle(self) -> None:
+        self.stops.notice()
         self._frame_builder.record_idle(self.step_count, time.monotonic_ns())
         self._tell_cache_events()
 

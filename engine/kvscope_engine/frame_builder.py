@@ -19,7 +19,6 @@ from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.changes import Changes
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.request_rows import pack_batch, pack_requests, pack_u8, request_info
-from kvscope_telemetry.latencies import elapsed_ns
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import Batch, Counters, Frame, Hello, Snapshot, Timings, Work
 
@@ -96,6 +95,7 @@ class FrameBuilder:
             requests=pack_requests(requests, dict.fromkeys(self._scheduler.requests, 0)),
             counters=self._counters(),
             tag=tag,
+            stops=self._scheduler.running_time.since(min((r.arrival_ns for r in requests), default=now_ns)),
         )
 
     def _emit(
@@ -135,12 +135,12 @@ class FrameBuilder:
     def _token_times(
         self, plan: StepPlan | None, result: StepResult | None, now_ns: int
     ) -> tuple[list[int], list[int]]:
-        """Times to first tokens, and times between tokens, of the requests that got one in this step."""
+        """Running times to first tokens, and between tokens, of the requests that got one in this step."""
         first: list[int] = []
         inter: list[int] = []
         if plan is None or result is None:
             return first, inter
-        latest = self._last_token_ns
+        latest, running_ns = self._last_token_ns, self._scheduler.running_time.running_ns
         for item, tokens in zip(plan.scheduled, result.token_ids, strict=True):
             if not tokens:
                 continue
@@ -148,10 +148,10 @@ class FrameBuilder:
             before = latest.get(request.number)
             latest[request.number] = now_ns
             if before is None:
-                first.append(elapsed_ns(request.arrival_ns, now_ns))
+                first.append(running_ns(request.arrival_ns, now_ns))
                 inter += [0] * (len(tokens) - 1)
             else:
-                inter += [elapsed_ns(before, now_ns) // len(tokens)] * len(tokens)
+                inter += [running_ns(before, now_ns) // len(tokens)] * len(tokens)
         self._generation_tokens += len(first) + len(inter)
         return first, inter
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.latencies import elapsed_ns
 from kvscope_telemetry.messages.commands import Finished, FinishReason, RequestTiming, TokenLogprobs, Tokens, Usage
+from kvscope_telemetry.running_time import RunningTime
 
 if TYPE_CHECKING:
     from kvscope_engine.model.text.detokenizer import Detokenizer
@@ -30,6 +30,8 @@ class OutputStream:
     eos_token_ids: frozenset[int]
     token_text: Callable[[int], str] | None = None
     """Of a token on its own, for who asks for log-probabilities."""
+    running_time: RunningTime = field(default_factory=RunningTime)
+    """Of the engine, in which its times are told."""
     pending: list[Tokens | Finished] = field(default_factory=list)
 
     def add(self, token_id: int, logprobs: TokenLogprobs | None, now_ns: int) -> FinishReason | None:
@@ -63,7 +65,7 @@ class OutputStream:
                 index=self.request.index,
                 finish_reason=reason,
                 usage=usage(self.request),
-                timing=timing(self.request, now_ns),
+                timing=timing(self.request, now_ns, self.running_time),
                 error=error,
             )
         )
@@ -118,14 +120,15 @@ def usage(request: Request) -> Usage:
     )
 
 
-def timing(request: Request, now_ns: int) -> RequestTiming:
+def timing(request: Request, now_ns: int, running_time: RunningTime) -> RequestTiming:
     """Times of the request, in seconds since its arrival."""
+
+    def since_arrival(end_ns: int | None) -> float | None:
+        return None if end_ns is None else running_time.running_ns(request.arrival_ns, end_ns) / NANOSECONDS
+
     return RequestTiming(
-        queue_s=_since(request.arrival_ns, request.admitted_ns),
-        ttft_s=_since(request.arrival_ns, request.first_token_ns),
-        total_s=elapsed_ns(request.arrival_ns, now_ns) / NANOSECONDS,
+        queue_s=since_arrival(request.admitted_ns),
+        ttft_s=since_arrival(request.first_token_ns),
+        total_s=max(0, now_ns - request.arrival_ns) / NANOSECONDS,
+        stopped_s=running_time.stopped_ns(request.arrival_ns, now_ns) / NANOSECONDS,
     )
-
-
-def _since(start_ns: int, end_ns: int | None) -> float | None:
-    return None if end_ns is None else elapsed_ns(start_ns, end_ns) / NANOSECONDS

@@ -1,16 +1,19 @@
 """What each latency of a request counts: from which moment of its life to which, by its engine's clock.
 
-Owns the definitions, the words for them and the one subtraction that they are all made by. A moment that nobody saw
-(of a request that ran already when somebody began to listen) makes a latency unknown, never a guess.
+Owns the definitions and the words for them. What they are all made by is `RunningTime`: the time between two moments
+without what the engine stood still. A moment that nobody saw (of a request that ran already when somebody began to
+listen) makes a latency unknown, never a guess.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+
+from kvscope_telemetry.running_time import RunningTime
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -33,15 +36,11 @@ QUEUED: Final = Latency("queued", "Queue time", "From a request's arrival until 
 LATENCIES: Final = (FIRST_TOKEN, INTER_TOKEN, QUEUED)
 
 
-def elapsed_ns(from_ns: int, until_ns: int) -> int:
-    """Between two moments of a request; 0 where another machine's clock puts them in the other order."""
-    return max(0, until_ns - from_ns)
-
-
-def elapsed_s(from_ns: IntArray, until_ns: IntArray) -> FloatArray:
-    """The same of many requests, in seconds; NaN where one of the moments is not known, which is below 0."""
+def running_s(from_ns: IntArray, until_ns: IntArray, running: RunningTime) -> FloatArray:
+    """Running time between two moments of many requests, in seconds; NaN where one of the moments is not known, which
+    is below 0, and 0 where another machine's clock puts them in the other order."""
     known = (from_ns >= 0) & (until_ns >= 0)
-    seconds: FloatArray = np.where(known, np.maximum(until_ns - from_ns, 0) / 1e9, np.nan)
+    seconds: FloatArray = np.where(known, running.running_between(from_ns, until_ns) / 1e9, np.nan)
     return seconds
 
 
@@ -54,45 +53,48 @@ class Moments:
     """When it first ran."""
     first_token_ns: int | None = None
     ended_ns: int | None = None
+    running: RunningTime = field(default_factory=RunningTime, compare=False)
+    """Of the engine: what it stood still is no part of any of these."""
 
     @property
     def queue_ns(self) -> int | None:
         """From its arrival until it first ran."""
-        return _between(self.arrival_ns, self.started_ns)
+        return self._between(self.arrival_ns, self.started_ns)
 
     @property
     def ttft_ns(self) -> int | None:
         """From its arrival to its first token."""
-        return _between(self.arrival_ns, self.first_token_ns)
+        return self._between(self.arrival_ns, self.first_token_ns)
 
     @property
     def prefill_ns(self) -> int | None:
         """From when it first ran to its first token."""
-        return _between(self.started_ns, self.first_token_ns)
+        return self._between(self.started_ns, self.first_token_ns)
 
     @property
     def decode_ns(self) -> int | None:
         """From its first token to its end, which is its last token's where it ended by itself."""
-        return _between(self.first_token_ns, self.ended_ns)
+        return self._between(self.first_token_ns, self.ended_ns)
 
     @property
     def inference_ns(self) -> int | None:
         """From when it first ran to its end."""
-        return _between(self.started_ns, self.ended_ns)
+        return self._between(self.started_ns, self.ended_ns)
 
     @property
     def total_ns(self) -> int | None:
         """From its arrival to its end."""
-        return _between(self.arrival_ns, self.ended_ns)
+        return self._between(self.arrival_ns, self.ended_ns)
+
+    def _between(self, from_ns: int | None, until_ns: int | None) -> int | None:
+        return None if from_ns is None or until_ns is None else self.running.running_ns(from_ns, until_ns)
 
 
-def tokens_per_s(num_output_tokens: IntArray, first_token_ns: IntArray, until_ns: IntArray) -> FloatArray:
-    """A request's speed: the tokens after its first, over the time from that one to its last; NaN before there are two.
-    Shape (n,) each."""
-    took_s = elapsed_s(first_token_ns, until_ns)
+def tokens_per_s(
+    num_output_tokens: IntArray, first_token_ns: IntArray, until_ns: IntArray, running: RunningTime
+) -> FloatArray:
+    """A request's speed: the tokens after its first, over the running time from that one to its last; NaN before there
+    are two. Shape (n,) each."""
+    took_s = running_s(first_token_ns, until_ns, running)
     known = (took_s > 0) & (num_output_tokens > 1)  # NaN is not above 0
     return np.where(known, (num_output_tokens - 1) / np.where(known, took_s, 1.0), np.nan)
-
-
-def _between(from_ns: int | None, until_ns: int | None) -> int | None:
-    return None if from_ns is None or until_ns is None else elapsed_ns(from_ns, until_ns)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvscope_engine import Engine, EngineConfig
@@ -48,6 +50,7 @@ class Person:
         self.source = LiveSource(endpoint)
         self.mirror = Mirror()
         self.causes: list[str] = []
+        self.latencies_s: list[float] = []
         self.replies: list[Reply] = []
         self._tag = 0
         self.wait(lambda: self.mirror.hello is not None)
@@ -58,6 +61,7 @@ class Person:
         if update is not None:
             self.mirror.apply(update)
             self.causes += [event.cause for event in update.events]
+            self.latencies_s += (np.concatenate((update.first_token_ns, update.inter_token_ns)) / 1e9).tolist()
 
     def wait(self, condition: Callable[[], bool]) -> None:
         def holds() -> bool:
@@ -255,3 +259,34 @@ def test_torchs_segments_are_not_to_be_had_on_a_cpu(served: Callable[..., tuple[
     person, engine = served()
     assert "on a GPU alone" in person.why_not(GetAllocatorMap)
     assert engine.hello.capabilities.allocator_map
+
+
+def test_a_pause_is_told_at_once_and_no_latency_counts_it(served: Callable[..., tuple[Person, Engine]]) -> None:
+    person, engine = served()
+    person.what(Control, action="pause")
+    person.wait(lambda: person.mirror.stops.open is not None)
+    assert any("paused by" in cause for cause in person.causes)
+    person.submit("a", list(range(1, 20)), 6)
+    time.sleep(1.0)
+    assert person.what(Control, action="step", num_steps=2) == "steps 1 to 2 ran"
+    late = Person(person.source.name)  # who joins in the middle of it knows it as well
+    assert late.mirror.stops.open is not None
+    late.source.close()
+    time.sleep(1.0)
+    person.what(Control, action="resume")
+    person.wait_finished("a")
+    person.wait(lambda: person.mirror.stops.open is None and len(person.mirror.stops) == 3)
+    assert sum("asked for by" in cause for cause in person.causes) == 2
+    (resumed,) = [cause for cause in person.causes if cause.startswith("it was paused")]
+    assert "resumed by" in resumed
+    assert sum(stop.end_ns - stop.begin_ns for stop in person.mirror.stops) > 1.9e9
+    (waited,) = [cause for cause in person.causes if cause.startswith("waited")]
+    assert "paused)" in waited
+    (finished,) = [reply for reply in person.replies if isinstance(reply, Finished)]
+    timing = finished.timing
+    assert timing.queue_s is not None
+    assert timing.ttft_s is not None
+    assert timing.queue_s <= timing.ttft_s < 1.0 < 1.9 < timing.stopped_s < timing.total_s
+    assert max(person.latencies_s) < 1.0
+    assert len(person.latencies_s) == 6
+    assert engine.snapshot().stops == ()  # nobody is there any more who was there then

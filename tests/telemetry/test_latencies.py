@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvscope_telemetry.latencies import LATENCIES, Moments, elapsed_s, tokens_per_s
-from kvscope_telemetry.messages.telemetry import Event, EventData, Frame, Hello
+from kvscope_telemetry.latencies import LATENCIES, Moments, running_s, tokens_per_s
+from kvscope_telemetry.messages.telemetry import Event, EventData, Frame, Hello, Stop
+from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.summaries.summarizer import Summarizer
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
@@ -20,19 +21,30 @@ def test_a_request_s_latencies_are_between_its_moments() -> None:
     assert (life.decode_ns, life.inference_ns, life.total_ns) == (40, 45, 65)
 
 
+def test_no_latency_counts_what_the_engine_stood_still() -> None:
+    running = RunningTime([Stop(begin_ns=20, end_ns=25), Stop(begin_ns=32, end_ns=40), Stop(begin_ns=70)])
+    life = Moments(arrival_ns=10, started_ns=30, first_token_ns=45, ended_ns=75, running=running)
+    assert (life.queue_ns, life.ttft_ns, life.prefill_ns) == (15, 22, 7)
+    assert (life.decode_ns, life.inference_ns, life.total_ns) == (25, 32, 47)
+    pair = np.array([10, 45]) * 1_000_000_000, np.array([75, -1]) * 1_000_000_000
+    assert running_s(*pair, RunningTime([Stop(begin_ns=20 * 10**9, end_ns=25 * 10**9)])).tolist()[0] == 60
+
+
 def test_what_nobody_saw_makes_a_latency_unknown_and_not_a_guess() -> None:
     life = Moments(arrival_ns=10, ended_ns=75)
     assert (life.queue_ns, life.ttft_ns, life.prefill_ns, life.decode_ns, life.inference_ns) == (None,) * 5
     assert life.total_ns == 65
     assert Moments(arrival_ns=10, started_ns=4).queue_ns == 0  # clocks of two machines
     first = np.array([2_000_000_000, -1, 2_000_000_000])
-    assert elapsed_s(np.array([0, 0, -1]), first).tolist()[0] == 2
-    assert np.isnan(elapsed_s(np.array([0, 0, -1]), first)[1:]).all()
+    assert running_s(np.array([0, 0, -1]), first, RunningTime()).tolist()[0] == 2
+    assert np.isnan(running_s(np.array([0, 0, -1]), first, RunningTime())[1:]).all()
 
 
 def test_speed_is_of_the_tokens_after_the_first() -> None:
     second = 1_000_000_000
-    found = tokens_per_s(np.array([11, 11, 1, 11]), np.array([0, -1, 0, 0]), np.array([2, 2, 2, 0]) * second)
+    found = tokens_per_s(
+        np.array([11, 11, 1, 11]), np.array([0, -1, 0, 0]), np.array([2, 2, 2, 0]) * second, RunningTime()
+    )
     assert found[0] == pytest.approx(5)
     assert np.isnan(found[1:]).all()
 

@@ -11,7 +11,7 @@ from kvscope_app.look.number_text import count
 from kvscope_app.playback.playback import BACK_S, STEP_S, change_speed, to_start, toggle
 from kvscope_app.playback.timeline_control import Timeline
 from kvscope_app.window.actions import ActionSpec
-from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.event_words import cause_text, kind_text
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 TIME: Final = "Time"
@@ -100,4 +100,4 @@ def _words(timed: TimedEvent) -> str:
     """`preempted #12 at 14:03:27.125: no block was free for request 14`."""
     event, cause = timed.event, cause_text(timed.event)
     who = f" #{count(event.number)}" if event.number else ""
-    return f"{event.kind}{who} at {clock_text(timed.time_ns)}" + (f": {cause}" if cause else "")
+    return f"{kind_text(event.kind)}{who} at {clock_text(timed.time_ns)}" + (f": {cause}" if cause else "")

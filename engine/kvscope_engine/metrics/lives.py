@@ -13,6 +13,7 @@ import numpy as np
 from kvscope_engine.metrics.histogram import FIRST_TOKEN_S, REQUEST_S, STEP_TOKENS, TOKEN_S, Histogram, lengths
 from kvscope_telemetry.latencies import Moments
 from kvscope_telemetry.messages.telemetry import Event, Frame, RequestInfo, Snapshot
+from kvscope_telemetry.running_time import RunningTime
 
 
 class Histograms:
@@ -48,11 +49,13 @@ class Lives:
     _there: dict[int, _Life] = field(default_factory=dict)
     _without_token: set[int] = field(default_factory=set)
     """Whose first token will be seen."""
+    _running: RunningTime = field(default_factory=RunningTime)
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """Who is there; through a hole first tokens may have come unseen."""
         known = self._there
-        self._there = {info.number: known.get(info.number) or _life(info) for info in snapshot.requests_info}
+        self._there = {info.number: known.get(info.number) or self._life(info) for info in snapshot.requests_info}
+        self._running.catch_up(snapshot.stops, snapshot.time_ns)
         numbers, outputs = _columns(snapshot)
         without = {number for number, output in zip(numbers, outputs, strict=False) if not output}
         self._without_token = without & self._there.keys()
@@ -60,9 +63,10 @@ class Lives:
     def frame(self, frame: Frame) -> None:
         """Who came, began, got a first token and ended in a step."""
         for info in frame.new_requests:
-            self._there[info.number] = _life(info)
+            self._there[info.number] = self._life(info)
             self._without_token.add(info.number)
         for event in frame.events:
+            self._running.note(event)
             if event.kind == "admitted" and event.number in self._there:
                 self._there[event.number].moments.started_ns = event.time_ns
         if frame.first_token_ns:
@@ -72,6 +76,9 @@ class Lives:
                 self._finish(event)
             elif event.kind == "aborted":
                 self._forget(event.number)
+
+    def _life(self, info: RequestInfo) -> _Life:
+        return _Life(info, Moments(info.arrival_ns, running=self._running))
 
     def _first_tokens(self, frame: Frame) -> None:
         numbers, outputs = _columns(frame)
@@ -107,10 +114,6 @@ class Lives:
                 histogram.add(took_ns / 1e9)
         if decode_ns is not None and event.num_tokens > 1:
             into.request_time_per_output_token_seconds.add(decode_ns / 1e9 / (event.num_tokens - 1))
-
-
-def _life(info: RequestInfo) -> _Life:
-    return _Life(info, Moments(info.arrival_ns))
 
 
 def _columns(message: Frame | Snapshot) -> tuple[list[int], list[int]]:

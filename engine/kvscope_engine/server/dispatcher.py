@@ -95,7 +95,9 @@ class Dispatcher:
     def step(self) -> None:
         """One step of the engine; what it says goes to who asked."""
         self.touched = False
-        self.route(self._engine.step(ahead=not self._desk.paused))
+        is_single = self._desk.paused and self._intervening.steps.any
+        with self._engine.stops.single_step(self._intervening.asked_by) if is_single else contextlib.nullcontext():
+            self.route(self._engine.step(ahead=not self._desk.paused))
         self._intervening.stepped()
         self._snapshots.tick()
 
@@ -123,6 +125,7 @@ class Dispatcher:
         """A client is gone or does not read: work for it ends, at once or when it does not come back."""
         self._snapshots.forget(client)
         self._desk.pauses.release(client)
+        self._tell_resumed("its connection ended")
         self._intervening.lose(client)
         may_return = self._sessions.leave(client)
         for refusal in self._desk.refuse_lost(client, may_return=may_return):
@@ -135,8 +138,10 @@ class Dispatcher:
 
     def tick(self) -> None:
         """Time went by: look after those who hold the engine, and those who are away."""
+        self._engine.stops.tell_suspensions()
         pauses = self._desk.pauses
         pauses.expire()
+        self._tell_resumed("nothing more was heard of who paused it")
         self._intervening.look_at_holders()
         for client in {*pauses.holders, *self._intervening.holders}:
             self._reply(client, self._desk.status(0))  # a connection that is gone is noticed when something is said
@@ -273,12 +278,19 @@ class Dispatcher:
         elif command.action == "pause":
             self._desk.pauses.hold(client, self._name_of(client), command.lease_s)
             self.route(self._engine.settle())
+            self._engine.stops.pause(self._name_of(client))
         else:
             self._desk.pauses.release_all()
+            self._tell_resumed(f"resumed by {self._name_of(client)}")
             self._intervening.look_at_holders()
         self._snapshots.tick()  # while nothing steps nobody waits for it
         self._desk.wants_ticks = self._wants_ticks
         return Done(tag=command.tag)
+
+    def _tell_resumed(self, why: str) -> None:
+        """Nobody may be left who holds the engine."""
+        if not self._desk.paused:
+            self._engine.stops.resume(why)
 
     def _say(self, client: bytes, reply: Reply) -> None:
         """To the client, or kept for it while it is away."""

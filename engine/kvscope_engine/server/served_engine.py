@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
 from kvscope_telemetry.messages.commands import Accepted, AllocatorMap, BlockContent, Finished, Submit, Tokens
@@ -39,6 +40,25 @@ class ServedInterventions(Protocol):
         """For the steps from now on, 0 leaves one as it is; what was done, in one line."""
 
 
+class ServedStops(Protocol):
+    """When the engine stands still, told to everybody who watches."""
+
+    def pause(self, by: str) -> None:
+        """No step is run from now on, since `by` asked for it."""
+
+    def resume(self, why: str) -> None:
+        """Steps are run again, for the reason `why`."""
+
+    def single_step(self, by: str) -> AbstractContextManager[None]:
+        """A step that `by` asked for is run inside, though the engine is paused."""
+
+    def beat(self) -> bool:
+        """The process is alive, every half second, on any thread; whether there is a suspension to tell of."""
+
+    def tell_suspensions(self) -> None:
+        """Tell of suspensions of the process that are over."""
+
+
 class ServedEngine(Protocol):
     """An engine that is loaded.
 
@@ -52,6 +72,10 @@ class ServedEngine(Protocol):
     @property
     def interventions(self) -> ServedInterventions:
         """What a person may do to it."""
+
+    @property
+    def stops(self) -> ServedStops:
+        """When it stands still."""
 
     @property
     def has_unfinished(self) -> bool:

@@ -214,7 +214,7 @@ class EngineService:
         engine = self._engine
         if engine is None:
             return None
-        if self._desk.wants_ticks:
+        if engine.stops.beat() or self._desk.wants_ticks:
             self._desk.wants_ticks = False  # until the engine's thread has had this one
             self._desk.tick()
         told = self._desk.told

@@ -99,6 +99,8 @@ class _Watch:
     def feed(self, second: Second) -> Alarm | None:
         value, end_ns = self._measure(second), second.time_ns + SECOND_NS
         if math.isnan(value):
+            if second.stopped_s:
+                self.lose_track()
             return None
         self._note(value, second.time_ns)
         if self.alarm is not None:

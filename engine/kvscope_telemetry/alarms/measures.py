@@ -26,15 +26,20 @@ _TIMES_USUAL: Final = 4.0
 def measure_of(rule: Rule) -> Measure:
     """What the threshold of `rule` is held against."""
     makers: dict[str, Callable[[], Measure]] = {
-        KV_USAGE: lambda: _kv_usage,
-        PREEMPTIONS: lambda: Sum(rule.seconds, lambda second: second.preemptions, is_rate=True),
-        WAITING: lambda: _longest_wait,
+        KV_USAGE: lambda: _while_it_runs(_kv_usage),
+        PREEMPTIONS: lambda: _while_it_runs(Sum(rule.seconds, lambda second: second.preemptions, is_rate=True)),
+        WAITING: lambda: _while_it_runs(_longest_wait),
         RUN_OUT: RunOut,
         HOT: lambda: lambda second: second.temperature_celsius,
         FRAMES_LOST: lambda: Sum(rule.seconds, lambda second: second.num_lost_frames, is_rate=False),
-        STUCK: Stalled,
+        STUCK: lambda: _while_it_runs(Stalled()),
     }
     return makers[rule.kind]()
+
+
+def _while_it_runs(measure: Measure) -> Measure:
+    """Not known of a second in which the engine stood still: what it shows then is nobody's trouble."""
+    return lambda second: math.nan if second.stopped_s else measure(second)
 
 
 class Sum:
@@ -54,15 +59,17 @@ class Sum:
 
 
 class RunOut:
-    """Seconds until free blocks are gone; infinite where they are not going, NaN once they are gone."""
+    """Seconds until free blocks are gone; infinite where they are not going, once they are gone, and while the engine
+    stands still."""
 
     def __init__(self) -> None:
         self._seconds: deque[Second] = deque(maxlen=WINDOW_S)
 
     def __call__(self, second: Second) -> float:
+        if second.stopped_s or second.room <= 0:
+            self._seconds.clear()
+            return math.inf
         self._seconds.append(second)
-        if second.room <= 0:
-            return math.nan
         first_ns = self._seconds[0].time_ns
         times = np.array([(each.time_ns - first_ns) / 1e9 for each in self._seconds])
         if math.isnan(second.room):

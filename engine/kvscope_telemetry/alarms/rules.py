@@ -86,8 +86,8 @@ KINDS: Final = {
         ),
         Kind(
             RUN_OUT,
-            "Free blocks run out",
-            "At the present rate free blocks are gone in under",
+            "Blocks run out",
+            "At the present rate no free or cached block is left in under",
             "s",
             30.0,
             (1.0, 600.0),

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvscope_telemetry.alarms.forecast import WINDOW_S, seconds_left
 from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
 class Second(NamedTuple):
@@ -28,6 +29,8 @@ class Second(NamedTuple):
     stalled_s: float = np.nan
     queued_p99_s: float = np.nan
     pool_blocks: float = np.nan
+    stopped_s: float = 0.0
+    """How much of it the engine stood still, paused or suspended."""
 
     @property
     def num_blocks(self) -> float:
@@ -42,13 +45,14 @@ class Second(NamedTuple):
         return self.cached_blocks + self.free_blocks
 
 
-_COLUMNS: Final = Second._fields[2:]
+_COLUMNS: Final = Second._fields[2:-1]
 
 
 def seconds_of(course: Course, first: int, last: int) -> Iterator[Second]:
     """Those at the places from `first` until before `last`."""
     columns = [course.column(name)[first:last].tolist() for name in _COLUMNS]
     times, epochs = course.time_ns[first:last].tolist(), course.epoch[first:last].tolist()
+    columns.append([course.stops.stopped_ns(time_ns, time_ns + SECOND_NS) / SECOND_NS for time_ns in times])
     for time_ns, epoch, *numbers in zip(times, epochs, *columns, strict=True):
         yield Second(time_ns, epoch, *numbers)
 
@@ -60,6 +64,8 @@ def forecast_at(course: Course, time_ns: int) -> float | None:
         return None
     first = max(0, last - WINDOW_S)
     first += int(np.count_nonzero(course.epoch[first:last] != course.epoch[last - 1]))
+    if course.stops.stopped_ns(int(course.time_ns[first]), time_ns):
+        return None  # what fell before need not fall afterwards
     active, cached, free = (course.column(f"{name}_blocks")[first:last] for name in ("active", "cached", "free"))
     pool = float(active[-1] + cached[-1] + free[-1])
     return seconds_left((course.time_ns[first:last] - course.time_ns[first]) / 1e9, cached + free, pool)

@@ -23,6 +23,7 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
     TelemetryMessage,
 )
+from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.turns import starts_decoding
 
@@ -54,10 +55,6 @@ class Phase:
     """Why it began, in words."""
     other: int = 0
     """The request for whom, 0 for none."""
-
-    def length_ns(self, until_ns: int) -> int:
-        """How long it was, as of `until_ns` when it goes on."""
-        return max(0, (until_ns if self.end_ns is None else self.end_ns) - self.start_ns)
 
 
 @dataclass(slots=True)
@@ -94,7 +91,24 @@ class Life:
 
     def aside_ns(self, until_ns: int) -> int:
         """How long it stood aside in all, as of `until_ns`."""
-        return sum(phase.length_ns(until_ns) for phase in self.phases if phase.kind in _ASIDE)
+        return sum(self.length_ns(phase, until_ns) for phase in self.phases if phase.kind in _ASIDE)
+
+    def length_ns(self, phase: Phase, until_ns: int) -> int:
+        """Running time of one of its phases, as of `until_ns` when that goes on."""
+        return self.moments.running.running_ns(*self._on_engine(phase, until_ns))
+
+    def stopped_ns(self, phase: Phase, until_ns: int) -> int:
+        """How long the engine stood still in it."""
+        return self.moments.running.stopped_ns(*self._on_engine(phase, until_ns))
+
+    def stopped_in_all_ns(self, until_ns: int) -> int:
+        """How long the engine stood still while this request was there."""
+        return self.stopped_ns(Phase(PhaseKind.QUEUED, self.arrival_ns, self.end_ns), until_ns)
+
+    def _on_engine(self, phase: Phase, until_ns: int) -> tuple[int, int]:
+        """Begin and end of a phase by the engine's clock."""
+        offset_ns = self.arrival_ns - self.moments.arrival_ns
+        return phase.start_ns - offset_ns, (until_ns if phase.end_ns is None else phase.end_ns) - offset_ns
 
     def begin(self, kind: PhaseKind, time_ns: int, cause: str = "", other: int = 0) -> None:
         """A phase begins, and the one before ends."""
@@ -129,6 +143,8 @@ class LifeReader:
         self._epoch: int | None = None
         self._offset_ns = 0
         self._open: dict[int, Life] = {}
+        self._running = RunningTime()
+        """Of the engine start that is read."""
 
     def add(self, message: TelemetryMessage, log_time_ns: int) -> None:
         """The next message, recorded at `log_time_ns`."""
@@ -139,6 +155,7 @@ class LifeReader:
             for info in message.new_requests:
                 self._announce(info).begin(PhaseKind.QUEUED, info.arrival_ns + self._offset_ns)
             for event in message.events:
+                self._running.note(event)
                 self._note_event(event, event.time_ns + self._offset_ns)
             if message.requests.number:
                 self._note_rows(message.requests, log_time_ns)
@@ -146,7 +163,8 @@ class LifeReader:
     def _restate(self, snapshot: Snapshot, log_time_ns: int) -> None:
         is_new = snapshot.hello.epoch != self._epoch
         if is_new:
-            self._open = {}
+            self._open, self._running = {}, RunningTime()
+        self._running.catch_up(snapshot.stops, snapshot.time_ns)
         self._epoch, self._offset_ns = snapshot.hello.epoch, log_time_ns - snapshot.time_ns
         there = {info.number for info in snapshot.requests_info}
         for number in [number for number in self._open if number not in there]:
@@ -172,7 +190,9 @@ class LifeReader:
 
     def _announce(self, info: RequestInfo) -> Life:
         assert self._epoch is not None, "a request without an epoch"
-        life = Life(self._epoch, info, info.arrival_ns + self._offset_ns, Moments(info.arrival_ns))
+        life = Life(
+            self._epoch, info, info.arrival_ns + self._offset_ns, Moments(info.arrival_ns, running=self._running)
+        )
         self.lives[self._epoch, info.number] = self._open[info.number] = life
         return life
 

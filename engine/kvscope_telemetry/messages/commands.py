@@ -198,8 +198,12 @@ class RequestTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Times of one completion in seconds of the engine's monotonic clock; None: never got that far."""
 
     queue_s: float | None = None
+    """Running time, without what the engine was paused or suspended (`RunningTime`); so is the next."""
     ttft_s: float | None = None
     total_s: float = 0.0
+    """All of the time, that one included."""
+    stopped_s: float = 0.0
+    """How much of `total_s` the engine stood still."""
 
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]

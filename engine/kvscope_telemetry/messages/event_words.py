@@ -41,7 +41,9 @@ def miss_text(data: EventData) -> str:
 
 def _started(event: Event, data: EventData) -> list[str]:
     waited = _time(data.waited_ns)
+    without = f" (without {_time(data.stopped_ns)} paused)" if data.stopped_ns else ""
     parts = [f"came back {waited} after its preemption" if event.kind == "resumed" else f"waited {waited}"]
+    parts[0] += without
     parts.append(_needed(event, data))
     if data.num_pool_blocks or data.num_loaded_blocks:
         there = f"{event.num_tokens} of {data.num_known_tokens} tokens were there already"
@@ -104,12 +106,39 @@ def _evicted(event: Event, data: EventData) -> list[str]:
     return ["no block was free", chosen, *sunk]
 
 
+def _paused(_: Event, data: EventData) -> list[str]:
+    return [f"paused by {data.by}" if data.by else "paused"]
+
+
+def _resumed(_: Event, data: EventData) -> list[str]:
+    by = f" by {data.by}" if data.by else ""
+    return [f"it was paused{by} for {_time(data.lasted_ns)}", *([data.why] if data.why else [])]
+
+
+def _single_step(_: Event, data: EventData) -> list[str]:
+    return [f"asked for by {data.by}" if data.by else "asked for", f"it took {_time(data.lasted_ns)}"]
+
+
+def _suspended(_: Event, data: EventData) -> list[str]:
+    what = "the machine slept" if data.slept_ns else "the process was stopped and ran again"
+    return [f"the process was suspended for {_time(data.lasted_ns)}", what]
+
+
+def kind_text(kind: str) -> str:
+    """What a kind of event is called in a table: `engine paused`."""
+    return kind.replace("_", " ")
+
+
 _WORDS: Final[dict[str, Callable[[Event, EventData], list[str]]]] = {
     "started": _started,
     "forked": _forked,
     "preempted": _preempted,
     "asked": _asked,
     "evicted": _evicted,
+    "engine_paused": _paused,
+    "engine_resumed": _resumed,
+    "single_step": _single_step,
+    "process_suspended": _suspended,
 }
 
 

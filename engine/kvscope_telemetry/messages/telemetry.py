@@ -242,7 +242,22 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     accepted_tokens: int = 0
 
 
-EventKind: TypeAlias = Literal["admitted", "preempted", "resumed", "finished", "aborted", "refused", "evicted", "note"]
+EventKind: TypeAlias = Literal[
+    "admitted",
+    "preempted",
+    "resumed",
+    "finished",
+    "aborted",
+    "refused",
+    "evicted",
+    "note",
+    "engine_paused",
+    "engine_resumed",
+    "single_step",
+    "process_suspended",
+]
+STOP_EVENTS: Final = ("engine_paused", "engine_resumed", "single_step", "process_suspended")
+"""Kinds that tell when the engine stood still (`RunningTime.note`)."""
 
 
 class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -252,10 +267,10 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """
 
     kind: str
-    """"started" (admitted or resumed), "forked", "preempted", "asked" (preempted by a person), "evicted" or "ended"
-    (finished)."""
+    """"started" (admitted or resumed), "forked", "preempted", "asked" (preempted by a person), "evicted", "ended"
+    (finished), or one of `STOP_EVENTS`."""
     waited_ns: int = 0
-    """started: since the request came, or was preempted."""
+    """started: running time (`RunningTime`) since the request came, or was preempted."""
     num_known_tokens: int = 0
     """started: of its prompt, and those it had generated; `Event.num_tokens` of them need not be computed."""
     num_pool_blocks: int = 0
@@ -284,11 +299,20 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     num_sunk: int = 0
     """evicted: how many of the blocks went to host memory."""
     by: str = ""
-    """asked: who did; its costs are as in preempted."""
+    """asked: who did; its costs are as in preempted. engine_paused, single_step: who asked. engine_resumed: who had
+    paused it."""
     finish_reason: str = ""
     """ended: a `FinishReason`, or a word of a later version."""
     num_set_aside: int = 0
     """started: blocks that it got at once, in one run, whatever it will use of them; 0 where they come as tokens do."""
+    stopped_ns: int = 0
+    """started: how long the engine stood still meanwhile, paused or suspended; no part of `waited_ns`."""
+    lasted_ns: int = 0
+    """engine_resumed: since it was paused; single_step: the step took; process_suspended: until it ran again."""
+    slept_ns: int = 0
+    """process_suspended: of that, how long the machine slept: the engine's clock stood still as well."""
+    why: str = ""
+    """engine_resumed: what ended the pause, in words."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -306,6 +330,22 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     num_blocks: int = 0
     num_tokens: int = 0
     data: EventData | None = None
+
+
+PAUSED: Final = "paused"
+SUSPENDED: Final = "suspended"
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A time in which the engine stood still. The clock is that of whoever tells it."""
+
+    begin_ns: int
+    end_ns: int = 0
+    """0: it goes on."""
+    kind: str = PAUSED
+    """`PAUSED`, by a person, or `SUSPENDED`: the process was stopped, or the machine slept."""
+    by: str = ""
+    """Who paused it, by name."""
 
 
 class Frame(_Message, frozen=True, kw_only=True):
@@ -346,6 +386,8 @@ class Snapshot(_Message, frozen=True, kw_only=True):
     counters: Counters = Counters()
     tag: int = 0
     """The number the asker gave."""
+    stops: tuple[Stop, ...] = ()
+    """When the engine stood still, as far as requests that are told of were there; the last one may go on."""
 
 
 class Heartbeat(_Message, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ from kvscope_telemetry.messages.telemetry import (
     RequestInfo,
     RequestRows,
     Snapshot,
+    Stop,
     TelemetryMessage,
 )
 
@@ -132,6 +133,15 @@ def check_snapshot(snapshot: Snapshot) -> None:
     _check_request_rows(snapshot.requests)
     for info in snapshot.requests_info:
         _check_request_info(info)
+    for stop in snapshot.stops:
+        check_stop(stop)
+
+
+def check_stop(stop: Stop) -> None:
+    """Raise ProtocolError unless it ends after it began, or goes on."""
+    is_over = stop.begin_ns < stop.end_ns <= MAX_I64
+    if stop.begin_ns < 0 or not (is_over or (stop.end_ns == 0 and stop.begin_ns <= MAX_I64)):
+        raise ProtocolError(f"Stop: from {stop.begin_ns} to {stop.end_ns} is no time of 0 to 2^63")
 
 
 def _check_changed_blocks(rows: BlockRows) -> None:

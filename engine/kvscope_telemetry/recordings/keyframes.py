@@ -111,6 +111,7 @@ def bare_snapshot_of(mirror: Mirror) -> Snapshot:
         requests_info=tuple(_info(requests, row) for row in rows.tolist()),
         requests=requests.pack(rows, np.zeros(len(rows), np.int64)),
         counters=mirror.counters,
+        stops=mirror.stops.since(int(min(requests.arrival_ns[rows], default=mirror.time_ns))),
     )
 
 

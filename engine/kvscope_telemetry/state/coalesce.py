@@ -82,6 +82,7 @@ def state_after(frames: Sequence[Frame]) -> Update:
         new_requests=tuple(chain.from_iterable([f.new_requests for f in frames])),
         requests=_request_rows(frames),
         series=_series(frames[-1:]),
+        events=tuple(chain.from_iterable([f.events for f in frames])),
         counters=frames[-1].counters,
     )
 

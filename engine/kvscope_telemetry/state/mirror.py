@@ -17,6 +17,7 @@ from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import COLUMNS, BlockState, Column, Ledger, Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import Counters, Heartbeat, Hello, RequestRows, Snapshot
+from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.coalesce import join_request_rows
 from kvscope_telemetry.state.request_mirror import MAX_FINISHED, RequestMirror
@@ -50,6 +51,8 @@ class Mirror:
         """`max_num_seqs` and `max_num_batched_tokens` as the newest heartbeat says; 0: nobody said."""
         self.used_share = -1.0
         """Of the pool's blocks, 0 to 1, as the newest reading says; -1: no reading said."""
+        self.stops = RunningTime()
+        """When the engine stood still, by its own clock."""
         self.version = 0
         """Grows with each change."""
         self._num_by_state = np.zeros(COUNTS_SHAPE, np.int64)
@@ -119,6 +122,8 @@ class Mirror:
             self.time_ns = time_ns
         if update.counters is not None:
             self.counters = update.counters
+        for event in update.events:
+            self.stops.note(event)
         if update.heartbeat is not None:
             self._hear(update.heartbeat)
         if update.readings:
@@ -141,6 +146,8 @@ class Mirror:
         if not same_epoch:
             self.pinned, self.pinned_by, self.limits = frozenset(), "", (0, 0)
             self.used_share = -1.0
+            self.stops = RunningTime()
+        self.stops.catch_up(snapshot.stops, snapshot.time_ns)
         self.hello, self.counters = snapshot.hello, snapshot.counters
         self.seq, self.step, self.time_ns = snapshot.seq, snapshot.step, snapshot.time_ns
         self.version += 1

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.latencies import LATENCIES
+from kvscope_telemetry.messages.validity import MAX_I64
+from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.packed_bins import NOTHING, BinPacker, Packed, num_bytes
 from kvscope_telemetry.summaries.summary import SECOND_NS, Latency, Summary, TimedEvent
@@ -24,10 +26,12 @@ MAX_BIN_BYTES: Final = 48 << 20
 """Compressed bins of many hours; of still longer courses those of every second, fourth, … second are kept."""
 _LATENCIES: Final = tuple(latency.key for latency in LATENCIES)
 _QUANTILES: Final = ("count", "p50_s", "p95_s", "p99_s", "p50_above_s", "p95_above_s", "p99_above_s")
-_NOT_NUMBERS: Final = ("time_ns", "epoch", "free_runs", "bins", "turns", *_LATENCIES)
+_NOT_NUMBERS: Final = ("time_ns", "epoch", "free_runs", "bins", "turns", "stops", *_LATENCIES)
 SCALARS: Final = tuple(name for name in Summary.__struct_fields__ if name not in _NOT_NUMBERS)
 COURSE_COLUMNS: Final = (*SCALARS, *(f"{latency}_{part}" for latency in _LATENCIES for part in _QUANTILES))
 """Columns of a course: numbers of `Summary`, and `first_token_p50_s` and the like."""
+_MAX_TOLD_STOPS: Final = 1_000
+"""Of a second: more are no work of a person."""
 _DTYPES: Final = {"owner": np.dtype("<i4")}
 
 
@@ -37,6 +41,8 @@ class Course:
     def __init__(self, max_bin_bytes: int = MAX_BIN_BYTES) -> None:
         self.events = EventIndex()
         self.turns = TurnLog()
+        self.stops = RunningTime()
+        """When the engine stood still, by the recording's clock."""
         self.version = 0
         """Grows with each change."""
         self._max_bin_bytes = max_bin_bytes
@@ -100,6 +106,9 @@ class Course:
         for summary in summaries:
             self._add(summary)
             self.turns.add(summary.turns, summary.epoch)
+            for stop in summary.stops[-_MAX_TOLD_STOPS:]:
+                if 0 <= stop.begin_ns < stop.end_ns <= MAX_I64:
+                    self.stops.add(stop)
             self.version += 1
         self.version += self.events.extend(events)
 
@@ -108,6 +117,7 @@ class Course:
         num_gone = int(np.searchsorted(self.time_ns, time_ns - SECOND_NS, "right"))
         self.events.forget_before(time_ns)
         self.turns.forget_before(time_ns)
+        self.stops.forget_before(time_ns)
         if not num_gone:
             return
         first = self._bins_at(num_gone) if num_gone < self._size else None

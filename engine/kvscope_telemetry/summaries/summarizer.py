@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from kvscope_telemetry.latencies import LATENCIES, elapsed_ns
+from kvscope_telemetry.latencies import LATENCIES
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE
 from kvscope_telemetry.messages.request_words import RequestState
@@ -24,8 +24,10 @@ from kvscope_telemetry.messages.telemetry import (
     Heartbeat,
     Reading,
     Snapshot,
+    Stop,
     TelemetryMessage,
 )
+from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
@@ -84,6 +86,7 @@ class Summarizer:
         self._stall = Stall()
         self._turns = TurnNotes()
         self._used_share = -1.0
+        self._newest_ns = self._stops_told_ns = 0
         self._begin()
 
     def add(self, message: TelemetryMessage, log_time_ns: int) -> list[Summary]:
@@ -91,6 +94,7 @@ class Summarizer:
         second = log_time_ns // SECOND_NS
         done = self.close() if second > self._second else []
         self._second = max(second, self._second)
+        self._newest_ns = max(log_time_ns, self._newest_ns)
         if isinstance(message, Frame):
             if message.epoch == self._epoch:
                 self._count(message, log_time_ns)
@@ -144,6 +148,7 @@ class Summarizer:
         if snapshot.hello.epoch != self._epoch:
             self._epoch, self._last_seq, self._totals = snapshot.hello.epoch, None, {}
             self._turns.restart()
+            self._stops_told_ns = 0
             self._used_share = -1.0
         self._offset_ns = log_time_ns - snapshot.time_ns
         self._turns.snapshot(snapshot, self._offset_ns)
@@ -232,6 +237,7 @@ class Summarizer:
             longest_wait_s=self._longest_wait_s(mirror),
             stalled_s=self._stalled_s,
             turns=self._turns.take(),
+            stops=self._stops(mirror),
             **self._added_up(),
         )
         summary = msgspec.structs.replace(summary, **self._sample)
@@ -257,13 +263,20 @@ class Summarizer:
             changes["bins"] = None
         return msgspec.structs.replace(summary, **changes)
 
+    def _stops(self, mirror: Mirror) -> tuple[Stop, ...]:
+        """News of when the engine stood still, up to the newest message."""
+        now_ns = self._newest_ns - self._offset_ns
+        news = RunningTime(mirror.stops.since(self._stops_told_ns)).within(0, now_ns)
+        self._stops_told_ns = now_ns
+        return tuple(RunningTime(news).shifted(self._offset_ns))
+
     def _longest_wait_s(self, mirror: Mirror) -> float:
         """At the end of the second, by the engine's clock."""
         arrivals = mirror.requests.arrival_ns[mirror.requests.state == RequestState.WAITING]
         if not arrivals.size:
             return 0.0
         end_ns = (self._second + 1) * SECOND_NS - self._offset_ns
-        return elapsed_ns(int(arrivals.min()), end_ns) / 1e9
+        return mirror.stops.running_ns(int(arrivals.min()), end_ns) / 1e9
 
     def _bins(self, mirror: Mirror, block_size: int) -> AddressBins | None:
         if mirror.version == self._seen_version:

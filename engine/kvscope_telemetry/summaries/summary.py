@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.messages.telemetry import Event
+from kvscope_telemetry.messages.telemetry import Event, Stop
 
 SECOND_NS: Final = 1_000_000_000
 MAX_BINS: Final = 1_024
@@ -131,6 +131,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """That its steps' forward passes had to do at least, and bytes that they had to move: over `forward_ns` both are
     what was achieved."""
     moved_bytes: int = 0
+    stops: tuple[Stop, ...] = ()
+    """When the engine stood still, by the recording's clock: stops that ended in the second, each as a whole, and what
+    there was so far of one that goes on. The first summary of an engine start has those of before as well."""
 
 
 class TimedEvent(msgspec.Struct, frozen=True, gc=False):

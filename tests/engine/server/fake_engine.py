@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,6 +105,31 @@ class FakeInterventions:
 
 
 @dataclass
+class FakeStops:
+    """Notes what it is told."""
+
+    told: list[str] = field(default_factory=list)
+
+    def pause(self, by: str) -> None:
+        self.told.append(f"paused by {by}")
+
+    def resume(self, why: str) -> None:
+        if self.told and not self.told[-1].startswith("resumed"):
+            self.told.append(f"resumed: {why}")
+
+    @contextmanager
+    def single_step(self, by: str) -> Iterator[None]:
+        yield
+        self.told.append(f"step for {by}")
+
+    def beat(self) -> bool:
+        return False
+
+    def tell_suspensions(self) -> None:
+        return None
+
+
+@dataclass
 class FakeEngine:
     """One token a step for each completion: the step's number."""
 
@@ -120,6 +146,7 @@ class FakeEngine:
     """Whether a step may be in flight."""
     running: list[Completion] = field(default_factory=list)
     interventions: FakeInterventions = field(default_factory=FakeInterventions)
+    stops: FakeStops = field(default_factory=FakeStops)
 
     def __post_init__(self) -> None:
         self.may_step.set()

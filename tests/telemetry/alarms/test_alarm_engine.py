@@ -146,12 +146,27 @@ def test_free_blocks_that_run_out() -> None:
     assert run(only("run_out"), [falling(s, 0.5) for s in range(110)]) == ([], [])
 
 
-def test_blocks_that_are_gone_are_no_calm() -> None:
+def test_running_out_is_over_once_blocks_are_gone() -> None:
     engine = only("run_out")
-    run(engine, [falling(s, 10) for s in range(110)])
+    run(engine, [falling(s, 10) for s in range(100)])
     assert len(engine.standing) == 1
-    run(engine, [falling(s, 0) for s in range(110, 140)])
+    run(engine, [falling(s, 10) for s in range(100, 115)])
     assert engine.standing == []
+
+
+@pytest.mark.parametrize("kind", ["run_out", "waiting", "stuck", "kv_usage", "preemptions"])
+def test_no_alarm_rings_for_an_engine_that_stands_still(kind: str) -> None:
+    troubles = [
+        falling(s, 10)._replace(longest_wait_s=s, stalled_s=s, preemptions=9, stopped_s=1.0) for s in range(60, 110)
+    ]
+    assert run(only(kind), troubles) == ([], [])
+    assert run(only(kind), [second._replace(stopped_s=0.0) for second in troubles])[0]
+
+
+def test_a_trouble_does_not_grow_older_while_the_engine_stands_still() -> None:
+    full = [Second(at(s), 1, active_blocks=99, free_blocks=1) for s in range(30)]
+    stands = [second._replace(stopped_s=1.0 if 2 <= s < 20 else 0.0) for s, second in enumerate(full)]
+    assert [alarm.rang_ns for alarm in run(only("kv_usage"), stands)[0]] == [at(25)]
 
 
 def test_a_hot_device_and_one_that_tells_nothing() -> None:

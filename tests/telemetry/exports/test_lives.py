@@ -20,7 +20,7 @@ def lives_of(recording: Recording, span: Span | None = None) -> list[Life]:
 def test_phases_follow_from_events(tell: Callable[..., Recording]) -> None:
     recording = tell()
     first, second = lives_of(recording)
-    told = [(phase.kind, phase.length_ns(0) // MS) for phase in first.phases]
+    told = [(phase.kind, first.length_ns(phase, 0) // MS) for phase in first.phases]
     assert told == [
         (PhaseKind.QUEUED, 100),
         (PhaseKind.PREFILL, 50),

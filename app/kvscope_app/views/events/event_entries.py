@@ -15,7 +15,7 @@ from kvscope_app.look.number_text import count, plural
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.views.table_head import TableHead
-from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.event_words import cause_text, kind_text
 from kvscope_telemetry.messages.telemetry import Event
 
 Index = QModelIndex | QPersistentModelIndex
@@ -31,6 +31,10 @@ KIND_COLORS: Final = {
     "aborted": "warn",
     "evicted": "muted",
     "note": "muted",
+    "engine_paused": "warn",
+    "engine_resumed": "good",
+    "single_step": "accent",
+    "process_suspended": "warn",
 }
 
 
@@ -88,7 +92,7 @@ class EventEntries(QAbstractTableModel):
         if column == 0:
             return clock_text(self.wall_ns(entry))
         if column == 1:
-            return entry.event.kind
+            return kind_text(entry.event.kind)
         if column == 2:
             return f"#{count(entry.event.number)}" if entry.event.number else ""
         return why_text(entry.event)

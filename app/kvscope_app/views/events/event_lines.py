@@ -13,6 +13,7 @@ from typing import Final
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.views.events.event_entries import why_text
+from kvscope_telemetry.messages.event_words import kind_text
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.summaries.summary import TimedEvent
 
@@ -72,4 +73,4 @@ def _row(time_ns: int, event: Event) -> tuple[str | int, ...]:
     at = datetime.fromtimestamp(time_ns // 1_000_000_000).astimezone()
     clock = at.strftime("%Y-%m-%dT%H:%M:%S") + f".{time_ns // 1000 % 1_000_000:06d}" + at.strftime("%z")
     numbers = (event.number or "", event.other or "", event.num_blocks, event.num_tokens)
-    return clock, time_ns, event.kind, *numbers, why_text(event)
+    return clock, time_ns, kind_text(event.kind), *numbers, why_text(event)

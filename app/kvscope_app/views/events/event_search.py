@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.views.events.event_entries import why_text
+from kvscope_telemetry.messages.event_words import kind_text
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.summary import TimedEvent
@@ -87,5 +88,5 @@ def matches(event: Event, words: Collection[str]) -> bool:
     if not numbers <= {event.number, event.other}:
         return False
     rest = [word for word in words if not _NUMBER.fullmatch(word)]
-    text = f"{event.kind} {why_text(event)}".lower() if rest else ""
+    text = f"{kind_text(event.kind)} {why_text(event)}".lower() if rest else ""
     return all(word in text for word in rest)

@@ -15,6 +15,7 @@ from kvscope_app.views.inspector.facts import Fact, Goal, Link, Page, page, requ
 from kvscope_app.views.inspector.request_page import wall_offset_ns
 from kvscope_app.views.roofline.step_facts import how_it_ran, work_facts
 from kvscope_app.views.roofline.words import bytes_text, flops_text
+from kvscope_telemetry.messages.event_words import kind_text
 from kvscope_telemetry.messages.telemetry import Frame, Timings
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -142,4 +143,5 @@ def _events(frame: Frame) -> Iterator[Fact]:
         why = why_text(event)
         link = request_link(event.number) if event.number else None
         who = f" #{count(event.number)}" if event.number else ""
-        yield Fact(f"{event.kind}{who}", why or event.kind, link)
+        what = kind_text(event.kind)
+        yield Fact(f"{what}{who}", why or what, link)

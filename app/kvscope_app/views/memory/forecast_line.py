@@ -1,4 +1,4 @@
-"""One line: when free blocks are gone at the present rate. There is no such line while they are not going."""
+"""One line: when free and cached blocks are gone at the present rate. There is none while they are not going."""
 
 from __future__ import annotations
 
@@ -49,8 +49,14 @@ class ForecastLine(QWidget):
         self.setVisible(left_s is not None)
         if left_s is not None:
             about = f"{left_s:.0f} s" if left_s < 60 else seconds(left_s)
-            self._text.setText(f"Free blocks gone in {about} at the present rate")
+            self._text.setText(f"{self._which()} gone in {about} at the present rate")
             self._sign.setVisible(left_s < _SOON_S)
+
+    def _which(self) -> str:
+        """What is still there to be gone: where no block is free, those in the cache are given up."""
+        course, place = self._session.course, self._session.course.place_at(self._session.cursor_ns)
+        there = [word for word in ("free", "cached") if course.column(f"{word}_blocks")[place] > 0]
+        return f"{' and '.join(there).capitalize()} blocks"
 
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""

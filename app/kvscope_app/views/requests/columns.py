@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.session.request_times import RequestTimes
-from kvscope_telemetry.latencies import elapsed_s, tokens_per_s
+from kvscope_telemetry.latencies import running_s, tokens_per_s
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -77,15 +77,19 @@ def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None))
     end = np.where(finished >= 0, finished, np.maximum(mirror.time_ns, arrival))
     goes_on = np.isin(requests.state[part], (RequestState.RUNNING, RequestState.FINISHED))
     newest = np.where(goes_on, end, -1)  # where nobody saw the last token: who runs has one in each step
+    started = times.started_ns(number)
+    still_waits = (started < 0) & (requests.state[part] == RequestState.WAITING)
     counted = ("num_prompt_tokens", "num_computed_tokens", "num_cached_tokens", "num_output_tokens")
     others = ("state", "max_tokens", "num_blocks", "num_preemptions", "num_draft_tokens", "num_accepted_tokens")
     return RequestColumns(
         request_ids=requests.request_ids[part],
         number=number,
-        tokens_per_s=tokens_per_s(requests.num_output_tokens[part], first, np.where(last >= 0, last, newest)),
-        ttft_s=elapsed_s(arrival, first),
-        queue_s=_queued(times.started_ns(number), requests.state[part], arrival, end),
-        time_s=elapsed_s(arrival, end),
+        tokens_per_s=tokens_per_s(
+            requests.num_output_tokens[part], first, np.where(last >= 0, last, newest), mirror.stops
+        ),
+        ttft_s=running_s(arrival, first, mirror.stops),
+        queue_s=running_s(arrival, np.where(still_waits, end, started), mirror.stops),
+        time_s=running_s(arrival, end, mirror.stops),
         ending=times.endings(number),
         **{name: getattr(requests, name)[part].astype(np.int64) for name in counted + others},
     )
@@ -106,11 +110,6 @@ def order_rows(
     values = getattr(columns, sort_by)[rows].astype(np.float64)
     values = np.where(np.isnan(values), np.inf, -values if descending else values)
     return rows[np.argsort(values, kind="stable")]
-
-
-def _queued(started_ns: IntArray, state: npt.NDArray[np.uint8], arrival_ns: IntArray, end_ns: IntArray) -> FloatArray:
-    """Seconds of waiting for the first step."""
-    return elapsed_s(arrival_ns, np.where((started_ns < 0) & (state == RequestState.WAITING), end_ns, started_ns))
 
 
 def _matches_text(columns: RequestColumns, text: str) -> npt.NDArray[np.bool_]:

@@ -13,7 +13,6 @@ import numpy as np
 from kvscope_app.look.number_text import count, plural, seconds
 from kvscope_app.session.request_times import RequestTimes
 from kvscope_app.views.requests.waiting_words import why_waits
-from kvscope_telemetry.latencies import elapsed_ns
 from kvscope_telemetry.messages.event_words import cause_text
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import Event
@@ -46,13 +45,15 @@ def phases(
         first = find_first(started)
         last = until if last < 0 else last
     if started >= 0:
-        yield "Queued", seconds(elapsed_ns(arrival, started) / 1e9)
+        yield "Queued", seconds(mirror.stops.running_ns(arrival, started) / 1e9)
     elif requests.state[row] == RequestState.WAITING:
-        yield "Queued", f"{seconds(elapsed_ns(arrival, until) / 1e9)} so far"
+        yield "Queued", f"{seconds(mirror.stops.running_ns(arrival, until) / 1e9)} so far"
     yield from _computed(mirror, row, started, first, until)
     if first >= 0:
         yield from _written(mirror, row, first, last)
     yield from _preempted(mirror, row, own)
+    if stopped_ns := mirror.stops.stopped_ns(arrival, until):
+        yield "Paused", f"{seconds(stopped_ns / 1e9)}, counted in none of these"
 
 
 def _started_ns(times: RequestTimes, own: list[Event], number: int) -> int:
@@ -68,9 +69,9 @@ def _computed(mirror: Mirror, row: int, started: int, first: int, until: int) ->
         return
     what = f"{count(prompt - cached)} of {plural(prompt, 'prompt token')}, {count(cached)} cached"
     if first >= 0:
-        yield "Prefill", f"{seconds(elapsed_ns(started, first) / 1e9)}, until its first token: {what}"
+        yield "Prefill", f"{seconds(mirror.stops.running_ns(started, first) / 1e9)}, until its first token: {what}"
     elif not requests.num_output_tokens[row] and requests.finished_ns[row] < 0:
-        yield "Prefill", f"{seconds(elapsed_ns(started, until) / 1e9)} so far: {what}"
+        yield "Prefill", f"{seconds(mirror.stops.running_ns(started, until) / 1e9)} so far: {what}"
     else:
         yield "Prefill", f"{what}; its first token was not seen"
 
@@ -78,7 +79,7 @@ def _computed(mirror: Mirror, row: int, started: int, first: int, until: int) ->
 def _written(mirror: Mirror, row: int, first: int, last: int) -> Iterator[tuple[str, str]]:
     tokens = int(mirror.requests.num_output_tokens[row])
     if tokens > 1 and last > first:
-        took = elapsed_ns(first, last) / 1e9
+        took = mirror.stops.running_ns(first, last) / 1e9
         yield "Decode", f"{seconds(took)}, {plural(tokens, 'token')}, {seconds(took / (tokens - 1))} between tokens"
     elif tokens:
         yield "Decode", plural(tokens, "token")

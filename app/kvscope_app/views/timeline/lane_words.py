@@ -16,6 +16,7 @@ from kvscope_app.views.timeline.lane_layout import MARKS, STEPS
 from kvscope_app.views.timeline.lane_picture import Shown, gaps, moments_of, usage_shares
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase
 from kvscope_app.views.timeline.steps import Steps
+from kvscope_telemetry.messages.event_words import kind_text
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
@@ -154,7 +155,7 @@ def _one_event(timed: TimedEvent) -> str:
     event = timed.event
     whom = f" #{count(event.number)}" if event.number else ""
     why = why_text(event)
-    return f"{clock_text(timed.time_ns)} {event.kind}{whom}" + (f": {why}" if why else "")
+    return f"{clock_text(timed.time_ns)} {kind_text(event.kind)}{whom}" + (f": {why}" if why else "")
 
 
 def _state_words(course: Course, place: int) -> str:

@@ -18,6 +18,7 @@ from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
 from kvscope_engine.policy.tiers.swap_costs import PrefillRate
 from kvscope_engine.policy.totals import Totals
 from kvscope_telemetry.messages.telemetry import Event
+from kvscope_telemetry.running_time import RunningTime
 
 
 class Admission:
@@ -31,6 +32,7 @@ class Admission:
         rate: PrefillRate,
         totals: Totals,
         watermark: int,
+        running_time: RunningTime,
     ) -> None:
         self._pool = pool
         self._tables = tables
@@ -38,6 +40,7 @@ class Admission:
         self._rate = rate
         self._totals = totals
         self._watermark = watermark
+        self._running_time = running_time
 
     def find(self, request: Request) -> Reusable:
         """What is known of the request's tokens."""
@@ -59,7 +62,7 @@ class Admission:
         self._totals.cached_tokens += reused
         missed = explain_miss(pool, request, reused // pool.block_size)
         blocks = Blocks(self._num_blocks(request), self._tables.num_set_aside(request))
-        return causes.admitted(request, draft.now_ns, found, reused, blocks, missed)
+        return causes.admitted(request, draft.now_ns, found, reused, blocks, missed, self._running_time)
 
     def _num_blocks(self, request: Request) -> int:
         return num_blocks_for(request.num_tokens, self._pool.block_size)

@@ -13,9 +13,9 @@ from kvscope_engine.policy.prefixes.prefix_history import Miss
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.preemption import GivenUp
 from kvscope_engine.policy.scheduling.reuse import Reusable
-from kvscope_telemetry.latencies import elapsed_ns
 from kvscope_telemetry.messages.event_words import cause_text
 from kvscope_telemetry.messages.telemetry import Event, EventData
+from kvscope_telemetry.running_time import RunningTime
 
 
 class Blocks(NamedTuple):
@@ -25,15 +25,25 @@ class Blocks(NamedTuple):
     num_set_aside: int = 0
 
 
-def admitted(request: Request, now_ns: int, found: Reusable, num_reused: int, blocks: Blocks, missed: Miss) -> Event:
+def admitted(
+    request: Request,
+    now_ns: int,
+    found: Reusable,
+    num_reused: int,
+    blocks: Blocks,
+    missed: Miss,
+    running_time: RunningTime,
+) -> Event:
     """The request got its place: `blocks` for all it knows, `num_reused` tokens of it not to be computed.
 
     `found` is what there seemed to be, `missed` why it was not more.
     """
     returns = request.num_preemptions > 0
+    since_ns = request.preempted_ns if returns else request.arrival_ns
     data = EventData(
         kind="started",
-        waited_ns=elapsed_ns(request.preempted_ns if returns else request.arrival_ns, now_ns),
+        waited_ns=running_time.running_ns(since_ns, now_ns),
+        stopped_ns=running_time.stopped_ns(since_ns, now_ns),
         num_known_tokens=request.num_tokens,
         num_pool_blocks=len(found.hits),
         num_loaded_blocks=len(found.sources) - len(found.hits),
@@ -50,7 +60,7 @@ def admitted(request: Request, now_ns: int, found: Reusable, num_reused: int, bl
     return _in_words(event)
 
 
-def forked(parent: Request, child: Request, now_ns: int) -> Event:
+def forked(parent: Request, child: Request, now_ns: int, running_time: RunningTime) -> Event:
     """The child runs on its parent's blocks."""
     return _in_words(
         Event(
@@ -60,7 +70,11 @@ def forked(parent: Request, child: Request, now_ns: int) -> Event:
             other=parent.number,
             num_blocks=len(child.block_table),
             num_tokens=child.num_computed_tokens,
-            data=EventData(kind="forked", waited_ns=elapsed_ns(child.arrival_ns, now_ns)),
+            data=EventData(
+                kind="forked",
+                waited_ns=running_time.running_ns(child.arrival_ns, now_ns),
+                stopped_ns=running_time.stopped_ns(child.arrival_ns, now_ns),
+            ),
         )
     )
 

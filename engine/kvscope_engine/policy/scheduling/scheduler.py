@@ -67,6 +67,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import FinishReason
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import Event
+from kvscope_telemetry.running_time import RunningTime
 
 
 class Scheduler:
@@ -102,13 +103,17 @@ class Scheduler:
         self._changes = ChangeLog(pool.moves)
         self._held = HeldForks()
         self.totals = Totals()
+        self.running_time = RunningTime()
+        """By the clock of its callers; whoever drives the scheduler tells it when the engine stood still."""
         self.rate = PrefillRate()
         """Whoever runs the steps tells it how long they took."""
         self._tiers = None if mover is None else LowerTiers(pool, mover, self.totals, self._saved_rows_moved)
         self._tables = BlockTables(pool, allocation, self._changes, self._tiers)
         self._preemption = Preemption(self._tables, self._tiers, self.rate, pool.block_size, preemption)
         watermark = 0 if allocation.reserves else max(1, pool.num_blocks // 100)
-        self._admission = Admission(pool, self._tables, self._tiers, self.rate, self.totals, watermark)
+        self._admission = Admission(
+            pool, self._tables, self._tiers, self.rate, self.totals, watermark, self.running_time
+        )
         self._disk_failure = ""
         self._drafting = None if drafter is None or self._reserves else Drafting(drafter, self._tables)
 
@@ -169,7 +174,11 @@ class Scheduler:
 
     def note(self, what: str, now_ns: int) -> None:
         """Something that is not as it was asked for, for the events."""
-        self._changes.event(Event(kind="note", time_ns=now_ns, cause=what))
+        self.tell(Event(kind="note", time_ns=now_ns, cause=what))
+
+    def tell(self, event: Event) -> None:
+        """Something that happened to the engine and no request, for the events."""
+        self._changes.event(event)
 
     def schedule(self, step: int, now_ns: int) -> StepPlan:
         """Decide the step: blocks for every scheduled token are in the tables when this returns.
@@ -424,7 +433,7 @@ class Scheduler:
         child.num_computed_tokens = child.num_cached_tokens = min(parent.num_computed_tokens, child.num_tokens - 1)
         self._tables.share(parent, child)
         self._run(child, now_ns)
-        self._changes.event(causes.forked(parent, child, now_ns))
+        self._changes.event(causes.forked(parent, child, now_ns, self.running_time))
 
     def _flush(self, tiers: LowerTiers, now_ns: int) -> None:
         """The bytes are where the plan needs them; a disk that failed meanwhile is told of once."""

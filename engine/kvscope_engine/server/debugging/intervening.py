@@ -63,6 +63,11 @@ class Intervening:
         self.steps.ask(client, command.tag, command.num_steps)
         return None
 
+    @property
+    def asked_by(self) -> str:
+        """Who asked for the single step that comes next, by name."""
+        return "" if self.steps.first is None else self._name_of(self.steps.first)
+
     def stepped(self) -> None:
         """A step ran."""
         if not self.steps.any:

@@ -33,6 +33,11 @@ class SingleSteps:
         """Whether a step is to be run though somebody holds the engine."""
         return bool(self._asked)
 
+    @property
+    def first(self) -> bytes | None:
+        """The client whose turn it is."""
+        return self._asked[0].client if self._asked else None
+
     def ask(self, client: bytes, tag: int, num_steps: int) -> None:
         """Run so many, after those that were asked for before."""
         self._asked.append(_Asked(client, tag, num_steps))

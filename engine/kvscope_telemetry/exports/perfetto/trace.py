@@ -15,14 +15,16 @@ from kvscope_telemetry.exports.lives import Life, within
 from kvscope_telemetry.exports.marks import end_of, name_of
 from kvscope_telemetry.exports.perfetto import packets
 from kvscope_telemetry.exports.span import Exported, Span
-from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.event_words import cause_text, kind_text
 from kvscope_telemetry.messages.model_words import short_name
-from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import STOP_EVENTS, Frame, TelemetryMessage
+from kvscope_telemetry.running_time import stop_words
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
-_ENGINE, _STEPS, _REQUESTS, _EVENTS, _MARKS = 1, 2, 3, 4, 5
+_ENGINE, _STEPS, _REQUESTS, _EVENTS, _MARKS, _STOPS = 1, 2, 3, 4, 5, 6
+_OF_THE_ENGINE: Final = ("evicted", "note", "refused", *STOP_EVENTS)
 _FIRST_COUNTER: Final = 10
 _FIRST_MARK: Final = 100
 _FIRST_REQUEST: Final = 100_000
@@ -60,6 +62,7 @@ def write_perfetto(
         _counters(course, span),
         _marks(marks, span),
         _events(course, span),
+        _stops(course, span),
         _requests(lives, span),
         _steps(messages, span),
     )
@@ -105,16 +108,28 @@ def _marks(marks: Sequence[Bookmark], span: Span) -> Iterator[bytes]:
 def _events(course: Course, span: Span) -> Iterator[bytes]:
     """Those of no single request; the others are on the requests' tracks."""
     yield packets.track(_EVENTS, _ENGINE, "Events", rank=len(COUNTERS) + 1)
-    for place in course.events.find(span.from_ns, span.until_ns, kinds=("evicted", "note", "refused")).tolist():
+    for place in course.events.find(span.from_ns, span.until_ns, kinds=_OF_THE_ENGINE).tolist():
         timed = course.events[place]
         values: packets.Values = {"cause": cause_text(timed.event), "blocks": timed.event.num_blocks}
-        yield packets.instant(_EVENTS, timed.time_ns, timed.event.kind, "event", values)
+        yield packets.instant(_EVENTS, timed.time_ns, kind_text(timed.event.kind), "event", values)
+
+
+def _stops(course: Course, span: Span) -> Iterator[bytes]:
+    """A slice for each time that the engine stood still; one that begins inside another begins at its end."""
+    last_ns = span.from_ns
+    for place, stop in enumerate(sorted(course.stops.within(span.from_ns, span.until_ns), key=lambda s: s.begin_ns)):
+        if not place:
+            yield packets.track(_STOPS, _ENGINE, "Engine paused", rank=len(COUNTERS) + 2)
+        begin_ns, last_ns = max(stop.begin_ns, last_ns), max(stop.end_ns, last_ns)
+        if begin_ns < last_ns:
+            yield packets.slice_begin(_STOPS, begin_ns, stop_words(stop), "engine", {"by": stop.by})
+            yield packets.slice_end(_STOPS, last_ns)
 
 
 def _requests(lives: Sequence[Life], span: Span) -> Iterator[bytes]:
     for place, life in enumerate(within(lives, span.from_ns, span.until_ns)):
         if not place:
-            yield packets.track(_REQUESTS, _ENGINE, "Requests", rank=len(COUNTERS) + 3)
+            yield packets.track(_REQUESTS, _ENGINE, "Requests", rank=len(COUNTERS) + 4)
         yield from _request(life, _FIRST_REQUEST + place, place, span)
 
 
@@ -168,7 +183,7 @@ def _steps(messages: Iterable[tuple[int, TelemetryMessage]], span: Span) -> Iter
             "commit_ns": took.commit_ns,
         }
         if not is_begun:
-            yield packets.track(_STEPS, _ENGINE, "Steps", rank=len(COUNTERS) + 2)
+            yield packets.track(_STEPS, _ENGINE, "Steps", rank=len(COUNTERS) + 3)
             is_begun = True
         yield packets.slice_begin(_STEPS, begin_ns, _step_name(frame), "step", values)
         yield packets.slice_end(_STEPS, time_ns)

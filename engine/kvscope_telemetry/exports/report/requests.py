@@ -10,9 +10,10 @@ from kvscope_telemetry.exports.digest import rows_in
 from kvscope_telemetry.exports.lives import PhaseKind
 from kvscope_telemetry.exports.report.charts import BOTTOM, LEFT, TOP, TimeAxis, frame, mark_lines, svg
 from kvscope_telemetry.exports.report.page import clean
-from kvscope_telemetry.exports.report.worst import WorstRequest
+from kvscope_telemetry.exports.report.worst import WorstRequest, without
 from kvscope_telemetry.exports.span import Span
-from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.event_words import cause_text, kind_text
+from kvscope_telemetry.messages.telemetry import STOP_EVENTS
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -23,7 +24,7 @@ _CLASSES: Final = {
     PhaseKind.PREEMPTED: "preempted",
     PhaseKind.SWAPPED: "swapped",
 }
-NOTABLE: Final = ("preempted", "refused", "aborted", "note")
+NOTABLE: Final = ("preempted", "refused", "aborted", "note", *STOP_EVENTS)
 """Kinds of events that a report tells one by one."""
 _LANE: Final = 18
 _MAX_PHASES: Final = 200
@@ -42,7 +43,8 @@ def request_lanes(worst: Sequence[WorstRequest], axis: TimeAxis, span: Span) -> 
             if end_ns < span.from_ns or phase.start_ns > span.until_ns:
                 continue
             x, x_end = axis.x(span.seconds(phase.start_ns)), axis.x(span.seconds(end_ns))
-            words = f"{phase.kind}, {phase.length_ns(span.until_ns) / 1e9:.2f} s" + (
+            length_s = each.life.length_ns(phase, span.until_ns) / 1e9
+            words = f"{phase.kind}, {length_s:.2f} s{without(each.life.stopped_ns(phase, span.until_ns))}" + (
                 f": {phase.cause}" if phase.cause else ""
             )
             parts.append(
@@ -85,7 +87,7 @@ def event_rows(course: Course, span: Span, count: int) -> tuple[list[list[str]],
 
 def _words(course: Course, place: int) -> tuple[str, str]:
     event = course.events[place].event
-    return event.kind + (f" #{event.number}" if event.number else ""), cause_text(event)
+    return kind_text(event.kind) + (f" #{event.number}" if event.number else ""), cause_text(event)
 
 
 def _gaps(course: Course, span: Span) -> Iterator[tuple[int, str, str]]:

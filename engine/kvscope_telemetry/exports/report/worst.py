@@ -27,22 +27,30 @@ def worst_requests(lives: Sequence[Life], until_ns: int, count: int) -> list[Wor
     return [WorstRequest(life, lost_ns, tuple(_reasons(life, until_ns))) for _, lost_ns, life in rated[:count]]
 
 
+def without(stopped_ns: int) -> str:
+    """What is left out of a length of time; empty where the engine never stood still in it."""
+    return f" (without {stopped_ns / 1e9:.2f} s paused)" if stopped_ns else ""
+
+
 def _lost_ns(life: Life, until_ns: int) -> int:
     idle = (PhaseKind.QUEUED, PhaseKind.PREEMPTED, PhaseKind.SWAPPED)
-    return sum(phase.length_ns(until_ns) for phase in life.phases if phase.kind in idle)
+    return sum(life.length_ns(phase, until_ns) for phase in life.phases if phase.kind in idle)
 
 
 def _reasons(life: Life, until_ns: int) -> list[str]:
     reasons = []
-    queued_ns = sum(phase.length_ns(until_ns) for phase in life.phases if phase.kind is PhaseKind.QUEUED)
+    queued = [phase for phase in life.phases if phase.kind is PhaseKind.QUEUED]
+    queued_ns = sum(life.length_ns(phase, until_ns) for phase in queued)
     if queued_ns >= _NOTABLE_NS:
-        reasons.append(f"waited {queued_ns / 1e9:.2f} s in the queue")
+        stopped_ns = sum(life.stopped_ns(phase, until_ns) for phase in queued)
+        reasons.append(f"waited {queued_ns / 1e9:.2f} s in the queue{without(stopped_ns)}")
     for phase in life.phases:
         if phase.kind in (PhaseKind.PREEMPTED, PhaseKind.SWAPPED):
             whom = f" for request #{phase.other}" if phase.other not in (0, life.info.number) else ""
             verb = "swapped out" if phase.kind is PhaseKind.SWAPPED else "preempted"
             cause = f": {phase.cause}" if phase.cause else ""
-            reasons.append(f"{verb}{whom}, {phase.length_ns(until_ns) / 1e9:.2f} s aside{cause}")
+            aside_s, stopped_ns = life.length_ns(phase, until_ns) / 1e9, life.stopped_ns(phase, until_ns)
+            reasons.append(f"{verb}{whom}, {aside_s:.2f} s aside{without(stopped_ns)}{cause}")
     if life.end in ("refused", "aborted"):
         reasons.append(f"{life.end}: {life.end_reason}" if life.end_reason else life.end)
     return reasons or ["waited a little, several times"]

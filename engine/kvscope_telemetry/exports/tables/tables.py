@@ -108,6 +108,12 @@ def requests_table(recording: Exported, lives: Sequence[Life], span: Span) -> Ta
         ints("first_token_ns", lambda life: life.moments.ttft_ns, "ns", "from arrival to its first token"),
         ints("preempted_ns", lambda life: life.aside_ns(span.until_ns), "ns", "stood aside, in all"),
         ints("total_ns", lambda life: life.moments.total_ns, "ns", "from arrival to its end"),
+        ints(
+            "stopped_ns",
+            lambda life: life.stopped_in_all_ns(span.until_ns),
+            "ns",
+            "paused or suspended: in none of these",
+        ),
         texts("state", _state, "at the end of the range"),
         texts("end_reason", lambda life: life.end_reason, "in words, as far as the recording tells"),
     )

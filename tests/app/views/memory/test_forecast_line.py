@@ -34,18 +34,25 @@ def test_said_while_blocks_are_going(view, session):
     assert view.forecast.text == ""
     fill(session, rate=10)
     view.refresh()
-    assert view.forecast.text == "Free blocks gone in 22 s at the present rate"
+    assert view.forecast.text == "Cached blocks gone in 22 s at the present rate"
     assert view.forecast._sign.isVisible()
 
 
 def test_further_away_it_is_no_warning(view, session):
     fill(session, rate=2)
     view.refresh()
-    assert view.forecast.text == "Free blocks gone in 3:10 min at the present rate"
+    assert view.forecast.text == "Cached blocks gone in 3:10 min at the present rate"
     assert not view.forecast._sign.isVisible()
 
 
 def test_nothing_is_said_of_a_steady_pool(view, session):
     fill(session, rate=0)
+    view.refresh()
+    assert view.forecast.isHidden()
+
+
+def test_never_said_of_an_engine_that_is_paused(view, session):
+    fill(session, rate=10)
+    session.course.stops.begin(int(session.course.time_ns[-3]), "Ada")
     view.refresh()
     assert view.forecast.isHidden()

@@ -1,0 +1,181 @@
+"""Running time: the time between two moments without what the engine stood still for, paused by a person or suspended.
+
+The one definition behind every latency: queue time, time to first token, time between tokens, time aside. Owns the
+stops of one clock (an engine's, or a recording's). Knows no events' words, no files and no views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from kvscope_telemetry.messages.telemetry import PAUSED, SUSPENDED, Event, Stop
+
+IntArray = npt.NDArray[np.int64]
+MAX_STOPS: Final = 4096
+"""The newest that are kept: a person who single-steps for an hour makes some hundreds."""
+_OPEN_NS: Final = (1 << 63) - 1
+
+
+class RunningTime:
+    """Stops of one clock in the order of their ends. Not thread-safe."""
+
+    def __init__(self, stops: Iterable[Stop] = ()) -> None:
+        self.version = 0
+        """Grows with each change."""
+        self._stops: list[Stop] = []
+        self._begins = self._ends = self._before = np.empty(0, np.int64)
+        self._last_ns = -_OPEN_NS
+        self._is_counted = True
+        for stop in stops:
+            self.add(stop)
+
+    def __len__(self) -> int:
+        return len(self._stops)
+
+    def __iter__(self) -> Iterator[Stop]:
+        return iter(self._stops)
+
+    @property
+    def open(self) -> Stop | None:
+        """The stop that goes on."""
+        return self._stops[-1] if self._stops and not self._stops[-1].end_ns else None
+
+    def since(self, time_ns: int) -> tuple[Stop, ...]:
+        """The stops that go on, or ended after `time_ns`."""
+        return tuple(stop for stop in self._stops if not stop.end_ns or stop.end_ns > time_ns)
+
+    def within(self, first_ns: int, last_ns: int) -> list[Stop]:
+        """The stops of a range, cut off at both ends of it."""
+        found = []
+        for stop in self._stops:
+            begin_ns, end_ns = max(stop.begin_ns, first_ns), min(stop.end_ns or _OPEN_NS, last_ns)
+            if begin_ns < end_ns:
+                found.append(replace(stop, begin_ns=begin_ns, end_ns=end_ns))
+        return found
+
+    def add(self, stop: Stop) -> None:
+        """Add a stop; one that overlaps another of its kind and holder becomes one with it."""
+        joined = [
+            each
+            for each in self._stops
+            if (each.kind, each.by) == (stop.kind, stop.by)
+            and each.begin_ns <= (stop.end_ns or _OPEN_NS)
+            and stop.begin_ns <= (each.end_ns or _OPEN_NS)
+        ]
+        if stop in joined:
+            return
+        for each in joined:
+            self._stops.remove(each)
+            stop = replace(stop, begin_ns=min(stop.begin_ns, each.begin_ns), end_ns=max(stop.end_ns, each.end_ns))
+        self._stops.append(stop)
+        self._stops.sort(key=lambda each: each.end_ns or _OPEN_NS)
+        self._changed()
+
+    def begin(self, time_ns: int, by: str) -> None:
+        """The engine is paused from now on, by `by`."""
+        self.end(time_ns)
+        self.add(Stop(begin_ns=time_ns, by=by))
+
+    def end(self, time_ns: int) -> None:
+        """The stop that goes on is over; does nothing where none does."""
+        stop = self.open
+        if stop is None:
+            return
+        self._stops.pop()
+        if time_ns > stop.begin_ns:
+            self.add(replace(stop, end_ns=time_ns))
+        self._changed()
+
+    def note(self, event: Event) -> None:
+        """Take in what an event tells of stops; does nothing for all others."""
+        data, time_ns = event.data, event.time_ns
+        if event.kind == "engine_paused":
+            self.begin(time_ns, data.by if data is not None else "")
+        elif event.kind == "engine_resumed":
+            self.end(time_ns)
+        elif event.kind == "single_step" and data is not None and (stop := self.open) is not None:
+            self.end(max(stop.begin_ns, time_ns - max(0, data.lasted_ns)))
+            self.begin(time_ns, stop.by)
+        elif event.kind == "process_suspended" and data is not None and data.lasted_ns > data.slept_ns:
+            self.add(Stop(begin_ns=max(1, time_ns - data.lasted_ns + data.slept_ns), end_ns=time_ns, kind=SUSPENDED))
+
+    def catch_up(self, stops: Sequence[Stop], time_ns: int) -> None:
+        """Take in what an engine told of stops at `time_ns`: what goes on is what it says, what was before stays."""
+        if self.open is not None:
+            self.end(stops[-1].begin_ns if stops else time_ns)
+        for stop in stops:
+            self.add(stop)
+
+    def shifted(self, offset_ns: int) -> RunningTime:
+        """The same stops by a clock that is `offset_ns` ahead."""
+        return RunningTime(
+            replace(stop, begin_ns=stop.begin_ns + offset_ns, end_ns=stop.end_ns and stop.end_ns + offset_ns)
+            for stop in self._stops
+        )
+
+    def forget_before(self, time_ns: int) -> None:
+        """Stops that ended by `time_ns` go."""
+        kept = list(self.since(time_ns))
+        if len(kept) < len(self._stops):
+            self._stops = kept
+            self._changed()
+
+    def stopped_ns(self, from_ns: int, until_ns: int) -> int:
+        """How much of the time between two moments the engine stood still; stops that overlap count once."""
+        if from_ns >= until_ns or from_ns >= self._last_ns:
+            return 0
+        return int(self._stopped_until(np.array([until_ns]))[0] - self._stopped_until(np.array([from_ns]))[0])
+
+    def running_ns(self, from_ns: int, until_ns: int) -> int:
+        """The time from one moment to another without the stops in between; never negative."""
+        return max(0, until_ns - from_ns - self.stopped_ns(from_ns, until_ns))
+
+    def running_between(self, from_ns: IntArray, until_ns: IntArray) -> IntArray:
+        """The same of many pairs, shape (n,)."""
+        length: IntArray = np.maximum(until_ns - from_ns, 0)
+        if not self._stops:
+            return length
+        stopped = np.maximum(self._stopped_until(until_ns) - self._stopped_until(from_ns), 0)
+        length -= stopped
+        return length.clip(0)
+
+    def _stopped_until(self, times_ns: IntArray) -> IntArray:
+        """Stopped time from the beginning until each moment, shape (n,)."""
+        self._count()
+        place = np.searchsorted(self._begins, times_ns, "right") - 1
+        inside = np.minimum(times_ns, self._ends[place]) - self._begins[place]
+        stopped: IntArray = np.where(place < 0, 0, self._before[place] + inside)
+        return stopped
+
+    def _count(self) -> None:
+        """Make disjoint stretches of the stops, ascending, with what was stopped before each."""
+        if self._is_counted:
+            return
+        stretches: list[list[int]] = []
+        for begin_ns, end_ns in sorted((stop.begin_ns, stop.end_ns or _OPEN_NS) for stop in self._stops):
+            if stretches and begin_ns <= stretches[-1][1]:
+                stretches[-1][1] = max(stretches[-1][1], end_ns)
+            else:
+                stretches.append([begin_ns, end_ns])
+        self._begins, self._ends = np.array(stretches, np.int64).reshape(-1, 2).T.copy()
+        lengths = self._ends - self._begins
+        self._before = np.cumsum(lengths) - lengths
+        self._is_counted = True
+
+    def _changed(self) -> None:
+        del self._stops[:-MAX_STOPS]
+        self.version += 1
+        self._is_counted = False
+        self._last_ns = max((stop.end_ns or _OPEN_NS for stop in self._stops), default=-_OPEN_NS)
+
+
+def stop_words(stop: Stop) -> str:
+    """What a band of stopped time is called: `paused by NAME`, or `process suspended`."""
+    if stop.kind == PAUSED:
+        return f"paused by {stop.by}" if stop.by else "paused"
+    return "process suspended"
