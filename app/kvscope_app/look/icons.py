@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Final
 
@@ -35,11 +35,10 @@ def app_icon() -> QIcon:
     return result
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=2048)
 def pixmap(name: str, color: str, size: int, scale: int = 2) -> QPixmap:
     """One drawing of icon `name`; `scale` device pixels a device-independent pixel. The same for all who ask."""
-    source = (_FOLDER / f"{name}.svg").read_text(encoding="utf-8").replace(_INK, color)
-    renderer = QSvgRenderer(QByteArray(source.encode()))
+    renderer = QSvgRenderer(QByteArray(_source(name).replace(_INK, color).encode()))
     result = QPixmap(QSize(size, size) * scale)
     result.fill(Qt.GlobalColor.transparent)
     painter = QPainter(result)
@@ -69,6 +68,11 @@ def _sheet_path(name: str, is_dark: bool) -> str:
     name = f"{name}-on-{'dark' if is_dark else 'light'}.svg"
     with resources.as_file(_FOLDER / name) as path:
         return path.as_posix()
+
+
+@cache
+def _source(name: str) -> str:
+    return (_FOLDER / f"{name}.svg").read_text(encoding="utf-8")
 
 
 def _add(target: QIcon, name: str, color: str, size: int, mode: QIcon.Mode) -> None:

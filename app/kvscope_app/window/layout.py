@@ -88,22 +88,27 @@ def prepare(window: QMainWindow) -> None:
 
 
 def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
-    """The layout of the first start."""
+    """The default layout, in a window of this size."""
+    size = window.size()
+    for spec in DOCKS:  # hidden while they move: side by side they need more room than there is, and the window grew
+        docks[spec.name].hide()
     for spec in DOCKS:
-        dock = docks[spec.name]
-        dock.setFloating(False)
-        window.addDockWidget(spec.area, dock)
-        dock.setVisible(spec.is_open)
+        docks[spec.name].setFloating(False)
+        window.addDockWidget(spec.area, docks[spec.name])
     if _is_small(window):
         for name in ("memory", "requests", *_BEHIND_REQUESTS):
             window.tabifyDockWidget(docks["throughput"], docks[name])
-        docks["throughput"].raise_()
     else:
         for name in _BEHIND_REQUESTS:
             window.tabifyDockWidget(docks["requests"], docks[name])
-        docks["requests"].raise_()
     for name in ("inspector", "devices", "roofline"):
         window.tabifyDockWidget(docks["throughput"], docks[name])
+    for spec in DOCKS:
+        docks[spec.name].setVisible(spec.is_open)
+    for name in ("throughput", "requests") if not _is_small(window) else ("throughput",):
+        docks[name].raise_()
+    if window.isVisible() and not window.isMaximized() and not window.isFullScreen():
+        window.resize(size)
     share_out(window, docks)
 
 

@@ -32,6 +32,7 @@ from kvscope_app.window import layout
 from kvscope_app.window.actions import Actions
 from kvscope_app.window.arranging.kept_layouts import KeptLayouts
 from kvscope_app.window.arranging.layout_watch import LayoutWatch
+from kvscope_app.window.arranging.zoomed_sizes import ZoomedSizes
 from kvscope_app.window.engine_notices import EngineNotices
 from kvscope_app.window.layout import DOCKS, DockSpec
 from kvscope_app.window.menu_corner import Corner
@@ -89,6 +90,7 @@ class MainWindow(WindowBody):
         self.actions_by_name = Actions(self, themes.settings)
         add_actions(self, self.actions_by_name)
         self.layout_watch = LayoutWatch(self)
+        self._zoomed = ZoomedSizes(self, self.docks, themes)
         self.layouts = KeptLayouts(self, self.actions_by_name, self.layout_watch)
         build_menus(self, self.actions_by_name, self.layouts)
         offer_undo(self)

@@ -32,8 +32,8 @@ def sizes(window):
         "row": view["requests"].table.verticalHeader().defaultSectionSize(),
         "column": view["requests"].table.columnWidth(0),
         "event row": view["events"].table.verticalHeader().defaultSectionSize(),
-        "axis": view["throughput"].panels["decode"].plot.getAxis("left").width(),
-        "tick": view["throughput"].panels["decode"].plot.getAxis("left").style["tickFont"].pointSizeF(),
+        "axis": view["throughput"].panels["decode"].plot.axes[0].width(),
+        "tick": view["throughput"].panels["decode"].plot.axes[0].style["tickFont"].pointSizeF(),
         "lane": next(height for _, _, height in view["timeline"].canvas.layout_now.boxes()),
         "gutter": window.page_map.canvas._gutter,
     }

@@ -123,7 +123,7 @@ def test_the_zoom_keys_zoom_what_has_the_focus(window, qtbot):
     timeline, plot, heat = views["timeline"].canvas, views["throughput"].panels["decode"].plot, views["heatmap"].map
     seen = {
         "timeline": (timeline, lambda: timeline.shown.span.length_ns),
-        "throughput": (plot, lambda: plot.viewRange()[0][1] - plot.viewRange()[0][0]),
+        "throughput": (plot, lambda: plot.view_box.viewRange()[0][1] - plot.view_box.viewRange()[0][0]),
         "heatmap": (heat, lambda: heat.frame.scale.column_ns),
     }
     for name, (widget, length) in seen.items():
@@ -176,9 +176,10 @@ def test_arrows_in_a_chart(window, qtbot):
     plot = view.panels["decode"].plot
     plot.setFocus()
     qtbot.waitUntil(plot.hasFocus)
-    first, last = plot.viewRange()[0]
+    first, last = plot.view_box.viewRange()[0]
+    by = (last - first) / 10
     qtbot.keyClick(plot, KEYS.Key_Left)
     assert not view.is_following
-    assert plot.viewRange()[0] == pytest.approx([first - (last - first) / 10, last - (last - first) / 10], abs=0.2)
+    assert plot.view_box.viewRange()[0] == pytest.approx([first - by, last - by], abs=0.2)
     qtbot.keyClick(plot, KEYS.Key_Left, Qt.KeyboardModifier.ShiftModifier)
     assert view.bar.time.text()

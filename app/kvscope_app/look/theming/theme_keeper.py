@@ -24,6 +24,9 @@ class ThemeKeeper(QObject):
     changed = Signal(object)
     """The `Theme` that is on now. It is told as well when all becomes larger or smaller."""
 
+    zooming = Signal()
+    """All becomes larger or smaller now."""
+
     def __init__(self, app: QApplication, settings: QSettings, choice: str | None = None) -> None:
         """`choice` is for this run alone; without it, what was chosen last time."""
         super().__init__(app)
@@ -73,6 +76,7 @@ class ThemeKeeper(QObject):
             self.choice = now.theme
         percent = now.zoom_percent
         if percent != zoom_of(self._app):
+            self.zooming.emit()
             apply_zoom(self._app, percent)
             apply_theme(self._app, self._wanted())
             self.theme = self._wanted()

@@ -92,8 +92,7 @@ class ChartPanel(QWidget):
         self._has_time_labels = True
         self.legend = Legend(title, [LegendEntry(c.name, c.label, c.dashed) for c in self.curves])
         self._time_axis = time_axis or TimeAxis()
-        axes = {"left": ValueAxis(axis_text), "bottom": self._time_axis}
-        self.plot = Plot(axisItems=axes, enableMenu=False)
+        self.plot = Plot(ValueAxis(axis_text), self._time_axis)
         self._dots: dict[str, pg.ScatterPlotItem] = {}
         """Points that no line reaches."""
         self._items = {curve.name: self._add_curve(curve) for curve in self.curves}
@@ -118,9 +117,9 @@ class ChartPanel(QWidget):
     def show_time(self, first_s: float, last_s: float, now_s: float | None) -> None:
         """Show `first_s` to `last_s`; `now_s` is the right edge while following."""
         self._time_axis.now_s = now_s
-        view = self.plot.getViewBox()
+        view = self.plot.view_box
         view.blockSignals(True)
-        self.plot.setXRange(first_s, last_s, padding=0)
+        view.setXRange(first_s, last_s, padding=0)
         view.blockSignals(False)
         self._time_axis.setRange(first_s, last_s)
 
@@ -133,7 +132,7 @@ class ChartPanel(QWidget):
         if not steps:
             self.fit_wanted.emit()
             return
-        (first, last), _ = self.plot.viewRange()
+        (first, last), _ = self.plot.view_box.viewRange()
         share = _KEY_ZOOM**steps
         middle = float(self._cursor.value()) if self._cursor.isVisible() else (first + last) / 2
         self.range_dragged.emit(middle - (middle - first) * share, middle + (last - middle) * share)
@@ -157,7 +156,7 @@ class ChartPanel(QWidget):
     def _leave_room(self) -> None:
         margin = scaled(TEXT_MARGIN)
         self.plot.setMinimumHeight(scaled(PLOT_MIN_HEIGHT))
-        self.plot.getPlotItem().layout.setContentsMargins(0, margin, 0, 0 if self._has_time_labels else margin)
+        self.plot.set_margins(margin, 0 if self._has_time_labels else margin)
 
     def show_curve(self, name: str, x: FloatArray, y: FloatArray, phase: int) -> float:
         """Draw a curve, shape (n,), NaN where unknown; `phase` as in `decimate`. Returns its maximum."""
@@ -182,7 +181,7 @@ class ChartPanel(QWidget):
             return  # nothing to fit to: ends of zero and zero would say nothing
         if highest > self._top or highest < self._top * _SHRINK_BELOW:
             self._top = nice_ceiling(highest * 1.04)
-            self.plot.setYRange(0, self._top, padding=0)
+            self.plot.view_box.setYRange(0, self._top, padding=0)
 
     def show_gaps(self, gaps: Sequence[tuple[float, float]]) -> None:
         """Shade stretches where nothing was heard of the engine."""
@@ -213,8 +212,8 @@ class ChartPanel(QWidget):
         self.theme = theme
         self.plot.theme = theme
         self.plot.setBackground(theme.base)
-        for name in ("left", "bottom"):
-            color_axis(self.plot.getAxis(name), theme)
+        for axis in self.plot.axes:
+            color_axis(axis, theme)
         for curve in self.curves:
             color = curve.color_of(theme)
             style = Qt.PenStyle.DashLine if curve.dashed else Qt.PenStyle.SolidLine
@@ -230,29 +229,25 @@ class ChartPanel(QWidget):
 
     def _add_curve(self, curve: CurveSpec) -> CurveItem:
         item = CurveItem(antialias=False, fillLevel=0.0 if curve.filled else None)
-        self.plot.addItem(item)
+        self.plot.view_box.addItem(item)
         self._dots[curve.name] = pg.ScatterPlotItem(symbol="o", size=4, pen=None)
-        self.plot.addItem(self._dots[curve.name])
+        self.plot.view_box.addItem(self._dots[curve.name])
         return item
 
     def _set_up_plot(self) -> None:
-        plot = self.plot
-        plot.hideButtons()
-        plot.setMouseEnabled(x=True, y=False)
-        plot.setFrameShape(pg.QtWidgets.QFrame.Shape.NoFrame)
-        plot.getViewBox().setDefaultPadding(0.0)
-        plot.disableAutoRange()
+        plot, view = self.plot, self.plot.view_box
+        view.setMouseEnabled(x=True, y=False)
+        view.setDefaultPadding(0.0)
+        view.disableAutoRange()
         self._leave_room()
-        plot.setYRange(0, self._fixed_top or 1.0, padding=0)
-        plot.addItem(self.gap_bands, ignoreBounds=True)
-        plot.addItem(self._marks, ignoreBounds=True)
-        plot.addItem(self._cursor, ignoreBounds=True)
-        plot.addItem(self._place, ignoreBounds=True)
+        view.setYRange(0, self._fixed_top or 1.0, padding=0)
+        for item in (self.gap_bands, self._marks, self._cursor, self._place):
+            view.addItem(item, ignoreBounds=True)
         self._cursor.hide()
         self._place.hide()
         plot.scene().sigMouseMoved.connect(self._on_mouse_moved)
         plot.scene().sigMouseClicked.connect(self._on_clicked)
-        plot.getViewBox().sigRangeChangedManually.connect(self._on_dragged)
+        view.sigRangeChangedManually.connect(self._on_dragged)
         plot.keyed.connect(self._on_key)
         plot.focused.connect(self._describe)
         self.legend.changed.connect(self._on_values)
@@ -274,22 +269,22 @@ class ChartPanel(QWidget):
         self.hovered.emit(None)
 
     def _on_mouse_moved(self, position: QPointF) -> None:
-        view = self.plot.getViewBox()
+        view = self.plot.view_box
         inside = view.sceneBoundingRect().contains(position)
         self.hovered.emit(float(view.mapSceneToView(position).x()) if inside else None)
 
     def _on_clicked(self, click: pg.GraphicsScene.mouseEvents.MouseClickEvent) -> None:
-        view = self.plot.getViewBox()
+        view = self.plot.view_box
         if click.button() is Qt.MouseButton.LeftButton and view.sceneBoundingRect().contains(click.scenePos()):
             self.chosen.emit(float(view.mapSceneToView(click.scenePos()).x()))
 
     def _on_dragged(self, _axes: object) -> None:
-        (first, last), _ = self.plot.viewRange()
+        (first, last), _ = self.plot.view_box.viewRange()
         self.range_dragged.emit(float(first), float(last))
 
     def _on_key(self, key: Qt.Key, shift: bool) -> None:
         """Arrows move the time, with Shift the moment that is read, Enter goes there."""
-        (first, last), _ = self.plot.viewRange()
+        (first, last), _ = self.plot.view_box.viewRange()
         length = last - first
         if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
             by = length * (_KEY_READ if shift else _KEY_SHARE) * (1 if key == Qt.Key.Key_Right else -1)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import pyqtgraph as pg  # type: ignore[import-untyped]
 from PySide6.QtCore import QCoreApplication, Qt, Signal
 from PySide6.QtGui import QFocusEvent, QKeyEvent, QPainter, QPaintEvent, QWheelEvent
-from PySide6.QtWidgets import QScrollArea
+from PySide6.QtWidgets import QFrame, QGraphicsGridLayout, QGraphicsItem, QScrollArea
 
 from kvscope_app.look.focus import draw_focus
 from kvscope_app.look.theme import DARK, Theme
@@ -15,18 +15,34 @@ from kvscope_app.look.theme import DARK, Theme
 KEYS: Final = frozenset((Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Return, Qt.Key.Key_Enter))
 
 
-class Plot(pg.PlotWidget):  # type: ignore[misc]
-    """With Ctrl the wheel always zooms; without, it is for `area` where that has more than it shows."""
+class Plot(pg.GraphicsView):  # type: ignore[misc]
+    """A view box with an axis at its left and one below it. With Ctrl the wheel always zooms; without, it is for `area`
+    where that has more than it shows.
+
+    pyqtgraph's own `PlotItem` brings a menu of sixty widgets to each plot, which nobody sees here and each change of
+    the theme has to style: nearly half of all widgets of a window.
+    """
 
     keyed = Signal(object, bool)
     """One of `KEYS` was pressed, and whether with Shift."""
     focused = Signal()
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, left: pg.AxisItem, bottom: pg.AxisItem) -> None:
+        super().__init__()
         self.area: QScrollArea | None = None
         self.theme: Theme = DARK
+        self.axes = (left, bottom)
+        self.view_box = pg.ViewBox(enableMenu=False)
+        self._body = pg.GraphicsWidget()
+        self._grid = QGraphicsGridLayout()
+        self._lay_out()
+        self.enableMouse(False)  # what moves is the view box
+        self.setFrameShape(QFrame.Shape.NoFrame)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+
+    def set_margins(self, top: int, bottom: int) -> None:
+        """Room above and below, in device-independent pixels."""
+        self._grid.setContentsMargins(0, top, 0, bottom)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in KEYS and not event.modifiers() & Qt.KeyboardModifier.ControlModifier:
@@ -54,3 +70,17 @@ class Plot(pg.PlotWidget):  # type: ignore[misc]
         else:
             QCoreApplication.sendEvent(area.viewport(), event)
             event.accept()
+
+    def _lay_out(self) -> None:
+        grid, (left, bottom) = self._grid, self.axes
+        grid.setSpacing(0)
+        self._body.setLayout(grid)
+        for axis, row, column in ((left, 0, 0), (bottom, 1, 1)):
+            axis.linkToView(self.view_box)
+            axis.setFlag(QGraphicsItem.GraphicsItemFlag.ItemNegativeZStacksBehindParent)
+            grid.addItem(axis, row, column)
+        grid.addItem(self.view_box, 0, 1)
+        for place, stretch in ((0, 1), (1, 100)):
+            grid.setColumnStretchFactor(place, stretch)
+            grid.setRowStretchFactor(1 - place, stretch)
+        self.setCentralItem(self._body)

@@ -31,7 +31,7 @@ class KeptLayouts(QObject):
         for spec in (
             ActionSpec("save_layout", "Save this layout as…", LAYOUTS, self._ask_name),
             ActionSpec("forget_layout", "Forget a layout…", LAYOUTS, self._ask_which),
-            ActionSpec("reset_layout", "Layout of the first start", LAYOUTS, self._reset, (), "layout"),
+            ActionSpec("reset_layout", "Reset to default layout", LAYOUTS, self._reset, (), "layout"),
         ):
             actions.add(spec)
         self._follow()
@@ -76,7 +76,7 @@ class KeptLayouts(QObject):
             self._window.statusBar().showMessage(f"The layout “{name}” is of another version of kvscope", _NOTICE_MS)
 
     def _reset(self) -> None:
-        self._watch.about_to("going to the layout of the first start")
+        self._watch.about_to("resetting the layout")
         self._window.reset_layout()
 
     def _put(self, name: str, layout: KeptLayout | None) -> None:

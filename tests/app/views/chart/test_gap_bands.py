@@ -29,7 +29,7 @@ def shaded(panel, *, theme=DARK, at=(5.0, 15.0, 25.0, 35.0, 45.0, 55.0)):
     plot = panel.plot
     image = plot.grab().toImage().convertToFormat(QImage.Format.Format_RGB32)
     scale = image.width() / plot.width()
-    seen = plot.getViewBox().sceneBoundingRect()
+    seen = plot.view_box.sceneBoundingRect()
     color = QColor(mix(theme.base, theme.muted, 0.10)).rgb()
     found = []
     for second in at:

@@ -157,7 +157,7 @@ def test_charts_of_what_was_told(view, tell, nvml, session):
     assert [curve.label for curve in busy.curves] == ["GPU 0", "GPU 1"]
     assert busy.legend.values["GPU-aaaa"] == f"{nvml.gpus[0].busy} %"
     view.charts.show_last(RANGES_S["All"])
-    (first, last), _ = busy.plot.viewRange()
+    (first, last), _ = busy.plot.view_box.viewRange()
     assert last - first >= min(RANGES_S.values())
     QTest.keyClick(busy.plot, Qt.Key.Key_Left)
     assert not view.charts.bar.live.isChecked()

@@ -54,10 +54,10 @@ def test_charts_of_what_was_told(session, view):
 def test_all_reaches_from_the_first_second_on(session, view):
     fill(session, 7200, active_blocks=3)
     view.over_time.show_last(math.inf)
-    (first, last), _ = view.over_time.panels[0].plot.viewRange()
+    (first, last), _ = view.over_time.panels[0].plot.view_box.viewRange()
     assert 7198 < last - first < 7300
     view.over_time.show_last(RANGES_S["30 s"])
-    (first, last), _ = view.over_time.panels[0].plot.viewRange()
+    (first, last), _ = view.over_time.panels[0].plot.view_box.viewRange()
     assert last - first == pytest.approx(30)
 
 

@@ -102,7 +102,7 @@ def test_a_shorter_range_follows_the_present(session, view, qtbot):
     feed(session, decode_tokens=1)
     before_s = time.monotonic()
     view.bar.range_chosen.emit(10.0)
-    (first, last), _ = view.panels["kv"].plot.viewRange()
+    (first, last), _ = view.panels["kv"].plot.view_box.viewRange()
     assert last - first == pytest.approx(10)
     assert before_s - 2 * BIN_NS / 1e9 <= last <= time.monotonic()
     assert view.is_following
@@ -110,11 +110,11 @@ def test_a_shorter_range_follows_the_present(session, view, qtbot):
 
 def test_dragging_looks_back_in_all_panels_and_live_returns(session, view, qtbot):
     end_ns = feed(session, decode_tokens=1)
-    view.panels["decode"].plot.setXRange(end_ns / 1e9 - 2, end_ns / 1e9 - 1, padding=0)
+    view.panels["decode"].plot.view_box.setXRange(end_ns / 1e9 - 2, end_ns / 1e9 - 1, padding=0)
     view.panels["decode"]._on_dragged(None)
     assert not view.is_following
     assert not view.bar.live.isChecked()
-    (first, last), _ = view.panels["itl"].plot.viewRange()
+    (first, last), _ = view.panels["itl"].plot.view_box.viewRange()
     assert (first, last) == (pytest.approx(end_ns / 1e9 - 2), pytest.approx(end_ns / 1e9 - 1))
     qtbot.mouseClick(view.bar.live, Qt.MouseButton.LeftButton)
     assert view.is_following
@@ -246,7 +246,7 @@ def test_paused_stands_still(session, view):
     session.set_paused(True)
     stopped_s = session.shown_until_ns / 1e9
     view.show_last(10.0)
-    (_, last), _ = view.panels["decode"].plot.viewRange()
+    (_, last), _ = view.panels["decode"].plot.view_box.viewRange()
     assert last == pytest.approx(stopped_s, abs=0.11)
 
 
@@ -290,7 +290,7 @@ def test_all_reaches_over_the_whole_course(session, view):
     x, y = view.panels["decode"]._items["decode_tokens"].getData()
     assert 7190 < x[-1] - x[0] < 7201
     assert np.allclose(y, 40)
-    (first, last), _ = view.panels["decode"].plot.viewRange()
+    (first, last), _ = view.panels["decode"].plot.view_box.viewRange()
     assert 7199 < last - first < 7300
     marks = view.panels["requests"]._shown_marks[1]
     assert 70 < len(marks) < 90

@@ -1,0 +1,59 @@
+"""Neither larger text nor going back to the default layout makes a window or its docks larger for good."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtWidgets import QApplication
+
+
+@pytest.fixture
+def window(engine, session, make_window, poll, qtbot, themes):
+    engine.hold([1, 2])
+    poll(session)
+    yield make_window(session, with_views=True, size=(1280, 800))
+    themes.settings.change(zoom_percent=100)
+
+
+def sizes(window):
+    """Of the window and the docks that are seen."""
+    seen = {name: dock.size().toTuple() for name, dock in window.docks.items() if not dock.visibleRegion().isEmpty()}
+    return window.size().toTuple(), seen
+
+
+def test_larger_text_and_back_leaves_all_as_it_was(window, qtbot):
+    before = sizes(window)
+    for name in ("larger",) * 5 + ("smaller",) * 5:
+        window.actions_by_name[name].trigger()
+        qtbot.wait(80)
+    qtbot.waitUntil(lambda: sizes(window) == before)
+    for name in ("larger",) * 5 + ("usual_size",):
+        window.actions_by_name[name].trigger()  # one right after the other
+    qtbot.waitUntil(lambda: sizes(window) == before)
+
+
+def test_an_edge_that_was_moved_meanwhile_stays_where_it_is(window, qtbot):
+    window.actions_by_name["larger"].trigger()
+    qtbot.wait(80)
+    window.resize(1400, 820)
+    QApplication.processEvents()
+    window.actions_by_name["smaller"].trigger()
+    qtbot.wait(80)
+    assert window.size().toTuple() == (1400, 820)
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (880, 620)])
+def test_the_default_layout_keeps_the_size_of_the_window(window, qtbot, size):
+    window.resize(*size)
+    for dock in window.docks.values():
+        dock.show()
+    window.docks["timeline"].setFloating(True)
+    QApplication.processEvents()
+    window.resize(*size)
+    QApplication.processEvents()
+    had = window.size().toTuple()
+    window.actions_by_name["reset_layout"].trigger()
+    qtbot.wait(50)
+    assert window.size().toTuple() == had
+    assert not window.docks["timeline"].isFloating()
+    assert window.docks["inspector"].isHidden()
+    assert not window.docks["throughput"].visibleRegion().isEmpty()
