@@ -187,15 +187,21 @@ class PrefixModel(QAbstractTableModel):
                 held = np.concatenate((self._shown.nodes, np.repeat(self._shown.nodes[-1:], after - before)))
                 self._shown = Shown(held, 0)
             else:
-                self.moment, self._shown = moment, shown
+                self._hold(moment, shown)
             self.endInsertRows()
         elif after < before:
             self.beginRemoveRows(QModelIndex(), after, before - 1)
             self._shown = Shown(self._shown.nodes[:after], 0)
             self.endRemoveRows()
-        self.moment, self._shown = moment, shown
+        self._hold(moment, shown)
         if after:
             self.dataChanged.emit(self.index(0, 0), self.index(after - 1, len(COLUMNS) - 1))
+
+    def _hold(self, moment: Moment | None, shown: Shown) -> None:
+        """Nodes, and the labels of nodes, change together: a number of one tree is not looked up in another."""
+        if moment is not self.moment:
+            self._labels.forget(moment)
+        self.moment, self._shown = moment, shown
 
 
 def state_color(moment: Moment, node: int) -> str:

@@ -1,7 +1,8 @@
 """The selection's way between the prefix table and the session.
 
 Owns which nodes were chosen in the table, by their keys: while they are, their blocks stand out in every view, as the
-tree grows too. What is selected elsewhere is shown at its place in the tree, and stays selected there.
+tree grows too. What is selected elsewhere is shown at its place in the tree, and stays selected there. Nothing here
+keeps a node's number: it is another node's in the next tree, or nobody's.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class PrefixSelection(QObject):
         self._session, self._model, self._table = session, model, table
         self._chosen: list[int] = []
         self._place: int | None = None
-        """Node of what is selected elsewhere."""
+        """Key of the node where the block is that is selected elsewhere."""
         self._is_ours = False
         """The selection changes because of this object, or rows are about to hold other nodes."""
         model.reordering.connect(self._begin)
@@ -50,7 +51,8 @@ class PrefixSelection(QObject):
         moment = self._model.moment
         if moment is None:
             return None
-        return moment.tree.node_with(self._chosen[-1]) if self._chosen else self._place
+        key = self._chosen[-1] if self._chosen else self._place
+        return None if key is None else moment.tree.node_with(key)
 
     def follow(self) -> None:
         """There is another tree: the chosen nodes may have other blocks, what is selected elsewhere another place."""
@@ -68,12 +70,13 @@ class PrefixSelection(QObject):
         if self._chosen:
             self._mark(self._nodes(moment))
             return
-        place = place_of_selection(moment, self._session)
+        node = place_of_selection(moment, self._session)
+        place = None if node is None else int(moment.tree.key[node])
         if place == self._place and (place is not None or not self._table.chosen_rows()):
             return
         self._place = place
-        row = None if place is None else self._model.reveal(place)
-        self._mark([] if place is None else [place])
+        row = None if node is None else self._model.reveal(node)
+        self._mark([] if node is None else [node])
         if row is not None:
             self._table.scrollTo(self._model.index(row, 0))
         self.changed.emit()
@@ -119,8 +122,8 @@ class PrefixSelection(QObject):
         moment = self._model.moment
         if moment is not None and self._chosen:
             self._mark(self._nodes(moment))
-        elif moment is not None and self._place is not None and self._place < len(moment.tree):
-            self._mark([self._place])
+        elif (place := self.current) is not None:
+            self._mark([place])
         self._is_ours = False
 
     def _mark(self, nodes: list[int]) -> None:

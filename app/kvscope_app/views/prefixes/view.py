@@ -157,7 +157,6 @@ class PrefixesView(View):
             return
         times = StepTimes(self.session.course, mirror)
         moment = Moment(tree, mirror.hello.cache, times, self.session.cursor_ns, mirror.capabilities)
-        self.labels.forget(moment)
         self.model.show_moment(moment)
         if not len(tree):
             self._show_empty(NOTHING_YET)
@@ -244,7 +243,7 @@ class PrefixesView(View):
 
     def _show_detail(self) -> None:
         moment, node = self.model.moment, self.selection.current
-        if moment is None or node is None or node >= len(moment.tree) or self.height() < _LOW:
+        if moment is None or node is None or self.height() < _LOW:
             self.detail.hide()
             return
         self.detail.show_node(moment, node, self.labels.text(node, MAX_BLOCKS))

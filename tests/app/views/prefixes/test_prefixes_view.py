@@ -10,7 +10,9 @@ import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QGuiApplication
 
+from kvscope_app.library.sample import sample_recording
 from kvscope_app.look.theme import THEMES
+from kvscope_app.session.session import Session
 from kvscope_app.session.texts.session_texts import FOR_OPERATORS
 from kvscope_app.setting_names import PREFIX_ORDER
 from kvscope_app.views.page_map.view import PageMapView
@@ -22,6 +24,8 @@ from kvscope_app.views.prefixes.view import NO_CACHE, NO_PARENTS, NOTHING_YET, P
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
 from kvscope_telemetry.messages.roles import Role
+from kvscope_telemetry.playback.playback_source import PlaybackSource
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 from kvscope_telemetry.texts.block_texts import Asked
@@ -438,3 +442,42 @@ def test_it_paints_narrow_and_low(view, theme, width, height):
     view.table.selectRow(1)
     view.resize(width, height)
     assert view.grab().width() == width
+
+
+def test_going_back_from_a_deep_place_in_a_large_tree_to_a_small_one(make_window, qtbot):
+    """A recording's middle has a tree of two dozen nodes, its start none: the place of a block that was clicked
+    on the map there is nobody's place at the start, and nothing raises (pytest-qt fails the test if it does)."""
+    session = Session(PlaybackSource(Recording.open(sample_recording()), is_playing=False))
+    try:
+        window = make_window(session, with_views=("prefixes",), size=(1400, 900))
+        session.start()
+        window.focus_view("prefixes")
+        view, canvas = window.views["prefixes"], window.page_map.canvas
+        qtbot.waitUntil(lambda: session.is_course_whole and canvas.isVisible())
+        begin_ns, end_ns = session.timeline_range_ns
+
+        def is_small():
+            moment = view.model.moment
+            return moment is not None and len(moment.tree) < 8 and view.is_settled
+
+        num_deep = 0
+        for share in (0.42, 0.3, 0.22):
+            session.go_to(begin_ns + round((end_ns - begin_ns) * share))
+            qtbot.waitUntil(lambda: view.model.moment is not None and len(view.model.moment.tree) > 12)
+            qtbot.waitUntil(lambda: view.is_settled)
+            moment = view.model.moment
+            deep = [node for node in range(len(moment.tree)) if moment.tree.rows_of(node).size]
+            on_device = (int(moment.tree.rows_of(node)[0]) for node in reversed(deep))
+            block = next(row for row in on_device if row < session.mirror.hello.cache.num_blocks)
+            qtbot.mouseClick(canvas, Qt.MouseButton.LeftButton, pos=canvas.cell_rect(block).center())
+            assert session.selected_block == block
+            qtbot.waitUntil(lambda: view.table.chosen_rows() != [])
+            num_deep += view.selection.current >= 8
+            qtbot.keyClick(canvas, Qt.Key.Key_Home)
+            qtbot.waitUntil(is_small)
+            current = view.selection.current
+            assert current is None or current < len(view.model.moment.tree)
+            canvas.setFocus()
+        assert num_deep, "at least one of the blocks clicked was deep in the tree"
+    finally:
+        session.close()
