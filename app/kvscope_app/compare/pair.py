@@ -77,6 +77,8 @@ class Pair(QObject):
         self._is_playing = False
         self._speed = 1.0
         self._stepping: Side | None = None
+        self._event_side: Side | None = None
+        """Whose event is shown."""
         self._clock = QTimer(self, interval=FRAME_MS)
         self._clock.timeout.connect(self._look)
         for session in (a, b):
@@ -151,6 +153,7 @@ class Pair(QObject):
 
     def play(self) -> None:
         """Go on from here."""
+        self._event_side = None
         if any(side.goes_on_at(self._position_ns) for side in self.sides):
             self._is_playing = True
             self._stepping = None
@@ -169,7 +172,7 @@ class Pair(QObject):
         """Both there, as far as there is something."""
         first, last = self.timeline_range_ns
         self._position_ns = max(first, min(time_ns, last))
-        self._stepping = None
+        self._stepping = self._event_side = None
         self._gather()
 
     def go_live(self) -> None:
@@ -184,21 +187,41 @@ class Pair(QObject):
         """So many frames of A further, or of B where A was not recorded; the other follows."""
         self.pause()
         lead = next((side for side in self.sides if side.holds(self._position_ns)), self.sides[0])
-        self._stepping = lead
+        self._stepping, self._event_side = lead, None
         lead.session.step_frames(num_frames)
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
-        """To the next event of `kinds` in either, or the one before; which that is, by its own clock."""
-        found: list[tuple[int, TimedEvent]] = []
-        for side in self.sides:
-            events, at_ns = side.session.course.events, self._position_ns + side.offset_ns
-            places = events.find(at_ns + 1, None, kinds)[:1] if forward else events.find(None, at_ns - 1, kinds)[-1:]
-            found += [(events[int(place)].time_ns - side.offset_ns, events[int(place)]) for place in places]
+        """Show the next event of `kinds` in either, or the one before; which that is, by its own clock. The other
+        follows."""
+        found = [
+            (side, timed)
+            for side in self.sides
+            if (timed := side.session.event_beside(kinds, forward=forward)) is not None
+        ]
         if not found:
             return None
-        nearest = (min if forward else max)(found, key=lambda timed: timed[0])
-        self.go_to(nearest[0])
-        return nearest[1]
+        lead, timed = (min if forward else max)(found, key=lambda each: each[1].time_ns - each[0].offset_ns)
+        self._show(lead, timed, before=False)
+        return timed
+
+    @property
+    def is_before_event(self) -> bool:
+        """Whether the state before the event is shown."""
+        return self._event_side is not None and self._event_side.session.is_before_event
+
+    def switch_event_side(self) -> TimedEvent | None:
+        """Show the state before the event that is shown, and from there the one after it; None where none is."""
+        lead = self._event_side
+        timed = None if lead is None else lead.session.shown_event
+        if lead is not None and timed is not None:
+            self._show(lead, timed, before=not lead.session.is_before_event)
+        return timed
+
+    def _show(self, lead: Side, timed: TimedEvent, *, before: bool) -> None:
+        self.pause()
+        self.go_to(timed.time_ns - lead.offset_ns)
+        self._stepping = self._event_side = lead  # once it is there, at a frame, the other follows to that
+        lead.session.show_event(timed, before=before)
 
     # private
 

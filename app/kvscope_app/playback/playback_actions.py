@@ -45,6 +45,14 @@ class EventJumps:
         else:
             self._tell(_words(event))
 
+    def switch_side(self) -> None:
+        """The state before the event that is shown; from there, the one after it."""
+        event = self._session.switch_event_side()
+        if event is None:
+            self._tell("No event is shown: go to one first")
+        else:
+            self._tell(f"{'Before' if self._session.is_before_event else 'After'}: {_words(event)}")
+
 
 def playback_actions(session: Timeline, jumps: EventJumps) -> list[ActionSpec]:
     """Play, jump, step, faster and slower. What leads to the end is called by what the end is."""
@@ -76,6 +84,14 @@ def playback_actions(session: Timeline, jumps: EventJumps) -> list[ActionSpec]:
         ),
         ActionSpec("event_before", "To the event before", TIME, partial(jumps.go, forward=False), ("Ctrl+,",)),
         ActionSpec("event_next", "To the next event", TIME, partial(jumps.go, forward=True), ("Ctrl+.",)),
+        ActionSpec(
+            "event_side",
+            "State before this event",
+            TIME,
+            jumps.switch_side,
+            ("B",),
+            tip="The state before the event that is shown, and from there the one after it again",
+        ),
         ActionSpec("slower", "Slower", TIME, partial(change_speed, session, -1), ("[",)),
         ActionSpec("faster", "Faster", TIME, partial(change_speed, session, 1), ("]",)),
     ]

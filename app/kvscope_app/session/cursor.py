@@ -16,6 +16,7 @@ from kvscope_app.session.links import Player
 from kvscope_app.session.viewpoint import Viewpoint
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import TimedEvent
 
 if TYPE_CHECKING:
     from kvscope_app.session.kept.kept_timeline import KeptTimeline
@@ -36,6 +37,8 @@ class Cursor:
         self.point: Viewpoint | None = None
         self.wanted_ns: int | None = None
         """Where it was told to go while the tape opens, by the wall clock."""
+        self._wanted_event: tuple[TimedEvent, bool] | None = None
+        """The event that was there, and whether the state before it is wanted."""
         self.wants_play = False
         """Whether it is to go on from there."""
         self.wanted_seq: int | None = None
@@ -75,11 +78,13 @@ class Cursor:
         self.close()
         self.frozen, self.is_away = None, False
 
-    def go_to(self, time_ns: int, kept: KeptTimeline) -> None:
-        """Be at `time_ns`, by the wall clock; later, where the tape has to be opened first."""
+    def go_to(self, time_ns: int, kept: KeptTimeline, event: TimedEvent | None = None, *, before: bool = False) -> None:
+        """Be at `time_ns`, by the wall clock; later, where the tape has to be opened first. With an `event`: at the
+        frame that tells it, or `before` that."""
         self.wanted_seq = None
+        self._wanted_event = None if event is None else (event, before)
         if self._source is not None:
-            self._source.seek((time_ns - self._source.recording.start_ns) / 1e9, with_past=False)
+            self._seek(self._source, time_ns)
             return
         self.wanted_ns = time_ns
         if self._opening is None:
@@ -99,7 +104,7 @@ class Cursor:
         from kvscope_telemetry.playback.playback_source import PlaybackSource  # who stays live needs none of it
 
         source = PlaybackSource(tape, is_playing=False)
-        source.seek((time_ns - tape.start_ns) / 1e9, with_past=False)
+        self._seek(source, time_ns)
         source.set_speed(speed)
         self._source = source
         self.point = Viewpoint(source, self._course, source)
@@ -107,6 +112,13 @@ class Cursor:
             source.play()
         self.wants_play = False
         return ""
+
+    def _seek(self, source: PlaybackSource, time_ns: int) -> None:
+        seconds, told = (time_ns - source.recording.start_ns) / 1e9, self._wanted_event
+        if told is None:
+            source.seek(seconds, with_past=False)
+        else:
+            source.seek_event(seconds, told[0].event, before=told[1])
 
     def take_failure(self) -> str:
         """Why the tape cannot be read any further, once; else empty. What is shown of it stays, and where one goes next

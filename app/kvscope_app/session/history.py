@@ -18,13 +18,14 @@ import numpy as np
 
 from kvscope_app.session.bin_ring import BinRing, FloatArray, IntArray
 from kvscope_app.session.device_log import DeviceLog
-from kvscope_app.session.event_log import EventLog
+from kvscope_app.session.event_log import EventLog, LoggedEvent
 from kvscope_app.session.latency_window import LatencyWindow
 from kvscope_app.session.request_times import RequestTimes
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import DeviceSample, MemoryBreakdown, Reading
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.summaries.histograms import UNKNOWN_RANGE, Range, joined
+from kvscope_telemetry.summaries.summary import TimedEvent
 
 BIN_NS: Final = 100_000_000
 MAX_SILENCE_NS: Final = 1_600_000_000
@@ -167,6 +168,10 @@ class History:
     def wall_ns(self, time_ns: int) -> int:
         """Nanoseconds since 1970 of a time on this machine's monotonic clock."""
         return time_ns + self._wall_offset_ns
+
+    def timed(self, entry: LoggedEvent) -> TimedEvent:
+        """An event of the log by the wall clock."""
+        return TimedEvent(self.wall_ns(entry.time_ns), entry.epoch, entry.event)
 
     def add(self, update: Update, mirror: BlockCounts, now_ns: int | None = None) -> None:
         """Take in what came. `mirror` has applied it already. `now_ns`: time of receipt, for tests."""

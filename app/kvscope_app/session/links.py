@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 from kvscope_telemetry.messages.commands import BlockContent, Command, Reply
+from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.source import Source
 
@@ -77,6 +78,9 @@ class Player(Protocol):
     def play(self) -> None: ...
     def pause(self) -> None: ...
     def seek(self, seconds: float, *, with_past: bool = True) -> None: ...
+    def seek_event(self, seconds: float, event: Event, *, before: bool = False) -> None:
+        """To the frame that tells an event which was at `seconds`, or to the one before that."""
+
     def step(self, num_frames: int) -> None:
         """Stand still, so many frames further, or back."""
 

@@ -27,7 +27,8 @@ from kvscope_app.session.texts.told_contents import ToldContents
 from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.commands import Abort, Command, GetAllocatorMap, GetBlockText, Submit
 from kvscope_telemetry.messages.roles import Role
-from kvscope_telemetry.source import Source, SourceState, SourceStatus
+from kvscope_telemetry.source import Source, SourceState, SourceStatus, Update
+from kvscope_telemetry.summaries.summary import TimedEvent
 
 if TYPE_CHECKING:
     from kvscope_app.session.course_reading import CourseReading
@@ -73,7 +74,10 @@ class Session(SourceTimeline):
         """Rows of the ledger that stand out instead of a request's."""
         self.selected_batch: tuple[int, ...] = ()
         """Requests that stand out together instead of one: those of a step."""
+        self._selects_whom = False
+        """Whether the request of the event that is shown is to be selected, once its engine start is what is shown."""
         self.epoch_changed.connect(self.clear_selection)
+        self.shown.connect(self._select_whom)
         self._told_failure = ""
         self._pace.timeout.connect(self.poll)
         if self._end.player is not None:
@@ -120,6 +124,20 @@ class Session(SourceTimeline):
         was started anew."""
         self._end_reason = reason
         self._tell_status()
+
+    def show_event(self, timed: TimedEvent, *, before: bool = False) -> None:
+        """Stand still at the state after an event, or `before` it, and select the request that it happened to."""
+        super().show_event(timed, before=before)
+        self._selects_whom = bool(timed.event.number)
+        if self.shown_event is None and self._selects_whom and timed.epoch == self.mirror.epoch:
+            self.select_request(timed.event.number)  # nothing is kept to go to
+        self._select_whom()
+
+    def _select_whom(self, update: Update | None = None) -> None:
+        timed = self.shown_event
+        if self._selects_whom and timed is not None and timed.epoch == self.mirror.epoch:
+            self._selects_whom = False
+            self.select_request(timed.event.number)
 
     # What the person selected
 

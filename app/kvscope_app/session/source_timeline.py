@@ -48,6 +48,8 @@ class SourceTimeline(QObject):
     paused_changed = Signal()
     cursor_changed = Signal()
     """What is shown is another moment than before, or its past is known better."""
+    event_shown = Signal()
+    """An event is shown, the other side of it, or none any more."""
     noticed = Signal(str)
     """Something a person should read, in a sentence."""
 
@@ -63,6 +65,10 @@ class SourceTimeline(QObject):
         self._end = Viewpoint(source, self.course, player, resync_of(source))
         self._cursor = Cursor(self.course)
         self._pace = Pace(self)
+        self.shown_event: TimedEvent | None = None
+        """The event that a person went to; None once they go anywhere else."""
+        self.is_before_event = False
+        """Whether the state before it is shown, rather than the one after it."""
         self.is_file = player is not None
         """Whether there is no end that goes on: a recording is played."""
         self._speed = 1.0
@@ -194,6 +200,7 @@ class SourceTimeline(QObject):
 
     def play(self) -> None:
         """Go on from here. Never jumps: where nothing is kept in between, the present is what comes next."""
+        self._leave_event()
         self._pace.keep(is_busy=True)
         player = self.player
         if player is not None:
@@ -209,6 +216,7 @@ class SourceTimeline(QObject):
 
     def go_live(self) -> None:
         """Glue the cursor to the end again; of a recording, go to its end."""
+        self._leave_event()
         self._pace.keep(is_busy=True)
         if self._end.player is not None:
             self._end.player.seek(self._end.player.duration, with_past=False)
@@ -221,6 +229,7 @@ class SourceTimeline(QObject):
 
     def go_to(self, time_ns: int) -> None:
         """Move the cursor to `time_ns`; beyond the end a live session is live."""
+        self._leave_event()
         around = self.timeline_range_ns
         if around is None:
             return
@@ -243,6 +252,7 @@ class SourceTimeline(QObject):
         """Stand still so many frames of the engine further, or back."""
         if self.timeline_range_ns is None:
             return
+        self._leave_event()
         if not self.is_file and not self._cursor.is_away:
             self.pause()
         if self.player is not None:
@@ -254,14 +264,50 @@ class SourceTimeline(QObject):
         self._pace.keep(is_busy=True)
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
-        """To the next event of `kinds` (None: of any), or the one before; which that is."""
-        events, at_ns = self.course.events, self.cursor_ns
-        found = events.find(at_ns + 1, None, kinds)[:1] if forward else events.find(None, at_ns - 1, kinds)[-1:]
-        if not found.size:
-            return None
-        event = events[int(found[0])]
-        self.go_to(event.time_ns)
-        return event
+        """Show the next event of `kinds` (None: of any), or the one before; which that is."""
+        timed = self.event_beside(kinds, forward=forward)
+        if timed is not None:
+            self.show_event(timed)
+        return timed
+
+    def event_beside(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
+        """The event of `kinds` (None: of any) after the one that is shown, or before it; where none is shown, after the
+        cursor, or before it. Several events may be told with one frame: the cursor alone would pass over them."""
+        events, shown = self.course.events, self.shown_event
+        at = None if shown is None else events.place_of(shown)
+        if at is None:
+            at_ns = self.cursor_ns
+            found = events.find(at_ns + 1, None, kinds)[:1] if forward else events.find(None, at_ns - 1, kinds)[-1:]
+        else:
+            around = (
+                events.find(events[at].time_ns, None, kinds)
+                if forward
+                else events.find(None, events[at].time_ns, kinds)
+            )
+            found = around[around > at][:1] if forward else around[around < at][-1:]
+        return events[int(found[0])] if found.size else None
+
+    def show_event(self, timed: TimedEvent, *, before: bool = False) -> None:
+        """Stand still at the state after an event: the frame that tells it is applied. `before`: at the one before."""
+        around = self.timeline_range_ns
+        if around is None:
+            return
+        self.pause()
+        self.shown_event, self.is_before_event = timed, before
+        if self._end.player is not None:
+            seconds = (timed.time_ns - self._end.player.recording.start_ns) / 1e9
+            self._end.player.seek_event(seconds, timed.event, before=before)
+        else:
+            assert self.kept is not None, "nothing is kept to go to"
+            self._cursor.go_to(max(timed.time_ns, around[0]), self.kept, timed, before=before)
+        self._pace.keep(is_busy=True)
+        self.event_shown.emit()
+
+    def switch_event_side(self) -> TimedEvent | None:
+        """Show the state before the event that is shown, and from there the one after it; None where none is."""
+        if self.shown_event is not None:
+            self.show_event(self.shown_event, before=not self.is_before_event)
+        return self.shown_event
 
     # For who looks each display frame
 
@@ -273,6 +319,11 @@ class SourceTimeline(QObject):
         return is_busy
 
     # private
+
+    def _leave_event(self) -> None:
+        if self.shown_event is not None:
+            self.shown_event, self.is_before_event = None, False
+            self.event_shown.emit()
 
     def _take(self, point: Viewpoint) -> bool:
         """Apply what `point` has; whether anything happens there."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import TimedEvent
 
 
 @runtime_checkable
@@ -29,6 +30,9 @@ class TimedSession(Protocol):
     def mirror(self) -> Mirror: ...
     def go_to(self, time_ns: int) -> None: ...
     def go_live(self) -> None: ...
+    def show_event(self, timed: TimedEvent, *, before: bool = False) -> None:
+        """Go to the state after an event, or `before` it, and select the request that it happened to."""
+
     def select_request(self, number: int | None) -> None: ...
 
 
@@ -46,6 +50,12 @@ class Choice:
         self._wanted = (epoch, number) if number else None
         self._session.go_to(time_ns)
         self.settle()
+
+    def show_event(self, timed: TimedEvent) -> None:
+        """Go to the state after an event, and select whom it happened to."""
+        if self._session is not None:
+            self._wanted = None
+            self._session.show_event(timed)
 
     def settle(self) -> None:
         """What is shown may have become another."""

@@ -59,6 +59,7 @@ _NEED_A_PAST: Final = (
     "frame_forward",
     "event_before",
     "event_next",
+    "event_side",
     "slower",
     "faster",
 )

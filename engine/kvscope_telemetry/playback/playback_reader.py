@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Event, Frame, MemoryBreakdown, TelemetryMessage
 from kvscope_telemetry.playback.playback_spans import Span, Spans
 from kvscope_telemetry.recorded import Recorded
 
@@ -18,6 +18,8 @@ PAST_NS: Final = 60_000_000_000
 _LOOK_EVERY: Final = 64
 _LOOK_BACK_NS: Final = 250_000_000
 """How far back a frame is looked for first."""
+_TOLD_WITHIN_NS: Final = 10_000_000_000
+"""An event is told with the frame of its step, at the step's end: so long after it at most that frame is looked for."""
 
 
 class PlaybackReader:
@@ -86,6 +88,21 @@ class PlaybackReader:
             if back_ns > at_ns:
                 return times[0] if times else 0
             back_ns *= 4
+
+    def frame_with(self, event: Event, at_ns: int) -> int:
+        """When the frame was that tells `event`, which was at about `at_ns`: with it applied, the state is the one
+        after the event. Of the first frame from then on where none does."""
+        after_ns = None
+        from_s, until_s = max(0, at_ns - _LOOK_BACK_NS) / 1e9, (at_ns + _TOLD_WITHIN_NS) / 1e9
+        for at_s, message in self._recording.messages(from_s, until_s):
+            if not isinstance(message, Frame):
+                continue
+            when_ns = round(at_s * 1e9)
+            if event in message.events:
+                return when_ns
+            if after_ns is None and when_ns >= at_ns:
+                after_ns = when_ns
+        return at_ns if after_ns is None else after_ns
 
     def _frame_times(self, from_ns: int, until_ns: int | None) -> Iterator[int]:
         until_s = None if until_ns is None else until_ns / 1e9

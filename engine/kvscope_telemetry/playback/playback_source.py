@@ -10,11 +10,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.playback.playback_clock import MAX_SPEED, MIN_SPEED, PlaybackClock
 from kvscope_telemetry.playback.playback_reader import PlaybackReader
 from kvscope_telemetry.playback.playback_spans import Span
@@ -27,6 +29,16 @@ GROW_S: Final = 0.25
 """How often it is looked whether there is more, where somebody may be writing."""
 MAX_WAITING: Final = 400
 """Updates that wait to be taken; with as many it stands still. A jump brings its past besides."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Seek:
+    """A place to go to: a time, or the frame that tells an event, or the one before that."""
+
+    to_ns: int
+    with_past: bool
+    event: Event | None = None
+    before: bool = False
 
 
 class PlaybackSource:
@@ -50,7 +62,7 @@ class PlaybackSource:
         self._spans: deque[Span] = deque()
         self._position_ns = 0  # up to where everything is in `_spans`, or was taken
         self._taken_ns = 0
-        self._wanted: tuple[int, bool] | None = (0, True)  # a seek that was not done: where to, with its past
+        self._wanted: _Seek | None = _Seek(0, with_past=True)  # a seek that was not done
         self._num_steps = 0  # frames to go on, or back
         self._is_refused = False
         self._is_closing = False
@@ -107,7 +119,7 @@ class PlaybackSource:
     def position(self) -> float:
         """Seconds since the start up to which everything was handed out, or where it was told to go."""
         with self._changed:
-            return (self._position_ns if self._wanted is None else self._wanted[0]) / 1e9
+            return (self._position_ns if self._wanted is None else self._wanted.to_ns) / 1e9
 
     @property
     def now_ns(self) -> int:
@@ -167,12 +179,22 @@ class PlaybackSource:
 
         `with_past`: the minute before it comes along, in short updates, for curves. Without, it is quicker.
         """
-        wanted_ns = max(0, min(round(seconds * 1e9), self._duration_ns))
+        self._want(seconds, with_past=with_past)
+
+    def seek_event(self, seconds: float, event: Event, *, before: bool = False) -> None:
+        """Go to the frame that tells `event`, which was at `seconds`: the state is the one after it. `before`: to the
+        frame before that one."""
+        self._want(seconds, event=event, before=before)
+
+    def _want(
+        self, seconds: float, *, with_past: bool = False, event: Event | None = None, before: bool = False
+    ) -> None:
+        to_ns = max(0, min(round(seconds * 1e9), self._duration_ns))
         with self._changed:
             if self._failure:
                 return
             self._num_steps = 0
-            self._wanted = (wanted_ns, with_past)
+            self._wanted = _Seek(to_ns, with_past, event, before)
             self._spans.clear()
             self._changed.notify_all()
 
@@ -277,16 +299,19 @@ class PlaybackSource:
         with self._changed:
             self._num_steps -= num_frames
             if self._wanted is None and to_ns != at_ns:
-                self._wanted = (to_ns, False)
+                self._wanted = _Seek(to_ns, with_past=False)
                 self._spans.clear()
             self._changed.notify_all()
 
-    def _jump(self, wanted: tuple[int, bool]) -> None:
+    def _jump(self, wanted: _Seek) -> None:
         def is_wanted() -> bool:
             return self._wanted is wanted and not self._is_closing
 
-        to_ns, with_past = wanted
-        spans = self._reader.jump(to_ns, with_past=with_past, is_wanted=is_wanted)
+        to_ns = wanted.to_ns
+        if wanted.event is not None:
+            to_ns = self._reader.frame_with(wanted.event, to_ns)
+            to_ns = self._reader.frame_near(to_ns, -1) if wanted.before else to_ns
+        spans = self._reader.jump(to_ns, with_past=wanted.with_past, is_wanted=is_wanted)
         with self._changed:
             if spans is not None and is_wanted():
                 to_ns = max(to_ns, spans[-1].until_ns) if spans else to_ns

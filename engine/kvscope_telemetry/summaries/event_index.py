@@ -19,6 +19,7 @@ MAX_EVENTS: Final = 200_000
 KINDS: Final = tuple(get_args(EventKind))
 _CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
 _OTHER_CODE: Final = 255
+_SAME_NS: Final = 250_000_000
 _TIME, _EPOCH, _NUMBER, _OTHER, _KIND = range(5)
 
 
@@ -85,6 +86,12 @@ class EventIndex:
             wanted &= (rows[_EPOCH] == epoch) & ((rows[_NUMBER] == number) | (rows[_OTHER] == number))
         found: npt.NDArray[np.int64] = np.flatnonzero(wanted) + begin
         return found
+
+    def place_of(self, timed: TimedEvent) -> int | None:
+        """Where an event is; None where it was forgotten. Its time may be off by as much as two clocks drift apart."""
+        places = self.find(timed.time_ns - _SAME_NS, timed.time_ns + _SAME_NS, (timed.event.kind,))
+        told = ((place, self._events[place]) for place in places.tolist())
+        return next((place for place, each in told if (each.epoch, each.event) == (timed.epoch, timed.event)), None)
 
     def forget_before(self, time_ns: int) -> None:
         """Those before `time_ns` go."""

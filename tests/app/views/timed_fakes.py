@@ -33,6 +33,11 @@ class FakeTimedSession(QObject):
         self.cursor_ns = time_ns
         self.went_to.append(time_ns)
 
+    def show_event(self, timed, *, before=False):
+        self.go_to(timed.time_ns)
+        if timed.event.number:
+            self.select_request(timed.event.number)
+
     def go_live(self):
         self.went_to.append(None)
 

@@ -57,6 +57,8 @@ class Mark:
 
     x: float
     text: str
+    about: object = None
+    """What was there, for whoever is told that it was clicked; None where that is not known one by one."""
 
 
 class ChartPanel(QWidget):
@@ -66,6 +68,8 @@ class ChartPanel(QWidget):
     """x under the mouse in seconds, None when it left."""
     chosen = Signal(float)
     """x of a click, in seconds."""
+    mark_chosen = Signal(object)
+    """What the mark that was clicked is about."""
     range_dragged = Signal(float, float)
     """The person moved or zoomed the time shown."""
     fit_wanted = Signal()
@@ -193,7 +197,7 @@ class ChartPanel(QWidget):
         shown = (y, tuple(marks))
         if shown != self._shown_marks:
             self._shown_marks = shown
-            self._marks.setData([mark.x for mark in marks], [y] * len(marks), data=[mark.text for mark in marks])
+            self._marks.setData([mark.x for mark in marks], [y] * len(marks), data=list(marks))
 
     def show_cursor(self, x: float | None) -> None:
         """The hover line, the same in every panel."""
@@ -274,9 +278,21 @@ class ChartPanel(QWidget):
         self.hovered.emit(float(view.mapSceneToView(position).x()) if inside else None)
 
     def _on_clicked(self, click: pg.GraphicsScene.mouseEvents.MouseClickEvent) -> None:
+<<<<<<< HEAD
         view = self.plot.view_box
         if click.button() is Qt.MouseButton.LeftButton and view.sceneBoundingRect().contains(click.scenePos()):
             self.chosen.emit(float(view.mapSceneToView(click.scenePos()).x()))
+=======
+        view = self.plot.getViewBox()
+        if click.button() is not Qt.MouseButton.LeftButton or not view.sceneBoundingRect().contains(click.scenePos()):
+            return
+        at = view.mapSceneToView(click.scenePos())
+        about = next((spot.data().about for spot in self._marks.pointsAt(at) if spot.data().about is not None), None)
+        if about is not None:
+            self.mark_chosen.emit(about)
+        else:
+            self.chosen.emit(float(at.x()))
+>>>>>>> 720b6126 (A click on an event, its marks and Ctrl+. show the state after it and select whom it happened to; B shows the state before; the inspector tells why this event happened, with links)
 
     def _on_dragged(self, _axes: object) -> None:
         (first, last), _ = self.plot.view_box.viewRange()
@@ -298,5 +314,5 @@ class ChartPanel(QWidget):
             self.chosen.emit(float(self._cursor.value()))
 
 
-def _mark_tip(x: float, y: float, data: str) -> str:
-    return plain_tip(data)
+def _mark_tip(x: float, y: float, data: Mark) -> str:
+    return plain_tip(data.text)

@@ -37,6 +37,7 @@ from kvscope_app.views.events.index_model import IndexModel
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.timed_session import Choice, TimedSession
 from kvscope_telemetry.summaries.event_index import KINDS, EventIndex
+from kvscope_telemetry.summaries.summary import TimedEvent
 
 _NARROW: Final = 620
 _FILES: Final = "Comma separated (*.csv);;Tab separated (*.tsv)"
@@ -152,7 +153,7 @@ class EventsView(View):
     def _on_chosen(self, entry: LoggedEvent) -> None:
         rows = {index.row() for index in self.table.selectionModel().selectedIndexes()}
         if len(rows) <= 1:  # several are chosen to be copied
-            self._choice.choose(entry.time_ns, entry.epoch, entry.event.number)
+            self._choice.show_event(TimedEvent(entry.time_ns, entry.epoch, entry.event))
 
     def _on_kinds(self) -> None:
         wanted = [kind for kind, action in self.kind_actions.items() if action.isChecked()]

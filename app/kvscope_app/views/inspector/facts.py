@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from kvscope_telemetry.summaries.summary import TimedEvent
+
 
 class Goal(Enum):
     """What a link leads to, and what its number is."""
@@ -18,6 +20,8 @@ class Goal(Enum):
     """Nanoseconds since 1970."""
     FRAMES = auto()
     """So many frames further, or back."""
+    EVENT = auto()
+    """The state after `Link.event`, or before it where the number is negative."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,7 @@ class Link:
 
     goal: Goal
     number: int
+    event: TimedEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,11 @@ def request_link(number: int) -> Link:
 def time_link(time_ns: int) -> Link:
     """To a moment."""
     return Link(Goal.TIME, time_ns)
+
+
+def event_link(timed: TimedEvent, *, before: bool = False) -> Link:
+    """To the state after an event, or before it."""
+    return Link(Goal.EVENT, -1 if before else 1, timed)
 
 
 def as_json(facts: Iterable[Fact]) -> str:

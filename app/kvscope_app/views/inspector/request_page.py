@@ -10,7 +10,8 @@ from kvscope_app.look.number_text import count, percent
 from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.session.history import History
 from kvscope_app.views.events.event_entries import why_text
-from kvscope_app.views.inspector.facts import Fact, Page, block_link, page, time_link
+from kvscope_app.views.inspector.event_facts import THIS_EVENT
+from kvscope_app.views.inspector.facts import Fact, Page, block_link, event_link, page, time_link
 from kvscope_app.views.places import place_of
 from kvscope_app.views.requests.blocks_words import blocks_sentence
 from kvscope_app.views.requests.cold_blocks import cold_blocks
@@ -25,16 +26,22 @@ _MAX_EVENTS: Final = 50
 
 
 def request_page(
-    mirror: Mirror, history: History, number: int, texts: Iterable[Fact] = (), find_first: FindFirst = lambda _: -1
+    mirror: Mirror,
+    history: History,
+    number: int,
+    texts: Iterable[Fact] = (),
+    find_first: FindFirst = lambda _: -1,
+    event: Iterable[Fact] = (),
 ) -> Page | None:
     """Of request `number`; None when it is not known (any more). `texts`: what there is to read of it, `find_first`:
-    see `phases`."""
+    see `phases`; `event`: of the event that is shown."""
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None:
         return None
     events = history.events.of_request(mirror.hello.epoch, number)
     return page(
         f"Request #{count(number)}",
+        (THIS_EVENT, event),
         ("Request", _columns(mirror, history, row)),
         ("Phases", _phases(mirror, history, events, number, find_first)),
         ("Times", _times(mirror, history, mirror.hello, row)),
@@ -115,4 +122,4 @@ def _events(history: History, events: list[LoggedEvent]) -> Iterator[Fact]:
         wall_ns = history.wall_ns(entry.time_ns)
         why = why_text(entry.event)
         value = f"{entry.event.kind}: {why}" if why else entry.event.kind
-        yield Fact(clock_text(wall_ns), value, time_link(wall_ns))
+        yield Fact(clock_text(wall_ns), value, event_link(history.timed(entry)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from kvscope_app.look.clock_text import wall_text
 from kvscope_app.look.number_text import count, plural, seconds
 from kvscope_app.views.events.event_entries import why_text
+from kvscope_app.views.inspector.event_facts import THIS_EVENT
 from kvscope_app.views.inspector.facts import Fact, Goal, Link, Page, page, request_link
 from kvscope_app.views.inspector.request_page import wall_offset_ns
 from kvscope_app.views.roofline.step_facts import how_it_ran, work_facts
@@ -30,14 +31,24 @@ _PHASES: Final = {
 Series = Mapping[str, npt.NDArray[np.int64]]
 
 
-def step_page(mirror: Mirror, frame: Frame | None, newest: Series, why_no_batch: str, *, can_step: bool) -> Page:
+def step_page(
+    mirror: Mirror,
+    frame: Frame | None,
+    newest: Series,
+    why_no_batch: str,
+    *,
+    can_step: bool,
+    event: Iterable[Fact] = (),
+) -> Page:
     """Of the step shown. `frame`: its own, where it could be read; otherwise `newest`, the series of the newest update,
-    tells the times, and `why_no_batch` why not who ran."""
+    tells the times, and `why_no_batch` why not who ran. `event`: of the event that is shown."""
     assert mirror.hello is not None, "there are steps only once there is an engine"
     if not mirror.capabilities.steps:
-        return page(f"Reading {count(mirror.seq)}", ("Reading", _step(mirror, can_step=can_step)))
+        reading = ("Reading", _step(mirror, can_step=can_step))
+        return page(f"Reading {count(mirror.seq)}", (THIS_EVENT, event), reading)
     return page(
         f"Step {count(mirror.step)}",
+        (THIS_EVENT, event),
         ("Step", _step(mirror, can_step=can_step)),
         ("Took", _phases(frame) if frame is not None else _newest_phases(mirror, newest)),
         ("Ran", () if frame is None else how_it_ran(frame, mirror.hello.device)),

@@ -5,6 +5,7 @@ Owns which of the three is told. What is selected is the session's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import ClassVar, Final
 
@@ -19,6 +20,7 @@ from kvscope_app.session.texts.request_text import text_blocks, text_parts
 from kvscope_app.views.base import View
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.inspector.block_page import block_page
+from kvscope_app.views.inspector.event_facts import event_facts
 from kvscope_app.views.inspector.fact_table import FactTable
 from kvscope_app.views.inspector.facts import Fact, Goal, Link, Page
 from kvscope_app.views.inspector.life_panel import LifePanel
@@ -29,6 +31,7 @@ from kvscope_app.views.inspector.step_reader import StepReader
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.requests.first_tokens import FirstTokens, find_first_token
 from kvscope_app.views.roofline.step_facts import phases_of
+from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.source import Update
 
 BLOCK, REQUEST, STEP = range(3)
@@ -146,19 +149,40 @@ class InspectorView(View):
         why_not = reasons[0] if all(reasons) and reasons else ""
         parts = [Fact(name, value) for name, value in text_parts(blocks, texts.get, why_not)]
         find = partial(find_first_token, self.session, self.first_tokens, number)
-        return request_page(mirror, self.session.history, number, parts, find)
+        return request_page(mirror, self.session.history, number, parts, find, self._event_facts(number))
 
     def _step_page(self) -> Page:
         session, mirror = self.session, self.session.mirror
-        why, frame = _PAUSE_FIRST, None
-        if not session.is_playing and mirror.hello is not None:
-            at_ns = mirror.time_ns + wall_offset_ns(mirror.hello)  # perhaps long ago: the engine did nothing since
-            frame = self.steps.get((mirror.hello.epoch, mirror.seq), at_ns)
+        frame = self._frame()
+        why = _PAUSE_FIRST
+        if not session.is_playing:
             why = "reading…" if self.steps.is_reading else self.steps.failure or "not kept"
         can_step = session.timeline_range_ns is not None
         timings = newest_timings(mirror, self._newest) if frame is None else frame.timings
         self.strip.show_phases(phases_of(timings))
-        return step_page(mirror, frame, self._newest, why, can_step=can_step)
+        event = self._event_facts()
+        return step_page(mirror, frame, self._newest, why, can_step=can_step, event=event)
+
+    def _frame(self) -> Frame | None:
+        """Of the step that is shown, once it is read; None while time goes on."""
+        mirror = self.session.mirror
+        if self.session.is_playing or mirror.hello is None:
+            return None
+        at_ns = mirror.time_ns + wall_offset_ns(mirror.hello)  # perhaps long ago: the engine did nothing since
+        return self.steps.get((mirror.hello.epoch, mirror.seq), at_ns)
+
+    def _event_facts(self, number: int | None = None) -> Iterable[Fact]:
+        """Of the event that is shown, where it is `number`'s, or whoever's."""
+        timed, hello = self.session.shown_event, self.session.mirror.hello
+        if (
+            timed is None
+            or hello is None
+            or (number is not None and number not in (timed.event.number, timed.event.other))
+        ):
+            return ()
+        is_before = self.session.is_before_event
+        frame = None if is_before or timed.event.kind != "evicted" else self._frame()
+        return event_facts(timed, hello.cache, frame, is_before=is_before)
 
     def _why_nothing(self) -> str:
         selected = (self.session.selected_block, self.session.selected_request, None)[self.subject]
@@ -196,6 +220,13 @@ class InspectorView(View):
         if self.isVisible():
             self.refresh()
 
+    def _on_event(self) -> None:
+        """Somebody went to an event: the request that it happened to is told, or the step where it is nobody's."""
+        if (timed := self.session.shown_event) is not None:
+            self.subject = REQUEST if timed.event.number else STEP
+            self.subjects.set_current(self.subject)
+        self._refresh_if_seen()
+
     def _on_link(self, link: Link) -> None:
         session = self.session
         if link.goal is Goal.BLOCK:
@@ -206,6 +237,8 @@ class InspectorView(View):
             self.show_subject(REQUEST)
         elif link.goal is Goal.TIME:
             session.go_to(link.number)
+        elif link.goal is Goal.EVENT and link.event is not None:
+            session.show_event(link.event, before=link.number < 0)
         else:
             session.step_frames(link.number)
 
@@ -222,6 +255,7 @@ class InspectorView(View):
         self.copy_button.clicked.connect(lambda: self.table.copy(all_rows=True))
         self.table.followed.connect(self._on_link)
         self.session.selection_changed.connect(self._on_selection)
+        self.session.event_shown.connect(self._on_event)
         self.session.shown.connect(self._remember)
         self.life.history.changed.connect(self._refresh_if_seen)
         self.steps.found.connect(self._refresh_if_seen)

@@ -18,10 +18,6 @@ from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.state.mirror import Mirror
 
-_MAX_PREEMPTIONS = 4
-"""The newest are told."""
-
-
 FindFirst = Callable[[int], int]
 """When the first token came of a request that was admitted then, both by the engine's clock; -1: not known (yet)."""
 
@@ -92,7 +88,7 @@ def _preempted(mirror: Mirror, row: int, own: list[Event]) -> Iterator[tuple[str
         return
     away_ns = sum(event.data.waited_ns for event in own if event.kind == "resumed" and event.data is not None)
     away = f", {seconds(away_ns / 1e9)} until it came back" if away_ns else ""
-    yield "Preempted", f"{plural(max(times, len(told)), 'time')}{away}"
-    for event in told[-_MAX_PREEMPTIONS:]:
-        if cause := cause_text(event):
-            yield "Because", f"{cause[0].upper()}{cause[1:]}."
+    times = max(times, len(told))
+    yield "Preempted", f"{plural(times, 'time')}{away}"
+    if told and (cause := cause_text(told[-1])):
+        yield "Because" if times == 1 else "The last time", f"{cause[0].upper()}{cause[1:]}."

@@ -292,13 +292,14 @@ def preemption_marks(history: History, first_s: float, last_s: float) -> list[Ma
     # Absolute stretches of time, so that marks stay what they are as the window moves on.
     width_ns = max(int((last_s - first_s) * 1e9) // _MARKS_ACROSS, 1)
     groups = groupby(entries, key=lambda entry: entry.time_ns // width_ns)
-    return [_mark(list(group)) for _, group in groups]
+    return [_mark(list(group), history) for _, group in groups]
 
 
-def _mark(entries: list[LoggedEvent]) -> Mark:
+def _mark(entries: list[LoggedEvent], history: History) -> Mark:
     lines = [f"Request {e.event.number} preempted: {cause_text(e.event)}" for e in entries[:_NAMED_ON_A_MARK]]
     rest = len(entries) - len(lines)
-    return Mark(entries[0].time_ns / 1e9, "\n".join([*lines, f"and {rest} more"] if rest else lines))
+    text = "\n".join([*lines, f"and {rest} more"] if rest else lines)
+    return Mark(entries[0].time_ns / 1e9, text, history.timed(entries[0]))
 
 
 def _curves(key: str, window: HistoryWindow, span_s: float) -> dict[str, FloatArray]:

@@ -280,6 +280,7 @@ class ThroughputView(View):
             panel.range_dragged.connect(self.look_back)
             panel.chosen.connect(self._go_to)
             panel.fit_wanted.connect(self.follow)
+            panel.mark_chosen.connect(self.session.show_event)
 
     def _lay_out(self) -> None:
         body = QWidget()

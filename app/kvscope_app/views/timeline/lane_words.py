@@ -45,6 +45,8 @@ class Found:
     number: int = 0
     batch: tuple[int, ...] = ()
     """The requests of the step that it is about."""
+    event: TimedEvent | None = None
+    """The event whose mark it is."""
 
 
 def found_in_lane(name: str, shown: Shown, time_ns: int, reach_ns: int) -> Found:
@@ -64,7 +66,8 @@ def found_in_lane(name: str, shown: Shown, time_ns: int, reach_ns: int) -> Found
     near = _near(name, shown, time_ns, reach_ns)
     if near:
         nearest = min(near, key=lambda timed: abs(timed.time_ns - time_ns))
-        return Found(nearest.time_ns, _event_words(near, nearest), nearest.epoch, nearest.event.number)
+        words = _event_words(near, nearest)
+        return Found(nearest.time_ns, words, nearest.epoch, nearest.event.number, event=nearest)
     column, noun = _COUNTED[name]
     number = int(np.nan_to_num(course.column(column)[place])) if is_known else 0
     return Found(time_ns, f"{plural(number, noun)} in this second" if number else "")

@@ -132,7 +132,10 @@ class TimelineView(View):
     def _on_chosen(self, found: Found) -> None:
         if found.batch and hasattr(self.session, "select_batch"):
             self._wanted_batch = (found.epoch, found.batch)
-        self._choice.choose(found.time_ns, found.epoch, found.number)
+        if found.event is not None:
+            self._choice.show_event(found.event)
+        else:
+            self._choice.choose(found.time_ns, found.epoch, found.number)
         self.refresh()
 
     def _settle_batch(self) -> None:

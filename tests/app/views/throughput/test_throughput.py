@@ -196,7 +196,8 @@ def test_preemptions_are_marked_with_who_and_why(session, view):
     session.history.add(Update(events=(event,)), session.mirror, end_ns + 1)
     view.refresh_all()
     points = view.panels["requests"]._marks.points()
-    assert [point.data() for point in points] == ["Request 12 preempted: no free block for request 14"]
+    assert [point.data().text for point in points] == ["Request 12 preempted: no free block for request 14"]
+    assert points[0].data().about.event == event
 
 
 def test_preemptions_that_lie_on_top_of_each_other_share_a_mark(session, view):
@@ -205,7 +206,7 @@ def test_preemptions_that_lie_on_top_of_each_other_share_a_mark(session, view):
     session.history.add(Update(events=events), session.mirror, end_ns + 1)
     view.refresh_all()
     (mark,) = view.panels["requests"]._marks.points()
-    lines = mark.data().splitlines()
+    lines = mark.data().text.splitlines()
     assert lines[0] == "Request 1 preempted: no free block"
     assert lines[-1] == f"and {300 - len(lines) + 1} more"
 

@@ -1,0 +1,51 @@
+"""The event that a person went to: why it happened, and links to each request and block that it names. No Qt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from kvscope_app.look.clock_text import clock_text
+from kvscope_app.look.number_text import count, plural
+from kvscope_app.views.events.event_entries import why_text
+from kvscope_app.views.inspector.facts import Fact, block_link, event_link, request_link
+from kvscope_app.views.places import place_of
+from kvscope_telemetry.messages.telemetry import CacheInfo, Event, Frame
+from kvscope_telemetry.summaries.summary import TimedEvent
+
+THIS_EVENT: Final = "This event"
+_MAX_BLOCKS: Final = 12
+
+
+def event_facts(timed: TimedEvent, cache: CacheInfo, frame: Frame | None, *, is_before: bool) -> Iterator[Fact]:
+    """`frame`: the one that tells it, where it could be read; `is_before`: whether the state before it is shown."""
+    event = timed.event
+    yield Fact(event.kind.capitalize(), clock_text(timed.time_ns))
+    shown, other = ("before", "after") if is_before else ("after", "before")
+    yield Fact("Shown", f"the state {shown} it; go to the one {other}", event_link(timed, before=not is_before))
+    if event.number:
+        yield Fact("Happened to", f"request #{count(event.number)}", request_link(event.number))
+    if event.other:
+        yield Fact(_role_of_other(event), f"request #{count(event.other)}", request_link(event.other))
+    if why := why_text(event):
+        yield Fact("Because", f"{why[0].upper()}{why[1:]}")
+    if event.kind == "preempted" and event.num_blocks and not is_before:
+        value = f"{plural(event.num_blocks, 'block')}: highlighted in the state before"
+        yield Fact("Gave up", value, event_link(timed, before=True))
+    if event.kind == "evicted" and frame is not None:
+        yield from _evicted(frame, cache)
+
+
+def _role_of_other(event: Event) -> str:
+    kind = "" if event.data is None else event.data.kind
+    return {"preempted": "Needed by", "evicted": "Needed by", "forked": "Forked from"}.get(kind, "Caused by")
+
+
+def _evicted(frame: Frame, cache: CacheInfo) -> Iterator[Fact]:
+    blocks = np.frombuffer(frame.moves.evicted, "<u4").tolist()
+    for block in blocks[:_MAX_BLOCKS]:
+        yield Fact("Evicted", place_of(cache, block).name, block_link(block))
+    if len(blocks) > _MAX_BLOCKS:
+        yield Fact("And", f"{count(len(blocks) - _MAX_BLOCKS)} more")

@@ -1,0 +1,213 @@
+"""Going to an event: the state after it and before it, whom it happened to, and the next of several in one frame."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from tests.app.session.test_timeline import arrive as arrive_live
+from tests.app.session.test_timeline import live, settings
+
+from kvscope_app.library.sample import sample_recording
+from kvscope_app.session.session import Session
+from kvscope_app.views.events.view import EventsView
+from kvscope_app.views.inspector.view import REQUEST, STEP, InspectorView
+from kvscope_app.views.throughput.view import ThroughputView
+from kvscope_app.views.timeline.lane_words import Found, found_in_lane
+from kvscope_app.views.timeline.view import TimelineView
+from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.playback.playback_source import PlaybackSource
+from kvscope_telemetry.recordings.reader import Recording
+
+__all__ = ["live", "settings"]
+
+
+@pytest.fixture
+def session(qapp, qtbot):
+    """The sample, which stands at its start; its course is read."""
+    made = Session(PlaybackSource(Recording.open(sample_recording()), is_playing=False))
+    made.start()
+    qtbot.waitUntil(lambda: made.is_course_whole and made.mirror.hello is not None)
+    yield made
+    made.close()
+    made.deleteLater()
+
+
+def arrive(session, qtbot):
+    """Wait until what is shown is where the cursor is."""
+    qtbot.waitUntil(lambda: not session.source.is_seeking)
+    session.poll()
+
+
+def state_of(session, number):
+    row = session.mirror.requests.row_of(number)
+    return None if row is None else RequestState(int(session.mirror.requests.state[row]))
+
+
+def blocks_of(session, number):
+    """How many blocks of the pool a request has: what was swapped lies below it."""
+    return int((session.mirror.requests.table(number) < session.mirror.hello.cache.num_blocks).sum())
+
+
+def told_in(session, kind, seq):
+    """Events of `kind` that the frame `seq` tells, read from the file by other code."""
+    frames = Recording.open(sample_recording()).frames()
+    return [event for frame in frames if frame.seq == seq for event in frame.events if event.kind == kind]
+
+
+def facts_of(view):
+    model = view.table.facts
+    return [fact for row in range(model.rowCount()) if (fact := model.fact_at(row)) is not None]
+
+
+def test_an_event_shows_the_state_after_it_and_whom_it_happened_to(session, qtbot):
+    seen = []
+    while (timed := session.go_to_event(["preempted"], forward=True)) is not None and len(seen) < 8:
+        arrive(session, qtbot)
+        seen.append(timed.event)
+        assert timed.event in told_in(session, "preempted", session.mirror.seq)
+        assert session.selected_request == timed.event.number
+        assert state_of(session, timed.event.number) is not RequestState.RUNNING
+        assert blocks_of(session, timed.event.number) == 0
+        session.switch_event_side()
+        arrive(session, qtbot)
+        assert session.is_before_event
+        assert blocks_of(session, timed.event.number) == timed.event.num_blocks
+        assert state_of(session, timed.event.number) is RequestState.RUNNING
+        session.switch_event_side()
+        arrive(session, qtbot)
+        assert state_of(session, timed.event.number) is not RequestState.RUNNING
+    assert len(seen) == 8
+
+
+def test_every_event_is_gone_to_also_where_several_are_told_at_once(session, qtbot):
+    every = [session.course.events[place] for place in range(len(session.course.events))]
+    session.show_event(every[0])
+    forward = [every[0]]
+    while (timed := session.go_to_event(None, forward=True)) is not None:
+        forward.append(timed)
+        if len(forward) % 16 == 0:
+            arrive(session, qtbot)  # what is shown by then makes no difference
+    assert forward == every
+    back = [every[-1]]
+    while (timed := session.go_to_event(None, forward=False)) is not None:
+        back.append(timed)
+    assert back[::-1] == every
+
+
+def test_whoever_goes_elsewhere_shows_no_event(session, qtbot):
+    told = []
+    session.event_shown.connect(lambda: told.append(session.shown_event))
+    for leave in (
+        lambda: session.go_to(session.timeline_range_ns[0]),
+        lambda: session.step_frames(1),
+        session.play,
+        session.go_live,
+    ):
+        timed = session.course.events[5]
+        session.show_event(timed)
+        assert session.shown_event is timed
+        assert not session.is_playing
+        leave()
+        assert session.shown_event is None
+        assert session.switch_event_side() is None
+    assert told[-2:] == [session.course.events[5], None]
+
+
+def test_a_row_of_the_events_table_a_mark_of_the_timeline_and_a_mark_of_a_chart(session, qtbot):
+    preempted = session.course.events.find(kinds=("preempted",))
+    timed = session.course.events[int(preempted[3])]
+    events, timeline, charts = EventsView(session), TimelineView(session), ThroughputView(session)
+    for view in (events, timeline, charts):
+        qtbot.addWidget(view)
+        view.resize(1200, 700)
+        view.show()
+        view.refresh()
+
+    def is_shown():
+        arrive(session, qtbot)
+        assert session.shown_event.event == timed.event
+        assert session.selected_request == timed.event.number
+        assert blocks_of(session, timed.event.number) == 0
+        session.go_to(session.timeline_range_ns[0])
+        session.select_request(None)
+
+    row = next(row for row in range(events.model.rowCount()) if events.model.timed_at(row) == timed)
+    index = events.model.index(row, 0)
+    events.table.scrollTo(index)
+    qtbot.mouseClick(events.table.viewport(), Qt.MouseButton.LeftButton, pos=events.table.visualRect(index).center())
+    is_shown()
+
+    qtbot.waitUntil(lambda: timeline.refresh() or timeline.canvas.shown is not None)
+    found = found_in_lane("preempted", timeline.canvas.shown, timed.time_ns, 1)
+    assert isinstance(found, Found)
+    timeline.canvas.chosen.emit(found)
+    is_shown()
+
+    charts.panels["requests"].mark_chosen.emit(timed)
+    is_shown()
+
+
+def test_the_inspector_tells_this_event_and_links_to_all_it_names(session, qtbot):
+    view = InspectorView(session)
+    qtbot.addWidget(view)
+    view.resize(420, 900)
+    view.show()
+    preempted = session.course.events.find(kinds=("preempted",))
+    for place in preempted[[0, 5, 2]].tolist():
+        timed = session.course.events[place]
+        session.show_event(timed)
+        arrive(session, qtbot)
+        view.refresh()
+        assert view.subject == REQUEST
+        because = [fact.value for fact in facts_of(view) if fact.name == "Because"]
+        assert because[0].casefold().startswith(cause_text(timed.event).casefold())
+        other = next(fact for fact in facts_of(view) if fact.name == "Needed by")
+        view.table.followed.emit(other.link)
+        assert session.selected_request == timed.event.other
+        view.refresh()
+        whom = next(fact for fact in facts_of(view) if fact.name == "Happened to")
+        view.table.followed.emit(whom.link)
+        assert session.selected_request == timed.event.number
+        view.refresh()
+        shown = next(fact for fact in facts_of(view) if fact.name == "Shown")
+        view.table.followed.emit(shown.link)
+        assert session.is_before_event
+
+
+def test_the_blocks_of_an_eviction_are_links(session, qtbot):
+    view = InspectorView(session)
+    qtbot.addWidget(view)
+    view.resize(420, 900)
+    view.show()
+    timed = session.course.events[int(session.course.events.find(kinds=("evicted",))[0])]
+    session.show_event(timed)
+    arrive(session, qtbot)
+    view.refresh()
+    assert view.subject == STEP
+
+    def evicted():
+        view.refresh()
+        return [fact for fact in facts_of(view) if fact.name == "Evicted" and fact.link is not None]
+
+    qtbot.waitUntil(lambda: len(evicted()) == min(timed.event.num_blocks, 12))
+    link = evicted()[0].link
+    view.table.followed.emit(link)
+    assert session.selected_block == link.number
+
+
+def test_in_a_live_session_the_state_after_an_event_is_shown_from_what_was_kept(live, qtbot):
+    admitted = live.course.events.find(kinds=("admitted", "finished"))
+    assert admitted.size
+    timed = live.course.events[int(admitted[0])]
+    live.show_event(timed)
+    assert live.paused
+    arrive_live(live, qtbot)
+    assert live.selected_request == timed.event.number
+    told = [entry.event for entry in live.history.events.since(0)]
+    assert timed.event in told
+    seq = live.mirror.seq
+    live.switch_event_side()
+    qtbot.waitUntil(lambda: live.mirror.seq == seq - 1)
+    live.go_live()
+    assert live.shown_event is None
