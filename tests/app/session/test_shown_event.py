@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from PySide6.QtCore import Qt
+from tests.app.session.test_timeline import SECOND_NS, live, settings
 from tests.app.session.test_timeline import arrive as arrive_live
-from tests.app.session.test_timeline import live, settings
 
 from kvscope_app.library.sample import sample_recording
 from kvscope_app.session.session import Session
@@ -197,9 +197,10 @@ def test_the_blocks_of_an_eviction_are_links(session, qtbot):
 
 
 def test_in_a_live_session_the_state_after_an_event_is_shown_from_what_was_kept(live, qtbot):
-    admitted = live.course.events.find(kinds=("admitted", "finished"))
-    assert admitted.size
-    timed = live.course.events[int(admitted[0])]
+    begin_ns = live.timeline_range_ns[0] + SECOND_NS // 2  # before the first frame that was kept there is none
+    found = live.course.events.find(begin_ns)
+    assert found.size
+    timed = live.course.events[int(found[0])]
     live.show_event(timed)
     assert live.paused
     arrive_live(live, qtbot)
