@@ -278,12 +278,7 @@ class ChartPanel(QWidget):
         self.hovered.emit(float(view.mapSceneToView(position).x()) if inside else None)
 
     def _on_clicked(self, click: pg.GraphicsScene.mouseEvents.MouseClickEvent) -> None:
-<<<<<<< HEAD
         view = self.plot.view_box
-        if click.button() is Qt.MouseButton.LeftButton and view.sceneBoundingRect().contains(click.scenePos()):
-            self.chosen.emit(float(view.mapSceneToView(click.scenePos()).x()))
-=======
-        view = self.plot.getViewBox()
         if click.button() is not Qt.MouseButton.LeftButton or not view.sceneBoundingRect().contains(click.scenePos()):
             return
         at = view.mapSceneToView(click.scenePos())
@@ -292,7 +287,6 @@ class ChartPanel(QWidget):
             self.mark_chosen.emit(about)
         else:
             self.chosen.emit(float(at.x()))
->>>>>>> 720b6126 (A click on an event, its marks and Ctrl+. show the state after it and select whom it happened to; B shows the state before; the inspector tells why this event happened, with links)
 
     def _on_dragged(self, _axes: object) -> None:
         (first, last), _ = self.plot.view_box.viewRange()
