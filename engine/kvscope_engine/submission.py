@@ -52,6 +52,8 @@ def child_requests(
             priority=submit.priority,
             parent=first_number if index else 0,
             cache_salt=submit.cache_salt,
+            client=submit.client,
+            batch=submit.batch,
         )
         for index in range(submit.sampling.n)
     ]

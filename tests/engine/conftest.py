@@ -216,7 +216,9 @@ class Drive:
         self.sampled: dict[int, int] = {}
         """On the device: the last token of each request."""
 
-    def request(self, prompt: Sequence[int], max_tokens: int, *, priority: int = 0) -> Request:
+    def request(
+        self, prompt: Sequence[int], max_tokens: int, *, priority: int = 0, client: str = "", batch: str = ""
+    ) -> Request:
         """A new request, numbered, not yet added."""
         self.num_requests += 1
         self.now_ns += 1000
@@ -228,12 +230,14 @@ class Drive:
             max_tokens=max_tokens,
             arrival_ns=self.now_ns,
             priority=priority,
+            client=client,
+            batch=batch,
             expected_tokens=len(prompt) + max_tokens if self.shape.knows_lengths else None,
         )
 
-    def submit(self, prompt: Sequence[int], max_tokens: int, *, priority: int = 0) -> Request:
-        """A new request in the queue."""
-        request = self.request(prompt, max_tokens, priority=priority)
+    def submit(self, prompt: Sequence[int], max_tokens: int, **options: Any) -> Request:
+        """A new request in the queue; `options` are those of `request`."""
+        request = self.request(prompt, max_tokens, **options)
         self.scheduler.add(request)
         return request
 
@@ -246,8 +250,8 @@ class Drive:
 
     def siblings(self, prompt: Sequence[int], max_tokens: int, count: int) -> list[Request]:
         """A request in the queue and `count` more completions of its prompt, held back until that is computed."""
-        parent = self.submit(prompt, max_tokens)
-        children = [self.request(prompt, max_tokens) for _ in range(count)]
+        parent = self.submit(prompt, max_tokens, batch=f"b{self.num_requests}")
+        children = [self.request(prompt, max_tokens, batch=parent.batch) for _ in range(count)]
         for child in children:
             child.parent = parent.number
             self.scheduler.add(child)

@@ -56,6 +56,10 @@ class Request:
     finish_reason: FinishReason | None = None
     cache_salt: str = ""
     """Its blocks are shared only with requests of the same."""
+    client: str = ""
+    """Whose it is: clients are served in turn (`waiting_queue`)."""
+    batch: str = ""
+    """What its client asked for at once, this request among it; empty: the completions of its own prompt."""
     num_draft_tokens: int = 0
     """Tokens that were guessed ahead for it and checked, and those of them that were right; the scheduler's."""
     num_accepted_tokens: int = 0

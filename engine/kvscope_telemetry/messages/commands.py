@@ -28,6 +28,7 @@ MAX_STEPS: Final = 1000
 RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Tag = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53))]
 Blocks = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MAX_TEXT_BLOCKS)]
+ClientName = Annotated[str, msgspec.Meta(max_length=64)]
 PromptText = Annotated[str, msgspec.Meta(max_length=MAX_PROMPT_CHARACTERS)]
 
 
@@ -74,6 +75,11 @@ class Submit(_Command, frozen=True, kw_only=True):
     """Cached prefixes are shared only among requests of the same salt."""
     tools: PromptText = ""
     """A JSON array of the functions that the model may call, as OpenAI writes them; for the chat template."""
+    client: ClientName = ""
+    """For whom a client of this socket asks that serves several, as the HTTP API does; they take turns and are limited
+    each. Empty: for itself."""
+    batch: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    """What belongs together of what was asked for at once; a client's batches take turns. Empty: this request alone."""
 
 
 class Abort(_Command, frozen=True, kw_only=True):
@@ -84,6 +90,9 @@ class Abort(_Command, frozen=True, kw_only=True):
 
     request_id: RequestId
     anyones: bool = False
+    client: ClientName = ""
+    """As in its `Submit`, the next too: it is carried out after that one."""
+    batch: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
 class GetSnapshot(_Command, frozen=True, kw_only=True):

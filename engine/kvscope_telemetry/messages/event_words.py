@@ -73,6 +73,11 @@ def _preempted(event: Event, data: EventData) -> list[str]:
     return [needed, _choice(event, data), _price(event, data)]
 
 
+def _made_way(event: Event, data: EventData) -> list[str]:
+    who = {"client": "whose client ran nothing", "batch": "whose batch ran nothing"}.get(data.choice, "whose turn it was")
+    return [f"made way for request #{event.other}, {who}", _price(event, data)]
+
+
 def _asked(event: Event, data: EventData) -> list[str]:
     return [f"{data.by} asked for it", _price(event, data)]
 
@@ -84,6 +89,7 @@ def _choice(event: Event, data: EventData) -> str:
         "itself": "it is itself next to give way",
         "priority": f"{chosen} for its low priority ({data.choice_number})",
         "spared": f"{chosen}: it was {times} preempted",
+        "share": f"{chosen}: its client held the most",
         "newest": f"{chosen} as the newest",
     }.get(data.choice, chosen)
 
@@ -133,6 +139,7 @@ _WORDS: Final[dict[str, Callable[[Event, EventData], list[str]]]] = {
     "started": _started,
     "forked": _forked,
     "preempted": _preempted,
+    "made_way": _made_way,
     "asked": _asked,
     "evicted": _evicted,
     "engine_paused": _paused,

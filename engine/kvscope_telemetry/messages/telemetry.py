@@ -267,8 +267,8 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """
 
     kind: str
-    """"started" (admitted or resumed), "forked", "preempted", "asked" (preempted by a person), "evicted", "ended"
-    (finished), or one of `STOP_EVENTS`."""
+    """"started" (admitted or resumed), "forked", "preempted", "made_way" (preempted for a client or a batch that ran
+    nothing), "asked" (preempted by a person), "evicted", "ended" (finished), or one of `STOP_EVENTS`."""
     waited_ns: int = 0
     """started: running time (`RunningTime`) since the request came, or was preempted."""
     num_known_tokens: int = 0
@@ -288,7 +288,8 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """preempted: blocks that `Event.other` needed, and how many of them could be had."""
     num_available: int = 0
     choice: str = ""
-    """preempted: why this one: "itself", "priority", "spared" (it was preempted less often) or "newest"."""
+    """preempted: why this one: "itself", "priority", "share" (its client held the most), "spared" (it was preempted less
+    often) or "newest"; made_way: for a "client", or a "batch" of its own client."""
     choice_number: int = 0
     """The priority, or how often."""
     is_swapped: bool = False

@@ -80,10 +80,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.requests: list[Request] = []
 
-    @rule(family=st.integers(0, 2), length=st.integers(1, 30), new=st.integers(1, 30), priority=st.integers(0, 1))
-    def submit(self, family: int, length: int, new: int, priority: int) -> None:
+    @rule(
+        family=st.integers(0, 2),
+        length=st.integers(1, 30),
+        new=st.integers(1, 30),
+        priority=st.integers(0, 1),
+        whose=st.sampled_from([("", ""), ("a", ""), ("a", "one"), ("a", "two"), ("b", "one")]),
+    )
+    def submit(self, family: int, length: int, new: int, priority: int, whose: tuple[str, str]) -> None:
+        options = {"priority": priority, "client": whose[0], "batch": whose[1]}
         try:
-            self.requests.append(self.one.submit([family] * length, new, priority=priority))
+            self.requests.append(self.one.submit([family] * length, new, **options))
         except BadInput:
             assert length + new > self.one.scheduler.max_request_tokens
         else:  # more where the text begins with pinned blocks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 
@@ -32,23 +33,111 @@ def test_it_is_always_the_first_by_rank_who_is_next(seed: int) -> None:
             queue.remove(request)
             outside.append(request)
         else:
-            assert queue.first is min(inside, key=rank)
-            request = queue.pop_first()
+            request = queue.first
+            assert request is min(inside, key=rank)
+            queue.remove(request)
             inside.remove(request)
             outside.append(request)
         assert len(queue) == len(inside)
     while inside:
-        request = queue.pop_first()
+        request = queue.first
         assert request is min(inside, key=rank)
+        queue.remove(request)
         inside.remove(request)
     assert not queue
+
+
+class Model:
+    """The same said plainly: everything is looked through each time."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Request] = []
+        self.running: dict[int, tuple[Request, int]] = {}
+
+    def held(self, client: str, batch: str | None = None) -> int:
+        return sum(
+            tokens
+            for request, tokens in self.running.values()
+            if request.client == client and batch in (None, request.batch)
+        )
+
+    @property
+    def first(self) -> Request:
+        highest = max(request.priority for request in self.waiting)
+        top = [request for request in self.waiting if request.priority == highest]
+        clients = {request.client for request in top}
+        firsts = [self._of_client([request for request in top if request.client == client]) for client in clients]
+        return min(firsts, key=lambda request: (self.held(request.client), rank(request)))
+
+    def _of_client(self, requests: list[Request]) -> Request:
+        return min(requests, key=lambda request: (self.held(request.client, request.batch), rank(request)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_clients_and_their_batches_take_turns(seed: int) -> None:
+    randomness = random.Random(seed)
+    outside = [make_request(n, randomness.randrange(50), randomness.randrange(2)) for n in range(60)]
+    for request in outside:
+        request.client, request.batch = randomness.choice("abc"), randomness.choice("xyz")
+        request.prompt_token_ids = [1] * randomness.randrange(1, 5)
+    queue, model = WaitingQueue(), Model()
+    for _ in range(3_000):
+        action = randomness.random()
+        if outside and action < 0.4:
+            request = outside.pop(randomness.randrange(len(outside)))
+            queue.add(request)
+            model.waiting.append(request)
+        elif model.waiting and action < 0.8:
+            request = queue.first
+            assert request is model.first
+            queue.remove(request)
+            queue.start(request)
+            model.waiting.remove(request)
+            model.running[request.number] = (request, request.num_tokens)
+        elif model.running:
+            request, _ = model.running.pop(randomness.choice(list(model.running)))
+            queue.stop(request)
+            outside.append(request)
+        for request, _ in model.running.values():
+            assert queue.held_by_client(request).num_tokens == model.held(request.client)
+            assert queue.held_by_batch(request).num_tokens == model.held(request.client, request.batch)
+
+
+def test_a_single_request_does_not_wait_for_somebody_else_s_thousand() -> None:
+    queue = WaitingQueue()
+    for number in range(1000):
+        request = make_request(number, arrival_ns=number)
+        request.client, request.batch = "much", str(number % 2)
+        queue.add(request)
+    running = queue.first
+    queue.remove(running)
+    queue.start(running)
+    alone, other = make_request(2000, arrival_ns=5000), make_request(2001, arrival_ns=6000)
+    alone.client, alone.batch = "little", "one"
+    other.client, other.batch = "much", "one more"
+    queue.add(alone)
+    queue.add(other)
+    assert queue.first is alone
+    queue.remove(alone)
+    queue.start(alone)
+    numbers = []
+    for _ in range(3):
+        request = queue.first
+        queue.remove(request)
+        queue.start(request)
+        numbers.append(request.number)
+    assert numbers == [1, 2001, 2]  # of the client's batches first those that hold nothing
 
 
 def test_who_comes_and_leaves_again_and_again_takes_no_more_room() -> None:
     queue = WaitingQueue()
     queue.add(make_request(0))
-    for number in range(1, 10_000):
-        request = make_request(number, arrival_ns=number)
-        queue.add(request)
-        queue.remove(request)
-    assert len(queue._heap) < 50
+    tracemalloc.start()
+    try:
+        for number in range(1, 10_000):
+            request = make_request(number, arrival_ns=number)
+            queue.add(request)
+            queue.remove(request)
+        assert tracemalloc.get_traced_memory()[0] < 200_000
+    finally:
+        tracemalloc.stop()

@@ -48,9 +48,12 @@ class Admission:
 
     def fits(self, request: Request, found: Reusable, *, is_alone: bool) -> bool:
         """Whether there are blocks now for all tokens the request knows."""
+        return self.num_missing(request, found) - (self._watermark if is_alone else 0) <= 0
+
+    def num_missing(self, request: Request, found: Reusable) -> int:
+        """Blocks that it takes beside who runs, and that cannot be had; negative: so many are left over."""
         available = self._tables.num_available(request) - self._pool.num_idle(found.hits)
-        watermark = 0 if is_alone else self._watermark
-        return self._num_blocks(request) - len(found.hits) + watermark <= available
+        return self._num_blocks(request) - len(found.hits) + self._watermark - available
 
     def start(self, request: Request, found: Reusable, draft: PlanBuilder) -> Event:
         """The request gets what was found for it; returns what a person is told."""

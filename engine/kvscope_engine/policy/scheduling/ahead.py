@@ -17,6 +17,7 @@ DRAFTED: Final = "drafts of what follows the tokens"
 FORKED: Final = "completions that share their prompt"
 FOLLOWED: Final = "a form or penalties"
 SHARED: Final = "a prompt in progress that others may share"
+TURN: Final = "a turn for a client or a batch that runs nothing"
 SHORT: Final = "no free block for each request"
 
 

@@ -105,6 +105,28 @@ def preempted(victim: Request, needy: Request, needed: int, available: int, give
     )
 
 
+def made_way(victim: Request, needy: Request, given_up: GivenUp, now_ns: int) -> Event:
+    """`needy` is of a client, or a batch, that ran nothing, and the victim of one that runs several requests."""
+    data = EventData(
+        kind="made_way",
+        choice="client" if victim.client != needy.client else "batch",
+        is_swapped=given_up.is_swapped,
+        swap_ns=_ns(given_up.swap_seconds),
+        recompute_ns=_ns(given_up.recompute_seconds),
+    )
+    return _in_words(
+        Event(
+            kind="preempted",
+            time_ns=now_ns,
+            number=victim.number,
+            other=needy.number,
+            num_blocks=given_up.num_blocks,
+            num_tokens=given_up.num_tokens,
+            data=data,
+        )
+    )
+
+
 def preempted_by(victim: Request, by: str, given_up: GivenUp, now_ns: int) -> Event:
     """`by` asked for it, and the victim gave up its blocks."""
     data = EventData(
@@ -204,6 +226,8 @@ def _choice(victim: Request, needy: Request) -> tuple[str, int]:
         return "itself", 0
     if victim.priority < needy.priority:
         return "priority", victim.priority
+    if victim.client != needy.client:
+        return "share", 0
     if victim.num_preemptions < needy.num_preemptions:
         return "spared", victim.num_preemptions
     return "newest", 0

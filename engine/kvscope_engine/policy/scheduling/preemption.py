@@ -5,7 +5,6 @@ They are computed again later, or moved to a lower tier until then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvscope_engine.policy.fit import num_blocks_for
@@ -32,13 +31,15 @@ class GivenUp:
     """None before anything was measured."""
 
 
-def choose_victim(running: Iterable[Request]) -> Request:
-    """Of the running requests the one of the lowest priority; among those the least often preempted; then the newest.
+def victim_order(request: Request, held_tokens: int) -> tuple[int, ...]:
+    """Sorts running requests by who gives up its blocks first; `held_tokens` are those of its client, or batch.
 
-    So nobody is preempted twice before another of its priority was once. It ends all the same: a request is admitted
+    The lowest priority; among those, of who holds the most; of its requests the least often preempted; then the newest.
+    So nobody is preempted twice before another of its client's was once. It ends all the same: a request is admitted
     only when all it knows fits, so each preemption follows tokens that were generated since, and those are kept.
     """
-    return min(running, key=_order)
+    _, arrival_ns, number = rank(request)
+    return (request.priority, -held_tokens, request.num_preemptions, -arrival_ns, -number)
 
 
 class Preemption:
@@ -90,8 +91,3 @@ def _prefers_swap(mode: str, swap: float | None, recompute: float | None) -> boo
     if swap is None or mode == "recompute":
         return False
     return mode == "swap" or recompute is None or swap < recompute
-
-
-def _order(request: Request) -> tuple[int, int, int, int]:
-    _, arrival_ns, number = rank(request)
-    return (request.priority, request.num_preemptions, -arrival_ns, -number)

@@ -5,19 +5,23 @@ Knows no tensors and no clock: times come with the calls.
 
 The rules, in the order they are applied in each step:
 
-1. Order of service is by rank: higher priority first, then earlier arrival. It decides everything below.
+1. Order of service is by rank: higher priority first, then earlier arrival. It decides everything below but who waits.
 2. Running requests go on: those one token short (decode) first, then prefills, in chunks that fit what is
    left of `max_num_batched_tokens`. Blocks are taken as tokens come.
-3. When a running request needs a block and there is none, one gives up all its blocks (`victims`: of the lowest
-   priority the one least often preempted, of those the newest) and goes back to the queue, where its rank puts
-   it before all that were never admitted (of its priority). It keeps its tokens; what was computed of them moves to
-   a lower tier, or is computed again, less what the prefix cache still holds (`preemption`). It ends all the same:
-   `add` refused what could not run alone, and each preemption follows tokens generated since the victim came.
-4. Waiting requests are admitted by rank while tokens of the budget are left (so no running prefill is still
-   short of blocks), all blocks for the tokens they know fit in what is available, less a watermark of 1 % of
-   the pool (at least a block; none when nothing runs, or the policy reserves ahead), and no request was
-   preempted in this step. One that does not fit is not overtaken. Waiting requests, whatever their priority,
-   never preempt running ones.
+3. When a running request needs a block and there is none, one gives up all its blocks (`victim_order`: of the lowest
+   priority one of the client that holds the most, of its the one least often preempted, of those the newest) and goes
+   back to the queue, where its rank puts it before all of its batch and client that were never admitted. It keeps its
+   tokens; what was computed of them moves to a lower tier, or is computed again, less what the prefix cache still holds
+   (`preemption`). It ends all the same: `add` refused what could not run alone, and each preemption follows tokens
+   generated since the victim came.
+4. Waiting requests are admitted in the order of the queue (priority, then clients and their batches in turn, then rank:
+   `waiting_queue`) while tokens of the budget are left (so no running prefill is still short of blocks), all blocks for
+   the tokens they know fit in what is available, less a watermark of 1 % of the pool (at least a block; none when
+   nothing runs, or the policy reserves ahead), and no request was preempted in this step. One that does not fit is
+   not overtaken. Waiting requests, whatever their priority, preempt running ones in one case alone: a client that runs
+   nothing gets a place from clients that run several requests, a batch that runs nothing from batches of the same
+   client that do (`_make_way`). Whoever gives way goes on running something, so the number of clients, or of a client's
+   batches, that run grows with each time, and nobody makes way for a lower priority. Policies that reserve know no such turns.
 5. Drafts come last: requests that are one token short have guesses checked with it, where the budget, the blocks and
    `max_num_seqs` (of tokens sampled in a step) leave room. Nobody gives up blocks for a draft, and those of wrong ones
    are given back when the step is committed.
@@ -56,7 +60,7 @@ from kvscope_engine.policy.scheduling.drafting import Drafting
 from kvscope_engine.policy.scheduling.held_forks import HeldForks
 from kvscope_engine.policy.scheduling.pins import check_fits_beside_pins, check_pins
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
-from kvscope_engine.policy.scheduling.preemption import GivenUp, Preemption, choose_victim
+from kvscope_engine.policy.scheduling.preemption import GivenUp, Preemption, victim_order
 from kvscope_engine.policy.scheduling.writing import write_down
 from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
 from kvscope_engine.policy.tiers.mover_protocol import TierMover
@@ -202,6 +206,8 @@ class Scheduler:
             return ahead_of.DRAFTED
         if self._waiting and self._pool.index is not None and ahead_of.computes_prompts(running):
             return ahead_of.SHARED
+        if self._way():
+            return ahead_of.TURN
         return "" if self._has_room_beside(Ahead(running)) else ahead_of.SHORT
 
     def schedule_beside(self, running: StepPlan, now_ns: int) -> StepPlan:
@@ -217,7 +223,7 @@ class Scheduler:
         evicted_before, sunk_before = self._pool.evicted_blocks, self.totals.sunk_blocks
         self._continue_prefills(self._continue_decodes(draft, ahead), draft, ahead)
         if not draft.has_preempted:
-            self._admit(draft)
+            self._admit(draft, self._way() if draft.budget and not ahead else [])
         assert not (ahead and draft.has_preempted), "a request in flight was preempted"
         if self._drafting is not None and not ahead and not draft.has_preempted:
             self._drafting.add(draft, self._pool.step, self.max_num_seqs)
@@ -364,17 +370,73 @@ class Scheduler:
                 available = self._tables.num_available(request)
         return needed <= available
 
-    def _admit(self, draft: PlanBuilder) -> None:
+    def _admit(self, draft: PlanBuilder, way: list[Request]) -> None:
+        """Let in who is next while there is room; those who are to make way do, for one alone."""
+        if way:
+            self._make_way(self._waiting.first, way, draft)
         while self._waiting and len(self._running) < self.max_num_seqs and draft.budget:
             request = self._waiting.first
             found = self._admission.find(request)
             if not self._admission.fits(request, found, is_alone=not self._running):
                 return
-            self._waiting.pop_first()
+            self._waiting.remove(request)
             event = self._admission.start(request, found, draft)
             self._run(request, draft.now_ns)
             self._changes.event(event)
             self._schedule_chunk(request, request.num_computed_tokens, draft)
+            if way:
+                return
+
+    def _way(self) -> list[Request]:
+        """Who is to make way for the first that waits; nobody when it fits anyway, runs already, or still would not."""
+        if not self._waiting or self._reserves or not self._running:
+            return []
+        first = self._waiting.first
+        victims = self._who_may_make_way(first)
+        if not victims:
+            return []
+        found = self._admission.find(first)
+        seats = len(self._running) + 1 - self.max_num_seqs
+        missing = self._admission.num_missing(first, found)
+        way: list[Request] = []
+        while (seats > 0 or missing > 0) and len(way) < len(victims):
+            victim = victims[len(way)]
+            way.append(victim)
+            seats -= 1
+            missing -= sum(self._pool.ref_count(block) == 1 for block in victim.block_table)
+        return [] if seats > 0 or missing > 0 else way
+
+    def _who_may_make_way(self, first: Request) -> list[Request]:
+        """Those running that a turn may be taken from, in their order: each leaves its client, or batch, another."""
+        queue = self._waiting
+        is_batch = bool(queue.held_by_client(first).num_requests)
+        if is_batch and queue.held_by_batch(first).num_requests:
+            return []
+        held = queue.held_by_batch if is_batch else queue.held_by_client
+        candidates = [
+            request
+            for request in self._running
+            if request.priority <= first.priority
+            and (request.client == first.client) is is_batch
+            and held(request).num_requests > 1
+        ]
+        candidates.sort(key=lambda request: victim_order(request, held(request).num_tokens))
+        left: dict[int, int] = {}
+        may: list[Request] = []
+        for request in candidates:
+            holder = held(request)
+            num_left = left.setdefault(id(holder), holder.num_requests)
+            if num_left > 1:
+                left[id(holder)] = num_left - 1
+                may.append(request)
+        return may
+
+    def _make_way(self, first: Request, way: list[Request], draft: PlanBuilder) -> None:
+        draft.has_preempted = True
+        for victim in way:
+            given_up = self._preemption.give_up(victim, self._pool.step, draft)
+            self._changes.event(causes.made_way(victim, first, given_up, draft.now_ns))
+            self._send_back(victim, draft.now_ns)
 
     def _run(self, request: Request, now_ns: int) -> None:
         if request.admitted_ns is None:
@@ -382,6 +444,7 @@ class Scheduler:
             self.totals.admitted += 1
         request.state = RequestState.RUNNING
         self._running.add(request)
+        self._waiting.start(request)
         self._changes.touch(request)
 
     def _make_room(self, request: Request, stop: int, draft: PlanBuilder) -> bool:
@@ -391,11 +454,14 @@ class Scheduler:
             if needed <= available:
                 self._tables.grow(request, needed, self._pool.step, draft)
                 return True
-            victim = choose_victim(self._running)
+            victim = min(self._running, key=self._victim_order)
             self._preempt(victim, request, needed, available, draft)
             if victim is request:
                 return False
         return True
+
+    def _victim_order(self, request: Request) -> tuple[int, ...]:
+        return victim_order(request, self._waiting.held_by_client(request).num_tokens)
 
     def _preempt(self, victim: Request, needy: Request, needed: int, available: int, draft: PlanBuilder) -> None:
         """The victim goes back to the queue without blocks."""
@@ -407,6 +473,7 @@ class Scheduler:
     def _send_back(self, victim: Request, now_ns: int) -> None:
         """A request that gave up its blocks waits again."""
         self._running.remove(victim)
+        self._waiting.stop(victim)
         victim.num_preemptions += 1
         victim.preempted_ns = now_ns
         victim.state = RequestState.PREEMPTED
@@ -448,8 +515,11 @@ class Scheduler:
     def _end(self, request: Request, reason: FinishReason) -> int:
         """Take a request out of wherever it is; returns how many blocks it held."""
         num_blocks = self._tables.num_held(request)
-        queue = self._running if request.state is RequestState.RUNNING else self._waiting
-        (self._held if request in self._held else queue).remove(request)
+        if request.state is RequestState.RUNNING:
+            self._running.remove(request)
+            self._waiting.stop(request)
+        else:
+            (self._held if request in self._held else self._waiting).remove(request)
         self._tables.release(request, self._pool.step)
         request.state = RequestState.FINISHED
         request.finish_reason = reason

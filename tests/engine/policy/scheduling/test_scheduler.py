@@ -501,3 +501,85 @@ def test_a_freed_source_of_a_copy_is_no_target_of_another(drive: Make, expected_
     one.run()
     for request in (first, second, third, fourth):
         assert request.output_token_ids == expected_completion(request.prompt_token_ids, 8)
+
+
+def test_a_client_that_runs_nothing_gets_a_place_from_one_that_runs_several(drive: Make) -> None:
+    one = drive(max_num_seqs=3)
+    many = [one.submit([n, n], 40, client="many") for n in range(8)]
+    one.step()
+    few = one.submit([20, 20], 5, client="few")
+    plan, _ = one.step()
+    assert few.number in ran(plan)
+    assert [request.state for request in many[:3]] == [RequestState.RUNNING] * 2 + [RequestState.PREEMPTED]
+    (event,) = events(one, "preempted")
+    assert (event.number, event.other) == (3, few.number)
+    assert f"made way for request #{few.number}, whose client ran nothing" in event.cause
+    second = one.submit([21, 21], 5, client="few")
+    one.step()
+    assert second.state is RequestState.WAITING, "one that runs something waits for its turn"
+    one.run()
+    assert {request.finish_reason for request in [*many, few, second]} == {"length"}
+
+
+def test_a_batch_that_runs_nothing_gets_a_place_from_one_of_the_same_client(drive: Make) -> None:
+    one = drive(max_num_seqs=3)
+    for n in range(6):
+        one.submit([n, n], 40, batch="long")
+    one.step()
+    alone = one.submit([20, 20], 5)
+    assert alone.number in ran(one.step()[0])
+    for n in range(4):
+        one.submit([30 + n], 5)
+    running = {request.number for request in one.scheduler.requests.values() if request.state is RequestState.RUNNING}
+    assert running == {1, 2, alone.number}
+    one.step()
+    assert sum(request.batch == "long" for request in one.scheduler.requests.values() if request.block_table) == 1
+    one.run()
+
+
+def test_as_many_make_way_as_it_takes_and_nobody_where_that_is_not_enough(drive: Make) -> None:
+    one = drive(num_blocks=20, block_size=4, max_num_batched_tokens=64, prefix_caching=False)
+    many = [one.submit(range(10 * n, 10 * n + 7), 20, client="many") for n in range(8)]
+    one.step()
+    assert all(request.state is RequestState.RUNNING for request in many)
+    few = one.submit(range(30), 4, client="few")
+    one.step()
+    assert few.state is RequestState.RUNNING
+    assert 2 <= sum(request.state is RequestState.PREEMPTED for request in many) <= 4
+    one.run()
+
+
+def test_nobody_makes_way_for_a_lower_priority(drive: Make) -> None:
+    one = drive(max_num_seqs=2)
+    for n in range(2):
+        one.submit([n, n], 10, client="many", priority=1)
+    one.step()
+    low = one.submit([9], 2, client="few")
+    one.step()
+    assert low.state is RequestState.WAITING
+    one.run()
+
+
+def test_the_client_that_holds_the_most_gives_up_blocks_first(drive: Make) -> None:
+    one = drive(num_blocks=12, block_size=4, max_num_batched_tokens=64, prefix_caching=False)
+    for n in range(3):
+        one.submit(range(10 * n, 10 * n + 9), 12, client="many")
+    few = one.submit([40] * 6, 12, client="few")
+    one.run()
+    assert few.num_preemptions == 0
+    assert one.scheduler.totals.preemptions > 0
+
+
+def test_clients_take_turns_while_steps_overlap(drive: Make, expected_completion: Make) -> None:
+    one = drive(max_num_seqs=3)
+    many = [one.submit([n, n], 30, client="many") for n in range(5)]
+    for _ in range(4):
+        one.step(ahead=True)
+    few = one.submit([20, 20], 5, client="few")
+    for _ in range(3):
+        one.step(ahead=True)
+    assert few.admitted_ns is not None
+    one.settle()
+    one.run()
+    for request in [*many, few]:
+        assert request.output_token_ids == expected_completion(request.prompt_token_ids, request.max_tokens)
