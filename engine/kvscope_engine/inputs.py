@@ -30,11 +30,10 @@ def prompt_token_ids(submit: Submit, tokenizer: Tokenizer | None, vocab_size: in
         return _checked_ids(submit.prompt_token_ids, vocab_size, max_len)
     if tokenizer is None:
         raise BadInput("this model has no tokenizer: only prompt_token_ids are accepted")
-    _refuse_endless(submit, tokenizer, max_len)
-    if submit.raw and submit.prompt is not None:
-        ids = tokenizer.encode(submit.prompt)
-    else:
-        ids = tokenizer.chat(_conversation(submit), tools=tools_of(submit.tools))
+    is_raw = submit.raw and submit.prompt is not None
+    text = submit.prompt or "" if is_raw else tokenizer.chat_text(_conversation(submit), tools=tools_of(submit.tools))
+    tokenizer.refuse_too_long(text, max_len)
+    ids = tokenizer.encode(text, add_special_tokens=is_raw)
     if not ids or (submit.prompt is not None and not submit.prompt):
         raise BadInput("the prompt is empty: at least one token is accepted")
     return ids
@@ -89,18 +88,3 @@ def _checked_ids(ids: Sequence[int], vocab_size: int, max_len: int) -> list[int]
     if low < 0 or high >= vocab_size:
         raise BadInput(f"token id {low if low < 0 else high} is not accepted: 0 to {vocab_size - 1}")
     return list(ids)
-
-
-def _refuse_endless(submit: Submit, tokenizer: Tokenizer, max_len: int) -> None:
-    """Refuse what is too long whatever its tokens are, before any time is spent on finding them."""
-    num_characters = len(submit.prompt or "") + sum(map(_num_characters, submit.messages or ())) + len(submit.tools)
-    limit = max_len * tokenizer.max_token_characters
-    if num_characters > limit:
-        raise BadInput(
-            f"the prompt has {num_characters} characters: more than {limit}"
-            f" cannot fit in the {max_len} tokens of this model's limit"
-        )
-
-
-def _num_characters(turn: ChatMessage) -> int:
-    return len(turn.content) + sum(len(call.arguments) for call in turn.tool_calls)

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from kvscope_engine.server.allowance import behind
 from kvscope_engine.server.block_texts import BlockTextErrand
-from kvscope_engine.server.command_queue import CommandQueue
+from kvscope_engine.server.command_queue import OWN, CommandQueue, Whose
 from kvscope_engine.server.limits import ServiceLimits
 from kvscope_engine.server.pauses import Pauses
 from kvscope_engine.server.preparation import Prepared
@@ -73,8 +74,9 @@ class CommandDesk:
             return self.status(command.tag)
         if self.phase != "ready":
             return self._without_engine(command)
-        reason = self._waiting.put(client, command, command_bytes(command))
-        return refuse(command, f"the engine is behind: {reason}") if reason else None
+        whose = Whose(command.client, command.batch) if isinstance(command, Submit | Abort) else OWN
+        reason = self._waiting.put(client, command, command_bytes(command), whose)
+        return refuse(command, behind(reason)) if reason else None
 
     def join(self, client: bytes, command: GetStatus, owner: str) -> Reply | None:
         """Queue an introduction in the order of the client's commands; the refusal when that is too much."""
@@ -82,7 +84,7 @@ class CommandDesk:
         if num_bytes <= SMALL_JOIN_BYTES and not self._waiting.has(client):
             num_bytes = 0
         reason = self._waiting.put(client, Joined(command.session, owner, command.awaited), num_bytes)
-        return refuse(command, f"the engine is behind: {reason}") if reason else None
+        return refuse(command, behind(reason)) if reason else None
 
     def lose(self, client: bytes) -> None:
         """A client is gone or does not read: the engine's thread hears of it before its other commands."""
@@ -144,7 +146,7 @@ class CommandDesk:
 
     def put_prepared(self, client: bytes, prepared: Prepared) -> None:
         """A submission's prompt is made into tokens."""
-        self._waiting.put(client, prepared)
+        self._waiting.put(client, prepared, whose=Whose(prepared.submit.client, prepared.submit.batch))
 
     def end(self) -> None:
         """It is time to stop, whatever waits. From a signal handler too."""

@@ -1,21 +1,56 @@
 """Commands that wait for the engine's thread: a queue a client, served in turn, bounded in number and bytes.
 
 Whoever sends thousands of commands waits for them itself: every other client's next one is served after one of
-its. The order of each client's own is kept. Any thread puts, one thread takes.
+its. The order of each client's own is kept. A client that asks for several others, as the HTTP API does, says for whom
+(`Whose`): those take turns within its own, and are bounded each. Any thread puts, one thread takes.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import chain
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from kvscope_engine.server.allowance import Allowance
 from kvscope_engine.server.limits import ServiceLimits
+from kvscope_engine.server.turns import Turns
 
 _Work = TypeVar("_Work")
+
+
+class Whose(NamedTuple):
+    """For whom a command is sent, and what it belongs to; both empty: the client's own."""
+
+    client: str = ""
+    batch: str = ""
+
+
+OWN: Final = Whose()
+
+
+@dataclass(slots=True)
+class _Waiting(Generic[_Work]):
+    """What waits of one client: a piece of work, for whom, and its bytes. Its own comes before what it does for others."""
+
+    own: deque[tuple[_Work, str, int]] = field(default_factory=deque)
+    others: Turns[tuple[_Work, str, int]] = field(default_factory=Turns)
+
+    def __bool__(self) -> bool:
+        return bool(self.own) or bool(self.others)
+
+    def all(self) -> Iterable[tuple[_Work, str, int]]:
+        return chain(self.own, self.others)
+
+    def pop(self) -> tuple[_Work, str, int]:
+        if self.own:
+            return self.own.popleft()
+        found = self.others.pop()
+        assert found is not None, "a client of whom nothing waits is forgotten"
+        return found[1]
 
 
 class CommandQueue(Generic[_Work]):
@@ -24,19 +59,24 @@ class CommandQueue(Generic[_Work]):
     def __init__(self, limits: ServiceLimits) -> None:
         self.is_stopped = False
         self._allowance = Allowance("commands wait", limits.client_commands, limits.all_commands)
-        self._clients: OrderedDict[bytes, deque[tuple[_Work, int]]] = OrderedDict()
+        self._clients: OrderedDict[bytes, _Waiting[_Work]] = OrderedDict()
         self._lock = threading.Lock()
         self._bell: SimpleQueue[None] = SimpleQueue()
         """Rung when there is something to look for; unlike a condition, also by a signal handler of whoever waits."""
 
-    def put(self, client: bytes, work: _Work, num_bytes: int = 0) -> str:
+    def put(self, client: bytes, work: _Work, num_bytes: int = 0, whose: Whose = OWN) -> str:
         """Append to the client's queue; the reason when that is too much. With 0 bytes it is always taken."""
         with self._lock:
-            reason = self._allowance.take(client, num_bytes) if num_bytes else ""
+            reason = self._allowance.take((client, whose.client), num_bytes) if num_bytes else ""
             if reason:
                 return reason
             was_empty = not self._clients
-            self._clients.setdefault(client, deque()).append((work, num_bytes))
+            waiting = self._clients.setdefault(client, _Waiting())
+            entry = (work, whose.client, num_bytes)
+            if whose == OWN:
+                waiting.own.append(entry)
+            else:
+                waiting.others.put(whose.client, whose.batch, entry)
         if was_empty:
             self._bell.put(None)
         return ""
@@ -45,14 +85,14 @@ class CommandQueue(Generic[_Work]):
         """Before all else of that client; always taken. From any thread."""
         with self._lock:
             was_empty = not self._clients
-            self._clients.setdefault(client, deque()).appendleft((work, 0))
+            self._clients.setdefault(client, _Waiting()).own.appendleft((work, "", 0))
         if was_empty:
             self._bell.put(None)
 
     def put_back(self, client: bytes, work: _Work) -> None:
         """What is left of an errand goes on when the client's turn comes again, before all else of that client."""
         with self._lock:
-            self._clients.setdefault(client, deque()).appendleft((work, 0))
+            self._clients.setdefault(client, _Waiting()).own.appendleft((work, "", 0))
 
     def next(self, *, wait: bool) -> tuple[bytes, _Work] | None:
         """The next client's oldest; with `wait`, sleeps until there is one, or it is time to stop."""
@@ -72,34 +112,39 @@ class CommandQueue(Generic[_Work]):
             return client in self._clients
 
     def of(self, client: bytes) -> list[_Work]:
-        """What waits of one client, oldest first."""
+        """What waits of one client, the oldest of each of its lines first."""
         with self._lock:
-            return [work for work, _ in self._clients.get(client, ())]
+            waiting = self._clients.get(client)
+            return [] if waiting is None else [work for work, _, _ in waiting.all()]
 
     def take_if(self, client: bytes, is_wanted: Callable[[_Work], bool]) -> list[_Work]:
-        """Take out what is wanted of one client, oldest first; the rest keeps its place."""
+        """Take out what is wanted of one client, in the order of `of`; the rest keeps its place."""
         with self._lock:
-            taken: list[_Work] = []
-            rest: deque[tuple[_Work, int]] = deque()
-            for work, num_bytes in self._clients.get(client, ()):
-                if is_wanted(work):
-                    taken.append(work)
-                    self._give(client, num_bytes)
-                else:
-                    rest.append((work, num_bytes))
-            if rest:
-                self._clients[client] = rest
-            else:
-                self._clients.pop(client, None)
-            return taken
+            waiting = self._clients.get(client)
+            if waiting is None:
+                return []
+            taken = [entry for entry in waiting.own if is_wanted(entry[0])]
+            waiting.own = deque(entry for entry in waiting.own if not is_wanted(entry[0]))
+            taken += waiting.others.take_if(lambda entry: is_wanted(entry[0]))
+            for _, whose, num_bytes in taken:
+                self._give(client, whose, num_bytes)
+            if not waiting:
+                del self._clients[client]
+            return [work for work, _, _ in taken]
 
     def move(self, before: bytes, client: bytes) -> None:
         """Everything of `before` is `client`'s from now on, and comes before what that has."""
         with self._lock:
-            waiting = self._clients.pop(before, None)
-            self._allowance.move(before, client)
-            if waiting:
-                self._clients[client] = waiting + self._clients.pop(client, deque())
+            earlier = self._clients.pop(before, None)
+            if earlier is None:
+                return
+            for whose in ("", *earlier.others.clients):
+                self._allowance.move((before, whose), (client, whose))
+            later = self._clients.pop(client, None)
+            if later is not None:
+                earlier.own += later.own
+                earlier.others.join(later.others)
+            self._clients[client] = earlier
 
     def stop(self) -> None:
         """Nobody waits any more."""
@@ -108,12 +153,12 @@ class CommandQueue(Generic[_Work]):
 
     def _pop_first(self) -> tuple[bytes, _Work]:
         client, waiting = self._clients.popitem(last=False)
-        work, num_bytes = waiting.popleft()
+        work, whose, num_bytes = waiting.pop()
         if waiting:
             self._clients[client] = waiting  # at the end: the others come first
-        self._give(client, num_bytes)
+        self._give(client, whose, num_bytes)
         return client, work
 
-    def _give(self, client: bytes, num_bytes: int) -> None:
+    def _give(self, client: bytes, whose: str, num_bytes: int) -> None:
         if num_bytes:
-            self._allowance.give(client, num_bytes)
+            self._allowance.give((client, whose), num_bytes)

@@ -8,6 +8,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 
+import msgspec
+
+from kvscope_engine.server.allowance import behind
 from kvscope_engine.server.block_texts import BlockTextErrand
 from kvscope_engine.server.command_desk import CommandDesk
 from kvscope_engine.server.debugging.intervening import Intervening
@@ -228,7 +231,7 @@ class Dispatcher:
             reason = f"request id {submit.request_id!r} is in use: ids are unique while a request lives"
             return Refused(request_id=submit.request_id, reason=reason)
         reason = self._pending.add(client, submit)
-        return refuse(submit, f"the engine is behind: {reason}") if reason else None
+        return refuse(submit, behind(reason)) if reason else None
 
     def _submit_prepared(self, prepared: Prepared) -> None:
         if self._pending.take(prepared):
@@ -239,7 +242,8 @@ class Dispatcher:
         reason = self._open.refusal(client, submit, prepared.num_tokens)
         if reason:
             return refuse(submit, reason)
-        accepted = self._engine.submit(submit, prepared.token_ids.result)
+        whose = submit.client or client.hex()  # in whose turn it is served
+        accepted = self._engine.submit(msgspec.structs.replace(submit, client=whose), prepared.token_ids.result)
         self._open.open(client, submit, accepted)
         if self._desk.paused:
             self._snapshots.is_stale = True  # no step will tell

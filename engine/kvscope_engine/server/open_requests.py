@@ -28,6 +28,8 @@ class OpenRequest:
     """A request that was accepted and has completions that have not ended."""
 
     client: bytes
+    whose: str
+    """For whom the client asked, as in `Submit.client`."""
     request_id: str
     num_prompt_tokens: int
     num_tokens: dict[int, int]
@@ -70,16 +72,22 @@ class OpenRequests:
 
     def refusal(self, client: bytes, submit: Submit, num_prompt_tokens: int) -> str:
         """Why the client may not have this one as well; the empty string when it may."""
-        return self._allowance.refusal(client, _num_bytes(submit, num_prompt_tokens), submit.sampling.n)
+        return self._allowance.refusal((client, submit.client), _num_bytes(submit, num_prompt_tokens), submit.sampling.n)
 
     def open(self, client: bytes, submit: Submit, accepted: Accepted) -> None:
         """Remember who asked."""
         completions = dict.fromkeys(range(len(accepted.numbers)), 0)
         num_bytes = _num_bytes(submit, accepted.num_prompt_tokens)
         request = OpenRequest(
-            client, submit.request_id, accepted.num_prompt_tokens, completions, num_bytes, submit.sampling.n
+            client,
+            submit.client,
+            submit.request_id,
+            accepted.num_prompt_tokens,
+            completions,
+            num_bytes,
+            submit.sampling.n,
         )
-        self._allowance.take(client, num_bytes, submit.sampling.n)
+        self._allowance.take((client, submit.client), num_bytes, submit.sampling.n)
         self._requests[submit.request_id] = request
         self._of_client.setdefault(client, {})[submit.request_id] = None
 
@@ -106,9 +114,10 @@ class OpenRequests:
         ids = self._of_client.pop(before, {})
         for request_id in ids:
             self._requests[request_id].client = client
+        for whose in {self._requests[request_id].whose for request_id in ids}:
+            self._allowance.move((before, whose), (client, whose))
         if ids:
             self._of_client[client] = ids | self._of_client.get(client, {})
-        self._allowance.move(before, client)
 
     def of(self, client: bytes) -> list[str]:
         """Ids of the client's requests."""
@@ -135,7 +144,7 @@ class OpenRequests:
 
     def _forget(self, request: OpenRequest) -> None:
         del self._requests[request.request_id]
-        self._allowance.give(request.client, request.num_bytes, request.count)
+        self._allowance.give((request.client, request.whose), request.num_bytes, request.count)
         ids = self._of_client[request.client]
         del ids[request.request_id]
         if not ids:

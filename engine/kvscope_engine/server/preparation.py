@@ -1,7 +1,7 @@
 """Prompts are made into tokens here, beside the engine's thread: a template or a long text never holds up a step.
 
-Owns four threads and what waits for them. Each client's submissions are prepared in their order, one at a time, and
-clients take turns; one of the threads takes small ones alone, so that they never wait behind somebody's book. Those
+Owns four threads and what waits for them. Each client's submissions (and of one that asks for several others, each of
+theirs) are prepared in their order, one at a time, and clients take turns; one of the threads takes small ones alone, so that they never wait behind somebody's book. Those
 whose answers are to have a form, which may take long to compile, wait in a line of their own for each form, with two
 threads for all of these.
 Tokenizers of Hugging Face let other threads run meanwhile; templates do not, so after a long one its thread rests.
@@ -22,8 +22,8 @@ from kvscope_telemetry.messages.command_size import command_bytes
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Submit, Usage
 from kvscope_telemetry.messages.structured import Structured
 
-_Line: TypeAlias = tuple[bytes, Structured | None]
-"""A client, and the form that answers are to have."""
+_Line: TypeAlias = tuple[bytes, str, Structured | None]
+"""A client, for whom it asks, and the form that answers are to have."""
 _Kind: TypeAlias = Literal["any", "small", "formed"]
 """What a thread takes."""
 _THREADS: Final[tuple[_Kind, ...]] = ("any", "small", "formed", "formed")
@@ -51,7 +51,12 @@ class Prepared:
     @property
     def line(self) -> _Line:
         """Where it waits."""
-        return self.client, self.submit.sampling.structured
+        return *self.holder, self.submit.sampling.structured
+
+    @property
+    def holder(self) -> tuple[bytes, str]:
+        """Whose it counts as: the client, and for whom it asks."""
+        return self.client, self.submit.client
 
     @property
     def num_tokens(self) -> int:
@@ -99,7 +104,7 @@ class Preparation:
     def put(self, prepared: Prepared) -> str:
         """Take it; the reason when that is too much."""
         with self._changed:
-            reason = self._allowance.take(prepared.client, prepared.num_bytes)
+            reason = self._allowance.take(prepared.holder, prepared.num_bytes)
             if not reason:
                 self._waiting.setdefault(prepared.line, deque()).append(prepared)
                 self._changed.notify_all()
@@ -113,22 +118,26 @@ class Preparation:
             if prepared not in waiting:
                 return
             waiting.remove(prepared)
-            self._allowance.give(prepared.client, prepared.num_bytes)
+            self._allowance.give(prepared.holder, prepared.num_bytes)
             if not waiting:
                 del self._waiting[prepared.line]
 
     def move(self, before: bytes, client: bytes) -> None:
         """Those of `before`, in the middle of it or waiting, are `client`'s from now on, and come before its others."""
         with self._changed:
+            asked_for = {prepared.submit.client for prepared in self._busy if prepared.client == before}
             for line in [line for line in self._waiting if line[0] == before]:
+                asked_for.add(line[1])
                 waiting = self._waiting.pop(line)
                 for prepared in waiting:
                     prepared.client = client
-                self._waiting[client, line[1]] = waiting + self._waiting.pop((client, line[1]), deque())
+                after = (client, *line[1:])
+                self._waiting[after] = waiting + self._waiting.pop(after, deque())
             for prepared in self._busy:
                 if prepared.client == before:
                     prepared.client = client
-            self._allowance.move(before, client)
+            for whose in asked_for:
+                self._allowance.move((before, whose), (client, whose))
 
     def close(self) -> None:
         """End the threads; one in the middle of a long text is left behind, it serves nobody."""
@@ -176,7 +185,7 @@ class Preparation:
             if not self._closing.is_set():
                 self._on_done(prepared)
         with self._changed:
-            self._allowance.give(prepared.client, prepared.num_bytes)
+            self._allowance.give(prepared.holder, prepared.num_bytes)
             self._busy.discard(prepared)
             self._changed.notify_all()
 

@@ -25,13 +25,15 @@ from kvscope_telemetry.messages.commands import (
 class SpellingTokenizer:
     """A token a character; the chat template puts brackets around it."""
 
-    max_token_characters = 1
-
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [ord(character) for character in text]
 
-    def chat(self, messages: Any, tools: Any = None) -> list[int]:
-        return self.encode("".join(f"[{message.content}]" for message in messages))
+    def chat_text(self, messages: Any, tools: Any = None) -> str:
+        return "".join(f"[{message.content}]" for message in messages)
+
+    def refuse_too_long(self, text: str, max_len: int) -> None:
+        if len(text) >= max_len:
+            raise BadInput(f"the prompt has {len(text)} characters, which are more than {max_len} tokens")
 
 
 class EchoEngine:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from kvscope_engine.model.text.fewest_tokens import FewestTokens
 from kvscope_telemetry.errors import BadInput
 
 
@@ -46,8 +48,17 @@ class FastCodec:
         return "ByteLevel" in str(self._backend.decoder)
 
     def has_any_character(self) -> bool:
+        """Whether every character has tokens of its own, so that none becomes unknown."""
         parts = f"{self._backend.pre_tokenizer} {self._backend.decoder}"
         return "ByteLevel" in parts or "ByteFallback" in parts
+
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        return self._fewest_tokens(text, enough)
+
+    @cached_property
+    def _fewest_tokens(self) -> FewestTokens:
+        any_character = self.has_any_character()
+        return FewestTokens(self._backend, is_byte_level=self.is_byte_level(), has_any_character=any_character)
 
 
 class PythonCodec:
@@ -75,5 +86,5 @@ class PythonCodec:
     def is_byte_level(self) -> bool:
         return "Ġ" in self._tokenizer.get_vocab()
 
-    def has_any_character(self) -> bool:
-        return False
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        return 0  # what it does with a text is its own code

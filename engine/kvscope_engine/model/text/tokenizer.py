@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from kvscope_engine.model.text.bounded_turns import MAX_TEMPLATE_S, BoundedTurns
 from kvscope_engine.model.text.chat_turn import as_template_reads, valid_text
 from kvscope_engine.model.text.detokenizer import Detokenizer
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.commands import ChatMessage
-
-UNBOUNDED_TOKEN: Final = 1 << 20
-"""Characters that one token may stand for where an unknown token swallows any run of them."""
-
+from kvscope_telemetry.messages.commands import MAX_PROMPT_CHARACTERS, ChatMessage
 
 class Codec(Protocol):
     """What encodes and decodes."""
@@ -37,8 +33,8 @@ class Codec(Protocol):
     def is_byte_level(self) -> bool:
         """Whether tokens are written in GPT-2's letters for bytes."""
 
-    def has_any_character(self) -> bool:
-        """Whether every character has tokens of its own, so that none becomes unknown."""
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        """A number of tokens that `text` has at least, in little time; `enough`, or more, ends the counting."""
 
 
 class Tokenizer:
@@ -159,12 +155,16 @@ class Tokenizer:
         """Id of the token that ends a text, where there is one."""
         return self._special_id("eos_token")
 
-    @cached_property
-    def max_token_characters(self) -> int:
-        """Characters that one token stands for at most."""
-        if not self._codec.has_any_character():
-            return UNBOUNDED_TOKEN
-        return max((len(token) for token in self.vocabulary), default=1)
+    def refuse_too_long(self, text: str, max_len: int) -> None:
+        """Raise BadInput for a prompt that has `max_len` tokens or more whatever they are, before they are made."""
+        if len(text) > MAX_PROMPT_CHARACTERS:
+            raise BadInput(f"the prompt has {len(text)} characters: at most {MAX_PROMPT_CHARACTERS} are accepted")
+        fewest = self._codec.fewest_tokens(text, max_len)
+        if fewest >= max_len:
+            raise BadInput(
+                f"the prompt has {len(text)} characters, which are more than {max_len} tokens: at most {max_len - 1} are"
+                f" accepted (the limit of {max_len} holds prompt and output)"
+            )
 
     def _special_id(self, role: str) -> int | None:
         token = self._special.get(role)

@@ -47,4 +47,4 @@ def test_in_python(tmp_path: Path) -> None:
     assert ids == source.encode("hello worlds") == [2, 5, 6, 7, 3]
     assert codec.decode(ids, skip_special_tokens=True) == "hello worlds"
     assert codec.vocabulary()["world"] == 6
-    assert not codec.has_any_character()
+    assert codec.fewest_tokens("hello " * 1000, 10) == 0

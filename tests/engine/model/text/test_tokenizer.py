@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.model.text.tokenizer import UNBOUNDED_TOKEN, Tokenizer
+from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.text.tokenizer_files import from_transformers
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import ChatMessage
@@ -96,11 +96,13 @@ def test_what_a_tokenizer_says_about_itself(default_tokenizer: Tokenizer, refere
     assert default_tokenizer.eos_token_id == reference.eos_token_id == 2
 
 
-def test_no_token_is_longer_than_said(default_tokenizer: Tokenizer) -> None:
-    longest = default_tokenizer.max_token_characters
-    assert all(len(default_tokenizer.token_text(token)) <= longest for token in range(49152))
-    assert longest < 200
-    assert len(default_tokenizer.encode("a" * 10_000)) * longest >= 10_000
+def test_what_is_too_long_by_its_bytes_is_refused_before_it_is_read(default_tokenizer: Tokenizer) -> None:
+    with pytest.raises(BadInput, match=r"^the prompt has 600000 characters, which are more than 8192 tokens"):
+        default_tokenizer.refuse_too_long("\U0001f600" * 600_000, 8192)
+    with pytest.raises(BadInput, match="at most 4194304 are accepted"):
+        default_tokenizer.refuse_too_long(" " * 4_194_305, 1 << 30)
+    text = "Many words of an ordinary text. " * 200
+    default_tokenizer.refuse_too_long(text, len(default_tokenizer.encode(text)) + 1)
 
 
 @pytest.mark.parametrize("text", ["\ud800", "x\udfff"])
@@ -140,20 +142,3 @@ def test_a_template_may_use_special_tokens(tiny_tokenizer: Any) -> None:
     expected = tiny_tokenizer.apply_chat_template(messages)["input_ids"]
     assert from_transformers(tiny_tokenizer).chat(messages) == expected
     assert (expected[0], expected[-1]) == (1, 2)
-
-
-def test_a_token_may_be_unbounded() -> None:
-    class Words:
-        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-            return [0]
-
-        def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-            return ""
-
-        def vocabulary(self) -> dict[str, int]:
-            return {"x": 0}
-
-        def has_any_character(self) -> bool:
-            return False
-
-    assert Tokenizer(Words(), {}).max_token_characters == UNBOUNDED_TOKEN

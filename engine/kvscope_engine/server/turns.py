@@ -1,0 +1,82 @@
+"""Work that waits, by client and by batch: clients take turns, a client's batches take turns, a batch keeps its order.
+
+Not locked: its owner's lock, or thread, is meant. Knows nothing of what the work is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+_Work = TypeVar("_Work")
+
+
+class Turns(Generic[_Work]):
+    """Whoever had a turn comes after all others that wait."""
+
+    def __init__(self) -> None:
+        self._clients: OrderedDict[str, OrderedDict[str, deque[_Work]]] = OrderedDict()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[_Work]:
+        """All that waits, each batch in its order."""
+        for batches in self._clients.values():
+            for waiting in batches.values():
+                yield from waiting
+
+    @property
+    def clients(self) -> list[str]:
+        """Those of whom anything waits."""
+        return list(self._clients)
+
+    def put(self, client: str, batch: str, work: _Work) -> None:
+        """Behind what waits of its batch."""
+        self._clients.setdefault(client, OrderedDict()).setdefault(batch, deque()).append(work)
+        self._count += 1
+
+    def join(self, later: Turns[_Work]) -> None:
+        """All of `later` comes behind what waits here."""
+        for client, batches in later._clients.items():
+            for batch, waiting in batches.items():
+                for work in waiting:
+                    self.put(client, batch, work)
+
+    def pop(self, may: Callable[[str, _Work], bool] = lambda client, work: True) -> tuple[str, _Work] | None:
+        """The next that `may`, and whose it is; who may not is passed over and keeps its turn. None: nothing may."""
+        for client, batches in self._clients.items():
+            for batch, waiting in batches.items():
+                if may(client, waiting[0]):
+                    return client, self._take(client, batch)
+        return None
+
+    def take_if(self, is_wanted: Callable[[_Work], bool]) -> list[_Work]:
+        """Take out what is wanted; the rest keeps its place."""
+        wanted = [work for work in self if is_wanted(work)]
+        if wanted:
+            gone = set(map(id, wanted))
+            for client, batches in list(self._clients.items()):
+                for batch, waiting in list(batches.items()):
+                    batches[batch] = deque(work for work in waiting if id(work) not in gone)
+                    self._forget_empty(client, batch)
+            self._count -= len(wanted)
+        return wanted
+
+    def _take(self, client: str, batch: str) -> _Work:
+        batches = self._clients[client]
+        work = batches[batch].popleft()
+        self._count -= 1
+        batches.move_to_end(batch)
+        self._clients.move_to_end(client)
+        self._forget_empty(client, batch)
+        return work
+
+    def _forget_empty(self, client: str, batch: str) -> None:
+        batches = self._clients[client]
+        if not batches[batch]:
+            del batches[batch]
+        if not batches:
+            del self._clients[client]
