@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kvscope_engine.server.recorder import EngineRecorder
 
 HTTP_NAMED: Final = ("served_model_name", "tool_call_parser")
-HTTP_FLAGS: Final = ("no_metrics", "metrics_open")
+HTTP_FLAGS: Final = ("no_metrics", "metrics_open", "trust_forwarded")
 """Options that the OpenAI API's process is given as they are."""
 
 
@@ -185,7 +185,8 @@ def serve(
 def _http_child(args: argparse.Namespace) -> HttpChild | None:
     if args.http is None:
         if args.api_key is not None or any(getattr(args, name) for name in (*HTTP_NAMED, *HTTP_FLAGS)):
-            names = "--api-key, --served-model-name, --tool-call-parser, --no-metrics and --metrics-open"
+            words = ("api-key", *(name.replace("_", "-") for name in (*HTTP_NAMED, *HTTP_FLAGS)))
+            names = ", ".join(f"--{word}" for word in words)
             raise BadInput(f"{names} are for the OpenAI API and go with --http HOST:PORT")
         return None
     if args.keyless == Role.VIEWER:

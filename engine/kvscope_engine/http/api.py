@@ -9,6 +9,8 @@ from pathlib import Path
 from kvscope_engine.http.line import EngineLine
 from kvscope_engine.http.shapes.errors import ApiError
 from kvscope_engine.http.text import TextSide
+from kvscope_engine.server.limits import ServiceLimits
+from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Hello
 from kvscope_telemetry.sources.outgoing import NO_ENGINE
 
@@ -22,10 +24,12 @@ class HttpLimits:
     max_connections: int = 16_384
     """At a time, busy or idle; fewer where this process may open fewer files. More are refused with 503."""
     max_requests: int = 1024
-    """Being answered at a time."""
+    """Being answered at a time; an eighth more for clients that have few."""
+    max_choices: int = ServiceLimits().client_requests.count
+    """Of one client at a time, n for each prompt; the engine takes no more either."""
     max_body_bytes: int = 16 * MIB
     max_bodies_bytes: int = 256 * MIB
-    """Of all bodies that are being read."""
+    """Of all bodies that are being read, or are not yet tokens; half of it of one client."""
     header_s: float = 15.0
     """For a request's head, from the connection or its first byte on."""
     chunk_s: float = 10.0
@@ -46,7 +50,9 @@ class HttpSettings:
     endpoint: str
     key: Path | None = None
     api_key: str = field(default="", repr=False)
-    """Empty: none is asked for."""
+    """Several are separated by commas; empty: none is asked for."""
+    trust_forwarded: bool = False
+    """Whether clients are known by the last address of `X-Forwarded-For`: only behind a proxy that writes it."""
     served_name: str = ""
     """What the model is called; empty: as the engine calls it."""
     tokenizer: Path | None = None
@@ -56,6 +62,14 @@ class HttpSettings:
     limits: HttpLimits = HttpLimits()
     open_paths: frozenset[str] = frozenset()
     """Of mounted pages that are shown without the API key as well."""
+
+
+def api_keys(text: str) -> list[str]:
+    """Those that are separated by commas in `text`. Raises BadInput for an empty one among them."""
+    keys = [key.strip() for key in text.split(",")] if text else []
+    if not all(keys):
+        raise BadInput("an empty API key is not accepted: KEY, or KEY,KEY for several")
+    return keys
 
 
 class Api:

@@ -39,7 +39,6 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
             api.line.close()
             api.text.close()
 
-    limits, open_paths = settings.limits, settings.open_paths
     routes = [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
@@ -54,7 +53,15 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Gate, api_key=settings.api_key, limits=limits, open_paths=open_paths)],
+        middleware=[
+            Middleware(
+                Gate,
+                api_key=settings.api_key,
+                limits=settings.limits,
+                open_paths=settings.open_paths,
+                trust_forwarded=settings.trust_forwarded,
+            )
+        ],
         exception_handlers={ApiError: _told, HTTPException: _no_such_page, Exception: _broken},
         lifespan=life,
     )

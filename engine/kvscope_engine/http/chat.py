@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from kvscope_engine.http.api import Api
 from kvscope_engine.http.event_stream import Events, EventStream, TextEvents, encoded, unless_gone
-from kvscope_engine.http.gate import read_body
+from kvscope_engine.http.gate import asker_of, read_body, slot_of
 from kvscope_engine.http.generation import Generation, News
 from kvscope_engine.http.pages import json_response
 from kvscope_engine.http.prompts import Prompt, chat_prompt
@@ -37,20 +37,28 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 async def chat(request: Request) -> Response:
     """The endpoint."""
+    answer, with_usage = await _asked(request)
+    if answer.is_stream:
+        await unless_gone(request, answer.generation.begin_or_close())
+        return EventStream(request, answer.events(with_usage=with_usage), answer.generation.close)
+    return json_response(await unless_gone(request, answer.whole()))
+
+
+async def _asked(request: Request) -> tuple[_Answer, bool]:
+    """The answer to be, and whether a stream ends with its usage. The body is not kept."""
     api: Api = request.app.state.api
     body = await read_body(request, ChatBody, api.settings.limits)
     api.check_model(body.model)
     check_tool_choice(body)
     with_usage, sampling = wants_usage(body), chat_sampling(body)
+    slot, asker = slot_of(request), asker_of(request)
+    slot.choose(sampling.n)
     tokenizer = await api.text.tokenizer(api.hello.model)
     use = tool_use(body, tokenizer, api.settings.tool_call_parser)
     sampling = use.sampling(sampling)
-    prompt = await unless_gone(request, chat_prompt(api, tokenizer, body))
-    answer = _Answer(api, body, sampling, prompt, tokenizer, use)
-    if body.stream:
-        await unless_gone(request, answer.generation.begin_or_close())
-        return EventStream(request, answer.events(with_usage=with_usage), answer.generation.close)
-    return json_response(await unless_gone(request, answer.whole()))
+    prompt = await unless_gone(request, chat_prompt(api, asker, tokenizer, body, slot.body_bytes))
+    slot.give_body()
+    return _Answer(api, slot.client, body, sampling, prompt, tokenizer, use), with_usage
 
 
 class _Answer:
@@ -59,6 +67,7 @@ class _Answer:
     def __init__(
         self,
         api: Api,
+        client: str,
         body: ChatBody,
         sampling: SamplingParams,
         prompt: Prompt,
@@ -72,8 +81,10 @@ class _Answer:
         self._readers = [use.reader() for _ in range(sampling.n)]
         self._texts = [use.marked_text(tokenizer) for _ in range(sampling.n)]
         self._num_choices = sampling.n
-        submit = submission(self._id, body, sampling, raw=False, **prompt.fields)
-        self.generation = Generation(api.line, [submit], is_stream=bool(body.stream))
+        whose = {"client": client, "batch": self._id}
+        submit = submission(self._id, body, sampling, raw=False, **whose, **prompt.fields)
+        self.is_stream = bool(body.stream)
+        self.generation = Generation(api.line, [submit], is_stream=self.is_stream)
 
     async def whole(self) -> ChatCompletion:
         """All of it."""

@@ -55,7 +55,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         metavar="DIR",
         help="folder of the model's tokenizer (without it: found by the model's name, else the engine makes tokens)",
     )
-    parser.add_argument("--max-requests", type=whole_number, default=1024, help="answered at a time, others get a 429")
+    parser.add_argument(
+        "--max-requests",
+        type=whole_number,
+        default=1024,
+        help="answered at a time, others get a 429 (clients that have few: an eighth more)",
+    )
     parser.add_argument(
         "--max-connections",
         type=whole_number,
@@ -76,9 +81,15 @@ def add_api_options(parser: argparse.ArgumentParser) -> None:
     """Those that `serve --http` has as well."""
     parser.add_argument(
         "--api-key",
-        metavar="KEY",
-        help="clients must show it (Authorization: Bearer KEY); in a list of processes it can be seen, in the variable"
-        f" {API_KEY_VARIABLE} it cannot",
+        metavar="KEY[,KEY]",
+        help="clients must show it (Authorization: Bearer KEY), or one of several: then each key is a client of its own"
+        f" when they take turns; in a list of processes it can be seen, in the variable {API_KEY_VARIABLE} it cannot",
+    )
+    parser.add_argument(
+        "--trust-forwarded",
+        action="store_true",
+        help="behind a proxy: clients are told apart by the last address of X-Forwarded-For (without it: by the address"
+        " of the connection, so that all behind one proxy are one client)",
     )
     parser.add_argument(
         "--served-model-name", metavar="NAME", help="what clients call the model (without it: as --model)"
@@ -125,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
         served_name=args.served_model_name or "",
         tokenizer=args.tokenizer,
         tool_call_parser=args.tool_call_parser or "",
+        trust_forwarded=args.trust_forwarded,
         limits=HttpLimits(
             max_connections=args.max_connections,
             max_requests=args.max_requests,

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from kvscope_engine.http.api import Api
 from kvscope_engine.http.event_stream import Events, EventStream, TextEvents, encoded, unless_gone
-from kvscope_engine.http.gate import read_body
+from kvscope_engine.http.gate import asker_of, read_body, slot_of
 from kvscope_engine.http.generation import Generation, News
 from kvscope_engine.http.pages import json_response
 from kvscope_engine.http.prompts import Prompt, text_prompts
@@ -28,17 +28,25 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 async def completions(request: Request) -> Response:
     """The endpoint."""
+    answer, with_usage = await _asked(request)
+    if answer.is_stream:
+        await unless_gone(request, answer.generation.begin_or_close())
+        return EventStream(request, answer.events(with_usage=with_usage), answer.generation.close)
+    return json_response(await unless_gone(request, answer.whole()))
+
+
+async def _asked(request: Request) -> tuple[_Answer, bool]:
+    """The answer to be, and whether a stream ends with its usage. The body is not kept."""
     api: Api = request.app.state.api
     body = await read_body(request, CompletionBody, api.settings.limits)
     api.check_model(body.model)
     with_usage, sampling = wants_usage(body), completion_sampling(body)
+    slot, given = slot_of(request), _given(body)
+    slot.choose(len(given) * sampling.n)
     tokenizer = await api.text.tokenizer(api.hello.model)
-    prompts = await unless_gone(request, text_prompts(api, tokenizer, _given(body)))
-    answer = _Answer(api, body, sampling, prompts, tokenizer)
-    if body.stream:
-        await unless_gone(request, answer.generation.begin_or_close())
-        return EventStream(request, answer.events(with_usage=with_usage), answer.generation.close)
-    return json_response(await unless_gone(request, answer.whole()))
+    prompts = await unless_gone(request, text_prompts(api, asker_of(request), tokenizer, given))
+    slot.give_body()
+    return _Answer(api, slot.client, body, sampling, prompts, tokenizer), with_usage
 
 
 def _given(body: CompletionBody) -> Sequence[str | list[int]]:
@@ -64,6 +72,7 @@ class _Answer:
     def __init__(
         self,
         api: Api,
+        client: str,
         body: CompletionBody,
         sampling: SamplingParams,
         prompts: Sequence[Prompt],
@@ -75,11 +84,12 @@ class _Answer:
         self._tokenizer = tokenizer
         self._lengths: dict[int, int] = {}
         submits = [
-            submission(f"{self._id}-{number}", body, sampling, raw=True, **prompt.fields)
+            submission(f"{self._id}-{number}", body, sampling, raw=True, client=client, batch=self._id, **prompt.fields)
             for number, prompt in enumerate(prompts)
         ]
         self._num_choices = len(prompts) * sampling.n
-        self.generation = Generation(api.line, submits, is_stream=bool(body.stream))
+        self.is_stream = bool(body.stream)
+        self.generation = Generation(api.line, submits, is_stream=self.is_stream)
 
     async def whole(self) -> Completion:
         """All of it."""

@@ -1,7 +1,4 @@
-"""Before every endpoint: who may come in, how many at a time, and how a body is read.
-
-Owns the counts of requests and of bytes of bodies. Knows no endpoint but those open to all.
-"""
+"""Before every endpoint: who may come in, and how a body is read. Knows no endpoint but those open to all."""
 
 from __future__ import annotations
 
@@ -14,8 +11,10 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
-from kvscope_engine.http.api import HttpLimits
+from kvscope_engine.http.api import HttpLimits, api_keys
+from kvscope_engine.http.clients import Clients, Slot, client_name, too_large
 from kvscope_engine.http.shapes.errors import ApiError, ClientGone, error_response
+from kvscope_engine.http.text import Asker
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -32,91 +31,68 @@ class Gate:
     """ASGI middleware. Without an API key only this machine's own names are believed as hosts."""
 
     def __init__(
-        self, app: ASGIApp, *, api_key: str, limits: HttpLimits, open_paths: frozenset[str] = frozenset()
+        self,
+        app: ASGIApp,
+        *,
+        api_key: str,
+        limits: HttpLimits,
+        open_paths: frozenset[str] = frozenset(),
+        trust_forwarded: bool = False,
     ) -> None:
-        self.num_requests = 0
-        self.num_body_bytes = 0
-        self.limits = limits
+        self.clients = Clients(limits)
         self._app = app
-        self._api_key = api_key.encode()
+        self._keys = [key.encode() for key in api_keys(api_key)]
         self._open_paths = OPEN_PATHS | open_paths
+        self._trust_forwarded = trust_forwarded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        slot = scope[SLOT] = Slot(self)
+        slot: Slot | None = None
         try:
             _check_size(scope)
-            self._check(scope["path"], Headers(scope=scope))
+            headers = Headers(scope=scope)
+            key = self._check(scope["path"], headers)
+            slot = scope[SLOT] = self.clients.slot(self._name(key, scope, headers))
             await self._app(scope, receive, send)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
         finally:
-            slot.leave()
+            if slot is not None:
+                slot.leave()
 
-    def _check(self, path: str, headers: Headers) -> None:
-        if not self._api_key:
+    def _check(self, path: str, headers: Headers) -> str:
+        """The key that is shown, where there is one. Raises ApiError for who may not come in."""
+        if not self._keys:
             _check_host(headers.get("host", ""))
-        elif path not in self._open_paths:
-            scheme, _, token = headers.get("authorization", "").partition(" ")
-            given = token.strip().encode("utf-8", "surrogateescape")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(given, self._api_key):
-                raise ApiError(401, "no valid API key is given: Authorization: Bearer KEY", code="invalid_api_key")
+            return ""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip().encode("utf-8", "surrogateescape")
+        found = [key for key in self._keys if hmac.compare_digest(given, key)]
+        if scheme.lower() == "bearer" and found:
+            return found[0].decode()
+        if path not in self._open_paths:
+            raise ApiError(401, "no valid API key is given: Authorization: Bearer KEY", code="invalid_api_key")
+        return ""
 
-
-class Slot:
-    """One request's place among those being answered, and the bytes of its body."""
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-        self._is_in = False
-        self._num_bytes = 0
-
-    def enter(self) -> None:
-        """Take a place. Raises ApiError with 429 when there is none."""
-        if self._gate.num_requests >= self._gate.limits.max_requests:
-            message = f"{self._gate.num_requests} requests are being answered already, no more are taken"
-            raise ApiError(429, message, code="server_busy")
-        self._is_in = True
-        self._gate.num_requests += 1
-
-    def add(self, num_bytes: int) -> None:
-        """More of its body came. Raises ApiError when it is, or all bodies are, too large."""
-        limits = self._gate.limits
-        self._num_bytes += num_bytes
-        self._gate.num_body_bytes += num_bytes
-        if self._num_bytes > limits.max_body_bytes:
-            raise too_large(limits)
-        if self._gate.num_body_bytes > limits.max_bodies_bytes:
-            raise ApiError(429, "too many bodies are being read at a time", code="server_busy")
-
-    def give_body(self) -> None:
-        """Its body was read, and is no more than what it says."""
-        self._gate.num_body_bytes -= self._num_bytes
-        self._num_bytes = 0
-
-    def leave(self) -> None:
-        """It is over."""
-        self.give_body()
-        if self._is_in:
-            self._is_in = False
-            self._gate.num_requests -= 1
-
-
-def too_large(limits: HttpLimits) -> ApiError:
-    """For a body beyond the limit."""
-    return ApiError(413, f"a body of more than {limits.max_body_bytes} bytes is not accepted")
+    def _name(self, key: str, scope: Scope, headers: Headers) -> str:
+        forwarded = headers.getlist("x-forwarded-for") if self._trust_forwarded else ()
+        address = scope["client"][0] if scope.get("client") else ""
+        return client_name(key if len(self._keys) > 1 else "", address, forwarded)
 
 
 async def read_body(request: Request, kind: type[_Body], limits: HttpLimits) -> _Body:
-    """The body as `kind`, and a place among those being answered. Raises ApiError."""
+    """The body as `kind`, and a place among those being answered. Raises ApiError.
+
+    Its bytes count until its slot's `give_body` is called, or it is over.
+    """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "the body is not accepted: Content-Type: application/json is")
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > limits.max_body_bytes:
         raise too_large(limits)
-    slot: Slot = request.scope[SLOT]
+    slot = slot_of(request)
     try:
         async with asyncio.timeout(limits.body_s):
             data = await _all_of(request, slot, limits.chunk_s)
@@ -125,10 +101,18 @@ async def read_body(request: Request, kind: type[_Body], limits: HttpLimits) -> 
     except ClientDisconnect:
         raise ClientGone from None
     slot.enter()
-    try:
-        return _decoded(data, kind)
-    finally:
-        slot.give_body()
+    return _decoded(data, kind)
+
+
+def slot_of(request: Request) -> Slot:
+    """The place of a request that came through the gate."""
+    slot: Slot = request.scope[SLOT]
+    return slot
+
+
+def asker_of(request: Request) -> Asker:
+    """In whose turn work for a request is done: its client's, and among that one's requests its own."""
+    return Asker(slot_of(request).client, str(id(request.scope)))
 
 
 async def _all_of(request: Request, slot: Slot, chunk_s: float) -> bytes:

@@ -23,7 +23,9 @@ class Generation:
 
     def __init__(self, line: EngineLine, submits: Sequence[Submit], *, is_stream: bool) -> None:
         self._line = line
-        self._submits = submits
+        self._request_ids = [submit.request_id for submit in submits]
+        self._submits = list(submits)
+        """Those to be sent; their prompts are not kept longer."""
         self._inbox = Inbox(is_stream=is_stream)
         self._early: News = []
         self._num_each = submits[0].sampling.n
@@ -33,13 +35,15 @@ class Generation:
     async def begin(self) -> None:
         """Submit all; returns once the engine has taken all in. Raises ApiError for the first that it refuses."""
         try:
-            for number, submit in enumerate(self._submits):
+            submits, self._submits = self._submits, []
+            for number, submit in enumerate(submits):
                 self._line.submit(submit, self._inbox, number)
         except BadInput as error:
             raise ApiError(400, str(error)) from error
         except EngineDead as error:
             raise ApiError(503, str(error), code="engine_away") from error
-        num_waiting = len(self._submits)
+        num_waiting = len(self._request_ids)
+        del submits
         while num_waiting:
             for number, said in await self._inbox.take():
                 if isinstance(said, Refused):
@@ -88,8 +92,8 @@ class Generation:
 
     def close(self) -> None:
         """Abort what has not ended."""
-        for submit in self._submits:
-            self._line.abandon(submit.request_id)
+        for request_id in self._request_ids:
+            self._line.abandon(request_id)
 
     def __enter__(self) -> Generation:
         return self

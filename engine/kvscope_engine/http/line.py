@@ -58,6 +58,8 @@ class _Open:
     inbox: Inbox
     prompt: int
     num_left: int
+    abort: Abort
+    """To be sent when nobody wants it any more."""
 
 
 class EngineLine:
@@ -106,17 +108,19 @@ class EngineLine:
         if self.status is None:
             raise EngineDead(NO_ENGINE)
         self._outgoing.put(submit)
-        self._open[submit.request_id] = _Open(inbox, prompt, max(1, submit.sampling.n))
+        abort = Abort(request_id=submit.request_id, client=submit.client, batch=submit.batch)
+        self._open[submit.request_id] = _Open(inbox, prompt, max(1, submit.sampling.n), abort)
         self._sockets.wake()
 
     def abandon(self, request_id: str) -> None:
         """Nobody wants it any more: it is aborted, unless it has ended."""
-        if self._open.pop(request_id, None) is not None:
-            self._abort(request_id)
+        request = self._open.pop(request_id, None)
+        if request is not None:
+            self._abort(request.abort)
 
-    def _abort(self, request_id: str) -> None:
+    def _abort(self, abort: Abort) -> None:
         with contextlib.suppress(EngineDead):  # then it has no engine to run on
-            self._outgoing.put(Abort(request_id=request_id))
+            self._outgoing.put(abort)
             self._sockets.wake()
 
     # On the loop, called by the thread.
@@ -134,7 +138,7 @@ class EngineLine:
         request = self._open.get(said.request_id)
         if request is None:
             if isinstance(said, Accepted):  # by an engine that came after it was given up
-                self._abort(said.request_id)
+                self._abort(Abort(request_id=said.request_id))
             return
         if isinstance(said, Tokens) and said.num_missed:
             self.abandon(said.request_id)

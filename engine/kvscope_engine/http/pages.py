@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from kvscope_engine.http.api import Api
 from kvscope_engine.http.event_stream import unless_gone
-from kvscope_engine.http.gate import read_body
+from kvscope_engine.http.gate import asker_of, read_body, slot_of
 from kvscope_engine.http.prompts import chat_ids, text_ids
 from kvscope_engine.http.shapes.answers import Detokenized, Health, Model, ModelList, Tokenized, Version
 from kvscope_engine.http.shapes.bodies import DetokenizeBody, TokenizeBody
@@ -57,8 +57,13 @@ async def tokenize(request: Request) -> Response:
         raise ApiError(400, "exactly one of prompt and messages is accepted", param="prompt")
     tokenizer = await _tokenizer(api)
     max_len = api.hello.model.max_model_len
-    ids = await unless_gone(request, api.text.run(lambda: _ids(tokenizer, body, max_len)))
-    texts = await api.text.run(lambda: list(map(tokenizer.token_text, ids))) if body.return_token_strs else None
+    slot = slot_of(request)
+    asker = asker_of(request)
+    ids = await unless_gone(request, api.text.run(asker, slot.body_bytes, lambda: _ids(tokenizer, body, max_len)))
+    slot.give_body()
+    texts: list[str] | None = None
+    if body.return_token_strs:
+        texts = await api.text.run(asker, 8 * len(ids), lambda: list(map(tokenizer.token_text, ids)))
     return json_response(Tokenized(count=len(ids), max_model_len=max_len, tokens=ids, token_strs=texts))
 
 
@@ -68,10 +73,16 @@ async def detokenize(request: Request) -> Response:
     body = await read_body(request, DetokenizeBody, api.settings.limits)
     api.check_model(body.model)
     tokenizer = await _tokenizer(api)
-    vocab_size = api.hello.model.vocab_size
+    vocab_size, max_len = api.hello.model.vocab_size, api.hello.model.max_model_len
+    if len(body.tokens) > max_len > 0:
+        raise ApiError(400, f"{len(body.tokens)} tokens are not accepted: at most {max_len}", param="tokens")
     if body.tokens and max(body.tokens) >= vocab_size:
         raise ApiError(400, f"token id {max(body.tokens)} is not accepted: 0 to {vocab_size - 1}", param="tokens")
-    return json_response(Detokenized(await api.text.run(lambda: tokenizer.decode(body.tokens))))
+    return json_response(Detokenized(await _text_of(api, request, tokenizer, body.tokens)))
+
+
+async def _text_of(api: Api, request: Request, tokenizer: Tokenizer, tokens: list[int]) -> str:
+    return await api.text.run(asker_of(request), 8 * len(tokens), lambda: tokenizer.decode(tokens))
 
 
 async def _tokenizer(api: Api) -> Tokenizer:

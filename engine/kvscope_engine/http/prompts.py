@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kvscope_engine.http.api import Api
 from kvscope_engine.http.shapes.bodies import ChatBody, Message, Tool
-from kvscope_engine.http.shapes.conversation import conversation_ids, message_text
-from kvscope_engine.http.shapes.errors import ApiError
+from kvscope_engine.http.shapes.conversation import conversation_text, message_text
+from kvscope_engine.http.shapes.errors import ApiError, refused
+from kvscope_engine.http.text import SMALL_BYTES, Asker
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import ChatMessage
@@ -22,24 +24,33 @@ class Prompt:
     fields: dict[str, Any]
 
 
-async def text_prompts(api: Api, tokenizer: Tokenizer | None, given: Sequence[str | list[int]]) -> list[Prompt]:
+async def text_prompts(
+    api: Api, asker: Asker, tokenizer: Tokenizer | None, given: Sequence[str | list[int]]
+) -> list[Prompt]:
     """Of completions. Raises ApiError."""
     max_len = api.hello.model.max_model_len
+    for prompt in given:
+        if isinstance(prompt, list) and 0 < max_len <= len(prompt):
+            raise refused(f"the prompt has {len(prompt)} tokens: at most {max_len - 1} are accepted")
     if tokenizer is None or all(isinstance(prompt, list) for prompt in given):
         return [_untouched(prompt) for prompt in given]
-    return await api.text.run(lambda: [_of(prompt, tokenizer, max_len) for prompt in given])
+    prompts: list[Prompt] = []
+    for piece in _pieces(given):
+        num_bytes = sum(map(_text_bytes, piece))
+        work = partial(_all_of, piece, tokenizer, max_len)
+        prompts += await api.text.run(asker, num_bytes, work)
+    return prompts
 
 
-async def chat_prompt(api: Api, tokenizer: Tokenizer | None, body: ChatBody) -> Prompt:
-    """Of a chat. Raises ApiError."""
+async def chat_prompt(api: Api, asker: Asker, tokenizer: Tokenizer | None, body: ChatBody, num_bytes: int) -> Prompt:
+    """Of a chat in a body of `num_bytes`. Raises ApiError."""
     tools = body.tools if body.tools and body.tool_choice != "none" else ()
     if tokenizer is None:
         return _as_messages(api, body, tools)
     max_len = api.hello.model.max_model_len
-    ids = await api.text.run(
-        lambda: chat_ids(tokenizer, body.messages, tools, body.chat_template_kwargs, max_len=max_len)
-    )
-    return Prompt({"prompt_token_ids": tuple(ids)})
+    extra = body.chat_template_kwargs
+    work = partial(chat_ids, tokenizer, body.messages, tools, extra, max_len=max_len)
+    return Prompt({"prompt_token_ids": tuple(await api.text.run(asker, num_bytes, work))})
 
 
 def chat_ids(
@@ -51,15 +62,36 @@ def chat_ids(
     max_len: int,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """Token ids of a conversation that is not endless. Raises BadInput, ApiError."""
-    _refuse_endless(sum(len(message_text(message)) for message in messages), tokenizer, max_len)
-    return conversation_ids(tokenizer, messages, tools, extra, add_generation_prompt=add_generation_prompt)
+    """Token ids of a conversation that is not too long. Raises BadInput, ApiError."""
+    text = conversation_text(tokenizer, messages, tools, extra, add_generation_prompt=add_generation_prompt)
+    return text_ids(tokenizer, text, max_len, add_special_tokens=False)
 
 
 def text_ids(tokenizer: Tokenizer, text: str, max_len: int, *, add_special_tokens: bool = True) -> list[int]:
-    """Token ids of a text that is not endless. Raises BadInput."""
-    _refuse_endless(len(text), tokenizer, max_len)
+    """Token ids of a text that is not too long. Raises BadInput."""
+    tokenizer.refuse_too_long(text, max_len)
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def _pieces(given: Sequence[str | list[int]]) -> Iterator[list[str | list[int]]]:
+    """Small prompts together, as far as they are a small piece of work; larger ones alone."""
+    piece: list[str | list[int]] = []
+    num_bytes = 0
+    for prompt in given:
+        if piece and num_bytes + _text_bytes(prompt) > SMALL_BYTES:
+            yield piece
+            piece, num_bytes = [], 0
+        piece.append(prompt)
+        num_bytes += _text_bytes(prompt)
+    yield piece
+
+
+def _text_bytes(prompt: str | list[int]) -> int:
+    return 4 * len(prompt) if isinstance(prompt, str) and not prompt.isascii() else len(prompt)
+
+
+def _all_of(given: Sequence[str | list[int]], tokenizer: Tokenizer, max_len: int) -> list[Prompt]:
+    return [_of(prompt, tokenizer, max_len) for prompt in given]
 
 
 def _of(prompt: str | list[int], tokenizer: Tokenizer, max_len: int) -> Prompt:
@@ -86,13 +118,3 @@ def _as_messages(api: Api, body: ChatBody, tools: Sequence[Tool]) -> Prompt:
         if m.role != "developer" and m.role != "tool"
     )
     return Prompt({"messages": turns})
-
-
-def _refuse_endless(num_characters: int, tokenizer: Tokenizer, max_len: int) -> None:
-    """Refuse what is too long whatever its tokens are, before any time is spent on finding them."""
-    limit = max_len * tokenizer.max_token_characters
-    if num_characters > limit:
-        raise BadInput(
-            f"the prompt has {num_characters} characters: more than {limit} cannot fit in the {max_len} tokens of"
-            " this model's limit"
-        )

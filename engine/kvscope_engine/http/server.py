@@ -16,7 +16,7 @@ from typing import Final
 import uvicorn
 from starlette.routing import BaseRoute
 
-from kvscope_engine.http.api import HttpLimits, HttpSettings
+from kvscope_engine.http.api import HttpLimits, HttpSettings, api_keys
 from kvscope_engine.http.app import make_app
 from kvscope_engine.http.gate import MAX_HEAD_BYTES
 from kvscope_engine.http.listening import is_loopback
@@ -33,7 +33,7 @@ class HttpServer:
     """Serves on `listener`. Raises BadInput for one beyond loopback without an API key, and as `make_app` does."""
 
     def __init__(self, settings: HttpSettings, listener: socket.socket, mounts: Sequence[BaseRoute] = ()) -> None:
-        if not settings.api_key and not is_loopback(listener):
+        if not api_keys(settings.api_key) and not is_loopback(listener):
             raise BadInput(f"--listen on {listener.getsockname()[0]} is not accepted without an API key (--api-key)")
         raise_file_limit()
         limits = settings.limits

@@ -1,17 +1,22 @@
 """The model's text side in this process: its tokenizer, found by the model's name, and work on it beside the loop.
 
+Work on text cannot be interrupted, so it comes in pieces: a prompt, or small ones of a request together. Clients take
+turns with them, and a client's requests; of two threads one takes small pieces alone, which never wait behind a book.
+How many pieces wait is bounded by the requests that are answered at a time, and their bytes by those of bodies.
 Without a tokenizer here the engine makes the tokens itself, and what needs text of tokens says that it has none.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-from kvscope_engine.http.shapes.errors import ApiError
+from kvscope_engine.http.shapes.errors import refused
 from kvscope_engine.model.fetching.cache_folder import cache_folder
 from kvscope_engine.model.fetching.checksum import remembered_sha256
 from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF_SHA256
@@ -19,13 +24,27 @@ from kvscope_engine.model.fetching.names import parse_model_name
 from kvscope_engine.model.gguf.entries import entry_of
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.text.tokenizer_files import load_tokenizer
+from kvscope_engine.server.turns import Turns
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import ModelInfo
 
-NUM_THREADS: Final = 2
-MAX_WAITING: Final = 256
-"""Pieces of work on text at a time; more are too many requests."""
+SMALL_BYTES: Final = 64 << 10
+"""Of text that takes milliseconds."""
 _Result = TypeVar("_Result")
+
+
+class Asker(NamedTuple):
+    """Whose work it is: a client, and which of its requests."""
+
+    client: str = ""
+    batch: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class _Piece:
+    work: Callable[[], Any]
+    is_small: bool
+    done: Future[Any] = field(default_factory=Future)
 
 
 class TextSide:
@@ -35,8 +54,11 @@ class TextSide:
         self.reason = ""
         """Why there is no tokenizer; empty where there is one, or none is needed."""
         self._folder = folder
-        self._threads = ThreadPoolExecutor(NUM_THREADS, "kvscope-text")
-        self._num_waiting = 0
+        self._turns: Turns[_Piece] = Turns()
+        self._changed = threading.Condition()
+        self._is_closed = False
+        for kind in ("any", "small"):
+            threading.Thread(target=self._serve, args=(kind == "small",), name="kvscope-text", daemon=True).start()
         self._model: ModelInfo | None = None
         self._loading: asyncio.Task[Tokenizer | None] | None = None
 
@@ -44,27 +66,53 @@ class TextSide:
         """Of this model; loaded once."""
         if self._loading is None or self._model != model:
             self._model = model
-            self._loading = asyncio.create_task(self.run(lambda: self._load(model)))
+            self._loading = asyncio.create_task(self.run(Asker(), 0, lambda: self._load(model)))
         return await asyncio.shield(self._loading)
 
-    async def run(self, work: Callable[[], _Result]) -> _Result:
-        """What `work` gives, done in a thread. BadInput becomes a client's error."""
-        if self._num_waiting >= MAX_WAITING:
-            raise ApiError(429, f"{MAX_WAITING} prompts are being made into tokens already", code="server_busy")
-        self._num_waiting += 1
-        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        future.add_done_callback(lambda _: self._done())
+    async def run(self, asker: Asker, num_bytes: int, work: Callable[[], _Result]) -> _Result:
+        """What `work`, on that much text, gives, done in a thread in its turn. BadInput becomes a client's error."""
+        piece = _Piece(work, num_bytes <= SMALL_BYTES)
+        with self._changed:
+            self._turns.put(*asker, piece)
+            self._changed.notify_all()
         try:
-            return await future
+            result: _Result = await asyncio.wrap_future(piece.done)
+            return result
         except BadInput as error:
-            raise ApiError(400, str(error)) from error
+            raise refused(str(error)) from error
+        except asyncio.CancelledError:
+            with self._changed:
+                self._turns.take_if(lambda other: other is piece)  # its text goes with its client
+            raise
 
     def close(self) -> None:
-        """End the threads; work that has not begun is dropped."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """End the threads; work that has not begun is dropped, and what is being done serves nobody."""
+        with self._changed:
+            self._is_closed = True
+            for piece in self._turns.take_if(lambda piece: True):
+                piece.done.cancel()
+            self._changed.notify_all()
 
-    def _done(self) -> None:
-        self._num_waiting -= 1
+    def _serve(self, small_alone: bool) -> None:
+        while (piece := self._next(small_alone)) is not None:
+            if piece.done.set_running_or_notify_cancel():
+                try:
+                    result = piece.work()
+                except Exception as error:  # told to who asked
+                    piece.done.set_exception(error)
+                else:
+                    piece.done.set_result(result)
+                    del result
+            del piece  # with its text, while the next is waited for
+
+    def _next(self, small_alone: bool) -> _Piece | None:
+        with self._changed:
+            while not self._is_closed:
+                found = self._turns.pop(lambda client, piece: piece.is_small or not small_alone)
+                if found is not None:
+                    return found[1]
+                self._changed.wait()
+            return None
 
     def _load(self, model: ModelInfo) -> Tokenizer | None:
         self.reason = ""

@@ -34,7 +34,7 @@ OWN: Final = Whose()
 
 @dataclass(slots=True)
 class _Waiting(Generic[_Work]):
-    """What waits of one client: a piece of work, for whom, and its bytes. Its own comes before what it does for others."""
+    """What waits of one client, each with for whom it is, and its bytes. Its own comes before what is for others."""
 
     own: deque[tuple[_Work, str, int]] = field(default_factory=deque)
     others: Turns[tuple[_Work, str, int]] = field(default_factory=Turns)

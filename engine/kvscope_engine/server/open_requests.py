@@ -72,7 +72,9 @@ class OpenRequests:
 
     def refusal(self, client: bytes, submit: Submit, num_prompt_tokens: int) -> str:
         """Why the client may not have this one as well; the empty string when it may."""
-        return self._allowance.refusal((client, submit.client), _num_bytes(submit, num_prompt_tokens), submit.sampling.n)
+        return self._allowance.refusal(
+            (client, submit.client), _num_bytes(submit, num_prompt_tokens), submit.sampling.n
+        )
 
     def open(self, client: bytes, submit: Submit, accepted: Accepted) -> None:
         """Remember who asked."""

@@ -74,7 +74,9 @@ def _preempted(event: Event, data: EventData) -> list[str]:
 
 
 def _made_way(event: Event, data: EventData) -> list[str]:
-    who = {"client": "whose client ran nothing", "batch": "whose batch ran nothing"}.get(data.choice, "whose turn it was")
+    who = {"client": "whose client ran nothing", "batch": "whose batch ran nothing"}.get(
+        data.choice, "whose turn it was"
+    )
     return [f"made way for request #{event.other}, {who}", _price(event, data)]
 
 

@@ -288,8 +288,8 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """preempted: blocks that `Event.other` needed, and how many of them could be had."""
     num_available: int = 0
     choice: str = ""
-    """preempted: why this one: "itself", "priority", "share" (its client held the most), "spared" (it was preempted less
-    often) or "newest"; made_way: for a "client", or a "batch" of its own client."""
+    """preempted: why this one: "itself", "priority", "share" (its client held the most), "spared" (it was preempted
+    less often) or "newest"; made_way: for a "client", or a "batch" of its own client."""
     choice_number: int = 0
     """The priority, or how often."""
     is_swapped: bool = False

@@ -20,17 +20,16 @@ OURS: Final = frozenset(("messages", "tools", "documents", "add_generation_promp
 """What a template is given anyway: nobody's `chat_template_kwargs`."""
 
 
-def conversation_ids(
+def conversation_text(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
     tools: Sequence[Tool] = (),
     extra: Mapping[str, Any] | None = None,
     *,
     add_generation_prompt: bool = True,
-) -> list[int]:
-    """Token ids of the conversation. Raises BadInput where the model has no template or it refuses."""
-    text = _rendered(tokenizer, [turn(message) for message in messages], tools, extra or {}, add_generation_prompt)
-    return tokenizer.encode(text, add_special_tokens=False)
+) -> str:
+    """The conversation as the template writes it. Raises BadInput where the model has none or it refuses."""
+    return _rendered(tokenizer, [turn(message) for message in messages], tools, extra or {}, add_generation_prompt)
 
 
 def turn(message: Message) -> dict[str, Any]:

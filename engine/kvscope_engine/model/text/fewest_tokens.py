@@ -1,8 +1,8 @@
 """How many tokens a text has at least, by its bytes alone: what is too long for a model is refused before it is read.
 
-Each byte of a text is in exactly one of its tokens, and a token of n bytes only ever holds bytes of which the vocabulary
-has a token of n bytes or more. So with `longest(b)` the bytes of the longest token that holds byte b somewhere, a token's
-bytes add up to at most 1 when each counts 1 / longest(b), and
+Each byte of a text is in exactly one of its tokens. With `longest(b)` the length in bytes of the longest token that
+holds byte b somewhere, a token of n bytes holds only bytes with longest(b) >= n. So its bytes add up to at most 1 when
+each counts 1 / longest(b), and
 
     tokens >= sum over the text's bytes b of 1 / longest(b)
 
@@ -114,8 +114,9 @@ def _flat(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _writes_spaces(normalizer: dict[str, Any]) -> bool:
-    is_replace = normalizer["type"] == "Replace"
-    return is_replace and normalizer["pattern"] == {"String": " "} and normalizer["content"] == SPACE
+    if normalizer["type"] != "Replace":
+        return False
+    return (normalizer["pattern"], normalizer["content"]) == ({"String": " "}, SPACE)
 
 
 def _is_followed(normalizer: dict[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from kvscope_engine.model.text.detokenizer import Detokenizer
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import MAX_PROMPT_CHARACTERS, ChatMessage
 
+
 class Codec(Protocol):
     """What encodes and decodes."""
 
@@ -161,10 +162,8 @@ class Tokenizer:
             raise BadInput(f"the prompt has {len(text)} characters: at most {MAX_PROMPT_CHARACTERS} are accepted")
         fewest = self._codec.fewest_tokens(text, max_len)
         if fewest >= max_len:
-            raise BadInput(
-                f"the prompt has {len(text)} characters, which are more than {max_len} tokens: at most {max_len - 1} are"
-                f" accepted (the limit of {max_len} holds prompt and output)"
-            )
+            accepted = f"at most {max_len - 1} are accepted (the limit of {max_len} holds prompt and output)"
+            raise BadInput(f"the prompt has {len(text)} characters, which are more than {max_len} tokens: {accepted}")
 
     def _special_id(self, role: str) -> int | None:
         token = self._special.get(role)

@@ -20,8 +20,9 @@ The rules, in the order they are applied in each step:
    nothing runs, or the policy reserves ahead), and no request was preempted in this step. One that does not fit is
    not overtaken. Waiting requests, whatever their priority, preempt running ones in one case alone: a client that runs
    nothing gets a place from clients that run several requests, a batch that runs nothing from batches of the same
-   client that do (`_make_way`). Whoever gives way goes on running something, so the number of clients, or of a client's
-   batches, that run grows with each time, and nobody makes way for a lower priority. Policies that reserve know no such turns.
+   client that do (`_make_way`). Whoever gives way goes on running something, so the number of clients, or of a
+   client's batches, that run grows each time; nobody makes way for a lower priority. Policies that reserve know no
+   such turns.
 5. Drafts come last: requests that are one token short have guesses checked with it, where the budget, the blocks and
    `max_num_seqs` (of tokens sampled in a step) leave room. Nobody gives up blocks for a draft, and those of wrong ones
    are given back when the step is committed.
