@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from kvscope_engine.http.api import HttpLimits, api_keys
 from kvscope_engine.http.clients import Clients, Slot, client_name, too_large
+from kvscope_engine.http.protocol import MAX_HEAD_BYTES
 from kvscope_engine.http.shapes.errors import ApiError, ClientGone, error_response
 from kvscope_engine.http.text import Asker
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 OPEN_PATHS: Final = frozenset(("/health", "/version", "/openapi.json"))
 """Without an API key."""
-MAX_HEAD_BYTES: Final = 32 << 10
-"""Of a request's first line and headers."""
 SLOT: Final = "kvscope.slot"
 _Body = TypeVar("_Body")
 

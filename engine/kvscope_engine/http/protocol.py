@@ -1,11 +1,14 @@
 """One connection: uvicorn's HTTP/1.1, with an end to waiting for a head and to what a client leaves unread.
 
-Owns how many connections there may be. What is no HTTP gets an answer in OpenAI's shape too.
+Owns how many connections there may be. What is no HTTP gets an answer in OpenAI's shape too. A head of which a proxy
+could think otherwise than we do, where it or its body ends, is refused before h11 makes the best of it, and the
+connection is closed: one that is read in two ways hides a request in another's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, Final
 
 import h11
@@ -15,6 +18,11 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from kvscope_engine.http.api import HttpLimits
 from kvscope_engine.http.shapes.errors import ApiError
 
+HEAD_END: Final = re.compile(rb"\n\r?\n")
+"""As h11 finds it."""
+VERSION: Final = re.compile(rb" HTTP/([0-9]+(?:\.[0-9]+)?)$")
+MAX_HEAD_BYTES: Final = 32 << 10
+"""Of a request's first line and headers."""
 CONNECTION: Final = "kvscope.connection"
 """Of a request's scope: the `Connection` that it came on."""
 
@@ -28,6 +36,7 @@ class Connection(H11Protocol):
     _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.conn = _StrictConnection(h11.SERVER, self.config.h11_max_incomplete_event_size or MAX_HEAD_BYTES)
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
             self._answer(503, f"{self.max_connections} connections are open already: no more are taken")
@@ -74,7 +83,8 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         self._stop_timers()
-        self._answer(400, "this is no HTTP/1.1 request, or its head is too large")
+        refusal = self.conn.refusal if isinstance(self.conn, _StrictConnection) else None
+        self._answer(*(refusal or (400, "this is no HTTP/1.1 request, or its head is too large")))
 
     def _expect_head(self) -> None:
         self._head_timer = self.loop.call_later(self.limits.header_s, self._too_late)
@@ -110,6 +120,46 @@ class Connection(H11Protocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+
+class _StrictConnection(h11.Connection):
+    """Looks at each head as it came, before it is read."""
+
+    refusal: tuple[int, str] | None = None
+    """Status and words for what was refused."""
+
+    def next_event(self) -> Any:
+        if self.their_state is h11.IDLE:
+            end = HEAD_END.search(data := self.trailing_data[0])
+            self.refusal = head_refusal(data[: end.end()]) if end is not None else None
+            if self.refusal is not None:
+                raise h11.RemoteProtocolError(self.refusal[1], error_status_hint=self.refusal[0])
+        return super().next_event()
+
+
+def head_refusal(head: bytes) -> tuple[int, str] | None:
+    """Status and words for a head that could be read in several ways; None: it is fine.
+
+    RFC 9112, 2.2, 2.3, 5.2, 6.1 and 6.3. What is no head at all is left to the parser.
+    """
+    first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    if any(b"\r" in line or b"\n" in line for line in (first, *lines)):
+        return 400, "a line of the head does not end with CR LF, or has one of them within"
+    version = VERSION.search(first)
+    if version is not None and version[1] not in (b"1.0", b"1.1"):
+        return 505, f"HTTP/{version[1].decode()} is not accepted: HTTP/1.1 is"
+    if any(line[:1] in (b" ", b"\t") for line in lines):
+        return 400, "a header that goes on in another line is not accepted"
+    fields = [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
+    lengths = [value for name, value in fields if name.strip() == b"content-length"]
+    codings = [value for name, value in fields if name.strip() == b"transfer-encoding"]
+    if len(lengths) > 1 or any(not value.isdigit() for value in lengths):
+        return 400, "Content-Length is not accepted: one number is"
+    if codings and (lengths or (version is not None and version[1] == b"1.0")):
+        return 400, "Transfer-Encoding is not accepted beside Content-Length, nor in HTTP/1.0"
+    if codings and [value.lower() for value in codings] != [b"chunked"]:
+        return 501, "Transfer-Encoding is not accepted: chunked alone is"
+    return None
 
 
 def bounded(limits: HttpLimits, max_connections: int) -> type[Connection]:

@@ -18,9 +18,8 @@ from starlette.routing import BaseRoute
 
 from kvscope_engine.http.api import HttpLimits, HttpSettings, api_keys
 from kvscope_engine.http.app import make_app
-from kvscope_engine.http.gate import MAX_HEAD_BYTES
 from kvscope_engine.http.listening import is_loopback
-from kvscope_engine.http.protocol import bounded
+from kvscope_engine.http.protocol import MAX_HEAD_BYTES, bounded
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.sockets.file_limit import raise_file_limit
 

@@ -1,9 +1,9 @@
 """Prompts are made into tokens here, beside the engine's thread: a template or a long text never holds up a step.
 
-Owns four threads and what waits for them. Each client's submissions (and of one that asks for several others, each of
-theirs) are prepared in their order, one at a time, and clients take turns; one of the threads takes small ones alone, so
-that they never wait behind somebody's book. Those whose answers are to have a form, which may take long to compile, wait
-in a line of their own for each form, with two threads for all of these.
+Owns four threads and what waits for them. Each client's submissions (and of one that asks for several others, each
+of theirs) are prepared in their order, one at a time, and clients take turns; one of the threads takes small ones
+alone, so that they never wait behind somebody's book. Those whose answers are to have a form, which may take long to
+compile, wait in a line of their own for each form, with two threads for all of these.
 Tokenizers of Hugging Face let other threads run meanwhile; templates do not, so after a long one its thread rests.
 """
 

@@ -1,0 +1,108 @@
+"""Heads and bodies that can be read in two ways, over raw sockets: refused, and the connection closed."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from tests.engine.http.served import Served, answer_on, read_all
+
+HIDDEN = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+BODY = b'{"prompt": "x", "max_tokens": 1}'
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def answer(served: Served, data: bytes) -> tuple[int, str]:
+    """Status and message of the only answer that comes before the connection is closed."""
+    connection = served.connect()
+    connection.sendall(data)
+    heard = read_all(connection)
+    assert len(re.findall(rb"HTTP/1\.1 \d", heard)) == 1, "what was hidden is answered too"
+    head, _, body = heard.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "words"),
+    [
+        (b"Content-Length: 32\r\nTransfer-Encoding: chunked\r\n\r\n", 400, "beside Content-Length"),
+        (b"Transfer-Encoding: chunked\r\nContent-Length: 32\r\n\r\n", 400, "beside Content-Length"),
+        (b"Content-Length: 32\r\nContent-Length: 32\r\n\r\n", 400, "Content-Length is not accepted"),
+        (b"Content-Length: 32\r\ncontent-length: 0\r\n\r\n", 400, "Content-Length is not accepted"),
+        (b"Content-Length: 32, 32\r\n\r\n", 400, "Content-Length is not accepted"),
+        (b"Content-Length: +32\r\n\r\n", 400, "Content-Length is not accepted"),
+        (b"Content-Length: 0x20\r\n\r\n", 400, "Content-Length is not accepted"),
+        (b"Content-Length: -1\r\n\r\n", 400, "Content-Length is not accepted"),
+        (b"Content-Length:\r\n\r\n", 400, "Content-Length is not accepted"),
+        (b"Content-Length : 32\r\n\r\n", 400, "no HTTP/1.1 request"),
+        (b"X: y\r\n Content-Length: 32\r\n\r\n", 400, "goes on in another line"),
+        (b"Content-Length: 32\r\n\tTransfer-Encoding: chunked\r\n\r\n", 400, "goes on in another line"),
+        (b"Content-Length: 32\nTransfer-Encoding: chunked\r\n\r\n", 400, "CR LF"),
+        (b"X: y\rContent-Length: 32\r\n\r\n", 400, "CR LF"),
+        (b"Content-Length: 32\n\n", 400, "CR LF"),
+        (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n", 501, "chunked alone"),
+        (b"Transfer-Encoding: gzip, chunked\r\n\r\n", 501, "chunked alone"),
+        (b"Transfer-Encoding: xchunked\r\n\r\n", 501, "chunked alone"),
+        (b"Host: other\r\nContent-Length: 32\r\n\r\n", 400, "no HTTP/1.1 request"),
+        (b"X\x00: y\r\nContent-Length: 32\r\n\r\n", 400, "no HTTP/1.1 request"),
+    ],
+)
+def test_heads_that_can_be_read_in_two_ways(served: Served, lines: bytes, status: int, words: str) -> None:
+    got, message = answer(served, POST + lines + BODY + HIDDEN)
+    assert got == status
+    assert words in message
+
+
+@pytest.mark.parametrize("version", ["2.0", "1.2", "0.9", "3.0", "2", "11.1"])
+def test_versions_that_are_not_known(served: Served, version: str) -> None:
+    got, message = answer(served, f"GET /health HTTP/{version}\r\nHost: localhost\r\n\r\n".encode())
+    assert (got, f"HTTP/{version} is not accepted" in message) == (505, True)
+
+
+def test_chunks_in_an_old_version(served: Served) -> None:
+    old = CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0") + b"20\r\n" + BODY + b"\r\n0\r\n\r\n" + HIDDEN
+    assert answer(served, old)[0] == 400
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        b"0x20\r\n",
+        b"-1\r\n",
+        b"\r\n",
+        b"20;\nx\r\n",
+        b"G\r\n",
+        b"1" * 21 + b"\r\n",
+        b"2\r\n{}xx0\r\n\r\n",
+        b"2\r\n{}\n0\r\n",
+    ],
+)
+def test_chunks_of_no_size(served: Served, chunks: bytes) -> None:
+    got, message = answer(served, CHUNKED + chunks + HIDDEN)
+    assert (got, "no HTTP/1.1 request" in message) == (400, True)
+
+
+def test_a_body_that_is_longer_than_it_says_is_no_further_request(served: Served) -> None:
+    connection = served.connect()
+    connection.sendall(POST + b"Content-Length: 32\r\n\r\n" + BODY + b"more of it\r\n\r\n" + HIDDEN)
+    heard = read_all(connection)
+    assert re.findall(rb"HTTP/1\.1 (\d+) ", heard) == [b"200", b"400"]
+
+
+def test_a_body_that_is_shorter_than_it_says_runs_nothing(served: Served) -> None:
+    connection = served.connect()
+    connection.sendall(POST + b"Content-Length: 33\r\n\r\n" + BODY)
+    connection.shutdown(1)
+    assert b" 200 " not in read_all(connection)
+
+
+def test_what_is_right_is_answered(served: Served) -> None:
+    whole = CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    connection = served.connect()
+    connection.sendall(whole + b"10\r\n" + BODY[:16] + b"\r\n10\r\n" + BODY[16:] + b"\r\n0\r\n\r\n")
+    assert answer_on(connection)[0] == 200
+    two = served.connect()
+    two.sendall(HIDDEN + HIDDEN.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    assert read_all(two).count(b"HTTP/1.1 200") == 2
