@@ -48,7 +48,8 @@ async def chat_prompt(api: Api, asker: Asker, tokenizer: Tokenizer | None, body:
     if tokenizer is None:
         return _as_messages(api, body, tools)
     max_len = api.hello.model.max_model_len
-    extra = body.chat_template_kwargs
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    extra = effort | (body.chat_template_kwargs or {})
     work = partial(chat_ids, tokenizer, body.messages, tools, extra, max_len=max_len)
     return Prompt({"prompt_token_ids": tuple(await api.text.run(asker, num_bytes, work))})
 
@@ -110,8 +111,9 @@ def _untouched(prompt: str | list[int]) -> Prompt:
 def _as_messages(api: Api, body: ChatBody, tools: Sequence[Tool]) -> Prompt:
     """For the engine's own tokenizer, which is asked for plain conversations alone."""
     roles = {message.role for message in body.messages}
-    if tools or body.chat_template_kwargs or roles - {"system", "user", "assistant"}:
-        raise ApiError(400, f"tools and chat_template_kwargs are not accepted: {api.text.reason}", param="messages")
+    if tools or body.chat_template_kwargs or body.reasoning_effort or roles - {"system", "user", "assistant"}:
+        names = "tools, chat_template_kwargs and reasoning_effort"
+        raise ApiError(400, f"{names} are not accepted: {api.text.reason}", param="messages")
     turns = tuple(
         ChatMessage(role=m.role, content=message_text(m))
         for m in body.messages

@@ -47,6 +47,7 @@ class HttpServer:
                 log_level="critical",
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # `--trust-forwarded` alone says whether they are believed
                 backlog=BACKLOG,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 timeout_keep_alive=int(limits.keep_alive_s),

@@ -44,6 +44,7 @@ class Served:
         build: Callable[..., Any] | None = None,
         keys: KeyRing | None = None,
         key: Path | None = None,
+        trust_forwarded: bool = False,
         **options: Any,
     ) -> None:
         """With `keys` the engine is on tcp and lets those in alone; the API comes with `key`."""
@@ -57,7 +58,13 @@ class Served:
         self.listener = listen("127.0.0.1:0")
         self.address: tuple[str, int] = self.listener.getsockname()
         endpoint = self._endpoint if keys is None else self.service.telemetry_endpoint
-        settings = HttpSettings(endpoint=endpoint, key=key, api_key=api_key, limits=limits or HttpLimits())
+        settings = HttpSettings(
+            endpoint=endpoint,
+            key=key,
+            api_key=api_key,
+            limits=limits or HttpLimits(),
+            trust_forwarded=trust_forwarded,
+        )
         self.server = HttpServer(settings, self.listener)
         self.api = self.server.app.state.api
         self._http = threading.Thread(target=self.server.run)

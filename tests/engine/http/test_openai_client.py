@@ -169,3 +169,52 @@ def test_metrics_tell_what_the_engine_did(client: openai.OpenAI, served: Served)
             )
 
         wait_for(counted, "a request on the page")
+
+
+def test_fields_that_change_nothing_are_taken(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "default", "messages": HELLO, "temperature": 0, "max_tokens": 8}
+    plain = client.chat.completions.create(**asked)
+    same = client.chat.completions.create(
+        **asked,
+        user="ann",
+        safety_identifier="a1",
+        metadata={"a": "b"},
+        store=True,
+        service_tier="auto",
+        prompt_cache_key="k",
+        prompt_cache_retention="24h",
+        prediction={"type": "content", "content": "Paris"},
+        verbosity="low",
+        reasoning_effort="low",
+        parallel_tool_calls=True,
+        extra_body={"skip_special_tokens": True, "spaces_between_special_tokens": True, "use_beam_search": False},
+    )
+    assert same.choices[0].message.content == plain.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"skip_special_tokens": False}, {"use_beam_search": True}, {"web_search_options": {}}, {"functions": []}],
+    ids=lambda field: next(iter(field)),
+)
+def test_fields_that_would_change_an_answer_are_refused_by_name(client: openai.OpenAI, field: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(model="default", messages=HELLO, max_tokens=1, extra_body=field)
+    assert error.value.param == next(iter(field))
+
+
+def test_what_can_never_fit_is_not_tried_again(client: openai.OpenAI) -> None:
+    long = "\U0001f600" * 600_000
+    calls: list[Any] = [
+        lambda: client.completions.create(model="default", prompt=long),
+        lambda: client.completions.create(model="default", prompt=["a", long]),
+        lambda: client.completions.create(model="default", prompt=[[1] * 100_000]),
+        lambda: client.chat.completions.create(model="default", messages=[{"role": "user", "content": long}]),
+        lambda: client.post("/../tokenize", body={"prompt": long}, cast_to=object),
+    ]
+    for call in calls:
+        with pytest.raises(openai.BadRequestError) as error:
+            call()
+        assert error.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match=r"16384 choices .* at most 8192"):
+        client.completions.create(model="default", prompt=["a"] * 256, n=64)

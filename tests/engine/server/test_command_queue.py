@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from kvscope_engine.server.allowance import Allowance
-from kvscope_engine.server.command_queue import CommandQueue
+from kvscope_engine.server.allowance import Allowance, behind
+from kvscope_engine.server.command_queue import CommandQueue, Whose
 from kvscope_engine.server.limits import Bound, ServiceLimits
 
 
@@ -112,3 +112,39 @@ def test_an_allowance_moves_whole() -> None:
     assert "5 things are held already" in allowance.take(b"new", 1)
     allowance.give(b"new", 80, 5)
     assert not allowance._held
+
+
+def test_whom_a_client_asks_for_take_turns_and_so_do_their_batches() -> None:
+    queue: CommandQueue[str] = CommandQueue(ServiceLimits())
+    for number in range(3):
+        for batch in ("x", "y"):
+            queue.put(b"api", f"much {batch}{number}", 10, Whose("much", batch))
+    queue.put(b"api", "little", 10, Whose("little", "z"))
+    queue.put(b"api", "its own", 10)
+    queue.put(b"other", "other", 10)
+    ours = [work for work in taken(queue) if work != "other"]
+    assert ours == ["its own", "much x0", "little", "much y0", "much x1", "much y1", "much x2", "much y2"]
+
+
+def test_whom_a_client_asks_for_are_bounded_each_and_move_with_it() -> None:
+    queue: CommandQueue[str] = CommandQueue(ServiceLimits(client_commands=Bound(2, 100)))
+    one, other = Whose("one", "a"), Whose("other", "a")
+    assert [queue.put(b"old", work, 10, one) for work in "12"] == ["", ""]
+    assert "2 commands wait already" in queue.put(b"old", "3", 10, one)
+    assert queue.put(b"old", "4", 10, other) == ""
+    queue.put(b"new", "5", 10, other)
+    queue.move(b"old", b"new")
+    assert queue.of(b"new") == ["1", "2", "4", "5"]
+    assert queue.take_if(b"new", lambda work: work == "4") == ["4"]
+    assert taken(queue) == ["1", "5", "2"]
+    assert queue.put(b"new", "6", 100, one) == ""
+
+
+def test_what_can_never_be_had_is_told_apart() -> None:
+    allowance = Allowance("things are held", Bound(5, 100), Bound(50, 1000))
+    for count, num_bytes in ((6, 1), (1, 101)):
+        reason = allowance.take(b"a", num_bytes, count)
+        assert behind(reason) == reason
+        assert "can never be served" in reason
+    assert not allowance.take(b"a", 100)
+    assert behind(allowance.take(b"a", 1)).startswith("the engine is behind: 1 things are held already")

@@ -1,11 +1,13 @@
 """What clients may ask, as msgspec structs: the one description of the API that decoding and `/openapi.json` share.
 
-Types alone; ranges are `SamplingParams`' to check. A field that is not here is refused by name.
+Types alone; ranges are `SamplingParams`' to check. A field that is not here is refused by name. `IgnoredFields` is the
+list of those that clients send and that change nothing here; `NEUTRAL` of those accepted at such values alone.
+docs/openai-api.md names all of both.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -55,8 +57,91 @@ class StructuredOutputs(_Body, frozen=True, kw_only=True):
     choice: list[str] | None = None
 
 
-class SamplingBody(_Body, frozen=True, kw_only=True):
-    """What completions and chats have in common: OpenAI's fields, then vLLM's, then those accepted without effect."""
+class IgnoredFields(_Body, frozen=True, kw_only=True):
+    """Accepted, and without effect on any token: who asks, what is kept, how it is billed, cached or made faster."""
+
+    user: Text = None
+    safety_identifier: Text = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: Text = None
+    session_id: Text = None
+    prompt_cache_key: Text = None
+    prompt_cache_retention: Text = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    """A guess of the answer, for speed."""
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """No model that is served here was trained to read it."""
+    spaces_between_special_tokens: bool | None = None
+    """No special token is ever shown."""
+    length_penalty: float | None = None
+    """Of beams, which are refused; the next too."""
+    early_stopping: bool | str | None = None
+    guided_decoding_backend: Text = None
+
+
+class NeutralFields(IgnoredFields, frozen=True, kw_only=True):
+    """vLLM's, each accepted where it is null or as `NEUTRAL` says: at the value that vLLM's clients have for "no"."""
+
+    skip_special_tokens: Any = None
+    include_stop_str_in_output: Any = None
+    use_beam_search: Any = None
+    detokenize: Any = None
+    add_special_tokens: Any = None
+    truncate_prompt_tokens: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    prompt_logprobs: Any = None
+    logprob_token_ids: Any = None
+    return_token_ids: Any = None
+    return_tokens_as_token_ids: Any = None
+    thinking_token_budget: Any = None
+    repetition_detection: Any = None
+    guided_whitespace_pattern: Any = None
+    logits_processors: Any = None
+    kv_transfer_params: Any = None
+    vllm_xargs: Any = None
+    prompt_embeds: Any = None
+
+
+NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "use_beam_search": (False,),
+    "detokenize": (True,),
+    "truncate_prompt_tokens": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "prompt_logprobs": (),
+    "logprob_token_ids": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "thinking_token_budget": (-1,),
+    "repetition_detection": (),
+    "guided_whitespace_pattern": (),
+    "logits_processors": ([],),
+    "kv_transfer_params": (),
+    "vllm_xargs": ({},),
+    "prompt_embeds": (),
+}
+"""Of completions and chats: the values that change nothing, beside null."""
+COMPLETION_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {"add_special_tokens": (True,)}
+CHAT_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "add_special_tokens": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "include_reasoning": (True,),
+    "chat_template": (),
+    "documents": ([],),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+}
+
+
+class SamplingBody(NeutralFields, frozen=True, kw_only=True):
+    """What completions and chats have in common: OpenAI's fields, then vLLM's."""
 
     model: Text = None
     temperature: float | None = None
@@ -84,10 +169,6 @@ class SamplingBody(_Body, frozen=True, kw_only=True):
     guided_regex: Text = None
     guided_choice: list[str] | None = None
     guided_grammar: Text = None
-    user: Text = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    service_tier: Text = None
 
 
 class CompletionBody(SamplingBody, frozen=True, kw_only=True):
@@ -176,6 +257,17 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     """Given to the chat template, as `enable_thinking` is."""
     modalities: list[str] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    """Given to the chat template; most do not read it."""
+    add_generation_prompt: Any = None
+    """As `CHAT_NEUTRAL` says, the next too."""
+    continue_final_message: Any = None
+    echo: Any = None
+    include_reasoning: Any = None
+    chat_template: Any = None
+    documents: Any = None
+    mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
 
 
 class TokenizeBody(_Body, frozen=True, kw_only=True):

@@ -5,12 +5,19 @@ The one file that knows both. A field that the engine's messages do not have is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from kvscope_engine.http.shapes.bodies import ChatBody, CompletionBody, SamplingBody
+from kvscope_engine.http.shapes.bodies import (
+    CHAT_NEUTRAL,
+    COMPLETION_NEUTRAL,
+    NEUTRAL,
+    ChatBody,
+    CompletionBody,
+    SamplingBody,
+)
 from kvscope_engine.http.shapes.errors import ApiError
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
@@ -44,6 +51,7 @@ def completion_sampling(body: CompletionBody) -> SamplingParams:
         raise ApiError(400, "suffix is not accepted: text is only ever continued", param="suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise ApiError(400, f"best_of={body.best_of} is not accepted: all n completions are told", param="best_of")
+    _check_neutral(body, COMPLETION_NEUTRAL)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     return _sampling(body, max_tokens, body.logprobs)
 
@@ -54,6 +62,7 @@ def chat_sampling(body: ChatBody) -> SamplingParams:
         raise ApiError(400, f"modalities={body.modalities!r:.60} is not accepted: ['text']", param="modalities")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs is not accepted without logprobs=true", param="top_logprobs")
+    _check_neutral(body, CHAT_NEUTRAL)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return _sampling(body, max_tokens, (body.top_logprobs or 0) if body.logprobs else None)
 
@@ -79,7 +88,17 @@ def wants_usage(body: SamplingBody) -> bool:
     return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 
+def _check_neutral(body: SamplingBody, accepted: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse what would change an answer and is not done."""
+    for name, values in accepted.items():
+        value = getattr(body, name)
+        if value is not None and value not in values:
+            words = " or ".join(msgspec.json.encode(one).decode() for one in (*values, None))
+            raise ApiError(400, f"{name}={value!r:.60} is not accepted: {words}", param=name)
+
+
 def _sampling(body: SamplingBody, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    _check_neutral(body, NEUTRAL)
     fields: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs}
     for name in SAME:
         value = getattr(body, name)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from kvscope_engine.http.shapes.bodies import ChatBody, CompletionBody
+from kvscope_engine.http.shapes.bodies import (
+    CHAT_NEUTRAL,
+    COMPLETION_NEUTRAL,
+    NEUTRAL,
+    ChatBody,
+    CompletionBody,
+    IgnoredFields,
+)
 from kvscope_engine.http.shapes.errors import ApiError
 from kvscope_engine.http.shapes.mapping import chat_sampling, completion_sampling, submission, wants_usage
 from kvscope_telemetry.messages.commands import Submit
@@ -158,3 +166,33 @@ def test_usage_of_a_stream() -> None:
     assert wants_usage(completion(stream=True, stream_options={"include_usage": True}))
     with pytest.raises(ApiError, match="stream_options"):
         wants_usage(completion(stream_options={"include_usage": True}))
+
+
+DOCS = (Path(__file__).parents[4] / "docs" / "openai-api.md").read_text()
+
+
+@pytest.mark.parametrize("name", IgnoredFields.__struct_fields__)
+def test_what_is_ignored_is_listed(name: str) -> None:
+    ignored = DOCS.partition("**Accepted and ignored**")[2].partition("**Accepted at")[0]
+    assert f"`{name}`" in ignored
+
+
+@pytest.mark.parametrize(
+    ("make", "accepted"), [(completion, NEUTRAL | COMPLETION_NEUTRAL), (chat, NEUTRAL | CHAT_NEUTRAL)]
+)
+def test_what_is_accepted_at_one_value_is_refused_at_others(make: Any, accepted: dict[str, tuple[Any, ...]]) -> None:
+    sampling = completion_sampling if make is completion else chat_sampling
+    table = DOCS.partition("**Accepted at")[2].partition("**Refused by name**")[0]
+    for name, values in accepted.items():
+        assert f"`{name}`" in table
+        for value in (*values, None):
+            assert sampling(make(**{name: value})) == sampling(make())
+        other = not values[0] if values and isinstance(values[0], bool) else ["other"]
+        with pytest.raises(ApiError, match=f"{name}=.* is not accepted") as error:
+            sampling(make(**{name: other}))
+        assert (error.value.status, error.value.param) == (400, name)
+
+
+def test_every_field_is_told_of() -> None:
+    for kind in (ChatBody, CompletionBody):
+        assert [name for name in kind.__struct_fields__ if f"`{name}`" not in DOCS] == []

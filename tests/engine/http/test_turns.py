@@ -1,0 +1,200 @@
+"""HTTP clients take turns: who is whom, what each may hold, and whose text is made into tokens next."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.engine.http.served import Served, answer_on, read_all, wait_for
+
+from kvscope_engine.http.api import HttpLimits
+from kvscope_engine.http.clients import client_name
+from kvscope_engine.http.shapes.errors import ApiError
+from kvscope_engine.http.text import SMALL_BYTES, Asker, TextSide
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import Command, Reply, Submit
+
+COMPLETIONS = "/v1/completions"
+ENDLESS = {"prompt": "x", "max_tokens": 1_000_000, "stream": True}
+
+
+def submits_of(served: Served) -> list[Submit]:
+    """What the engine is given from now on."""
+    seen: list[Submit] = []
+    submit = served.engine.submit
+
+    def noted(asked: Submit, *args: Any) -> Any:
+        seen.append(asked)
+        return submit(asked, *args)
+
+    served.engine.submit = noted
+    return seen
+
+
+def bearer(key: str) -> str:
+    return f"Authorization: Bearer {key}"
+
+
+def test_each_key_is_a_client_and_each_request_a_batch(serving: Callable[..., Served]) -> None:
+    served = serving(api_key="first,second")
+    seen = submits_of(served)
+    for key in ("first", "second", "first"):
+        assert served.ask(COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 1}, bearer(key))[0] == 200
+    assert served.ask("/v1/models", None, bearer("third"))[0] == 401
+    clients = [submit.client for submit in seen]
+    assert clients == [clients[0]] * 2 + [clients[2]] * 2 + [clients[0]] * 2
+    assert clients[0] != clients[2]
+    assert "first" not in clients[0]
+    assert len({submit.batch for submit in seen}) == 3
+
+
+def test_with_one_key_it_is_the_address(serving: Callable[..., Served]) -> None:
+    served = serving(api_key="only", trust_forwarded=True)
+    seen = submits_of(served)
+    for lines in ((), ("X-Forwarded-For: 10.0.0.1, 10.0.0.9",), ("X-Forwarded-For: 10.0.0.9",)):
+        assert served.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, bearer("only"), *lines)[0] == 200
+    near, *far = [submit.client for submit in seen]
+    assert near == client_name("", "127.0.0.1")
+    assert far == [client_name("", "10.0.0.9")] * 2
+
+
+def test_what_a_proxy_says_is_not_believed_by_itself(served: Served) -> None:
+    seen = submits_of(served)
+    served.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, "X-Forwarded-For: 10.0.0.9")
+    assert [submit.client for submit in seen] == [client_name("", "127.0.0.1")]
+
+
+def test_addresses_that_one_client_has() -> None:
+    assert client_name("", "2001:db8::1") == client_name("", "2001:db8::ffff:1")
+    assert client_name("", "2001:db8::1") != client_name("", "2001:db8:0:1::1")
+    assert client_name("", "::ffff:10.0.0.1") == client_name("", "10.0.0.1")
+    assert client_name("", "10.0.0.1", ["nonsense"]) == client_name("", "10.0.0.1")
+    assert client_name("k", "10.0.0.1") == client_name("k", "10.0.0.2", ["10.0.0.3"])
+
+
+def test_choices_are_bounded_for_each_client(serving: Callable[..., Served]) -> None:
+    served = serving(api_key="first,second", limits=HttpLimits(max_choices=4), step_s=0.002)
+    status, answer = served.ask(COMPLETIONS, {"prompt": ["a", "b"], "n": 3}, bearer("first"))
+    assert (status, answer["error"]["message"]) == (400, "6 choices (n for each prompt) are not accepted: at most 4")
+    with served.post(COMPLETIONS, ENDLESS | {"n": 3}, bearer("first")) as connection:
+        assert connection.recv(1)
+        data = read_all(served.post(COMPLETIONS, {"prompt": "a", "n": 2}, bearer("first"), "Connection: close"))
+        assert data.startswith(b"HTTP/1.1 429 ")
+        assert b"retry-after: 1" in data.lower()
+        assert served.ask(COMPLETIONS, {"prompt": "a", "n": 1, "max_tokens": 1}, bearer("first"))[0] == 200
+        assert served.ask(COMPLETIONS, {"prompt": "a", "n": 4, "max_tokens": 1}, bearer("second"))[0] == 200
+    wait_for(lambda: served.ask(COMPLETIONS, {"prompt": "a", "n": 2}, bearer("first"))[0] == 200, "room again")
+
+
+def test_who_has_few_requests_finds_a_place_when_another_has_all(serving: Callable[..., Served]) -> None:
+    served = serving(api_key="first,second", limits=HttpLimits(max_requests=16), step_s=0.002)
+    taken = [served.post(COMPLETIONS, ENDLESS, bearer("first")) for _ in range(16)]
+    try:
+        assert all(connection.recv(1) for connection in taken)
+        assert served.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, bearer("first"))[0] == 429
+        assert served.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, bearer("second"))[0] == 200
+    finally:
+        for connection in taken:
+            connection.close()
+
+
+def test_many_prompts_of_one_do_not_hold_up_another(
+    serving: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's thread is given a client's next submission after one of each other's."""
+    served = serving(api_key="first,second", step_s=0.002)
+    seen, came, gate = submits_of(served), list[Command](), threading.Event()
+    desk = served.service._desk
+    take = desk.take
+
+    def noted_take(client: bytes, command: Command) -> Reply | None:
+        reply = take(client, command)
+        came.extend([command] if isinstance(command, Submit) else [])
+        return reply
+
+    monkeypatch.setattr(desk, "take", noted_take)
+    served.engine.may_step = gate
+    try:
+        running = served.post(COMPLETIONS, ENDLESS, bearer("first"))
+        wait_for(lambda: served.engine.step_count, "a step that lasts")
+        many = served.post(COMPLETIONS, {"prompt": ["a"] * 100, "max_tokens": 1}, bearer("first"))
+        wait_for(lambda: len(came) == 101, "all that wait")
+        few = served.post(COMPLETIONS, {"prompt": "b", "max_tokens": 1}, bearer("second"), "Connection: close")
+        wait_for(lambda: len(came) == 102, "one more")
+    finally:
+        gate.set()
+    assert answer_on(few)[0] == 200
+    place = next(place for place, submit in enumerate(seen) if submit.prompt == "b")
+    assert place < 20, "it was served behind the other's hundred"
+    many.close()
+    running.close()
+
+
+def run(side: TextSide, scenario: Callable[[], Any]) -> None:
+    async def whole() -> None:
+        await asyncio.wait_for(scenario(), 60)
+
+    try:
+        asyncio.run(whole())
+    finally:
+        side.close()
+
+
+def test_clients_and_their_requests_take_turns_with_text() -> None:
+    side, order, gate = TextSide(), list[str](), threading.Event()
+
+    def piece(name: str) -> Callable[[], None]:
+        return lambda: order.append(name)
+
+    async def scenario() -> None:
+        large = 2 * SMALL_BYTES
+        first = asyncio.create_task(side.run(Asker("much", "0"), large, gate.wait))
+        await asyncio.sleep(0)
+        others = [
+            asyncio.create_task(side.run(Asker(client, batch), large, piece(client + batch)))
+            for client, batch in [("much", "1")] * 3 + [("much", "2"), ("little", "1")]
+        ]
+        await asyncio.sleep(0)
+        await side.run(Asker("much", "3"), 10, piece("small"))
+        assert order == ["small"], "a small text waits for a large one"
+        gate.set()
+        await asyncio.gather(first, *others)
+
+    run(side, scenario)
+    assert order.index("little1") <= 2
+    assert order.index("much2") < [place for place, name in enumerate(order) if name == "much1"][1]
+
+
+def test_text_of_who_hung_up_is_let_go_of() -> None:
+    side, gate = TextSide(), threading.Event()
+
+    async def scenario() -> None:
+        first = asyncio.create_task(side.run(Asker("a", "0"), 2 * SMALL_BYTES, gate.wait))
+        second = asyncio.create_task(side.run(Asker("a", "1"), 2 * SMALL_BYTES, gate.wait))
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        assert len(side._turns) <= 1
+        gate.set()
+        await first
+        assert len(side._turns) == 0
+
+    run(side, scenario)
+
+
+def test_bad_text_is_the_client_s_error() -> None:
+    side = TextSide()
+
+    def bad() -> None:
+        raise BadInput("the prompt has 9 tokens: at most 4 are accepted")
+
+    async def scenario() -> None:
+        with pytest.raises(ApiError) as error:
+            await side.run(Asker("a", "0"), 1, bad)
+        assert (error.value.status, error.value.code) == (400, "context_length_exceeded")
+
+    run(side, scenario)
