@@ -45,6 +45,12 @@ class RunningTime:
         """The stop that goes on."""
         return self._stops[-1] if self._stops and not self._stops[-1].end_ns else None
 
+    @property
+    def stretches(self) -> tuple[IntArray, IntArray]:
+        """Begin and end of each stretch of stopped time, ascending and apart, shape (n,) each."""
+        self._count()
+        return self._begins, self._ends
+
     def since(self, time_ns: int) -> tuple[Stop, ...]:
         """The stops that go on, or ended after `time_ns`."""
         return tuple(stop for stop in self._stops if not stop.end_ns or stop.end_ns > time_ns)
@@ -71,7 +77,8 @@ class RunningTime:
             return
         for each in joined:
             self._stops.remove(each)
-            stop = replace(stop, begin_ns=min(stop.begin_ns, each.begin_ns), end_ns=max(stop.end_ns, each.end_ns))
+            end_ns = max(stop.end_ns, each.end_ns) if stop.end_ns and each.end_ns else 0
+            stop = replace(stop, begin_ns=min(stop.begin_ns, each.begin_ns), end_ns=end_ns)
         self._stops.append(stop)
         self._stops.sort(key=lambda each: each.end_ns or _OPEN_NS)
         self._changed()

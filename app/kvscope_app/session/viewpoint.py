@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from kvscope_app.session.history import History
 from kvscope_app.session.links import Player
 from kvscope_app.session.past import fill_past
@@ -63,3 +65,13 @@ class Viewpoint:
         if self.player is not None:
             recording = self.player.recording
             fill_past(self.history, self._course, recording.start_ns + round(recording.first_s * 1e9))
+            self._fill_stops()
+
+    def _fill_stops(self) -> None:
+        """Of what was before a jump, leaps do not tell when the engine stood still: the course does."""
+        hello, now_ns = self.mirror.hello, self.mirror.time_ns
+        if hello is None:
+            return
+        for stop in self._course.stops.shifted(hello.time_ns - hello.wall_time_ns):
+            if hello.time_ns <= stop.begin_ns < now_ns:
+                self.mirror.stops.add(stop if stop.end_ns <= now_ns else replace(stop, end_ns=0))

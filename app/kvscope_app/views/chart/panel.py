@@ -17,12 +17,14 @@ from kvscope_app.look.announce import announce, is_listened_to
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.look.zoom import scaled
+from kvscope_app.session.shown_stops import StopBand
 from kvscope_app.views.chart.axes import TimeAxis, ValueAxis, color_axis
 from kvscope_app.views.chart.chart_legend import Legend, LegendEntry
 from kvscope_app.views.chart.curve_item import CurveItem
 from kvscope_app.views.chart.curves import FloatArray, close_areas, decimate, join_near, nice_ceiling
 from kvscope_app.views.chart.gap_bands import GapBands
 from kvscope_app.views.chart.plot import Plot
+from kvscope_app.views.chart.stop_bands import StopBands
 
 PLOT_MIN_HEIGHT = 64
 TEXT_MARGIN = 7
@@ -103,6 +105,7 @@ class ChartPanel(QWidget):
         self._filled = {curve.name: curve.filled for curve in self.curves}
         self.gap_bands = GapBands()
         """Stretches where nothing was heard of the engine."""
+        self.stop_bands = StopBands()
         self._marks = pg.ScatterPlotItem(symbol="t1", size=8, pen=None, hoverable=True, tip=_mark_tip)
         self._shown_marks: tuple[float, tuple[Mark, ...]] = (0.0, ())
         self._cursor = pg.InfiniteLine(angle=90, movable=False)
@@ -191,6 +194,10 @@ class ChartPanel(QWidget):
         """Shade stretches where nothing was heard of the engine."""
         self.gap_bands.show_gaps(gaps)
 
+    def show_stops(self, bands: Sequence[StopBand]) -> None:
+        """Shade the time in which the engine stood still, and say why."""
+        self.stop_bands.show_bands(bands)
+
     def show_marks(self, marks: Sequence[Mark]) -> None:
         """Draw marks near the bottom; hovering one shows its text."""
         y = self._top * 0.06 if self._fixed_top is None else self._fixed_top * 0.06
@@ -229,6 +236,7 @@ class ChartPanel(QWidget):
         self._place.setPen(pg.mkPen(theme.accent))
         self._cursor.setPen(pg.mkPen(theme.muted, style=Qt.PenStyle.DashLine))
         self.gap_bands.set_color(mix(theme.base, theme.muted, 0.10))
+        self.stop_bands.apply_theme(theme)
         self.legend.apply_theme(theme, {curve.name: curve.color_of(theme) for curve in self.curves})
 
     def _add_curve(self, curve: CurveSpec) -> CurveItem:
@@ -245,7 +253,7 @@ class ChartPanel(QWidget):
         view.disableAutoRange()
         self._leave_room()
         view.setYRange(0, self._fixed_top or 1.0, padding=0)
-        for item in (self.gap_bands, self._marks, self._cursor, self._place):
+        for item in (self.gap_bands, self.stop_bands, self._marks, self._cursor, self._place):
             view.addItem(item, ignoreBounds=True)
         self._cursor.hide()
         self._place.hide()
@@ -267,7 +275,8 @@ class ChartPanel(QWidget):
 
     def _sentence(self) -> str:
         when = f"{self.clock_text(float(self._cursor.value()))}: " if self._cursor.isVisible() else ""
-        return when + self.legend.told
+        stopped = self.stop_bands.words_at(float(self._cursor.value())) if self._cursor.isVisible() else ""
+        return when + self.legend.told + (f", engine {stopped}" if stopped else "")
 
     def leaveEvent(self, event: object) -> None:
         self.hovered.emit(None)
@@ -275,7 +284,10 @@ class ChartPanel(QWidget):
     def _on_mouse_moved(self, position: QPointF) -> None:
         view = self.plot.view_box
         inside = view.sceneBoundingRect().contains(position)
-        self.hovered.emit(float(view.mapSceneToView(position).x()) if inside else None)
+        x = float(view.mapSceneToView(position).x()) if inside else None
+        words = "" if x is None else self.stop_bands.words_at(x)
+        self.plot.setToolTip(plain_tip(f"Engine {words}") if words else "")
+        self.hovered.emit(x)
 
     def _on_clicked(self, click: pg.GraphicsScene.mouseEvents.MouseClickEvent) -> None:
         view = self.plot.view_box

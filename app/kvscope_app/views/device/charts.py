@@ -20,6 +20,7 @@ from kvscope_app.look.number_text import NOTHING, num_bytes, percent
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.device_log import HOST, FloatArray
 from kvscope_app.session.session import Session
+from kvscope_app.session.shown_stops import stop_bands
 from kvscope_app.setting_names import DEVICES_RANGE
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 from kvscope_app.views.chart.time_bar import DEFAULT_RANGE, RANGES_S, TimeBar
@@ -187,10 +188,12 @@ class DeviceCharts(QWidget):
         first_s, last_s = self._span()
         place_s = self._session.shown_until_ns / 1e9
         is_behind = first_s <= place_s < last_s - 1.5
+        stopped = stop_bands(self._session, first_s, last_s)
         for quantity in quantities:
             panel = self.panels[quantity.title]
             panel.show_time(first_s, last_s, last_s if self._fixed is None and not is_behind else None)
             panel.show_place(place_s if is_behind else None)
+            panel.show_stops(stopped)
             self._draw_curves(quantity, panel, first_s, last_s)
             panel.settle()
         self._show_values(place_s if is_behind else last_s)

@@ -41,6 +41,8 @@ _ARROWS: Final = {
     Qt.Key.Key_PageDown: (0, 10),
 }
 _GAP_SHARE: Final = 0.30
+_STOP_SHARE: Final = 0.28
+"""The picture is seen through the band of a pause."""
 
 
 class RowLabel(NamedTuple):
@@ -134,6 +136,7 @@ class HeatCanvas(TimeArea):
             size = QRectF(gutter(), 0, self._image.width() / ratio, self._image.height() / ratio)
             painter.drawImage(size, self._image, QRectF(self._image.rect()))
         self._draw_labels(painter)
+        self.draw_stops(painter, _STOP_SHARE)
         self.draw_cursor(painter)
         self._draw_cell(painter)
         if self.hasFocus():

@@ -9,7 +9,7 @@ from PySide6.QtCore import QPointF, QSize
 from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.theme import DARK, Theme, mix
 from kvscope_app.views.heatmap.cell_keys import HeatMode, tier_colors, unheld_color
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.page_map.legend_ink import LegendInk, Placed
@@ -48,14 +48,20 @@ class HeatLegend(QWidget):
         self._theme, self._mode = DARK, HeatMode.STATE
         self._swatches: list[Swatch] = []
         self._has_gaps, self._is_low = False, False
+        self.tells_stops = False
+        """Whether it says what a band is in which the engine stood still."""
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
-    def show_mode(self, mode: HeatMode, theme: Theme, shown: Shown, device: DeviceInfo, *, gaps: bool) -> None:
-        """Explain `mode`; `gaps`: there are seconds of which nothing is known."""
-        self._mode, self._theme, self._has_gaps = mode, theme, gaps
+    def show_mode(
+        self, mode: HeatMode, theme: Theme, shown: Shown, device: DeviceInfo, *, gaps: bool, stops: bool = False
+    ) -> None:
+        """Explain `mode`; `gaps`: there are seconds of which nothing is known, `stops`: the engine stood still."""
+        self._mode, self._theme, self._has_gaps, self.tells_stops = mode, theme, gaps, stops
         self._swatches = heat_swatches(mode, theme, shown, device)
         if gaps:
             self._swatches.append(Swatch(theme.base, GAP_WORD))
+        if stops:
+            self._swatches.append(Swatch(mix(theme.base, theme.warn, 0.6), "engine paused"))
         self.setToolTip(self._words())
         self.setAccessibleName(f"Colours show {mode}. {self._words()}")
         self.updateGeometry()

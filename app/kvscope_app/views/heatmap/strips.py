@@ -26,6 +26,7 @@ _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200
 _TICK_APART: Final = 74
 _Curve = tuple[float, list[QLineF]]
 """The value at the top, and the lines."""
+_STOP_SHARE: Final = 0.17
 
 
 class CurveStrip(TimeArea):
@@ -72,6 +73,7 @@ class CurveStrip(TimeArea):
         painter = QPainter(self)
         painter.fillRect(self.rect(), self.theme.color("base"))
         painter.fillRect(gutter(), self.height() - 1, self.width() - gutter(), 1, self.theme.color("grid"))
+        self.draw_stops(painter, _STOP_SHARE)
         top, lines = self._curve(painter.fontMetrics().height())
         painter.setPen(QPen(QColor(self.theme.series[self._series]), 1))
         painter.drawLines(lines)

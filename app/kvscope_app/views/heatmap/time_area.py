@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from PySide6.QtCore import QEvent, QPointF, Qt, Signal
-from PySide6.QtGui import QMouseEvent, QPainter, QWheelEvent
+from PySide6.QtCore import QEvent, QPointF, QRectF, Qt, Signal
+from PySide6.QtGui import QColor, QMouseEvent, QPainter, QWheelEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.zoom import scaled
 from kvscope_app.views.heatmap.time_frame import TimeFrame
+from kvscope_telemetry.running_time import RunningTime
 
 GUTTER: Final = 80
 """Pixels at the left for the axis at 100 %, the same in every part, so that times lie above each other."""
@@ -40,6 +41,8 @@ class TimeArea(QWidget):
         self.theme: Theme = DARK
         self.cursor_ns = 0
         self.hover_ns: int | None = None
+        self._stops = RunningTime()
+        self._stops_shown = (-1, 0)
         self._press: QPointF | None = None
         self._dragged_to: QPointF | None = None
         self._left_over = 0.0
@@ -59,6 +62,12 @@ class TimeArea(QWidget):
         if round(self.x_of(time_ns)) != round(self.x_of(before)):
             self.update()
 
+    def show_stops(self, stops: RunningTime) -> None:
+        """When the engine stood still."""
+        if (stops.version, id(stops)) != self._stops_shown:
+            self._stops, self._stops_shown = stops, (stops.version, id(stops))
+            self.update()
+
     def show_hover(self, time_ns: int | None) -> None:
         """The moment the mouse is on, in this part or another."""
         if time_ns != self.hover_ns:
@@ -72,6 +81,18 @@ class TimeArea(QWidget):
     def time_at(self, x: float) -> int:
         """The moment at `x` of the widget."""
         return self.frame.scale.time_at((x - gutter()) * self.devicePixelRatioF())
+
+    def draw_stops(self, painter: QPainter, share: float) -> None:
+        """A band over each time in which the engine stood still, `share` of it opaque, and a bar along its top."""
+        color = QColor(self.theme.warn)
+        for begin_ns, end_ns in zip(*(times.tolist() for times in self._stops.stretches), strict=True):
+            left, right = (min(max(self.x_of(at), gutter()), self.width()) for at in (begin_ns, end_ns))
+            if end_ns > self.frame.scale.begin_ns and begin_ns < self.frame.scale.end_ns:
+                band = QRectF(left, 0, max(right - left, 1), self.height())
+                color.setAlphaF(share)
+                painter.fillRect(band, color)
+                color.setAlphaF(1.0)
+                painter.fillRect(QRectF(band.left(), 0, band.width(), 2), color)
 
     def draw_cursor(self, painter: QPainter) -> None:
         """The session's moment, and the one under the mouse."""

@@ -112,6 +112,9 @@ class HeatmapView(View):
         self.strips.show_course(course, self.pools, self._num_addresses)
         for part in self._parts:
             part.show_cursor(self._time.cursor_ns)
+            part.show_stops(course.stops)
+        if self._legend.tells_stops != (len(course.stops) > 0):
+            self._show_legend()
         self._show_cell(self.map.cell if self.map.hasFocus() else None)
 
     def show_range(self, begin_ns: int, end_ns: int) -> None:
@@ -174,7 +177,8 @@ class HeatmapView(View):
         device = DeviceInfo(kind="cpu", name="") if mirror.hello is None else mirror.hello.device
         course = None if self._time is None else self._time.course
         gaps = course is not None and bool(np.any(np.diff(course.time_ns) > SECOND_NS))
-        self._legend.show_mode(self.mode, self.theme, shown_in(mirror, ()), device, gaps=gaps)
+        stops = course is not None and len(course.stops) > 0
+        self._legend.show_mode(self.mode, self.theme, shown_in(mirror, ()), device, gaps=gaps, stops=stops)
 
     def _show_frame(self) -> None:
         self._fit.setChecked(self.frame.stance is Stance.FIT)

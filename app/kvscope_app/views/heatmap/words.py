@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvscope_app.look.number_text import count, plural
+from kvscope_app.session.shown_stops import words_at
 from kvscope_app.views.heatmap.measures import size_text
 from kvscope_app.views.heatmap.pools import Pools
 from kvscope_app.views.heatmap.strips import clock_text
@@ -35,7 +36,9 @@ def cell_words(course: Course, pools: Pools, time_ns: int, address: int) -> str:
     if last - first > 1:
         end = last - 1 if cache is None else place_of(cache, last - 1).number
         name += f" to {count(end)}"
-    return "  ·  ".join([clock_text(time_ns), name, *_use(course, place, row, last - first)])
+    stopped = words_at(course, time_ns)
+    told = [*_use(course, place, row, last - first), *([f"engine {stopped}"] if stopped else [])]
+    return "  ·  ".join([clock_text(time_ns), name, *told])
 
 
 def runs_words(course: Course, time_ns: int, exponent: int) -> str:

@@ -20,6 +20,7 @@ from kvscope_app.look.theme import Theme
 from kvscope_app.session.course_window import course_span_ns, course_window
 from kvscope_app.session.history import HistoryWindow
 from kvscope_app.session.session import Session
+from kvscope_app.session.shown_stops import stop_bands
 from kvscope_app.setting_names import MEMORY_RANGE
 from kvscope_app.views.chart.curves import FloatArray, gaps
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
@@ -209,6 +210,7 @@ class MemoryOverTime(QWidget):
         panel.fit(highest)
         known = np.isfinite(window.columns["active_blocks"])
         panel.show_gaps(gaps(time_s, known, _GAP_S))
+        panel.show_stops(stop_bands(self._session, *self._span()))
         panel.settle()
         self._drawn[index] = time_s, values
 

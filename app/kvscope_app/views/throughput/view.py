@@ -21,6 +21,7 @@ from kvscope_app.look.zoom import scaled
 from kvscope_app.session.course_window import course_span_ns, course_window, known_in
 from kvscope_app.session.history import BIN_NS, MAX_SILENCE_NS, HistoryWindow
 from kvscope_app.session.session import Session
+from kvscope_app.session.shown_stops import stop_bands
 from kvscope_app.setting_names import THROUGHPUT_RANGE
 from kvscope_app.views.base import View
 from kvscope_app.views.chart.axes import ago_text
@@ -175,11 +176,13 @@ class ThroughputView(View):
         now_s = last_s if self.is_following and not is_behind else None
         known = np.isfinite(window.columns["num_running"])
         silent = gaps(window.time_s + window.end_ns / 1e9, known, max(MAX_SILENCE_NS, 3 * window.bin_ns) / 1e9)
+        stopped = stop_bands(self.session, first_s, last_s)
         for key in keys:
             panel = self.panels[key]
             panel.show_time(first_s, last_s, now_s)
             self._drawn[key] = draw(panel, key, window, self.session, last_s - first_s)
             panel.show_gaps(silent)
+            panel.show_stops(stopped)
             panel.show_place(place_s if is_behind else None)
             if key == "requests":
                 in_seconds = window.bin_ns != BIN_NS

@@ -47,7 +47,14 @@ TICK_COLORS: Final = {
     "copied": "flash_copied",
     "refused": "bad",
     "gaps": "warn",
+    "paused": "warn",
 }
+STOPPED_COLOR: Final = "muted"
+"""Of a request while the engine stands still, whatever it did before: nothing is done for it."""
+STOPPED_SOFT: Final = 0.45
+STOPPED_WORD: Final = "engine paused"
+STOPPED_GROUND: Final = 0.83
+"""How pale what is behind the lanes is then."""
 
 
 def ink(name: str, theme: Theme) -> int:

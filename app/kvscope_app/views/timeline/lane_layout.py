@@ -50,6 +50,8 @@ MARKS: Final = "marks"
 """There is no such lane while nothing is marked."""
 STEPS: Final = "steps"
 """Tokens of each second; of each step, seen so near."""
+PAUSED: Final = "paused"
+"""When the engine stood still."""
 LANES: Final = (
     Lane(MARKS, "Bookmarks", 15, 18),
     Lane("usage", "KV usage", 24, 46),
@@ -62,6 +64,7 @@ LANES: Final = (
     Lane("copied", "Copies on write", 11, 14),
     Lane("refused", "Refusals", 11, 14),
     Lane("gaps", "Gaps", 11, 14),
+    Lane(PAUSED, "Paused", 11, 14),
 )
 CURVES: Final = ("usage", "running", "waiting")
 

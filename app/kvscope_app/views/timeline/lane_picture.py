@@ -9,11 +9,21 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from kvscope_app.look.theme import Theme
 from kvscope_app.views.timeline import raster
-from kvscope_app.views.timeline.lane_colors import PHASE_COLORS, QUEUED_SOFT, TICK_COLORS, ink, softened
-from kvscope_app.views.timeline.lane_layout import MARKS, STEPS, LaneLayout, row_height
+from kvscope_app.views.timeline.lane_colors import (
+    PHASE_COLORS,
+    QUEUED_SOFT,
+    STOPPED_COLOR,
+    STOPPED_GROUND,
+    STOPPED_SOFT,
+    TICK_COLORS,
+    ink,
+    softened,
+)
+from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS, LaneLayout, axis_height, row_height
 from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.raster import FloatArray, IntArray, Pixels
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase, RequestLanes
@@ -78,9 +88,11 @@ def draw(shown: Shown, layout: LaneLayout, theme: Theme, scale: float) -> Pixels
     pixels = np.full((height, width), ink("base", theme), np.uint32)
     edges = raster.column_edges(shown.span, width)
     seconds = raster.seconds_in(shown.course.time_ns, edges)
+    stopped = raster.covered(*shown.course.stops.stretches, edges)
+    pixels[round(axis_height() * scale) :, stopped] = softened("warn", theme, STOPPED_GROUND)
     for lane, top, lane_height in layout.boxes():
         box = pixels[round(top * scale) : round((top + lane_height) * scale)]
-        box[:] = softened("raised", theme, 0.55)
+        box[:, ~stopped] = softened("raised", theme, 0.55)
         if lane.name == "usage":
             _draw_usage(box, shown.course, seconds, theme)
         elif lane.name in ("running", "waiting"):
@@ -88,9 +100,11 @@ def draw(shown: Shown, layout: LaneLayout, theme: Theme, scale: float) -> Pixels
             _draw_count(box, shown.course.column(f"num_{lane.name}"), seconds, theme, color)
         elif lane.name == STEPS:
             draw_steps(box, shown.course, shown.steps, edges, seconds, theme)
+        elif lane.name == PAUSED:
+            raster.fill_below(box, stopped.astype(np.float64), ink(TICK_COLORS[PAUSED], theme))
         elif lane.name != MARKS:  # that one is signs and words
             _draw_moments(box, lane.name, shown, edges, seconds, theme)
-    _draw_requests(pixels, shown, layout, theme, scale)
+    _draw_requests(pixels, shown, layout, theme, scale, stopped)
     return pixels
 
 
@@ -115,6 +129,8 @@ def bare_lanes(course: Course) -> frozenset[str]:
     if not np.nan_to_num(course.column("num_steps")).any():
         bare.add(STEPS)
     has_gap = gaps(course)[0].size or course.column("num_lost_frames").any()
+    if not len(course.stops):
+        bare.add(PAUSED)
     return frozenset(bare if has_gap else bare | {"gaps"}) | {MARKS}
 
 
@@ -165,7 +181,14 @@ def _exact_since(course: Course) -> int:
     return int(events.time_ns[0]) - SECOND_NS if events.num_forgotten and len(events) else 0
 
 
-def _draw_requests(pixels: Pixels, shown: Shown, layout: LaneLayout, theme: Theme, scale: float) -> None:
+def _draw_requests(
+    pixels: Pixels,
+    shown: Shown,
+    layout: LaneLayout,
+    theme: Theme,
+    scale: float,
+    stopped: npt.NDArray[np.bool_],
+) -> None:
     spans, span = shown.lanes.spans, shown.span
     rows = shown.rows[spans["life"]] - shown.first_row
     ends = np.where(spans["end"] == OPEN_NS, max(shown.until_ns, span.begin_ns), spans["end"])
@@ -190,6 +213,7 @@ def _draw_requests(pixels: Pixels, shown: Shown, layout: LaneLayout, theme: Them
     raster.draw_spans(lines, rows[places], first, last, palette[spans["phase"][places]])
     if steps is not None and steps_are_apart(steps, span, width):
         draw_pieces(lines, steps, span, _rows_of(steps, shown, num_rows), theme, max(round(scale), 1))
+    lines[:, stopped] = np.where(lines[:, stopped] != 0, softened(STOPPED_COLOR, theme, STOPPED_SOFT), 0)
     for row, line in enumerate(lines):
         begin = top + row * height
         box = pixels[begin : begin + height - round(_ROW_GAP * scale)]

@@ -11,7 +11,14 @@ from PySide6.QtGui import QColor, QPainter, QPen
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import Theme, mix, owner_color
-from kvscope_app.views.timeline.lane_colors import PHASE_COLORS, PHASE_LEGEND, QUEUED_SOFT
+from kvscope_app.views.timeline.lane_colors import (
+    PHASE_COLORS,
+    PHASE_LEGEND,
+    QUEUED_SOFT,
+    STOPPED_COLOR,
+    STOPPED_SOFT,
+    STOPPED_WORD,
+)
 from kvscope_app.views.timeline.lane_layout import LaneLayout, axis_height, gutter, row_height
 from kvscope_app.views.timeline.lane_picture import Shown
 from kvscope_app.views.timeline.mark_lane import paint_marks
@@ -56,18 +63,23 @@ def _names(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme) ->
     painter.drawText(QRect(0, top, gutter() - 8, row_height()), right, "Requests")
     painter.fillRect(0, top - 4, layout.width, 1, theme.color("border"))
     if layout.has_legend:
-        _legend(painter, layout, theme)
+        _legend(painter, layout, theme, has_stops=len(shown.course.stops) > 0)
 
 
-def _legend(painter: QPainter, layout: LaneLayout, theme: Theme) -> None:
+def _legend(painter: QPainter, layout: LaneLayout, theme: Theme, *, has_stops: bool) -> None:
     """What the colours of requests mean, as far as there is room."""
     x, middle = gutter(), layout.legend_top + row_height() // 2 - 1
-    for phase, text in PHASE_LEGEND.items():
+    told = [
+        (text, PHASE_COLORS[phase], QUEUED_SOFT if phase is Phase.QUEUED else 0.0, phase is Phase.QUEUED)
+        for phase, text in PHASE_LEGEND.items()
+    ]
+    if has_stops:
+        told.append((STOPPED_WORD, STOPPED_COLOR, STOPPED_SOFT, False))
+    for text, name, soft, is_thin in told:
         width = painter.fontMetrics().horizontalAdvance(text)
         if x + 14 + width > layout.width:
             return
-        is_thin = phase is Phase.QUEUED
-        color = mix(str(getattr(theme, PHASE_COLORS[phase])), theme.base, QUEUED_SOFT if is_thin else 0.0)
+        color = mix(str(getattr(theme, name)), theme.base, soft)
         painter.fillRect(QRect(x, middle - (1 if is_thin else 4), 10, 3 if is_thin else 8), QColor(color))
         painter.drawText(QRect(x + 14, layout.legend_top - 2, width + 2, row_height()), _LEFT, text)
         x += 14 + width + 14

@@ -10,9 +10,10 @@ import numpy as np
 from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import UNKNOWN, count, percent, plural, seconds
 from kvscope_app.playback.mark_words import mark_text
+from kvscope_app.session.shown_stops import words_at
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.timeline.lane_colors import PHASE_WORDS
-from kvscope_app.views.timeline.lane_layout import MARKS, STEPS
+from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS
 from kvscope_app.views.timeline.lane_picture import Shown, gaps, moments_of, usage_shares
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase
 from kvscope_app.views.timeline.steps import Steps
@@ -61,6 +62,9 @@ def found_in_lane(name: str, shown: Shown, time_ns: int, reach_ns: int) -> Found
     if name == MARKS:
         mark = shown.marks.near(time_ns, reach_ns)
         return Found(time_ns) if mark is None else Found(mark.time_ns, mark_text(mark))
+    if name == PAUSED:
+        words = words_at(course, time_ns)
+        return Found(time_ns, f"Engine {words}" if words else "")
     if name == "gaps":
         return Found(time_ns, _gap_words(course, time_ns, reach_ns))
     near = _near(name, shown, time_ns, reach_ns)
@@ -118,7 +122,10 @@ def _span_found(place: int, shown: Shown, time_ns: int) -> Found:
     life, phase = int(spans["life"][place]), Phase(int(spans["phase"][place]))
     number, epoch = int(lives["number"][life]), int(lives["epoch"][life])
     begin, end = int(spans["begin"][place]), int(spans["end"][place])
-    lasted = "" if phase >= Phase.ABORTED else f" for {seconds((min(end, shown.until_ns) - begin) / 1e9)}"
+    running_ns = shown.course.stops.running_ns(begin, min(end, shown.until_ns))
+    lasted = "" if phase >= Phase.ABORTED else f" for {seconds(running_ns / 1e9)}"
+    if stopped_ns := shown.course.stops.stopped_ns(begin, min(end, shown.until_ns)):
+        lasted += f" (without {seconds(stopped_ns / 1e9)} paused)"
     going_on = " so far" if end == OPEN_NS else ""
     words = f"#{count(number)} {PHASE_WORDS[phase]}{lasted}{going_on}"
     at_ns = end if phase is Phase.QUEUED and end != OPEN_NS else begin  # its cause is told when it ends

@@ -159,7 +159,7 @@ class RequestLanes:
         self.version += 1
 
     def _on_admitted(self, event: Event, time_ns: int, _: int) -> None:
-        waited_ns = event.data.waited_ns if event.data is not None else 0
+        waited_ns = event.data.waited_ns + event.data.stopped_ns if event.data is not None else 0
         if event.number in self._open:
             self._turn(event.number, self._runs_as(event), time_ns)
             return

@@ -23,6 +23,9 @@ TOP: Final = 8
 BOTTOM: Final = 22
 NOTE_INK: Final = "bookmark"
 ALARM_INK: Final = "alarm"
+STOP_INK: Final = "stopped"
+STANDING_INK: Final = "standing"
+"""Of a request while the engine stands still."""
 _MAX_POINTS: Final = 480
 _NICE: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 
@@ -49,12 +52,23 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
+class Band:
+    """A while in which the engine stood still."""
+
+    from_s: float
+    until_s: float
+    html: str
+    """Its words."""
+
+
+@dataclass(frozen=True, slots=True)
 class TimeAxis:
     """Seconds of the recording from the left edge to the right."""
 
     from_s: float
     until_s: float
     marks: tuple[Mark, ...] = ()
+    bands: tuple[Band, ...] = ()
 
     def x(self, seconds: float) -> float:
         """Where a time is."""
@@ -108,8 +122,14 @@ def frame(axis: TimeAxis, height: int) -> str:
 
 
 def mark_lines(axis: TimeAxis, height: int) -> str:
-    """What is marked, over what is drawn: a line, a sign at its top, its words for the pointer."""
+    """What is marked, over what is drawn: a line, a sign at its top, its words for the pointer; and bands."""
     parts = []
+    for band in axis.bands:
+        x, end = axis.x(band.from_s), axis.x(band.until_s)
+        width, bottom = max(end - x, 1.0), height - BOTTOM
+        parts.append(f'<g class="{STOP_INK}"><title>{band.html}</title>')
+        parts.append(f'<rect class="while" x="{x:.1f}" y="{TOP}" width="{width:.1f}" height="{bottom - TOP}"/>')
+        parts.append(f'<rect class="bar" x="{x:.1f}" y="{TOP}" width="{width:.1f}" height="2"/></g>')
     for mark in axis.marks:
         x, end = axis.x(mark.at_s), axis.x(mark.end_s)
         bottom, ink = height - BOTTOM, NOTE_INK if mark.is_note else ALARM_INK

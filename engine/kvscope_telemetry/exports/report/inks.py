@@ -31,6 +31,8 @@ LIGHT: Final = {
     "swapped": "#5f29d3",
     "bookmark": "#1a66dd",
     "alarm": "#8b5301",
+    "stopped": "#8b5301",
+    "standing": "#a9b1be",
 }
 DARK: Final = {
     "page": "#0d0f13",
@@ -56,6 +58,8 @@ DARK: Final = {
     "swapped": "#c05eb8",
     "bookmark": "#5b9dff",
     "alarm": "#f0b040",
+    "stopped": "#f0b040",
+    "standing": "#566072",
 }
 _AROUND: Final = ("page", "paper", "edge", "text", "soft", "grid")
 

@@ -17,12 +17,23 @@ from kvscope_telemetry.about import program_version
 from kvscope_telemetry.exports.digest import Digest, digest, pool_of, rows_in, usage_of
 from kvscope_telemetry.exports.lives import Life, within
 from kvscope_telemetry.exports.marks import end_of, name_of
-from kvscope_telemetry.exports.report.charts import ALARM_INK, NOTE_INK, Line, Mark, TimeAxis, chart
+from kvscope_telemetry.exports.report.charts import (
+    ALARM_INK,
+    NOTE_INK,
+    STANDING_INK,
+    STOP_INK,
+    Band,
+    Line,
+    Mark,
+    TimeAxis,
+    chart,
+)
 from kvscope_telemetry.exports.report.heatmap import heatmap
 from kvscope_telemetry.exports.report.page import clean, figures, keys, page, section, table
 from kvscope_telemetry.exports.report.requests import event_rows, request_lanes, request_rows
 from kvscope_telemetry.exports.report.worst import worst_requests
 from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.running_time import stop_words
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
 
@@ -31,6 +42,7 @@ _UNKNOWN: Final = "unknown"
 MAX_WORST: Final = 12
 MAX_EVENTS: Final = 40
 MAX_MARKS: Final = 200
+MAX_BANDS: Final = 1_000
 
 
 def write_report(
@@ -43,11 +55,11 @@ def write_report(
 ) -> None:
     """Write all of it; `marks` are the bookmarks and alarms of the range."""
     found = digest(recording, course, span)
-    axis = _axis(span, marks)
+    axis = _axis(course, span, marks)
     title = f"KV cache of {found.model or 'an engine'}"
     body = [
         _head(title, recording, found),
-        section("In figures", figures(_figures(found))),
+        section("In figures", figures(_figures(found)), _stopped(course, span)),
         _bookmarks(marks, span),
         *_curves(course, span, axis),
         _heatmap(course, span, axis),
@@ -113,6 +125,19 @@ def _hit(found: Digest) -> str:
     return f"{cached / (computed + cached):.0%}" if computed + cached else "none"
 
 
+def _stopped(course: Course, span: Span) -> str:
+    """When the engine stood still, and that no latency counts it; empty where it never did."""
+    stopped_ns = course.stops.stopped_ns(span.from_ns, span.until_ns)
+    if not stopped_ns:
+        return ""
+    whose: dict[str, int] = {}
+    for stop in course.stops.within(span.from_ns, span.until_ns):
+        whose[stop_words(stop)] = whose.get(stop_words(stop), 0) + stop.end_ns - stop.begin_ns
+    parts = ", ".join(f"{words} for {length_ns / 1e9:,.1f} s" for words, length_ns in whose.items())
+    left_out = "No latency, queue time or time between tokens counts it; in the pictures it is a band."
+    return f'<p class="note">The engine stood still for {stopped_ns / 1e9:,.1f} s: {clean(parts)}. {left_out}</p>'
+
+
 def _number(value: float | None) -> str:
     return _UNKNOWN if value is None else f"{value:,.0f}"
 
@@ -176,7 +201,7 @@ def _curves(course: Course, span: Span, axis: TimeAxis) -> list[str]:
         ("Latencies of each second", waits, unit_of_waits, None),
     )
     return [
-        section(title, _keys(lines), chart(axis, times_s, lines, unit=unit, top=top))
+        section(title, _keys(lines, axis), chart(axis, times_s, lines, unit=unit, top=top))
         for title, lines, unit, top in charts
         if any(np.nan_to_num(line.values).any() for line in lines)
     ]
@@ -184,7 +209,7 @@ def _curves(course: Course, span: Span, axis: TimeAxis) -> list[str]:
 
 def _heatmap(course: Course, span: Span, axis: TimeAxis) -> str:
     picture = heatmap(course, axis, span.start_ns) if len(course) else ""
-    meaning = keys((("active", "held by requests"), ("cached", "cached"), ("free", "free")))
+    meaning = keys((("active", "held by requests"), ("cached", "cached"), ("free", "free"), *_band_key(axis)))
     return section("Blocks by address over time", meaning, picture) if picture else ""
 
 
@@ -197,6 +222,7 @@ def _requests(course: Course, lives: Sequence[Life], span: Span, axis: TimeAxis)
         ("decoding", "decode"),
         ("preempted", "preempted"),
         ("swapped", "swapped out"),
+        *([(STANDING_INK, "engine paused")] if axis.bands else []),
     )
     header = (("Request", False), ("Lost", True), ("Prompt", True), ("Output", True), ("Why", False))
     rows, num_events = event_rows(course, span, MAX_EVENTS)
@@ -215,16 +241,28 @@ def _requests(course: Course, lives: Sequence[Life], span: Span, axis: TimeAxis)
     ]
 
 
-def _axis(span: Span, marks: Sequence[Bookmark]) -> TimeAxis:
+def _axis(course: Course, span: Span, marks: Sequence[Bookmark]) -> TimeAxis:
     drawn = tuple(
         Mark(span.seconds(mark.time_ns), span.seconds(end_of(mark)), clean(name_of(mark)), mark.is_note)
         for mark in marks[:MAX_MARKS]
     )
-    return TimeAxis(span.from_s, max(span.until_s, span.from_s + 1e-3), drawn)
+    bands = tuple(
+        Band(
+            span.seconds(stop.begin_ns),
+            span.seconds(stop.end_ns),
+            clean(f"{stop_words(stop)}, {(stop.end_ns - stop.begin_ns) / 1e9:,.1f} s"),
+        )
+        for stop in course.stops.within(span.from_ns, span.until_ns)[:MAX_BANDS]
+    )
+    return TimeAxis(span.from_s, max(span.until_s, span.from_s + 1e-3), drawn, bands)
 
 
-def _keys(lines: Sequence[Line]) -> str:
-    return keys([(line.css_class, line.name) for line in lines])
+def _keys(lines: Sequence[Line], axis: TimeAxis) -> str:
+    return keys([*((line.css_class, line.name) for line in lines), *_band_key(axis)])
+
+
+def _band_key(axis: TimeAxis) -> list[tuple[str, str]]:
+    return [(STOP_INK, "engine paused")] if axis.bands else []
 
 
 def _percent(share: float | None) -> str:

@@ -7,8 +7,17 @@ from itertools import pairwise
 from typing import Final
 
 from kvscope_telemetry.exports.digest import rows_in
-from kvscope_telemetry.exports.lives import PhaseKind
-from kvscope_telemetry.exports.report.charts import BOTTOM, LEFT, TOP, TimeAxis, frame, mark_lines, svg
+from kvscope_telemetry.exports.lives import Life, PhaseKind
+from kvscope_telemetry.exports.report.charts import (
+    BOTTOM,
+    LEFT,
+    STANDING_INK,
+    TOP,
+    TimeAxis,
+    frame,
+    mark_lines,
+    svg,
+)
 from kvscope_telemetry.exports.report.page import clean
 from kvscope_telemetry.exports.report.worst import WorstRequest, without
 from kvscope_telemetry.exports.span import Span
@@ -51,8 +60,20 @@ def request_lanes(worst: Sequence[WorstRequest], axis: TimeAxis, span: Span) -> 
                 f'<rect class="bar {_CLASSES[phase.kind]}" x="{x:.1f}" y="{y + 2}" width="{max(x_end - x, 0.8):.1f}"'
                 f' height="{_LANE - 5}"><title>{clean(words)}</title></rect>'
             )
+        parts += _standing(each.life, axis, span, y)
     parts.append(mark_lines(axis, height))
     return svg(height, "Phases of these requests over time", "".join(parts))
+
+
+def _standing(life: Life, axis: TimeAxis, span: Span, y: int) -> Iterator[str]:
+    """Over its phases, while the engine stood still: nothing was done for it then."""
+    end_s = span.until_s if life.end_ns is None else span.seconds(life.end_ns)
+    for band in axis.bands:
+        first_s, last_s = max(band.from_s, span.seconds(life.arrival_ns)), min(band.until_s, end_s)
+        if first_s < last_s:
+            x, width = axis.x(first_s), axis.x(last_s) - axis.x(first_s)
+            place = f'x="{x:.1f}" y="{y + 2}" width="{width:.1f}" height="{_LANE - 5}"'
+            yield f'<rect class="bar {STANDING_INK}" {place}><title>{band.html}</title></rect>'
 
 
 def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
@@ -74,9 +95,12 @@ def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
 
 
 def event_rows(course: Course, span: Span, count: int) -> tuple[list[list[str]], int]:
-    """Cells of the first notable events and gaps, and how many there are."""
+    """Cells of the first notable events and gaps, and how many there are. Pauses go before others where there is no
+    room for all: they explain them."""
     places = course.events.find(span.from_ns, span.until_ns, kinds=NOTABLE).tolist()
-    told = [(int(course.events.time_ns[place]), *_words(course, place)) for place in places[:count]]
+    first = [place for place in places if course.events[place].event.kind in STOP_EVENTS][: count // 2]
+    others = [place for place in places if place not in first][: count - len(first)]
+    told = [(int(course.events.time_ns[place]), *_words(course, place)) for place in (*first, *others)]
     gaps = list(_gaps(course, span))
     rows = [
         [f"{max(0.0, span.seconds(time_ns)):,.2f} s", clean(what), clean(_short(why, _MAX_WORDS))]

@@ -1,0 +1,56 @@
+"""When the engine stood still, as views draw it: bands with words. No Qt.
+
+The course tells of a pause with each second of it; what goes on is drawn up to the moment that is shown.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from kvscope_app.look.number_text import seconds
+from kvscope_app.session.source_timeline import SourceTimeline
+from kvscope_telemetry.messages.telemetry import Stop
+from kvscope_telemetry.running_time import RunningTime, stop_words
+from kvscope_telemetry.summaries.course import Course
+
+_COURSE_LATE_NS: Final = 6_000_000_000
+"""So far behind is a course at most whose engine is paused and says so."""
+
+
+class StopBand(NamedTuple):
+    """From when to when, in seconds of this machine's monotonic clock."""
+
+    first_s: float
+    last_s: float
+    words: str
+
+
+def stop_bands(session: SourceTimeline, first_s: float, last_s: float) -> list[StopBand]:
+    """The bands of a stretch of time."""
+    wall_ns = session.history.wall_ns(0)
+    stops = session.course.stops
+    is_paused = not session.is_file and session.live_mirror.stops.open is not None
+    newest = max(stops, key=lambda stop: stop.end_ns, default=None)
+    now_ns = session.cursor_ns
+    if is_paused and newest is not None and now_ns - newest.end_ns < _COURSE_LATE_NS:
+        stops = RunningTime([*stops, replace(newest, end_ns=max(now_ns, newest.end_ns))])
+    found = stops.within(round(first_s * 1e9) + wall_ns, round(last_s * 1e9) + wall_ns)
+    return [
+        StopBand((stop.begin_ns - wall_ns) / 1e9, (stop.end_ns - wall_ns) / 1e9, _words(stop, stops)) for stop in found
+    ]
+
+
+def words_at(course: Course, time_ns: int) -> str:
+    """Why the engine stood still at a moment, by the wall clock; empty where it did not."""
+    found = course.stops.within(time_ns, time_ns + 1)
+    return _words(found[0], course.stops) if found else ""
+
+
+def _words(part: Stop, stops: RunningTime) -> str:
+    """Who paused it, and for how long in all: what is seen may be a part of it."""
+    whole = next(
+        (stop for stop in stops if stop.begin_ns <= part.begin_ns < stop.end_ns and stop.kind == part.kind), part
+    )
+    return f"{stop_words(whole)}, {seconds((whole.end_ns - whole.begin_ns) / 1e9)}"
