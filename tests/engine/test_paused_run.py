@@ -1,0 +1,107 @@
+"""A run that was paused in its middle has the latencies of the same run with the pause cut out of its clock, and tells
+of the pause in its events, its course and its report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.cut_run import CutRun
+
+from kvscope_engine import Engine
+from kvscope_telemetry.exports.digest import digest
+from kvscope_telemetry.exports.export import Wanted, export
+from kvscope_telemetry.exports.lives import read_lives
+from kvscope_telemetry.exports.span import span_of, timed_messages
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
+from kvscope_telemetry.recordings.overview import read_course
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
+
+PAUSE_S = 2.0
+FIGURES = (
+    "first_token_p50_s",
+    "first_token_p95_s",
+    "inter_token_p50_s",
+    "inter_token_p95_s",
+    "queued_p95_s",
+)
+
+
+def submit(number: int) -> Submit:
+    sampling = SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.0)
+    return Submit(request_id=f"r{number}", prompt_token_ids=tuple(range(1 + number, 12 + number)), sampling=sampling)
+
+
+@pytest.fixture
+def told(make_engine: Callable[..., Engine]) -> list[TelemetryMessage]:
+    """What an engine told that was paused between two of its steps, while requests ran, waited and came."""
+    messages: list[TelemetryMessage] = []
+    engine = make_engine(publish=messages.append, max_num_seqs=3)
+    messages.append(engine.snapshot())
+    for number in range(8):
+        engine.submit(submit(number))
+    for _ in range(12):
+        engine.step()
+    engine.settle()
+    engine.stops.pause("Ada")
+    time.sleep(PAUSE_S / 2)
+    engine.submit(submit(8))
+    time.sleep(PAUSE_S / 2)
+    engine.stops.resume("resumed by Ada")
+    while engine.has_unfinished:
+        engine.step()
+    return messages
+
+
+def recorded(messages: list[TelemetryMessage], path: Path) -> Recording:
+    with RecordingWriter(path) as writer:
+        for message in messages:
+            assert writer.write(message)
+    return Recording.open(path)
+
+
+def values(messages: list[TelemetryMessage], name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    packed = b"".join([getattr(message, name) for message in messages if isinstance(message, Frame)])
+    return np.sort(np.frombuffer(packed, "<u8").astype(np.float64))
+
+
+def test_no_latency_differs_from_the_run_without_the_pause(told: list[TelemetryMessage], tmp_path: Path) -> None:
+    cut = CutRun(told)
+    ((begin_ns, end_ns),) = cut.pauses
+    assert end_ns - begin_ns >= PAUSE_S * 1e9
+    for name in ("first_token_ns", "inter_token_ns"):
+        np.testing.assert_allclose(values(told, name), values(cut.messages, name), rtol=0.01, atol=20_000)
+    pair = recorded(told, tmp_path / "paused.mcap"), recorded(cut.messages, tmp_path / "cut.mcap")
+    courses = [read_course(recording) for recording in pair]
+    found = [digest(recording, course, span_of(recording)) for recording, course in zip(pair, courses, strict=True)]
+    for name in FIGURES:
+        assert getattr(found[0], name) is not None
+        assert max(getattr(each, name) for each in found) < PAUSE_S / 2
+    lives = [read_lives(timed_messages(recording, span_of(recording))) for recording in pair]
+    assert len(lives[0]) == 9
+    for paused, without in zip(*lives, strict=True):
+        for name in ("queue_ns", "ttft_ns", "decode_ns", "total_ns"):
+            assert getattr(paused.moments, name) == pytest.approx(getattr(without.moments, name), rel=0.01, abs=20_000)
+    assert all(life.stopped_in_all_ns(pair[0].end_ns) for life in lives[0] if life.info.number > 3)
+
+
+def test_the_pause_is_in_the_events_the_course_and_the_report(told: list[TelemetryMessage], tmp_path: Path) -> None:
+    recording = recorded(told, tmp_path / "paused.mcap")
+    (stop,) = read_course(recording).stops
+    assert stop.by == "Ada"
+    assert PAUSE_S <= (stop.end_ns - stop.begin_ns) / 1e9 < PAUSE_S + 1
+    for name in ("events.csv", "requests.csv", "report.html"):
+        export(recording, Wanted.of(tmp_path / name))
+    events, requests, report = ((tmp_path / name).read_text() for name in ("events.csv", "requests.csv", "report.html"))
+    assert "engine_paused" in events
+    assert "it was paused by Ada for 2" in events
+    assert "stopped_ns" in requests
+    assert "The engine stood still for 2" in report
+    assert '<g class="stopped"><title>paused by Ada' in report
+    assert "in the queue (without 2" in report or "waited" not in report
