@@ -82,9 +82,7 @@ def test_a_trace_has_an_instant_each_and_a_slice_where_it_lasted(make_messages: 
     told = [
         (p.track_event.type, p.track_event.name, p.timestamp)
         for p in trace.packet
-        if p.HasField("track_event")
-        and "Bookmarks"
-        in (tracks[p.track_event.track_uuid].name, tracks[tracks[p.track_event.track_uuid].parent_uuid].name)
+        if p.HasField("track_event") and tracks[p.track_event.track_uuid].name in ("Bookmarks", "Alarms")
     ]
     instants = [(name, time_ns) for kind, name, time_ns in told if kind == INSTANT]
     assert [name for name, _ in instants][::2] == [HOSTILE, "beside the file"]

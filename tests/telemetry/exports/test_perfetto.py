@@ -14,6 +14,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
 from kvscope_telemetry.exports.export import Wanted, export
 from kvscope_telemetry.exports.perfetto.protobuf import varint
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.summaries.bookmark import Bookmark
 
 BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
 
@@ -102,3 +103,38 @@ def test_a_range_is_cut_at_its_ends(tell: Callable[..., Recording], tmp_path: Pa
 @pytest.mark.parametrize(("value", "data"), [(0, b"\0"), (300, b"\xac\x02"), (-1, b"\xff" * 9 + b"\1")])
 def test_varints(value: int, data: bytes) -> None:
     assert varint(value) == data
+
+
+def test_an_arrow_leads_from_who_preempted_to_whom(tell: Callable[..., Recording], tmp_path: Path) -> None:
+    trace = parsed(tell(), tmp_path / "x.pftrace")
+    names = {p.track_descriptor.uuid: p.track_descriptor.name for p in trace.packet if p.HasField("track_descriptor")}
+    events = [(p.timestamp, p.track_event) for p in trace.packet if p.HasField("track_event")]
+    begins = [(at, names[e.track_uuid], e.name, list(e.flow_ids)) for at, e in events if e.flow_ids]
+    ends = [
+        (at, names[e.track_uuid], e.name, list(e.terminating_flow_ids)) for at, e in events if e.terminating_flow_ids
+    ]
+    assert [(name[:2], what) for _, name, what, _ in begins] == [("#2", "preempts #1")]
+    assert [(name, what) for _, name, what, _ in ends] == [("#1 slow", "swapped")]
+    assert begins[0][0] == ends[0][0]
+    assert begins[0][3] == ends[0][3]
+    order = [bool(e.flow_ids) for _, e in events if e.flow_ids or e.terminating_flow_ids]
+    assert order == [True, False], "a reader follows it from its beginning"
+
+
+def test_alarms_of_all_kinds_are_on_one_track(tell: Callable[..., Recording], tmp_path: Path) -> None:
+    recording, path = tell(), tmp_path / "x.pftrace"
+    start_ns, ms = recording.start_ns, 1_000_000
+    alarms = [
+        Bookmark(bookmark_id=str(at), time_ns=start_ns + at * ms, until_ns=start_ns + until * ms, kind=kind, text=kind)
+        for at, until, kind in ((10, 100, "kv_usage"), (200, 300, "waiting"), (250, 400, "preemptions"))
+    ]
+    export(recording, Wanted.of(path), bookmarks=alarms)
+    trace = trace_pb2.Trace()
+    trace.ParseFromString(path.read_bytes())
+    tracks = [p.track_descriptor for p in trace.packet if p.track_descriptor.name == "Alarms"]
+    assert len(tracks) == 2, "two at most last at a time"
+    assert {track.sibling_merge_behavior for track in tracks} == {0}, "of one name: shown as one"
+    assert len({track.parent_uuid for track in tracks}) == 1
+    uuids = {track.uuid for track in tracks}
+    begun = [p.timestamp for p in trace.packet if p.track_event.track_uuid in uuids and p.track_event.type == BEGIN]
+    assert begun == [alarm.time_ns for alarm in alarms]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kvscope_telemetry.exports.perfetto.protobuf import block, double, number, text
+from kvscope_telemetry.exports.perfetto.protobuf import block, double, fixed64, number, text
 
 _SEQUENCE: Final = number(10, 1)  # TracePacket.trusted_packet_sequence_id
 _REALTIME, _BOOTTIME = 1, 6
@@ -33,8 +33,8 @@ def process_track(uuid: int, name: str, pid: int) -> bytes:
     return _packet(block(60, number(1, uuid) + process + number(11, _EXPLICIT_ORDER)))
 
 
-def track(uuid: int, parent: int, name: str, rank: int = 0) -> bytes:
-    """A track of slices and instants."""
+def track(uuid: int, parent: int, name: str, rank: int = 0, *, merges: bool = False) -> bytes:
+    """A track of slices and instants. Those of one name that `merges` are shown as one."""
     return _packet(
         block(
             60,
@@ -43,7 +43,7 @@ def track(uuid: int, parent: int, name: str, rank: int = 0) -> bytes:
             + number(5, parent)
             + number(11, _EXPLICIT_ORDER)
             + number(12, rank)
-            + _NEVER_MERGED,
+            + (b"" if merges else _NEVER_MERGED),
         )
     )
 
@@ -54,9 +54,10 @@ def counter_track(uuid: int, parent: int, name: str, unit: str, rank: int = 0) -
     return _packet(block(60, number(1, uuid) + text(2, name) + number(5, parent) + counter + number(12, rank)))
 
 
-def slice_begin(uuid: int, time_ns: int, name: str, category: str, values: Values) -> bytes:
-    """Something begins on a track."""
-    return _event(_SLICE_BEGIN, uuid, time_ns, text(22, category) + text(23, name) + _annotated(values))
+def slice_begin(uuid: int, time_ns: int, name: str, category: str, values: Values, flow: int = 0) -> bytes:
+    """Something begins on a track; the arrow `flow` ends here."""
+    arrow = fixed64(48, flow) if flow else b""
+    return _event(_SLICE_BEGIN, uuid, time_ns, text(22, category) + text(23, name) + _annotated(values) + arrow)
 
 
 def slice_end(uuid: int, time_ns: int) -> bytes:
@@ -64,9 +65,10 @@ def slice_end(uuid: int, time_ns: int) -> bytes:
     return _event(_SLICE_END, uuid, time_ns, b"")
 
 
-def instant(uuid: int, time_ns: int, name: str, category: str, values: Values) -> bytes:
-    """Something happened."""
-    return _event(_INSTANT, uuid, time_ns, text(22, category) + text(23, name) + _annotated(values))
+def instant(uuid: int, time_ns: int, name: str, category: str, values: Values, flow: int = 0) -> bytes:
+    """Something happened; the arrow `flow` begins here."""
+    arrow = fixed64(47, flow) if flow else b""
+    return _event(_INSTANT, uuid, time_ns, text(22, category) + text(23, name) + _annotated(values) + arrow)
 
 
 def counter(uuid: int, time_ns: int, value: float) -> bytes:

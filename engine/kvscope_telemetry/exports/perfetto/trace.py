@@ -5,13 +5,13 @@ Owns which tracks there are. Open it at ui.perfetto.dev, or with perfetto's trac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO, Final
 
 import numpy as np
 
 from kvscope_telemetry.exports.digest import rows_in, usage_of
-from kvscope_telemetry.exports.lives import Life, within
+from kvscope_telemetry.exports.lives import Life, PhaseKind, within
 from kvscope_telemetry.exports.marks import end_of, name_of
 from kvscope_telemetry.exports.perfetto import packets
 from kvscope_telemetry.exports.span import Exported, Span
@@ -89,20 +89,25 @@ def _counters(course: Course, span: Span) -> Iterator[bytes]:
 
 
 def _marks(marks: Sequence[Bookmark], span: Span) -> Iterator[bytes]:
-    """An instant each, and what an alarm told of besides as long as it lasted: slices on one track nest, alarms
-    overlap, so each has a track of its own."""
+    """An instant each, and what an alarm told of besides as long as it lasted. Slices on one track nest and alarms
+    overlap: one that begins while another lasts is on a further track of the same name, shown as one with it."""
     if marks:
         yield packets.track(_MARKS, _ENGINE, "Bookmarks", rank=len(COUNTERS))
-    for place, mark in enumerate(marks):
+    busy_until_ns: list[int] = []
+    for mark in sorted(marks, key=lambda mark: mark.time_ns):
         what = "note" if mark.is_note else "alarm"
         values: packets.Values = {"kind": mark.kind, "text": mark.text, "lasted_s": (end_of(mark) - mark.time_ns) / 1e9}
         begin_ns = max(mark.time_ns, span.from_ns)
         yield packets.instant(_MARKS, begin_ns, name_of(mark), what, values)
         if mark.until_ns > begin_ns:
-            uuid = _FIRST_MARK + place
-            yield packets.track(uuid, _MARKS, name_of(mark), rank=place)
-            yield packets.slice_begin(uuid, begin_ns, name_of(mark), what, values)
-            yield packets.slice_end(uuid, min(mark.until_ns, span.until_ns))
+            end_ns = min(mark.until_ns, span.until_ns)
+            lane = next((at for at, until_ns in enumerate(busy_until_ns) if until_ns <= begin_ns), len(busy_until_ns))
+            if lane == len(busy_until_ns):
+                busy_until_ns.append(0)
+                yield packets.track(_FIRST_MARK + lane, _ENGINE, "Alarms", rank=len(COUNTERS), merges=True)
+            busy_until_ns[lane] = end_ns
+            yield packets.slice_begin(_FIRST_MARK + lane, begin_ns, name_of(mark), what, values)
+            yield packets.slice_end(_FIRST_MARK + lane, end_ns)
 
 
 def _events(course: Course, span: Span) -> Iterator[bytes]:
@@ -127,15 +132,39 @@ def _stops(course: Course, span: Span) -> Iterator[bytes]:
 
 
 def _requests(lives: Sequence[Life], span: Span) -> Iterator[bytes]:
-    for place, life in enumerate(within(lives, span.from_ns, span.until_ns)):
-        if not place:
-            yield packets.track(_REQUESTS, _ENGINE, "Requests", rank=len(COUNTERS) + 4)
-        yield from _request(life, _FIRST_REQUEST + place, place, span)
+    shown = within(lives, span.from_ns, span.until_ns)
+    uuids = {(life.epoch, life.info.number): _FIRST_REQUEST + place for place, life in enumerate(shown)}
+    if shown:
+        yield packets.track(_REQUESTS, _ENGINE, "Requests", rank=len(COUNTERS) + 4)
+    for place, life in enumerate(shown):
+        name = f"#{life.info.number} {life.info.request_id}"
+        yield packets.track(_FIRST_REQUEST + place, _REQUESTS, name, rank=place)
+    for life in shown:  # before what they point to: a reader follows an arrow from its beginning
+        yield from _preemptors(life, uuids, span)
+    for life in shown:
+        yield from _request(life, uuids, span)
 
 
-def _request(life: Life, uuid: int, rank: int, span: Span) -> Iterator[bytes]:
-    info = life.info
-    yield packets.track(uuid, _REQUESTS, f"#{info.number} {info.request_id}", rank=rank)
+def _preemptors(life: Life, uuids: Mapping[tuple[int, int], int], span: Span) -> Iterator[bytes]:
+    """On the tracks of those that `life` was preempted for: where the arrows to it begin."""
+    for place, phase in enumerate(life.phases):
+        flow = _flow(life, place, uuids, span)
+        if flow:
+            values = {"cause": phase.cause, "preempted": f"#{life.info.number}"}
+            uuid = uuids[life.epoch, phase.other]
+            yield packets.instant(uuid, phase.start_ns, f"preempts #{life.info.number}", "request", values, flow)
+
+
+def _flow(life: Life, place: int, uuids: Mapping[tuple[int, int], int], span: Span) -> int:
+    """The number of the arrow to this phase from whom it was preempted for; 0: there is none."""
+    phase = life.phases[place]
+    is_aside = phase.kind in (PhaseKind.PREEMPTED, PhaseKind.SWAPPED)
+    is_told = (life.epoch, phase.other) in uuids and span.from_ns <= phase.start_ns <= span.until_ns
+    return uuids[life.epoch, life.info.number] << 20 | place + 1 if is_aside and phase.other and is_told else 0
+
+
+def _request(life: Life, uuids: Mapping[tuple[int, int], int], span: Span) -> Iterator[bytes]:
+    info, uuid = life.info, uuids[life.epoch, life.info.number]
     facts: packets.Values = {
         "request_id": info.request_id,
         "prompt tokens": info.num_prompt_tokens,
@@ -143,7 +172,7 @@ def _request(life: Life, uuid: int, rank: int, span: Span) -> Iterator[bytes]:
         "output tokens": life.num_output_tokens,
         "preemptions": life.num_preemptions,
     }
-    for phase in life.phases:
+    for place, phase in enumerate(life.phases):
         end_ns = span.until_ns if phase.end_ns is None else phase.end_ns
         begin_ns, end_ns = max(phase.start_ns, span.from_ns), min(end_ns, span.until_ns)
         if begin_ns > end_ns:
@@ -151,7 +180,8 @@ def _request(life: Life, uuid: int, rank: int, span: Span) -> Iterator[bytes]:
         because = {"cause": phase.cause} if phase.cause else {}
         if phase.other:
             because["for request"] = f"#{phase.other}"
-        yield packets.slice_begin(uuid, begin_ns, str(phase.kind), "request", {**because, **facts})
+        flow = _flow(life, place, uuids, span)
+        yield packets.slice_begin(uuid, begin_ns, str(phase.kind), "request", {**because, **facts}, flow)
         yield packets.slice_end(uuid, end_ns)
         if phase.cause and phase.start_ns >= span.from_ns:
             yield packets.instant(uuid, begin_ns, _begun(str(phase.kind)), "request", because)
