@@ -9,23 +9,25 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.own_engine.line_child import LineChild, complaint, engine_command
 from kvscope_telemetry.messages.plan import PlanAnswer
 
 NOT_INSTALLED: Final = "Planning needs the engine, which is not installed here: pip install 'kvscope[engine]'."
 MAX_ANSWER_BYTES: Final = 1 << 20
+_KEPT_MS: Final = 300_000
 
 Question = tuple[str, ...]
 """Options of `kvscope-engine plan`."""
 
 
 class PlanProcess(QObject):
-    """Not started before the first question; the first takes seconds, since the child imports torch."""
+    """Not started before the first question, which takes seconds, since the child imports torch; kept for some minutes
+    after the last one."""
 
     answered = Signal(object)
-    """A `PlanAnswer`, to the newest question."""
+    """A `PlanAnswer` to the newest question: the first part, then all of it."""
     failed = Signal(str)
     """Why there is none to the newest question."""
 
@@ -37,6 +39,8 @@ class PlanProcess(QObject):
         self._child.failed.connect(self._on_failure)
         self._is_asked = False
         self._next: Question | None = None
+        self._idle = QTimer(self, singleShot=True, interval=_KEPT_MS)
+        self._idle.timeout.connect(self.close)
 
     @property
     def is_busy(self) -> bool:
@@ -45,6 +49,7 @@ class PlanProcess(QObject):
 
     def ask(self, question: Question) -> None:
         """Work out `question`; one that is being worked out is answered to nobody."""
+        self._idle.stop()
         if self._is_asked:
             self._next = question
         elif not self._child.is_installed:
@@ -52,22 +57,40 @@ class PlanProcess(QObject):
         else:
             self._is_asked = self._child.send(question)
 
+    def rest(self) -> None:
+        """Nobody asks for now: what is still being worked out is told to nobody, and the child ends after a while."""
+        if self._is_asked:
+            self._next = ()
+        self._idle.start()
+
     def close(self) -> None:
         """End the child; the next question starts another."""
+        self._idle.stop()
         self._is_asked, self._next = False, None
         self._child.close()
 
     def _take(self, line: bytes) -> None:
-        self._is_asked = False
-        question, self._next = self._next, None
-        if question is not None:  # what came is the answer to an older one
-            self.ask(question)
-            return
-        try:
-            self.answered.emit(msgspec.json.decode(line, type=PlanAnswer))
-        except msgspec.MsgspecError as error:
-            self.failed.emit(complaint(line) or f"The answer cannot be read: {error}.")
+        answer, failure = _read(line)
+        if self._next is None:
+            if answer is None:
+                self.failed.emit(failure)
+            else:
+                self.answered.emit(answer)
+        if answer is None or not answer.is_first:
+            self._is_asked = False
+            question, self._next = self._next, None
+            if question:  # what came was the answer to an older one
+                self.ask(question)
 
     def _on_failure(self, reason: str) -> None:
         self._is_asked, self._next = False, None
+        self._idle.stop()
         self.failed.emit(f"Planning stopped: {reason}.")
+
+
+def _read(line: bytes) -> tuple[PlanAnswer | None, str]:
+    """The answer, or why there is none."""
+    try:
+        return msgspec.json.decode(line, type=PlanAnswer), ""
+    except msgspec.MsgspecError as error:
+        return None, complaint(line) or f"The answer cannot be read: {error}."

@@ -21,11 +21,11 @@ _FORM_WIDTH: Final = 310
 
 
 class PlanSheet(Sheet):
-    """Not modal. Its child process ends with it."""
+    """Not modal. `process` answers, and is left to whoever gave it."""
 
-    def __init__(self, parent: QWidget, theme: Theme, model: str, process: PlanProcess | None = None) -> None:
+    def __init__(self, parent: QWidget, theme: Theme, model: str, process: PlanProcess) -> None:
         super().__init__("Plan memory", parent)
-        self._process = process or PlanProcess()
+        self._process = process
         self._shown: Question | None = None
         self.form, self.view = PlanForm(model), PlanView(theme)
         self.column.addWidget(
@@ -53,16 +53,16 @@ class PlanSheet(Sheet):
         if question == self._shown:
             return
         self._shown = question
-        self.view.say("Working it out… The first answer takes some seconds.")
+        self.view.say("Calculating… The first result can take a few seconds.")
         self._process.ask(question)
 
     def _complain(self, words: str) -> None:
         self.view.say(words, "warning")
 
     def end(self, *_: object) -> None:
-        """End the child: the sheet goes, or the window that takes it along."""
+        """The sheet goes."""
         self._settled.stop()
-        self._process.close()
+        self._process.rest()
 
     def _sides(self) -> QHBoxLayout:
         left = QScrollArea()

@@ -164,9 +164,7 @@ def _engine(window: WindowBody) -> list[ActionSpec]:
 
 def _plan(window: WindowBody) -> None:
     hello = window.session.mirror.hello
-    sheet = PlanSheet(window, window.themes.theme, "default" if hello is None else hello.model.name)
-    window.closing.connect(sheet.end)
-    sheet.show()
+    PlanSheet(window, window.themes.theme, "default" if hello is None else hello.model.name, window.plans).show()
 
 
 def _open_fleet(window: WindowBody) -> None:

@@ -19,6 +19,7 @@ from kvscope_app.look.passing_strip import FloatingStrips
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
+from kvscope_app.planning.plan_process import PlanProcess
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.page_map import PageMapView
@@ -88,6 +89,8 @@ class WindowBody(QMainWindow):
         self.undo = UndoStack(self)
         self.setWindowTitle("kvscope")
         self.debugger = Debugger(session, self)
+        self.plans = PlanProcess(self)
+        self.closing.connect(self.plans.close)
         self.banner = Banner(self)
         self.welcome = Welcome()
         self.page_map = PageMapView(session)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -34,8 +35,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     parser.add_argument(
         "--lines",
         action="store_true",
-        help="read a JSON array of these options a line from standard input, answer each with a JSON line, and end with"
-        " the input: what the desktop does",
+        help="read a JSON array of these options a line from standard input, answer each with two JSON lines (where the"
+        " memory goes in serving, then all of it), and end with the input: what the desktop does",
     )
     parser.set_defaults(run=run)
     return parser
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """0 when it fits, 0 also when it does not: the answer is the output."""
     if args.lines:
         return _converse()
-    told = _answered(args)
+    *_, told = _answers(args)
     if args.json:
         print(msgspec.json.encode(told).decode())
         return 0
@@ -65,22 +66,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _converse() -> int:
-    """A question a line, until there are no more."""
+    """A question a line, until there are no more. A plan is said in two lines, the second with all of it."""
     parser = CommandParser(prog="kvscope-engine plan")
     _add_options(parser)
     for line in sys.stdin.buffer:
         try:
-            told: PlanAnswer | Complaint = _answered(parser.parse_args(msgspec.json.decode(line, type=list[str])))
+            for told in _answers(parser.parse_args(msgspec.json.decode(line, type=list[str]))):
+                _say(told)
         except msgspec.MsgspecError as error:
-            told = Complaint(error=f"no JSON array of options: {error}")
+            _say(Complaint(error=f"no JSON array of options: {error}"))
         except KvscopeError as error:
-            told = Complaint(error=str(error))
-        sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
-        sys.stdout.buffer.flush()
+            _say(Complaint(error=str(error)))
     return 0
 
 
-def _answered(args: argparse.Namespace) -> PlanAnswer:
+def _say(told: PlanAnswer | Complaint) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _answers(args: argparse.Namespace) -> Iterator[PlanAnswer]:
+    """Where the memory goes in serving, then all of it."""
     if args.gpu_memory is None:
         raise BadInput("--gpu-memory is not given: the memory of one GPU, such as 24GiB")
     question, training, lengths = _serving_question(args), _training_question(args), _lengths(args.lengths)
@@ -91,7 +97,8 @@ def _answered(args: argparse.Namespace) -> PlanAnswer:
 
     skeleton = read_skeleton(args.model)
     plan = plan_inference(skeleton, question)
-    return answer(skeleton, plan, lengths, None if training is None else plan_training(skeleton, training))
+    yield answer(skeleton, plan, lengths, is_first=True)
+    yield answer(skeleton, plan, lengths, None if training is None else plan_training(skeleton, training))
 
 
 def _add_serving(group: argparse._ArgumentGroup) -> None:

@@ -10,7 +10,7 @@ from kvscope_engine.planning.advice import better_serving, better_training
 from kvscope_engine.planning.inference import InferencePlan, StagePlan
 from kvscope_engine.planning.skeleton import Skeleton
 from kvscope_engine.planning.training import MASTER_BYTES, TrainingPlan
-from kvscope_telemetry.messages.plan import InferenceAnswer, Part, PlanAnswer, Room, StageUse, TrainingAnswer
+from kvscope_telemetry.messages.plan import Change, InferenceAnswer, Part, PlanAnswer, Room, StageUse, TrainingAnswer
 
 BUS_BYTES_A_SECOND: Final = 25e9
 """Of PCIe 4.0 x16 as it is reached in practice."""
@@ -22,19 +22,27 @@ def answer(
     plan: InferencePlan,
     lengths: Sequence[int],
     training: TrainingPlan | None = None,
+    *,
+    is_first: bool = False,
 ) -> PlanAnswer:
-    """All that is said. `lengths` in tokens; those beyond the longest request are left out, that one is added."""
+    """All that is said. `lengths` in tokens; those beyond the longest request are left out, that one is added.
+
+    `is_first`: without what to change, which is as many plans again.
+    """
     return PlanAnswer(
         model=skeleton.name,
         architecture=skeleton.architecture,
         num_parameters=skeleton.num_parameters,
         modules=skeleton.by_module,
-        inference=_inference(skeleton, plan, lengths),
+        inference=_inference(skeleton, plan, lengths, () if is_first else better_serving(skeleton, plan)),
         training=None if training is None else _training(skeleton, training, plan.question.gpu_memory),
+        is_first=is_first,
     )
 
 
-def _inference(skeleton: Skeleton, plan: InferencePlan, lengths: Sequence[int]) -> InferenceAnswer:
+def _inference(
+    skeleton: Skeleton, plan: InferencePlan, lengths: Sequence[int], changes: tuple[Change, ...]
+) -> InferenceAnswer:
     question, tightest = plan.question, plan.tightest
     shown = sorted({length for length in lengths if length < plan.max_model_len} | {plan.max_model_len})
     return InferenceAnswer(
@@ -52,7 +60,7 @@ def _inference(skeleton: Skeleton, plan: InferencePlan, lengths: Sequence[int]) 
         num_tokens=plan.num_tokens,
         rooms=tuple(Room(num_tokens=length, num_requests=plan.requests(length)) for length in shown),
         stages=tuple(_stage(stage, plan) for stage in plan.stages),
-        changes=better_serving(skeleton, plan),
+        changes=changes,
         notes=_serving_notes(plan),
     )
 

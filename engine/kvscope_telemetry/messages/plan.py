@@ -92,3 +92,5 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters of each kind of module."""
     inference: InferenceAnswer
     training: TrainingAnswer | None = None
+    is_first: bool = False
+    """Where the memory goes is said; what to change, and training, follow in a further answer."""

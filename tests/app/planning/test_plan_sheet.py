@@ -28,6 +28,9 @@ for line in sys.stdin:
         told["architecture"] = next(o for o in options if o.startswith("--model")).partition("=")[2]
         if "--train" not in options:
             told["training"] = None
+        if "--model=slow" in options:
+            print(json.dumps({**told, "is_first": True, "inference": {**told["inference"], "changes": []}}), flush=True)
+            sys.stdin.readline()
         print(json.dumps(told), flush=True)
 """
 
@@ -142,11 +145,38 @@ def test_the_form_says_the_options_of_the_command(make_sheet):
     assert args.gradient_checkpointing
 
 
-def test_escape_and_the_window_end_the_child(make_sheet, qtbot):
-    for end in ("reject", "close", "end"):
-        sheet = make_sheet()
-        process = sheet._process
-        qtbot.waitUntil(lambda sheet=sheet: "Some, 8.03" in sheet.view.words)
-        sheet.show()
-        getattr(sheet, end)()
-        assert not process._child.is_running
+def test_the_first_part_is_shown_while_the_rest_is_worked_out(make_sheet, qtbot):
+    sheet = make_sheet("slow")
+    qtbot.waitUntil(lambda: "slow, 8.03" in sheet.view.words)
+    assert "It fits" in sheet.view.words
+    assert "--kv-cache-dtype fp8" not in sheet.view.words
+    assert sheet._process.is_busy
+    sheet._process._child.send(["go on"])
+    qtbot.waitUntil(lambda: "--kv-cache-dtype fp8" in sheet.view.words)
+    assert not sheet._process.is_busy
+
+
+def test_the_child_is_kept_for_the_next_sheet_and_ends_with_the_window(make_sheet, qtbot):
+    sheet = make_sheet()
+    process = sheet._process
+    qtbot.waitUntil(lambda: "Some, 8.03" in sheet.view.words)
+    sheet.show()
+    sheet.reject()
+    assert process._child.is_running, "another sheet is answered at once"
+    other = PlanSheet(process.parent(), DARK, "Other", process)
+    qtbot.waitUntil(lambda: "Other, 8.03" in other.view.words)
+    other.end()
+    process._idle.timeout.emit()  # nobody asked for minutes
+    assert not process._child.is_running
+
+
+def test_what_a_sheet_that_went_had_asked_is_not_told_to_the_next(make_sheet, qtbot):
+    sheet = make_sheet("slow")
+    process = sheet._process
+    qtbot.waitUntil(lambda: "slow, 8.03" in sheet.view.words)
+    sheet.end()
+    other = PlanSheet(process.parent(), DARK, "Other", process)
+    process._child.send(["go on"])
+    qtbot.waitUntil(lambda: "Other, 8.03" in other.view.words)
+    other.end()
+    process.close()

@@ -11,10 +11,13 @@ import pytest
 from tests.engine.planning.conftest import LLAMA_8B, SMALL, Make
 
 from kvscope_engine.cli.main import main
+from kvscope_engine.model.gguf.entries import MANIFEST, fingerprint
 from kvscope_engine.planning.answer import answer
 from kvscope_engine.planning.inference import InferenceQuestion, plan_inference
 from kvscope_engine.planning.report_text import text
+from kvscope_engine.planning.skeleton import read_skeleton
 from kvscope_engine.planning.training import TrainingQuestion, plan_training
+from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.plan import PlanAnswer
 
 GIB = 1 << 30
@@ -98,7 +101,29 @@ def test_questions_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(said, write_through=True))
     assert main(["plan", "--lines"]) == 0
     told = [json.loads(line) for line in said.getvalue().splitlines()]
-    assert told[0]["inference"]["fits"]
-    assert "no JSON array of options" in told[1]["error"]
-    assert "--gpu-memory" in told[2]["error"]
-    assert told[3]["inference"]["rooms"][0]["num_tokens"] == 7
+    first, whole, no_array, no_size, *last = told
+    assert first["inference"]["fits"]
+    assert first["is_first"]
+    assert first["inference"]["changes"] == []
+    assert whole["inference"]["changes"]
+    assert {**first["inference"], "changes": []} == {**whole["inference"], "changes": []}
+    assert not whole.get("is_first")
+    assert "no JSON array of options" in no_array["error"]
+    assert "--gpu-memory" in no_size["error"]
+    assert [each["inference"]["rooms"][0]["num_tokens"] for each in last] == [7, 7]
+
+
+def test_a_converted_file_is_planned_without_reading_its_head_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf, folder = tmp_path / "m.gguf", tmp_path / "entry"
+    gguf.write_bytes(b"GGUF, as far as anybody looks")
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    (folder / MANIFEST).write_text(json.dumps({"config.json": fingerprint(folder / "config.json")}))
+    monkeypatch.setattr("kvscope_engine.model.gguf.cache.entry_folder", lambda *_: folder)
+    monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
+    assert read_skeleton(str(gguf)).num_parameters == read_skeleton(str(folder)).num_parameters
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(BadInput, match="not accepted"):
+        read_skeleton(str(gguf))
