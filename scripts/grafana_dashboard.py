@@ -78,8 +78,8 @@ def variables() -> list[dict[str, Any]]:
     }
     return [
         source,
-        labels_of("instance", "Instance", "label_values(kvscope:up, instance)"),
-        labels_of("model_name", "Model", 'label_values(kvscope:steps_total{instance=~"$instance"}, model_name)'),
+        labels_of("instance", "Instance", "label_values(kvscope_up, instance)"),
+        labels_of("model_name", "Model", 'label_values(kvscope_steps_total{instance=~"$instance"}, model_name)'),
     ]
 
 
@@ -158,51 +158,51 @@ def prefixes() -> list[Panel]:
 
 def blocks() -> list[Panel]:
     """What vLLM has no metric for."""
-    shared = total("kvscope:num_shared_blocks", tier="hbm")
+    shared = total("kvscope_num_shared_blocks", tier="hbm")
     return [
         row("Blocks and fragmentation"),
         curves(
             "Blocks by state",
             "short",
-            (f"{total('kvscope:num_used_blocks', tier='hbm')} - {shared}", "used by one"),
+            (f"{total('kvscope_num_used_blocks', tier='hbm')} - {shared}", "used by one"),
             (shared, "shared"),
-            (total("kvscope:num_cached_blocks", tier="hbm"), "cached"),
-            (total("kvscope:num_free_blocks", tier="hbm"), "free"),
+            (total("kvscope_num_cached_blocks", tier="hbm"), "cached"),
+            (total("kvscope_num_free_blocks", tier="hbm"), "free"),
             is_stacked=True,
         ),
         curves(
             "Fragmentation",
             "percentunit",
-            (f"max(kvscope:external_fragmentation_ratio{OF_MODEL})", "external: free blocks outside the longest run"),
-            (f"max(kvscope:internal_fragmentation_ratio{OF_MODEL})", "internal: held slots that are wasted"),
+            (f"max(kvscope_external_fragmentation_ratio{OF_MODEL})", "external: free blocks outside the longest run"),
+            (f"max(kvscope_internal_fragmentation_ratio{OF_MODEL})", "internal: held slots that are wasted"),
             top=1,
         ),
         curves(
             "Slots of the pool by use",
             "short",
-            (f"sum by (use) (kvscope:num_slots{OF_MODEL})", "{{use}}"),
+            (f"sum by (use) (kvscope_num_slots{OF_MODEL})", "{{use}}"),
             is_stacked=True,
         ),
         curves(
             "Lower tiers",
             "short",
-            (f"sum by (tier) (kvscope:num_used_blocks{with_label('tier', '!=', 'hbm')})", "{{tier}} swapped"),
-            (f"sum by (tier) (kvscope:num_cached_blocks{with_label('tier', '!=', 'hbm')})", "{{tier}} cached"),
+            (f"sum by (tier) (kvscope_num_used_blocks{with_label('tier', '!=', 'hbm')})", "{{tier}} swapped"),
+            (f"sum by (tier) (kvscope_num_cached_blocks{with_label('tier', '!=', 'hbm')})", "{{tier}} cached"),
         ),
-        curves("Memory by kind", "bytes", (f"sum by (kind) (kvscope:memory_bytes{OF_MODEL})", "{{kind}}")),
-        curves("Device memory", "bytes", (f"sum by (part) (kvscope:device_memory_bytes{OF_MODEL})", "{{part}}")),
+        curves("Memory by kind", "bytes", (f"sum by (kind) (kvscope_memory_bytes{OF_MODEL})", "{{kind}}")),
+        curves("Device memory", "bytes", (f"sum by (part) (kvscope_device_memory_bytes{OF_MODEL})", "{{part}}")),
     ]
 
 
 def pressure() -> list[Panel]:
     """What happens when blocks are short."""
     names = ("evicted", "copied", "swapped_out", "swapped_in", "sunk", "lost")
-    moves = [(f"sum({rate(f'kvscope:{name}_blocks_total')})", name.replace("_", " ")) for name in names]
+    moves = [(f"sum({rate(f'kvscope_{name}_blocks_total')})", name.replace("_", " ")) for name in names]
     return [
         row("Evictions and preemptions"),
         curves("Blocks evicted, copied and moved / s", "short", *moves),
         curves(
-            "Preemptions / s by cause", "short", (f"sum by (cause) ({rate('kvscope:preemptions_total')})", "{{cause}}")
+            "Preemptions / s by cause", "short", (f"sum by (cause) ({rate('kvscope_preemptions_total')})", "{{cause}}")
         ),
     ]
 
@@ -225,7 +225,7 @@ def latencies() -> list[Panel]:
         curves("Requests that ended / s", "short", (ends, "{{finished_reason}}")),
         *(curves(title, "s", *quantiles(f"vllm:{name}")) for title, name in seconds),
         curves("Tokens in a step", "short", *quantiles("vllm:iteration_tokens_total")),
-        curves("Steps / s", "short", (f"sum({rate('kvscope:steps_total')})", "steps")),
+        curves("Steps / s", "short", (f"sum({rate('kvscope_steps_total')})", "steps")),
         curves(
             "Tokens guessed ahead / s",
             "short",
@@ -237,15 +237,15 @@ def latencies() -> list[Panel]:
 
 def health() -> list[Panel]:
     """Whether what is shown can be believed."""
-    lost = f"sum(rate(kvscope:reader_frames_lost_total{OF_INSTANCE}[$__rate_interval]))"
+    lost = f"sum(rate(kvscope_reader_frames_lost_total{OF_INSTANCE}[$__rate_interval]))"
     return [
         row("Engine and reader"),
-        curves("Engine up", "short", (f"kvscope:up{OF_INSTANCE}", "{{instance}}"), top=1),
+        curves("Engine up", "short", (f"kvscope_up{OF_INSTANCE}", "{{instance}}"), top=1),
         curves(
             "Messages lost / s",
             "short",
             (lost, "frames that never came"),
-            (f"sum({rate('kvscope:messages_dropped_total')})", "dropped by the engine"),
+            (f"sum({rate('kvscope_messages_dropped_total')})", "dropped by the engine"),
         ),
     ]
 

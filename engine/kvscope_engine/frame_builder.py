@@ -182,6 +182,8 @@ class FrameBuilder:
             lost_blocks=totals.lost_blocks,
             draft_tokens=totals.draft_tokens,
             accepted_tokens=totals.accepted_tokens,
+            restored_tokens=totals.restored_tokens,
+            recomputed_tokens=totals.recomputed_tokens,
         )
 
 

@@ -88,8 +88,13 @@ def _as_text(recording: Recording, found: Digest) -> str:
             f"{totals['admitted']} admitted, {totals['finished']} finished, {totals['aborted']} aborted,"
             f" {totals['refused']} refused; at most {found.peak_waiting:,} waiting",
         ),
-        ("preemptions", totals["preemptions"]),
+        (
+            "preemptions",
+            f"{totals['preemptions']}, after which {totals['restored_tokens']} tokens were restored and"
+            f" {totals['recomputed_tokens']} computed again",
+        ),
         ("tokens", f"{totals['prefill_tokens']} prefill, {totals['decode_tokens']} decode"),
+        ("hit rate", _hit_rate(found)),
         ("first token", _latency(found.first_token_p50_s, found.first_token_p95_s, found)),
         ("next tokens", _latency(found.inter_token_p50_s, found.inter_token_p95_s, found)),
         ("gaps", _gaps(found)),
@@ -97,6 +102,13 @@ def _as_text(recording: Recording, found: Digest) -> str:
         ("file", _damage(recording)),
     ]
     return "\n".join(f"{name:<12} {text}" for name, text in rows)
+
+
+def _hit_rate(found: Digest) -> str:
+    share, cached, prompts = (found.figures[key] for key in ("hit_rate", "cached_tokens", "new_prompt_tokens"))
+    if share is None:
+        return "unknown" if prompts is None else "no prompt began"
+    return f"{share:.1%} of new prompts' tokens were in the cache, {cached:,.0f} of {prompts:,.0f}"
 
 
 def _usage(found: Digest) -> str:

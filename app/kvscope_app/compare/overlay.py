@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from kvscope_app.look.number_text import NOTHING, percent, short
-from kvscope_telemetry.exports.digest import fragmentation_of, usage_of
 from kvscope_telemetry.summaries.course import Course, FloatArray
+from kvscope_telemetry.summaries.figures import fragmentation_of, usage_of
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 MAX_POINTS: Final = 300

@@ -40,6 +40,7 @@ SUMS: Final = (
     "commit_ns",
     "record_ns",
     "preemptions",
+    "prompt_tokens",
     "cached_tokens",
     "evicted_blocks",
     "copied_blocks",
@@ -56,7 +57,7 @@ GAUGES: Final = FRAME_GAUGES + BLOCK_GAUGES + SAMPLE_GAUGES
 """Columns that say how things stood at the end of a bin."""
 LATENCIES: Final = ("ttft_p50_s", "ttft_p95_s", "itl_p50_s", "itl_p95_s", "queue_p50_s", "queue_p95_s")
 """Columns that were measured in a bin; where nobody waited there is none."""
-_SERIES_TOTALS: Final = ("preemptions", "cached_tokens")
+_SERIES_TOTALS: Final = ("preemptions", "prompt_tokens", "cached_tokens")
 _COUNTERS: Final = ("evicted_blocks", "copied_blocks", "draft_tokens", "accepted_tokens")
 """Totals that are told with an update alone, not with each of its frames."""
 _TOTALS: Final = (*_SERIES_TOTALS, *_COUNTERS)

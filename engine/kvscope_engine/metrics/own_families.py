@@ -29,6 +29,8 @@ TOTALS: Final = {
     "sunk_blocks": "Cached blocks that went to a lower tier instead of being forgotten.",
     "loaded_blocks": "Blocks that came back from a lower tier.",
     "lost_blocks": "Blocks of a lower tier that could not be read back whole.",
+    "restored_tokens": "Tokens that requests had again after a preemption without computing them.",
+    "recomputed_tokens": "Tokens that a preemption had lost, computed again.",
     "admitted": "Requests that got their first place in a step.",
     "refused": "Requests that were not taken.",
     "messages_dropped": "Messages that the engine threw away because its publisher was behind.",
@@ -45,42 +47,42 @@ TOTAL_NAMES: Final = {
 
 def counters(make: Maker, tally: Tally) -> Iterator[Metric]:
     """What was counted, also while the engine is away."""
-    yield make.counter("kvscope:steps", "Steps of the engine.", ({}, tally.num_steps))
+    yield make.counter("kvscope_steps", "Steps of the engine.", ({}, tally.num_steps))
     for field, text in TOTALS.items():
         name = TOTAL_NAMES.get(field, field)
-        yield make.counter(f"kvscope:{name}", text, ({}, getattr(tally.counters, field)))
+        yield make.counter(f"kvscope_{name}", text, ({}, getattr(tally.counters, field)))
     causes = [({"cause": cause}, float(count)) for cause, count in tally.preemptions.counts.items()]
     text = "Preemptions by what became of the blocks; unknown: while nobody listened here."
-    yield make.counter("kvscope:preemptions", text, *causes)
+    yield make.counter("kvscope_preemptions", text, *causes)
 
 
 def gauges(make: Maker, tally: Tally, pool: PoolFigures) -> Iterator[Metric]:
     """How it is now."""
     for field, text in TIER_GAUGES.items():
         name = field if field == "num_blocks" else f"{field}_blocks"
-        yield make.gauge(f"kvscope:{name}", text, *_by_tier(pool, field))
-    yield make.gauge("kvscope:num_pinned_blocks", "Blocks that are not evicted: somebody asked.", ({}, pool.num_pinned))
+        yield make.gauge(f"kvscope_{name}", text, *_by_tier(pool, field))
+    yield make.gauge("kvscope_num_pinned_blocks", "Blocks that are not evicted: somebody asked.", ({}, pool.num_pinned))
     block_bytes = tally.hello.cache.block_bytes
     if block_bytes:
-        yield make.gauge("kvscope:block_bytes", "Bytes of one block over all layers.", ({}, block_bytes))
+        yield make.gauge("kvscope_block_bytes", "Bytes of one block over all layers.", ({}, block_bytes))
     yield from _fragmentation(make, pool)
     if tally.memory is not None:
-        yield make.gauge("kvscope:memory_bytes", "The engine's memory by kind.", *_memory(tally.memory))
+        yield make.gauge("kvscope_memory_bytes", "The engine's memory by kind.", *_memory(tally.memory))
     if tally.sample is not None:
         yield from _device(make, tally.sample)
 
 
 def listening(make: Maker, status: SourceStatus, *, is_up: bool) -> Iterator[Metric]:
     """How the engine is reached, always there. `make` counts since this process began."""
-    yield make.gauge("kvscope:up", "1 while the engine tells of itself, 0 while it is away or loads.", ({}, is_up))
+    yield make.gauge("kvscope_up", "1 while the engine tells of itself, 0 while it is away or loads.", ({}, is_up))
     states = [({"state": str(state)}, float(state is status.state)) for state in _STATES]
-    yield make.gauge("kvscope:engine_state", "1 for the state that the engine is in.", *states)
+    yield make.gauge("kvscope_engine_state", "1 for the state that the engine is in.", *states)
     for name, text, value in (
         ("reader_frames_lost", "Frames of the engine that never came here.", status.frames_dropped),
         ("reader_resyncs", "Times that the whole state was asked for again.", status.resyncs),
         ("reader_messages_rejected", "Messages that could not be read.", status.messages_rejected),
     ):
-        yield make.counter(f"kvscope:{name}", text, ({}, value))
+        yield make.counter(f"kvscope_{name}", text, ({}, value))
 
 
 _STATES: Final = tuple(state for state in SourceState if state is not SourceState.PLAYBACK)
@@ -95,13 +97,13 @@ def _fragmentation(make: Maker, pool: PoolFigures) -> Iterator[Metric]:
     slots = pool.slots
     text = "Slots of the pool by use: used, reserved for tokens to come, wasted (held for nothing), cached, free."
     uses = ("used", "reserved", "wasted", "cached", "free")
-    yield make.gauge("kvscope:num_slots", text, *[({"use": use}, getattr(slots, f"num_{use}")) for use in uses])
+    yield make.gauge("kvscope_num_slots", text, *[({"use": use}, getattr(slots, f"num_{use}")) for use in uses])
     for name, text, ratio in (
         ("internal", "Wasted slots among those held.", slots.internal_fragmentation),
         ("external", "Share of the free blocks outside the longest free run.", slots.external_fragmentation),
     ):
         if ratio is not None:
-            yield make.gauge(f"kvscope:{name}_fragmentation_ratio", text, ({}, ratio))
+            yield make.gauge(f"kvscope_{name}_fragmentation_ratio", text, ({}, ratio))
 
 
 def _memory(memory: MemoryBreakdown) -> list[tuple[Labels, float]]:
@@ -116,11 +118,11 @@ def _device(make: Maker, sample: DeviceSample) -> Iterator[Metric]:
     known: list[tuple[Labels, float]] = [({"part": part}, value) for part, value in parts.items() if value >= 0]
     if known:
         text = "The device's memory: all of it, used by everybody, used by the engine."
-        yield make.gauge("kvscope:device_memory_bytes", text, *known)
+        yield make.gauge("kvscope_device_memory_bytes", text, *known)
     for name, text, value in (
         ("utilization_ratio", "How busy the device is, 0 to 1.", sample.utilization),
         ("power_watts", "What it draws.", sample.power_watts),
         ("temperature_celsius", "How hot it is.", sample.temperature_celsius),
     ):
         if value >= 0:
-            yield make.gauge(f"kvscope:device_{name}", text, ({}, value))
+            yield make.gauge(f"kvscope_device_{name}", text, ({}, value))

@@ -1,6 +1,6 @@
 """The page `/metrics`: a registry of its own, whose collector asks telemetry at each scrape.
 
-The page is there while the engine is not: then `kvscope:up` is 0, counters stay where they were, and what would say
+The page is there while the engine is not: then `kvscope_up` is 0, counters stay where they were, and what would say
 how things stand now is absent. Knows no engine's thread.
 """
 

@@ -9,6 +9,7 @@ import numpy as np
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.pool_use import PoolUse, pool_use
+from kvscope_telemetry.summaries.figures import USAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class PoolFigures:
     def usage(self) -> float:
         """Share of the pool that requests hold, 0 to 1."""
         pool = self.tiers[0]
-        return pool.num_used / pool.num_blocks if pool.num_blocks else 0.0
+        return USAGE.of({"active": pool.num_used, "pool": pool.num_blocks}) or 0.0
 
 
 def pool_figures(mirror: Mirror) -> PoolFigures:

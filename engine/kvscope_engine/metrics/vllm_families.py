@@ -11,6 +11,7 @@ from kvscope_engine.metrics.families import Maker
 from kvscope_engine.metrics.pool_figures import PoolFigures
 from kvscope_engine.metrics.tally import Tally
 from kvscope_telemetry.messages.telemetry import CacheInfo
+from kvscope_telemetry.summaries.figures import PROMPTS
 
 HISTOGRAMS: Final = {
     "time_to_first_token_seconds": "Time from a request's arrival to its first token.",
@@ -32,21 +33,17 @@ HISTOGRAMS: Final = {
 def counters_and_histograms(make: Maker, tally: Tally) -> Iterator[Metric]:
     """What was counted, also while the engine is away."""
     totals, has_cache = tally.counters, tally.hello.cache.prefix_caching
-    num_prompt_tokens = totals.prompt_tokens + totals.cached_tokens
+    num_prompt_tokens = sum(getattr(totals, name) for name in PROMPTS)
     for name, text, value in (
         (
             "prefix_cache_queries",
-            "Prompt tokens looked up in the prefix cache, again after a preemption.",
+            "Prompt tokens of new requests, looked up in the prefix cache.",
             num_prompt_tokens if has_cache else 0,
         ),
-        ("prefix_cache_hits", "Tokens that were found in it.", totals.cached_tokens if has_cache else 0),
+        ("prefix_cache_hits", "Those of them that were found in it.", totals.cached_tokens if has_cache else 0),
         ("num_preemptions", "Times that a running request gave up its blocks.", totals.preemptions),
-        (
-            "prompt_tokens",
-            "Prompt tokens computed or found in the cache, again after a preemption.",
-            num_prompt_tokens,
-        ),
-        ("prompt_tokens_cached", "Prompt tokens found in the cache.", totals.cached_tokens),
+        ("prompt_tokens", "Prompt tokens of new requests, computed or found in the cache.", num_prompt_tokens),
+        ("prompt_tokens_cached", "Prompt tokens of new requests found in the cache.", totals.cached_tokens),
         ("generation_tokens", "Tokens generated.", totals.generation_tokens),
         (
             "spec_decode_num_draft_tokens",

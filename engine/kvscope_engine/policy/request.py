@@ -37,6 +37,8 @@ class Request:
     num_preemptions: int = 0
     preempted_ns: int = 0
     """When it last was, 0: never."""
+    num_lost_tokens: int = 0
+    """The most tokens, from the first, whose KV was in its blocks when it was preempted."""
     saved_rows: list[int] = field(default_factory=list)
     """While it is swapped out: rows of lower tiers that hold its first tokens' KV, place by place; else empty."""
     num_saved_tokens: int = 0

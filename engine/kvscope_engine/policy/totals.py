@@ -10,9 +10,10 @@ class Totals:
     """Only the scheduler writes these."""
 
     prompt_tokens: int = 0
-    """Prompt positions computed, again after a preemption as well."""
     cached_tokens: int = 0
-    """Tokens that the prefix cache saved, at each admission."""
+    restored_tokens: int = 0
+    recomputed_tokens: int = 0
+    """These four as in `messages.Counters`."""
     preemptions: int = 0
     admitted: int = 0
     """First admissions; a request that comes back after a preemption is not counted again."""
@@ -28,3 +29,8 @@ class Totals:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     """Both as there."""
+
+    def begin(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        """A request runs for the first time, with so much of its prompt found."""
+        self.cached_tokens += num_cached_tokens
+        self.prompt_tokens += max(0, num_prompt_tokens - num_cached_tokens)

@@ -15,6 +15,7 @@ import numpy as np
 from kvscope_telemetry.alarms.forecast import WINDOW_S, seconds_left
 from kvscope_telemetry.alarms.rules import FRAMES_LOST, HOT, KV_USAGE, PREEMPTIONS, RUN_OUT, STUCK, WAITING, Rule
 from kvscope_telemetry.alarms.seconds import Second
+from kvscope_telemetry.summaries.figures import USAGE
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 Measure = Callable[[Second], float]
@@ -102,7 +103,8 @@ class Stalled:
 
 
 def _kv_usage(second: Second) -> float:
-    return 100.0 * second.active_blocks / second.num_blocks if second.num_blocks > 0 else math.nan
+    usage = USAGE.of({"active": second.active_blocks, "pool": second.num_blocks})
+    return math.nan if usage is None else 100.0 * usage
 
 
 def _longest_wait(second: Second) -> float:

@@ -1,6 +1,7 @@
 """What is in a recording, or a range of it, in a few figures: for a person at a glance, and for scripts.
 
-Owns which figures and their units, which are in their names. Made of the course alone: it costs no replaying.
+Owns which facts stand beside the figures; what those are is `summaries.figures`'. Made of the course alone: it costs no
+replaying.
 """
 
 from __future__ import annotations
@@ -12,28 +13,12 @@ import numpy as np
 
 from kvscope_telemetry.exports.span import Exported, Span
 from kvscope_telemetry.messages.model_words import short_name
-from kvscope_telemetry.summaries.course import Course, FloatArray
-from kvscope_telemetry.summaries.summary import SECOND_NS
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.figures import FIGURES, measured, rows_in, usage_of
 
-_TOTALS: Final = (
-    "admitted",
-    "finished",
-    "aborted",
-    "refused",
-    "preemptions",
-    "prefill_tokens",
-    "decode_tokens",
-    "cached_tokens",
-    "evicted_blocks",
-    "copied_blocks",
-    "swapped_blocks",
-    "sunk_blocks",
-    "loaded_blocks",
-    "draft_tokens",
-    "accepted_tokens",
-)
-_PARTS: Final = {"p50_s": 0.725, "p95_s": 0.245, "p99_s": 0.03}
-"""What share of a second's values each of its quantiles is nearest to."""
+_BESIDE: Final = ("num_steps", "num_lost_frames")
+_TOTALS: Final = tuple(figure.column for figure in FIGURES if figure.column and figure.column not in _BESIDE)
+"""Those of which `totals` is."""
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,16 +68,16 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
     queued_p95_s: float | None
     latencies_are_bounds: bool = False
     """The engine tells histograms: a percentile is at most what stands here."""
+    figures: dict[str, float | None] = {}
+    """All that `summaries.figures` defines, by key; those above are among them."""
 
 
 def digest(recording: Exported, course: Course, span: Span) -> Digest:
     """The figures of `span`; `course` is that of `recording`."""
     hello, rows = recording.info.hello, rows_in(course, span)
+    found = measured(course, span)
     usage = usage_of(course)[rows]
     peak = int(np.nanargmax(usage)) if np.isfinite(usage).any() else None
-    silences = np.diff(course.time_ns[rows]) - SECOND_NS
-    silences = silences[silences > 0]
-    totals = {name: total_of(course.column(name)[rows]) for name in _TOTALS}
     return Digest(
         model=short_name(hello.model.name),
         device=" ".join(filter(None, (hello.device.kind, hello.device.name))),
@@ -102,70 +87,27 @@ def digest(recording: Exported, course: Course, span: Span) -> Digest:
         start_ns=span.from_ns,
         end_ns=span.until_ns,
         length_s=span.length_s,
-        num_steps=total_of(course.column("num_steps")[rows]),
-        peak_usage=None if peak is None else float(usage[peak]),
+        num_steps=_whole(found["num_steps"]),
+        peak_usage=found["usage_peak"],
         peak_usage_s=None if peak is None else max(0.0, span.seconds(int(course.time_ns[rows][peak]))),
-        mean_usage=None if peak is None else float(np.nanmean(usage)),
-        peak_waiting=int(course.column("num_waiting")[rows].max(initial=0)),
-        num_lost_frames=int(course.column("num_lost_frames")[rows].sum()),
-        num_silences=len(silences),
-        silent_s=float(silences.sum()) / 1e9,
-        totals=totals,
-        first_token_p50_s=quantile_of(course, "first_token", 0.50, rows),
-        first_token_p95_s=quantile_of(course, "first_token", 0.95, rows),
-        inter_token_p50_s=quantile_of(course, "inter_token", 0.50, rows),
-        inter_token_p95_s=quantile_of(course, "inter_token", 0.95, rows),
-        queued_p95_s=quantile_of(course, "queued", 0.95, rows),
+        mean_usage=found["usage_mean"],
+        peak_waiting=_whole(found["waiting_peak"]) or 0,
+        num_lost_frames=_whole(found["num_lost_frames"]) or 0,
+        num_silences=_whole(found["num_silences"]) or 0,
+        silent_s=found["silent_s"] or 0.0,
+        totals={name: _whole(found[name]) for name in _TOTALS},
+        first_token_p50_s=found["first_token_p50_s"],
+        first_token_p95_s=found["first_token_p95_s"],
+        inter_token_p50_s=found["inter_token_p50_s"],
+        inter_token_p95_s=found["inter_token_p95_s"],
+        queued_p95_s=found["queued_p95_s"],
         latencies_are_bounds=not hello.capabilities.latencies,
+        figures=found,
     )
 
 
-def rows_in(course: Course, span: Span) -> slice:
-    """The seconds of the course that `span` touches."""
-    first = int(np.searchsorted(course.time_ns, span.from_ns - SECOND_NS, "right"))
-    return slice(first, int(np.searchsorted(course.time_ns, span.until_ns, "right")))
-
-
-def usage_of(course: Course) -> FloatArray:
-    """Share of the pool that requests held, shape (n,); NaN where there is no pool."""
-    active = course.column("active_blocks")
-    total = pool_of(course)
-    share: FloatArray = np.divide(active, total, out=np.full(len(active), np.nan), where=total > 0)
-    return share
-
-
-def pool_of(course: Course) -> FloatArray:
-    """Blocks of the pool, shape (n,); NaN where they are not known."""
-    parts = [course.column(f"{name}_blocks") for name in ("active", "cached", "free")]
-    told = course.column("pool_blocks")
-    return np.where(np.isfinite(told), told, parts[0] + parts[1] + parts[2])
-
-
-def total_of(column: FloatArray) -> int | None:
-    """The sum of what is known; None where nothing is."""
-    return None if column.size and np.isnan(column).all() else int(np.nansum(column))
-
-
-def fragmentation_of(course: Course) -> FloatArray:
-    """Share of the free blocks that the longest free run has not, shape (n,); NaN where no block is free."""
-    free, longest = course.column("free_blocks"), course.column("longest_free_run")
-    shares = 1 - np.minimum(longest / np.maximum(free, 1), 1)
-    return np.where((free > 0) & (longest > 0), shares, np.nan)
-
-
-def quantile_of(course: Course, latency: str, share: float, rows: slice) -> float | None:
-    """Of the range, as far as the quantiles of its seconds tell: each stands for the part of its second next to it."""
-    counts = course.column(f"{latency}_count")[rows]
-    known = counts > 0
-    if not known.any():
-        return None
-    columns = [course.column(f"{latency}_{part}")[rows][known] for part in _PARTS]
-    values = np.concatenate([np.where(np.isnan(column), np.inf, column) for column in columns])
-    weights = np.concatenate([counts[known] * part for part in _PARTS.values()])
-    order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weights[order]) / weights.sum()
-    found = float(values[order][min(int(np.searchsorted(reached, share)), len(values) - 1)])
-    return found if np.isfinite(found) else None
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
 
 
 def _pool(recording: Exported) -> Pool:

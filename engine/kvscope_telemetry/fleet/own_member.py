@@ -24,6 +24,7 @@ from kvscope_telemetry.sockets.client_sockets import ClientSockets
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_reader import MAX_MESSAGES_A_PASS, LiveReader
 from kvscope_telemetry.state.sync import Run
+from kvscope_telemetry.summaries.figures import USAGE
 
 TELLING: Final = frozenset({SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK})
 """What an engine told is so still; otherwise it is what was once."""
@@ -120,5 +121,5 @@ class OwnMember:
         if not hello.capabilities.blocks or not num_backed:
             self._usage, self._bins = None, None
             return
-        self._usage = int(np.count_nonzero(pool == BlockState.ACTIVE)) / num_backed
+        self._usage = USAGE.of({"active": float(np.count_nonzero(pool == BlockState.ACTIVE)), "pool": num_backed})
         self._bins = pool_bins(pool)

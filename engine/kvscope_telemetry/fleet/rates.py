@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kvscope_telemetry.messages.telemetry import Counters
+from kvscope_telemetry.summaries.figures import HIT_RATE
 
 WINDOW_NS: Final = 60_000_000_000
 MIN_SPAN_NS: Final = 900_000_000
@@ -51,12 +52,11 @@ class Rates:
             self._latencies.extend((now_ns, value) for value in np.frombuffer(packed, "<u8").tolist())
 
     def hit_rate(self) -> float | None:
-        """Cached tokens of all prompt tokens; None where there was no prompt."""
+        """None where no prompt began."""
         if self._newest is None or not self._totals:
             return None
-        cached = self._newest.cached_tokens - self._totals[0].cached_tokens
-        computed = self._newest.prompt_tokens - self._totals[0].prompt_tokens
-        return min(1.0, max(0.0, cached / (cached + computed))) if cached + computed > 0 else None
+        newest, oldest = self._newest._asdict(), self._totals[0]._asdict()
+        return HIT_RATE.of({name: max(0, newest[name] - oldest[name]) for name in HIT_RATE.names()})
 
     def preemptions_per_s(self) -> float | None:
         """None until there is a second to speak of."""

@@ -28,7 +28,7 @@ class FleetRow:
     """Median; where only histograms are told the bound that it is at most, see `is_first_token_bound`."""
     is_first_token_bound: bool = False
     hit_rate: float | None = None
-    """Of prompt tokens, those that were cached, 0 to 1."""
+    """As in `summaries.figures`, 0 to 1."""
     preemptions_per_s: float | None = None
     num_blocks: int | None = None
     bins: PoolBins | None = None

@@ -134,7 +134,7 @@ class RequestRows(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     number: bytes = b""  # u4
     state: bytes = b""  # u1, RequestState
     num_computed_tokens: bytes = b""  # u4, tokens whose KV is in blocks
-    num_cached_tokens: bytes = b""  # u4, prompt tokens taken from the prefix cache
+    num_cached_tokens: bytes = b""  # u4, prompt tokens found in the prefix cache when it first ran
     num_output_tokens: bytes = b""  # u4
     num_preemptions: bytes = b""  # u2
     table_start: bytes = b""  # u4
@@ -214,8 +214,10 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     """Totals since the epoch began, except the three `num_…` that say how things stand."""
 
     prompt_tokens: int = 0
-    """Prompt tokens computed, so without those from the prefix cache."""
+    """Of requests that ran for the first time, the tokens of their prompts that had to be computed: each prompt counts
+    once, whatever a preemption makes of it."""
     cached_tokens: int = 0
+    """The others of these prompts: found in the prefix cache, or shared by a fork."""
     generation_tokens: int = 0
     preemptions: int = 0
     admitted: int = 0
@@ -240,6 +242,11 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     draft_tokens: int = 0
     """Tokens that were guessed ahead (speculation) and checked, and those of them that were right."""
     accepted_tokens: int = 0
+    restored_tokens: int = 0
+    """That requests which came back after a preemption had again without computing them: from the prefix cache, or from
+    a lower tier."""
+    recomputed_tokens: int = 0
+    """That they had lost, and computed again."""
 
 
 EventKind: TypeAlias = Literal[

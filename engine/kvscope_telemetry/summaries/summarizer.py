@@ -38,7 +38,11 @@ from kvscope_telemetry.summaries.turns import TurnNotes
 from kvscope_telemetry.summaries.unknown import unknown_fields
 
 _TOTALS: Final = (
+    "prompt_tokens",
     "cached_tokens",
+    "restored_tokens",
+    "recomputed_tokens",
+    "generation_tokens",
     "admitted",
     "finished",
     "aborted",
@@ -53,8 +57,6 @@ _TOTALS: Final = (
     "accepted_tokens",
 )
 """Counters of the epoch: a summary has their increase."""
-_ALL_TOTALS: Final = (*_TOTALS, "prompt_tokens", "generation_tokens")
-"""With those that tell of tokens where frames are no steps."""
 MAX_TIME_NS: Final = (1 << 62) - 1
 _PHASES: Final = ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
 _MOVED: Final = ("work.weights_bytes", "work.kv_read_bytes", "work.kv_written_bytes", "work.other_bytes")
@@ -137,7 +139,7 @@ class Summarizer:
     def _begin(self) -> None:
         self._frames: list[Frame] = []
         self._readings: list[Reading] = []
-        self._sums: dict[str, int] = dict.fromkeys(_ALL_TOTALS, 0)
+        self._sums: dict[str, int] = dict.fromkeys(_TOTALS, 0)
         self._num_lost = 0
         self._sample: dict[str, float] = {}
         self._queued_ns: list[int] = []
@@ -186,7 +188,7 @@ class Summarizer:
 
     def _note_totals(self, counters: Counters) -> None:
         """A total that is met for the first time is none of this second."""
-        for name in _ALL_TOTALS:
+        for name in _TOTALS:
             total = getattr(counters, name)
             self._sums[name] += max(0, total - self._totals.get(name, total))
             self._totals[name] = total

@@ -86,7 +86,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     prefill_tokens: int = 0
     decode_tokens: int = 0
     cached_tokens: int = 0
-    """Prompt tokens taken from the prefix cache."""
+    """As in `messages.Counters`."""
     admitted: int = 0
     finished: int = 0
     aborted: int = 0
@@ -134,6 +134,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     stops: tuple[Stop, ...] = ()
     """When the engine stood still, by the recording's clock: stops that ended in the second, each as a whole, and what
     there was so far of one that goes on. The first summary of an engine start has those of before as well."""
+    prompt_tokens: int = -1
+    generation_tokens: int = -1
+    restored_tokens: int = -1
+    recomputed_tokens: int = -1
+    """These four as in `messages.Counters`."""
 
 
 class TimedEvent(msgspec.Struct, frozen=True, gc=False):

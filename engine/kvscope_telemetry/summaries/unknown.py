@@ -14,7 +14,7 @@ _NEEDED_FOR: Final[dict[str, tuple[str, ...]]] = {
     "physical_rows": ("longest_free_run", "num_free_runs"),
     "ref_counts": ("shared_blocks", "copied_blocks", "swapped_blocks", "sunk_blocks", "loaded_blocks"),
     "filled": ("used_slots",),
-    "requests": ("admitted", "refused", "longest_wait_s", "stalled_s"),
+    "requests": ("restored_tokens", "recomputed_tokens", "admitted", "refused", "longest_wait_s", "stalled_s"),
     "steps": (
         "num_steps",
         "schedule_ns",

@@ -104,7 +104,7 @@ class SyntheticEngine:
         self._totals = dict.fromkeys(
             ("prompt_tokens", "cached_tokens", "generation_tokens", "preemptions", "admitted"), 0
         )
-        self._totals |= {"finished": 0, "aborted": 0}
+        self._totals |= dict.fromkeys(("finished", "aborted", "restored_tokens", "recomputed_tokens"), 0)
         self._now = _Step()
         self._park(int(num_blocks * parked_share))
 
@@ -284,9 +284,14 @@ class SyntheticEngine:
         self._say("resumed" if request.preemptions else "admitted", request, num_blocks=num_needed)
         self._now.prefilled.append((number, num_tokens - request.cached))
         self._now.first_tokens += not request.output
-        self._totals["admitted"] += 1
-        self._totals["prompt_tokens"] += num_tokens - request.cached
-        self._totals["cached_tokens"] += request.cached
+        computed, found = num_tokens - request.cached, request.cached
+        told = (
+            {"restored_tokens": found, "recomputed_tokens": computed}
+            if request.preemptions
+            else {"admitted": 1, "prompt_tokens": computed, "cached_tokens": found}
+        )
+        for name, count in told.items():
+            self._totals[name] += count
         return True
 
     def _swap_in(self, request: SyntheticRequest) -> bool:
@@ -300,7 +305,7 @@ class SyntheticEngine:
         self._slots.add(request, int(self.ledger.filled[taken[-1]]))
         self._now.rows.append(request.row(RequestState.RUNNING, 0, request.table))
         self._say("resumed", request, num_blocks=len(taken))
-        self._totals["admitted"] += 1
+        self._totals["restored_tokens"] += request.computed
         return True
 
     def _shared_prefix(self, max_blocks: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:

@@ -155,7 +155,7 @@ def test_text_to_tokens_and_back(client: openai.OpenAI, served: Served) -> None:
 
 def test_metrics_tell_what_the_engine_did(client: openai.OpenAI, served: Served) -> None:
     with closing(MetricsPage(f"ipc://{served.folder}")) as page:
-        wait_for(lambda: b"kvscope:steps_total" in page.render("")[0], "an engine that is heard")
+        wait_for(lambda: b"kvscope_steps_total" in page.render("")[0], "an engine that is heard")
 
         def counted() -> bool:  # what was told before the page subscribed is in the totals alone
             client.chat.completions.create(model="default", messages=HELLO, temperature=0, max_tokens=2)

@@ -168,12 +168,12 @@ def join(page: MetricsPage, engine: ScriptedEngine) -> None:
     def is_heard() -> bool:
         weights = 1000 + engine.epoch
         engine.say(MemoryBreakdown(epoch=engine.epoch, time_ns=0, weights_bytes=weights, kv_bytes=800))
-        return Scraped(page).value("kvscope:memory_bytes", kind="weights") == weights
+        return Scraped(page).value("kvscope_memory_bytes", kind="weights") == weights
 
     wait_for(is_heard, "an engine that is heard")
 
 
 def see(page: MetricsPage, num_steps: int) -> Scraped:
     """A scrape once so many steps were counted; what is said of blocks may be a moment older."""
-    wait_for(lambda: Scraped(page).value("kvscope:steps_total") == num_steps, f"step {num_steps}")
+    wait_for(lambda: Scraped(page).value("kvscope_steps_total") == num_steps, f"step {num_steps}")
     return Scraped(page)

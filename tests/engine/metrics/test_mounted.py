@@ -48,7 +48,7 @@ def test_beside_an_engine(endpoint: str, start: Start, options: list[str], statu
         if status == 200:
             model = "other" if options else "scripted"
             labels = f'{{engine="0",model_name="{model}"}}'
-            wait_for(lambda: f"kvscope:steps_total{labels} 0.0" in get(child.url + PATH)[1], "an engine that is seen")
+            wait_for(lambda: f"kvscope_steps_total{labels} 0.0" in get(child.url + PATH)[1], "an engine that is seen")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_who_may_see_it(endpoint: str, api_key: str, is_open: bool, shown: str, 
             assert answer.status_code == status
             if status == 200:
                 assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-                assert "kvscope:up 0.0" in answer.text  # there is no engine
+                assert "kvscope_up 0.0" in answer.text  # there is no engine
                 openmetrics = {**headers, "Accept": "application/openmetrics-text; version=1.0.0"}
                 assert client.get(PATH, headers=openmetrics).text.endswith("# EOF\n")
                 assert client.post(PATH, headers=headers).status_code == 405

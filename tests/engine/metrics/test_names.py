@@ -68,7 +68,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MetricsPage]:
         engine.ledger.state[0], engine.ledger.ref_count[0] = BlockState.ACTIVE, 1
         engine.tell(1.0, blocks=[0])
         engine.say(DeviceSample(**everything))
-        for name in ("kvscope:device_power_watts", "kvscope:internal_fragmentation_ratio"):
+        for name in ("kvscope_device_power_watts", "kvscope_internal_fragmentation_ratio"):
             wait_for(lambda name=name: Scraped(page).value(name) is not None, name)
         yield page
 
@@ -114,8 +114,8 @@ def test_lengths_of_models_whose_limit_is_not_known() -> None:
 
 
 def test_every_other_name_is_ours(scraped: Scraped) -> None:
-    assert all(name.startswith(("vllm:", "kvscope:")) for name in scraped.families)
-    engine_s = [each for each in scraped.samples if not re.match(r"kvscope:(up|engine_state|reader_.*)$", each.name)]
+    assert all(name.startswith(("vllm:", "kvscope_")) for name in scraped.families)
+    engine_s = [each for each in scraped.samples if not re.match(r"kvscope_(up|engine_state|reader_.*)$", each.name)]
     assert all(each.labels.items() >= LABELS.items() for each in engine_s if "cache_config" not in each.name)
 
 
@@ -143,7 +143,7 @@ def test_both_formats_parse(page: MetricsPage, scraped: Scraped, accept: str, ki
         names = {sample.name for family in families for sample in family.samples}
         assert names == scraped.names  # colons and all
     else:
-        assert data.startswith(b"# HELP kvscope:up")
+        assert data.startswith(b"# HELP kvscope_up")
 
 
 def test_promtool(scraped: Scraped) -> None:
@@ -161,7 +161,7 @@ def test_the_dashboard_asks_for_nothing_that_is_not_there(scraped: Scraped) -> N
     dashboard = json.loads(files("kvscope_resources").joinpath("grafana", "kvscope.json").read_text("utf-8"))
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     asked += [variable["definition"] for variable in dashboard["templating"]["list"] if "definition" in variable]
-    names = [re.findall(r"(?:vllm|kvscope):\w+", expr) for expr in asked]
+    names = [re.findall(r"(?:vllm:|kvscope_)\w+", expr) for expr in asked]
     assert len(asked) > 30
     assert all(names)
     assert {name for each in names for name in each} <= scraped.names

@@ -100,7 +100,7 @@ def test_a_request_s_life(page: MetricsPage, start: Start) -> None:
         ("vllm:prefix_cache_queries", 20),
         ("vllm:prefix_cache_hits", 4),
         ("vllm:generation_tokens", 3),
-        ("kvscope:requests_admitted", 1),
+        ("kvscope_requests_admitted", 1),
     ):
         assert scraped.value(f"{name}_total", **LABELS) == value, name
         assert scraped.value(f"{name}_created", **LABELS) == STARTED_S
@@ -121,10 +121,10 @@ def test_blocks_bytes_and_fragmentation(page: MetricsPage, start: Start) -> None
     engine.say(sample)
     moved = {"evicted_blocks": 5, "copied_blocks": 1, "swapped_blocks": 2, "loaded_blocks": 3, "num_waiting": 6}
     engine.tell(1.0, blocks=[0, 1, 2, 4, 8], counters=moved)
-    wait_for(lambda: Scraped(page).value("kvscope:num_used_blocks", tier="hbm") == 3, "blocks in use")
+    wait_for(lambda: Scraped(page).value("kvscope_num_used_blocks", tier="hbm") == 3, "blocks in use")
     scraped = Scraped(page)
     of_tiers = {
-        name: [scraped.value(f"kvscope:{name}", tier=tier, **LABELS) for tier in ("hbm", "host")]
+        name: [scraped.value(f"kvscope_{name}", tier=tier, **LABELS) for tier in ("hbm", "host")]
         for name in ("num_blocks", "num_used_blocks", "num_shared_blocks", "num_cached_blocks", "num_free_blocks")
     }
     assert of_tiers == {
@@ -136,17 +136,17 @@ def test_blocks_bytes_and_fragmentation(page: MetricsPage, start: Start) -> None
     }
     assert scraped.value("vllm:kv_cache_usage_perc", **LABELS) == 3 / 8
     assert scraped.value("vllm:num_requests_waiting", **LABELS) == 6
-    assert scraped.value("kvscope:num_slots", use="wasted") == 10
-    assert scraped.value("kvscope:internal_fragmentation_ratio") == 10 / 48
-    assert scraped.value("kvscope:external_fragmentation_ratio") == 1 / 4  # 3, then 5, 6 and 7
+    assert scraped.value("kvscope_num_slots", use="wasted") == 10
+    assert scraped.value("kvscope_internal_fragmentation_ratio") == 10 / 48
+    assert scraped.value("kvscope_external_fragmentation_ratio") == 1 / 4  # 3, then 5, 6 and 7
     for name, value in (("evicted", 5), ("copied", 1), ("swapped_out", 2), ("swapped_in", 3), ("sunk", 0)):
-        assert scraped.value(f"kvscope:{name}_blocks_total", **LABELS) == value
-    kinds = {s.labels["kind"]: s.value for s in scraped.samples if s.name == "kvscope:memory_bytes"}
+        assert scraped.value(f"kvscope_{name}_blocks_total", **LABELS) == value
+    kinds = {s.labels["kind"]: s.value for s in scraped.samples if s.name == "kvscope_memory_bytes"}
     assert kinds.items() >= {"weights": 1001, "kv": 800}.items()
     assert not kinds.keys() & {"staging", "workspace"}  # unknown is never a number
-    assert scraped.value("kvscope:device_memory_bytes", part="process") == 4
-    assert scraped.value("kvscope:device_memory_bytes", part="used") is None
-    assert scraped.value("kvscope:device_power_watts") is None
+    assert scraped.value("kvscope_device_memory_bytes", part="process") == 4
+    assert scraped.value("kvscope_device_memory_bytes", part="used") is None
+    assert scraped.value("kvscope_device_power_watts") is None
 
 
 def test_causes_and_ends(page: MetricsPage, start: Start) -> None:
@@ -162,7 +162,7 @@ def test_causes_and_ends(page: MetricsPage, start: Start) -> None:
     )
     engine.tell(1.0, events=happened, counters={"preemptions": 3, "aborted": 1, "finished": 1})
     scraped = see(page, 1)
-    causes = {s.labels["cause"]: s.value for s in scraped.samples if s.name == "kvscope:preemptions_total"}
+    causes = {s.labels["cause"]: s.value for s in scraped.samples if s.name == "kvscope_preemptions_total"}
     assert causes == {"swap": 1, "recompute": 1, "unknown": 1}
     assert scraped.value("vllm:num_preemptions_total") == 3
     assert scraped.value("vllm:request_success_total", finished_reason="abort") == 1
@@ -181,28 +181,28 @@ def test_totals_survive_a_hole(page: MetricsPage, start: Start) -> None:
     assert scraped.value("vllm:generation_tokens_total") == 101
     assert scraped.value("vllm:request_success_total", finished_reason="unknown") == 3
     assert scraped.value("vllm:request_success_total", finished_reason="length") == 1
-    assert scraped.value("kvscope:preemptions_total", cause="unknown") == 2
-    assert scraped.value("kvscope:reader_frames_lost_total")
+    assert scraped.value("kvscope_preemptions_total", cause="unknown") == 2
+    assert scraped.value("kvscope_reader_frames_lost_total")
     assert scraped.value("vllm:time_to_first_token_seconds_count") == 1
 
 
 def test_a_restart_is_a_new_beginning_and_between_them_the_page_stays(page: MetricsPage, start: Start) -> None:
-    assert Scraped(page).value("kvscope:up") == 0
+    assert Scraped(page).value("kvscope_up") == 0
     engine = start()
     join(page, engine)
     live(engine)
-    assert see(page, 3).value("kvscope:up") == 1
+    assert see(page, 3).value("kvscope_up") == 1
     engine.close()
-    wait_for(lambda: Scraped(page).value("kvscope:up") == 0, "an engine that is away")
+    wait_for(lambda: Scraped(page).value("kvscope_up") == 0, "an engine that is away")
     away = Scraped(page)
     assert away.value("vllm:generation_tokens_total") == 3
     assert away.value("vllm:num_requests_running") is None
-    assert away.value("kvscope:num_free_blocks", tier="hbm") is None
-    assert sum(s.value for s in away.samples if s.name == "kvscope:engine_state") == 1
+    assert away.value("kvscope_num_free_blocks", tier="hbm") is None
+    assert sum(s.value for s in away.samples if s.name == "kvscope_engine_state") == 1
     engine = start(2)
     join(page, engine)
     again = Scraped(page)
-    assert again.value("kvscope:up") == 1
+    assert again.value("kvscope_up") == 1
     assert again.value("vllm:generation_tokens_total") == 0
     assert again.value("vllm:generation_tokens_created") == STARTED_S + 1000
     assert again.value("vllm:time_to_first_token_seconds_count") == 0

@@ -12,7 +12,7 @@ from kvscope_telemetry.alarms.measures import measure_of
 from kvscope_telemetry.alarms.rules import KINDS, KV_USAGE, RUN_OUT, STUCK, WAITING
 from kvscope_telemetry.alarms.seconds import seconds_of
 from kvscope_telemetry.exports.comparison.comparison import Run, compare
-from kvscope_telemetry.exports.digest import digest, fragmentation_of, usage_of
+from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.perfetto.trace import write_perfetto
 from kvscope_telemetry.exports.report.report import write_report
 from kvscope_telemetry.exports.span import span_of
@@ -36,6 +36,7 @@ from kvscope_telemetry.recordings.overview import read_course
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.summaries.figures import fragmentation_of, usage_of
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 VLLM = Capabilities(

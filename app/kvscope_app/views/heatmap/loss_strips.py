@@ -10,8 +10,8 @@ from kvscope_app.views.heatmap.measures import internal
 from kvscope_app.views.heatmap.pools import Pools
 from kvscope_app.views.heatmap.strips import CurveStrip
 from kvscope_app.views.heatmap.time_frame import TimeFrame
-from kvscope_telemetry.exports.digest import fragmentation_of
 from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.figures import fragmentation_of
 
 
 class LossStrips:

@@ -22,8 +22,8 @@ _NUMBERS: Final = (
     ("finished", "Finished", "Since the engine began to count"),
     ("aborted", "Aborted", "Since the engine began to count"),
     ("preemptions", "Preemptions", "How often one stood aside for another"),
-    ("cached_tokens", "Prompt tokens from the cache", "Found in the prefix cache, and not computed"),
-    ("prompt_tokens", "Prompt tokens computed", "Without those from the prefix cache"),
+    ("cached_tokens", "Prompt tokens from the cache", "Of new requests: found in the cache, and not computed"),
+    ("prompt_tokens", "Prompt tokens computed", "Of new requests: without those from the cache"),
     ("generation_tokens", "Tokens generated", "Since the engine began to count"),
 )
 """Fields of `Counters`, their names and what they mean."""

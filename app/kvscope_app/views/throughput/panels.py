@@ -21,6 +21,7 @@ from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, Mark
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.summaries.figures import ACCEPTED, BY_KEY, HIT_RATE, USAGE
 from kvscope_telemetry.summaries.histograms import Range
 
 MAX_MARKED_EVENTS: Final = 2000
@@ -160,14 +161,14 @@ PANELS: Final = (
     ),
     PanelSpec(
         "hits",
-        "Prefix cache hits",
+        BY_KEY["hit_rate"].name,
         (CurveSpec("hit_share", "", "block_cached"),),
         lambda value: percent(value, 0),
         _share,
         top=1.0,
         join_gap_s=_JOIN_LATENCIES_S,
         needs="cached_tokens",
-        tip="The share of the prompts' tokens that was found in the cache and not computed.",
+        tip=f"{BY_KEY['hit_rate'].counts}.",
     ),
     PanelSpec(
         "drafts",
@@ -225,6 +226,8 @@ _RATES: Final = {
     "evicted": "evicted_blocks",
     "copied": "copied_blocks",
 }
+_SHARES: Final = {"hits": ("hit_share", HIT_RATE), "drafts": ("draft_share", ACCEPTED)}
+"""Curves that are a part of a whole."""
 _PHASES: Final = ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
 _BY_KEY: Final = {spec.key: spec for spec in PANELS}
 
@@ -232,8 +235,8 @@ _BY_KEY: Final = {spec.key: spec for spec in PANELS}
 def columns_of(keys: Iterable[str]) -> set[str]:
     """The columns of the history that panels need; `num_running` tells where nothing was heard."""
     blocks = {"blocks_active", "blocks_cached", "blocks_free"}
-    made = {"kv": blocks, "step": set(_PHASES), "hits": {"cached_tokens", "prefill_tokens"}}
-    made["drafts"] = {"draft_tokens", "accepted_tokens"}
+    made = {"kv": blocks, "step": set(_PHASES)}
+    made |= {key: set(share.names()) for key, (_, share) in _SHARES.items()}
     curves = (made.get(key) or {curve.name for curve in _BY_KEY[key].curves} for key in keys)
     return {"num_steps", "num_running"}.union(*curves)
 
@@ -306,12 +309,9 @@ def _curves(key: str, window: HistoryWindow, span_s: float) -> dict[str, FloatAr
     width = _smoothing(span_s, window.bin_ns)
     if key in _RATES:
         return {_RATES[key]: trailing_mean(window.rate(_RATES[key]), width)}
-    if key == "hits":
-        return _hit_share(window, width)
-    if key == "drafts":
-        drafts = trailing_mean(window.columns["draft_tokens"], width)
-        accepted = trailing_mean(window.columns["accepted_tokens"], width)
-        return {"draft_share": accepted / np.where(drafts > 0, drafts, np.nan)}
+    if key in _SHARES:
+        name, share = _SHARES[key]
+        return {name: share.over({each: trailing_mean(window.columns[each], width) for each in share.names()})}
     if key == "kv":
         return _block_shares(window)
     if key == "step":
@@ -332,13 +332,6 @@ def _phases(window: HistoryWindow, width: int) -> dict[str, FloatArray]:
     }
 
 
-def _hit_share(window: HistoryWindow, width: int) -> dict[str, FloatArray]:
-    """Unknown where no prompt began."""
-    cached = trailing_mean(window.columns["cached_tokens"], width)
-    prompts = cached + trailing_mean(window.columns["prefill_tokens"], width)
-    return {"hit_share": cached / np.where(prompts > 0, prompts, np.nan)}
-
-
 def _smoothing(span_s: float, bin_ns: int) -> int:
     """Bins averaged: steps of 50 ms beat against bins of 100 ms. Half a second up to five."""
     return max(int(np.clip(span_s / 60, 0.5, 5.0) * 1e9) // bin_ns, 1)
@@ -346,8 +339,10 @@ def _smoothing(span_s: float, bin_ns: int) -> int:
 
 def _block_shares(window: HistoryWindow) -> dict[str, FloatArray]:
     active, cached = window.columns["blocks_active"], window.columns["blocks_cached"]
-    total = np.maximum(active + np.nan_to_num(cached) + window.columns["blocks_free"], 1)
-    return {"cached": cached / total, "active": active / total}
+    total = active + np.nan_to_num(cached) + window.columns["blocks_free"]
+    return {
+        name: USAGE.over({"active": part, "pool": total}) for name, part in (("cached", cached), ("active", active))
+    }
 
 
 def _stacked(key: str, name: str, values: dict[str, FloatArray]) -> FloatArray:

@@ -30,9 +30,9 @@ from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase, RequestLane
 from kvscope_app.views.timeline.step_lane import draw_pieces, draw_steps, steps_are_apart
 from kvscope_app.views.timeline.steps import Steps
 from kvscope_app.views.timeline.time_span import TimeSpan
-from kvscope_telemetry.exports.digest import pool_of
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.event_index import KINDS
+from kvscope_telemetry.summaries.figures import pool_of, usage_of
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _ROW_GAP: Final = 3
@@ -112,7 +112,7 @@ def usage_shares(course: Course) -> tuple[FloatArray, FloatArray]:
     """Active blocks, and active and cached ones, as shares of the pool; shape (seconds,) each."""
     active, cached = course.column("active_blocks"), course.column("cached_blocks")
     pool = np.maximum(pool_of(course), 1.0)
-    return active / pool, (active + cached) / pool
+    return usage_of(course), (active + cached) / pool
 
 
 def gaps(course: Course) -> tuple[IntArray, IntArray]:

@@ -62,7 +62,9 @@ class Admission:
         request.num_computed_tokens = reused
         if request.admitted_ns is None:
             request.num_cached_tokens = reused
-        self._totals.cached_tokens += reused
+            self._totals.begin(request.num_prompt_tokens, reused)
+        else:
+            self._totals.restored_tokens += reused
         missed = explain_miss(pool, request, reused // pool.block_size)
         blocks = Blocks(self._num_blocks(request), self._tables.num_set_aside(request))
         return causes.admitted(request, draft.now_ns, found, reused, blocks, missed, self._running_time)

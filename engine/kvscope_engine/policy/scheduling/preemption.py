@@ -76,6 +76,7 @@ class Preemption:
         if insists and not swapped:
             return None
         draft.drop(victim)
+        victim.num_lost_tokens = max(victim.num_lost_tokens, tokens)
         if not swapped:
             self._tables.release(victim, step)
         victim.num_computed_tokens = 0

@@ -240,7 +240,7 @@ class Scheduler:
     def commit(self, plan: StepPlan, step: int, now_ns: int) -> None:
         """The plan was run: its tokens are in their blocks. Requests that ended meanwhile are left alone."""
         self._pool.step = step
-        self.totals.prompt_tokens += write_down(plan, self._pool, step)
+        self.totals.recomputed_tokens += write_down(plan, self._pool, step)
         self._tables.settle(step)
         if self._drafting is not None:
             self._drafting.settle(plan, step, self.totals)
@@ -499,6 +499,7 @@ class Scheduler:
             return
         self._waiting.remove(child)
         child.num_computed_tokens = child.num_cached_tokens = min(parent.num_computed_tokens, child.num_tokens - 1)
+        self.totals.begin(child.num_prompt_tokens, child.num_cached_tokens)
         self._tables.share(parent, child)
         self._run(child, now_ns)
         self._changes.event(causes.forked(parent, child, now_ns, self.running_time))

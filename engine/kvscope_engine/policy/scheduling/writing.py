@@ -11,22 +11,23 @@ from kvscope_telemetry.messages.request_words import RequestState
 
 
 def write_down(plan: StepPlan, pool: BlockPool, step: int) -> int:
-    """Advance every request of the plan that still runs; returns how many prompt tokens were computed."""
+    """Advance every request of the plan that still runs; returns how many tokens were computed again, which a
+    preemption had lost."""
     written = _Written([], [], [])
-    prompt_tokens = 0
+    recomputed = 0
     for index, item in enumerate(plan.scheduled):
         request = item.request
         if request.state is not RequestState.RUNNING:
             continue
         request.num_computed_tokens = item.start + item.num_tokens
-        if item.start < request.num_prompt_tokens:
-            prompt_tokens += min(item.num_tokens, request.num_prompt_tokens - item.start)
+        if item.start < request.num_lost_tokens:
+            recomputed += min(item.num_tokens, request.num_lost_tokens - item.start)
         if index < plan.num_single_token:
             _write_one(item, pool, written)
         else:
             _write_several(item, pool, written)
     pool.write(*written, step)
-    return prompt_tokens
+    return recomputed
 
 
 class _Written(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_telemetry.exports.digest import usage_of
 from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.figures import usage_of
 
 _FIRST_OF: Final = {
     "admitted": "first request",

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from kvscope_telemetry.exports.comparison.figures import FIGURES, Figure, windows
+from kvscope_telemetry.exports.comparison.figures import FIGURES, windows
 from kvscope_telemetry.exports.comparison.spread import (
     MIN_WINDOW_S,
     NUM_WINDOWS,
@@ -21,9 +21,10 @@ from kvscope_telemetry.exports.comparison.spread import (
     judge,
     spread_of,
 )
-from kvscope_telemetry.exports.digest import Digest, digest, rows_in
+from kvscope_telemetry.exports.digest import Digest, digest
 from kvscope_telemetry.exports.span import Exported, Span
 from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.figures import Figure
 
 _EACH, _BOUNDS = "told one by one", "upper bounds, from histograms"
 _POOL: Final = {
@@ -91,7 +92,7 @@ def compare(a: Run, b: Run) -> Comparison:
 
 
 def _row(figure: Figure, a: Run, b: Run) -> Row:
-    value_a, value_b = (figure.measure(run.course, rows_in(run.course, run.span), run.span) for run in (a, b))
+    value_a, value_b = (figure.of(run.course, run.span) for run in (a, b))
     spread_a, spread_b = _spread(figure, a), _spread(figure, b)
     judged = judge(value_a, value_b, spread_a, spread_b)
     verdict = judged.verdict
@@ -99,7 +100,7 @@ def _row(figure: Figure, a: Run, b: Run) -> Row:
         verdict = Verdict.NONE
     return Row(
         key=figure.key,
-        label=figure.label,
+        label=figure.name,
         unit=figure.unit,
         a=value_a,
         b=value_b,

@@ -10,7 +10,6 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
-from kvscope_telemetry.exports.digest import rows_in, usage_of
 from kvscope_telemetry.exports.lives import Life, PhaseKind, within
 from kvscope_telemetry.exports.marks import end_of, name_of
 from kvscope_telemetry.exports.perfetto import packets
@@ -21,6 +20,7 @@ from kvscope_telemetry.messages.telemetry import STOP_EVENTS, Frame, TelemetryMe
 from kvscope_telemetry.running_time import stop_words
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.figures import rows_in, usage_of
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _ENGINE, _STEPS, _REQUESTS, _EVENTS, _MARKS, _STOPS = 1, 2, 3, 4, 5, 6

@@ -14,7 +14,7 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from kvscope_telemetry.about import program_version
-from kvscope_telemetry.exports.digest import Digest, digest, pool_of, rows_in, usage_of
+from kvscope_telemetry.exports.digest import Digest, digest
 from kvscope_telemetry.exports.lives import Life, within
 from kvscope_telemetry.exports.marks import end_of, name_of
 from kvscope_telemetry.exports.report.charts import (
@@ -33,10 +33,13 @@ from kvscope_telemetry.exports.report.page import clean, figures, keys, page, se
 from kvscope_telemetry.exports.report.requests import event_rows, request_lanes, request_rows
 from kvscope_telemetry.exports.report.worst import worst_requests
 from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.latencies import LATENCIES
 from kvscope_telemetry.running_time import stop_words
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.figures import BY_KEY, Figure, pool_of, rows_in, usage_of
 
+_LATENCY_KEYS: Final = tuple(f"{latency.key}_p{p}_s" for latency in LATENCIES for p in (50, 95))
 _UNKNOWN: Final = "unknown"
 """A figure that is this is left out."""
 MAX_WORST: Final = 12
@@ -82,47 +85,43 @@ def _head(title: str, recording: Exported, found: Digest) -> str:
 
 
 def _figures(found: Digest) -> list[tuple[str, str, str]]:
-    length_s = max(found.length_s, 1e-9)
+    """Each with the words beside it; where the engine does not tell one, it is left out."""
 
-    def bound(seconds: float | None) -> str:
-        return ("≤ " if found.latencies_are_bounds else "") + _time(seconds)
+    def text(key: str) -> str:
+        return _text(BY_KEY[key], found)
 
-    n = {name: _number(total) for name, total in found.totals.items()}
-    rates = {name: _number(None if total is None else total / length_s) for name, total in found.totals.items()}
     items = [
-        ("KV usage, peak", _percent(found.peak_usage), f"at {found.peak_usage_s or 0:,.0f} s"),
-        ("KV usage, mean", _percent(found.mean_usage), "of the pool, held by requests"),
-        ("Requests finished", n["finished"], f"{n['admitted']} admitted"),
-        ("Waiting, peak", f"{found.peak_waiting:,}", "requests in the queue"),
-        ("Preemptions", n["preemptions"], f"{n['swapped_blocks']} blocks swapped out"),
-        ("Turned away", n["refused"], f"{n['aborted']} aborted"),
-        ("Decode", f"{rates['decode_tokens']} tokens/s", f"{n['decode_tokens']} tokens"),
-        ("Prefill", f"{rates['prefill_tokens']} tokens/s", f"{n['prefill_tokens']} tokens"),
-        ("Prompt tokens from the cache", _hit(found), f"{n['cached_tokens']} tokens"),
-        (
-            "First token, p95",
-            bound(found.first_token_p95_s),
-            f"p50 {bound(found.first_token_p50_s)}",
-        ),
-        (
-            "Next tokens, p95",
-            bound(found.inter_token_p95_s),
-            f"p50 {bound(found.inter_token_p50_s)}",
-        ),
-        ("Queue, p95", bound(found.queued_p95_s), "from arrival, or preemption"),
-        ("Blocks evicted", n["evicted_blocks"], f"{n['copied_blocks']} copied on write"),
-        ("Gaps", f"{found.num_lost_frames:,} frames", f"{found.num_silences} silences, {found.silent_s:,.0f} s"),
+        (BY_KEY["usage_peak"].name, text("usage_peak"), f"at {found.peak_usage_s or 0:,.0f} s"),
+        (BY_KEY["usage_mean"].name, text("usage_mean"), "of the pool, held by requests"),
+        ("Requests finished", text("finished"), f"{text('admitted')} admitted"),
+        (BY_KEY["waiting_peak"].name, text("waiting_peak"), "requests in the queue"),
+        ("Preemptions", text("preemptions"), f"{text('swapped_blocks')} blocks swapped out"),
+        ("Turned away", text("refused"), f"{text('aborted')} aborted"),
+        ("Decode", text("decode_tokens_per_s"), f"{text('decode_tokens')} tokens"),
+        ("Prefill", text("prefill_tokens_per_s"), f"{text('prefill_tokens')} tokens"),
+        (BY_KEY["hit_rate"].name, text("hit_rate"), f"{text('cached_tokens')} of {text('new_prompt_tokens')} tokens"),
+        ("Restored", text("restored_tokens"), f"tokens after preemptions, {text('recomputed_tokens')} computed again"),
+        ("First token, p95", text("first_token_p95_s"), f"p50 {text('first_token_p50_s')}"),
+        ("Next tokens, p95", text("inter_token_p95_s"), f"p50 {text('inter_token_p50_s')}"),
+        ("Queue, p95", text("queued_p95_s"), "from arrival to the first run"),
+        ("Blocks evicted", text("evicted_blocks"), f"{text('copied_blocks')} copied on write"),
+        ("Gaps", f"{text('num_lost_frames')} frames", f"{text('num_silences')} silences, {text('silent_s')}"),
     ]
     if None not in found.totals.values():  # what is unknown then is of this range, not of the engine
         return items
     return [(name, value, "" if _UNKNOWN in more else more) for name, value, more in items if _UNKNOWN not in value]
 
 
-def _hit(found: Digest) -> str:
-    computed, cached = found.totals["prefill_tokens"], found.totals["cached_tokens"]
-    if computed is None or cached is None:
+def _text(figure: Figure, found: Digest) -> str:
+    value = found.figures[figure.key]
+    if value is None:
         return _UNKNOWN
-    return f"{cached / (computed + cached):.0%}" if computed + cached else "none"
+    if figure.unit == "share":
+        return f"{value:.1%}"
+    if figure.key in _LATENCY_KEYS:
+        return ("≤ " if found.latencies_are_bounds else "") + _time(value)
+    unit = {"tokens/s": " tokens/s", "s": " s"}.get(figure.unit, "")
+    return f"{value:,.0f}{unit}"
 
 
 def _stopped(course: Course, span: Span) -> str:
@@ -136,10 +135,6 @@ def _stopped(course: Course, span: Span) -> str:
     parts = ", ".join(f"{words} for {length_ns / 1e9:,.1f} s" for words, length_ns in whose.items())
     left_out = "No latency, queue time or time between tokens counts it; in the pictures it is a band."
     return f'<p class="note">The engine stood still for {stopped_ns / 1e9:,.1f} s: {clean(parts)}. {left_out}</p>'
-
-
-def _number(value: float | None) -> str:
-    return _UNKNOWN if value is None else f"{value:,.0f}"
 
 
 def _bookmarks(marks: Sequence[Bookmark], span: Span) -> str:
@@ -265,11 +260,5 @@ def _band_key(axis: TimeAxis) -> list[tuple[str, str]]:
     return [(STOP_INK, "engine paused")] if axis.bands else []
 
 
-def _percent(share: float | None) -> str:
-    return _UNKNOWN if share is None else f"{share:.1%}"
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return _UNKNOWN
+def _time(seconds: float) -> str:
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.1f} ms"

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from kvscope_telemetry.exports.digest import rows_in
 from kvscope_telemetry.exports.lives import Life, PhaseKind
 from kvscope_telemetry.exports.report.charts import (
     BOTTOM,
@@ -24,6 +23,7 @@ from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.messages.event_words import cause_text, kind_text
 from kvscope_telemetry.messages.telemetry import STOP_EVENTS
 from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.figures import rows_in
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _CLASSES: Final = {

@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_telemetry.exports.digest import rows_in, usage_of
 from kvscope_telemetry.exports.lives import Life, within
 from kvscope_telemetry.exports.marks import end_of, name_of
 from kvscope_telemetry.exports.span import Exported, Span
@@ -20,6 +19,7 @@ from kvscope_telemetry.messages.event_words import cause_text
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import COURSE_COLUMNS, Course
+from kvscope_telemetry.summaries.figures import rows_in, usage_of
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 KINDS: Final = ("metrics", "requests", "events", "bookmarks", "devices")

@@ -64,6 +64,7 @@ _MAKE: Final[dict[str, Callable[..., Any]]] = {"timings": Timings, "counters": C
 _NEWER: Final = dict.fromkeys(
     (
         *("counters.draft_tokens", "counters.accepted_tokens"),
+        *("counters.restored_tokens", "counters.recomputed_tokens"),
         *("requests.num_draft_tokens", "requests.num_accepted_tokens"),
         *(f"work.{name}" for name in Work.__struct_fields__),
     ),

@@ -12,10 +12,10 @@ from kvscope_app.views.heatmap.measures import NO_RUNS, internal, num_sizes, run
 from kvscope_app.views.heatmap.pools import Pools
 from kvscope_app.views.heatmap.time_frame import Stance, TimeFrame
 from kvscope_app.views.heatmap.time_scale import FIRST_COLUMN_NS, TimeScale
-from kvscope_telemetry.exports.digest import fragmentation_of
 from kvscope_telemetry.ledger import Ledger
 from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.summaries.address_bins import bin_edges
+from kvscope_telemetry.summaries.figures import fragmentation_of
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
 

@@ -309,7 +309,7 @@ def test_what_is_older_than_the_history_is_the_courses(session, view):
 
 
 def test_panels_of_the_course_are_there_whatever_the_history_saw(session, view):
-    fill_course(session, 900, prefill_tokens=30, cached_tokens=10, evicted_blocks=2, copied_blocks=1)
+    fill_course(session, 900, prefill_tokens=90, prompt_tokens=30, cached_tokens=10, evicted_blocks=2, copied_blocks=1)
     feed(session, decode_tokens=4)
     view.refresh_all()
     assert not view.panels["hits"].isVisible()

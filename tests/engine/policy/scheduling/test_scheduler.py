@@ -308,7 +308,11 @@ def test_a_preempted_request_finds_its_own_blocks_again(drive: Make) -> None:
     assert old.num_preemptions == 0
     assert new.num_preemptions == 1
     assert new.num_cached_tokens == 0, "only what the first admission found is told to the client"
-    assert one.scheduler.totals.cached_tokens > 0
+    assert one.scheduler.totals.cached_tokens == 0, "what comes back after a preemption is no hit of a new prompt"
+    assert one.scheduler.totals.restored_tokens == 16
+    assert one.scheduler.totals.prompt_tokens == 15 + 15
+    lost = one.scheduler.totals.restored_tokens + one.scheduler.totals.recomputed_tokens
+    assert lost == 20, "it had so many when it was preempted"
 
 
 @pytest.mark.parametrize("steps", range(6))
@@ -477,7 +481,9 @@ def test_totals_count_what_happened(drive: Make) -> None:
     requests = [one.submit([number] * 7, 12) for number in range(2)]
     one.run()
     totals = one.scheduler.totals
-    assert totals.prompt_tokens == 7 * (2 + totals.preemptions), "prompts are computed again"
+    assert totals.prompt_tokens == 7 * 2, "a prompt counts once"
+    assert totals.cached_tokens == totals.restored_tokens == 0
+    assert 7 * totals.preemptions <= totals.recomputed_tokens <= (7 + 12) * totals.preemptions
     assert totals.admitted == totals.finished == 2
     assert totals.preemptions == sum(r.num_preemptions for r in requests) > 0
     assert totals.aborted == totals.refused == 0

@@ -38,6 +38,7 @@ def make_run() -> MakeRun:
                         epoch=9,
                         decode_tokens=whole,
                         prefill_tokens=10,
+                        prompt_tokens=10,
                         cached_tokens=30,
                         finished=1,
                         active_blocks=whole,

@@ -16,11 +16,12 @@ from kvscope_telemetry.exports.comparison.comparison import Comparison, Row, Run
 from kvscope_telemetry.exports.comparison.figures import FIGURES, windows
 from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Verdict
 from kvscope_telemetry.exports.comparison.table import comparison_table, write_comparison_csv
-from kvscope_telemetry.exports.digest import digest, rows_in
+from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.span import Span, span_of
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.recordings.overview import read_course
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.summaries.figures import rows_in
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 __all__ = ["record"]

@@ -1,0 +1,330 @@
+"""Every figure of a run, defined once: its name, its unit, what it counts, how it follows from counters or a course.
+
+The report, `kvscope info`, comparisons, fleets, tables, `/metrics` and the window's charts ask here: a figure of the
+same range is the same number wherever it is shown. A new one is one entry of `FIGURES`. Of a whole range a `Figure` is
+measured; a `Share` is the same formula over whatever has the names of `messages.Counters`: two readings of counters, a
+second, the bins of a chart. Knows no files and no windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+import numpy as np
+
+from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED, Latency
+from kvscope_telemetry.summaries.course import Course, FloatArray
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+
+class Range(Protocol):
+    """From when to when, both included, by the course's clock."""
+
+    @property
+    def from_ns(self) -> int: ...
+    @property
+    def until_ns(self) -> int: ...
+
+
+Measure = Callable[[Course, slice, Range], float | None]
+"""Of these seconds of a course, which are those of the range; None where it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of a whole, each a sum of what has these names."""
+
+    part: tuple[str, ...]
+    whole: tuple[str, ...]
+
+    def of(self, values: Mapping[str, float]) -> float | None:
+        """Of numbers; None where there is no whole."""
+        share = float(self.over({name: np.array(value, np.float64) for name, value in values.items()}))
+        return None if np.isnan(share) else share
+
+    def over(self, columns: Mapping[str, FloatArray]) -> FloatArray:
+        """Of columns, entry by entry; NaN where there is no whole, or it is not known."""
+        part, whole = (sum((columns[name] for name in names), np.zeros(())) for names in (self.part, self.whole))
+        return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), np.nan)
+
+    def names(self) -> tuple[str, ...]:
+        """What it is made of, each once."""
+        return tuple(dict.fromkeys((*self.part, *self.whole)))
+
+
+PROMPTS: Final = ("prompt_tokens", "cached_tokens")
+"""Together the prompts of requests that ran for the first time, each counted once."""
+HIT_RATE: Final = Share(("cached_tokens",), PROMPTS)
+USAGE: Final = Share(("active",), ("pool",))
+"""Of the pool's blocks, those that requests hold."""
+ACCEPTED: Final = Share(("accepted_tokens",), ("draft_tokens",))
+
+
+def rows_in(course: Course, span: Range) -> slice:
+    """The seconds of the course that `span` touches."""
+    first = int(np.searchsorted(course.time_ns, span.from_ns - SECOND_NS, "right"))
+    return slice(first, int(np.searchsorted(course.time_ns, span.until_ns, "right")))
+
+
+def pool_of(course: Course) -> FloatArray:
+    """Blocks of the pool, shape (n,); NaN where they are not known."""
+    parts = [course.column(f"{name}_blocks") for name in ("active", "cached", "free")]
+    told = course.column("pool_blocks")
+    return np.where(np.isfinite(told), told, parts[0] + parts[1] + parts[2])
+
+
+def usage_of(course: Course) -> FloatArray:
+    """Share of the pool that requests held, shape (n,); NaN where there is no pool."""
+    return USAGE.over({"active": course.column("active_blocks"), "pool": pool_of(course)})
+
+
+def fragmentation_of(course: Course) -> FloatArray:
+    """Share of the free blocks that the longest free run has not, shape (n,); NaN where no block is free."""
+    free, longest = course.column("free_blocks"), course.column("longest_free_run")
+    shares = 1 - np.minimum(longest / np.maximum(free, 1), 1)
+    return np.where((free > 0) & (longest > 0), shares, np.nan)
+
+
+def covered_s(course: Course, rows: slice, span: Range) -> float:
+    """How much of the range was recorded: silences do not count, and the first and last second may be parts."""
+    begins = np.maximum(course.time_ns[rows], span.from_ns)
+    ends = np.minimum(course.time_ns[rows] + SECOND_NS, span.until_ns)
+    return float(np.maximum(ends - begins, 0).sum()) / 1e9
+
+
+def silences_s(course: Course, rows: slice) -> FloatArray:
+    """How long each stretch was of which nothing was recorded, of those of more than a second."""
+    gaps = (np.diff(course.time_ns[rows]) - SECOND_NS) / 1e9
+    found: FloatArray = gaps[gaps > 0]
+    return found
+
+
+def total_of(column: FloatArray) -> int | None:
+    """The sum of what is known; None where nothing is."""
+    return None if column.size and np.isnan(column).all() else int(np.nansum(column))
+
+
+_PARTS: Final = {"p50_s": 0.725, "p95_s": 0.245, "p99_s": 0.03}
+"""What share of a second's values each of its quantiles is nearest to."""
+
+
+def quantile_of(course: Course, latency: str, share: float, rows: slice) -> float | None:
+    """Of the range, as far as the quantiles of its seconds tell: each stands for the part of its second next to it."""
+    counts = course.column(f"{latency}_count")[rows]
+    known = counts > 0
+    if not known.any():
+        return None
+    columns = [course.column(f"{latency}_{part}")[rows][known] for part in _PARTS]
+    values = np.concatenate([np.where(np.isnan(column), np.inf, column) for column in columns])
+    weights = np.concatenate([counts[known] * part for part in _PARTS.values()])
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order]) / weights.sum()
+    found = float(values[order][min(int(np.searchsorted(reached, share)), len(values) - 1)])
+    return found if np.isfinite(found) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number of a range of seconds, and the same of a part of it."""
+
+    key: str
+    """With its unit. Never changes: scripts find it by this."""
+    name: str
+    unit: str
+    """"s", "share" (0 to 1), "tokens", "tokens/s", "requests", "1/min", …"""
+    measure: Measure
+    counts: str = ""
+    """What it counts, where its name does not say it."""
+    is_compared: bool = False
+    """Whether a comparison of two runs has a line for it."""
+    has_spread: bool = True
+    """Whether a part of the run tells what the whole may have been: not of a length, a count and a peak."""
+    column: str = ""
+    """Of the course, where the figure is one column's sum."""
+
+    def of(self, course: Course, span: Range) -> float | None:
+        """In the range `span`; None where it is not known."""
+        return self.measure(course, rows_in(course, span), span)
+
+
+def _length(course: Course, rows: slice, span: Range) -> float | None:
+    return (span.until_ns - span.from_ns) / 1e9
+
+
+def _known_sum(course: Course, names: tuple[str, ...], rows: slice) -> float | None:
+    sums = [total_of(course.column(name)[rows]) for name in names]
+    return None if any(each is None for each in sums) else float(sum(each or 0 for each in sums))
+
+
+def _total(names: tuple[str, ...], course: Course, rows: slice, span: Range) -> float | None:
+    return _known_sum(course, names, rows) if len(course.time_ns[rows]) else None
+
+
+def _rate(name: str, per_s: float, course: Course, rows: slice, span: Range) -> float | None:
+    recorded_s, total = covered_s(course, rows, span), _known_sum(course, (name,), rows)
+    return total / recorded_s * per_s if total is not None and recorded_s > 0 else None
+
+
+def _share(share: Share, course: Course, rows: slice, span: Range) -> float | None:
+    sums = {name: total_of(course.column(name)[rows]) for name in share.names()}
+    known = {name: float(value) for name, value in sums.items() if value is not None}
+    return share.of(known) if len(known) == len(sums) else None
+
+
+Reduce = Callable[[FloatArray], float]
+
+
+def _level(reduce: Reduce, of: Callable[[Course], FloatArray], course: Course, rows: slice, _: Range) -> float | None:
+    """Of how things stood at the end of each second, what is known."""
+    values = of(course)[rows]
+    values = values[np.isfinite(values)]
+    return float(reduce(values)) if values.size else None
+
+
+def _column(name: str) -> Callable[[Course], FloatArray]:
+    return lambda course: course.column(name)
+
+
+def _latency(key: str, share: float, course: Course, rows: slice, span: Range) -> float | None:
+    return quantile_of(course, key, share, rows)
+
+
+def _silences(reduce: Reduce, course: Course, rows: slice, span: Range) -> float | None:
+    return float(reduce(silences_s(course, rows)))
+
+
+def _counted(column: str, name: str, unit: str, counts: str = "", *, is_compared: bool = False) -> Figure:
+    return Figure(
+        column,
+        name,
+        unit,
+        partial(_total, (column,)),
+        counts,
+        is_compared=is_compared,
+        has_spread=False,
+        column=column,
+    )
+
+
+def _a_second(column: str, name: str, counts: str = "", *, is_compared: bool = True) -> Figure:
+    return Figure(f"{column}_per_s", name, "tokens/s", partial(_rate, column, 1.0), counts, is_compared=is_compared)
+
+
+def _a_minute(column: str, name: str) -> Figure:
+    return Figure(f"{column}_per_min", name, "1/min", partial(_rate, column, 60.0), is_compared=True)
+
+
+def _mean(key: str, name: str, unit: str, of: Callable[[Course], FloatArray], counts: str = "") -> Figure:
+    return Figure(key, name, unit, partial(_level, np.mean, of), counts, is_compared=True)
+
+
+def _percentile(latency: Latency, percent: int, name: str, *, is_compared: bool = True) -> Figure:
+    measure = partial(_latency, latency.key, percent / 100)
+    key = f"{latency.key}_p{percent}_s"
+    return Figure(key, f"{name}, p{percent}", "s", measure, latency.counts, is_compared=is_compared)
+
+
+FIGURES: Final = (
+    Figure("length_s", "Length", "s", _length, is_compared=True, has_spread=False),
+    _counted("num_steps", "Steps", "steps", "Forward passes of the model"),
+    _counted("admitted", "Requests admitted", "requests", "Requests that ran for the first time"),
+    _counted("finished", "Requests finished", "requests", "Requests that ended by themselves", is_compared=True),
+    _counted("aborted", "Requests aborted", "requests"),
+    _counted("refused", "Requests refused", "requests"),
+    _a_minute("finished", "Requests finished a minute"),
+    _counted("generation_tokens", "Tokens generated", "tokens", "Tokens of answers"),
+    _a_second("generation_tokens", "Tokens generated a second", "Tokens of answers"),
+    _counted("decode_tokens", "Decode tokens", "tokens", "Tokens computed one after another, past the prompts"),
+    _a_second("decode_tokens", "Decode tokens a second", "Tokens computed one after another, past the prompts"),
+    _counted("prefill_tokens", "Prefill tokens", "tokens", "Tokens computed of prompts, and again after preemptions"),
+    _a_second("prefill_tokens", "Prefill tokens a second", "Tokens computed of prompts, and again after preemptions"),
+    _percentile(FIRST_TOKEN, 50, "First token"),
+    _percentile(FIRST_TOKEN, 95, "First token"),
+    _percentile(INTER_TOKEN, 50, "Between tokens"),
+    _percentile(INTER_TOKEN, 95, "Between tokens"),
+    _percentile(QUEUED, 50, "Queued", is_compared=False),
+    _percentile(QUEUED, 95, "Queued"),
+    _mean("running_mean", "Running, mean", "requests", _column("num_running")),
+    _mean("waiting_mean", "Waiting, mean", "requests", _column("num_waiting")),
+    Figure(
+        "waiting_peak",
+        "Waiting, peak",
+        "requests",
+        partial(_level, np.max, _column("num_waiting")),
+        "The most requests in the queue at the end of a second",
+        has_spread=False,
+    ),
+    _mean("usage_mean", "KV usage, mean", "share", usage_of, "Share of the pool that requests hold"),
+    Figure(
+        "usage_peak",
+        "KV usage, peak",
+        "share",
+        partial(_level, np.max, usage_of),
+        "The largest share of the pool that requests held at the end of a second",
+        is_compared=True,
+        has_spread=False,
+    ),
+    _mean(
+        "external_fragmentation",
+        "External fragmentation",
+        "share",
+        fragmentation_of,
+        "Share of the free blocks that the longest free run has not, on average",
+    ),
+    _counted("preemptions", "Preemptions", "preemptions", is_compared=True),
+    _a_minute("preemptions", "Preemptions a minute"),
+    _counted("evicted_blocks", "Evicted blocks", "blocks", "Blocks that lost their cached prefix"),
+    _a_minute("evicted_blocks", "Evicted blocks a minute"),
+    _counted("copied_blocks", "Copied blocks", "blocks", "Blocks copied on write"),
+    _a_minute("copied_blocks", "Copied blocks a minute"),
+    _counted("swapped_blocks", "Swapped blocks", "blocks", "Blocks of preempted requests moved to a lower tier"),
+    _counted("sunk_blocks", "Sunk blocks", "blocks", "Cached blocks that went to a lower tier"),
+    _counted("loaded_blocks", "Loaded blocks", "blocks", "Blocks that came back from a lower tier"),
+    Figure(
+        "new_prompt_tokens",
+        "Prompt tokens",
+        "tokens",
+        partial(_total, PROMPTS),
+        "Prompt tokens of requests that ran for the first time",
+        has_spread=False,
+    ),
+    _counted("cached_tokens", "Prompt tokens from the cache", "tokens", "Those of them that were found in the cache"),
+    Figure(
+        "hit_rate",
+        "Prefix hit rate",
+        "share",
+        partial(_share, HIT_RATE),
+        "Prompt tokens of new requests found in the cache, of all their prompt tokens",
+        is_compared=True,
+    ),
+    _counted(
+        "restored_tokens",
+        "Restored tokens",
+        "tokens",
+        "Tokens that requests had again after a preemption without computing them",
+        is_compared=True,
+    ),
+    _counted(
+        "recomputed_tokens",
+        "Recomputed tokens",
+        "tokens",
+        "Tokens that a preemption had lost, computed again",
+        is_compared=True,
+    ),
+    _counted("draft_tokens", "Draft tokens", "tokens", "Tokens guessed ahead and checked"),
+    _counted("accepted_tokens", "Accepted draft tokens", "tokens", "Those of them that were right"),
+    Figure("accepted_share", "Drafts accepted", "share", partial(_share, ACCEPTED), "Of the tokens guessed ahead"),
+    _counted("num_lost_frames", "Frames lost", "frames"),
+    Figure("num_silences", "Silences", "silences", partial(_silences, np.size), has_spread=False),
+    Figure("silent_s", "Silent", "s", partial(_silences, np.sum), has_spread=False),
+)
+BY_KEY: Final = {figure.key: figure for figure in FIGURES}
+
+
+def measured(course: Course, span: Range) -> dict[str, float | None]:
+    """All of `FIGURES` by key, of the range `span`; None where one is not known."""
+    rows = rows_in(course, span)
+    return {figure.key: figure.measure(course, rows, span) for figure in FIGURES}
