@@ -148,6 +148,8 @@ class History:
         self._offset_ns: int | None = None
         self._last_heard_ns = 0
         self._totals: dict[str, int] = {}
+        self.began_engine_ns = 0
+        """The same moment as `began_ns` by the engine's clock."""
         self.began_ns: int | None = None
         """Where it began anew (`begin`): what was before that it did not see itself."""
         self.num_past_events = 0
@@ -202,6 +204,8 @@ class History:
         self.began_ns = now_ns
         self._follow_epoch(update, mirror)
         self._follow_clock(update, now_ns)
+        told_ns = update.series["time_ns"][-1:].tolist() if update.series else []
+        self.began_engine_ns = max([*told_ns, update.snapshot.time_ns if update.snapshot else 0])
         counters = update.counters or (update.snapshot.counters if update.snapshot else None)
         bin_number = now_ns // BIN_NS
         self.ring.advance(bin_number, carry=False)

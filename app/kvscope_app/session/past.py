@@ -111,3 +111,6 @@ def _fill_events(history: History, course: Course, first_ns: int, last_ns: int) 
     )
     history.num_past_events = len(places)
     history.request_times.hear(timed.event for timed in told if timed.epoch == history.epoch)
+    moments = course.moments.rows
+    was_before = (moments["epoch"] == history.epoch) & (moments["time_ns"] <= history.began_engine_ns)
+    history.request_times.know(moments[was_before])

@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import Event, RequestRows
+from kvscope_telemetry.summaries.moments import MomentKind
+from kvscope_telemetry.summaries.turns import Turns
 
 IntArray = npt.NDArray[np.int64]
 _UNSEEN: Final = -2
@@ -99,6 +101,14 @@ class RequestTimes:
                 self._started_ns[slot] = event.time_ns
             elif event.kind in _ENDINGS:
                 self._ending[slot] = _ENDINGS[event.kind]
+
+    def know(self, moments: Turns) -> None:
+        """Take in rows of `Course.moments` of this epoch: what was before anybody looked here."""
+        slots = moments["number"].astype(np.int64) % self._capacity
+        is_known = self._number[slots] == moments["number"]
+        for kind, column in ((MomentKind.STARTED, self._started_ns), (MomentKind.FIRST_TOKEN, self._first_ns)):
+            told = is_known & (moments["kind"] == kind) & (column[slots] < 0)
+            column[slots[told]] = moments["time_ns"][told]
 
     def skip(self, rows: RequestRows) -> None:
         """Take in a snapshot's requests: the tokens they have came at times nobody saw."""

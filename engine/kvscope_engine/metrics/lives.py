@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from kvscope_engine.metrics.histogram import FIRST_TOKEN_S, REQUEST_S, STEP_TOKENS, TOKEN_S, Histogram, lengths
 from kvscope_telemetry.latencies import Moments
 from kvscope_telemetry.messages.telemetry import Event, Frame, RequestInfo, Snapshot
 from kvscope_telemetry.running_time import RunningTime
+from kvscope_telemetry.summaries.moments import FirstTokens
 
 
 class Histograms:
@@ -47,8 +46,7 @@ class Lives:
 
     histograms: Histograms
     _there: dict[int, _Life] = field(default_factory=dict)
-    _without_token: set[int] = field(default_factory=set)
-    """Whose first token will be seen."""
+    _first_tokens: FirstTokens = field(default_factory=FirstTokens)
     _running: RunningTime = field(default_factory=RunningTime)
 
     def snapshot(self, snapshot: Snapshot) -> None:
@@ -56,44 +54,31 @@ class Lives:
         known = self._there
         self._there = {info.number: known.get(info.number) or self._life(info) for info in snapshot.requests_info}
         self._running.catch_up(snapshot.stops, snapshot.time_ns)
-        numbers, outputs = _columns(snapshot)
-        without = {number for number, output in zip(numbers, outputs, strict=False) if not output}
-        self._without_token = without & self._there.keys()
+        self._first_tokens.snapshot(snapshot)
 
     def frame(self, frame: Frame) -> None:
         """Who came, began, got a first token and ended in a step."""
         for info in frame.new_requests:
             self._there[info.number] = self._life(info)
-            self._without_token.add(info.number)
         for event in frame.events:
             self._running.note(event)
             if event.kind == "admitted" and event.number in self._there:
                 self._there[event.number].moments.started_ns = event.time_ns
-        if frame.first_token_ns:
-            self._first_tokens(frame)
+        for number in self._first_tokens.frame(frame):
+            if number in self._there:
+                self._there[number].moments.first_token_ns = frame.time_ns
         for event in frame.events:
             if event.kind == "finished":
                 self._finish(event)
             elif event.kind == "aborted":
-                self._forget(event.number)
+                self._there.pop(event.number, None)
 
     def _life(self, info: RequestInfo) -> _Life:
         return _Life(info, Moments(info.arrival_ns, running=self._running))
 
-    def _first_tokens(self, frame: Frame) -> None:
-        numbers, outputs = _columns(frame)
-        for number, output in zip(numbers, outputs, strict=False):
-            if output and number in self._without_token:
-                self._without_token.discard(number)
-                self._there[number].moments.first_token_ns = frame.time_ns
-
-    def _forget(self, number: int) -> _Life | None:
-        self._without_token.discard(number)
-        return self._there.pop(number, None)
-
     def _finish(self, event: Event) -> None:
         """One that ended by itself: its last token came in the step of its end."""
-        life = self._forget(event.number)
+        life = self._there.pop(event.number, None)
         if life is None:
             return
         into, info, moments = self.histograms, life.info, life.moments
@@ -114,9 +99,3 @@ class Lives:
                 histogram.add(took_ns / 1e9)
         if decode_ns is not None and event.num_tokens > 1:
             into.request_time_per_output_token_seconds.add(decode_ns / 1e9 / (event.num_tokens - 1))
-
-
-def _columns(message: Frame | Snapshot) -> tuple[list[int], list[int]]:
-    """Numbers of the requests it tells of, and how many tokens each has generated."""
-    rows = message.requests
-    return np.frombuffer(rows.number, "<u4").tolist(), np.frombuffer(rows.num_output_tokens, "<u4").tolist()

@@ -26,7 +26,7 @@ MAX_BIN_BYTES: Final = 48 << 20
 """Compressed bins of many hours; of still longer courses those of every second, fourth, … second are kept."""
 _LATENCIES: Final = tuple(latency.key for latency in LATENCIES)
 _QUANTILES: Final = ("count", "p50_s", "p95_s", "p99_s", "p50_above_s", "p95_above_s", "p99_above_s")
-_NOT_NUMBERS: Final = ("time_ns", "epoch", "free_runs", "bins", "turns", "stops", *_LATENCIES)
+_NOT_NUMBERS: Final = ("time_ns", "epoch", "free_runs", "bins", "turns", "moments", "stops", *_LATENCIES)
 SCALARS: Final = tuple(name for name in Summary.__struct_fields__ if name not in _NOT_NUMBERS)
 COURSE_COLUMNS: Final = (*SCALARS, *(f"{latency}_{part}" for latency in _LATENCIES for part in _QUANTILES))
 """Columns of a course: numbers of `Summary`, and `first_token_p50_s` and the like."""
@@ -43,6 +43,8 @@ class Course:
         self.turns = TurnLog()
         self.stops = RunningTime()
         """When the engine stood still, by the recording's clock."""
+        self.moments = TurnLog()
+        """Of requests, by their engine's clock: each row's kind is a `MomentKind`."""
         self.version = 0
         """Grows with each change."""
         self._max_bin_bytes = max_bin_bytes
@@ -109,6 +111,7 @@ class Course:
             for stop in summary.stops[-_MAX_TOLD_STOPS:]:
                 if 0 <= stop.begin_ns < stop.end_ns <= MAX_I64:
                     self.stops.add(stop)
+            self.moments.add(summary.moments, summary.epoch)
             self.version += 1
         self.version += self.events.extend(events)
 

@@ -32,6 +32,7 @@ from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
 from kvscope_telemetry.summaries.histograms import Buckets, joined
+from kvscope_telemetry.summaries.moments import MomentNotes
 from kvscope_telemetry.summaries.stall import Stall
 from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, Latency, Summary, TimedEvent
 from kvscope_telemetry.summaries.turns import TurnNotes
@@ -87,6 +88,7 @@ class Summarizer:
         self._events: list[TimedEvent] = []
         self._stall = Stall()
         self._turns = TurnNotes()
+        self._moments = MomentNotes()
         self._used_share = -1.0
         self._newest_ns = self._stops_told_ns = 0
         self._begin()
@@ -116,6 +118,7 @@ class Summarizer:
         """The state that `follower` has, of which all was told elsewhere; its blocks are not looked at."""
         self._restate(snapshot, log_time_ns)
         self._turns.take()
+        self._moments.take()
 
     def close(self) -> list[Summary]:
         """The second in progress as far as it is; empty when there is no state to speak of."""
@@ -154,6 +157,7 @@ class Summarizer:
             self._used_share = -1.0
         self._offset_ns = log_time_ns - snapshot.time_ns
         self._turns.snapshot(snapshot, self._offset_ns)
+        self._moments.snapshot(snapshot)
         self._note_totals(snapshot.counters)
         self._note_place(snapshot.seq + 1)
         self._last_seq = max(snapshot.seq, self._last_seq or 0)
@@ -166,6 +170,7 @@ class Summarizer:
         self._last_seq = max(frame.seq, self._last_seq or 0)
         self._frames.append(frame)
         self._turns.frame(frame, self._offset_ns)
+        self._moments.frame(frame)
         for event in frame.events:
             self._note_event(event, frame.epoch)
 
@@ -240,6 +245,7 @@ class Summarizer:
             stalled_s=self._stalled_s,
             turns=self._turns.take(),
             stops=self._stops(mirror),
+            moments=self._moments.take(),
             **self._added_up(),
         )
         summary = msgspec.structs.replace(summary, **self._sample)
@@ -260,7 +266,7 @@ class Summarizer:
                 name: latency_of(joined(self._readings, name)) for name in (latency.key for latency in LATENCIES)
             }
         if not told.requests:
-            changes["turns"] = None
+            changes |= {"turns": None, "moments": None}
         if not told.physical_rows:
             changes["bins"] = None
         return msgspec.structs.replace(summary, **changes)

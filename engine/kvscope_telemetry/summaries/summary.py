@@ -139,6 +139,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     restored_tokens: int = -1
     recomputed_tokens: int = -1
     """These four as in `messages.Counters`."""
+    moments: bytes | None = None
+    """When requests first ran and got their first token (`moments.MomentKind`); None: nobody looked for them."""
 
 
 class TimedEvent(msgspec.Struct, frozen=True, gc=False):

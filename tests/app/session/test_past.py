@@ -5,10 +5,13 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvscope_app.session.history import BIN_NS
 from kvscope_app.session.session import Session
+from kvscope_app.views.requests.columns import read_columns
+from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 
@@ -42,3 +45,34 @@ def test_curves_end_with_what_the_map_shows(session, qtbot, at_s):
     found = history.ring.read(before, before, ("blocks_active", "blocks_cached", "num_running", "num_waiting"))
     told = (mirror.num_active, mirror.num_cached, mirror.counters.num_running, mirror.counters.num_waiting)
     assert tuple(int(column[0]) for column in found.values()) == told
+
+
+def first_tokens() -> dict[int, tuple[int, int]]:
+    """Of each request of the sample its arrival and its first token, from the frames alone."""
+    with resources.as_file(resources.files("kvscope_resources") / "sample.mcap") as path:
+        frames = list(Recording.open(Path(path)).frames())
+    arrivals, firsts = {}, {}
+    for frame in frames:
+        arrivals |= {info.number: info.arrival_ns for info in frame.new_requests}
+        columns = (np.frombuffer(part, "<u4") for part in (frame.requests.number, frame.requests.num_output_tokens))
+        for number, output in zip(*(column.tolist() for column in columns), strict=True):
+            if output:
+                firsts.setdefault(number, frame.time_ns)
+    return {number: (arrivals[number], first_ns) for number, first_ns in firsts.items()}
+
+
+@pytest.mark.parametrize("at_s", [12.4, 33.3])
+def test_who_goes_to_a_moment_sees_what_the_live_table_showed(session, qtbot, at_s):
+    """Speed and time to first token are known of who got a token before, and nobody has one from the future."""
+    first_ns, _ = session.timeline_range_ns
+    session.go_to(first_ns + round(at_s * 1e9))
+    qtbot.waitUntil(lambda: session.poll() or session.history.began_ns is not None, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: session.mirror.requests.num_output_tokens.any(), timeout=WAIT_MS)
+    columns, told = read_columns(session.mirror, session.history.request_times), first_tokens()
+    has_token = columns.num_output_tokens > 0
+    expected = [(told[number][1] - told[number][0]) / 1e9 for number in columns.number[has_token].tolist()]
+    assert len(expected) > 1
+    assert columns.ttft_s[has_token].tolist() == pytest.approx(expected)
+    assert np.isnan(columns.ttft_s[~has_token]).all()
+    runs = has_token & (columns.state == RequestState.RUNNING) & (columns.num_output_tokens > 1)
+    assert np.isfinite(columns.tokens_per_s[runs]).all()
