@@ -107,7 +107,8 @@ def _figures(found: Digest) -> list[tuple[str, str, str]]:
         ("Blocks evicted", text("evicted_blocks"), f"{text('copied_blocks')} copied on write"),
         ("Gaps", f"{text('num_lost_frames')} frames", f"{text('num_silences')} silences, {text('silent_s')}"),
     ]
-    if None not in found.totals.values():  # what is unknown then is of this range, not of the engine
+    is_of_range = found.figures["waiting_peak"] is None or None not in found.totals.values()
+    if is_of_range:  # what is unknown then: the engine would tell it
         return items
     return [(name, value, "" if _UNKNOWN in more else more) for name, value, more in items if _UNKNOWN not in value]
 
