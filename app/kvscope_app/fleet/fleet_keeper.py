@@ -14,6 +14,7 @@ from PySide6.QtCore import QObject, QSettings
 
 from kvscope_app.compare.kept_place import restore_place, save_place
 from kvscope_app.fleet.fleet_window import FleetWindow
+from kvscope_app.fleet.watched import Watched
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.setting_names import window_group
 from kvscope_app.window.window_slots import WindowSlots
@@ -38,14 +39,15 @@ class FleetKeeper(QObject):
         super().__init__(parent)
         self._themes, self._settings, self._slots, self._attach = themes, settings, slots, attach
         self.windows: list[FleetWindow] = []
-        self._known: FleetWindow | None = None
+        self._known: tuple[FleetWindow, Watched] | None = None
         """That of the engines attached and remembered: there is one at most."""
         self._ending: list[threading.Thread] = []
 
     def open_list(self, text: ListText, every_s: float, api_key: str = "") -> FleetWindow:
         """Watch what is listed in `text`, which is read again every `every_s` seconds."""
         fleet = Fleet()
-        return self._open(fleet, ListReader(text, every_s, fleet.watch, api_key))
+        watched = Watched(fleet.watch)
+        return self._open(fleet, ListReader(text, every_s, watched.show_list, api_key), watched)
 
     def open_known(self, attached: tuple[Address, ...]) -> FleetWindow:
         """Watch the engines `attached` to, and those remembered; one window, brought up where it is open."""
@@ -53,9 +55,12 @@ class FleetKeeper(QObject):
         names = {entry.address.text: entry.name for entry in known}
         entries = {address.text: FleetEntry(address, names.get(address.text, "")) for address in attached}
         entries = {entry.address.text: entry for entry in known} | entries
-        window = self._known or self._open(Fleet(), None)
-        self._known = window
-        window.fleet.watch(tuple(entries.values()))
+        if self._known is None:
+            fleet = Fleet()
+            watched = Watched(fleet.watch)
+            self._known = self._open(fleet, None, watched), watched
+        window, watched = self._known
+        watched.show_list(tuple(entries.values()))
         window.trouble = trouble
         window.show()
         window.raise_()
@@ -70,8 +75,8 @@ class FleetKeeper(QObject):
             thread.join()
         self._ending.clear()
 
-    def _open(self, fleet: Fleet, reader: ListReader | None) -> FleetWindow:
-        window = FleetWindow(fleet, self._themes, self._attach, reader)
+    def _open(self, fleet: Fleet, reader: ListReader | None, watched: Watched) -> FleetWindow:
+        window = FleetWindow(fleet, self._themes, self._attach, reader, watched.add)
         slot = self._slots.take(KIND)
         group = window_group(KIND, slot)
         restore_place(window, self._settings, group)
@@ -85,7 +90,7 @@ class FleetKeeper(QObject):
         if window not in self.windows:
             return
         self.windows.remove(window)
-        if window is self._known:
+        if self._known is not None and window is self._known[0]:
             self._known = None
         self._slots.give_back(KIND, slot)
         self._ending = [thread for thread in self._ending if thread.is_alive()]

@@ -19,8 +19,10 @@ from kvscope_app.fleet.words import counts_text, list_text
 from kvscope_app.look.makers import empty_state, label
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+from kvscope_app.window.sheets.attach_sheet import AttachSheet
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.fleet.entries import FleetEntry
 from kvscope_telemetry.fleet.fleet import Fleet
 from kvscope_telemetry.fleet.list_reader import ListReader
 
@@ -31,23 +33,29 @@ MAX_OPENED: Final = 8
 """Windows at once."""
 NOTHING_LISTED: Final = "There is no engine on the list yet."
 NOTHING_KNOWN: Final = (
-    "No engine is attached or remembered: Engine ▸ Attach to an engine… watches one, and kvscope fleet --file a list."
+    "No engine is attached or remembered yet. Add engine… watches one; kvscope fleet --file watches a list."
 )
 NOTHING_FOUND: Final = "No engine has all of these words."
 _SIZE: Final = QSize(1320, 720)
 
 
 class FleetWindow(QMainWindow):
-    """Shows `fleet`; `attach` opens one of its engines. `reader` reads its list, None where there is none to read."""
+    """Shows `fleet`; `attach` opens one of its engines, `add` puts one beside its list. `reader` reads the list, None
+    where there is none to read."""
 
     closing = Signal(object)
     """The window itself, for the last time."""
 
     def __init__(
-        self, fleet: Fleet, themes: ThemeKeeper, attach: Callable[[Address], object], reader: ListReader | None = None
+        self,
+        fleet: Fleet,
+        themes: ThemeKeeper,
+        attach: Callable[[Address], object],
+        reader: ListReader | None,
+        add: Callable[[FleetEntry], None],
     ) -> None:
         super().__init__()
-        self.fleet, self._themes, self._attach, self._reader = fleet, themes, attach, reader
+        self.fleet, self._themes, self._attach, self._reader, self._add = fleet, themes, attach, reader, add
         self.trouble = ""
         """Of a list that nobody reads again."""
         self._settled_s = 0.0
@@ -63,6 +71,7 @@ class FleetWindow(QMainWindow):
         self.counts = label("", elastic=True)
         self.told = label("", "muted", wraps=True)
         self.open_button = QPushButton("Open")
+        self.add_button = QPushButton("Add engine…")
         self.again = QPushButton("Read the list again")
         self._empty = empty_state(NOTHING_LISTED)
         self._middle = QStackedLayout()
@@ -95,6 +104,15 @@ class FleetWindow(QMainWindow):
             except BadInput as error:
                 self._complaint = str(error)
         self._show_told()
+
+    def ask_engine(self) -> None:
+        """For the address of one more. It is remembered, as when it is attached."""
+
+        def add(address: Address) -> None:
+            self._add(FleetEntry(address, sheet.fields.name.text().strip()))
+
+        sheet = AttachSheet(self, add, "Add engine", "Add")
+        sheet.show()
 
     # Qt's side
 
@@ -154,6 +172,7 @@ class FleetWindow(QMainWindow):
         self.table.open_wanted.connect(self.open_chosen)
         self.table.selectionModel().selectionChanged.connect(self._show_buttons)
         self.open_button.clicked.connect(self.open_chosen)
+        self.add_button.clicked.connect(self.ask_engine)
         self.again.clicked.connect(self._read_again)
         self._themes.changed.connect(self._apply_theme)
         keys = (
@@ -178,10 +197,12 @@ class FleetWindow(QMainWindow):
         head.addWidget(self.order)
         self.open_button.setProperty("look", "primary")
         self.open_button.setToolTip("Watch it in a window of its own (Enter)")
+        self.add_button.setToolTip("Watch one more engine, and remember it")
         self.again.setToolTip("Now, not only when it is time (F5)")
         self.again.setVisible(self._reader is not None)
         foot.addWidget(self.told, 1)
         foot.addWidget(self.again, 0, Qt.AlignmentFlag.AlignBottom)
+        foot.addWidget(self.add_button, 0, Qt.AlignmentFlag.AlignBottom)
         foot.addWidget(self.open_button, 0, Qt.AlignmentFlag.AlignBottom)
         column = QVBoxLayout(body)
         column.setContentsMargins(12, 12, 12, 12)

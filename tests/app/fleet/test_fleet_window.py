@@ -6,21 +6,24 @@ import threading
 
 import pytest
 from PySide6.QtCore import QSettings, Qt
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QLabel, QPushButton
 
 from kvscope_app.fleet.columns import TITLES, Column
 from kvscope_app.fleet.fleet_window import NOTHING_FOUND, NOTHING_LISTED, FleetWindow
 from kvscope_app.fleet.map_picture import SIZE, cells, map_pixmap
+from kvscope_app.fleet.watched import Watched
 from kvscope_app.fleet.words import list_text
 from kvscope_app.look.number_text import NOTHING
 from kvscope_app.look.theme import DARK
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+from kvscope_app.window.sheets.attach_sheet import AttachSheet
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.entries import FleetEntry
 from kvscope_telemetry.fleet.list_reader import Listed
 from kvscope_telemetry.fleet.pool_bins import PoolBins
 from kvscope_telemetry.fleet.row import FleetRow
+from kvscope_telemetry.keys.connections import read_connections
 from kvscope_telemetry.source import SourceState
 
 
@@ -29,6 +32,10 @@ class FakeFleet:
 
     def __init__(self):
         self.rows = ()
+        self.watched = ()
+
+    def watch(self, entries):
+        self.watched = tuple(entries)
 
 
 class FakeReader:
@@ -63,7 +70,8 @@ def opened():
 def window(qtbot, tmp_path, opened):
     settings = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
     themes = ThemeKeeper(QApplication.instance(), settings, "dark")
-    made = FleetWindow(FakeFleet(), themes, opened.append, FakeReader())
+    fleet = FakeFleet()
+    made = FleetWindow(fleet, themes, opened.append, FakeReader(), Watched(fleet.watch).add)
     qtbot.addWidget(made)
     made.show()
     show(made, ROWS)
@@ -254,3 +262,47 @@ def test_lists_that_cannot_be_read_end_the_command(tmp_path):
     ):
         with pytest.raises(BadInput, match=word):
             parse(["fleet", *arguments], COMMANDS)()
+
+
+def asked(window):
+    """The sheet that Add engine… brings up."""
+    window.add_button.click()
+    return window.findChildren(AttachSheet)[-1]
+
+
+def press(sheet, text):
+    next(button for button in sheet.findChildren(QPushButton) if button.text() == text).click()
+
+
+def test_an_engine_is_added_with_the_checks_of_the_attach_sheet_and_remembered(window, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    sheet = asked(window)
+    sheet.fields.where.setText("no such thing")
+    press(sheet, "Add")
+    assert sheet.isVisible(), "it says why it is not accepted"
+    assert window.fleet.watched == ()
+    sheet.fields.where.setText("ipc:///run/kvscope/telemetry")
+    sheet.fields.name.setText("ours")
+    press(sheet, "Add")
+    assert [(entry.address.text, entry.name) for entry in window.fleet.watched] == [
+        ("ipc:///run/kvscope/telemetry", "ours")
+    ]
+    assert [(kept.endpoint, kept.label) for kept in read_connections()] == [("ipc:///run/kvscope/telemetry", "ours")]
+    again = asked(window)
+    again.fields.where.setText("ipc:///run/kvscope/telemetry")
+    press(again, "Add")
+    assert any("is on the list already" in each.text() for each in again.findChildren(QLabel))
+    again.close()
+
+
+def test_what_was_added_stays_when_the_list_is_read_again():
+    fleet = FakeFleet()
+    watched = Watched(fleet.watch)
+    one, two = FleetEntry(Address("tcp://10.0.0.1:1"), "one"), FleetEntry(Address("tcp://10.0.0.2:1"), "two")
+    watched.show_list((one,))
+    watched.add(two)
+    assert fleet.watched == (one, two)
+    watched.show_list(())
+    assert fleet.watched == (two,)
+    watched.show_list((two, one))
+    assert fleet.watched == (two, one), "one that is listed by now is watched once"

@@ -35,9 +35,15 @@ _WORDS: Final = {
 class AttachSheet(Sheet):
     """Gives a checked address to `attach`, and remembers it; an API key only where that is asked for."""
 
-    def __init__(self, parent: QWidget, attach: Callable[[Address], None]) -> None:
-        super().__init__("Attach to an engine", parent)
-        self._attach = attach
+    def __init__(
+        self,
+        parent: QWidget,
+        attach: Callable[[Address], None],
+        title: str = "Attach to an engine",
+        action: str = "Attach",
+    ) -> None:
+        super().__init__(title, parent)
+        self._attach, self._action = attach, action
         self._connections: list[Connection] = []
         self._words = PlainLabel()
         self._words.setProperty("look", "muted")
@@ -69,7 +75,7 @@ class AttachSheet(Sheet):
         fields.pick_ca.clicked.connect(self._pick_ca)
 
     def _buttons(self) -> QHBoxLayout:
-        go = QPushButton("Attach")
+        go = QPushButton(self._action)
         go.setProperty("look", "primary")
         go.setDefault(True)
         go.clicked.connect(self._try)
