@@ -74,7 +74,7 @@ class Legend(QWidget):
         right = self._after(fitting)
         if words := self.more_words:
             self._ink.draw_word(painter, self._theme, right, self._num_lines - 1, words)
-        if self._mode is ColorMode.OWNER and self._shown.is_plain:
+        if self._mode is ColorMode.OWNER and self._shown.is_plain and not self._shown.owners:
             room = self.width() - right - self._ink.owners_width("") + _BETWEEN
             words = self.fontMetrics().elidedText(_OWNERS_WORD, Qt.TextElideMode.ElideRight, room)
             self._ink.draw_owners(painter, self._theme, right, words)
@@ -85,8 +85,8 @@ class Legend(QWidget):
         """The swatches that are shown, each with its left edge and its line."""
         placed = self._placed()
         shown = [place for place in placed if place[2] < self._num_lines]
-        while shown and len(shown) < len(placed):
-            words = self.fontMetrics().horizontalAdvance(_more(len(placed) - len(shown)))
+        while shown and len(shown) < len(placed) + self._num_more_owners:
+            words = self.fontMetrics().horizontalAdvance(_more(len(placed) - len(shown) + self._num_more_owners))
             if self._after(shown) + words <= self.width() or self._after(shown) == 0:
                 break
             shown.pop()
@@ -95,8 +95,12 @@ class Legend(QWidget):
     @property
     def more_words(self) -> str:
         """What is said of those that do not fit; nothing where all do."""
-        num_hidden = len(self._placed()) - len(self.fitting)
+        num_hidden = len(self._placed()) - len(self.fitting) + self._num_more_owners
         return _more(num_hidden) if num_hidden else ""
+
+    @property
+    def _num_more_owners(self) -> int:
+        return self._shown.num_more_owners if self._mode is ColorMode.OWNER else 0
 
     def _after(self, shown: list[Placed]) -> int:
         """Where the last line goes on."""
@@ -108,7 +112,8 @@ class Legend(QWidget):
     def _take_lines(self) -> None:
         """As many lines as it takes at this width."""
         last = max((line for *_, line in self._placed()), default=0)
-        num_lines = 1 if self._shown.is_plain or self._is_low else min(last + 1, _MAX_LINES)
+        is_one = self._shown.is_plain or self._is_low or self._mode is ColorMode.OWNER  # requests come and go
+        num_lines = 1 if is_one else min(last + 1, _MAX_LINES)
         if num_lines != self._num_lines:
             self._num_lines = num_lines
             self.updateGeometry()
@@ -155,7 +160,8 @@ def _more(num_hidden: int) -> str:
 def _explained(told: list[Swatch]) -> str:
     """All of it, also what found no room."""
     colors = ", ".join(s.word for s in told if s.flash is None and not s.is_pin)
+    owners = [_OWNERS_WORD.capitalize() + "."] if any(s.word.startswith("#") for s in told) else []
     pins = ["A corner: pinned, and not evicted."] if any(s.is_pin for s in told) else []
     flashes = [f"{s.word}: {FLASH_MEANINGS[s.flash]}" for s in told if s.flash is not None]
     lights = ["A cell lights up for a moment when its block was", *flashes] if flashes else []
-    return "\n".join([f"Colours: {colors}.", *pins, *lights])
+    return "\n".join([f"Colours: {colors}.", *owners, *pins, *lights])

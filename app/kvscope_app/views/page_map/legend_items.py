@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from kvscope_app.look.theme import Theme, mix
+import numpy as np
+
+from kvscope_app.look.theme import Theme, mix, owner_colors
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
 from kvscope_app.views.page_map.drawing.ink import (
@@ -66,6 +68,10 @@ class Shown:
     """Attention is measured."""
     pins: bool = False
     """Blocks have the corner that says they are pinned."""
+    owners: tuple[int, ...] = ()
+    """Requests that run and hold most blocks, by number, at most `MAX_OWNERS`."""
+    num_more_owners: int = 0
+    """Others that hold blocks."""
 
     @property
     def is_plain(self) -> bool:
@@ -73,6 +79,8 @@ class Shown:
         return not (self.tiers or self.unmapped or self.reserved or self.flashes or self.unknown or self.prefixes_alone)
 
 
+MAX_OWNERS: Final = 24
+"""More have no room in any legend, and hardly colours of their own."""
 _FLASH_WORDS: Final = {
     FlashKind.EVICTED: "evicted",
     FlashKind.COPIED: "copied",
@@ -100,6 +108,15 @@ def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> Shown:
     return Shown(frozenset(tiers), unmapped, reserved, kinds, unknown, not told.free_rows, *how)
 
 
+def owners_in(mirror: Mirror) -> tuple[tuple[int, ...], int]:
+    """Requests that hold most blocks of the pool, by number, and how many more there are."""
+    ledger, size = mirror.ledger, mirror.num_blocks
+    numbers, held = np.unique(ledger.owner[:size][ledger.state[:size] == BlockState.ACTIVE], return_counts=True)
+    numbers, held = numbers[numbers > 0], held[numbers > 0]
+    most = np.sort(numbers[np.argsort(-held, kind="stable")[:MAX_OWNERS]])
+    return tuple(most.tolist()), numbers.size - most.size
+
+
 def scale(mode: ColorMode, shown: Shown) -> Scale | None:
     """That of a mode whose colours are shades."""
     if mode is ColorMode.ATTENTION and shown.choices and not shown.attention:
@@ -119,6 +136,9 @@ def _states(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
     if mode is ColorMode.ATTENTION:
         nobody = [Swatch(passed_over(theme), "passed over by all")] if shown.choices else []
         return [*nobody, Swatch(unmeasured(theme), "not measured")]
+    if mode is ColorMode.OWNER:
+        colors = owner_colors(theme)
+        return [Swatch(colors[number % len(colors)], f"#{number}") for number in shown.owners]
     if mode is not ColorMode.STATE:
         return []
     unknown = [Swatch(theme.muted, "unknown")] if shown.unknown else []

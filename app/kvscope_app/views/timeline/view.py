@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from PySide6.QtCore import Qt, QTimer
+from PySide6.QtCore import QEvent, Qt, QTimer
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QStackedLayout, QVBoxLayout, QWidget
 
 from kvscope_app.look.makers import empty_state, head_row, set_icon, tool_button
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import FittingLabel, Segments
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.course_window import first_of_note_ns
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
@@ -34,8 +35,8 @@ _LENGTHS: Final[dict[str, int | None]] = {
     "10 s": 10_000_000_000,
     "1 s": 1_000_000_000,
 }
-_ROOM_FOR_LENGTHS: Final = 540
-_ROOM_FOR_ORDERS: Final = 340
+_ROOM_FOR_WORDS: Final = 80
+_SPACING: Final = 8
 _HELPS: Final = (
     "Wheel zooms, dragging moves, a click goes there; double click shows all",
     "Wheel zooms, dragging moves, a click goes there",
@@ -213,13 +214,26 @@ class TimelineView(View):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """What wheel and keys do as well has no button where it is narrow."""
         super().resizeEvent(event)
-        self.lengths.setVisible(self.width() >= _ROOM_FOR_LENGTHS)
-        self.orders.setVisible(self.width() >= _ROOM_FOR_ORDERS)
+        self._show_what_fits()
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Larger text needs more room."""
+        super().changeEvent(event)
+        if event.type() is QEvent.Type.FontChange and hasattr(self, "_stack"):
+            self._show_what_fits()
+
+    def _show_what_fits(self) -> None:
+        room = self.width() - 2 * _SPACING - scaled(_ROOM_FOR_WORDS)
+        for always in (self.fit, self.follow):
+            room -= always.sizeHint().width() + _SPACING
+        for part in (self.orders, self.lengths):
+            room -= part.sizeHint().width() + _SPACING
+            part.setVisible(room >= 0)
 
     def _lay_out(self) -> None:
         bar = QHBoxLayout()
         bar.setContentsMargins(8, 6, 8, 4)
-        bar.setSpacing(8)
+        bar.setSpacing(_SPACING)
         for widget in (self.lengths, self.fit, self.follow):
             bar.addWidget(widget)
         bar.addWidget(self.pointed, 1)

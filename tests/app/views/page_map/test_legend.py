@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope_app.look.theme import DARK, LIGHT
+from kvscope_app.look.theme import DARK, LIGHT, owner_color
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES
 from kvscope_app.views.page_map.legend import Legend
-from kvscope_app.views.page_map.legend_items import Shown, shown_in, swatches
+from kvscope_app.views.page_map.legend_items import MAX_OWNERS, Shown, owners_in, shown_in, swatches
 from kvscope_telemetry.ledger import Tier
 
 ALL = Shown(frozenset({Tier.HOST, Tier.DISK}), unmapped=True, flashes=MOVES)
@@ -98,3 +98,32 @@ def test_the_corner_of_pins_is_explained_while_there_are_some(legend, mode):
     image = legend.grab().toImage()
     darks = [image.pixelColor(x + 5 + at, 4 + at).lightness() for at in range(6)]
     assert min(darks) < 60, "its corner is drawn"
+
+
+@pytest.mark.parametrize("width", [60, 200, 400, 2000])
+def test_owners_have_their_colours_and_the_others_are_counted(legend, width):
+    shown = Shown(owners=(3, 5, 17), num_more_owners=40)
+    legend.show_mode(ColorMode.OWNER, DARK, shown)
+    legend.resize(width, 20)
+    told = [swatch for swatch, *_ in legend.fitting]
+    for swatch, number in zip(told, shown.owners, strict=False):
+        assert (swatch.word, swatch.color) == (f"#{number}", owner_color(number, DARK).name())
+    assert legend.more_words == f"+{40 + 4 - len(told)} more", "free blocks have a colour as well"
+    assert "#17" in legend.toolTip()
+    assert legend.sizeHint().height() == Legend().sizeHint().height(), "requests come and go: the map stays where it is"
+    legend.show_mode(ColorMode.STATE, DARK, shown)
+    assert not any(swatch.word.startswith("#") for swatch, *_ in legend.fitting)
+
+
+def test_owners_are_those_that_hold_most_blocks(make_engine, make_session, poll):
+    engine = make_engine(num_blocks=400)
+    for number in range(1, 41):
+        first = (number - 1) * 10
+        engine.hold(range(first, first + (9 if number > 20 else 2)), owner=number)
+    session = make_session(engine)
+    poll(session)
+    owners, num_more = owners_in(session.mirror)
+    assert len(owners) == MAX_OWNERS
+    assert num_more == 40 - MAX_OWNERS
+    assert set(range(21, 41)) <= set(owners)
+    assert list(owners) == sorted(owners)

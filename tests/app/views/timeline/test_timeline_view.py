@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QObject, QPoint, QPointF, Qt, Signal
 from PySide6.QtGui import QWheelEvent
-from PySide6.QtWidgets import QApplication, QLabel
+from PySide6.QtWidgets import QApplication, QLabel, QToolButton
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -391,3 +391,12 @@ def test_a_paint_makes_no_object_an_event(view, timed_session, qtbot):
     view.refresh()
     qtbot.waitUntil(lambda: not view._later.isActive())
     assert num_calls() < few + 1_500
+
+
+@pytest.mark.parametrize("width", range(300, 900, 30))
+def test_no_word_of_the_bar_is_cut_at_any_width(view, width):
+    view.resize(width, 400)
+    QApplication.processEvents()
+    for row in (view.lengths, view.orders):
+        for button in row.findChildren(QToolButton):
+            assert not button.isVisible() or button.width() >= button.sizeHint().width(), button.text()
