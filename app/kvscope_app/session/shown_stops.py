@@ -16,7 +16,8 @@ from kvscope_telemetry.running_time import RunningTime, stop_words
 from kvscope_telemetry.summaries.course import Course
 
 _COURSE_LATE_NS: Final = 6_000_000_000
-"""So far behind is a course at most whose engine is paused and says so."""
+"""So far behind is a course at most while somebody looks."""
+_TURNS: Final = ("engine_paused", "engine_resumed", "single_step")
 
 
 class StopBand(NamedTuple):
@@ -27,15 +28,22 @@ class StopBand(NamedTuple):
     words: str
 
 
+def stops_until(course: Course, until_ns: int) -> RunningTime:
+    """The stops of a course up to a moment that it may not reach yet, by the wall clock: one that goes on goes on."""
+    stops, turns = course.stops, course.events.find(kinds=_TURNS)
+    newest = max(stops, key=lambda stop: stop.end_ns, default=None)
+    if newest is None or not len(course) or newest.end_ns < int(course.time_ns[-1]):
+        return stops
+    if turns.size and course.events[int(turns[-1])].event.kind == "engine_resumed":
+        return stops
+    is_near = newest.end_ns < until_ns < newest.end_ns + _COURSE_LATE_NS
+    return RunningTime([*stops, replace(newest, end_ns=until_ns)]) if is_near else stops
+
+
 def stop_bands(session: SourceTimeline, first_s: float, last_s: float) -> list[StopBand]:
     """The bands of a stretch of time."""
     wall_ns = session.history.wall_ns(0)
-    stops = session.course.stops
-    is_paused = not session.is_file and session.live_mirror.stops.open is not None
-    newest = max(stops, key=lambda stop: stop.end_ns, default=None)
-    now_ns = session.cursor_ns
-    if is_paused and newest is not None and now_ns - newest.end_ns < _COURSE_LATE_NS:
-        stops = RunningTime([*stops, replace(newest, end_ns=max(now_ns, newest.end_ns))])
+    stops = stops_until(session.course, session.cursor_ns)
     found = stops.within(round(first_s * 1e9) + wall_ns, round(last_s * 1e9) + wall_ns)
     return [
         StopBand((stop.begin_ns - wall_ns) / 1e9, (stop.end_ns - wall_ns) / 1e9, _words(stop, stops)) for stop in found

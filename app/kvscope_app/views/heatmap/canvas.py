@@ -41,7 +41,7 @@ _ARROWS: Final = {
     Qt.Key.Key_PageDown: (0, 10),
 }
 _GAP_SHARE: Final = 0.30
-_STOP_SHARE: Final = 0.28
+_STOP_SHARE: Final = 0.45
 """The picture is seen through the band of a pause."""
 
 

@@ -9,7 +9,7 @@ from PySide6.QtCore import QPointF, QSize
 from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvscope_app.look.theme import DARK, Theme, mix
+from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.heatmap.cell_keys import HeatMode, tier_colors, unheld_color
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.page_map.legend_ink import LegendInk, Placed
@@ -61,7 +61,7 @@ class HeatLegend(QWidget):
         if gaps:
             self._swatches.append(Swatch(theme.base, GAP_WORD))
         if stops:
-            self._swatches.append(Swatch(mix(theme.base, theme.warn, 0.6), "engine paused"))
+            self._swatches.append(Swatch(theme.warn, "engine paused (bar above)"))
         self.setToolTip(self._words())
         self.setAccessibleName(f"Colours show {mode}. {self._words()}")
         self.updateGeometry()

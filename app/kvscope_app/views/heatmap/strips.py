@@ -26,7 +26,7 @@ _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200
 _TICK_APART: Final = 74
 _Curve = tuple[float, list[QLineF]]
 """The value at the top, and the lines."""
-_STOP_SHARE: Final = 0.17
+_STOP_SHARE: Final = 0.0
 
 
 class CurveStrip(TimeArea):

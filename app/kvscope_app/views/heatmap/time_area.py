@@ -83,16 +83,15 @@ class TimeArea(QWidget):
         return self.frame.scale.time_at((x - gutter()) * self.devicePixelRatioF())
 
     def draw_stops(self, painter: QPainter, share: float) -> None:
-        """A band over each time in which the engine stood still, `share` of it opaque, and a bar along its top."""
-        color = QColor(self.theme.warn)
+        """A veil over each time in which the engine stood still, `share` of it opaque, and a bar along its top."""
+        veil = QColor(self.theme.base)
+        veil.setAlphaF(share)
         for begin_ns, end_ns in zip(*(times.tolist() for times in self._stops.stretches), strict=True):
             left, right = (min(max(self.x_of(at), gutter()), self.width()) for at in (begin_ns, end_ns))
             if end_ns > self.frame.scale.begin_ns and begin_ns < self.frame.scale.end_ns:
                 band = QRectF(left, 0, max(right - left, 1), self.height())
-                color.setAlphaF(share)
-                painter.fillRect(band, color)
-                color.setAlphaF(1.0)
-                painter.fillRect(QRectF(band.left(), 0, band.width(), 2), color)
+                painter.fillRect(band, veil)
+                painter.fillRect(QRectF(band.left(), 0, band.width(), 3), self.theme.color("warn"))
 
     def draw_cursor(self, painter: QPainter) -> None:
         """The session's moment, and the one under the mouse."""

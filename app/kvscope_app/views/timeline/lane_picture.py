@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.look.theme import Theme
+from kvscope_app.session.shown_stops import stops_until
 from kvscope_app.views.timeline import raster
 from kvscope_app.views.timeline.lane_colors import (
     PHASE_COLORS,
@@ -88,7 +89,7 @@ def draw(shown: Shown, layout: LaneLayout, theme: Theme, scale: float) -> Pixels
     pixels = np.full((height, width), ink("base", theme), np.uint32)
     edges = raster.column_edges(shown.span, width)
     seconds = raster.seconds_in(shown.course.time_ns, edges)
-    stopped = raster.covered(*shown.course.stops.stretches, edges)
+    stopped = raster.covered(*stops_until(shown.course, shown.until_ns).stretches, edges)
     pixels[round(axis_height() * scale) :, stopped] = softened("warn", theme, STOPPED_GROUND)
     for lane, top, lane_height in layout.boxes():
         box = pixels[round(top * scale) : round((top + lane_height) * scale)]
