@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kvscope_app.look.number_text import seconds
 from kvscope_app.session.source_timeline import SourceTimeline
-from kvscope_telemetry.messages.telemetry import Stop
+from kvscope_telemetry.messages.telemetry import PAUSED, SUSPENDED, Stop
 from kvscope_telemetry.running_time import RunningTime, stop_words
 from kvscope_telemetry.summaries.course import Course
 
@@ -26,6 +26,11 @@ class StopBand(NamedTuple):
     first_s: float
     last_s: float
     words: str
+
+    @property
+    def short(self) -> str:
+        """The same in a word."""
+        return PAUSED if self.words.startswith(PAUSED) else SUSPENDED
 
 
 def stops_until(course: Course, until_ns: int) -> RunningTime:

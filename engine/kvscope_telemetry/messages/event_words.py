@@ -128,8 +128,8 @@ def _single_step(_: Event, data: EventData) -> list[str]:
 
 
 def _suspended(_: Event, data: EventData) -> list[str]:
-    what = "the machine slept" if data.slept_ns else "the process was stopped and ran again"
-    return [f"the process was suspended for {_time(data.lasted_ns)}", what]
+    slept = [f"the machine slept for {_time(data.slept_ns)}"] if data.slept_ns else []
+    return [f"the process was suspended for {_time(data.lasted_ns)}", *slept]
 
 
 def kind_text(kind: str) -> str:

@@ -56,6 +56,8 @@ class Course:
         self._bins: list[Packed | None] = []
         """None: as in the second before."""
         self._free_runs: list[tuple[int, ...]] = []
+        self._buckets: list[tuple[bytes, ...]] = []
+        """Of each of `LATENCIES`."""
         self._bin_bytes = 0
         self._stride = 1
 
@@ -84,6 +86,10 @@ class Course:
     def free_runs(self, place: int) -> tuple[int, ...]:
         """`Summary.free_runs` of the second at `place`."""
         return self._free_runs[place]
+
+    def latency_buckets(self, latency: str, place: int) -> bytes:
+        """`Latency.buckets` of the second at `place`."""
+        return self._buckets[place][_LATENCIES.index(latency)]
 
     def place_at(self, time_ns: int) -> int:
         """Place of the newest second that had begun by `time_ns`, -1 before the first."""
@@ -125,7 +131,7 @@ class Course:
             return
         first = self._bins_at(num_gone) if num_gone < self._size else None
         self._bin_bytes -= sum(num_bytes(bins) for bins in self._bins[:num_gone])
-        del self._bins[:num_gone], self._free_runs[:num_gone]
+        del self._bins[:num_gone], self._free_runs[:num_gone], self._buckets[:num_gone]
         if self._bins and self._bins[0] is None:
             self._bins[0] = first
             self._bin_bytes += num_bytes(first)
@@ -144,6 +150,7 @@ class Course:
         self._columns[:, self._size] = _numbers(summary)
         self._size += 1
         self._free_runs.append(summary.free_runs)
+        self._buckets.append(tuple(getattr(summary, name).buckets for name in _LATENCIES))
         is_kept = self._size % self._stride == 0 or self._size == 1
         self._bins.append(self._packer.pack(summary.bins) if summary.bins is not None and is_kept else None)
         self._bin_bytes += num_bytes(self._bins[-1])
@@ -153,6 +160,7 @@ class Course:
     def _drop_last(self) -> None:
         self._size -= 1
         self._free_runs.pop()
+        self._buckets.pop()
         self._bin_bytes -= num_bytes(self._bins.pop())
 
     def _make_room(self) -> None:

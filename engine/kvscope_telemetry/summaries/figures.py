@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED, Latency
+from kvscope_telemetry.summaries import latency_buckets
 from kvscope_telemetry.summaries.course import Course, FloatArray
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -112,14 +113,20 @@ _PARTS: Final = {"p50_s": 0.725, "p95_s": 0.245, "p99_s": 0.03}
 
 
 def quantile_of(course: Course, latency: str, share: float, rows: slice) -> float | None:
-    """Of the range, as far as the quantiles of its seconds tell: each stands for the part of its second next to it."""
+    """Of the range, to half a percent: of the buckets of its seconds. Where they have none, each of the quantiles of a
+    second stands for the part of its second next to it."""
     counts = course.column(f"{latency}_count")[rows]
     known = counts > 0
     if not known.any():
         return None
-    columns = [course.column(f"{latency}_{part}")[rows][known] for part in _PARTS]
-    values = np.concatenate([np.where(np.isnan(column), np.inf, column) for column in columns])
-    weights = np.concatenate([counts[known] * part for part in _PARTS.values()])
+    places = np.arange(len(course))[rows][known]
+    packed = [course.latency_buckets(latency, place) for place in places.tolist()]
+    values, weights = latency_buckets.unpack(b"".join(packed))
+    rest = places[[not told for told in packed]]
+    columns = [course.column(f"{latency}_{part}")[rest] for part in _PARTS]
+    values = np.concatenate([values, *(np.where(np.isnan(column), np.inf, column) for column in columns)])
+    rest_counts = course.column(f"{latency}_count")[rest]
+    weights = np.concatenate([weights, *(rest_counts * part for part in _PARTS.values())])
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order]) / weights.sum()
     found = float(values[order][min(int(np.searchsorted(reached, share)), len(values) - 1)])

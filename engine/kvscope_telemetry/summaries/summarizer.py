@@ -30,6 +30,7 @@ from kvscope_telemetry.messages.telemetry import (
 from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.summaries import latency_buckets
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
 from kvscope_telemetry.summaries.histograms import Buckets, joined
 from kvscope_telemetry.summaries.moments import MomentNotes
@@ -301,9 +302,16 @@ def latency_of(buckets: Buckets | None) -> Latency:
     """Of latencies that are told as a histogram: percentiles as ranges."""
     if buckets is None or not buckets.total:
         return Latency()
-    ranges = [buckets.percentile(share) for share in (0.50, 0.95, 0.99)]
-    upper = [high if math.isfinite(high) else -1.0 for _, high in ranges]
-    return Latency(buckets.total, *upper, *(low for low, _ in ranges))
+    p50, p95, p99 = (buckets.percentile(share) for share in (0.50, 0.95, 0.99))
+    return Latency(
+        count=buckets.total,
+        p50_s=p50.high if math.isfinite(p50.high) else -1.0,
+        p95_s=p95.high if math.isfinite(p95.high) else -1.0,
+        p99_s=p99.high if math.isfinite(p99.high) else -1.0,
+        p50_above_s=p50.low,
+        p95_above_s=p95.low,
+        p99_above_s=p99.low,
+    )
 
 
 def _latency(parts: list[bytes]) -> Latency:
@@ -311,4 +319,4 @@ def _latency(parts: list[bytes]) -> Latency:
     if not values.size:
         return Latency()
     p50, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
-    return Latency(len(values), p50 / 1e9, p95 / 1e9, p99 / 1e9)
+    return Latency(len(values), p50 / 1e9, p95 / 1e9, p99 / 1e9, buckets=latency_buckets.pack(values / 1e9))

@@ -35,6 +35,8 @@ class Latency(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     are the next two. A percentile without an upper bound is -1."""
     p95_above_s: float = -1.0
     p99_above_s: float = -1.0
+    buckets: bytes = b""
+    """How many took how long (`latency_buckets`); empty where latencies are told as a histogram."""
 
 
 class AddressBins(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -57,7 +57,7 @@ class StopBands(GapBands):
         for band in self.bands:
             box = QRectF(band.first_s, seen.top(), band.last_s - band.first_s, seen.height()).intersected(seen)
             place = to_picture.mapRect(box)
-            for words in (band.words, band.words.rpartition(",")[0], band.words.split()[0]):
+            for words in (band.words, band.words.rpartition(",")[0], band.short):
                 if words and painter.fontMetrics().horizontalAdvance(words) + 2 * _PAD <= place.width():
                     painter.drawText(place.adjusted(_PAD, 1, 0, 0), Qt.AlignmentFlag.AlignTop, words)
                     break
