@@ -7,8 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
-from kvscope_engine.stops import Clocks, Suspension, SuspensionWatch
+from tests.engine.conftest import Drive
+
+from kvscope_engine.stops import Clocks, EngineStops, Suspension, SuspensionWatch
+from kvscope_telemetry.messages.telemetry import Event
 
 SECOND = 1_000_000_000
 
@@ -54,6 +58,26 @@ def test_a_machine_that_slept_is_a_suspension_that_took_no_time_of_the_engines_c
     assert watch.beat()
     (found,) = watch.take()
     assert (found.begin_ns, found.end_ns, found.lasted_ns) == (hands.now, hands.now, 3_600 * SECOND)
+
+
+def test_a_suspension_is_an_event_and_no_latency_counts_it(drive: Callable[..., Drive]) -> None:
+    hands, driven = Hands(), drive()
+    recorded: list[Event] = []
+    scheduler = driven.scheduler
+    stops = EngineStops(scheduler, lambda: (stops.notice(), recorded.extend(scheduler.take_changes().events))[1], hands)
+    assert not stops.beat()
+    begun_ns = hands.now
+    hands.go(42)
+    assert stops.beat(), "there is something to tell"
+    stops.tell_suspensions()
+    (event,) = recorded
+    assert (event.kind, event.cause) == ("process_suspended", "the process was suspended for 42.0 s")
+    assert scheduler.running_time.running_ns(begun_ns - SECOND, hands.now + SECOND) == 2 * SECOND
+    hands.go(0.5, slept=10)
+    assert stops.beat()
+    stops.tell_suspensions()
+    assert "the machine slept for 10.0 s" in recorded[1].cause
+    assert scheduler.running_time.stopped_ns(0, hands.now) == 42 * SECOND
 
 
 BEATS = """

@@ -97,6 +97,7 @@ def _as_text(recording: Recording, found: Digest) -> str:
         ("hit rate", _hit_rate(found)),
         ("first token", _latency(found.first_token_p50_s, found.first_token_p95_s, found)),
         ("next tokens", _latency(found.inter_token_p50_s, found.inter_token_p95_s, found)),
+        ("paused", f"{found.figures['stopped_s'] or 0:,.1f} s, which no latency and no rate counts"),
         ("gaps", _gaps(found)),
         ("texts", "prompts and answers can be read in it" if recording.has_texts else "none"),
         ("file", _damage(recording)),

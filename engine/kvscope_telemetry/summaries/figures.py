@@ -90,10 +90,15 @@ def fragmentation_of(course: Course) -> FloatArray:
 
 
 def covered_s(course: Course, rows: slice, span: Range) -> float:
-    """How much of the range was recorded: silences do not count, and the first and last second may be parts."""
+    """How much of the range was recorded and the engine did not stand still: silences do not count, and the first and
+    last second may be parts."""
     begins = np.maximum(course.time_ns[rows], span.from_ns)
     ends = np.minimum(course.time_ns[rows] + SECOND_NS, span.until_ns)
-    return float(np.maximum(ends - begins, 0).sum()) / 1e9
+    return float(course.stops.running_between(begins, ends).sum()) / 1e9
+
+
+def _stopped_s(course: Course, rows: slice, span: Range) -> float | None:
+    return course.stops.stopped_ns(span.from_ns, span.until_ns) / 1e9
 
 
 def silences_s(course: Course, rows: slice) -> FloatArray:
@@ -236,6 +241,14 @@ def _percentile(latency: Latency, percent: int, name: str, *, is_compared: bool 
 
 FIGURES: Final = (
     Figure("length_s", "Length", "s", _length, is_compared=True, has_spread=False),
+    Figure(
+        "stopped_s",
+        "Engine paused",
+        "s",
+        _stopped_s,
+        "Time in which the engine stood still, paused or suspended: in no latency and no rate",
+        has_spread=False,
+    ),
     _counted("num_steps", "Steps", "steps", "Forward passes of the model"),
     _counted("admitted", "Requests admitted", "requests", "Requests that ran for the first time"),
     _counted("finished", "Requests finished", "requests", "Requests that ended by themselves", is_compared=True),

@@ -134,7 +134,7 @@ def _stopped(course: Course, span: Span) -> str:
     for stop in course.stops.within(span.from_ns, span.until_ns):
         whose[stop_words(stop)] = whose.get(stop_words(stop), 0) + stop.end_ns - stop.begin_ns
     parts = ", ".join(f"{words} for {length_ns / 1e9:,.1f} s" for words, length_ns in whose.items())
-    left_out = "No latency, queue time or time between tokens counts it; in the pictures it is a band."
+    left_out = "No latency and no rate counts it; in the pictures it is a band."
     return f'<p class="note">The engine stood still for {stopped_ns / 1e9:,.1f} s: {clean(parts)}. {left_out}</p>'
 
 
