@@ -171,9 +171,6 @@ def main() -> int:
     parser.add_argument("--same-address", action="store_true", help="the good client shares the attackers'")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    say: Callable[[dict[str, Any]], None] = lambda found: print(
-        json.dumps(found) if args.json else _line(found), flush=True
-    )
     is_good = True
     for name, bodies in attacks(args.max_tokens).items():
         if args.only in name:

@@ -31,6 +31,8 @@ class Held:
 
     num_requests: int = 0
     num_tokens: int = 0
+    num_spare: int = 0
+    """Of a client: its batches that run several requests."""
 
 
 class WaitingQueue:
@@ -42,6 +44,8 @@ class WaitingQueue:
         self._batches: dict[str, _Ranking[_Batch]] = {}
         self._requests: dict[_Batch, _Ranking[Request]] = {}
         self._held: dict[str | _Batch, Held] = {}
+        self.num_spare = 0
+        """Clients that run several requests."""
         self._charged: dict[int, int] = {}
         """Tokens of each running request when it was let in."""
 
@@ -90,11 +94,16 @@ class WaitingQueue:
         return self._held.get(batch_of(request), Held())
 
     def _charge(self, batch: _Batch, num_requests: int, num_tokens: int) -> None:
-        for holder in (batch[0], batch):
-            held = self._held.setdefault(holder, Held())
+        of_client, of_batch = (self._held.setdefault(holder, Held()) for holder in (batch[0], batch))
+        self.num_spare -= of_client.num_requests > 1
+        of_client.num_spare -= of_batch.num_requests > 1
+        for held in (of_client, of_batch):
             held.num_requests += num_requests
             held.num_tokens += num_tokens
-            if not held.num_requests:
+        of_client.num_spare += of_batch.num_requests > 1
+        self.num_spare += of_client.num_requests > 1
+        for holder in (batch[0], batch):
+            if not self._held[holder].num_requests:
                 del self._held[holder]
         self._place(batch)
 

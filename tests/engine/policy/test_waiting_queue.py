@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from collections import Counter
 
 import pytest
 
 from kvscope_engine.policy.ranked_queue import rank
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.waiting_queue import WaitingQueue
+from kvscope_engine.policy.waiting_queue import WaitingQueue, batch_of
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 
@@ -98,7 +99,11 @@ def test_clients_and_their_batches_take_turns(seed: int) -> None:
             request, _ = model.running.pop(randomness.choice(list(model.running)))
             queue.stop(request)
             outside.append(request)
-        for request, _ in model.running.values():
+        running = [request for request, _ in model.running.values()]
+        several = [batch for batch, count in Counter(map(batch_of, running)).items() if count > 1]
+        assert queue.num_spare == sum(count > 1 for count in Counter(r.client for r in running).values())
+        for request in running:
+            assert queue.held_by_client(request).num_spare == sum(client == request.client for client, _ in several)
             assert queue.held_by_client(request).num_tokens == model.held(request.client)
             assert queue.held_by_batch(request).num_tokens == model.held(request.client, request.batch)
 

@@ -410,7 +410,10 @@ class Scheduler:
     def _who_may_make_way(self, first: Request) -> list[Request]:
         """Those running that a turn may be taken from, in their order: each leaves its client, or batch, another."""
         queue = self._waiting
-        is_batch = bool(queue.held_by_client(first).num_requests)
+        mine = queue.held_by_client(first)
+        is_batch = bool(mine.num_requests)
+        if not (mine.num_spare if is_batch else queue.num_spare):
+            return []
         if is_batch and queue.held_by_batch(first).num_requests:
             return []
         held = queue.held_by_batch if is_batch else queue.held_by_client
