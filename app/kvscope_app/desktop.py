@@ -7,12 +7,10 @@ import os
 import signal
 import sys
 import time
-import traceback
 import weakref
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QEvent, QObject, QSettings, QTimer
@@ -34,6 +32,7 @@ from kvscope_app.session.kept.rings import make_ring
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import window_group
 from kvscope_app.window import layout
+from kvscope_app.window.error_notices import ErrorNotices, InternalErrors
 from kvscope_app.window.main_window import MainWindow, window_kind
 from kvscope_app.window.window_slots import WindowSlots
 from kvscope_telemetry.addresses import Address, WatchedSource
@@ -63,11 +62,15 @@ _FORGET_AFTER_MS: Final = 200
 class Desktop(QObject):
     """Opens a window for each engine or recording; the application ends with the last of them."""
 
-    def __init__(self, app: QApplication, options: Options, settings: QSettings) -> None:
+    def __init__(
+        self, app: QApplication, options: Options, settings: QSettings, errors: InternalErrors | None = None
+    ) -> None:
+        """What `errors` hears is told in the window in front."""
         super().__init__(app)
         self._settings = settings
         self._slots = WindowSlots(Path(settings.fileName()))
         self._themes = ThemeKeeper(app, settings, options.theme)
+        self.error_notices = None if errors is None else ErrorNotices(errors, self._themes, self)
         self.windows: list[MainWindow] = []
         self.comparisons: list[CompareWindow] = []
         self.failures: list[str] = []
@@ -270,8 +273,19 @@ def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequen
     Returns the exit code: 2 where a recording could not be opened.
     """
     app = make_application()
-    _tell_exceptions_in_one_line(options.debug)
-    desktop = Desktop(app, options, QSettings())
+    errors = InternalErrors(debug=options.debug, parent=app)
+    with errors.listening():
+        return _run(app, options, engine, openings, errors)
+
+
+def _run(
+    app: QApplication,
+    options: Options,
+    engine: EngineProcess | None,
+    openings: Sequence[RecordingOpening],
+    errors: InternalErrors,
+) -> int:
+    desktop = Desktop(app, options, QSettings(), errors)
     for address in options.attach or ((engine.endpoint,) if engine is not None else ()):
         desktop.open_window(address, engine)
     if options.fleet is not None:
@@ -310,16 +324,6 @@ def _quit_on_signals(app: QApplication) -> None:
     """Ctrl-C and SIGTERM close the windows, in the event loop; Python sees them between the session's ticks."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: QTimer.singleShot(0, app, app.closeAllWindows))
-
-
-def _tell_exceptions_in_one_line(debug: bool) -> None:
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if debug:
-            traceback.print_exception(kind, error, trace)
-        else:
-            print(f"{PROGRAM}: internal error, {kind.__name__}: {error} (--debug tells more)", file=sys.stderr)
-
-    sys.excepthook = tell
 
 
 def _probe_startup(app: QApplication, window: MainWindow) -> None:

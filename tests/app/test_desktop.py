@@ -114,7 +114,6 @@ def test_the_key_of_the_command_line_is_that_of_every_engine_attached_to(qapp, t
     monkeypatch.setattr(desktop_module, "make_application", lambda: qapp)
     monkeypatch.setattr(desktop_module, "_quit_on_signals", lambda app: None)
     monkeypatch.setattr(desktop_module, "_probe_startup", lambda app, window: None)
-    monkeypatch.setattr(desktop_module, "_tell_exceptions_in_one_line", lambda debug: None)
     monkeypatch.setattr(Address, "open", lambda self: opened.append(self) or FakeSource())
     monkeypatch.setattr(Desktop, "_open", lambda self, source, keeper: self.windows.append(source))
     monkeypatch.setattr(qapp, "exec", lambda: 0)

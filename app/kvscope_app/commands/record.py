@@ -109,7 +109,8 @@ class _Watch:
         if args.record_text and isinstance(source, LiveSource):
             self._texts = TextAsker(source, writer.write_texts)
         self._present_s = self._told_s = time.monotonic()
-        self._state: SourceState | None = None
+        self._told: tuple[SourceState, str] | None = None
+        """What was said last, and why where nobody is there."""
 
     def run(self) -> str:
         """Returns when it is over; why, where that is not what was asked for."""
@@ -138,12 +139,14 @@ class _Watch:
             return f"the engine at {self._endpoint} does not let us in: {status.reason}"
         if status.state is SourceState.ENDED:
             return f"the engine at {self._endpoint} has ended" + (f": {status.reason}" if status.reason else "")
-        return f"no engine was heard at {self._endpoint} for {self._wait_s:g} s"
+        why = f": {status.reason}" if status.reason else ""
+        return f"no engine was heard at {self._endpoint} for {self._wait_s:g} s{why}"
 
     def _tell(self, now_s: float) -> None:
         status, writer = self._source.status, self._writer
-        if status.state is not self._state:
-            self._state = status.state
+        told = status.state, status.reason if status.state is SourceState.CONNECTING else ""
+        if told != self._told:
+            self._told = told
             _say(f"{self._endpoint}: {status.state}" + (f" ({status.reason})" if status.reason else ""))
         if sys.stderr.isatty() and now_s - self._told_s >= TELL_S:
             self._told_s = now_s

@@ -9,9 +9,11 @@ from PySide6.QtCore import QObject
 
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.recording.recording_actions import NOT_KEPT
+from kvscope_app.window.sheets.attach_sheet import AttachSheet
 from kvscope_app.window.sheets.help_sheets import log_sheet
 from kvscope_app.window.welcome import progress_text
 from kvscope_app.window.window_body import WindowBody
+from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.messages.commands import Failed, Reply
 from kvscope_telemetry.messages.telemetry import Progress
 from kvscope_telemetry.source import SourceState, Update
@@ -102,14 +104,40 @@ class EngineNotices(QObject):
         elif status.state is SourceState.ENDED:
             if self._keeper is None and not self._has_ended:  # of our own engine the keeper knows the reason
                 self._source_ended(status.reason)
-        elif status.state is SourceState.CONNECTING and status.reason != self._connecting_why:
-            self._connecting_why = status.reason
-            self._window.welcome.show_waiting("Connecting", f"{self._window.session.source.name}\n{status.reason}")
+        elif status.state is SourceState.CONNECTING and self._keeper is None:
+            self._connecting(status.reason)
         elif status.state is SourceState.STUCK and not banner.isVisible():
             banner.tell(f"The engine is stuck: {status.reason}", "It is alive, but its step does not end.")
         elif status.state in (SourceState.LIVE, SourceState.PAUSED) and self._is_over(banner.text):
             self._has_ended = False
             banner.hide()
+
+    def _connecting(self, why: str) -> None:
+        """Tried again and again; why it did not work so far, and another address in place of this one."""
+        if why == self._connecting_why:
+            return
+        self._connecting_why = why
+        window, name = self._window, self._window.session.source.name
+        if not why:
+            window.welcome.show_waiting("Connecting", name)
+            return
+        change = (("Change address…", self._change_address),) if window.attach is not None else ()
+        detail = f"{why[0].upper()}{why[1:]}.\n{name} is tried again by itself."
+        window.welcome.show_waiting("No engine answers", detail, (*change, ("Cancel", self._give_up)))
+
+    def _give_up(self) -> None:
+        self._window.close()
+
+    def _change_address(self) -> None:
+        """Ask for another; this window goes once there is one for that."""
+        window = self._window
+
+        def attach(address: Address) -> None:
+            assert window.attach is not None, "it is offered where one can attach"
+            window.attach(address)
+            window.close()
+
+        AttachSheet(window, attach, where=window.session.source.name).show()
 
     def _is_over(self, told: str) -> bool:
         """Whether what the banner tells is no longer so, now that the engine is live."""

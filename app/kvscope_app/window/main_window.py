@@ -103,7 +103,7 @@ class MainWindow(WindowBody):
         for strip in (self.banner, self.alarm_strip, self.held):
             strip.heir = self.page_map.canvas
         self._corner = self._build_corner()
-        self._status = StatusBar(session, self)
+        self._status = StatusBar(session, self, is_own=keeper is not None)
         self.setStatusBar(self._status)
         self._add_view("page_map", self.page_map)
         self._restore_layout()

@@ -128,15 +128,17 @@ class Refresher(QObject):
 
     def _refresh(self, views: list[View], waits: dict[View, float]) -> None:
         """Those of `views` that are due, and come back for the rest of `waits`."""
-        for view in [view for view in views if waits[view] <= 0]:
-            del waits[view]
-            self._dirty.discard(view)
-            began_ns = self._last_ns[view] = time.monotonic_ns()
-            view.refresh()
-            if view.refresh_hz < _FAST_HZ:
-                ended_ns = time.monotonic_ns()
-                self._rested_ns = ended_ns + min(_PAUSES * (ended_ns - began_ns), _LONGEST_PAUSE_NS)
-        self._schedule(waits)
+        try:
+            for view in [view for view in views if waits[view] <= 0]:
+                del waits[view]
+                self._dirty.discard(view)
+                began_ns = self._last_ns[view] = time.monotonic_ns()
+                view.refresh()
+                if view.refresh_hz < _FAST_HZ:
+                    ended_ns = time.monotonic_ns()
+                    self._rested_ns = ended_ns + min(_PAUSES * (ended_ns - began_ns), _LONGEST_PAUSE_NS)
+        finally:  # one view's error leaves the others their turns
+            self._schedule(waits)
 
     def _wait_ns(self, view: View, now_ns: int) -> float:
         """Until the view may be refreshed again."""

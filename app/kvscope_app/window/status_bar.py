@@ -72,9 +72,10 @@ class Dot(QWidget):
 class StatusBar(QStatusBar):
     """Follows a session's status, four times a second."""
 
-    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+    def __init__(self, session: Session, parent: QWidget | None = None, *, is_own: bool = False) -> None:
+        """`is_own`: the engine is a child of the desktop's, which is there before it can be connected to."""
         super().__init__(parent)
-        self._session = session
+        self._session, self._is_own = session, is_own
         self._theme = DARK
         self._dot = Dot()
         self._frames_color = ""
@@ -125,7 +126,8 @@ class StatusBar(QStatusBar):
         self._show_recording()
         share = self._session.course_share
         self._set("course", "" if share is None else f"Reading its course {percent(share, 0)}")
-        reason = _reason(status, self._session.failure)
+        is_starting = self._is_own and status.state is SourceState.CONNECTING
+        reason = "" if is_starting else _reason(status, self._session.failure)
         is_doubtful = status.state is SourceState.LIVE and reason
         self._dot.set_color(self._theme.color("warn" if is_doubtful else STATE_COLORS[status.state]))
         is_ready = status.state is SourceState.LOADING and status.reason == "ready"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from PySide6.QtCore import QSize, Qt
@@ -24,6 +25,7 @@ from kvscope_app.look.number_text import count, num_bytes
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.zoom import scaled
+from kvscope_app.window.banner import Choice
 from kvscope_telemetry.messages.telemetry import Progress
 
 _TOLD: Final = (
@@ -59,6 +61,7 @@ class Welcome(QWidget):
         self._card, self._told_list = QFrame(), QWidget()
         self._column, self._grid = QVBoxLayout(self._card), self._told()
         self._offers = QBoxLayout(QBoxLayout.Direction.LeftToRight)
+        self._choices = QHBoxLayout()
         self._build()
         self.show_waiting("Starting the engine", "")
 
@@ -76,8 +79,10 @@ class Welcome(QWidget):
         button.clicked.connect(action.trigger)
         self._offers.insertWidget(self._offers.count() - 1, button)
 
-    def show_waiting(self, title: str, detail: str) -> None:
-        """Something is waited for; nobody knows how long."""
+    def show_waiting(self, title: str, detail: str, choices: Sequence[Choice] = ()) -> None:
+        """Something is waited for; nobody knows how long. `choices`: what can be done beside waiting, the first of them
+        what most people want."""
+        self._show_choices(choices)
         self._title.setText(title)
         self._detail.setText(detail)
         self._bar.setRange(0, 0)
@@ -86,6 +91,7 @@ class Welcome(QWidget):
 
     def show_ended(self, title: str, detail: str) -> None:
         """Nothing is waited for."""
+        self._show_choices(())
         self._title.setText(title)
         self._detail.setText(detail)
         self._bar.hide()
@@ -93,6 +99,7 @@ class Welcome(QWidget):
 
     def show_progress(self, progress: Progress) -> None:
         """A download, conversion or load goes on."""
+        self._show_choices(())
         self._title.setText(_STAGES.get(progress.stage, progress.stage.capitalize()))
         self._detail.setText(progress_text(progress))
         self._bar.setRange(0, _STEPS if progress.total else 0)
@@ -107,6 +114,20 @@ class Welcome(QWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit()
+
+    def _show_choices(self, choices: Sequence[Choice]) -> None:
+        while (item := self._choices.takeAt(0)) is not None:
+            if (widget := item.widget()) is not None:
+                widget.hide()
+                widget.deleteLater()
+        for index, (text, run) in enumerate(choices):
+            button = QPushButton(text)
+            button.setProperty("look", "primary" if index == 0 else "")
+            button.clicked.connect(run)
+            self._choices.addWidget(button)
+            button.show()  # now, or there is no room left for it
+        if choices:
+            self._choices.addStretch(1)
 
     def _fit(self) -> None:
         """Nothing is cut: buttons go below one another where it is narrow, the list of views goes where it is low."""
@@ -147,6 +168,7 @@ class Welcome(QWidget):
         column.addLayout(head)
         column.addSpacing(4)
         column.addWidget(self._bar)
+        column.addLayout(self._choices)
         column.addSpacing(14)
         self._told_list.setLayout(self._grid)
         column.addWidget(self._told_list)

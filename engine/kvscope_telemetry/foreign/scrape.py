@@ -59,7 +59,7 @@ class Scraper:
         self._facts: ServerFacts | None = None
         self._facts_s = 0.0
         self._before: EngineReading | None = None
-        self.why = "nothing was answered yet"
+        self.why = f"{address.url(METRICS)} has not answered yet"
         """Why there are no metrics, in one sentence; empty while there are."""
         self.is_refused = False
         """Whether the server is there, and does not let us in."""

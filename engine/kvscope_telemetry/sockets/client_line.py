@@ -45,6 +45,11 @@ class ClientLine:
         socket.connect(address)
 
     @property
+    def is_open(self) -> bool:
+        """Whether somebody took the connection, who may not speak ZeroMQ's protocol."""
+        return self._descriptor >= 0
+
+    @property
     def num_cut(self) -> int:
         """Connections ended here, and messages of several parts that were thrown away."""
         return self._connections.num_cut + self._num_floods + self._intake.num_refused
@@ -85,6 +90,7 @@ class ClientLine:
         elif event == zmq.EVENT_DISCONNECTED:
             self._connections.closed(descriptor)
             self.is_up = self.is_up and descriptor != self._descriptor
+            self._descriptor = -1 if descriptor == self._descriptor else self._descriptor
         else:
             self.handshakes.take(event)
             self.is_up = self.is_up or event == zmq.EVENT_HANDSHAKE_SUCCEEDED

@@ -13,6 +13,7 @@ import zmq
 
 from kvscope_telemetry.keys.key_files import ClientKey
 from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, MAX_TELEMETRY_BYTES
+from kvscope_telemetry.sockets.absence import Absence
 from kvscope_telemetry.sockets.client_line import ClientLine
 from kvscope_telemetry.sockets.endpoints import endpoints, is_ipv6, require_curve
 from kvscope_telemetry.sockets.handshakes import Handshakes
@@ -67,6 +68,7 @@ class ClientSockets:
         self._lines = (self._telemetry_line, self._command_line)
         self._pollers = {replies: self._make_poller(replies=replies) for replies in (False, True)}
         self._big_command: zmq.MessageTracker | None = None
+        self._absence = Absence(endpoint)
         self.is_ipc = endpoint.startswith("ipc")
 
     def wait(self, timeout_ms: int, *, replies: bool = True) -> None:
@@ -77,6 +79,8 @@ class ClientSockets:
         now_s = time.monotonic()
         for line in self._lines:
             line.look(now_s, is_told=line.monitor in ready)
+        line = self._telemetry_line
+        self._absence.look(now_s, is_open=line.is_open, is_up=line.is_up)
 
     def _make_poller(self, *, replies: bool) -> zmq.Poller:
         poller = zmq.Poller()
@@ -124,6 +128,11 @@ class ClientSockets:
         return self._command_line.handshakes.refusal or self._telemetry_line.handshakes.refusal
 
     @property
+    def absence(self) -> str:
+        """Why there is no connection, in one sentence; empty while there is one, and before that is known."""
+        return self._absence.why
+
+    @property
     def num_cut(self) -> int:
         """Connections ended here because the engine sent without end, and messages that are none of ours."""
         return sum(line.num_cut for line in self._lines)
@@ -135,6 +144,7 @@ class ClientSockets:
 
     def close(self) -> None:
         """Close both sockets, and the context where it is ours; returns within `LINGER_MS` and a little."""
+        self._absence.close()
         self._telemetry_line.close(linger_ms=0)
         self._command_line.close(linger_ms=LINGER_MS)
         if self._own_context is not None:

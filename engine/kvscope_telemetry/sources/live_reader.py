@@ -311,7 +311,7 @@ class LiveReader:
             self._connected_ns, self._asked_status_ns = now_ns, 0
             if not is_connected:
                 self._sync.disconnected()
-        self._liveness.refusal = self._sockets.refusal
+        self._liveness.refusal, self._liveness.absence = self._sockets.refusal, self._sockets.absence
         self._note_cuts()
         if is_connected and self._introduced(now_ns):
             self._ask(now_ns)

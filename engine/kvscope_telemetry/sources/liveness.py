@@ -32,6 +32,8 @@ class Liveness:
         """Whether a connection that ends means that the engine's process did."""
         self.refusal = ""
         """Why the engine does not let us in."""
+        self.absence = ""
+        """Why there is no connection."""
         self.rejection = ""
         """Why the newest message that was not accepted was not."""
         self.rejected_ns = 0
@@ -106,7 +108,7 @@ class Liveness:
         if self._ended is not None:
             return SourceState.ENDED, self._ended
         if not self._is_known:
-            return SourceState.CONNECTING, self.rejection
+            return SourceState.CONNECTING, self.rejection or self.absence
         if not self.is_connected and self.is_local and silent_ns > GONE_NS:
             return SourceState.ENDED, "the engine is gone without a goodbye"
         if silent_ns > STALE_NS:

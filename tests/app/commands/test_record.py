@@ -166,6 +166,13 @@ def test_no_engine_leaves_nothing(
     endpoint = make_endpoint()
     assert main(["record", endpoint, "--out", str(tmp_path / "x.mcap"), "--wait", "0.3"]) == 1
     assert f"kvscope: nothing was recorded: no engine was heard at {endpoint} for 0.3 s" in capsys.readouterr().err
+
+
+def test_no_engine_is_said_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["record", f"ipc://{tmp_path}/nowhere", "--wait", "3", "--out", str(tmp_path / "none.mcap")]
+    assert main(command) == 1
+    told = capsys.readouterr().err
+    assert told.count(f"there is no socket file {tmp_path}/nowhere/telemetry") == 2  # at once, and at the end
     assert os.listdir(tmp_path) == []
 
 

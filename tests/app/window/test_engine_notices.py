@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtWidgets import QLabel, QPushButton
 
+from kvscope_app.window.sheets.attach_sheet import AttachSheet
 from kvscope_telemetry.source import SourceState
 
 REASON = "max_model_len=8192 is not accepted with allocator='contiguous': " + "so many blocks are not there, " * 5
@@ -52,3 +54,46 @@ def test_who_is_known_to_have_ended_is_not_waited_for(refused):
     assert window.statusBar()._labels["state"].text().startswith("Ended: max_model_len=8192")
     keeper.started.emit()
     assert window.session.status.state is SourceState.CONNECTING
+
+
+def test_a_dead_address_says_why_and_offers_another(make_engine, make_session, make_window, qtbot):
+    engine = make_engine()
+    engine.source.updates.clear()
+    engine.say(SourceState.CONNECTING)
+    session = make_session(engine)
+    attached = []
+    window = make_window(session, attach=attached.append)
+    why = "nothing listens on 127.0.0.1:7710 (connection refused)"
+    engine.say(SourceState.CONNECTING, why)
+    session._status_told_ns = 0
+    session.poll()
+    words = [label.text() for label in window.welcome.findChildren(QLabel)]
+    assert any("Nothing listens on 127.0.0.1:7710" in text for text in words)
+    buttons = {button.text(): button for button in window.welcome.findChildren(QPushButton) if not button.isHidden()}
+    assert {"Change address…", "Cancel"} <= buttons.keys()
+    qtbot.mouseClick(buttons["Change address…"], Qt.MouseButton.LeftButton)
+    sheet = window.findChild(AttachSheet)
+    sheet.fields.where.setText("ipc:///nowhere/telemetry")
+    attach = next(button for button in sheet.findChildren(QPushButton) if button.text() == "Attach")
+    attach.click()
+    assert [address.text for address in attached] == ["ipc:///nowhere/telemetry"]
+    assert not window.isVisible()
+
+
+def test_cancel_closes_the_window_and_an_engine_that_comes_takes_the_words_away(
+    make_engine, make_session, make_window, poll
+):
+    engine = make_engine()
+    updates = list(engine.source.updates)
+    engine.source.updates.clear()
+    engine.say(SourceState.CONNECTING, "there is no socket file /nowhere/telemetry")
+    session = make_session(engine)
+    window = make_window(session)
+    window.notices._on_status()
+    shown = [button.text() for button in window.welcome.findChildren(QPushButton) if not button.isHidden()]
+    assert "Cancel" in shown
+    assert "Change address…" not in shown  # there is nobody who could open another window
+    engine.source.updates.extend(updates)
+    engine.live()
+    poll(session)
+    assert window.page_map.isVisible()

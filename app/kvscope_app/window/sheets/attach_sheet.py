@@ -41,7 +41,9 @@ class AttachSheet(Sheet):
         attach: Callable[[Address], None],
         title: str = "Attach to an engine",
         action: str = "Attach",
+        where: str = "",
     ) -> None:
+        """`where`: the address that it begins with."""
         super().__init__(title, parent)
         self._attach, self._action = attach, action
         self._connections: list[Connection] = []
@@ -61,7 +63,8 @@ class AttachSheet(Sheet):
         self.column.addLayout(self._buttons())
         self.resize(*_SIZE)
         self._connect()
-        self._show_kind(KINDS[0])
+        self._show_kind(kind_of(where))
+        self.fields.where.setText(shown_of(where))
         self._recall()
 
     def _connect(self) -> None:

@@ -122,6 +122,14 @@ def shortcut_sheet(parent: QWidget, entries: Iterable[tuple[str, QAction]], chan
     return sheet
 
 
+def versions_text() -> str:
+    """What this runs on, in one line."""
+    return (
+        f"Python {platform.python_version()}, Qt {qVersion()}, PySide6 {version('PySide6-Essentials')},"
+        f" {platform.system()} {platform.release()}"
+    )
+
+
 def about_sheet(parent: QWidget) -> Sheet:
     """What this is, in which versions."""
     sheet = Sheet("About kvscope", parent)
@@ -130,9 +138,7 @@ def about_sheet(parent: QWidget) -> Sheet:
     name.setFont(sans(1.6))
     words = PlainLabel(
         f"Version {version('kvscope')}\n\nSee inside the KV cache of language-model inference.\n"
-        "Apache License 2.0\n\n"
-        f"Python {platform.python_version()}, Qt {qVersion()}, PySide6 {version('PySide6-Essentials')},"
-        f" {platform.system()} {platform.release()}"
+        f"Apache License 2.0\n\n{versions_text()}"
     )
     words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
     words.setWordWrap(True)

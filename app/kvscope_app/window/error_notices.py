@@ -1,0 +1,306 @@
+"""Errors of our own, told in the window: what nobody caught in a slot, a handler of an event, a timer or a thread.
+
+Owns the hooks of Python and Qt while the desktop runs, what came through them, each error once with how often, and the
+strip that tells it and copies a report. Standard error still gets all of it. A report has versions, tracebacks and Qt's
+messages, and no text of a prompt: what is quoted in a message is left out.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import PurePath
+from types import TracebackType
+from typing import Any, Final
+
+from PySide6.QtCore import QMessageLogContext, QObject, Qt, QTimer, QtMsgType, Signal, qInstallMessageHandler
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QApplication, QMainWindow
+
+from kvscope_app.command_line import PROGRAM
+from kvscope_app.look.number_text import count, plural
+from kvscope_app.look.passing_strip import FloatingStrips
+from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+from kvscope_app.window.banner import Banner
+from kvscope_app.window.layout import DOCKS
+from kvscope_app.window.sheets.help_sheets import versions_text
+from kvscope_app.window.window_body import WindowBody
+
+MAX_ERRORS: Final = 20
+"""Different errors that are kept; of more it is counted how often they came."""
+_MAX_MESSAGE: Final = 200
+_MAX_QT_MESSAGES: Final = 20
+_AGAIN_MS: Final = 1_000
+"""Until it is tried again where no window is open yet."""
+_OTHER_PARTS: Final = {"page_map": "Page map", "chart": "a chart"}
+_QUOTED: Final = re.compile(r"'[^']*(?:'|$)|\"[^\"]*(?:\"|$)")
+"""Also one that does not end."""
+_OUR_PACKAGES: Final = ("kvscope_app", "kvscope_telemetry", "site-packages")
+_SEVERE: Final = (QtMsgType.QtCriticalMsg, QtMsgType.QtFatalMsg)
+
+
+@dataclass(slots=True)
+class InternalError:
+    """An error and how often it came."""
+
+    kind: str
+    """Name of the exception, or "Qt"."""
+    part: str
+    """Which part of the desktop it was in, as its dock is called; empty where that is not known."""
+    trace: str
+    count: int = 0
+
+
+class InternalErrors(QObject):
+    """Hears errors on any thread, and tells of them on the GUI thread."""
+
+    told = Signal()
+    """There is a new error, or one came again."""
+    _heard = Signal()
+
+    def __init__(self, *, debug: bool = False, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.num_more = 0
+        """Errors that came after `MAX_ERRORS` different ones."""
+        self.newest: InternalError | None = None
+        self._debug = debug
+        self._errors: dict[str, InternalError] = {}
+        self._qt_messages: deque[str] = deque(maxlen=_MAX_QT_MESSAGES)
+        self._lock = threading.RLock()  # the garbage collector may raise in the middle of what holds it
+        self._is_due = False
+        self._qt_before: Any = None
+        self._heard.connect(self._tell, Qt.ConnectionType.QueuedConnection)
+
+    @property
+    def errors(self) -> list[InternalError]:
+        """Different ones, the oldest first."""
+        with self._lock:
+            return list(self._errors.values())
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, what nobody caught comes here. Who listened before, unless it is Python itself, hears it as well."""
+        before = sys.excepthook, threading.excepthook, sys.unraisablehook
+        sys.excepthook = self._chained(before[0], sys.__excepthook__)
+
+        def of_thread(told: threading.ExceptHookArgs) -> None:
+            if told.exc_type is not SystemExit:
+                self.hear(told.exc_type, told.exc_value, told.exc_traceback)
+            if before[1] is not threading.__excepthook__:
+                before[1](told)
+
+        def unraisable(told: Any) -> None:
+            self.hear(told.exc_type, told.exc_value, told.exc_traceback)
+            if before[2] is not sys.__unraisablehook__:
+                before[2](told)
+
+        threading.excepthook, sys.unraisablehook = of_thread, unraisable
+        self._qt_before = qInstallMessageHandler(self._hear_qt)
+        try:
+            yield
+        finally:
+            sys.excepthook, threading.excepthook, sys.unraisablehook = before
+            qInstallMessageHandler(self._qt_before)
+
+    def hear(self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+        """An error that nobody caught. From any thread; never raises."""
+        if issubclass(kind, KeyboardInterrupt):
+            return
+        try:
+            told = traceback.TracebackException(kind, error or kind(), trace)
+            text = "\n".join(_without_texts(told))
+            times = self._count(kind.__name__, _part_of(told), text)
+            self._print(kind, error, trace, times)
+        except Exception:  # nobody is left to tell
+            traceback.print_exc()
+
+    @property
+    def report(self) -> str:
+        """What to send to whoever mends it."""
+        parts = [
+            f"kvscope {version('kvscope')}, {versions_text()}",
+            f"Display: {QGuiApplication.platformName()}, machine: {platform.machine()}",
+        ]
+        for error in self.errors:
+            where = f" in {error.part}" if error.part else ""
+            parts.append(f"{error.kind}{where}, {plural(error.count, 'time')}\n{error.trace}")
+        if self.num_more:
+            parts.append(f"and {plural(self.num_more, 'other error')}")
+        if self._qt_messages:
+            parts.append("Qt said:\n" + "\n".join(self._qt_messages))
+        return "\n\n".join(parts) + "\n"
+
+    def _chained(self, before: Callable[..., Any], pythons_own: Callable[..., Any]) -> Callable[..., Any]:
+        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            self.hear(kind, error, trace)
+            if before is not pythons_own:
+                before(kind, error, trace)
+
+        return hook
+
+    def _hear_qt(self, kind: QtMsgType, context: QMessageLogContext, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+        self._qt_messages.append(_masked(text))
+        if kind in _SEVERE:
+            self._count("Qt", "", _masked(text))
+        if callable(self._qt_before):
+            self._qt_before(kind, context, text)
+
+    def _count(self, kind: str, part: str, trace: str) -> int:
+        """How often it came by now; 0 where too many others did."""
+        with self._lock:
+            found = self._errors.get(trace)
+            if found is None and len(self._errors) >= MAX_ERRORS:
+                self.num_more += 1
+                times = 0
+            else:
+                if found is None:
+                    found = self._errors[trace] = InternalError(kind, part, trace)
+                found.count += 1
+                self.newest, times = found, found.count
+            is_due, self._is_due = self._is_due, True
+        if not is_due:
+            self._heard.emit()
+        return times
+
+    def _tell(self) -> None:
+        with self._lock:
+            self._is_due = False
+        self.told.emit()
+
+    def _print(
+        self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None, times: int
+    ) -> None:
+        """All of it, but one that comes again and again only now and then: the 1st, 10th, 100th time."""
+        if times and str(times).strip("0") != "1":
+            return
+        if self._debug:
+            traceback.print_exception(kind, error, trace)
+        else:
+            often = f" ({count(times)} times)" if times > 1 else ""
+            print(
+                f"{PROGRAM}: internal error, {kind.__name__}: {error}{often} (--debug tells more)",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+class ErrorNotices(QObject):
+    """The strip that tells of `errors`, in the window in front. One that was dismissed comes back for another error."""
+
+    def __init__(self, errors: InternalErrors, themes: ThemeKeeper, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.errors = errors
+        self.strip: Banner | None = None
+        """There while something is told, or was."""
+        self._themes = themes
+        self._told: set[str] = set()
+        """Tracebacks of what was told and dismissed."""
+        self._later = QTimer(self, singleShot=True, interval=_AGAIN_MS)
+        self._later.timeout.connect(self._show)
+        errors.told.connect(self._show)
+        themes.changed.connect(self._apply_theme)
+
+    def copy_report(self) -> None:
+        """Put the report on the clipboard."""
+        QGuiApplication.clipboard().setText(self.errors.report)
+        if self.strip is not None:
+            self._tell(self.strip, "The report is on the clipboard.")
+
+    def _show(self) -> None:
+        newest = self.errors.newest
+        if newest is None:
+            return
+        is_told = self.strip is not None and bool(self.strip.text)
+        if not is_told and newest.trace in self._told:
+            return
+        if self.strip is None:
+            window = _window_in_front()
+            if window is None:
+                self._later.start()
+                return
+            self.strip = self._strip_in(window)
+        self._told.add(newest.trace)
+        self._tell(self.strip)
+
+    def _tell(self, strip: Banner, note: str = "") -> None:
+        newest, num_others = self.errors.newest, len(self.errors.errors) - 1 + self.errors.num_more
+        assert newest is not None, "there is something to tell"
+        often = f", {plural(newest.count, 'time')}" if newest.count > 1 else ""
+        others = f", and {plural(num_others, 'other error')} before" if num_others else ""
+        detail = note or f"{newest.kind}{often}{others}. kvscope goes on; what is shown there may be out of date."
+        where = f" in {newest.part}" if newest.part else ""
+        strip.tell(f"Something went wrong{where}", detail, (("Copy report", self.copy_report),))
+
+    def _strip_in(self, window: QMainWindow) -> Banner:
+        strip = Banner(window)
+        strip.apply_theme(self._themes.theme)
+        strip.destroyed.connect(self._forget_strip)
+        if isinstance(window, WindowBody):
+            strip.heir = window.page_map.canvas
+            window.strips.add(strip)
+        else:
+            middle = window.centralWidget() or window
+            strips = FloatingStrips(middle, middle)
+            strips.add(strip)
+            strips.show()
+        return strip
+
+    def _forget_strip(self) -> None:
+        """Its window was closed."""
+        self.strip = None
+
+    def _apply_theme(self) -> None:
+        if self.strip is not None:
+            self.strip.apply_theme(self._themes.theme)
+
+
+def _window_in_front() -> QMainWindow | None:
+    front = QApplication.activeWindow()
+    windows = [front, *QApplication.topLevelWidgets()]
+    return next((each for each in windows if isinstance(each, QMainWindow) and each.isVisible()), None)
+
+
+def _part_of(told: traceback.TracebackException) -> str:
+    """The dock's title, of the newest call that was in a view's room."""
+    titles = {spec.module.split(".")[2]: spec.title for spec in DOCKS} | _OTHER_PARTS
+    for frame in reversed(told.stack):
+        parts = PurePath(frame.filename).parts
+        if "kvscope_app" in parts and "views" in parts:
+            room = parts[parts.index("views") + 1].removesuffix(".py")
+            if room in titles:
+                return titles[room]
+    return ""
+
+
+def _without_texts(told: traceback.TracebackException) -> Iterator[str]:
+    """The traceback with its causes, the first one first; files by their place in a package."""
+    cause = told.__cause__ or (None if told.__suppress_context__ else told.__context__)
+    if cause is not None:
+        yield from _without_texts(cause)
+        yield "which led to"
+    for frame in told.stack:
+        yield f"  {_place(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line or ''}"
+    kind = told.exc_type.__name__ if told.exc_type is not None else "error"
+    message = _masked("".join(told.format_exception_only()).strip().partition(": ")[2])
+    yield f"{kind}: {message}" if message else kind
+
+
+def _place(path: str) -> str:
+    """Nobody's home folder."""
+    parts = PurePath(path).parts
+    start = next((parts.index(name) for name in _OUR_PACKAGES if name in parts), len(parts) - 1)
+    return "/".join(parts[start:])
+
+
+def _masked(message: str) -> str:
+    """The first line, without what is quoted: that may be somebody's text."""
+    return _QUOTED.sub("'…'", message.partition("\n")[0])[:_MAX_MESSAGE]

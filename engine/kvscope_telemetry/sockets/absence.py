@@ -1,0 +1,163 @@
+"""Why nobody answers at an address: a plain connection is tried beside ZeroMQ's own, which keeps its reasons to itself.
+
+Owns that attempt and when it is made again. Never waits: a name is looked up on a thread of its own. Belongs to the
+thread that reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import threading
+from typing import Any, Final
+
+from kvscope_telemetry.sockets.bind_address import IpcAddress, parse_bind_address
+
+FIRST_S: Final = 0.3
+"""An engine that is there has answered by then."""
+SILENT_S: Final = 1.5
+"""Who has not answered a connection by then is told as silent."""
+_AGAIN_S: Final = (1.0, 15.0)
+"""Between attempts, twice as long each time."""
+_ABSENT: Final = (errno.ENOENT, errno.ENOTDIR)
+
+
+class Absence:
+    """Of one endpoint. `look` while there is no connection."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.why = ""
+        """In one sentence; empty while nothing was found wrong."""
+        address = parse_bind_address(endpoint)
+        self._path, self._host, self._port = "", "", 0
+        if isinstance(address, IpcAddress):
+            self._path = str(address.folder / "telemetry")
+        else:
+            self._host, self._port = address.host.strip("[]"), address.port
+        self._next_s: float | None = None
+        self._pause_s = _AGAIN_S[0]
+        self._lookup: _Lookup | None = None
+        self._trying: socket.socket | None = None
+        self._since_s = 0.0
+
+    def look(self, now_s: float, *, is_open: bool, is_up: bool) -> None:
+        """Find out what there is to be found out by now. `is_open`: ZeroMQ has a connection; `is_up`: and who is at the
+        other end speaks its protocol."""
+        if is_up:
+            self._begin_anew()
+        elif self._next_s is None:
+            self._next_s = self._since_s = now_s + FIRST_S
+        elif is_open:
+            self._end_attempt()
+            if now_s - self._since_s >= SILENT_S:
+                self.why = f"something listens at {self._named}, but it does not answer as an engine of kvscope's does"
+        elif self._lookup is not None or self._trying is not None:
+            self._go_on(now_s)
+        elif now_s >= self._next_s:
+            self._try(now_s)
+
+    def close(self) -> None:
+        """End what is being tried."""
+        self._end_attempt()
+
+    @property
+    def _named(self) -> str:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return self._path or f"{host}:{self._port}"
+
+    def _begin_anew(self) -> None:
+        self._end_attempt()
+        self.why, self._next_s, self._pause_s = "", None, _AGAIN_S[0]
+
+    def _end_attempt(self) -> None:
+        trying, self._trying, self._lookup = self._trying, None, None
+        if trying is not None:
+            trying.close()
+
+    def _try(self, now_s: float) -> None:
+        self._since_s = now_s
+        self._next_s, self._pause_s = now_s + self._pause_s, min(2 * self._pause_s, _AGAIN_S[1])
+        if self._path:
+            self._connect(socket.AF_UNIX, self._path)
+        else:
+            self._lookup = _Lookup(self._host, self._port)
+            self._go_on(now_s)
+
+    def _go_on(self, now_s: float) -> None:
+        is_late = now_s - self._since_s >= SILENT_S
+        if self._lookup is not None:
+            if not self._lookup.is_over:
+                self.why = f"the name {self._host!r} is still being looked up" if is_late else self.why
+                return
+            found, self._lookup = self._lookup, None
+            if found.address is None:
+                self.why = f"the name {self._host!r} is not known ({found.failure})"
+                return
+            self._connect(*found.address)
+        if self._trying is None:
+            return
+        _, writable, _ = select.select((), (self._trying,), (), 0)
+        if writable:
+            self._told(self._trying.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+        elif is_late:
+            self.why = f"{self._named} does not answer: is it the right address, and is a firewall in between?"
+            self._end_attempt()
+
+    def _connect(self, family: int, where: Any) -> None:
+        self._trying = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._trying.setblocking(False)
+        try:
+            code = self._trying.connect_ex(where)
+        except OSError as error:  # a path that is too long for one
+            code = error.errno or errno.EINVAL
+        if code not in (errno.EINPROGRESS, errno.EAGAIN):
+            self._told(code)
+
+    def _told(self, code: int) -> None:
+        self._end_attempt()
+        self.why = "" if code == 0 else self._because(code)
+
+    def _because(self, code: int) -> str:
+        words = os.strerror(code).lower()
+        if self._path and code in _ABSENT:
+            return f"there is no socket file {self._path}: no engine was started there, or it has ended"
+        if code == errno.ECONNREFUSED:
+            ended = ": its engine has ended" if self._path else ""
+            return f"nothing listens on {self._named} ({words}){ended}"
+        if code in (errno.EACCES, errno.EPERM):
+            return f"{self._named} may not be opened ({words})"
+        return f"{self._named} cannot be reached ({words})"
+
+
+class _Lookup:
+    """The first address of a name, found on a thread: a resolver may take many seconds."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.address: tuple[int, Any] | None = None
+        self.failure = ""
+        self._host, self._port = host, port
+        with contextlib.suppress(socket.gaierror):  # most are numbers, which takes no thread
+            self.address = self._find(socket.AI_NUMERICHOST)
+        self._thread = threading.Thread(target=self._run, name="kvscope-lookup", daemon=True)
+        if self.address is None:
+            self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is an address, or a failure."""
+        return self.address is not None or bool(self.failure)
+
+    def _run(self) -> None:
+        try:
+            self.address = self._find(0)
+        except OSError as error:
+            self.failure = (error.strerror or str(error)).lower()
+        except UnicodeError:
+            self.failure = "no name can be like this"
+
+    def _find(self, flags: int) -> tuple[int, Any]:
+        family, _, _, _, where = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=flags)[0]
+        return family, where

@@ -1,0 +1,180 @@
+"""An error that nobody caught is told in the window, once however often it comes, and standard error still gets it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+from PySide6.QtCore import QTimer, qCritical
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QMainWindow, QPushButton, QWidget
+
+from kvscope_app.views.prefixes.view import PrefixesView
+from kvscope_app.window.error_notices import MAX_ERRORS, ErrorNotices, InternalErrors
+
+SECRET = "a prompt that nobody else may read"
+
+
+@pytest.fixture
+def errors(qapp):
+    made = InternalErrors(parent=qapp)
+    yield made
+    made.deleteLater()
+
+
+@pytest.fixture
+def notices(errors, themes):
+    made = ErrorNotices(errors, themes)
+    yield made
+    made.deleteLater()
+
+
+@pytest.fixture
+def window(session, make_window, notices):
+    return make_window(session, with_views=("prefixes",))
+
+
+@contextmanager
+def expected(errors, qtbot):
+    """Errors that the test means: they come here, and to the hook of pytest-qt as well, which notes them."""
+    with qtbot.captureExceptions() as caught, errors.listening():
+        yield caught
+
+
+def raise_in_slot(errors, qtbot, error):
+    """From a timer, as a view's might."""
+
+    def slot():
+        raise error
+
+    with expected(errors, qtbot) as caught:
+        QTimer.singleShot(1, slot)
+        qtbot.waitUntil(lambda: len(caught) == 1)
+
+
+def test_a_slot_that_raised_is_told_where_it_was(window, notices, session, qtbot, monkeypatch, capsys):
+    def broken(self):
+        raise IndexError(f"index 20 is out of bounds: '{SECRET}'")
+
+    monkeypatch.setattr(PrefixesView, "refresh", broken)
+    prefixes = window.views["prefixes"]
+    window.focus_view("prefixes")
+    with expected(notices.errors, qtbot) as caught:
+        window.refresher.touch(prefixes)
+        qtbot.waitUntil(lambda: notices.strip is not None and notices.strip.isVisible())
+    assert caught[0][0] is IndexError
+    assert notices.strip.window() is window
+    assert notices.strip.text.startswith("Something went wrong")
+    copy = next(b for b in notices.strip.findChildren(QPushButton) if b.text() == "Copy report")
+    copy.click()
+    report = QGuiApplication.clipboard().text()
+    assert "IndexError: index 20 is out of bounds" in report
+    assert "refresher.py" in report
+    assert "PySide6" in report
+    assert SECRET not in report
+    assert "internal error, IndexError" in capsys.readouterr().err
+
+
+def test_the_part_is_named_by_the_room_of_the_newest_call(window, notices, session, qtbot, poll, monkeypatch):
+    view = window.views["prefixes"]
+    monkeypatch.setattr(view.keeper, "follow", lambda mirror: 1 / 0)
+    with expected(notices.errors, qtbot):
+        QTimer.singleShot(1, view.refresh)
+        qtbot.waitUntil(lambda: notices.strip is not None and notices.strip.text != "")
+    assert notices.strip.text == "Something went wrong in Prefixes"
+
+
+def test_one_that_comes_again_is_counted_and_one_that_was_dismissed_stays_away(window, notices, errors, qtbot, capsys):
+    def fail():
+        raise ValueError("again")
+
+    with expected(notices.errors, qtbot):
+        for _ in range(12):
+            QTimer.singleShot(1, fail)
+        qtbot.waitUntil(lambda: errors.newest is not None and errors.newest.count == 12)
+        qtbot.waitUntil(lambda: notices.strip is not None and "12 times" in notices.strip.accessibleName())
+        assert len(errors.errors) == 1
+        assert capsys.readouterr().err.count("internal error") == 2  # the first and the tenth
+        notices.strip.hide()
+        QTimer.singleShot(1, fail)
+        qtbot.waitUntil(lambda: errors.newest.count == 13)
+        qtbot.wait(20)
+        assert not notices.strip.isVisible()
+    raise_in_slot(errors, qtbot, KeyError("another"))
+    qtbot.waitUntil(notices.strip.isVisible)
+    assert "1 other error before" in notices.strip.accessibleName()
+
+
+def test_errors_of_threads_of_the_collector_and_of_qt(window, notices, errors, qtbot, capsys):
+    def work():
+        raise RuntimeError("in a thread")
+
+    class Bad:
+        def __del__(self):
+            raise OSError("while it went")
+
+    with pytest.MonkeyPatch.context() as patch:  # pytest has hooks of its own, which would fail the test
+        patch.setattr(threading, "excepthook", threading.__excepthook__)
+        patch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+        with errors.listening():
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            Bad()
+            gc.collect()
+    qtbot.waitUntil(lambda: {each.kind for each in errors.errors} >= {"RuntimeError", "OSError"})
+    qtbot.waitUntil(lambda: notices.strip is not None and notices.strip.isVisible())
+    told = capsys.readouterr().err
+    assert "in a thread" in told
+    assert "while it went" in told
+
+
+@pytest.mark.qt_no_exception_capture
+@pytest.mark.no_qt_log
+def test_qt_messages_go_into_the_report_and_critical_ones_are_told(errors, qtbot, capsys):
+    with errors.listening():
+        qCritical(f"the display went away: '{SECRET}'")
+    assert [each.kind for each in errors.errors] == ["Qt"]
+    assert "the display went away" in errors.report
+    assert SECRET not in errors.report
+    assert "the display went away" in capsys.readouterr().err
+
+
+def test_they_are_bounded(errors, qtbot):
+    for number in range(MAX_ERRORS + 5):
+        errors.hear(ValueError, ValueError(f"number {number}"), None)
+    assert len(errors.errors) == MAX_ERRORS
+    assert errors.num_more == 5
+    assert "and 5 other errors" in errors.report
+
+
+def test_a_quotation_that_does_not_end_is_left_out(errors):
+    errors.hear(ValueError, ValueError(f"cannot read '{SECRET}"), None)
+    errors.hear(ValueError, ValueError(f'cannot read "{SECRET}'), None)
+    assert SECRET not in errors.report
+
+
+def test_its_window_may_close(notices, errors, qtbot):
+    window = QMainWindow()
+    window.setCentralWidget(QWidget())
+    window.resize(800, 400)
+    window.show()
+    raise_in_slot(errors, qtbot, ValueError("first"))
+    qtbot.waitUntil(lambda: notices.strip is not None)
+    window.close()
+    window.deleteLater()
+    qtbot.waitUntil(lambda: notices.strip is None)
+    raise_in_slot(errors, qtbot, ValueError("second"))  # nobody can be told: nothing raises
+    assert len(errors.errors) == 2
+
+
+def test_hooks_are_as_they_were(qapp):
+    before = sys.excepthook, threading.excepthook, sys.unraisablehook
+    errors = InternalErrors(parent=qapp)
+    with errors.listening():
+        assert sys.excepthook is not before[0]
+    assert (sys.excepthook, threading.excepthook, sys.unraisablehook) == before
+    errors.deleteLater()
