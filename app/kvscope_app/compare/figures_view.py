@@ -21,14 +21,21 @@ from kvscope_app.views.table_head import TableHead
 from kvscope_telemetry.exports.comparison.comparison import Comparison, Row
 from kvscope_telemetry.exports.comparison.spread import Verdict
 
-_LABEL, _A, _B, _DIFFERENCE, _VERDICT = range(len(HEADINGS))
+_LABEL, _A, _B, _DIFFERENCE, _OF_A, _OF_B, _VERDICT = range(len(HEADINGS))
 _Index = QModelIndex | QPersistentModelIndex
 _ROW_PAD: Final = 6
 _ABOUT: Final = (
-    "Each run is cut into 5 windows of equal length. From how much a figure varies among them follows how near two runs"
-    " of the same are in 19 of 20 cases. Of 20 figures one may be called larger by chance."
+    "Each run is cut into 5 parts of equal length (n). From how much a figure varies among them follows by how much the"
+    " runs differ, in 19 of 20 cases: Welch's t, of logarithms for times and rates. Of 20 figures one may be called"
+    " different by chance; what is not told apart may differ all the same."
 )
-_HEAD: Final = TableHead(HEADINGS, ("", "", "", "", plain_tip(_ABOUT)), (_A, _B, _DIFFERENCE))
+_OVER_TIME: Final = (
+    "The figure in up to 60 equal parts of the run: 5 % of them are below the first value, half below the second, 95 %"
+    " below the third."
+)
+_HEAD: Final = TableHead(
+    HEADINGS, ("", "", "", "", *[plain_tip(_OVER_TIME)] * 2, plain_tip(_ABOUT)), (_A, _B, _DIFFERENCE, _OF_A, _OF_B)
+)
 
 
 class FiguresModel(QAbstractTableModel):
@@ -74,7 +81,7 @@ class FiguresModel(QAbstractTableModel):
             return _HEAD.side(column)
         if role == Qt.ItemDataRole.ForegroundRole:
             return QBrush(self._theme.color(self._color(row, column)))
-        if role == Qt.ItemDataRole.FontRole and column in (_DIFFERENCE, _VERDICT) and row.verdict is Verdict.LARGER:
+        if role == Qt.ItemDataRole.FontRole and column in (_DIFFERENCE, _VERDICT) and row.verdict is Verdict.DIFFERENT:
             return sans(1.0, QFont.Weight.DemiBold)
         if role == Qt.ItemDataRole.ToolTipRole:
             return plain_tip(explained(row))
@@ -82,7 +89,7 @@ class FiguresModel(QAbstractTableModel):
 
     def _color(self, row: Row, column: int) -> str:
         if column in (_DIFFERENCE, _VERDICT):
-            return "text" if row.verdict is Verdict.LARGER else "muted"
+            return "text" if row.verdict is Verdict.DIFFERENT else "muted"
         return "muted" if column == _LABEL else "text"
 
 

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvscope_app.look.number_text import NOTHING, count, percent, seconds, short
-from kvscope_telemetry.exports.comparison.comparison import Comparison, Row
-from kvscope_telemetry.exports.comparison.spread import Verdict
+from kvscope_telemetry.exports.comparison.comparison import Comparison, Parts, Row
+from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Method, Verdict
 
-HEADINGS: Final = ("", "A", "B", "Difference", "The difference is")
+HEADINGS: Final = ("", "A", "B", "Difference", "A over time", "B over time", "The difference is")
 _VERDICTS: Final = {
     Verdict.EQUAL: "equal",
-    Verdict.WITHIN: "within their own spread",
-    Verdict.LARGER: "larger than their own spread",
-    Verdict.UNTOLD: "too little to tell",
+    Verdict.OPEN: "not told apart",
+    Verdict.DIFFERENT: "different",
+    Verdict.UNTOLD: "not enough data",
 }
-_MANY_TIMES: Final = 100.0
+_PARTS_TIP: Final = "5 %, half and 95 % of the parts of a run are below these"
 _LEAST_SHARE: Final = 0.005
 _MOST_SHARE: Final = 10.0
 """Of A: what is less, or more, says nothing to a person."""
@@ -25,7 +25,8 @@ _MOST_SHARE: Final = 10.0
 
 def cells(row: Row) -> tuple[str, ...]:
     """One a heading."""
-    return row.label, value_text(row, row.a), value_text(row, row.b), difference_text(row), verdict_text(row)
+    values = (value_text(row, row.a), value_text(row, row.b), difference_text(row))
+    return row.label, *values, parts_text(row, row.a_parts), parts_text(row, row.b_parts), verdict_text(row)
 
 
 def value_text(row: Row, value: float | None) -> str:
@@ -48,28 +49,55 @@ def difference_text(row: Row) -> str:
     return f"{sign}{told} ({sign}{percent(share, 0)})" if _LEAST_SHARE <= share < _MOST_SHARE else sign + told
 
 
+def parts_text(row: Row, parts: Parts | None) -> str:
+    """`p5 – p50 – p95`: how the figure was spread over a run."""
+    if parts is None:
+        return NOTHING
+    return " – ".join(value_text(row, value) for value in (parts.p5, parts.p50, parts.p95))
+
+
 def verdict_text(row: Row) -> str:
-    """What the difference is beside what the runs vary by themselves."""
-    if row.verdict is Verdict.LARGER and row.times_spread is not None:
-        times = row.times_spread
-        return (
-            f"larger: {times:.1f} × their own spread" if times < _MANY_TIMES else "larger by far than their own spread"
-        )
-    return _VERDICTS.get(row.verdict, NOTHING)
+    """By how much the runs differ, as far as these tell, and of how many parts of each that is known."""
+    words = _VERDICTS.get(row.verdict, NOTHING)
+    if row.verdict is Verdict.UNTOLD:
+        return f"{words} (n = {min(row.a_windows, row.b_windows)})"
+    if row.verdict not in (Verdict.OPEN, Verdict.DIFFERENT):
+        return words
+    return f"{words}: {_interval(row)} (n = {row.a_windows} + {row.b_windows})"
 
 
 def explained(row: Row) -> str:
     """The same in sentences."""
-    if row.spread is None or row.a_spread is None or row.b_spread is None:
-        return "Of a length, a count and a peak a run does not tell how much they vary." if not row.verdict else ""
-    of_a, of_b = (
-        f"{value_text(row, v)} ± {value_text(row, s)}" for v, s in ((row.a, row.a_spread), (row.b, row.b_spread))
-    )
-    near = value_text(row, row.spread)
-    return (
-        f"A is {of_a}, B is {of_b}. Two runs of the same are within {near} of each other in 19 of 20 cases, as far as"
-        f" these two tell: the difference is {row.verdict.value}."
-    )
+    spread = f"Over time A is {parts_text(row, row.a_parts)} and B {parts_text(row, row.b_parts)}: {_PARTS_TIP}."
+    if not row.verdict:
+        return "Of a length, a count and a peak a run does not tell how much they vary."
+    if row.low is None:
+        few = f"The figure is known in {row.a_windows} and {row.b_windows} of {NUM_WINDOWS} parts of each run"
+        return f"{few}: too few for a test. {spread}" if row.verdict is Verdict.UNTOLD else spread
+    by = f"By {row.test.value}, of {row.a_windows} parts of A and {row.b_windows} of B"
+    open_words = " Two runs of the same may be as far apart; that they are alike is not said."
+    more = open_words if row.verdict is Verdict.OPEN else ""
+    return f"{by}: {_interval(row)}, in 19 of 20 cases.{more} {spread}"
+
+
+def _interval(row: Row) -> str:
+    """`B is 0.02 to 0.05 × A`, or `B is 3.0 to 9.0 points above A`."""
+    assert row.low is not None, "there is an interval where there is a test"
+    assert row.high is not None, "there is an interval where there is a test"
+    if row.test is Method.RATIO:
+        return f"B is {_factor(row.low)} to {_factor(row.high)} × A"
+    return f"B − A is {_signed(row, row.low)} to {_signed(row, row.high)}"
+
+
+def _factor(value: float) -> str:
+    """Two digits that count."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value >= 0.001 else "< 0.001"
+
+
+def _signed(row: Row, value: float) -> str:
+    if row.unit == "share":
+        return f"{100 * value:+.1f} points".replace("-", "−")
+    return f"{'+' if value >= 0 else '−'}{value_text(row, abs(value))}"
 
 
 def unlike_text(comparison: Comparison) -> str:

@@ -15,11 +15,10 @@ from kvscope_telemetry.exports.comparison.figures import FIGURES, windows
 from kvscope_telemetry.exports.comparison.spread import (
     MIN_WINDOW_S,
     NUM_WINDOWS,
-    UNKNOWN_SPREAD,
-    Spread,
+    FloatArray,
+    Method,
     Verdict,
     judge,
-    spread_of,
 )
 from kvscope_telemetry.exports.digest import Digest, digest
 from kvscope_telemetry.exports.span import Exported, Span
@@ -38,6 +37,12 @@ _POOL: Final = {
 }
 
 
+NUM_PARTS: Final = 60
+"""More say no more, and a window that is open takes them again and again."""
+_RATIO_UNITS: Final = ("s", "tokens/s", "1/min")
+"""Times and rates are compared as ratios."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """One of the two: a range of a recording, with the recording's course."""
@@ -45,6 +50,14 @@ class Run:
     recording: Exported
     course: Course
     span: Span
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """A figure taken in up to `NUM_PARTS` parts of a run of equal length, in its own unit: quantiles of these."""
+
+    p5: float
+    p50: float
+    p95: float
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,14 +70,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     b: float | None
     difference: float | None
     """b - a."""
-    a_spread: float | None
-    """Another run like it is that near in 19 of 20 cases; None where a run does not tell."""
-    b_spread: float | None
-    spread: float | None
-    """Two runs of the same are that near in 19 of 20 cases."""
-    times_spread: float | None
-    """How many times that the difference is."""
     verdict: Verdict
+    test: Method
+    a_windows: int
+    """Parts of A in which the figure is known, of `NUM_WINDOWS`: the test's n."""
+    b_windows: int
+    low: float | None
+    """In 19 of 20 cases b / a is from `low` to `high`, by the test of ratios; by the other b - a. None: no test."""
+    high: float | None
+    a_parts: Parts | None
+    """How the figure was spread over the run."""
+    b_parts: Parts | None
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -93,8 +109,8 @@ def compare(a: Run, b: Run) -> Comparison:
 
 def _row(figure: Figure, a: Run, b: Run) -> Row:
     value_a, value_b = (figure.of(run.course, run.span) for run in (a, b))
-    spread_a, spread_b = _spread(figure, a), _spread(figure, b)
-    judged = judge(value_a, value_b, spread_a, spread_b)
+    of_a, of_b = (_values(figure, run, NUM_WINDOWS, MIN_WINDOW_S) for run in (a, b))
+    judged = judge(value_a, value_b, of_a, of_b, is_ratio=figure.unit in _RATIO_UNITS)
     verdict = judged.verdict
     if not figure.has_spread and verdict is not Verdict.EQUAL:
         verdict = Verdict.NONE
@@ -105,20 +121,32 @@ def _row(figure: Figure, a: Run, b: Run) -> Row:
         a=value_a,
         b=value_b,
         difference=None if value_a is None or value_b is None else value_b - value_a,
-        a_spread=spread_a.within,
-        b_spread=spread_b.within,
-        spread=judged.within,
-        times_spread=judged.times,
         verdict=verdict,
+        test=judged.test,
+        a_windows=judged.num_a,
+        b_windows=judged.num_b,
+        low=judged.low,
+        high=judged.high,
+        a_parts=_parts(figure, a),
+        b_parts=_parts(figure, b),
     )
 
 
-def _spread(figure: Figure, run: Run) -> Spread:
-    if not figure.has_spread or run.span.length_s < NUM_WINDOWS * MIN_WINDOW_S:
-        return UNKNOWN_SPREAD
-    parts = windows(run.course, run.span, NUM_WINDOWS)
+def _values(figure: Figure, run: Run, number: int, least_s: float) -> FloatArray:
+    """The figure in so many equal parts of the run, NaN where it is not known; none where parts would be too short."""
+    if not figure.has_spread or run.span.length_s < number * least_s:
+        return np.empty(0)
+    parts = windows(run.course, run.span, number)
     values = [figure.measure(run.course, rows, span) for rows, span in parts if rows.stop > rows.start]
-    return spread_of(np.array([np.nan if value is None else value for value in values]))
+    return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+def _parts(figure: Figure, run: Run) -> Parts | None:
+    values = (
+        _values(figure, run, min(NUM_PARTS, int(run.span.length_s)), 1.0) if run.span.length_s >= 1 else np.empty(0)
+    )
+    known = values[np.isfinite(values)]
+    return Parts(*np.quantile(known, (0.05, 0.5, 0.95)).tolist()) if known.size else None
 
 
 def _unlike(a: Digest, b: Digest) -> tuple[Setting, ...]:

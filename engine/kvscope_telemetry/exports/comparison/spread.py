@@ -1,10 +1,14 @@
-"""Whether a difference between two runs is larger than what each run varies by itself.
+"""Whether two runs differ by more than each varies by itself, and by how much they may differ.
 
 A run is cut into `NUM_WINDOWS` windows of equal length and a figure is taken in each. Seconds depend on each other: a
 request holds its blocks for many of them. So a standard error over seconds, or over 10 s each, calls one run in three
 different from itself. Few long windows hardly do, and Student's t is right for few (Ibragimov and Müller 2010, doi
-10.1198/jbes.2009.08046). The errors of both runs are joined after Welch: two runs of the same are that near in 19 of 20
-cases. Knows no figures and no files.
+10.1198/jbes.2009.08046). The errors of both runs are joined after Welch.
+
+Times and rates are compared by their logarithms, as ratios (Fleming and Wallace 1986, doi 10.1145/5666.5673): they are
+above 0 and skewed, and on a linear scale one slow window widens the error of a run until nothing is far from it. What
+may be 0, and shares, are compared as they are. A test that does not tell two runs apart says nothing of their being
+alike: the interval says how far apart they may be. Knows no figures and no files.
 """
 
 from __future__ import annotations
@@ -24,7 +28,6 @@ half on; by 8 windows in 89 %, by windows of 10 s in 66 %."""
 MIN_WINDOW_S: Final = 2.0
 """Windows of less say nothing."""
 _FEWEST: Final = 3
-"""Windows in which a figure must be known."""
 _T_975: Final = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -35,74 +38,66 @@ _NOTHING: Final = 1e-9
 
 
 class Verdict(StrEnum):
-    """What a difference is beside the runs' own spread."""
+    """What a difference is beside how much the runs vary by themselves."""
 
     EQUAL = "equal"
-    WITHIN = "within the runs' own spread"
-    LARGER = "larger than the runs' own spread"
-    UNTOLD = "too little to tell"
+    OPEN = "not told apart"
+    """Two runs of the same may be as far apart: that they are alike is not said."""
+    DIFFERENT = "different"
+    """Two runs of the same are that far apart in 1 of 20 cases."""
+    UNTOLD = "not enough data"
     NONE = ""
-    """Nothing is known of one of them, or the figure has no spread of its own: a length, a count, a peak."""
+    """Nothing is known of one of them, or a run does not tell how much the figure varies: a length, a count, a peak."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Of a figure in one run; None where there are too few windows to tell."""
+class Method(StrEnum):
+    """By what it was judged."""
 
-    standard_error: float | None
-    num_windows: int
-
-    @property
-    def within(self) -> float | None:
-        """The figure of another run of the same kind, as long as this one and without a spread, is that near in 19 of
-        20 cases."""
-        if self.standard_error is None:
-            return None
-        return _T_975[min(self.num_windows - 1, len(_T_975)) - 1] * self.standard_error
+    RATIO = "Welch's t of logarithms"
+    DIFFERENCE = "Welch's t"
+    NONE = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A difference, and what it is beside the spread of both."""
+    """A difference, by which test, and between what it lies in 19 of 20 cases."""
 
     verdict: Verdict
-    within: float | None = None
-    """Two runs of the same are that near in 19 of 20 cases."""
-    times: float | None = None
-    """How many times that the difference is; None where it is not known, or there is no spread at all."""
+    test: Method = Method.NONE
+    num_a: int = 0
+    """Windows of A in which the figure is known."""
+    num_b: int = 0
+    low: float | None = None
+    """Of b / a by the test of ratios, of b - a by the other; None where there is no test."""
+    high: float | None = None
 
 
-UNKNOWN_SPREAD: Final = Spread(None, 0)
-
-
-def spread_of(values: FloatArray) -> Spread:
-    """Of a run whose windows have these values, shape (windows,), NaN where not known."""
-    known = values[np.isfinite(values)]
-    if known.size < _FEWEST:
-        return Spread(None, int(known.size))
-    return Spread(float(known.std(ddof=1)) / math.sqrt(known.size), int(known.size))
-
-
-def judge(a: float | None, b: float | None, of_a: Spread, of_b: Spread) -> Judged:
-    """What `b - a` is."""
+def judge(a: float | None, b: float | None, of_a: FloatArray, of_b: FloatArray, *, is_ratio: bool) -> Judged:
+    """What `b` is beside `a`, the figures of two whole runs. `of_a`, `of_b`: the figure in each run's windows, shape
+    (windows,), NaN where not known. `is_ratio`: it is a time or a rate."""
     if a is None or b is None:
         return Judged(Verdict.NONE)
-    difference = abs(b - a)
-    is_nothing = difference <= _NOTHING * max(abs(a), abs(b))
-    if of_a.standard_error is None or of_b.standard_error is None:
-        return Judged(Verdict.EQUAL if is_nothing else Verdict.UNTOLD)
-    within = _joined(of_a.standard_error, of_a.num_windows, of_b.standard_error, of_b.num_windows)
-    times = difference / within if within > 0 else None
-    if is_nothing:
-        return Judged(Verdict.EQUAL, within, 0.0)
-    return Judged(Verdict.WITHIN if difference <= within else Verdict.LARGER, within, times)
+    of_a, of_b = of_a[np.isfinite(of_a)], of_b[np.isfinite(of_b)]
+    num_a, num_b = int(of_a.size), int(of_b.size)
+    is_equal = abs(b - a) <= _NOTHING * max(abs(a), abs(b))
+    if min(num_a, num_b) < _FEWEST:
+        return Judged(Verdict.EQUAL if is_equal else Verdict.UNTOLD, Method.NONE, num_a, num_b)
+    if is_ratio and min(a, b, *of_a.tolist(), *of_b.tolist()) > 0:
+        distance, near = math.log(b / a), _near(np.log(of_a), np.log(of_b))
+        test, low, high = Method.RATIO, math.exp(distance - near), math.exp(distance + near)
+    else:
+        distance, near = b - a, _near(of_a, of_b)
+        test, low, high = Method.DIFFERENCE, distance - near, distance + near
+    verdict = Verdict.EQUAL if is_equal else Verdict.OPEN if abs(distance) <= near else Verdict.DIFFERENT
+    return Judged(verdict, test, num_a, num_b, low, high)
 
 
-def _joined(error_a: float, num_a: int, error_b: float, num_b: int) -> float:
-    """Welch's: t of as many degrees of freedom as both have together, times the error of the difference."""
-    of_a, of_b = error_a**2, error_b**2
-    parts = of_a**2 / (num_a - 1) + of_b**2 / (num_b - 1)
+def _near(of_a: FloatArray, of_b: FloatArray) -> float:
+    """Two runs of the same are that near in 19 of 20 cases. Welch's: t of as many degrees of freedom as both have
+    together, times the error of the difference."""
+    error_a, error_b = (float(each.var(ddof=1)) / each.size for each in (of_a, of_b))
+    parts = error_a**2 / (of_a.size - 1) + error_b**2 / (of_b.size - 1)
     if parts <= 0:
         return 0.0
-    freedom = max(1, int((of_a + of_b) ** 2 / parts + _NOTHING))
-    return _T_975[min(freedom, len(_T_975)) - 1] * math.sqrt(of_a + of_b)
+    freedom = max(1, int((error_a + error_b) ** 2 / parts + _NOTHING))
+    return _T_975[min(freedom, len(_T_975)) - 1] * math.sqrt(error_a + error_b)

@@ -6,11 +6,12 @@ from typing import BinaryIO
 
 import numpy as np
 
-from kvscope_telemetry.exports.comparison.comparison import Comparison
+from kvscope_telemetry.exports.comparison.comparison import Comparison, Parts
 from kvscope_telemetry.exports.tables.csv_file import write_csv
 from kvscope_telemetry.exports.tables.table import Column, Table
 
-_NUMBERS = ("a", "b", "difference", "a_spread", "b_spread", "spread", "times_spread")
+_NUMBERS = ("a", "b", "difference", "a_windows", "b_windows", "low", "high")
+_QUANTILES = ("p5", "p50", "p95")
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -21,8 +22,17 @@ def comparison_table(comparison: Comparison) -> Table:
         Column(name, "float", np.array([np.nan if (value := getattr(row, name)) is None else value for row in rows]))
         for name in _NUMBERS
     ]
-    verdict = Column("verdict", "text", [row.verdict.value for row in rows])
-    return Table("comparison", (*texts, *numbers, verdict), {})
+    judged = [Column(name, "text", [getattr(row, name).value for row in rows]) for name in ("verdict", "test")]
+    parts = [
+        Column(f"{side}_{name}", "float", np.array([_quantile(getattr(row, f"{side}_parts"), name) for row in rows]))
+        for side in "ab"
+        for name in _QUANTILES
+    ]
+    return Table("comparison", (*texts, *numbers, *judged, *parts), {})
+
+
+def _quantile(parts: Parts | None, name: str) -> float:
+    return np.nan if parts is None else float(getattr(parts, name))
 
 
 def write_comparison_csv(comparison: Comparison, file: BinaryIO) -> None:

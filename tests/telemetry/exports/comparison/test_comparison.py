@@ -14,7 +14,7 @@ from tests.telemetry.exports.comparison.conftest import START_NS, MakeRun
 from kvscope_telemetry.exports.comparison.alignment import PEAK, Alignment, Moment, moments, shared
 from kvscope_telemetry.exports.comparison.comparison import Comparison, Row, Run, compare
 from kvscope_telemetry.exports.comparison.figures import FIGURES, windows
-from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Verdict
+from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Method, Verdict
 from kvscope_telemetry.exports.comparison.table import comparison_table, write_comparison_csv
 from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.span import Span, span_of
@@ -63,9 +63,15 @@ def test_what_is_larger_is_called_so_and_what_is_not_is_not(make_run: MakeRun) -
     slow, fast = make_run(rng.normal(40, 4, 120)), make_run(rng.normal(60, 4, 90))
     rows = rows_of(compare(slow, fast))
     for key in ("decode_tokens_per_s", "usage_mean", "first_token_p50_s"):
-        assert rows[key].verdict is Verdict.LARGER
-        assert rows[key].times_spread is not None
-        assert rows[key].times_spread > 2
+        assert rows[key].verdict is Verdict.DIFFERENT
+        assert (rows[key].a_windows, rows[key].b_windows) == (NUM_WINDOWS, NUM_WINDOWS)
+    assert rows["decode_tokens_per_s"].test is Method.RATIO
+    assert rows["decode_tokens_per_s"].low == pytest.approx(1.45, abs=0.1)
+    assert rows["decode_tokens_per_s"].high == pytest.approx(1.55, abs=0.1)
+    assert rows["usage_mean"].test is Method.DIFFERENCE
+    parts = rows["decode_tokens_per_s"].a_parts
+    assert parts is not None
+    assert 30 < parts.p5 < parts.p50 < parts.p95 < 50
     assert rows["decode_tokens_per_s"].difference == pytest.approx(20, abs=2)
     assert rows["finished_per_min"].verdict is Verdict.EQUAL
     assert rows["length_s"].verdict is Verdict.NONE
@@ -86,7 +92,7 @@ def test_halves_of_one_run_are_equal_in_19_of_20(make_run: MakeRun) -> None:
         ]
         rows = rows_of(compare(*halves))
         verdicts += [rows[key].verdict for key in ("decode_tokens_per_s", "usage_mean", "first_token_p50_s")]
-    assert 0.87 <= np.mean([verdict is Verdict.WITHIN for verdict in verdicts]) <= 0.995
+    assert 0.87 <= np.mean([verdict is Verdict.OPEN for verdict in verdicts]) <= 0.995
 
 
 def test_what_was_not_alike_before_anything_ran(make_run: MakeRun) -> None:
@@ -125,7 +131,9 @@ def test_the_table_goes_to_other_tools(make_run: MakeRun) -> None:
     file = io.BytesIO()
     write_comparison_csv(comparison, file)
     header, *lines = file.getvalue().decode().splitlines()
-    assert header == "key,label,unit,a,b,difference,a_spread,b_spread,spread,times_spread,verdict"
+    assert header == (
+        "key,label,unit,a,b,difference,a_windows,b_windows,low,high,verdict,test,a_p5,a_p50,a_p95,b_p5,b_p50,b_p95"
+    )
     assert len(lines) == table.num_rows
     assert any(line.startswith("decode_tokens_per_s,") and ",5.0,9.0,4.0," in line for line in lines)
     assert msgspec.json.decode(msgspec.json.encode(comparison))["rows"][0]["key"] == "length_s"

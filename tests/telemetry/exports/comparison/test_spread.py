@@ -1,4 +1,4 @@
-"""A steady run's halves are found equal about as often as is claimed, and what is different is found."""
+"""How often a run is called different from itself, and how often what is different is: by simulation."""
 
 from __future__ import annotations
 
@@ -6,66 +6,120 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Spread, Verdict, judge, spread_of
+from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, FloatArray, Judged, Method, Verdict, judge
 
-NUM_RUNS = 1_500
+NUM_RUNS = 800
 
 
 def steady(rng: np.random.Generator, length: int, memory_s: float) -> npt.NDArray[np.float64]:
-    """Runs, shape (NUM_RUNS, length), whose seconds go with each other over `memory_s`."""
+    """Runs, shape (NUM_RUNS, length), whose seconds go with each other over `memory_s`; each is N(0, 1)."""
     stays = np.exp(-1 / memory_s) if memory_s else 0.0
     noise = rng.normal(size=(NUM_RUNS, length))
     values = np.empty_like(noise)
-    values[:, 0] = noise[:, 0] / np.sqrt(1 - stays**2)
+    values[:, 0] = noise[:, 0]
     for second in range(1, length):
-        values[:, second] = stays * values[:, second - 1] + noise[:, second]
+        values[:, second] = stays * values[:, second - 1] + np.sqrt(1 - stays**2) * noise[:, second]
     return values
 
 
-def verdict(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> Verdict:
-    spreads = [spread_of(np.array([part.mean() for part in np.array_split(each, NUM_WINDOWS)])) for each in (a, b)]
-    return judge(float(a.mean()), float(b.mean()), *spreads).verdict
+def latencies(rng: np.random.Generator, length: int, memory_s: float, sigma: float = 1.0) -> npt.NDArray[np.float64]:
+    """Seconds each, with a long tail."""
+    return 0.2 * np.exp(sigma * steady(rng, length, memory_s))
 
 
-@pytest.mark.parametrize(("length_s", "memory_s"), [(60, 0), (300, 5), (300, 20), (1200, 20)])
-def test_halves_of_a_steady_run_are_equal_in_19_of_20(length_s: int, memory_s: float) -> None:
-    runs = steady(np.random.default_rng(length_s), 2 * length_s, memory_s)
-    within = np.mean([verdict(run[:length_s], run[length_s:]) is Verdict.WITHIN for run in runs])
-    assert 0.92 <= within <= 0.975
+def judged(a: FloatArray, b: FloatArray, *, is_ratio: bool) -> Judged:
+    """Two runs by their medians, as latencies are, or by their means."""
+    of = np.median if is_ratio else np.mean
+    parts = [np.array([of(part) for part in np.array_split(each, NUM_WINDOWS)]) for each in (a, b)]
+    return judge(float(of(a)), float(of(b)), *parts, is_ratio=is_ratio)
 
 
-def test_a_difference_of_several_errors_is_found() -> None:
-    runs = steady(np.random.default_rng(4), 600, 5)
-    shift = 10 * runs.mean(axis=1).std()  # the difference of halves varies twice as much as the mean of both
-    larger = np.mean([verdict(run[:300], run[300:] + shift) is Verdict.LARGER for run in runs])
-    assert larger > 0.9
+def share_different(runs: npt.NDArray[np.float64], times: float = 1.0, *, is_ratio: bool = True) -> float:
+    """Of pairs of halves of one run, the second so many times as large."""
+    half = runs.shape[1] // 2
+    verdicts = [judged(run[:half], times * run[half:], is_ratio=is_ratio).verdict for run in runs]
+    return float(np.mean([verdict is Verdict.DIFFERENT for verdict in verdicts]))
 
 
-def test_how_many_times_it_is_larger() -> None:
-    same = Spread(1.0, 5)
-    judged = judge(10.0, 20.0, same, same)
-    assert judged.within == pytest.approx(2.306 * np.sqrt(2))  # Student's t of 8 degrees of freedom
-    assert judged.times == pytest.approx(10 / (2.306 * np.sqrt(2)))
-    assert same.within == pytest.approx(2.776)
+@pytest.mark.parametrize(("length_s", "memory_s"), [(60, 0), (300, 5), (1200, 20)])
+def test_a_run_is_called_different_from_itself_in_1_of_20(length_s: int, memory_s: float) -> None:
+    rng = np.random.default_rng(length_s)
+    assert share_different(latencies(rng, 2 * length_s, memory_s)) <= 0.075
+    assert share_different(steady(rng, 2 * length_s, memory_s), is_ratio=False) <= 0.075
+
+
+@pytest.mark.parametrize(("length_s", "memory_s", "sigma"), [(60, 0, 1.0), (300, 20, 1.0), (120, 5, 1.5)])
+def test_50_times_as_long_is_always_told(length_s: int, memory_s: float, sigma: float) -> None:
+    """Whatever the seconds of a run have to do with each other; on a linear scale it is not, with long tails."""
+    runs = latencies(np.random.default_rng(50), 2 * length_s, memory_s, sigma)
+    assert share_different(runs, 50.0) >= 0.995
+
+
+def test_twice_as_long_is_mostly_told_where_seconds_stand_alone() -> None:
+    rng = np.random.default_rng(2)
+    assert share_different(latencies(rng, 120, 0), 2.0) >= 0.7
+    assert share_different(latencies(rng, 600, 5), 2.0) >= 0.5
+
+
+def test_the_logarithm_tells_more_than_the_linear_scale() -> None:
+    runs = latencies(np.random.default_rng(3), 240, 5, 1.5)
+    half = runs.shape[1] // 2
+    linear = [judge_linear(run[:half], 50.0 * run[half:]) for run in runs]
+    assert np.mean(linear) < 0.6 < 0.99 < share_different(runs, 50.0)
+
+
+def judge_linear(a: FloatArray, b: FloatArray) -> bool:
+    parts = [np.array([np.median(part) for part in np.array_split(each, NUM_WINDOWS)]) for each in (a, b)]
+    found = judge(float(np.median(a)), float(np.median(b)), *parts, is_ratio=False)
+    return found.verdict is Verdict.DIFFERENT
+
+
+def test_a_queue_that_grows_is_told_from_one_that_does_not() -> None:
+    """11.8 s against 238 ms: the error of the first, on a linear scale, is larger than the difference."""
+    grows, does_not = np.array([0.2, 3.0, 11.8, 20.0, 30.0]), np.array([0.22, 0.24, 0.238, 0.25, 0.23])
+    found = judge(11.8, 0.238, grows, does_not, is_ratio=True)
+    assert found.verdict is Verdict.DIFFERENT
+    assert found.test is Method.RATIO
+    assert (found.num_a, found.num_b) == (5, 5)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < 0.238 / 11.8 < found.high < 0.5
+    assert judge(11.8, 0.238, grows, does_not, is_ratio=False).verdict is Verdict.OPEN
+
+
+def test_the_interval_is_of_students_t() -> None:
+    of_a, of_b = np.array([9.0, 10.0, 11.0]), np.array([19.0, 20.0, 21.0])
+    found = judge(10.0, 20.0, of_a, of_b, is_ratio=False)
+    near = 2.776 * np.sqrt(2 / 3)  # of 4 degrees of freedom
+    assert found.low == pytest.approx(10 - near)
+    assert found.high == pytest.approx(10 + near)
+
+
+_STEADY, _FEW = np.ones(5), np.array([1.0, np.nan])
+_WIDE = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
 
 
 @pytest.mark.parametrize(
     ("a", "b", "of_a", "of_b", "expected"),
     [
-        (1.0, None, Spread(1.0, 5), Spread(1.0, 5), Verdict.NONE),
-        (1.0, 2.0, Spread(1.0, 5), Spread(None, 2), Verdict.UNTOLD),
-        (1.0, 1.0, Spread(1.0, 5), Spread(None, 2), Verdict.EQUAL),
-        (1.0, 1.0, Spread(0.0, 5), Spread(0.0, 5), Verdict.EQUAL),
-        (1.0, 2.0, Spread(0.0, 5), Spread(0.0, 5), Verdict.LARGER),
-        (0.0, 2.0, Spread(0.0, 5), Spread(2.0, 5), Verdict.WITHIN),
-        (0.0, 9.0, Spread(0.0, 5), Spread(2.0, 5), Verdict.LARGER),
+        (1.0, None, _STEADY, _STEADY, Verdict.NONE),
+        (1.0, 2.0, _STEADY, _FEW, Verdict.UNTOLD),
+        (1.0, 1.0, _STEADY, _FEW, Verdict.EQUAL),
+        (1.0, 1.0, _STEADY, _STEADY, Verdict.EQUAL),
+        (1.0, 2.0, _STEADY, 2 * _STEADY, Verdict.DIFFERENT),
+        (0.0, 1.0, 0 * _STEADY, _WIDE, Verdict.OPEN),
+        (0.0, 9.0, 0 * _STEADY, _WIDE + 7, Verdict.DIFFERENT),
     ],
 )
-def test_verdicts(a: float, b: float | None, of_a: Spread, of_b: Spread, expected: Verdict) -> None:
-    assert judge(a, b, of_a, of_b).verdict is expected
+def test_verdicts(a: float, b: float | None, of_a: FloatArray, of_b: FloatArray, expected: Verdict) -> None:
+    assert judge(a, b, of_a, of_b, is_ratio=True).verdict is expected
+
+
+def test_what_may_be_0_is_compared_as_it_is() -> None:
+    assert judge(1.0, 2.0, _WIDE, _WIDE, is_ratio=True).test is Method.DIFFERENCE
+    assert judge(1.0, 2.0, _WIDE + 1, _WIDE + 1, is_ratio=True).test is Method.RATIO
 
 
 def test_windows_where_nothing_is_known_do_not_count() -> None:
-    assert spread_of(np.array([1.0, np.nan, 2.0, 3.0])).num_windows == 3
-    assert spread_of(np.array([1.0, np.nan, np.nan, 3.0])).standard_error is None
-    assert spread_of(np.array([])).within is None
+    found = judge(1.0, 2.0, np.array([1.0, np.nan, 2.0, 3.0]), np.array([1.0, np.nan]), is_ratio=True)
+    assert (found.num_a, found.num_b, found.low) == (3, 1, None)
