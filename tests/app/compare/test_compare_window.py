@@ -18,6 +18,7 @@ from kvscope_app.compare.ask import ask_other, compare_with
 from kvscope_app.compare.compare_actions import export_table
 from kvscope_app.compare.compare_window import CompareWindow
 from kvscope_app.compare.curves_view import SIDES
+from kvscope_app.compare.words import HEADINGS
 from kvscope_app.desktop import Desktop
 from kvscope_app.look.theme import LIGHT
 from kvscope_app.own_engine.engine_process import EngineProcess
@@ -118,7 +119,7 @@ def test_the_table_is_copied_and_exported(make_compared, tmp_path):
     window = make_compared()
     window.actions_by_name["copy"].trigger()
     lines = QGuiApplication.clipboard().text().splitlines()
-    assert lines[0].split("\t") == ["", "A", "B", "Difference", "The difference is"]
+    assert lines[0].split("\t") == list(HEADINGS)
     assert len(lines) == 1 + len(window.figures.model.rows)
     export_table(window, str(tmp_path / "table"))
     assert (tmp_path / "table.csv").read_text("utf-8").startswith("key,label,unit,a,b,")
