@@ -15,12 +15,13 @@ from typing import Final
 
 from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QPoint, QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QFontMetricsF, QImage, QImageWriter, QPainter
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QAbstractButton, QApplication, QComboBox, QLineEdit, QScrollBar, QWidget
 
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.theming.apply_theme import apply_theme
-from kvscope_app.views.base import View
+from kvscope_app.look.widgets import Segments
+from kvscope_app.views.base import HINT, View
 
 _MARGIN: Final = 12
 _FLAGS: Final = QWidget.RenderFlag.DrawWindowBackground | QWidget.RenderFlag.DrawChildren
@@ -119,6 +120,7 @@ def _paint(painter: QPainter, view: View, look: PictureLook) -> None:
     theme = look.theme or view.theme
     painter.fillRect(QRect(QPoint(), _size(view, look)), QColor(theme.panel))
     view.render(painter, QPoint(), renderFlags=_FLAGS)
+    _leave_out_controls(painter, view)
     if look.caption:
         strip = QRect(0, view.height(), view.width(), caption_height(view))
         painter.fillRect(strip, QColor(theme.panel))  # SVG has no clipping: parts may have painted there
@@ -127,6 +129,28 @@ def _paint(painter: QPainter, view: View, look: PictureLook) -> None:
         painter.setPen(QColor(theme.muted))
         words = painter.fontMetrics().elidedText(look.caption, Qt.TextElideMode.ElideRight, round(box.width()))
         painter.drawText(box, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, words)
+
+
+def _leave_out_controls(painter: QPainter, view: View) -> None:
+    """Nobody presses a button in a picture. They are painted over, not hidden: what is around them stays in place."""
+    shown = [each for each in view.findChildren(QWidget) if each.isVisible() and _is_control(each)]
+    controls = [each for each in shown if not any(each is not other and other.isAncestorOf(each) for other in shown)]
+    if not controls:
+        return
+    seen = QImage(view.size(), QImage.Format.Format_RGB32)
+    view.render(seen, QPoint(), renderFlags=_FLAGS)
+    for control in controls:
+        around = control.parentWidget() or view
+        box = QRect(control.mapTo(view, QPoint()), control.size())
+        box &= around.visibleRegion().boundingRect().translated(around.mapTo(view, QPoint()))
+        beside = QPoint(box.left() - 2 if box.left() >= 2 else box.right() + 2, box.center().y())
+        if not box.isEmpty() and seen.rect().contains(beside):
+            painter.fillRect(box, seen.pixelColor(beside))
+
+
+def _is_control(widget: QWidget) -> bool:
+    kinds = (QAbstractButton, QComboBox, QLineEdit, QScrollBar, Segments)
+    return isinstance(widget, kinds) or widget.property(HINT) is True
 
 
 @contextmanager

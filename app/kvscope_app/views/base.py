@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from PySide6.QtCore import QSettings, Qt, Signal
 from PySide6.QtWidgets import QWidget
 
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.session import Session
+
+HINT: Final = "hint"
+"""A property of words that say what a person can do here: where it is true, pictures leave them out."""
 
 
 class View(QWidget):

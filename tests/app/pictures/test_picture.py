@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from PySide6.QtCore import QPoint
 from PySide6.QtGui import QImage
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QAbstractButton, QApplication
 
 from kvscope_app.look.theme import THEMES
+from kvscope_app.look.widgets import Segments
 from kvscope_app.pictures.picture import PictureLook, Taken, caption_height, copy_picture, picture_of, svg_of
 from kvscope_app.pictures.svg_file import svg_painter
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
@@ -44,8 +45,24 @@ def cells(view, shown, scale=1):
     ]
 
 
-def test_it_is_what_is_on_the_screen(view):
-    assert np.array_equal(pixels(picture_of(view)), pixels(view.grab().toImage()))
+def test_it_is_what_is_on_the_screen_without_controls(view):
+    shown, drawn = pixels(view.grab().toImage()), pixels(picture_of(view))
+    controls = [each for each in view.findChildren(QAbstractButton) if each.isVisible()]
+    assert len(controls) > 5
+    for control in controls:
+        at = control.mapTo(view, QPoint())
+        here = np.s_[at.y() : at.y() + control.height(), at.x() : at.x() + control.width()]
+        assert np.unique(drawn[here].reshape(-1, 3), axis=0).shape[0] == 1, control.accessibleName()
+    frame = view.findChild(Segments)
+    at = frame.mapTo(view, QPoint())
+    here = np.s_[at.y() : at.y() + frame.height(), at.x() : at.x() + frame.width()]
+    drawn[here] = shown[here]
+    for control in controls:
+        at = control.mapTo(view, QPoint())
+        here = np.s_[at.y() : at.y() + control.height(), at.x() : at.x() + control.width()]
+        drawn[here] = shown[here]
+    assert np.array_equal(drawn, shown)
+    assert np.array_equal(pixels(view.grab().toImage()), shown), "the window keeps them"
 
 
 @pytest.mark.parametrize("scale", [2, 3])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from PySide6.QtCore import QModelIndex, QPoint, QSize, Qt, Signal
+from PySide6.QtCore import QEvent, QModelIndex, QPoint, QSize, Qt, Signal
 from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QMenu, QTableView
 
@@ -99,6 +99,12 @@ class FactTable(QTableView):
             self.setColumnWidth(1, width - name)
             self._fit_rows(list(range(self.facts.rowCount())))
 
+    def changeEvent(self, event: QEvent) -> None:
+        """Larger text needs higher rows."""
+        super().changeEvent(event)
+        if event.type() is QEvent.Type.FontChange and hasattr(self, "facts"):
+            self._fit_rows(list(range(self.facts.rowCount())))
+
     def _on_reset(self) -> None:
         self.clearSpans()
         for row in self.facts.headings:
@@ -106,14 +112,16 @@ class FactTable(QTableView):
         self._fit_rows(list(range(self.facts.rowCount())))
 
     def _fit_rows(self, rows: list[int]) -> None:
-        line, room = self.fontMetrics().height(), self.columnWidth(0) - _NAME_PAD
+        metrics, line = self.fontMetrics(), self.fontMetrics().height()
+        room, room_beside = self.columnWidth(0) - _NAME_PAD, self.columnWidth(1) - _NAME_PAD
         for row in rows:
             fact = self.facts.fact_at(row)
             if fact is None:
                 self.setRowHeight(row, line + _HEADING_PAD)
             elif (
-                len(fact.value) <= _SHORT
-                and self.fontMetrics().horizontalAdvance(fact.name) <= room
+                len(fact.value) <= _SHORT  # what is longer is not even measured
+                and metrics.horizontalAdvance(fact.value) <= room_beside
+                and metrics.horizontalAdvance(fact.name) <= room
                 and "\n" not in fact.value
             ):
                 self.setRowHeight(row, line + 6)

@@ -17,7 +17,7 @@ from kvscope_app.look.widgets import FittingLabel, Segments
 from kvscope_app.look.zoom import scaled
 from kvscope_app.session.course_window import first_of_note_ns
 from kvscope_app.session.session import Session
-from kvscope_app.views.base import View
+from kvscope_app.views.base import HINT, View
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.timed_session import Choice, TimedSession
 from kvscope_app.views.timeline.course_follower import CourseFollower
@@ -68,6 +68,7 @@ class TimelineView(View):
         self.follow = tool_button("Follow", "Keep the cursor in sight as time goes on", checkable=True, checked=True)
         self.fit = tool_button("Fit", "Show all of the time")
         self.pointed = FittingLabel(*_HELPS)
+        self.pointed.setProperty(HINT, True)
         self.rows = QScrollBar(Qt.Orientation.Vertical)
         self.rows.setAccessibleName("Rows of requests")
         self._later = QTimer(self, singleShot=True, interval=0)

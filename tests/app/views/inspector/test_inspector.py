@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QApplication
 
 from kvscope_app.look.theme import DARK, LIGHT
+from kvscope_app.views.inspector.fact_table import FactTable
+from kvscope_app.views.inspector.facts import Fact, page
 from kvscope_app.views.inspector.view import BLOCK, EMPTY_TEXTS, REQUEST, STEP, InspectorView
 from kvscope_telemetry.ledger import BlockState, attention_units
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
@@ -246,3 +249,19 @@ def test_a_large_pool_costs_no_more(make_engine, make_session, show, poll):
     session.select_block(500_050)
     assert ("Request #1", "51 of 100 blocks, tokens 800 to 815") in told(view)
     assert int(session.mirror.ledger.state[500_050]) == BlockState.ACTIVE
+
+
+@pytest.mark.parametrize("width", [220, 280, 360, 600])
+def test_a_value_that_wraps_has_the_height_it_needs(qtbot, width):
+    table = FactTable()
+    qtbot.addWidget(table)
+    values = ["short", "15 blocks, 10.5 MiB, 240 of 240 slots filled", "needed 3 blocks and none was free", "a " * 40]
+    table.resize(width, 400)
+    table.show()
+    table.show_page(page("Request", ("Facts", [Fact(f"fact {at}", value) for at, value in enumerate(values)])))
+    QApplication.processEvents()
+    larger = table.font()
+    larger.setPointSizeF(1.75 * larger.pointSizeF())  # as all text is made larger
+    table.setFont(larger)
+    for row in range(table.facts.rowCount()):
+        assert table.rowHeight(row) >= table.sizeHintForRow(row) or table.facts.fact_at(row) is None
