@@ -17,7 +17,7 @@ from kvscope_telemetry.messages.model_words import short_name
 
 if TYPE_CHECKING:
     from kvscope_telemetry.recorded import Recorded
-    from kvscope_telemetry.timeline.left_rings import LeftRing
+    from kvscope_telemetry.timeline.left_rings import LeftRing, TidiedRings
     from kvscope_telemetry.timeline.tape import Tape
 
 _LOOK_MS: Final = 500
@@ -33,7 +33,7 @@ class LeftRings(QObject):
     ) -> None:
         super().__init__(parent)
         self._windows, self._show = windows, show
-        self._finding: Background[list[LeftRing]] | None = None
+        self._finding: Background[TidiedRings] | None = None
         self._opening: Background[Tape] | None = None
         self._window: WindowBody | None = None
         self._clock = QTimer(self, interval=_LOOK_MS)
@@ -56,13 +56,13 @@ class LeftRings(QObject):
         if self._opening is not None:
             self._look_at_opening(self._opening)
         elif self._finding is not None and self._finding.is_over:
-            rings = self._finding.made or []
-            if not rings:
+            found = self._finding.made
+            if found is None or not (found.kept or found.discarded):
                 self._clock.stop()
             else:
-                self._offer(rings)
+                self._offer(found)
 
-    def _offer(self, rings: list[LeftRing]) -> None:
+    def _offer(self, found: TidiedRings) -> None:
         """As soon as a window shows something and its banner is free: a banner that begins with the engine's is gone
         with it."""
         window = next((w for w in self._windows() if w.session.live_mirror.hello is not None), None)
@@ -70,11 +70,16 @@ class LeftRings(QObject):
             return
         self._clock.stop()
         self._window = window
+        if not found.kept:
+            window.banner.tell("Old sessions deleted", _deleted(found.discarded), is_offer=True, passes=True)
+            return
+        rings = found.kept
         ring, more = rings[0], len(rings) - 1
         discard = "Discard all" if more else "Discard"
         window.banner.tell(
             f"{plural(len(rings), 'session')} ended unexpectedly" if more else "A session ended unexpectedly",
-            _words(ring, "The newest" if more else "What is left"),
+            _words(ring, "The newest" if more else "What is left")
+            + (f". {_deleted(found.discarded)}" if found.discarded else ""),
             (
                 ("Open the newest" if more else "Open", lambda: self._open(ring)),
                 (discard, lambda: self._discard(rings)),
@@ -120,3 +125,12 @@ def _words(ring: LeftRing, what: str) -> str:
     """What can be looked at, what matters most first: a small window cuts the rest."""
     when = time.strftime("%a %H:%M", time.localtime(ring.start_ns / 1e9))
     return f"{what}: {seconds(round(ring.seconds))} from {when}, {short_name(ring.model)}, {num_bytes(ring.num_bytes)}"
+
+
+def _deleted(rings: Sequence[LeftRing]) -> str:
+    from kvscope_telemetry.timeline.left_rings import MAX_LEFT_BYTES, MAX_LEFT_S
+
+    return (
+        f"{plural(len(rings), 'crashed session')} deleted ({num_bytes(sum(ring.num_bytes for ring in rings))}): "
+        f"older than {MAX_LEFT_S / 86400:.0f} days, or over {num_bytes(MAX_LEFT_BYTES)} together"
+    )

@@ -4,8 +4,9 @@ An MCAP file of profile `kvscope`: chunks of messages in msgpack, as they went o
 `kvscope.TelemetryMessage`, described by `kvscope_telemetry.messages.telemetry`), on four channels, but that the frames
 of a second are together in a bundle (schema `kvscope.Bundle`, described by `bundles.bundle` and `bundles.gathering`),
 which gives each back byte for byte; a metadata record after their chunk says how many there are. Hashes of blocks lie
-before what needs them, each once, in lists (schema `kvscope.HashPart`, `bundles.hash_lists`), which bundles and leaps
-refer to (`bundles.leaps.listed_leaps`), and keyframes to those since the third before (`bundles.listed_keyframes`; very
+before what needs them, in lists (schema `kvscope.HashPart`, `bundles.hash_lists`; each part is there twice, in two
+chunks, as are the first state and each snapshot that came, on the channel of keyframes), which bundles and leaps refer
+to (`bundles.leaps.listed_leaps`), and keyframes to those since the third before (`bundles.listed_keyframes`; very
 large ones lie without those that they tell twice, `bundles.placed_parents`). And, in chunks of their own, leaps over
 some seconds (`leaps`), a summary a second, events in lists, what was said of bookmarks and, only where somebody asked
 for them, texts of blocks (`texts`), these as JSON with a JSON schema. Log times are the engine's monotonic clock set by

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.leap import Leap
-from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Snapshot, TelemetryMessage
 from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
 from kvscope_telemetry.recordings.bundles.hash_lists import MAX_LISTED, HashList, ToldList
 from kvscope_telemetry.recordings.bundles.leaps.listed_leaps import pack_listed_leap
@@ -32,6 +32,7 @@ from kvscope_telemetry.recordings.layout import (
     HASHES,
     HASHES_SCHEMA,
     JSON_SCHEMAS,
+    KEYFRAMES,
     LEAPS,
     MESSAGE_ENCODING,
     PART_SUFFIX,
@@ -47,8 +48,6 @@ from kvscope_telemetry.summaries.summary import schema_of
 
 LIBRARY: Final = "kvscope"
 BIG_MESSAGE_BYTES: Final = CHUNK_BYTES // 8
-_MANY: Final = 64
-"""So many messages may be a chunk when they are of `CHUNK_NS`."""
 _RECORD_BYTES: Final = 31
 """What a message takes in a chunk besides its data."""
 LIST_NS: Final = 20_000_000_000
@@ -103,6 +102,9 @@ class McapFile:
 
     Raises BadInput for a path that cannot be written, or where something is already: nothing is overwritten.
     `is_copy`: chunks of another file are copied into it, whose lists of hashes stand for themselves.
+
+    What much else follows from is there twice, in chunks of their own, so that one damaged chunk costs no more than its
+    own second: the first state, each snapshot that came, and the hashes of blocks.
     """
 
     def __init__(self, path: Path, *, is_copy: bool = False) -> None:
@@ -124,6 +126,7 @@ class McapFile:
         self._read: list[TelemetryMessage | None] = []  # of them
         self._gathered_bytes = 0
         self._hashes = HashList()
+        self._has_state = False
         self._writer.start(PROFILE, LIBRARY)
         self._since_s = 0.0
         self.num_bytes = 0
@@ -169,9 +172,14 @@ class McapFile:
         self._gathered.append((channel, log_time_ns, data))
         self._read.append(read)
         self._gathered_bytes += len(data) + _RECORD_BYTES
-        is_long = log_time_ns - self._gathered[0][1] >= CHUNK_NS and len(self._gathered) >= _MANY
+        is_long = log_time_ns - self._gathered[0][1] >= CHUNK_NS
         if alone or is_long or self._gathered_bytes >= CHUNK_BYTES:
             self.flush()
+        if isinstance(read, Snapshot):
+            self.flush()
+            self._has_state = True
+            self._write([(KEYFRAMES, log_time_ns, data)])
+            self._hashes.begin_at_keyframe(log_time_ns)
 
     def refer_to(self, lists: Sequence[ToldList]) -> None:
         """Lists of hashes that were copied into it, which the next state may name."""
@@ -186,7 +194,11 @@ class McapFile:
                 self.flush()
         told = (*self._copied, *self._hashes.all_told)
         self._copied = ()
-        self._writer.add_in_pieces(channel, log_time_ns, whole_pieces(state, told))
+        pieces = whole_pieces(state, told)
+        self._writer.add_in_pieces(channel, log_time_ns, pieces)
+        if not self._has_state:
+            self._has_state = True
+            self._writer.add_in_pieces(KEYFRAMES, log_time_ns, pieces)
         self.flush()
         self._hashes.begin_at_keyframe(log_time_ns)
 
@@ -217,7 +229,8 @@ class McapFile:
         entries = with_bundles(gathered, self._hashes, read)
         part = self._hashes.take()
         if part is not None:
-            self._write([(HASHES, *part)])
+            for _ in range(2):
+                self._write([(HASHES, *part)])
         self._write(entries)
 
     def _write(self, entries: Sequence[Entry]) -> None:

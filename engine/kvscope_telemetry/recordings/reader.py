@@ -19,6 +19,7 @@ from kvscope_telemetry.recorded import RecordingInfo, StoredMessage
 from kvscope_telemetry.recordings.bundles.kept_messages import KeptMessages
 from kvscope_telemetry.recordings.chunks import Chunk
 from kvscope_telemetry.recordings.effort import Watch
+from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import FRAMES, KEYFRAMES, OTHERS, STATE
 from kvscope_telemetry.recordings.request_index import RecordedRequest, RequestReader, TimedMessage
 from kvscope_telemetry.recordings.stored_chunks import StoredChunks
@@ -171,9 +172,10 @@ class Recording:
         return self._in_seconds(self.timed_messages(from_ns, until_ns, keyframes=keyframes))
 
     def timed_messages(self, from_ns: int, until_ns: int, *, keyframes: bool) -> Iterator[TimedMessage]:
-        """The same by the wall clock."""
+        """The same by the wall clock. With keyframes there is one more behind each damage that leaps lead past."""
         kinds = (FRAMES, STATE, OTHERS, KEYFRAMES) if keyframes else (FRAMES, STATE, OTHERS)
-        return self._chunks.messages(kinds, from_ns, until_ns)
+        told = self._chunks.messages(kinds, from_ns, until_ns)
+        return self._past_damage(told, from_ns) if keyframes else told
 
     def raw_messages(self, from_ns: int, until_ns: int, *, about: int | None = None) -> Iterator[StoredMessage]:
         """All that was written in this time, by the wall clock, keyframes too; it is not decoded. `about`: a block;
@@ -185,11 +187,7 @@ class Recording:
 
         Before the first snapshot the mirror has no blocks. Requests that had ended are known from the last keyframe on.
         """
-        follower = Follower()
-        for _, message in self.run_up(seconds):
-            follower.feed(message)
-        follower.settle()
-        return follower.mirror
+        return self._state_at_ns(self._log_time_ns(seconds))
 
     def run_up(self, seconds: float) -> Iterator[tuple[float, TelemetryMessage]]:
         """Seconds and message of what the state at `seconds` follows from: the newest snapshot, leaps from there and
@@ -237,10 +235,49 @@ class Recording:
         """Every request, in the order they were announced; reads the whole recording."""
         return RequestReader().read(self._chunks.messages((FRAMES, STATE, KEYFRAMES), 0, _FOREVER_NS))
 
+    def _state_at_ns(self, until_ns: int) -> Mirror:
+        follower = Follower()
+        for _, message in self.timed_run_up(until_ns):
+            follower.feed(message)
+        follower.settle()
+        return follower.mirror
+
     def _snapshots_before(self, until_ns: int) -> Iterator[tuple[int, Snapshot]]:
         for log_time_ns, found in self._chunks.newest_first((STATE, KEYFRAMES), until_ns):
             if isinstance(found, Snapshot):
                 yield log_time_ns, found
+
+    def _past_damage(self, told: Iterator[TimedMessage], from_ns: int) -> Iterator[TimedMessage]:
+        place, due_ns = StatePlace(), 0
+        for log_time_ns, message in told:
+            if isinstance(message, Snapshot) and place.is_newer(message):
+                place.go_to(message)
+            elif isinstance(message, Frame) and not place.has(message):
+                if place.epoch is None:
+                    self._enter(place, message, from_ns)
+                if not place.is_before(message) and log_time_ns >= due_ns:
+                    state = self._state_before(message, log_time_ns)
+                    if state is not None:
+                        place.go_to(state)
+                        yield log_time_ns, state
+                    due_ns = 1 + (self._chunks.leap_from(log_time_ns) or _FOREVER_NS)
+                if place.is_before(message):
+                    place.advance(message)
+            yield log_time_ns, message
+
+    def _enter(self, place: StatePlace, first: Frame, from_ns: int) -> None:
+        """To where the state is from which somebody goes on at `from_ns`, whose first frame is `first`."""
+        if self.num_damaged:
+            mirror = self._state_at_ns(from_ns)
+            place.epoch, place.seq = mirror.epoch, mirror.seq
+        else:
+            place.epoch, place.seq = first.epoch, first.seq - 1
+
+    def _state_before(self, frame: Frame, log_time_ns: int) -> Snapshot | None:
+        """None where it cannot be had."""
+        mirror = self._state_at_ns(log_time_ns - 1)
+        is_known = mirror.hello is not None and (mirror.epoch, mirror.seq) == (frame.epoch, frame.seq - 1)
+        return snapshot_of(mirror) if is_known else None
 
     def _in_seconds(self, timed: Iterator[TimedMessage]) -> Iterator[tuple[float, TelemetryMessage]]:
         for log_time_ns, message in timed:

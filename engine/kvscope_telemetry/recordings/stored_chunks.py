@@ -198,6 +198,11 @@ class StoredChunks:
                 if run.go_on(leap):
                     yield chunk.offset, raw.log_time_ns, leap
 
+    def leap_from(self, at_ns: int) -> int | None:
+        """When the first leap ends that does not before `at_ns`; None: there is none."""
+        place = bisect_left(self.leaps, at_ns, key=_start)
+        return self.leaps[place].start_ns if place < len(self.leaps) else None
+
     def glances_from(self, from_ns: int) -> Iterator[Summary | TimedEvent]:
         """Summaries and events in the order they were written, of chunks that reach beyond `from_ns`."""
         kinds = tuple(self.found.channels[kind] for kind in (SUMMARIES, EVENTS, EVENT_LISTS))

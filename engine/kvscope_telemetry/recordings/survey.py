@@ -38,7 +38,7 @@ class Survey:
     limit: str = ""
     """Why not all of the file was looked at; empty when it was."""
     damages: list[str] = field(default_factory=list)
-    """Of each chunk that was left out, where it is and why."""
+    """Of each chunk, or place between chunks, that was left out, where it is and why."""
 
     def add(self, new: list[Chunk]) -> None:
         """More chunks, sorted."""
@@ -67,7 +67,7 @@ class Surveyor:
     def __init__(self) -> None:
         self.found = Survey()
         self._walk = ChunkWalk(len(MAGIC))
-        self._num_walked = 0
+        self._num_walked = self._num_damages = 0
         self._file: BinaryIO
         self._effort: Effort
 
@@ -78,7 +78,10 @@ class Surveyor:
         effort.begin_step(0.0, 0.5)
         self._walk.run(file, effort)
         found.is_complete, found.limit = walked.is_complete, walked.limit
-        found.channels = {kind: walked.topics[topic] for kind, topic in TOPICS.items()}
+        found.damages += walked.damages[self._num_damages :]
+        self._num_damages = len(walked.damages)
+        channels = walked.topics
+        found.channels = {kind: channels[topic] for kind, topic in TOPICS.items()}
         effort.begin_step(0.5, 0.9)
         new = self._believed(walked)
         self._num_walked = len(walked.chunks)

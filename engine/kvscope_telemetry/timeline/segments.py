@@ -91,7 +91,7 @@ class Segments:
         begins with."""
         if self._is_resting:
             return time.monotonic() >= self._again_s
-        if self._file is None or self.end_ns is None:
+        if self._file is None or self.end_ns is None or self._num_added < 2:
             return False
         longest_ns = min(self._segment_ns, self.bounds.max_seconds * 1e9 / PARTS)
         if self.end_ns - self._began_ns >= longest_ns:

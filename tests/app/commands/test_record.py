@@ -186,7 +186,7 @@ def test_a_full_disk_is_said(
     program = (
         "import resource, signal, sys\nfrom kvscope_app.main import main\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))\n"
         f"sys.exit(main(['record', {endpoint!r}, '--out', {str(tmp_path / 'x.mcap')!r}]))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S)

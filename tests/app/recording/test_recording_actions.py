@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDialog, QFileDialog, QInputDialog, QLabel
 
@@ -190,7 +191,7 @@ def test_what_a_crashed_session_left_is_offered_opened_and_discarded(window, set
     offer = LeftRings(window, lambda: [window], shown.append)
     offer.begin()
     qtbot.waitUntil(lambda: "ended unexpectedly" in window.banner.text, timeout=WAIT_MS)
-    (ring,) = offer._finding.made
+    (ring,) = offer._finding.made.kept
     offer._open(ring)
     qtbot.waitUntil(lambda: bool(shown), timeout=WAIT_MS)
     assert isinstance(shown[0], Tape)
@@ -198,3 +199,16 @@ def test_what_a_crashed_session_left_is_offered_opened_and_discarded(window, set
     assert window.banner.text == ""
     offer._discard([ring])
     qtbot.waitUntil(lambda: list(rings_folder().iterdir()) == [window.session.kept.ring.folder], timeout=WAIT_MS)
+
+
+def test_crashed_sessions_that_are_too_old_go_and_that_is_said(window, settings, qtbot):
+    left = make_ring(settings)
+    engine = SyntheticEngine(num_blocks=60, num_running=3, epoch=77)
+    week_ago = replace(engine.hello, wall_time_ns=engine.hello.wall_time_ns - 8 * 24 * 3600 * 10**9)
+    snapshot = replace(engine.snapshot(), hello=week_ago)
+    for message in (week_ago, snapshot, *(engine.advance() for _ in range(30))):
+        left.write(message, wait=True)
+    left.close(keep=True)
+    LeftRings(window, lambda: [window], lambda recorded: None).begin()
+    qtbot.waitUntil(lambda: "Old sessions deleted" in window.banner.text, timeout=WAIT_MS)
+    assert list(rings_folder().iterdir()) == [window.session.kept.ring.folder]

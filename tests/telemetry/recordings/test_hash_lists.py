@@ -143,14 +143,17 @@ def test_a_listed_leap_that_is_damaged_is_refused() -> None:
             listed_leap(msgspec.msgpack.encode(good | change), lists_of(told))
 
 
-def test_a_damaged_part_costs_what_needs_it(record: Callable[..., Any]) -> None:
+def test_a_part_is_there_twice_and_damage_to_both_costs_what_needs_it(record: Callable[..., Any]) -> None:
     recorded = record(900, keyframe_interval_ns=1 << 60)
     whole = Recording.open(recorded.path)
     channel = whole._found.channels[HASHES]
-    parts = [chunk for chunk in whole._found.chunks if channel in chunk.counts]
-    assert len(parts) >= 4
+    parts = sorted([chunk for chunk in whole._found.chunks if channel in chunk.counts], key=lambda chunk: chunk.offset)
+    assert len(parts) >= 8
     data = bytearray(recorded.path.read_bytes())
-    data[parts[2].offset + parts[2].stored_bytes // 2] ^= 1
+    data[parts[4].offset + parts[4].stored_bytes // 2] ^= 1
+    recorded.path.write_bytes(data)
+    assert list(Recording.open(recorded.path).frames()) == recorded.frames
+    data[parts[5].offset + parts[5].stored_bytes // 2] ^= 1
     recorded.path.write_bytes(data)
     found = Recording.open(recorded.path)
     frames = list(found.frames())

@@ -110,7 +110,7 @@ def test_records_that_hold_nothing_are_walked_over_for_a_while(tmp_path: Path, m
     monkeypatch.setattr(efforts, "MAX_STEP_BYTES", 1 << 20)
     monkeypatch.setattr(efforts, "STEP_BYTES_A_STORED_BYTE", 8)
     path = tmp_path / "nothing.mcap"
-    path.write_bytes(MAGIC + struct.pack("<BQ", 127, 0) * 100_000)
+    path.write_bytes(MAGIC + struct.pack("<BQ", 128, 0) * 100_000)
     assert refusal(path).endswith("MiB would have to be looked at")
 
 

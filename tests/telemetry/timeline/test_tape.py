@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.timeline.left_rings import left_rings
+from kvscope_telemetry.timeline.left_rings import left_rings, tidy_left_rings
 from kvscope_telemetry.timeline.ring import Ring
 from kvscope_telemetry.timeline.ring_folder import segments_in
 from kvscope_telemetry.timeline.tape import Tape
@@ -92,13 +93,13 @@ def test_what_goes_while_it_is_read(make_ring: MakeRing, make_session: MakeSessi
     assert ring.flush(60.0)
     tape = Tape.open(ring.folder)
     begun = tape.messages(keyframes=True)
-    next(begun)
+    assert next(message for _, message in begun if isinstance(message, Frame)).seq == 1
     before = Tape.open(ring.folder)
     session.go_on(850)
     assert ring.flush(60.0)
     seqs = [message.seq for _, message in begun if isinstance(message, Frame)]
     assert seqs == sorted(set(seqs))
-    assert seqs[0] == 1
+    assert seqs[0] == 2
     state = before.state_at(0.5)
     assert before.first_s > 0
     assert state.time_ns > session.frames[150].time_ns
@@ -383,3 +384,29 @@ def test_a_ring_that_is_written_is_not_left(make_ring: MakeRing, make_session: M
     with pytest.raises(BadInput, match="another process writes it"):
         type(left)(other.folder, "", 0, 0.0, 0).discard()
     other.close()
+
+
+def test_left_rings_are_bounded_together_and_by_age(
+    make_ring: MakeRing, make_session: MakeSession, tmp_path: Path
+) -> None:
+    """The oldest go first, those that nobody can read among them; the newest stays even if it is too large."""
+    for name in ("first", "second", "third"):
+        ring = make_ring(name)
+        make_session(ring).go_on(100)
+        ring.close(keep=True)
+    rings = left_rings(tmp_path)
+    assert [ring.folder.name for ring in rings] == ["third", "second", "first"], "the newest first"
+    assert tidy_left_rings(tmp_path).discarded == []
+    damaged = tmp_path / "unreadable"
+    damaged.mkdir()
+    (damaged / "lock").touch()
+    (damaged / "000001.mcap.part").write_bytes(b"x" * 1000)
+    os.utime(damaged / "000001.mcap.part", (0, 0))
+    two = rings[0].num_bytes + rings[1].num_bytes
+    tidied = tidy_left_rings(tmp_path, max_bytes=two)
+    assert [ring.folder.name for ring in tidied.kept] == ["third", "second"]
+    assert [ring.folder.name for ring in tidied.discarded] == ["first", "unreadable"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["second", "third"]
+    assert [ring.folder.name for ring in tidy_left_rings(tmp_path, max_bytes=1).kept] == ["third"]
+    assert [ring.folder.name for ring in tidy_left_rings(tmp_path, max_seconds=-1e6).discarded] == ["third"]
+    assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QSettings, QStandardPaths
 
@@ -15,10 +15,8 @@ from kvscope_app.settings.settings_keeper import read_settings
 
 if TYPE_CHECKING:
     from kvscope_telemetry.timeline.distant_ring import DistantRing
-    from kvscope_telemetry.timeline.left_rings import LeftRing
+    from kvscope_telemetry.timeline.left_rings import TidiedRings
 
-_OLD_S: Final = 7 * 24 * 3600
-"""What a crashed session left goes when nobody asked for it for so long."""
 _numbers = itertools.count(1)
 
 
@@ -52,23 +50,13 @@ def make_ring(settings: QSettings) -> DistantRing:
     return DistantRing(folder, max_bytes=megabytes << 20, max_seconds=minutes * 60.0)
 
 
-def find_left_rings() -> Background[list[LeftRing]]:
-    """Those of crashed sessions, the newest first; what is very old is deleted."""
+def find_left_rings() -> Background[TidiedRings]:
+    """Those of crashed sessions, the newest first; what is too old or too much is deleted."""
     parent = rings_folder()
 
-    def find(_: object) -> list[LeftRing]:
-        from kvscope_telemetry.errors import BadInput
-        from kvscope_telemetry.timeline.left_rings import left_rings
+    def find(_: object) -> TidiedRings:
+        from kvscope_telemetry.timeline.left_rings import tidy_left_rings
 
-        found = []
-        for ring in left_rings(parent):
-            if time.time() - ring.start_ns / 1e9 < _OLD_S:
-                found.append(ring)
-            else:
-                try:
-                    ring.discard()
-                except BadInput:  # somebody opened it
-                    continue
-        return found
+        return tidy_left_rings(parent)
 
     return Background(find, "kvscope-left")

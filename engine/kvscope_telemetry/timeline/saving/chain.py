@@ -39,21 +39,21 @@ class Chain:
     def __init__(self, at: _Place, at_ns: int) -> None:
         self._at, self._since_ns = at, at_ns
         self._num_bytes = 0  # of leaps since then
-        self._lists: dict[int, list[bytes]] = {}
+        self._lists: dict[int, dict[int, bytes]] = {}  # name -> place of the first hash of a part -> the part
 
     def has(self, part: HashPart) -> None:
         """A part of a list is in the file, and so is all of it before."""
         if part.first == 0:
-            self._lists[part.list] = []
+            self._lists.setdefault(part.list, {})
             if len(self._lists) > MAX_EARLIER_LISTS:
                 del self._lists[next(iter(self._lists))]
         if part.list in self._lists:
-            self._lists[part.list].append(part.hashes)
+            self._lists[part.list][part.first] = part.hashes
 
     @property
     def lists(self) -> list[ToldList]:
         """Those that are in the file, the newest."""
-        return [ToldList(name, np.frombuffer(b"".join(parts), "<i8")) for name, parts in self._lists.items()]
+        return [ToldList(name, np.frombuffer(b"".join(parts.values()), "<i8")) for name, parts in self._lists.items()]
 
     def leapt(self, stored: StoredRecords) -> None:
         """A leap was taken."""

@@ -1,0 +1,132 @@
+"""One flipped bit anywhere in a recording of eight seconds: it opens, and loses at most the seconds around the bit.
+
+Whoever wrote it: a recording, a part saved from a ring, a recovered file, a ring, and what a killed process left.
+With `KVSCOPE_STORMS` set each gets 300 flips; the seed is printed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvscope_telemetry.exports.recover import recover
+from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.state.follower import Follower
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+from kvscope_telemetry.timeline.ring import Ring
+from kvscope_telemetry.timeline.ring_folder import segments_in
+from kvscope_telemetry.timeline.save import save
+from kvscope_telemetry.timeline.tape import Tape
+
+SECONDS, RATE = 8, 100
+SEED = 20
+SPARED_BYTES = 64
+"""At both ends: the magic numbers, and what says that this is an MCAP file."""
+
+
+def write_seconds(into: RecordingWriter | Ring) -> None:
+    now_ns = 1_000_000_000
+    engine = SyntheticEngine(num_blocks=600, num_running=8, clock=lambda: now_ns)
+    into.write(engine.snapshot(), wait=True)
+    for step in range(SECONDS * RATE):
+        now_ns += 1_000_000_000 // RATE
+        into.write(engine.advance(), wait=True)
+        engine.outputs.clear()
+        if step % RATE == 0:
+            into.write(engine.heartbeat(), wait=True)
+
+
+def written(folder: Path) -> Path:
+    with RecordingWriter(folder / "written.mcap") as writer:
+        write_seconds(writer)
+    return writer.path
+
+
+def in_a_ring(folder: Path) -> Path:
+    ring = Ring(folder / "ring")
+    write_seconds(ring)
+    ring.close(keep=True)
+    (segment,) = segments_in(ring.folder).values()
+    return segment
+
+
+def saved(folder: Path) -> Path:
+    segment = in_a_ring(folder)
+    assert save(Tape.open(segment.parent), folder / "saved.mcap", 0.0)
+    return folder / "saved.mcap"
+
+
+def recovered(folder: Path) -> Path:
+    assert recover(Recording.open(written(folder)), folder / "recovered.mcap").num_frames == SECONDS * RATE
+    return folder / "recovered.mcap"
+
+
+def left_by_a_killed_process(folder: Path) -> Path:
+    with RecordingWriter(folder / "killed.mcap") as writer:
+        write_seconds(writer)
+        assert writer.flush(60.0)
+        left = folder / "left.mcap.part"
+        left.write_bytes(writer.part.read_bytes())
+    return left
+
+
+def flips(data: bytes, num_flips: int, choose: random.Random) -> Iterator[tuple[str, bytes]]:
+    for _ in range(num_flips):
+        at, bit = choose.randrange(SPARED_BYTES, len(data) - SPARED_BYTES), choose.randrange(8)
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << bit
+        yield f"bit {bit} of byte {at} of {len(data)}, seed {SEED}", bytes(flipped)
+
+
+def num_states(recording: Recording) -> int:
+    """Of how many frames the state behind them is known to who plays it from its start."""
+    follower, known = Follower(), set[int]()
+    for _, message in recording.messages(keyframes=True):
+        follower.feed(message)
+        follower.settle()
+        if isinstance(message, Frame) and not follower.is_lost and follower.mirror.seq == message.seq:
+            known.add(message.seq)
+    return len(known)
+
+
+@pytest.mark.parametrize("write", [written, in_a_ring, saved, recovered, left_by_a_killed_process])
+def test_a_flipped_bit_costs_the_seconds_around_it(
+    write: Callable[[Path], Path], tmp_path: Path, storm: Callable[[int, int], int]
+) -> None:
+    path = write(tmp_path)
+    whole = {frame.seq: frame for frame in Recording.open(path).frames()}
+    assert len(whole) >= SECONDS * RATE - 1, "a saved part begins with the state behind its first frame"
+    flipped_path = tmp_path / f"flipped{''.join(path.suffixes)}"
+    print(f"seed {SEED}")
+    for where, data in flips(path.read_bytes(), storm(40 if write is written else 10, 300), random.Random(SEED)):
+        flipped_path.write_bytes(data)
+        recording = Recording.open(flipped_path)
+        frames = list(recording.frames())
+        assert all(frame == whole[frame.seq] for frame in frames), where
+        assert len(frames) >= 0.8 * len(whole), where
+        assert num_states(recording) >= 0.7 * len(whole), where
+        assert recording.state_at(recording.info.duration_s).seq >= max(whole) - RATE, where
+
+
+@pytest.mark.parametrize("at_s", [2.0, 5.0])
+def test_who_goes_on_from_a_damaged_second_has_the_state_again(tmp_path: Path, at_s: float) -> None:
+    path = written(tmp_path)
+    whole = Recording.open(path)
+    at_ns = whole.start_ns + at_s * 1e9
+    damaged = next(chunk for chunk in whole.chunks.told if chunk.start_ns <= at_ns <= chunk.end_ns)
+    data = bytearray(path.read_bytes())
+    data[damaged.offset + damaged.stored_bytes // 2] ^= 1
+    path.write_bytes(data)
+    recording, follower = Recording.open(path), Follower()
+    for _, message in recording.run_up(at_s):
+        follower.feed(message)
+    for _, message in recording.messages(at_s, at_s + 3.0, keyframes=True):
+        follower.feed(message)
+    follower.settle()
+    assert not follower.is_lost
+    assert follower.mirror.ledger.equals(whole.state_at(at_s + 3.0).ledger)
