@@ -26,7 +26,7 @@ _MAX_METADATA_BYTES: Final = 256
 _FOOTER_BYTES: Final = 20
 _LAST_OPCODE, _FIRST_PRIVATE_OPCODE = 15, 128
 _CHUNK_BEGINS: Final = re.compile(rb"\x06.{36}\x04\0\0\0zstd.{8}\x28\xb5\x2f\xfd", re.DOTALL)
-"""Of a compressed chunk, up to the magic number of zstd: what one is found by where the records before make no sense."""
+"""How a compressed chunk begins, up to the magic number of zstd: found by it where the records before make no sense."""
 _CHUNK_BEGIN_BYTES: Final = 57
 _SEARCH_BYTES: Final = 1 << 20
 _MAX_SEARCH_BYTES: Final = MAX_CHUNK_BYTES
