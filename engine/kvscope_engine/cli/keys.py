@@ -10,7 +10,7 @@ from typing import Any
 
 from kvscope_engine.cli.parser import CommandParser
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.keys.key_ring import ClientEntry, KeyRing, default_keys_folder
+from kvscope_telemetry.keys.key_ring import ClientEntry, KeyRing, default_keys_folder, read_allow_list
 from kvscope_telemetry.messages.roles import Role
 
 ABOUT = (
@@ -71,7 +71,7 @@ def _new(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    entries = KeyRing(args.keys).entries()
+    entries = read_allow_list(args.keys or default_keys_folder())
     told = [{"name": e.name, "role": str(e.role), "made": e.made, "public": e.public} for e in entries]
     _print(args, told, "\n".join(_rows(entries)))
     return 0

@@ -17,6 +17,9 @@ from typing import Final
 
 import msgspec
 
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.keys.key_ring import default_keys_folder, read_allow_list
+
 GIB: Final = 1 << 30
 MIN_MEMORY_BYTES: Final = 1 * GIB
 MIN_DISK_BYTES: Final = 1 * GIB
@@ -63,6 +66,7 @@ def check_machine() -> list[Check]:
         _cache_folder,
         _default_model,
         _weights,
+        _allow_list,
         _qt,
         _qt_libraries,
         _display,
@@ -168,6 +172,17 @@ def _weights() -> Check:
     detail, ok = default_weights()
     mend = "sudo apt-get install gcc" if detail == NO_COMPILER else ""
     return Check(name="weights", ok=ok, detail=f"of the default model on the CPU: {detail}", mend=mend)
+
+
+def _allow_list() -> Check:
+    folder = default_keys_folder()
+    try:
+        entries = read_allow_list(folder)
+    except KvscopeError as error:
+        mend = "correct the file, or move it away and let each client in again with `kvscope-engine keys new NAME`"
+        return Check(name="allow-list", ok=False, detail=f"no client is let in over tcp: {error}", mend=mend)
+    keys = f"{len(entries)} {'key' if len(entries) == 1 else 'keys'}" if entries else "no keys yet: made when needed"
+    return Check(name="allow-list", ok=True, detail=f"{keys}, in {folder}")
 
 
 def _qt() -> Check:

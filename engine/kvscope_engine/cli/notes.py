@@ -9,4 +9,9 @@ from collections.abc import Sequence
 def tell_notes(notes: Sequence[str]) -> None:
     """A line each."""
     for note in notes:
-        print(f"kvscope-engine: {note}", file=sys.stderr, flush=True)
+        tell_note(note)
+
+
+def tell_note(note: str) -> None:
+    """One line, at once."""
+    print(f"kvscope-engine: {note}", file=sys.stderr, flush=True)

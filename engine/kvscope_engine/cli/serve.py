@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvscope_engine.cli.arguments.options import add_engine_options, engine_config
 from kvscope_engine.cli.arguments.sample_interval import add_interval
 from kvscope_engine.cli.engine_class import engine_class
-from kvscope_engine.cli.notes import tell_notes
+from kvscope_engine.cli.notes import tell_note, tell_notes
 from kvscope_engine.cli.other_ranks import ends_with_ranks, followed, raise_lost_rank
 from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.http.child import HttpChild, connectable
@@ -162,7 +162,7 @@ def serve(
     is recorded to `record`, with the texts of blocks where `record_text` says so; `http` runs beside it. Devices are
     looked at every `sample_s` seconds.
     """
-    ring = KeyRing(keys) if endpoint.startswith("tcp") and keyless is None else None
+    ring = KeyRing(keys, warn=tell_note) if endpoint.startswith("tcp") and keyless is None else None
     with _recorder(record, texts=record_text) as recorder:
         service = EngineService(
             endpoint,

@@ -15,7 +15,7 @@ import fcntl
 import os
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,10 +77,31 @@ def local_key() -> Path | None:
     return path if path.is_file() else None
 
 
-class KeyRing:
-    """The keys in `folder`; made when they are not there. Raises BadInput for a folder that is not safe."""
+def read_allow_list(folder: Path) -> list[ClientEntry]:
+    """Who is let in with the keys in `folder`; nothing is made there. Raises BadInput when it cannot be read."""
+    path = folder / "clients.toml"
+    try:
+        if not path.exists():
+            return []
+        tables = tomllib.loads(read_private(path, _LIST)).get("client", [])
+    except OSError as error:
+        raise BadInput(f"{_LIST} {path} cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{_LIST} {path} is not accepted: it is not TOML: {error}") from None
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise BadInput(f"{_LIST} {path} is not accepted: [[client]] tables are expected")
+    return [_entry(table, path) for table in tables]
 
-    def __init__(self, folder: Path | None = None) -> None:
+
+class KeyRing:
+    """The keys in `folder`; made when they are not there. Raises BadInput for a folder that is not safe.
+
+    `warn` is told, in one line, when the allow-list cannot be read and when it can be again, from any thread.
+    """
+
+    def __init__(self, folder: Path | None = None, *, warn: Callable[[str], None] | None = None) -> None:
+        self._warn = warn or (lambda line: None)
+        self._trouble = ""
         self.folder = folder or default_keys_folder()
         make_private_folder(self.folder, _WHAT)
         with self._locked():
@@ -97,30 +118,25 @@ class KeyRing:
         return self._callers.get(public)
 
     def refresh(self) -> None:
-        """Read the list anew if it changed. While it cannot be read nobody is known."""
+        """Read the list anew if it changed. While it cannot be read nobody is let in, and `warn` is told."""
         self._looked_s = time.monotonic()
         stamp = _stamp(self.folder / "clients.toml")
         if stamp == self._stamp:
             return
         self._stamp = stamp
+        entries, trouble = list[ClientEntry](), ""
         try:
             entries = self.entries()
-        except BadInput:
-            entries = []
+        except BadInput as error:
+            trouble = str(error)
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._warn(f"{trouble}; until it is mended no client is let in" if trouble else f"{_LIST} is read again")
         self._callers = {entry.public: Caller(entry.name, entry.role, entry.public) for entry in entries}
 
     def entries(self) -> list[ClientEntry]:
         """The list as it is. Raises BadInput when it cannot be read."""
-        path = self.folder / "clients.toml"
-        if not path.exists():
-            return []
-        try:
-            tables = tomllib.loads(read_private(path, _LIST)).get("client", [])
-        except tomllib.TOMLDecodeError as error:
-            raise BadInput(f"{_LIST} {path} is not accepted: it is not TOML: {error}") from None
-        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            raise BadInput(f"{_LIST} {path} is not accepted: [[client]] tables are expected")
-        return [_entry(table, path) for table in tables]
+        return read_allow_list(self.folder)
 
     def new(self, name: str, role: Role, out: Path) -> ClientKey:
         """Make a key for a client, write its file, and let it in.

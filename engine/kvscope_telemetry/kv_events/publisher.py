@@ -23,6 +23,7 @@ from kvscope_telemetry.kv_events.batches import END_SEQ, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.config import KvEventsConfig
 from kvscope_telemetry.kv_events.encoding import encode_batch
 from kvscope_telemetry.kv_events.replay_buffer import ReplayBuffer
+from kvscope_telemetry.sockets.socket_files import SocketFiles
 from kvscope_telemetry.sockets.wakeup import Wakeup
 
 SEQ_BYTES: Final = 8
@@ -53,10 +54,12 @@ class KvEventPublisher:
         """Batches that could not be written; a consumer sees a hole."""
         self._context = zmq.Context()
         self._replay: zmq.Socket[bytes] | None = None
+        self._files = SocketFiles()
         try:
             self._open(config)
         except BaseException:
             self._context.destroy(linger=0)
+            self._files.remove()
             self._wakeup.close()
             raise
         self._thread = threading.Thread(target=self._run, name="kvscope-kv-events", daemon=True)
@@ -99,6 +102,8 @@ class KvEventPublisher:
         self._publisher.sndhwm = config.hwm
         self.endpoint = _attach(self._publisher, of_rank(config.endpoint, self._rank), bind=config.binds)
         """Where batches are published, with the port that was found where 0 was asked for."""
+        if config.binds:
+            self._files.note(self.endpoint)
         self.replay_endpoint = ""
         """Where they can be had again, empty for nowhere."""
         if config.replay_endpoint is not None:
@@ -106,6 +111,7 @@ class KvEventPublisher:
             # ZeroMQ counts what was read late: twice as many always fit a whole replay and its end.
             self._replay.sndhwm = 2 * (config.buffer_steps + 1)
             self.replay_endpoint = _attach(self._replay, of_rank(config.replay_endpoint, self._rank), bind=True)
+            self._files.note(self.replay_endpoint)
 
     def _run(self) -> None:
         poller = zmq.Poller()
@@ -125,6 +131,7 @@ class KvEventPublisher:
                 pass
         finally:
             self._context.destroy(linger=LINGER_MS)
+            self._files.remove()
 
     def _publish_some(self) -> bool:
         """Whether more may wait."""

@@ -63,6 +63,7 @@ class Guests:
         """Clients whose key is not on the list any more; each is told once."""
         if self._keys is None:
             return []
+        self._keys.refresh()
         gone = {key for key in self._let_in if self._keys.caller(key) is None}
         for key in gone:
             del self._let_in[key]

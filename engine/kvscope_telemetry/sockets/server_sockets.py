@@ -37,6 +37,7 @@ from kvscope_telemetry.sockets.file_limit import raise_file_limit
 from kvscope_telemetry.sockets.guests import Guests
 from kvscope_telemetry.sockets.outbox import Outbox
 from kvscope_telemetry.sockets.reply_sender import ReplySender
+from kvscope_telemetry.sockets.socket_files import SocketFiles
 from kvscope_telemetry.sockets.socket_watch import SocketWatch
 from kvscope_telemetry.sockets.tracked_send import send_tracked
 from kvscope_telemetry.sockets.wakeup import Wakeup
@@ -104,6 +105,7 @@ class ServerSockets:
         self._heartbeat = heartbeat
         self._on_client_lost = on_client_lost or (lambda client: None)
         self._lock: EndpointLock | None = None
+        self._files = SocketFiles()
         raise_file_limit()
         self._context = zmq.Context()
         self._door = self._context.socket(zmq.REP)
@@ -205,8 +207,9 @@ class ServerSockets:
     def _bind_ipc(self, endpoint: str, address: IpcAddress) -> tuple[str, str]:
         self._lock = EndpointLock(address.folder, endpoint)
         with private_umask():
-            _bind(self._publisher, address.telemetry, endpoint)
-            _bind(self._router, address.command, endpoint)
+            for socket, bound in ((self._publisher, address.telemetry), (self._router, address.command)):
+                _bind(socket, bound, endpoint)
+                self._files.note(bound)
         return address.telemetry, address.command
 
     def _bind_tcp(self, endpoint: str, address: TcpAddress) -> tuple[str, str]:
@@ -233,6 +236,7 @@ class ServerSockets:
         self._door.close(linger=0)
         self._watch.close()
         _end(self._context)
+        self._files.remove()
         if self._lock is not None:
             self._lock.release()  # last: the next engine may bind from here on
 

@@ -126,4 +126,24 @@ def test_nothing_readable_at_all_is_still_a_report(run: Run, monkeypatch: pytest
         patch.setattr(shutil, "disk_usage", broken)
         patch.setattr(shutil, "which", broken)
         checks = machine_checks.check_machine()
-    assert len(checks) == 13 + len(machine_checks.ENGINE_PACKAGES) - 1
+    assert len(checks) == 14 + len(machine_checks.ENGINE_PACKAGES) - 1
+
+
+def test_an_allow_list_that_cannot_be_read_is_told(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    code, out, _ = run("doctor", "--json")
+    (check,) = [check for check in json.loads(out)["checks"] if check["name"] == "allow-list"]
+    assert check["ok"]
+    assert not (tmp_path / "config").exists(), "looking makes nothing"
+    run("keys", "new", "laptop", "--out", str(tmp_path / "laptop.key"))
+    (tmp_path / "config" / "kvscope" / "keys" / "clients.toml").write_text("[[")
+    code, out, _ = run("doctor")
+    assert code == 0, "the engine can run without clients on tcp"
+    assert "no client is let in over tcp: allow-list" in out
+    assert "mend it: correct the file" in out
+
+
+def test_keys_list_makes_nothing(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("keys", "list", "--keys", str(tmp_path / "keys"), "--json")
+    assert (code, json.loads(out), err) == (0, [], "")
+    assert not (tmp_path / "keys").exists()

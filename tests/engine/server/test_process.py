@@ -57,6 +57,8 @@ def test_a_signal_ends_it_in_order(serving: Serving, client: Client, number: sig
     code, out, err = ended(process)
     assert (code, err) == (0, "")
     assert out.startswith("listening on ipc://")
+    folder = Path(out.split()[2].removeprefix("ipc://")).parent
+    assert [path for path in folder.iterdir() if path.is_socket()] == []
 
 
 @pytest.mark.parametrize("how", ["signal", "command"])

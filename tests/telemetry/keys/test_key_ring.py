@@ -12,7 +12,7 @@ import pytest
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.keys.connections import NO_KEY, Connection, connections_path, key_for, read_connections, remember
 from kvscope_telemetry.keys.key_files import read_client_key
-from kvscope_telemetry.keys.key_ring import KeyRing, default_keys_folder
+from kvscope_telemetry.keys.key_ring import KeyRing, default_keys_folder, read_allow_list
 from kvscope_telemetry.messages.roles import Role
 
 
@@ -207,3 +207,27 @@ def test_a_damaged_connections_file_is_told(text: str) -> None:
     connections_path().write_text(text)
     with pytest.raises(BadInput, match=r"connections\.toml is not accepted"):
         read_connections()
+
+
+def test_an_allow_list_that_cannot_be_read_is_said_when_it_becomes_so_and_once(ring: KeyRing) -> None:
+    told: list[str] = []
+    path, mended = ring.folder / "clients.toml", (ring.folder / "clients.toml").read_text()
+    path.write_text("no TOML [")
+    another = KeyRing(ring.folder, warn=told.append)
+    assert len(told) == 1, "at the start"
+    assert "clients.toml is not accepted: it is not TOML" in told[0]
+    assert "no client is let in" in told[0]
+    assert "\n" not in told[0]
+    another.refresh()
+    assert len(told) == 1
+    path.write_text(mended)
+    another.refresh()
+    assert told[1:] == ["allow-list is read again"]
+    path.chmod(0o644)
+    another.refresh()
+    assert "others may read it (chmod 600 mends it)" in told[2]
+
+
+def test_to_read_the_list_makes_nothing(tmp_path: Path) -> None:
+    assert read_allow_list(tmp_path / "nowhere") == []
+    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -258,3 +259,16 @@ def test_after_the_end_nothing_is_published_and_no_thread_is_left(publish: Calla
     publisher.close()
     assert publisher.next_seq == 0
     assert not publisher._thread.is_alive()
+
+
+def test_the_files_of_its_sockets_go_with_it_and_those_of_another_stay(
+    publish: Callable[..., KvEventPublisher], tmp_path: Path
+) -> None:
+    paths = [tmp_path / "events", tmp_path / "replay"]
+    publisher = publish(endpoint=f"ipc://{paths[0]}", replay_endpoint=f"ipc://{paths[1]}")
+    assert all(path.is_socket() for path in paths)
+    paths[1].rename(tmp_path / "ours")
+    paths[1].touch()
+    publisher.close()
+    assert not paths[0].exists()
+    assert paths[1].exists()

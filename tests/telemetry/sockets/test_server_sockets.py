@@ -521,3 +521,21 @@ def test_tcp_takes_two_neighbouring_ports(peer: Peer) -> None:
             Server(f"tcp://127.0.0.1:{command}")
     finally:
         server.sockets.close()
+
+
+def test_the_files_of_sockets_go_at_the_end_and_after_a_failed_start(tmp_path: Path) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="kvscope-"))
+    try:
+        server = Server(f"ipc://{folder}")
+        assert {path.name for path in folder.iterdir()} >= {"telemetry", "command"}
+        with pytest.raises(EndpointInUse):
+            Server(f"ipc://{folder}")
+        assert (folder / "command").is_socket(), "they are another's"
+        server.sockets.close()
+        assert [path.name for path in folder.iterdir() if path.is_socket()] == []
+        (folder / "command").mkdir()  # the second socket cannot be bound
+        with pytest.raises((BadInput, EndpointInUse)):
+            Server(f"ipc://{folder}")
+        assert [path.name for path in folder.iterdir() if path.is_socket()] == []
+    finally:
+        shutil.rmtree(folder)
