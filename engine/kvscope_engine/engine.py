@@ -27,7 +27,7 @@ from kvscope_engine.inputs import prompt_token_ids
 from kvscope_engine.interventions import Interventions
 from kvscope_engine.model.memory.allocator_map import allocator_map
 from kvscope_engine.model.ranks.leader import Leader
-from kvscope_engine.model.structured.forms import matcher_for, prepared
+from kvscope_engine.model.structured.forms import always, matcher_for, prepared
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.tiers.stats import TierStats
 from kvscope_engine.model.work.weights_line import weights_line
@@ -109,6 +109,7 @@ class Engine:
         """Those of them with something to hand out: thousands may wait in the queue and say nothing."""
         self._clients: dict[str, list[Request]] = {}
         self._next_number = 1
+        self._ran_nothing = False
         self._record_ns = 0
         self.is_closed = False
         self.step_count = 0
@@ -117,14 +118,20 @@ class Engine:
         self._publish(self.hello)
         self._publish(self.memory())
 
-    def prompt_token_ids(self, submit: Submit) -> list[int]:
+    def prompt_token_ids(self, submit: Submit, is_wanted: Callable[[], bool] = always) -> list[int]:
         """Tokens of the prompt of `submit`, with what it needs of the form of its answer.
 
-        May take long, and may be called on any thread. Raises BadInput when the prompt or the form cannot be accepted.
+        May take long, and may be called on any thread; a form is given up once it is not wanted any more. Raises
+        BadInput when the prompt or the form cannot be accepted.
         """
         loaded = self._parts.loaded
         ids = prompt_token_ids(submit, loaded.tokenizer, loaded.info.vocab_size, self._parts.limits.max_model_len)
-        return prepared(ids, submit.sampling.structured, self._parts.forms)
+        return prepared(ids, submit.sampling.structured, self._parts.forms, is_wanted)
+
+    def has_form(self, submit: Submit) -> bool:
+        """Whether the form that `submit` asks for takes no time any more, or it asks for none. On any thread."""
+        asked, forms = submit.sampling.structured, self._parts.forms
+        return asked is None or forms is None or forms.has(asked)
 
     def submit(self, submit: Submit, token_ids: Callable[[], list[int]] | None = None) -> Accepted:
         """Take a request into the queue. `token_ids` gives its prompt's tokens where they were made before.
@@ -160,7 +167,10 @@ class Engine:
         """
         self._check_open()
         self.step_started_ns = time.monotonic_ns()
+        if self._parts.forms is not None:
+            self._parts.forms.await_masks(is_idle=self._ran_nothing)
         ran = self._loop.next(self.step_count + 1, ahead=ahead)
+        self._ran_nothing = ran is None
         if ran is None:
             return self._idle()
         self._write_down(ran)

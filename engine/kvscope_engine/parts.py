@@ -183,6 +183,8 @@ class Parts:
     def close(self) -> None:
         """Drop every tensor."""
         self.runner.close()
+        if self.forms is not None:
+            self.forms.close()
         if self.leader is not None:
             self.leader.close()
         if self.threads is not None:

@@ -157,3 +157,39 @@ def test_min_tokens_cannot_keep_a_whole_text_from_its_end(engine: Engine) -> Non
     said = run(engine)
     assert reasons(said, "r") == ["stop"]
     assert re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text_of(said, "r"))
+
+
+LATE = Structured(kind="regex", text="x{120}(.{1,60}){1,60}(.{1,60}){1,60}")
+"""Whose masks never come to an end, from a place on that nobody looks at when it is accepted."""
+
+
+def test_one_whose_mask_never_comes_ends_with_an_error_while_others_go_on(engine: Engine) -> None:
+    engine.submit(asked("late", "x", LATE, max_tokens=400))
+    engine.submit(asked("plain", "Count.", None, max_tokens=400, ignore_eos=True))
+    engine.submit(asked("date", "When?", DATE))
+    said: list[Tokens | Finished] = []
+    while "late" not in {message.request_id for message in said if isinstance(message, Finished)}:
+        said += engine.step()
+    (last,) = (message for message in said if isinstance(message, Finished) and message.request_id == "late")
+    assert last.error == "its form took more than 0.25 s of computing for a token"
+    assert reasons(said, "date") == ["stop"]
+    engine.abort("plain")
+    run(engine, said)
+    assert text_of(said, "late").startswith("x" * 100)
+    num_meanwhile = sum(1 for message in said if isinstance(message, Tokens) and message.request_id == "plain")
+    assert num_meanwhile > usage_of(said, "late"), "no step waited for it"
+
+
+def test_alone_it_waits_for_its_form_and_is_preempted_meanwhile(engine: Engine) -> None:
+    (number,) = engine.submit(asked("late", "x", LATE, max_tokens=400)).numbers
+    said: list[Tokens | Finished] = []
+    while len(text_of(said, "late")) < 120:
+        said += engine.step()
+    for how in ("recompute", "swap"):
+        engine.interventions.preempt(number, how, "a test")
+        said += engine.step()
+    assert reasons(run(engine, said), "late") == ["error"]
+
+
+def usage_of(said: Sequence[Tokens | Finished], name: str) -> int:
+    return sum(m.usage.completion_tokens for m in said if isinstance(m, Finished) and m.request_id == name)

@@ -84,6 +84,11 @@ class Request:
         return self.matcher is not None or self.is_penalized
 
     @property
+    def awaits_its_form(self) -> bool:
+        """Whether it is still being computed which tokens may come next: a step may not sample for it."""
+        return self.matcher is not None and not self.matcher.is_ready
+
+    @property
     def is_penalized(self) -> bool:
         """Whether it asks for a penalty on tokens that were seen."""
         asked = self.sampling

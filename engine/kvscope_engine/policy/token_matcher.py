@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 class TokenMatcher(Protocol):
     """Of one request. It follows the tokens that the request has, so neither preemption nor a batch can hurt it."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is known which tokens may come next: until then the request samples none."""
+
     def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:
         """Write into `words[row]` which tokens may come next: bit token % 32 of word token // 32.
 

@@ -65,7 +65,7 @@ class Dispatcher:
         self._name_of = name_of
         self._cut = cut
         self._open = OpenRequests(limits)
-        self._pending = PendingSubmits(engine.prompt_token_ids, desk.put_prepared, limits)
+        self._pending = PendingSubmits(engine.prompt_token_ids, engine.has_form, desk.put_prepared, limits)
         self._sessions = Sessions()
         self._intervening = Intervening(engine, desk, reply, name_of)
         self._snapshots = SharedSnapshots(engine, reply, limits.client_snapshots, lambda: self.has_work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvscope_engine.server.limits import ServiceLimits
-from kvscope_engine.server.preparation import Preparation, Prepared
+from kvscope_engine.server.preparation import Preparation, Prepared, TokenIdsOf
 from kvscope_telemetry.messages.commands import Submit
 
 
@@ -14,11 +14,12 @@ class PendingSubmits:
 
     def __init__(
         self,
-        token_ids_of: Callable[[Submit], list[int]],
+        token_ids_of: TokenIdsOf,
+        has_form: Callable[[Submit], bool],
         put: Callable[[bytes, Prepared], None],
         limits: ServiceLimits,
     ) -> None:
-        self._preparation = Preparation(token_ids_of, lambda done: put(done.client, done), limits)
+        self._preparation = Preparation(token_ids_of, has_form, lambda done: put(done.client, done), limits)
         self._pending: dict[str, Prepared] = {}
 
     def __contains__(self, request_id: str) -> bool:

@@ -1,9 +1,10 @@
 """Prompts are made into tokens here, beside the engine's thread: a template or a long text never holds up a step.
 
-Owns four threads and what waits for them. Each client's submissions (and of one that asks for several others, each
+Owns six threads and what waits for them. Each client's submissions (and of one that asks for several others, each
 of theirs) are prepared in their order, one at a time, and clients take turns; one of the threads takes small ones
-alone, so that they never wait behind somebody's book. Those whose answers are to have a form, which may take long to
-compile, wait in a line of their own for each form, with two threads for all of these.
+alone, so that they never wait behind somebody's book. Those whose answers are to have a form that is still to be
+compiled wait in a line of their own for each form, with four threads for all of these; a client has two of them at a
+time, and the one that had none for longest is next.
 Tokenizers of Hugging Face let other threads run meanwhile; templates do not, so after a long one its thread rests.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final, Literal, TypeAlias
@@ -24,10 +25,17 @@ from kvscope_telemetry.messages.structured import Structured
 
 _Line: TypeAlias = tuple[bytes, str, Structured | None]
 """A client, for whom it asks, and the form that answers are to have."""
+TokenIdsOf: TypeAlias = Callable[[Submit, Callable[[], bool]], list[int]]
+"""Given a submission, and what says whether anybody still wants it."""
+_Client: TypeAlias = tuple[bytes, str]
 _Kind: TypeAlias = Literal["any", "small", "formed"]
 """What a thread takes."""
-_THREADS: Final[tuple[_Kind, ...]] = ("any", "small", "formed", "formed")
+_THREADS: Final[tuple[_Kind, ...]] = ("any", "small", "formed", "formed", "formed", "formed")
+MAX_COMPILING_EACH: Final = 2
+"""New forms of a client at a time: other clients' have threads left."""
 SMALL_BYTES: Final = 64 << 10
+MAX_REMEMBERED: Final = 4096
+"""Clients whose turns are."""
 LONG_S: Final = 0.01
 """From here on a thread rests for as long as it worked."""
 MAX_REST_S: Final = 1.0
@@ -42,6 +50,8 @@ class Prepared:
         self.num_bytes = command_bytes(submit)
         self.token_ids: Future[list[int]] = Future()
         self._arrival_s = time.monotonic()
+        self.is_wanted = True
+        """Until it is cancelled."""
 
     @property
     def is_small(self) -> bool:
@@ -80,19 +90,25 @@ class Prepared:
 
 
 class Preparation:
-    """`token_ids_of` is called on its threads; `on_done` too, when one is through."""
+    """`token_ids_of` and `has_form` are called on its threads; `on_done` too, when one is through."""
 
     def __init__(
         self,
-        token_ids_of: Callable[[Submit], list[int]],
+        token_ids_of: TokenIdsOf,
+        has_form: Callable[[Submit], bool],
         on_done: Callable[[Prepared], None],
         limits: ServiceLimits,
     ) -> None:
         self._token_ids_of = token_ids_of
+        self._has_form = has_form
         self._on_done = on_done
         self._allowance = Allowance("prompts are being prepared", limits.client_prompts, limits.all_prompts)
         self._waiting: OrderedDict[_Line, deque[Prepared]] = OrderedDict()
         self._busy: set[Prepared] = set()
+        self._compiling: dict[Prepared, _Client] = {}
+        """Those of them whose forms are new, and whose."""
+        self._compiled: OrderedDict[_Client, None] = OrderedDict()
+        """Clients that had such a turn, the one of longest ago first."""
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._threads = [
@@ -111,7 +127,8 @@ class Preparation:
             return reason
 
     def cancel(self, prepared: Prepared) -> None:
-        """Nobody wants it any more: it is not begun, or what comes of it is dropped."""
+        """Nobody wants it any more: it is not begun, or given up, or what comes of it is dropped."""
+        prepared.is_wanted = False
         prepared.token_ids.cancel()
         with self._changed:
             waiting = self._waiting.get(prepared.line, deque())
@@ -151,7 +168,7 @@ class Preparation:
             started = time.monotonic()
             self._prepare(prepared)
             worked_s = time.monotonic() - started
-            if worked_s > LONG_S:
+            if worked_s > LONG_S and kind != "formed":  # that work is done elsewhere
                 self._closing.wait(min(worked_s, MAX_REST_S))
 
     def _next(self, kind: _Kind) -> Prepared | None:
@@ -159,16 +176,39 @@ class Preparation:
         with self._changed:
             while not self._closing.is_set():
                 busy = {prepared.line for prepared in self._busy}
-                for line, waiting in self._waiting.items():
-                    if line not in busy and _takes(kind, waiting[0]):
-                        return self._begin(line)
+                free = [(line, waiting[0]) for line, waiting in self._waiting.items() if line not in busy]
+                line = self._next_new_form(free) if kind == "formed" else self._next_known(free, kind)
+                if line is not None:
+                    return self._begin(line, compiles=kind == "formed")
                 self._changed.wait()
             return None
 
-    def _begin(self, line: _Line) -> Prepared:
+    def _next_known(self, free: list[tuple[_Line, Prepared]], kind: _Kind) -> _Line | None:
+        for line, prepared in free:
+            if (kind == "any" or prepared.is_small) and self._has_form(prepared.submit):
+                return line
+        return None
+
+    def _next_new_form(self, free: list[tuple[_Line, Prepared]]) -> _Line | None:
+        num_compiling = Counter(self._compiling.values())
+        turns = {client: turn for turn, client in enumerate(self._compiled)}
+        lines = [
+            line
+            for line, prepared in free
+            if num_compiling[line[:2]] < MAX_COMPILING_EACH and not self._has_form(prepared.submit)
+        ]
+        return min(lines, key=lambda line: turns.get(line[:2], -1), default=None)
+
+    def _begin(self, line: _Line, *, compiles: bool) -> Prepared:
         waiting = self._waiting[line]
         prepared = waiting.popleft()
         self._busy.add(prepared)
+        if compiles:
+            self._compiling[prepared] = line[:2]
+            self._compiled[line[:2]] = None
+            self._compiled.move_to_end(line[:2])
+            if len(self._compiled) > MAX_REMEMBERED:
+                self._compiled.popitem(last=False)
         if waiting:
             self._waiting.move_to_end(line)
         else:
@@ -179,7 +219,9 @@ class Preparation:
         future = prepared.token_ids
         if future.set_running_or_notify_cancel():
             try:
-                future.set_result(self._token_ids_of(prepared.submit))
+                future.set_result(
+                    self._token_ids_of(prepared.submit, lambda: prepared.is_wanted and not self._closing.is_set())
+                )
             except Exception as error:  # told to whoever submitted, when the engine is given it
                 future.set_exception(error)
             if not self._closing.is_set():
@@ -187,9 +229,5 @@ class Preparation:
         with self._changed:
             self._allowance.give(prepared.holder, prepared.num_bytes)
             self._busy.discard(prepared)
+            self._compiling.pop(prepared, None)
             self._changed.notify_all()
-
-
-def _takes(kind: _Kind, prepared: Prepared) -> bool:
-    is_formed = prepared.submit.sampling.structured is not None
-    return is_formed if kind == "formed" else not is_formed and (kind == "any" or prepared.is_small)

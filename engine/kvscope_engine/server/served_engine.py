@@ -62,7 +62,7 @@ class ServedStops(Protocol):
 class ServedEngine(Protocol):
     """An engine that is loaded.
 
-    All methods are called on one thread; `prompt_token_ids`, `memory` and the attributes on any.
+    All methods are called on one thread; `prompt_token_ids`, `has_form`, `memory` and the attributes on any.
     """
 
     @property
@@ -97,8 +97,11 @@ class ServedEngine(Protocol):
     def last_seq(self) -> int:
         """The last frame's number."""
 
-    def prompt_token_ids(self, submit: Submit) -> list[int]:
-        """Tokens of the prompt; may take long. Raises BadInput."""
+    def prompt_token_ids(self, submit: Submit, is_wanted: Callable[[], bool]) -> list[int]:
+        """Tokens of the prompt; may take long, and may end early once it is not wanted any more. Raises BadInput."""
+
+    def has_form(self, submit: Submit) -> bool:
+        """Whether the form of its answers, if it is to have one, is compiled already."""
 
     def submit(self, submit: Submit, token_ids: Callable[[], list[int]] | None = None) -> Accepted:
         """Take a request; raises BadInput and leaves nothing behind.

@@ -73,6 +73,15 @@ def test_a_form_that_cannot_be(client: openai.OpenAI) -> None:
         client.chat.completions.create(**ASKED, max_tokens=5, extra_body={"guided_regex": "("})
 
 
+def test_one_that_would_hold_everybody_up_is_refused_and_nobody_notices(client: openai.OpenAI) -> None:
+    with client.chat.completions.create(**ASKED, max_tokens=200, stream=True) as stream:
+        with pytest.raises(openai.BadRequestError, match="regex is too costly"):
+            client.chat.completions.create(**ASKED, extra_body={"guided_regex": "(.{1,60}){1,60}(.{1,60}){1,60}"})
+        assert list(stream)
+    with pytest.raises(openai.BadRequestError, match="'not' is not enforced"):
+        client.chat.completions.create(**ASKED, extra_body={"guided_json": {"not": {}}})
+
+
 def test_biases_and_stop_tokens(client: openai.OpenAI, served: Served) -> None:
     (token,) = served.engine.tokenizer.encode(" Paris")
     asked: Any = {"model": "default", "prompt": "x", "temperature": 0, "max_tokens": 3}

@@ -168,7 +168,10 @@ class FakeEngine:
     def has_unfinished(self) -> bool:
         return bool(self.running)
 
-    def prompt_token_ids(self, submit: Submit) -> list[int]:
+    def has_form(self, submit: Submit) -> bool:
+        return True
+
+    def prompt_token_ids(self, submit: Submit, is_wanted: Callable[[], bool] = lambda: True) -> list[int]:
         if not submit.prompt:
             raise BadInput("the prompt is empty: at least one token is accepted")
         if submit.prompt.startswith("slow"):

@@ -26,16 +26,26 @@ class Site:
         self.may_go_on = threading.Event()
         self.quick: set[Structured | None] = set()
         """Forms that are made at once; None stands for none."""
+        self.known: set[Structured | None] = {None}
+        """Those that are made already."""
+        self.begun: list[str] = []
+        self.wanted: list[bool] = []
         self.done: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
-        self.preparation = Preparation(self._token_ids, self.done.put, limits)
+        self.preparation = Preparation(self._token_ids, self._has_form, self.done.put, limits)
 
     def put(self, client: bytes, submit: Submit) -> tuple[Prepared, str]:
         prepared = Prepared(client, submit)
         return prepared, self.preparation.put(prepared)
 
-    def _token_ids(self, submit: Submit) -> list[int]:
+    def _has_form(self, submit: Submit) -> bool:
+        return submit.sampling.structured in self.known
+
+    def _token_ids(self, submit: Submit, is_wanted: Callable[[], bool]) -> list[int]:
+        self.begun.append(submit.request_id)
         if submit.sampling.structured not in self.quick:
-            self.may_go_on.wait(WAIT_S)
+            while is_wanted() and not self.may_go_on.wait(0.01):
+                pass
+        self.wanted.append(is_wanted())
         return [1, 2]
 
 
@@ -84,8 +94,45 @@ def test_empty_turns_weigh_what_they_take(start: Callable[..., Site]) -> None:
     assert f"beyond the limit of {MIB} for a client" in reasons[1]
 
 
-def formed(form: Structured | None) -> Submit:
-    return Submit(request_id="r", prompt="hello", sampling=SamplingParams(structured=form))
+def formed(form: Structured | None, name: str = "r") -> Submit:
+    return Submit(request_id=name, prompt="hello", sampling=SamplingParams(structured=form))
+
+
+def test_a_client_has_two_new_forms_at_a_time_and_the_next_client_comes_before_its_others(
+    start: Callable[..., Site],
+) -> None:
+    site = start(ServiceLimits())
+    greedy = [
+        site.put(b"a", formed(Structured(kind="regex", text=str(number)), f"a{number}"))[0] for number in range(9)
+    ]
+    wait_for(lambda: sorted(site.begun) == ["a0", "a1"])
+    known = Structured(kind="regex", text="known")
+    site.known.add(known)
+    site.quick |= {None, known}
+    prompt, at_hand = site.put(b"a", formed(None))[0], site.put(b"a", formed(known))[0]
+    assert {site.done.get(timeout=WAIT_S), site.done.get(timeout=WAIT_S)} == {prompt, at_hand}
+    for number in range(2):
+        site.put(b"b", formed(Structured(kind="regex", text=f"b{number}"), f"b{number}"))
+    wait_for(lambda: {"b0", "b1"} <= set(site.begun))
+    site.put(b"c", formed(Structured(kind="regex", text="c"), "c"))
+    site.preparation.cancel(greedy[0])
+    wait_for(lambda: "c" in site.begun)
+    assert "a2" not in site.begun
+
+
+def test_what_nobody_wants_any_more_is_told_so_in_the_middle(start: Callable[..., Site]) -> None:
+    site = start(ServiceLimits())
+    prepared, _ = site.put(b"a", formed(Structured(kind="json_object")))
+    wait_for(lambda: bool(site.begun))
+    site.preparation.cancel(prepared)
+    wait_for(lambda: site.wanted == [False])
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
 
 
 def test_a_form_that_takes_long_holds_up_neither_prompts_nor_other_forms(start: Callable[..., Site]) -> None:

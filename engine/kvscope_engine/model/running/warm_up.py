@@ -139,6 +139,7 @@ def _sample(logits: torch.Tensor, sampler: Sampler, buffer: StepBuffer) -> None:
 class _AnyToken:
     """A `TokenMatcher` of no form."""
 
+    is_ready = True
     has_ended = False
 
     def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:

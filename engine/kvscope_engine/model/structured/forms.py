@@ -1,48 +1,60 @@
-"""The forms that clients ask for, compiled: beside the engine's steps, within a time, and kept for the next request.
+"""The forms that clients ask for: each is compiled and tried in a process of its own before it is accepted, and kept.
 
-Owns the compiler, which is made when the first one asks (XGrammar takes a second to import), the threads that compile,
-and what is kept. Called on any thread.
+C++ cannot be interrupted, and a regex of twenty characters can keep it busy for ever, while it is compiled or at its
+hundredth token. So nothing of a form is computed in the engine: what is too costly is killed, and hurts nobody else.
+
+Owns the keeper, which is started when the first one asks, and what is kept. `get` is called on any thread,
+`await_masks` on the engine's.
 """
 
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kvscope_engine.model.structured.compiling import compile_form
-from kvscope_engine.model.structured.matcher import WORD_BITS, FormMatcher
-from kvscope_engine.model.structured.vocabulary import json_tokens, tokenizer_info
+from kvscope_engine.model.structured.matcher import Form, FormMatcher
+from kvscope_engine.model.structured.processes import (
+    POLL_S,
+    SLOW_S,
+    FormProcess,
+    Keeper,
+    wait_for_any,
+)
+from kvscope_engine.model.structured.vocabulary import vocabulary_of
+from kvscope_engine.model.structured.wire import Proof
 from kvscope_engine.model.text.tokenizer import Tokenizer
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.structured import Structured
 
-MAX_COMPILE_S: Final = 30.0
-MAX_COMPILING: Final = 4
-"""At once; one that takes too long goes on without anybody who waits for it, and nothing can end it."""
+MAX_COMPILE_S: Final = 5.0
+"""Of computing, to compile a form and to try it."""
+MAX_WAIT_S: Final = 60.0
+"""For that much computing, beside what else the machine does."""
+MAX_FORMS: Final = 64
+"""At a time, a process each: those in use, being compiled, and kept."""
+MAX_KEPT: Final = 32
 MAX_KEPT_BYTES: Final = 256 << 20
-MAX_KEPT: Final = 256
-HOLDS_JSON: Final = ("json_schema", "json_object", "structural_tag")
-"""Kinds whose texts are, or have in them, JSON."""
+UNWANTED: Final = "nobody waits for this form any more"
+
+Wanted = Callable[[], bool]
 
 
-class Form:
-    """A compiled form. `matcher` makes one completion's way through it."""
+def always() -> bool:
+    """Of who waits to the end."""
+    return True
 
-    def __init__(self, compiled: Any, ends: Collection[int], within: NDArray[np.int32] | None) -> None:
-        self._compiled = compiled
-        self._ends = ends
-        self._within = within
-        self.num_bytes = int(compiled.memory_size_bytes)
 
-    def matcher(self) -> FormMatcher:
-        """From its beginning."""
-        return FormMatcher(self._compiled, self._ends, self._within)
+class _Trial:
+    """Of a form that is being compiled; `wanted` are all who wait for it."""
+
+    def __init__(self) -> None:
+        self.wanted: list[Wanted] = []
+        self.form: Future[Form] = Future()
 
 
 class Forms:
@@ -55,72 +67,151 @@ class Forms:
         self._num_logits = num_logits
         self._ends = tuple(token for token in sorted(ends) if token < num_logits)
         self._max_s = max_s
+        self._alive: weakref.WeakValueDictionary[Structured, Form] = weakref.WeakValueDictionary()
         self._kept: OrderedDict[Structured, Form] = OrderedDict()
-        self._compiling: dict[Structured, Future[Form]] = {}
+        self._trials: dict[Structured, _Trial] = {}
         self._lock = threading.Lock()
-        self._compiler: Any = None
-        self._json_tokens: NDArray[np.int32] | None = None
-        self._compiler_lock = threading.Lock()
+        self._keeper: Keeper | None = None
+        self._keeper_lock = threading.Lock()
+        self._busy: set[FormProcess] = set()
+        """The engine's thread's: those that owe it an answer."""
+        self._is_closed = False
 
-    def get(self, asked: Structured) -> Form:
-        """The form, compiled if it is not yet.
-
-        Raises BadInput, in a line that names it, for what cannot be compiled, what no text can be of, and what takes
-        more than `max_s`.
-        """
-        self._ready_compiler()  # not a part of anybody's time
+    def has(self, asked: Structured) -> bool:
+        """Whether it is there already, so that `get` takes no time."""
         with self._lock:
-            if (kept := self._kept.get(asked)) is not None:
-                self._kept.move_to_end(asked)
-                return kept
-            future = self._compiling.get(asked) or self._begin(asked)
-        try:
-            return future.result(self._max_s)
-        except TimeoutError:
-            reason = f"{asked.kind} takes more than {self._max_s:g} s to compile: a simpler one is accepted"
-            raise BadInput(reason) from None
+            form = self._alive.get(asked)
+            return form is not None and not form.process.failure
 
-    def _begin(self, asked: Structured) -> Future[Form]:
-        """Under the lock."""
-        if len(self._compiling) >= MAX_COMPILING:
-            raise BadInput(f"{asked.kind} is not accepted now: {MAX_COMPILING} others are being compiled")
-        future = self._compiling[asked] = Future[Form]()
-        threading.Thread(target=self._run, args=(asked, future), name="kvscope-forms", daemon=True).start()
-        return future
+    def get(self, asked: Structured, is_wanted: Wanted = always) -> Form:
+        """The form, compiled and tried if it is not yet; given up once nobody wants it.
 
-    def _run(self, asked: Structured, future: Future[Form]) -> None:
+        Raises BadInput, in a line that names it, for what cannot be compiled, what no text can be of, what takes
+        more than `max_s` of computing, and while too many are in use.
+        """
+        _check_text(asked)
+        keeper = self._ready_keeper(asked)
+        with self._lock:
+            form = self._alive.get(asked)
+            if form is not None and not form.process.failure:
+                self._keep(asked, form)
+                return form
+            trial = self._trials.get(asked)
+            is_first = trial is None
+            if trial is None:
+                self._make_room(asked)
+                trial = self._trials[asked] = _Trial()
+            trial.wanted.append(is_wanted)
+        if is_first:
+            self._run(keeper, asked, trial)
+        while True:
+            try:
+                return trial.form.result(POLL_S)
+            except TimeoutError:
+                if not is_wanted():
+                    raise BadInput(UNWANTED) from None
+
+    def await_masks(self, *, is_idle: bool) -> None:
+        """Take in what the processes say, and wait a moment for those that will answer in it.
+
+        With `is_idle` there is nothing to do until one of them answers, so for all of them.
+        """
+        deadline_s = time.monotonic() + SLOW_S
+        while self._busy:
+            heard = [process.pump() for process in list(self._busy)]
+            awaited = [process for process in self._busy if is_idle or process.is_waited_for]
+            left_s = deadline_s - time.monotonic()
+            if not awaited or left_s <= 0 or (is_idle and any(heard)):
+                return
+            wait_for_any(awaited, left_s)
+
+    def close(self) -> None:
+        """End every process."""
+        self._is_closed = True
+        with self._keeper_lock, self._lock:
+            for form in list(self._alive.values()):
+                form.process.end()
+            self._kept.clear()
+            if self._keeper is not None:
+                self._keeper.close()
+
+    def _run(self, keeper: Keeper, asked: Structured, trial: _Trial) -> None:
         try:
-            form = self._compile(asked)
+            form = self._tried(keeper, asked, trial)
         except Exception as error:  # told to who waits, and to who asks next: it is tried again
             with self._lock:
-                del self._compiling[asked]
-            future.set_exception(error)
+                self._trials.pop(asked, None)
+            trial.form.set_exception(error)
             return
         with self._lock:
-            del self._compiling[asked]
+            del self._trials[asked]
+            self._alive[asked] = form
             self._keep(asked, form)
-        future.set_result(form)
+        trial.form.set_result(form)
 
-    def _compile(self, asked: Structured) -> Form:
-        compiled = compile_form(self._ready_compiler(), asked)
-        form = Form(compiled, self._ends, self._json_tokens if asked.kind in HOLDS_JSON else None)
-        words = np.zeros((1, -(-self._num_logits // WORD_BITS)), np.int32)
-        if not form.matcher().can_begin(words):
-            raise BadInput(f"{asked.kind} is not accepted: no text of this model's tokens is of that form")
-        return form
+    def _tried(self, keeper: Keeper, asked: Structured, trial: _Trial) -> Form:
+        try:
+            process = keeper.fork(self._busy)
+        except KvscopeError as error:
+            raise BadInput(f"{asked.kind} is not accepted: {error}") from None
+        try:
+            proof = self._proof(process, asked, trial)
+            if proof.reason:
+                raise BadInput(proof.reason)
+            return Form(process, proof, self._ends)
+        except BaseException:
+            process.end()
+            raise
 
-    def _ready_compiler(self) -> Any:
-        with self._compiler_lock:
-            if self._compiler is None:
-                import xgrammar
+    def _proof(self, process: FormProcess, asked: Structured, trial: _Trial) -> Proof:
+        process.begin(asked)
+        deadline_s = time.monotonic() + MAX_WAIT_S
+        while True:
+            try:
+                proof = process.proof()
+            except EOFError:
+                raise BadInput(
+                    f"{asked.kind} is too costly: its compiler ended at its memory, or in its depth"
+                ) from None
+            if proof is not None:
+                return proof
+            if process.computed_s > self._max_s:
+                raise BadInput(
+                    f"{asked.kind} is too costly: it takes more than {self._max_s:g} s to compile and try:"
+                    " a simpler one is accepted"
+                )
+            if time.monotonic() > deadline_s:
+                raise BadInput(f"the engine is behind: {asked.kind} was not compiled within {MAX_WAIT_S:g} s")
+            with self._lock:
+                if self._is_closed or not any(wanted() for wanted in trial.wanted):
+                    self._trials.pop(asked, None)  # who asks from now on begins anew
+                    raise BadInput(UNWANTED)
 
-                info = tokenizer_info(self._tokenizer, self._num_logits, self._ends)
-                self._json_tokens = json_tokens(info, self._num_logits)
-                self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-            return self._compiler
+    def _ready_keeper(self, asked: Structured) -> Keeper:
+        with self._keeper_lock:
+            if self._is_closed:
+                raise BadInput(f"{asked.kind} is not accepted: the engine is closed")
+            if self._keeper is None or not self._keeper.is_alive:
+                if self._keeper is not None:
+                    self._keeper.close()
+                    self._keeper = None
+                try:
+                    self._keeper = Keeper(vocabulary_of(self._tokenizer, self._num_logits, self._ends))
+                except KvscopeError as error:
+                    raise BadInput(f"{asked.kind} is not accepted: {error}") from None
+            return self._keeper
+
+    def _make_room(self, asked: Structured) -> None:
+        """Under the lock. Raises BadInput when all are in use."""
+        while self._kept and len(self._alive) + len(self._trials) >= MAX_FORMS:
+            self._kept.popitem(last=False)  # its process ends, unless it is in use
+        if len(self._alive) + len(self._trials) >= MAX_FORMS:
+            reason = f"{MAX_FORMS} forms are in use already, and {asked.kind} is another one"
+            raise BadInput(f"the engine is behind: {reason}")
 
     def _keep(self, asked: Structured, form: Form) -> None:
         self._kept[asked] = form
+        self._kept.move_to_end(asked)
         while len(self._kept) > 1 and (len(self._kept) > MAX_KEPT or self._kept_bytes() > MAX_KEPT_BYTES):
             self._kept.popitem(last=False)
 
@@ -136,15 +227,24 @@ class PreparedPrompt(list[int]):
         self.form = form
 
 
-def prepared(token_ids: list[int], asked: Structured | None, forms: Forms | None) -> list[int]:
+def prepared(
+    token_ids: list[int], asked: Structured | None, forms: Forms | None, is_wanted: Wanted = always
+) -> list[int]:
     """With the form, where one is asked for. Raises BadInput as `Forms.get` does, and for a model without text."""
     if asked is None or isinstance(token_ids, PreparedPrompt):
         return token_ids
     if forms is None:
         raise BadInput("structured is not accepted: this model has no tokenizer, so no text to have a form")
-    return PreparedPrompt(token_ids, forms.get(asked))
+    return PreparedPrompt(token_ids, forms.get(asked, is_wanted))
 
 
 def matcher_for(token_ids: list[int]) -> FormMatcher | None:
     """Of one completion of a prompt; None where no form is asked for."""
     return token_ids.form.matcher() if isinstance(token_ids, PreparedPrompt) else None
+
+
+def _check_text(asked: Structured) -> None:
+    try:
+        asked.text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"{asked.kind} is not accepted: {asked.text[error.start]!r} is no character") from None

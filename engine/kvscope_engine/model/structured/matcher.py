@@ -1,64 +1,102 @@
-"""One completion's way through its form, by XGrammar's matcher."""
+"""A form that was accepted, and each completion's way through it: what its process says, where the engine wants it."""
 
 from __future__ import annotations
 
+import time
+import weakref
 from collections.abc import Collection
-from typing import Any
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope_engine.model.structured import wire
+from kvscope_engine.model.structured.processes import MAX_SILENT_S, FormProcess, wait_for_any
+from kvscope_engine.model.structured.wire import Proof
 from kvscope_telemetry.errors import KvscopeError
 
-WORD_BITS = 32
+WORD_BITS: Final = 32
+
+
+class Form:
+    """Accepted. Its process ends when nobody has it any more."""
+
+    def __init__(self, process: FormProcess, proof: Proof, ends: Collection[int]) -> None:
+        self.process = process
+        self.ends = ends
+        self.first_mask = np.frombuffer(proof.mask, np.int32)
+        self.num_bytes = proof.num_bytes
+        weakref.finalize(self, process.end)
+
+    def matcher(self) -> FormMatcher:
+        """One completion's way through it, from its beginning."""
+        return FormMatcher(self)
 
 
 class FormMatcher:
-    """A `TokenMatcher`. `compiled` is shared by all completions of the form, the way through it is this one's own."""
+    """A `TokenMatcher`. The mask after a token is asked for as soon as the token is accepted."""
 
-    def __init__(self, compiled: Any, ends: Collection[int], within: NDArray[np.int32] | None = None) -> None:
-        """`within` is a mask of the only tokens that may ever come; None: all."""
-        import xgrammar
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._mask: NDArray[np.int32] | None = form.first_mask
+        """None while it is computed."""
+        self._has_ended = False
+        self._number = form.process.follow(self)
 
-        self._matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=not ends)
-        self._ends = tuple(ends)
-        self._within = within
-        self._is_stuck = False
-
-    def can_begin(self, words: NDArray[np.int32]) -> bool:
-        """Whether any token can be the first; `words` is a row of a mask to work in."""
-        self.fill(words, 0, may_end=True)
-        return not self._is_stuck
+    @property
+    def is_ready(self) -> bool:
+        """Whether `fill` has something to write. True as well for one whose form failed: `accept` says so."""
+        return self._mask is not None or self._has_ended or bool(self._form.process.failure)
 
     def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:
-        """Write which tokens may come next."""
-        words[row] = -1  # what is not written when everything may
-        self._matcher.fill_next_token_bitmask(words, row)
-        mask = words[row]
-        if self._within is not None:
-            mask &= self._within
+        """Write which tokens may come next; waits for it where that is not known yet."""
+        mask = self._known_mask()
+        if mask is None or not mask.any():
+            words[row] = -1  # a row without any token is no distribution; `accept` ends the request
+            return
+        words[row] = mask
         if not may_end:
-            self._keep_from_ending(mask)
-        self._is_stuck = not mask.any()
-        if self._is_stuck:
-            mask[:] = -1  # a row without any token is no distribution; `accept` ends the request
+            self._keep_from_ending(words[row])
 
     def accept(self, token_id: int) -> None:
         """Go on by a token that was sampled."""
-        if self._is_stuck:
+        mask = self._known_mask()
+        if mask is None:
+            raise KvscopeError(self._form.process.failure or "its form has ended")
+        if not mask.any():
             raise KvscopeError("no token of this model goes on in the form that was asked for")
-        if not self._matcher.accept_token(token_id):
+        if not mask.view(np.uint32)[token_id // WORD_BITS] >> np.uint32(token_id % WORD_BITS) & 1:
             raise KvscopeError(f"token {token_id} was sampled, which is not of the form that was asked for")
+        self._mask = None
+        if token_id in self._form.ends:
+            self._has_ended = True
+        else:
+            self._form.process.accept(self._number, token_id)
 
     @property
     def has_ended(self) -> bool:
         """Whether an end was accepted; of a model that knows none, whether the text is whole."""
-        return bool(self._matcher.is_terminated())
+        if not self._form.ends:
+            self._known_mask()
+        return self._has_ended
+
+    def answered(self, state: int, mask: NDArray[np.int32]) -> None:
+        """Of the form's process."""
+        self._has_ended = state == wire.ENDED
+        self._mask = np.zeros_like(mask) if state == wire.REFUSED else mask
+
+    def _known_mask(self) -> NDArray[np.int32] | None:
+        """Waits for it; None when the form failed."""
+        process, deadline_s = self._form.process, time.monotonic() + MAX_SILENT_S
+        while not self.is_ready and time.monotonic() < deadline_s:
+            if not process.pump():
+                wait_for_any([process], 0.1)
+        return self._mask
 
     def _keep_from_ending(self, mask: NDArray[np.int32]) -> None:
         """No end may be sampled, unless the form allows nothing else."""
         open_mask = mask.copy()
-        for token in self._ends:
+        for token in self._form.ends:
             open_mask.view(np.uint32)[token // WORD_BITS] &= ~np.uint32(1 << token % WORD_BITS)
         if open_mask.any():
             mask[:] = open_mask

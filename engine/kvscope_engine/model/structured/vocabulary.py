@@ -12,23 +12,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope_engine.model.structured.wire import Vocabulary
 from kvscope_engine.model.text.tokenizer import Tokenizer
 
 BYTE_PIECES = 128
 """Tokens like <0x0A> from which on a vocabulary is one with byte fallback; whole ones have 256."""
 
 
-def tokenizer_info(tokenizer: Tokenizer, num_logits: int, ends: Collection[int]) -> Any:
-    """XGrammar's `TokenizerInfo`. `ends` are the tokens that may follow a text in its form."""
-    import xgrammar
-
-    vocabulary, special = tokenizer.vocabulary, tokenizer.special_token_ids
+def vocabulary_of(tokenizer: Tokenizer, num_logits: int, ends: Collection[int]) -> Vocabulary:
+    """For logits of this width. `ends` are the tokens that may follow a text in its form."""
+    special = tokenizer.special_token_ids
     encoded = [""] * num_logits
-    for token, token_id in vocabulary.items():
+    for token, token_id in tokenizer.vocabulary.items():
         if token_id < num_logits and token_id not in special:
             encoded[token_id] = token
-    kind = xgrammar.VocabType[_kind(tokenizer)]
-    return xgrammar.TokenizerInfo(encoded, kind, vocab_size=num_logits, stop_token_ids=sorted(ends))
+    return Vocabulary(_kind(tokenizer), encoded, sorted(token for token in ends if token < num_logits))
+
+
+def tokenizer_info(vocabulary: Vocabulary) -> Any:
+    """XGrammar's `TokenizerInfo`."""
+    import xgrammar
+
+    kind, num_logits = xgrammar.VocabType[vocabulary.kind], len(vocabulary.tokens)
+    return xgrammar.TokenizerInfo(vocabulary.tokens, kind, vocab_size=num_logits, stop_token_ids=vocabulary.ends)
 
 
 def json_tokens(info: Any, num_logits: int) -> NDArray[np.int32]:

@@ -189,7 +189,7 @@ class Scheduler:
         """Decide the step: blocks for every scheduled token are in the tables when this returns.
 
         Nothing but `schedule_beside` may be called until the plan was committed. An empty plan means nothing is
-        unfinished.
+        unfinished, or all that is waits for its form.
         """
         self._pool.step = step
         return self._schedule(Ahead(), now_ns)
@@ -346,7 +346,7 @@ class Scheduler:
             start = ahead.start(request)
             if start + 1 < ahead.num_tokens(request):
                 prefills.append(request)
-            elif draft.budget and self._make_room(request, start + 1, draft):
+            elif draft.budget and not request.awaits_its_form and self._make_room(request, start + 1, draft):
                 draft.add(request, start, 1, True)
         return prefills
 
@@ -356,10 +356,15 @@ class Scheduler:
                 self._schedule_chunk(request, ahead.start(request), draft)
 
     def _schedule_chunk(self, request: Request, start: int, draft: PlanBuilder) -> None:
-        """Schedule as many of the request's tokens, which it knows, as the budget leaves."""
+        """Schedule as many of the request's tokens, which it knows, as the budget leaves.
+
+        The last one, after which a token is sampled, waits until its form says which may come.
+        """
         known = request.num_tokens
         count = min(known - start, draft.budget)
-        if self._make_room(request, start + count, draft):
+        if start + count == known and request.awaits_its_form:
+            count -= 1
+        if count and self._make_room(request, start + count, draft):
             draft.add(request, start, count, start + count == known)
 
     def _has_room_beside(self, ahead: Ahead) -> bool:
@@ -380,6 +385,8 @@ class Scheduler:
             found = self._admission.find(request)
             if not self._admission.fits(request, found, is_alone=not self._running):
                 return
+            if request.awaits_its_form and found.num_tokens + 1 >= request.num_tokens:
+                return  # nothing could be computed for it
             self._waiting.remove(request)
             event = self._admission.start(request, found, draft)
             self._run(request, draft.now_ns)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import queue
 import random
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from kvscope_engine.model.structured import forms as forms_module
@@ -22,7 +26,7 @@ from kvscope_telemetry.messages.structured import Structured
 
 NUM_LOGITS = 49_280
 """More than the default model's 49,152, as a head that is padded has."""
-LONG_S = 600.0
+LONG_S = 60.0
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -36,9 +40,10 @@ CHOICES = ("red", 'with "quotes" and \\', "new\nline\tand tab", "naïve \U0001f6
 
 
 @pytest.fixture(scope="module")
-def forms(default_tokenizer: Tokenizer) -> Forms:
+def forms(default_tokenizer: Tokenizer) -> Iterator[Forms]:
     pytest.importorskip("xgrammar")
-    return Forms(default_tokenizer, NUM_LOGITS, {2}, LONG_S)
+    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+        yield forms
 
 
 def allowed(matcher: FormMatcher, *, may_end: bool = True) -> list[int]:
@@ -140,11 +145,12 @@ def test_completions_go_their_own_ways(forms: Forms) -> None:
 
 def test_without_an_end_in_the_vocabulary_a_whole_text_is_the_end(default_tokenizer: Tokenizer) -> None:
     pytest.importorskip("xgrammar")
-    matcher = Forms(default_tokenizer, NUM_LOGITS, (), LONG_S).get(Structured(kind="regex", text="ab")).matcher()
-    for token in default_tokenizer.encode("ab", add_special_tokens=False):
-        assert not matcher.has_ended
-        matcher.accept(token)
-    assert matcher.has_ended
+    with closing(Forms(default_tokenizer, NUM_LOGITS, ())) as forms:
+        matcher = forms.get(Structured(kind="regex", text="ab")).matcher()
+        for token in default_tokenizer.encode("ab", add_special_tokens=False):
+            assert not matcher.has_ended
+            matcher.accept(token)
+        assert matcher.has_ended
 
 
 @pytest.mark.parametrize(
@@ -171,10 +177,11 @@ def test_what_is_wrong_is_said_in_a_line(forms: Forms, kind: Any, text: str, nam
     assert len(str(refusal.value)) < 500
 
 
-def test_a_form_is_compiled_once_and_kept(forms: Forms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_form_is_compiled_once_and_kept(forms: Forms) -> None:
     asked = Structured(kind="choice", text='["kept"]')
+    assert not forms.has(asked)
     kept = forms.get(asked)
-    monkeypatch.setattr(forms_module, "compile_form", None)
+    assert forms.has(asked)
     assert forms.get(asked) is kept
     prompt = prepared([1, 2], asked, forms)
     assert prompt == [1, 2]
@@ -184,51 +191,137 @@ def test_a_form_is_compiled_once_and_kept(forms: Forms, monkeypatch: pytest.Monk
     assert matcher_for([1, 2]) is None
 
 
-def test_those_used_last_are_kept(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_used_last_are_kept_and_those_in_use_stay(
+    default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("xgrammar")
-    monkeypatch.setattr(forms_module, "MAX_KEPT", 2)
-    forms = Forms(default_tokenizer, NUM_LOGITS, {2}, LONG_S)
-    a, b, c = (Structured(kind="regex", text=text) for text in "abc")
-    first, second = forms.get(a), forms.get(b)
-    assert forms.get(a) is first
-    forms.get(c)
-    assert forms.get(a) is first
-    assert forms.get(b) is not second
+    monkeypatch.setattr(forms_module, "MAX_KEPT", 1)
+    monkeypatch.setattr(forms_module, "MAX_FORMS", 2)
+    a, b, c, d = (Structured(kind="regex", text=text) for text in "abcd")
+    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+        in_use = forms.get(a)
+        forms.get(b)
+        assert forms.has(a)
+        assert forms.has(b)
+        forms.get(c)
+        assert not forms.has(b)
+        also_in_use = forms.get(d)
+        assert not forms.has(c)
+        with pytest.raises(BadInput, match="the engine is behind: 2 forms are in use already"):
+            forms.get(c)
+        assert allowed(in_use.matcher())
+        assert allowed(also_in_use.matcher())
+
+
+COSTLY = {
+    "endless masks": "(.{1,60}){1,60}(.{1,60}){1,60}",
+    "a second a mask": "(.{1,60}){1,60}",
+    "costly where it goes on": "x{30}(.{1,60}){1,60}",
+    "many stars": "(a*)*" * 500,
+    "large": "(" * 900 + "a{1,900}" + "){1,900}" * 900,
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_a_form_that_is_too_costly_is_refused_before_it_is_accepted(name: str, forms: Forms) -> None:
+    with pytest.raises(BadInput, match=r"too costly|Repetition|limit") as refusal:
+        forms.get(Structured(kind="regex", text=COSTLY[name]))
+    assert "\n" not in str(refusal.value)
+    assert allowed(forms.get(Structured(kind="regex", text="ab")).matcher()), "others are as they were"
+
+
+LATE = "x{400}(.{1,60}){1,60}(.{1,60}){1,60}"
+"""Nobody finds out before a token is four hundred letters away."""
 
 
 @pytest.fixture
-def stuck(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Forms]:
-    """Whose compiler is not done before the test is over."""
+def late(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[FormMatcher]:
+    """One token before what is too costly, where nobody looked."""
     pytest.importorskip("xgrammar")
-    over = threading.Event()
-    compile_form = forms_module.compile_form
-
-    def wait(compiler: Any, asked: Structured) -> Any:
-        over.wait()
-        return compile_form(compiler, asked)
-
-    monkeypatch.setattr(forms_module, "compile_form", wait)
-    forms = Forms(default_tokenizer, NUM_LOGITS, {2}, 0.01)
-    yield forms
-    over.set()
-    for future in list(forms._compiling.values()):
-        future.result(LONG_S)
+    with closing(Forms(default_tokenizer, NUM_LOGITS, {2}, LONG_S)) as forms:
+        matcher = forms.get(Structured(kind="regex", text=LATE)).matcher()
+        ids = default_tokenizer.encode("x" * 400, add_special_tokens=False)
+        for token in ids:
+            matcher.accept(token)
+        yield matcher
 
 
-def test_one_that_takes_too_long_is_refused_and_used_once_it_is_there(stuck: Forms) -> None:
-    asked = Structured(kind="regex", text="late")
-    for _ in range(2):
-        with pytest.raises(BadInput, match=r"regex takes more than 0\.01 s to compile"):
-            stuck.get(asked)
-    assert len(stuck._compiling) == 1, "it is waited for again, not begun again"
+def test_a_token_that_takes_too_long_ends_its_request_and_nobody_else_waits(
+    late: FormMatcher, forms: Forms, default_tokenizer: Tokenizer
+) -> None:
+    assert not late.is_ready
+    other = forms.get(Structured(kind="regex", text="(yes|no)+")).matcher()
+    for _ in range(20):
+        other.accept(*default_tokenizer.encode("yes", add_special_tokens=False))
+        assert allowed(other)
+    words = np.zeros((1, NUM_LOGITS // 32), np.int32)
+    late.fill(words, 0, may_end=True)
+    assert late.is_ready
+    with pytest.raises(KvscopeError, match=r"its form took more than 0.25 s of computing for a token"):
+        late.accept(3)
 
 
-def test_no_more_than_a_few_are_compiled_at_once(stuck: Forms) -> None:
-    for number in range(forms_module.MAX_COMPILING):
-        with pytest.raises(BadInput, match="takes more than"):
-            stuck.get(Structured(kind="regex", text=f"late{number}"))
-    with pytest.raises(BadInput, match="regex is not accepted now: 4 others are being compiled"):
-        stuck.get(Structured(kind="regex", text="later"))
+def test_a_form_that_nobody_waits_for_is_given_up(forms: Forms) -> None:
+    asked = Structured(kind="regex", text="(.{1,60}){1,60}(.{1,60}){1,60}(.{1,60}){1,60}")
+    is_wanted = threading.Event()
+    is_wanted.set()
+    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def ask() -> None:
+        with pytest.raises(BadInput) as refusal:
+            forms.get(asked, is_wanted.is_set)
+        reasons.put(str(refusal.value))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    is_wanted.clear()
+    assert [reasons.get(timeout=LONG_S) for _ in threads] == ["nobody waits for this form any more"] * 2
+    for thread in threads:
+        thread.join()
+
+
+def go_on(matcher: FormMatcher, count: int) -> None:
+    for _ in range(count):
+        matcher.accept(allowed(matcher)[0])
+
+
+def test_a_lost_process_ends_its_requests_and_the_next_ask_makes_another(default_tokenizer: Tokenizer) -> None:
+    pytest.importorskip("xgrammar")
+    asked = Structured(kind="regex", text="[ab]+")
+    before = psutil.Process().children()
+    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+        matcher = forms.get(asked).matcher()
+        (keeper,) = (child for child in psutil.Process().children() if child not in before)
+        keeper.kill()
+        keeper.wait()
+        allowed(matcher)
+        with pytest.raises(KvscopeError, match="its form's process"):
+            go_on(matcher, 100)
+        del matcher
+        assert allowed(forms.get(asked).matcher())
+
+
+def test_no_process_is_left_behind(default_tokenizer: Tokenizer) -> None:
+    pytest.importorskip("xgrammar")
+    before = set(psutil.Process().children(recursive=True))
+    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+        form = forms.get(Structured(kind="regex", text="[ab]+"))
+        mine = set(psutil.Process().children(recursive=True)) - before
+        assert len(mine) == 2, "the keeper and the form"
+    assert form.num_bytes
+    _, left = psutil.wait_procs(mine, timeout=LONG_S)
+    assert not left
+
+
+def test_where_it_cannot_start_forms_are_refused_with_the_reason(
+    default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("xgrammar")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms, pytest.raises(BadInput) as refusal:
+        forms.get(Structured(kind="json_object"))
+    assert str(refusal.value).startswith("json_object is not accepted: its process does not start: ")
 
 
 def test_a_model_without_text_has_no_forms() -> None:

@@ -11,6 +11,11 @@ import pytest
 Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 
 
+def ran(plan: Any) -> dict[int, int]:
+    """Request number -> tokens of a plan."""
+    return {item.request.number: item.num_tokens for item in plan.scheduled}
+
+
 def test_a_token_that_nobody_knows_yet_is_followed_by_another(drive: Make) -> None:
     one = drive()
     request = one.submit([1] * 5, 4)
@@ -75,7 +80,7 @@ def test_who_follows_its_own_tokens_waits_for_them(drive: Make, option: str) -> 
     one = drive()
     request = one.request([1] * 5, 9)
     if option == "matcher":
-        request.matcher = SimpleNamespace()
+        request.matcher = SimpleNamespace(is_ready=True)
     else:
         request.sampling = type(request.sampling)(**{option: 0.5})
     one.scheduler.add(request)
@@ -111,3 +116,21 @@ def test_nobody_is_preempted_for_a_step_ahead(drive: Make) -> None:
     assert one.scheduler.totals.preemptions == 0
     one.run()
     assert one.scheduler.totals.preemptions > 0
+
+
+def test_who_awaits_its_form_computes_its_prompt_and_samples_later(drive: Make) -> None:
+    one = drive(max_num_batched_tokens=10)
+    request = one.request(range(6), 2)
+    form = request.matcher = SimpleNamespace(is_ready=False)
+    one.scheduler.add(request)
+    beside = one.submit([7], 3)
+    assert ran(one.step()[0]) == {1: 5, 2: 1}
+    assert ran(one.step()[0]) == {2: 1}, "others go on without it"
+    form.is_ready = True
+    assert ran(one.step()[0]) == {1: 1, 2: 1}
+    assert beside.is_finished
+    form.is_ready = False
+    assert ran(one.step()[0]) == {}, "there is nothing to do, and it has not ended"
+    form.is_ready = True
+    one.run()
+    assert request.finish_reason == "length"

@@ -1,0 +1,190 @@
+"""A form's own process: compiles it, tries it, and then says which tokens may come next for each of its completions.
+
+Whatever a form costs, it costs here: the engine kills this process when that is too much. Compiling and trying are on a
+thread that yields to everybody's; a token's mask is not, it is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import socket
+import threading
+import time
+from collections.abc import Collection
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope_engine.model.structured import wire
+from kvscope_engine.model.structured.compiling import OUT_OF_MEMORY, compile_form
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.structured import Structured
+
+WORD_BITS: Final = 32
+HOLDS_JSON: Final = ("json_schema", "json_object", "structural_tag")
+"""Kinds whose texts are, or have in them, JSON."""
+MAX_MASK_S: Final = 0.02
+"""Of computing for a token while a form is tried: longer ones are too costly."""
+NUM_WALKS: Final = 6
+MAX_WALK: Final = 24
+"""Tokens of a way through a form that it is tried on."""
+MAX_TRYING_S: Final = 0.25
+MAX_MORE_BYTES: Final = 256 << 20
+"""Of address space beyond what the keeper has."""
+YIELDING: Final = 19
+"""`nice`."""
+MIB: Final = 1 << 20
+
+
+def run_form(
+    line: socket.socket, info: Any, num_logits: int, ends: Collection[int], no_controls: NDArray[np.int32]
+) -> None:
+    """Until the engine closes `line`: first the form, then its completions."""
+    descriptor = os.pidfd_open(os.getpid())
+    socket.send_fds(line, [os.getpid().to_bytes(4, "little")], [descriptor])
+    os.close(descriptor)
+    try:
+        asked = msgspec.msgpack.decode(wire.receive_long(line), type=Structured)
+        _bound_memory()
+        trial = _Trial(asked, info, num_logits, ends, no_controls)
+        thread = threading.Thread(target=trial.run)
+        thread.start()
+        thread.join()
+        wire.send_long(line, msgspec.msgpack.encode(trial.proof))
+        if trial.form is not None:
+            _serve(line, trial.form)
+    except (EOFError, OSError):
+        return
+
+
+class _Form:
+    """Compiled."""
+
+    def __init__(self, compiled: Any, num_logits: int, ends: Collection[int], within: NDArray[np.int32] | None) -> None:
+        """`within` is a mask of the only tokens that may ever come; None: all."""
+        self._compiled = compiled
+        self._ends = ends
+        self._within = within
+        self.words = np.zeros((1, -(-num_logits // WORD_BITS)), np.int32)
+
+    def matcher(self) -> Any:
+        """XGrammar's, at the beginning of the form."""
+        import xgrammar
+
+        return xgrammar.GrammarMatcher(self._compiled, terminate_without_stop_token=not self._ends)
+
+    def mask(self, matcher: Any) -> NDArray[np.int32]:
+        """Which tokens may come next, good until the next call."""
+        self.words[0] = -1  # what is not written when everything may
+        matcher.fill_next_token_bitmask(self.words, 0)
+        row: NDArray[np.int32] = self.words[0]
+        if self._within is not None:
+            row &= self._within
+        return row
+
+
+class _Trial:
+    """Makes `form`, None where it is not accepted, and `proof`."""
+
+    def __init__(
+        self,
+        asked: Structured,
+        info: Any,
+        num_logits: int,
+        ends: Collection[int],
+        no_controls: NDArray[np.int32],
+    ) -> None:
+        self.form: _Form | None = None
+        self.proof = wire.Proof(reason=f"{asked.kind} is not accepted: its compiler failed")
+        self._asked = asked
+        self._info = info
+        self._num_logits = num_logits
+        self._ends = ends
+        self._within = no_controls if asked.kind in HOLDS_JSON else None
+
+    def run(self) -> None:
+        """On a thread of its own."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), YIELDING)
+        kind = self._asked.kind
+        try:
+            self._try()
+        except BadInput as error:
+            self.proof = wire.Proof(reason=str(error))
+        except Exception as error:
+            reason = f"{kind} is not accepted: {type(error).__name__}: {error!s:.200}"
+            if isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error):
+                reason = f"{kind} is too costly: it takes more than {MAX_MORE_BYTES // MIB} MiB of memory"
+            self.proof = wire.Proof(reason=reason)
+
+    def _try(self) -> None:
+        import xgrammar
+
+        compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
+        form = _Form(compile_form(compiler, self._asked), self._num_logits, self._ends, self._within)
+        first = form.mask(form.matcher()).copy()
+        if not first.any():
+            raise BadInput(f"{self._asked.kind} is not accepted: no text of this model's tokens is of that form")
+        self._walk(form)
+        self.proof = wire.Proof(mask=first.tobytes(), num_bytes=_own_bytes())
+        self.form = form
+
+    def _walk(self, form: _Form) -> None:
+        """Along some ways through the form, each token drawn from those that may come."""
+        began = time.thread_time()
+        for seed in range(NUM_WALKS):
+            matcher, drawn = form.matcher(), random.Random(seed)
+            for _ in range(MAX_WALK):
+                started = time.thread_time()
+                allowed = np.flatnonzero(np.unpackbits(form.mask(matcher).view(np.uint8), bitorder="little"))
+                if not len(allowed) or not matcher.accept_token(int(allowed[drawn.randrange(len(allowed))])):
+                    break
+                now = time.thread_time()
+                if now - started > MAX_MASK_S:
+                    raise BadInput(
+                        f"{self._asked.kind} is too costly: a token of it takes {(now - started) * 1e3:.0f} ms of"
+                        f" computing, {MAX_MASK_S * 1e3:.0f} ms are accepted: a simpler one is"
+                    )
+                if now - began > MAX_TRYING_S:
+                    return
+                if matcher.is_terminated():
+                    break
+
+
+def _serve(line: socket.socket, form: _Form) -> None:
+    matchers: dict[int, Any] = {}
+    nothing = bytes(form.words.nbytes)
+    while data := line.recv(wire.ASK.size):
+        what, number, token = wire.ASK.unpack(data)
+        if what == wire.DROP:
+            matchers.pop(number, None)
+            continue
+        started = time.thread_time_ns()
+        matcher = matchers.get(number)
+        if matcher is None:
+            matcher = matchers[number] = form.matcher()
+        mask, state = nothing, wire.GOES_ON
+        if not matcher.accept_token(token):
+            state = wire.REFUSED
+        elif matcher.is_terminated():
+            state = wire.ENDED
+        else:
+            mask = form.mask(matcher).tobytes()
+        line.sendall(wire.ANSWER.pack(number, state, time.thread_time_ns() - started) + mask)
+
+
+def _bound_memory() -> None:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        num_bytes = int(file.read().split()[0]) * resource.getpagesize() + MAX_MORE_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _own_bytes() -> int:
+    """Of memory that no other process shares."""
+    with open("/proc/self/smaps_rollup", encoding="ascii") as file:
+        lines = (line.split() for line in file)
+        return sum(int(words[1]) << 10 for words in lines if words[0] in ("Private_Dirty:", "Swap:"))

@@ -1,0 +1,224 @@
+"""Parts of a JSON schema that XGrammar (0.2.8) reads over in silence: refused by name, so that an answer is never less
+than its schema says.
+
+What XGrammar warns of is refused by its own words (`compiling`); docs/forms.md lists what is enforced.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
+
+Schema: TypeAlias = "dict[str, Any] | bool"
+
+NEVER: Final = frozenset(
+    {
+        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "$dynamicRef", "$recursiveRef"),
+        *("dependentRequired", "dependentSchemas", "dependencies"),
+    }
+)
+WHOLE: Final = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
+"""Of these the first is enforced, and what stands beside it is not."""
+OF_NUMBERS: Final = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+OF_STRINGS: Final = frozenset({"minLength", "maxLength", "pattern", "format"})
+OF_ARRAYS: Final = frozenset({"items", "prefixItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems"})
+OF_OBJECTS: Final = frozenset(
+    {
+        *("properties", "required", "additionalProperties", "patternProperties", "unevaluatedProperties"),
+        *("propertyNames", "minProperties", "maxProperties"),
+    }
+)
+ASSERTIONS: Final = OF_NUMBERS | OF_STRINGS | OF_ARRAYS | OF_OBJECTS
+MAKE_ARRAY: Final = frozenset({"items", "prefixItems"})
+MAKE_OBJECT: Final = frozenset({"properties", "additionalProperties", "unevaluatedProperties"})
+"""From these XGrammar sees what a schema without a type is of."""
+UNKNOWN_FORMATS: Final = frozenset({"regex", "idn-email", "idn-hostname", "iri", "iri-reference"})
+"""Of JSON Schema's; names of others are only notes to it as well."""
+ONE: Final = ("additionalProperties", "unevaluatedProperties", "items", "unevaluatedItems", "propertyNames")
+SEVERAL: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+NAMED: Final = ("properties", "patternProperties", "$defs", "definitions")
+MAX_HOPS: Final = 32
+"""Of references that lead to references."""
+
+
+def unenforced(schema: Schema) -> str:
+    """The first part that would not be enforced, and why; empty when all is."""
+    waiting: list[Any] = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            if found := _in_one(part, schema):
+                return found
+            waiting += _parts(part)
+    return ""
+
+
+def unenforced_in_tag(tag: Any) -> str:
+    """The same of all schemas in one of XGrammar's structural tags."""
+    waiting = [tag]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            for name in ("json_schema", "schema"):
+                if isinstance(part.get(name), dict) and (found := unenforced(part[name])):
+                    return found
+            waiting += [value for name, value in part.items() if name not in ("json_schema", "schema")]
+        elif isinstance(part, list):
+            waiting += part
+    return ""
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[Any]:
+    yield from (schema[name] for name in ONE if name in schema)
+    for name in SEVERAL:
+        if isinstance(schema.get(name), list):
+            yield from schema[name]
+    for name in NAMED:
+        if isinstance(schema.get(name), dict):
+            yield from schema[name].values()
+
+
+def _in_one(schema: dict[str, Any], root: Schema) -> str:
+    for name in schema:
+        if name in NEVER:
+            return f"{name!r} is not enforced"
+    if schema.get("uniqueItems") is True:
+        return "'uniqueItems' is not enforced"
+    whole = next((name for name in WHOLE if name in schema), None)
+    return _beside(whole, schema, root) if whole is not None else _of_its_type(schema)
+
+
+def _beside(whole: str, schema: dict[str, Any], root: Schema) -> str:
+    """What stands beside `whole`."""
+    for name in schema:
+        if name in ASSERTIONS or (name in WHOLE and name != whole and not _is_in_enum(schema, whole, name)):
+            return f"{name!r} beside {whole!r} is not enforced"
+    if "type" in schema and not (found := _types(schema | {"type": None}, root)) <= _named(schema["type"]):
+        return f"'type' beside {whole!r} is not enforced, and {whole!r} gives {', '.join(sorted(found))}"
+    if whole == "oneOf" and not _are_apart(schema["oneOf"], root):
+        return "'oneOf' whose schemas may hold at once is not enforced: 'anyOf' is"
+    return ""
+
+
+def _is_in_enum(schema: dict[str, Any], whole: str, name: str) -> bool:
+    return (whole, name) == ("const", "enum") and isinstance(schema[name], list) and schema[whole] in schema[name]
+
+
+def _of_its_type(schema: dict[str, Any]) -> str:
+    names = schema.keys()
+    if "type" not in schema:
+        return _without_type(names)
+    if "string" in _named(schema["type"]) and schema.get("format") in UNKNOWN_FORMATS:
+        return f"'format': {schema['format']!r} is not enforced"
+    properties = schema.get("properties", {})
+    required = schema.get("required", ())
+    if isinstance(required, list) and isinstance(properties, dict):
+        unknown = next((name for name in required if isinstance(name, str) and name not in properties), None)
+        if unknown is not None:
+            return f"'required' names {unknown!r:.60}, which is not in 'properties': that is not enforced"
+    if "propertyNames" in names and properties:
+        return "'propertyNames' beside 'properties' is not enforced"
+    return ""
+
+
+def _without_type(names: Any) -> str:
+    inferred = OF_OBJECTS if names & MAKE_OBJECT else OF_ARRAYS if names & MAKE_ARRAY else frozenset()
+    name = next((name for name in names if name in ASSERTIONS - inferred), None)
+    return "" if name is None else f"{name!r} without a 'type' that it is of is not enforced"
+
+
+def _named(types: object) -> set[str]:
+    named = {types} if isinstance(types, str) else set(types) if isinstance(types, list) else set()
+    return named | {"integer"} if "number" in named else named
+
+
+def _types(schema: Any, root: Schema, hops: int = MAX_HOPS) -> set[str]:
+    """Types that a value of it may have; "any" for what cannot be told."""
+    if not isinstance(schema, dict) or not hops:
+        return {"any"}
+    if isinstance(schema.get("$ref"), str):
+        return _types(_referred(schema["$ref"], root), root, hops - 1)
+    if "const" in schema:
+        return {_type_of(schema["const"])}
+    if isinstance(schema.get("enum"), list):
+        return set(map(_type_of, schema["enum"]))
+    for name in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(name), list):
+            return {found for branch in schema[name] for found in _types(branch, root, hops - 1)}
+    return _named(schema.get("type")) or {"any"}
+
+
+def _type_of(value: object) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    kinds = {int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return kinds.get(type(value), "null")
+
+
+def _referred(reference: str, root: Schema) -> Any:
+    found: Any = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    return found if reference.startswith("#") else None
+
+
+def _are_apart(branches: Any, root: Schema) -> bool:
+    """Whether no value can be of two: by their types, or by a property that all objects have and that tells them."""
+    if not isinstance(branches, list):
+        return True  # the compiler says what is wrong
+    seen: set[str] = set()
+    objects: list[Any] = []
+    for branch in branches:
+        types = _types(branch, root)
+        if types == {"object"}:
+            objects.append(_resolved(branch, root))
+            types = set()
+        types = types | {"integer"} if "number" in types else types
+        if "any" in types or "object" in types or types & seen - _values_apart(branch, branches, root, types):
+            return False
+        seen |= types
+    return len(objects) < 2 or any(_tells_apart(name, objects) for name in _required(objects[0]))
+
+
+def _values_apart(branch: Any, branches: list[Any], root: Schema, types: set[str]) -> set[str]:
+    """`types` when all branches list their values, and no value is in two."""
+    listed = [_values(_resolved(other, root)) for other in branches]
+    if any(values is None for values in listed):
+        return set()
+    every = [value for values in listed for value in values or ()]
+    return types if len(every) == len(set(every)) else set()
+
+
+def _values(schema: Any) -> set[str] | None:
+    if not isinstance(schema, dict):
+        return None
+    if "const" in schema:
+        return {json.dumps(schema["const"], sort_keys=True)}
+    if isinstance(schema.get("enum"), list):
+        return {json.dumps(value, sort_keys=True) for value in schema["enum"]}
+    return None
+
+
+def _required(schema: Any) -> list[str]:
+    required = schema.get("required") if isinstance(schema, dict) else None
+    return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+
+
+def _tells_apart(name: str, objects: list[Any]) -> bool:
+    seen: set[str] = set()
+    for schema in objects:
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        values = _values(properties.get(name)) if isinstance(properties, dict) else None
+        if values is None or name not in _required(schema) or values & seen:
+            return False
+        seen |= values
+    return True
+
+
+def _resolved(schema: Any, root: Schema) -> Any:
+    for _ in range(MAX_HOPS):
+        if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+            break
+        schema = _referred(schema["$ref"], root)
+    return schema
