@@ -323,7 +323,7 @@ def _assemble(
         ops=attention.ops,
     )
     runner.warm_up(progress)
-    hello = _hello(config, epoch, loaded, storage, max_batched, space, pool, attention)
+    hello = _hello(config, epoch, loaded, storage, scheduler, space, pool, attention)
     progress(Progress(stage="ready"))
     streamed = streamed_weights(loaded.module)
     notes = [
@@ -359,7 +359,7 @@ def _hello(
     epoch: int,
     loaded: LoadedModel,
     storage: KVStorage,
-    max_batched: int,
+    scheduler: Scheduler,
     space: AddressSpace | None,
     pool: BlockPool,
     attention: Choice,
@@ -381,7 +381,8 @@ def _hello(
             prefix_caching=config.prefix_caching,
             has_parents=True,
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=max_batched,
+            max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
+            max_request_tokens=scheduler.max_request_tokens,
         ),
         device=_device_info(loaded.device, loaded.dtype, attention.words),
         engine_version=program_version(),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kvscope_engine import Engine, EngineConfig, parts
+from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
@@ -129,3 +130,23 @@ def test_a_step_without_memory_ends_its_own_requests_alone(
 
 def _raise(error: Exception) -> Any:
     raise error
+
+
+def test_the_longest_request_is_told_as_the_pool_and_the_model_let_it_be(tiny_model: Callable[..., str]) -> None:
+    """The number by which `submit` refuses, so that a meter of context means the same."""
+
+    def submit(engine: Engine, num_prompt_tokens: int) -> None:
+        sampling = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+        prompt = tuple(5 + place % 9 for place in range(num_prompt_tokens))
+        engine.submit(Submit(request_id=f"{num_prompt_tokens}", prompt_token_ids=prompt, sampling=sampling))
+
+    # By the model's length, what it may generate is shortened to the room there is.
+    for num_blocks, expected, refused in ((6, 96, 93), (1000, 512, 512)):
+        engine = Engine(config(tiny_model(), num_gpu_blocks_override=num_blocks))
+        try:
+            assert engine.hello.cache.max_request_tokens == expected
+            submit(engine, refused - 1)
+            with pytest.raises(BadInput, match=str(expected)):
+                submit(engine, refused)
+        finally:
+            engine.close()

@@ -66,6 +66,8 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Blocks that there is memory for where not every row has some (allocator `virtual`); 0: all rows have."""
     has_parents: bool = False
     """Whether the ledger's `parent` is told; older engines did not tell it."""
+    max_request_tokens: int = 0
+    """The longest prompt and output together that is taken while no block is pinned; 0: not told."""
 
     @property
     def num_rows(self) -> int:

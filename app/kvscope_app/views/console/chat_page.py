@@ -108,7 +108,8 @@ class ChatPage(QWidget):
         )
         self.starters.offer(self.session.takes_prompts)
         hello, stats = self.session.live_mirror.hello, self.current.last_stats
-        self.context.show_fill(stats.context_tokens if stats else 0, hello.model.max_model_len if hello else 0)
+        limit = 0 if hello is None else hello.cache.max_request_tokens or hello.model.max_model_len
+        self.context.show_fill(stats.context_tokens if stats else 0, limit)
 
     def _blocked(self) -> str:
         if not self.session.takes_prompts:

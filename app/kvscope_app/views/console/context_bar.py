@@ -16,7 +16,7 @@ FULL: Final = 0.95
 
 
 class ContextBar(QWidget):
-    """Tokens of the conversation and the model's limit, 0 when it is not known."""
+    """Tokens of the conversation, and how many one request may have, 0 when that is not known."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,9 @@ class ContextBar(QWidget):
         self.bar.setValue(round(self._share * 1000))
         whole = f"{count(used)} of {count(limit)} tokens of context" if limit else f"{count(used)} tokens of context"
         self.text.setText(whole if used or limit else "")
-        self.text.setToolTip(f"{self._share:.0%} of the model's context is used" if limit else "")
+        self.text.setToolTip(
+            f"{self._share:.0%} of what one request may hold, by the model and by the KV cache" if limit else ""
+        )
         self._color()
 
     def apply_theme(self, theme: Theme) -> None:

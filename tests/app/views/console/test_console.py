@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 
@@ -10,7 +11,7 @@ from kvscope_app.look.theme import THEMES
 from kvscope_app.views.console import ConsoleView
 from kvscope_app.views.console.store import ConversationStore
 from kvscope_telemetry.messages.commands import Abort, Accepted, Finished, Refused, RequestTiming, Submit, Tokens, Usage
-from kvscope_telemetry.source import SourceState
+from kvscope_telemetry.source import SourceState, Update
 
 
 class Talk:
@@ -400,6 +401,17 @@ def test_long_conversations_show_the_newest_first(talk, qtbot):
     assert len(talk.page.transcript.cards) == 40
     talk.page.transcript._earlier.click()
     assert len(talk.page.transcript.cards) == 80
+
+
+def test_the_context_is_what_one_request_may_hold(talk, engine, poll):
+    """Not the model's length, where the pool holds less."""
+    model = replace(engine.hello.model, max_model_len=8_192)
+    cache = replace(engine.hello.cache, max_request_tokens=1_536)
+    engine.hello = replace(engine.hello, model=model, cache=cache)
+    engine.source.updates.append(Update(snapshot=engine._snapshot()))
+    poll(talk.session)
+    talk.page.show_status()
+    assert talk.page.context.text.text().endswith("of 1\u202f536 tokens of context")
 
 
 def test_the_context_bar_warns_when_nearly_full(talk):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from PySide6.QtWidgets import QLabel
 
+from kvscope_app.look.number_text import num_bytes
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.memory.account import account, kv_detail
 from kvscope_app.views.memory.view import MemoryView
@@ -191,3 +193,21 @@ def test_before_an_engine_there_is_a_sentence(make_engine, make_session, qtbot):
     view.show()
     view.refresh()
     assert not view.bar.isVisible()
+
+
+def test_a_step_at_a_time_shows_what_the_map_shows(engine, session, poll, make_window, qtbot):
+    """However slowly steps come: panel and map are of the same state, without another step after it."""
+    window = make_window(session, with_views=("memory",))
+    window.focus_view("memory")
+    view = window.views["memory"]
+    qtbot.waitUntil(view.isVisible)
+    for number in range(1, 6):
+        engine.hold([number])
+        poll(session)
+        held = by_key(account(session.mirror, session.history.memory, None, None))["kv_active"]
+        assert held == number * BLOCK
+
+        def texts():
+            return {label.text() for label in view.table.findChildren(QLabel)}
+
+        qtbot.waitUntil(lambda held=held: num_bytes(held) in texts())
