@@ -148,6 +148,7 @@ class History:
         self._offset_ns: int | None = None
         self._last_heard_ns = 0
         self._totals: dict[str, int] = {}
+        self._step = -1
         self.began_engine_ns = 0
         """The same moment as `began_ns` by the engine's clock."""
         self.began_ns: int | None = None
@@ -205,6 +206,7 @@ class History:
         self._follow_epoch(update, mirror)
         self._follow_clock(update, now_ns)
         told_ns = update.series["time_ns"][-1:].tolist() if update.series else []
+        self._step = int(update.series["step"][-1]) if update.series else self._step
         self.began_engine_ns = max([*told_ns, update.snapshot.time_ns if update.snapshot else 0])
         counters = update.counters or (update.snapshot.counters if update.snapshot else None)
         bin_number = now_ns // BIN_NS
@@ -239,6 +241,8 @@ class History:
             self._totals = {}
             self.memory = None
             self.request_times.clear()
+        if update.snapshot:
+            self._step = update.snapshot.step
         if update.snapshot and not self._totals:  # a resync keeps them: what was lost is counted as well
             counters = update.snapshot.counters
             self._totals = {name: getattr(counters, name) for name in _TOTALS}
@@ -265,7 +269,9 @@ class History:
             return
         bins = np.minimum(series["time_ns"] + (self._offset_ns or 0), now_ns) // BIN_NS
         sums: dict[str, IntArray] = {name: series[name] for name in _PER_FRAME}
-        sums["num_steps"] = np.ones(bins.size, np.int64)
+        steps = series["step"]  # a frame that tells what changed without a step has the number of the step before
+        sums["num_steps"] = (np.diff(steps, prepend=self._step) != 0).astype(np.int64)
+        self._step = int(steps[-1])
         sums.update({name: self._increase(name, series[name]) for name in _SERIES_TOTALS})
         self.ring.add(bins, sums)
         if update.counters is not None:

@@ -218,14 +218,16 @@ class LifeReader:
         preemptions = _column(rows.num_preemptions, "<u2")
         if not len(numbers) == len(outputs) == len(states) == len(cached) == len(preemptions):
             return
-        drafts, accepted = _column(rows.num_draft_tokens, "<u4"), _column(rows.num_accepted_tokens, "<u4")
-        has_drafts = len(drafts) == len(accepted) == len(numbers)
+        zeros = [0] * len(numbers)  # a column in which all are 0 is left out
+        drafts = _column(rows.num_draft_tokens, "<u4") or zeros
+        accepted = _column(rows.num_accepted_tokens, "<u4") or zeros
+        if not len(drafts) == len(accepted) == len(numbers):
+            drafts, accepted = zeros, zeros
         for place, number in enumerate(numbers):
             life = self._open.get(number)
             if life is None:
                 continue
-            if has_drafts:
-                life.num_draft_tokens, life.num_accepted_tokens = drafts[place], accepted[place]
+            life.num_draft_tokens, life.num_accepted_tokens = drafts[place], accepted[place]
             state, output = states[place], outputs[place]
             if state == life.state and life.num_output_tokens and life.phase is PhaseKind.DECODE:
                 life.num_output_tokens = output

@@ -81,9 +81,12 @@ class Summarizer:
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
         self._second = -1
+        self._began_ns = MAX_TIME_NS
+        """The earliest message: what its step began with was no earlier for who listens."""
         self._epoch: int | None = None
         self._offset_ns = 0
         self._last_seq: int | None = None
+        self._step = 0
         self._totals: dict[str, int] = {}
         self._seen_version = -1
         self._events: list[TimedEvent] = []
@@ -97,6 +100,7 @@ class Summarizer:
     def add(self, message: TelemetryMessage, log_time_ns: int) -> list[Summary]:
         """The next message, recorded at `log_time_ns`."""
         second = log_time_ns // SECOND_NS
+        self._began_ns = min(self._began_ns, log_time_ns)
         done = self.close() if second > self._second else []
         self._second = max(second, self._second)
         self._newest_ns = max(log_time_ns, self._newest_ns)
@@ -153,6 +157,7 @@ class Summarizer:
         self._settle_totals()
         if snapshot.hello.epoch != self._epoch:
             self._epoch, self._last_seq, self._totals = snapshot.hello.epoch, None, {}
+            self._step = snapshot.step
             self._turns.restart()
             self._stops_told_ns = 0
             self._used_share = -1.0
@@ -176,7 +181,7 @@ class Summarizer:
             self._note_event(event, frame.epoch)
 
     def _note_event(self, event: Event, epoch: int) -> None:
-        time_ns = min(max(event.time_ns + self._offset_ns, 0), MAX_TIME_NS)
+        time_ns = min(max(event.time_ns + self._offset_ns, self._began_ns, 0), MAX_TIME_NS)
         self._events.append(TimedEvent(time_ns, epoch, event))
         if event.kind == "admitted" and event.data is not None:
             self._queued_ns.append(event.data.waited_ns)
@@ -205,7 +210,7 @@ class Summarizer:
         counted = zip(*map(_counted_of, self._frames), strict=True) if self._frames else [()] * len(_COUNTED)
         sums = dict(zip(_COUNTED, map(sum, counted), strict=True))
         return {
-            "num_steps": len(self._frames),
+            "num_steps": self._num_steps(),
             "prefill_tokens": sums["batch.num_prefill_tokens"],
             "decode_tokens": sums["batch.num_decode_tokens"],
             **{name: sums[f"timings.{name}"] for name in _PHASES},
@@ -213,6 +218,15 @@ class Summarizer:
             "flops": sums["work.flops"],
             "moved_bytes": sum(sums[name] for name in _MOVED),
         }
+
+    def _num_steps(self) -> int:
+        """Frames of a step each: one that tells what changed without a step has the number of the step before."""
+        before, found = self._step, 0
+        for frame in self._frames:
+            found += frame.step != before
+            before = frame.step
+        self._step = before
+        return found
 
     def _summary(self, mirror: Mirror) -> Summary:
         assert mirror.hello is not None, "a summary of no state"
