@@ -10,7 +10,7 @@ from kvscope_app.look.number_text import NOTHING, count, percent, seconds, short
 from kvscope_telemetry.exports.comparison.comparison import Comparison, Parts, Row
 from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Method, Verdict
 
-HEADINGS: Final = ("", "A", "B", "Difference", "A over time", "B over time", "The difference is")
+HEADINGS: Final = ("", "A", "B", "Difference", "The difference is", "A over time", "B over time")
 _VERDICTS: Final = {
     Verdict.EQUAL: "equal",
     Verdict.OPEN: "not told apart",
@@ -26,7 +26,7 @@ _MOST_SHARE: Final = 10.0
 def cells(row: Row) -> tuple[str, ...]:
     """One a heading."""
     values = (value_text(row, row.a), value_text(row, row.b), difference_text(row))
-    return row.label, *values, parts_text(row, row.a_parts), parts_text(row, row.b_parts), verdict_text(row)
+    return row.label, *values, verdict_text(row), parts_text(row, row.a_parts), parts_text(row, row.b_parts)
 
 
 def value_text(row: Row, value: float | None) -> str:
@@ -53,7 +53,9 @@ def parts_text(row: Row, parts: Parts | None) -> str:
     """`p5 – p50 – p95`: how the figure was spread over a run."""
     if parts is None:
         return NOTHING
-    return " – ".join(value_text(row, value) for value in (parts.p5, parts.p50, parts.p95))
+    low, middle, high = (value_text(row, value) for value in (parts.p5, parts.p50, parts.p95))
+    unit = high.partition(" ")[2]
+    return " – ".join(text.removesuffix(f" {unit}") if unit else text for text in (low, middle)) + f" – {high}"
 
 
 def verdict_text(row: Row) -> str:
@@ -113,7 +115,7 @@ def as_tsv(rows: Sequence[Row]) -> str:
 def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
     """For a terminal."""
     lines = [HEADINGS, *(cells(row) for row in comparison.rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS) - 1)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
     text = [f"{side}  {name}" for side, name in zip("AB", names, strict=True)]
     if comparison.settings:
         text.append(f"not alike: {unlike_text(comparison)}")
@@ -121,9 +123,13 @@ def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
 
 
 def _line(line: tuple[str, ...], widths: list[int]) -> str:
-    label, *numbers, verdict = line
-    middle = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
-    return "  ".join([label.ljust(widths[0]), *middle, verdict]).rstrip()
+    label, *values, last = line
+    verdict = HEADINGS.index("The difference is") - 1
+    middle = [
+        value.ljust(width) if place == verdict else value.rjust(width)
+        for place, (value, width) in enumerate(zip(values, widths[1:-1], strict=True))
+    ]
+    return "  ".join([label.ljust(widths[0]), *middle, last.rjust(widths[-1])]).rstrip()
 
 
 def _rate(unit: str) -> Callable[[float], str]:
