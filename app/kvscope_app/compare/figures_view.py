@@ -21,7 +21,7 @@ from kvscope_app.views.table_head import TableHead
 from kvscope_telemetry.exports.comparison.comparison import Comparison, Row
 from kvscope_telemetry.exports.comparison.spread import Verdict
 
-_LABEL, _A, _B, _DIFFERENCE, _OF_A, _OF_B, _VERDICT = range(len(HEADINGS))
+_LABEL, _A, _B, _DIFFERENCE, _VERDICT, _OF_A, _OF_B = range(len(HEADINGS))
 _Index = QModelIndex | QPersistentModelIndex
 _ROW_PAD: Final = 6
 _ABOUT: Final = (
@@ -34,7 +34,9 @@ _OVER_TIME: Final = (
     " below the third."
 )
 _HEAD: Final = TableHead(
-    HEADINGS, ("", "", "", "", *[plain_tip(_OVER_TIME)] * 2, plain_tip(_ABOUT)), (_A, _B, _DIFFERENCE, _OF_A, _OF_B)
+    HEADINGS,
+    ("", "", "", "", *map(plain_tip, (_ABOUT, _OVER_TIME, _OVER_TIME))),
+    (_A, _B, _DIFFERENCE, _OF_A, _OF_B),
 )
 
 
@@ -109,7 +111,7 @@ class FiguresView(QWidget):
         self.ranges.set_tip(1, "Figures of the time that the curves show")
         self.ranges.chosen.connect(self._choose)
         self.of_shown = False
-        self._widths = [0] * _VERDICT
+        self._widths = [0] * _OF_B
         self._unlike = ElidedLabel()
         self._unlike.setProperty("look", "warning")
         self._build()
@@ -143,7 +145,7 @@ class FiguresView(QWidget):
 
     def _fit_columns(self) -> None:
         """Never narrower than before: a table that is written anew twice a second must not jump."""
-        for column in range(_VERDICT):
+        for column in range(_OF_B):
             wanted = max(self.table.sizeHintForColumn(column), self.table.horizontalHeader().sectionSizeHint(column))
             if wanted > self._widths[column]:
                 self._widths[column] = wanted

@@ -99,7 +99,7 @@ def test_the_table_has_both_and_the_difference(make_compared):
     assert cell(window, "Requests finished", 1) == f"{a:.0f}"
     assert cell(window, "Requests finished", 2) == f"{b:.0f}"
     assert cell(window, "Tokens generated a second", 1).endswith("tok/s")
-    verdicts = [window.figures.model.index(row, 6).data() for row in range(len(window.figures.model.rows))]
+    verdicts = [window.figures.model.index(row, 4).data() for row in range(len(window.figures.model.rows))]
     assert all(
         words.startswith(("–", "equal", "not told apart: B", "not enough data (n = ", "different: B"))
         for words in verdicts
@@ -109,7 +109,7 @@ def test_the_table_has_both_and_the_difference(make_compared):
 def test_the_same_file_twice_is_equal(make_compared, paths):
     window = make_compared(b=paths[0])
     assert not window.figures._unlike.isVisible()
-    assert {window.figures.model.index(row, 6).data() for row in range(len(window.figures.model.rows))} <= {
+    assert {window.figures.model.index(row, 4).data() for row in range(len(window.figures.model.rows))} <= {
         "equal",
         "–",
     }
