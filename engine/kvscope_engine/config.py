@@ -13,7 +13,7 @@ from kvscope_telemetry.kv_events.config import KvEventsConfig
 
 DEVICES: Final = ("auto", "cpu", "cuda")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS: Final = ("auto", "none", "int8", "int4")
+QUANTIZATIONS: Final = ("auto", "none", "a8", "int8", "int4")
 KV_DTYPES: Final = ("auto", "fp8", "fp8_e4m3", "int8")
 """`fp8_e4m3` is vLLM's other name for `fp8`."""
 """`oracle` knows lengths that an engine cannot: the simulator's alone."""
@@ -35,8 +35,9 @@ class EngineConfig:
     dtype: str = "auto"
     """Of weights and activations."""
     quantization: str = "auto"
-    """Of linear layers: `int8` rounds weights to 8 bits with a scale for each 64 inputs; on a CPU `auto` does that
-    where it is fast, the type of activations is left open, and the weights come from a GGUF file of 8 bits or fewer."""
+    """Of linear layers. `auto` reads a file's 4 or 8 bits as they lie and leaves activations as they are, so tokens are
+    those of widened weights; `none` widens. The others are for a CPU's speed and change tokens: `a8` is `auto` with
+    activations rounded to 8 bits, `int8` and `int4` round any model's weights, on a CPU activations as well."""
     kv_cache_dtype: str = "auto"
     """Of the blocks; `auto` is that of the activations, the others have 8 bits and a scale per token and KV head."""
     block_size: int = 16

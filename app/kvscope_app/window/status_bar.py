@@ -261,9 +261,13 @@ def _model(hello: Hello | None) -> str:
 
 
 def rounded_words(quantization: str) -> str:
-    """`4-bit weights` of `int4`; what is not known by a number of bits keeps its name; empty where none are."""
-    bits = quantization.removeprefix("int")
-    return f"{bits}-bit weights" if bits.isdigit() else f"{quantization} weights" if quantization else ""
+    """`4-bit weights` of `int4`, with activations in `int4-a8`; what is not known by a number of bits keeps its name;
+    empty where none are."""
+    weights, _, activations = quantization.partition("-a")
+    bits = weights.removeprefix("int")
+    if not bits.isdigit():
+        return f"{quantization} weights" if quantization else ""
+    return f"{bits}-bit weights" + (f", {activations}-bit activations" if activations else "")
 
 
 def device_text(sample: DeviceSample, kind: str) -> str:

@@ -35,12 +35,20 @@ class GroupedProduct(Protocol):
 
 
 def grouped_product(
-    weight: GroupedWeight, bias: Tensor | None, device: torch.device, room: WeightRoom | None = None
+    weight: GroupedWeight,
+    bias: Tensor | None,
+    device: torch.device,
+    room: WeightRoom | None = None,
+    *,
+    rounds_activations: bool = False,
 ) -> GroupedProduct:
-    """Triton's on a GPU, the compiled one on a CPU, in `room`, and torch's where nothing can be compiled."""
+    """Triton's on a GPU, the compiled one on a CPU, in `room`, and torch's where nothing can be compiled. The compiled
+    one alone may round activations to 8 bits."""
     if device.type == "cuda":
         return TritonGrouped(weight, bias, device)
-    return TorchGrouped(weight, bias) if library() is None else NativeGrouped(weight, bias, room)
+    if library() is None:
+        return TorchGrouped(weight, bias)
+    return NativeGrouped(weight, bias, room, rounds_activations=rounds_activations)
 
 
 class TritonGrouped:

@@ -24,8 +24,8 @@ SWITCH: Final = "KVSCOPE_NATIVE"
 """Set to 0, nothing is compiled or loaded."""
 MORE_OPTIONS: Final = "KVSCOPE_NATIVE_OPTIONS"
 """More for the compiler, as `-march=haswell`: the code that other CPUs get."""
-SOURCES: Final = ("linear.c", "grouped.c", "attention.c", "prefill.c", "layers.c", "layer.c")
-HEADERS: Final = ("numbers.h", "decode.h", "rotation.h")
+SOURCES: Final = ("linear.c", "grouped.c", "grouped_float.c", "attention.c", "prefill.c", "layers.c", "layer.c")
+HEADERS: Final = ("numbers.h", "grouped.h", "decode.h", "rotation.h")
 OPTIONS: Final = (
     *("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"),
     *("-fPIC", "-fvisibility=hidden", "-w"),

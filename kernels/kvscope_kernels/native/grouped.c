@@ -6,11 +6,9 @@
  * Inner sums are of whole numbers and the outer one has one order, so a row's result does not hang on the rows beside
  * it. An infinity or NaN in a row gives NaN.
  *
- * Codes lie as [outputs / 32][inputs / 4][64] bytes with 4 bits, [outputs / 32][inputs / 4][32][4] with 8: 4 products of
- * an unsigned and a signed byte are one lane of a dot product instruction. A byte of 4 + 4 bits holds outputs 0..15 of
- * its 32 in the low ones, 16..31 in the high ones. Scales and lows lie as [outputs / 32][groups][2][32].
+ * Of the layout in grouped.h, 4 products of an unsigned and a signed byte are one lane of a dot product instruction.
  */
-#include "numbers.h"
+#include "grouped.h"
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #include <immintrin.h>
 #define LANES_16 1
@@ -19,32 +17,11 @@
 #define LANES_8 1
 #endif
 
-enum { PANEL = 32, CHUNK = 32, QUADS = CHUNK / 4, MOST_ROWS = 6, ROW_BLOCK = 96 };
-enum { X_F32 = 1, OUT_F32 = 2, ADD_F32 = 4 };
-
-typedef struct {
-    const uint8_t *codes;
-    const void *facts; /* scales and lows: float, or half where is_half */
-    const float *bias; /* padded to whole panels, or NULL */
-    int64_t outputs, inputs, chunks;
-    int64_t span; /* chunks of a group */
-    int32_t bits, is_half;
-} grouped;
+enum { MOST_ROWS = 6, ROW_BLOCK = 96 };
 
 typedef struct {
     float scale, sum; /* sum: that of the rounded numbers, times the scale */
 } chunk_facts;
-
-INLINE float from_half(uint16_t x) { /* finite */
-    uint32_t bits = (uint32_t)(x & 0x7fffu) << 13, sign = (uint32_t)(x & 0x8000u) << 16;
-    float y;
-    memcpy(&y, &bits, 4);
-    y *= 0x1p112f;
-    memcpy(&bits, &y, 4);
-    bits |= sign;
-    memcpy(&y, &bits, 4);
-    return y;
-}
 
 INLINE chunk_facts round_chunk(const void *x, int64_t at, int n, int is_f32, int8_t *q) {
     int32_t sum;
@@ -58,21 +35,6 @@ INLINE void round_row(const void *x, int64_t at, const grouped *l, int is_f32, i
     for (int64_t c = 0; c < whole; c++) facts[c] = round_chunk(x, at + c * CHUNK, CHUNK, is_f32, q + c * CHUNK);
     if (whole < l->chunks)
         facts[whole] = round_chunk(x, at + whole * CHUNK, (int)(l->inputs - whole * CHUNK), is_f32, q + whole * CHUNK);
-}
-
-/* Scales and lows of a group of one panel, as floats. */
-INLINE void take_facts(const grouped *l, int64_t at, float *both) {
-    if (l->is_half) {
-        const uint16_t *from = (const uint16_t *)l->facts + at * 2 * PANEL;
-#ifdef LANES_16
-        for (int j = 0; j < 2 * PANEL; j += 16)
-            _mm512_storeu_ps(both + j, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from + j))));
-#else
-        for (int j = 0; j < 2 * PANEL; j++) both[j] = from_half(from[j]);
-#endif
-    } else {
-        memcpy(both, (const float *)l->facts + at * 2 * PANEL, sizeof(float) * 2 * PANEL);
-    }
 }
 
 /* y[r][0..31] of `rows` rows (1..MOST_ROWS) with one panel; a row's q and facts lie behind those of the row before. */
@@ -219,16 +181,6 @@ static void rows_of_4_bits(int rows, const grouped *l, int64_t panel, const int8
 static void rows_of_8_bits(int rows, const grouped *l, int64_t panel, const int8_t *q, const chunk_facts *facts,
                            float *y) {
     some_rows(rows, 8, l, panel, q, facts, y);
-}
-
-INLINE void finish(const grouped *l, int64_t panel, int64_t m, float *y, void *out, const void *add, int flags) {
-    int64_t first = panel * PANEL, count = l->outputs - first < PANEL ? l->outputs - first : PANEL;
-    int64_t at = m * l->outputs + first;
-    for (int64_t j = 0; j < count; j++) {
-        float value = y[j] + (l->bias ? l->bias[first + j] : 0.0f);
-        if (add) value += load_number(add, at + j, flags & ADD_F32);
-        store_number(out, at + j, flags & OUT_F32, value);
-    }
 }
 
 INLINE int rows_at_once(int64_t left) { return left >= MOST_ROWS ? MOST_ROWS : left > 4 ? 4 : (int)left; }

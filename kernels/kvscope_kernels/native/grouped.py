@@ -1,4 +1,4 @@
-"""Products with grouped weights on a CPU, from grouped.c. Owns the layout they have there."""
+"""Products with grouped weights on a CPU, from grouped.c and grouped_float.c. Owns the layout they have there."""
 
 from typing import Final
 
@@ -17,15 +17,23 @@ _TINY: Final = 1e-30
 
 
 class NativeGrouped(NativeProduct):
-    """`weight` as this CPU reads it, and the product with it: activations are rounded to 8 bits, CHUNK at a time.
+    """`weight` as this CPU reads it, and the product with it.
 
-    Raises RuntimeError where there is no compiled library (`library`).
+    Activations stay as they are, and the product is that of the widened weight but for the order of float32 sums; with
+    `rounds_activations` they are rounded to 8 bits, CHUNK at a time. Raises RuntimeError where there is no compiled
+    library (`library`).
     """
 
-    function = "kvscope_grouped"
-
-    def __init__(self, weight: GroupedWeight, bias: Tensor | None = None, room: WeightRoom | None = None) -> None:
+    def __init__(
+        self,
+        weight: GroupedWeight,
+        bias: Tensor | None = None,
+        room: WeightRoom | None = None,
+        *,
+        rounds_activations: bool = False,
+    ) -> None:
         """`room` is where it is kept, with others; by itself without."""
+        self.function = "kvscope_grouped" if rounds_activations else "kvscope_grouped_float"
         found = library()
         if found is None:
             raise RuntimeError("weights of 4 bits need a C compiler on a Linux machine (cc, gcc or clang)")
@@ -41,7 +49,7 @@ class NativeGrouped(NativeProduct):
 
 
 def native_product_torch(x: Tensor, weight: GroupedWeight) -> Tensor:
-    """What `NativeGrouped.product` computes, in float64."""
+    """What `NativeGrouped.product` computes of rounded activations, in float64."""
     wide = pad(x.double(), (0, -x.shape[-1] % CHUNK)).view(*x.shape[:-1], -1, CHUNK)
     scale = (wide.abs().amax(-1, keepdim=True) / 127.0).clamp_min(_TINY)
     rounded = ((wide / scale).round() * scale).flatten(-2)[..., : x.shape[-1]]

@@ -18,7 +18,7 @@ class LinearParts(ctypes.Structure):
 
 
 class GroupedParts(ctypes.Structure):
-    """`grouped` of grouped.c."""
+    """`grouped` of grouped.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("codes", "facts", "bias")),
@@ -132,6 +132,7 @@ def loaded(path: Path) -> ctypes.CDLL | None:
 _ARGUMENTS = {
     "kvscope_linear": (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int, c_int),
     "kvscope_grouped": (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int, c_int),
+    "kvscope_grouped_float": (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int, c_int),
     "kvscope_decode": (c_void_p,),
     "kvscope_prefill": (c_void_p,),
     "kvscope_layer": (c_void_p, c_void_p),

@@ -1,7 +1,7 @@
 """How Python multiplies with a weight of a compiled product, however the weight lies. Owns the checks and the call."""
 
 from ctypes import CDLL, Structure, addressof
-from typing import ClassVar, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ _DTYPES: Final = (torch.bfloat16, torch.float32)
 class NativeProduct:
     """Of a weight (outputs, inputs) whose `function` in the library takes it, rows, a sum and flags alike."""
 
-    function: ClassVar[str]
+    function: str
     """Of the library: the one that multiplies with it."""
     outputs: int
     inputs: int
@@ -49,5 +49,5 @@ class NativeProduct:
             pointer = add.data_ptr()
         count = x.numel() // self.inputs
         if self._call(self.address, x.data_ptr(), count, out.data_ptr(), pointer, flags, torch.get_num_threads()):
-            raise MemoryError("no memory for a product's rounded activations")
+            raise MemoryError("no memory for a product's activations")
         return out

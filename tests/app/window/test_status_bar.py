@@ -60,3 +60,4 @@ def test_what_weights_were_rounded_to_is_said(bar, engine, session, poll):
 
 def test_weights_of_another_form_keep_its_name():
     assert [rounded_words(form) for form in ("int4", "fp8", "")] == ["4-bit weights", "fp8 weights", ""]
+    assert rounded_words("int4-a8") == "4-bit weights, 8-bit activations"

@@ -59,8 +59,17 @@ def test_products(rows: int) -> None:
 def test_grouped_products(bits: int) -> None:
     x, weight = some(5, 333), rounded(some(130, 333, seed=1), bits, 64)
     expected = grouped.native_product_torch(x, weight)
-    found = grouped.NativeGrouped(weight).product(x)
+    found = grouped.NativeGrouped(weight, rounds_activations=True).product(x)
     assert float((found.double() - expected).norm()) <= 2e-3 * float(expected.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_grouped_products_of_activations_as_they_are(bits: int, dtype: torch.dtype) -> None:
+    x, weight = some(5, 333).to(dtype), rounded(some(130, 333, seed=1), bits, 64)
+    expected = x.double() @ weight.widened().double().T
+    found = grouped.NativeGrouped(weight).product(x, dtype=torch.float32)
+    assert float((found.double() - expected).norm()) <= 1e-6 * float(expected.norm())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -26,7 +26,7 @@ from kvscope_engine.model.joined.fused_attention import attention_candidates
 from kvscope_engine.model.joined.fused_layer import FusedLayer, chain_layers, layer_candidate
 from kvscope_engine.model.joined.fused_mlp import mlp_candidate
 from kvscope_engine.model.joined.fused_norm import norm_candidates
-from kvscope_engine.model.joined.packed_linear import can_pack, pack_linears, packed_bytes
+from kvscope_engine.model.joined.packed_linear import can_pack, pack_joined, pack_linears, packed_bytes
 from kvscope_engine.model.joined.round_linears import round_linears
 from kvscope_telemetry.errors import BadInput
 
@@ -73,7 +73,8 @@ def weights_bytes(module: nn.Module) -> int:
 
 def _fuse(module: nn.Module, quantization: str) -> Fused:
     parameter = next(module.parameters())
-    packed = quantization == "none" and can_pack(parameter.dtype, parameter.device)
+    dtype, device = parameter.dtype, parameter.device
+    packed = quantization == "none" and can_pack(dtype, device)
     del parameter
     plain = take_plain_trace(module) or _whole(module)
     trial = run_trial(module)
@@ -94,6 +95,9 @@ def _fuse(module: nn.Module, quantization: str) -> Fused:
                 f" gave before ({fault})"
             )
     bits = Counter[int]() if quantization == "none" else round_linears(module, trial.calls.keys(), quantization)
+    if not packed and can_pack(dtype, device):
+        pack_joined(module)
+        pack_linears(module, trial.calls.keys())
     compile_layers(module)
     return Fused(attentions, mlps, norms, layers, packed, float32_residual, bits[8], bits[4])
 

@@ -22,17 +22,25 @@ class GroupedLinear(nn.Module):
     adds_as_it_multiplies: Final = True
 
     def __init__(
-        self, plain: Any, weight: GroupedWeight, dtype: torch.dtype | None = None, room: WeightRoom | None = None
+        self,
+        plain: Any,
+        weight: GroupedWeight,
+        dtype: torch.dtype | None = None,
+        room: WeightRoom | None = None,
+        *,
+        rounds_activations: bool = False,
     ) -> None:
         """In place of the layer `plain`; `dtype` is that of the result, None: that of the input. `room` is where a
-        CPU's weights are kept."""
+        CPU's weights are kept, and there alone activations are rounded to 8 bits."""
         super().__init__()
         self.out_features, self.in_features = plain.weight.shape
         self.weight = GivenUpWeight(plain.weight)
         self.bias = plain.bias
         self.bits = weight.bits
         self._dtype = dtype
-        self.grouped = grouped_product(weight, plain.bias, plain.weight.device, room)
+        self.grouped = grouped_product(
+            weight, plain.bias, plain.weight.device, room, rounds_activations=rounds_activations
+        )
         for number, tensor in enumerate(self.grouped.tensors):  # counted with the model's memory
             self.register_buffer(f"grouped_{number}", tensor, persistent=False)
 

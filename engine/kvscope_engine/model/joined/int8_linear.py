@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from kvscope_engine.model.joined.given_up_weight import GivenUpWeight
-from kvscope_kernels.native.library import has_dot_product, library
+from kvscope_kernels.native.library import library
 from kvscope_kernels.native.linear import Int8Weight, int8_product_torch
 from kvscope_kernels.native.weight_room import WeightRoom
 
@@ -56,9 +56,3 @@ def can_round() -> bool:
     expected = int8_product_torch(x, weight)
     error = Int8Weight(weight).product(x).double() - expected  # a tie may be rounded either way
     return bool(error.norm() <= 1e-2 * expected.norm())
-
-
-def is_fast() -> bool:
-    """Whether it does so in the CPU's own instructions. Asked of the CPU, not of a clock: a model gives the same
-    tokens at each start."""
-    return can_round() and has_dot_product()

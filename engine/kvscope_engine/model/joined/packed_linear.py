@@ -100,6 +100,14 @@ def pack_linears(module: nn.Module, called: Container[nn.Module]) -> None:
                 setattr(parent, name, PackedLinear(child.weight, child.bias))
 
 
+def pack_joined(module: nn.Module) -> None:
+    """Replace every `JoinedLinear`: those that were to become something else, and did not."""
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, JoinedLinear):
+                setattr(parent, name, PackedLinear(child.weight, child.bias))
+
+
 def packed_bytes(module: nn.Module) -> int:
     """Bytes of packed weights, which are no parameters of the module."""
     return sum(child.num_bytes for child in module.modules() if isinstance(child, PackedLinear))

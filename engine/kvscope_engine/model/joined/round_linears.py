@@ -34,7 +34,8 @@ def round_linears(module: nn.Module, called: Container[nn.Module], quantization:
 
     Joined ones, those among `called`, and the head, whose results become float32. With `int8` all have 8 bits; with
     `int4` all have 4 but the head, which has 8 where that can be; with `filed` each is what its file holds, where it
-    can be read, else of 8 bits on a CPU. A layer that cannot be what is asked stays as it is.
+    can be read. `a8` is that, else 8 bits. But for `filed`, a CPU rounds activations too. A layer that cannot be what
+    is asked stays as it is.
     """
     model: Any = module
     head = model.get_output_embeddings()
@@ -61,8 +62,9 @@ def _made(
     dtype = torch.float32 if isinstance(child, Float32Head) else None
     weight = _weight(child, quantization, is_head=is_head)
     if weight is not None:
-        return GroupedLinear(child, weight, dtype, room)
-    return Int8Linear(child.weight, child.bias, dtype, room) if device == "cpu" and can_round() else None
+        return GroupedLinear(child, weight, dtype, room, rounds_activations=quantization != "filed")
+    rounds = device == "cpu" and quantization != "filed" and can_round()
+    return Int8Linear(child.weight, child.bias, dtype, room) if rounds else None
 
 
 def _weight(child: Any, quantization: str, *, is_head: bool) -> GroupedWeight | None:

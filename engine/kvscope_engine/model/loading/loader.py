@@ -26,7 +26,7 @@ from kvscope_engine.model.loading.device import choose_device, choose_dtype, dty
 from kvscope_engine.model.loading.dummy import random_model
 from kvscope_engine.model.loading.fingerprint import model_fingerprint
 from kvscope_engine.model.loading.hf_config import eos_token_ids, head_dim, num_kv_heads, num_query_heads, read_config
-from kvscope_engine.model.loading.quantization import choose_quantization, shown
+from kvscope_engine.model.loading.quantization import choose_quantization, filed_bits, shown
 from kvscope_engine.model.loading.rope import freeze_rope, resolve_max_model_len
 from kvscope_engine.model.loading.support import Blueprint, blueprint
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
@@ -140,7 +140,7 @@ def _load(
     _check_shares(hf_config, rank, name)
     _check_memory(plan, name, dtype, device, config)
     file = gguf_file(name)
-    quantization = choose_quantization(config, name, device, dtype, recipe, file)
+    quantization = choose_quantization(config, device, dtype, recipe, file)
     notes: list[str] = []
     is_whole = rank.is_alone and not config.cpu_offload_gb
     source = device if is_whole else torch.device("cpu")  # where a file is mapped, and only what is kept is read
@@ -161,7 +161,7 @@ def _load(
         module=module,
         hf_config=module.config,  # type: ignore[arg-type]
         tokenizer=load_tokenizer(folder),
-        info=_info(name, plan, hf_config, dtype, max_model_len, quantization),
+        info=_info(name, plan, hf_config, dtype, max_model_len, shown(quantization, device, filed_bits(recipe, file))),
         eos_token_ids=eos_token_ids(folder, hf_config),
         device=device,
         dtype=dtype,
@@ -281,5 +281,5 @@ def _info(
         vocab_size=int(hf_config.vocab_size),
         num_parameters=plan.num_parameters,
         max_model_len=max_model_len,
-        quantization=shown(quantization),
+        quantization=quantization,
     )

@@ -54,10 +54,13 @@ def name_gguf(module: nn.Module, file: GgufFile) -> None:
     name_format(module, "" if kind in _WHOLE else kind)
 
 
-def holds_4_bits(header: GgufHeader) -> bool:
-    """Whether most of the file's weights are in blocks of 4 bits that are read here."""
-    sizes = [(place.num_bytes, place.kind in (Q4_0, Q4_1)) for place in header.places.values()]
-    return 2 * sum(size for size, is_read in sizes if is_read) > sum(size for size, _ in sizes)
+def main_bits(header: GgufHeader) -> int:
+    """4 or 8: of the blocks read here that most of the file's bytes are in; 0 where less than half are in any."""
+    sizes: Counter[int] = Counter()
+    for place in header.places.values():
+        sizes[BITS.get(place.kind, 0)] += place.num_bytes
+    is_read = 2 * sizes[0] < sizes.total()
+    return max((4, 8), key=lambda bits: sizes[bits]) if is_read else 0
 
 
 def main_format(header: GgufHeader) -> str:

@@ -7,11 +7,10 @@ from typing import Final
 from kvscope_engine.model.joined.fuse import Fused
 from kvscope_engine.model.loading.device import dtype_name
 from kvscope_engine.model.loading.loader import LoadedModel
-from kvscope_engine.model.loading.quantization import FILED
+from kvscope_engine.model.loading.quantization import FILED, FILED_A8
 from kvscope_engine.model.quantized.filed_weight import filed_format
 from kvscope_engine.model.work.step_work import ModelWork
 
-EIGHT_BITS: Final = "8 bits (int8)"
 _GB: Final = 1_000_000_000
 
 
@@ -21,9 +20,9 @@ def weights_line(loaded: LoadedModel, fused: Fused, work: ModelWork | None) -> s
     return f"weights: {held}" if work is None else f"weights: {held}, {size(work.weights_read(1, 1))} read a step"
 
 
-def own_bits(name: str) -> str:
-    """Of 4 bits in a file that calls them so."""
-    return f"the file's own 4 bits{f' ({name})' if name else ''}"
+def own_bits(bits: int, name: str) -> str:
+    """Of weights that lie as in their file, which calls them so."""
+    return f"the file's own {bits} bits{f' ({name})' if name else ''}"
 
 
 def size(num_bytes: int) -> str:
@@ -34,10 +33,11 @@ def size(num_bytes: int) -> str:
 
 
 def _held(loaded: LoadedModel, fused: Fused) -> str:
-    if fused.int4:
-        is_own = loaded.quantization == FILED
-        return own_bits(filed_format(loaded.module)) if is_own else "4 bits (int4, as asked for)"
-    if fused.int8:
-        return EIGHT_BITS
-    filed = filed_format(loaded.module)
+    filed, activations = filed_format(loaded.module), ""
+    if loaded.device.type == "cpu" and loaded.quantization not in (FILED, "none"):
+        activations = ", activations in 8 bits"
+    if fused.int4 or fused.int8:
+        bits = 4 if fused.int4 else 8
+        is_own = loaded.quantization in (FILED, FILED_A8)
+        return (own_bits(bits, filed) if is_own else f"{bits} bits (int{bits}, as asked for)") + activations
     return f"{dtype_name(loaded.dtype)}{f', widened from the file ({filed})' if filed else ''}"

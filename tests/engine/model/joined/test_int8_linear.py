@@ -13,13 +13,16 @@ from kvscope_engine.model.joined import round_linears
 from kvscope_engine.model.joined.fuse import weights_bytes
 from kvscope_engine.model.joined.grouped_linear import GroupedLinear
 from kvscope_engine.model.joined.int8_linear import Int8Linear, can_round
+from kvscope_engine.model.joined.packed_linear import JoinedLinear, can_pack
 from kvscope_engine.model.loading.loader import LoadedModel
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.memory.weights_by_part import weights_by_part
+from kvscope_engine.model.quantized.filed_weight import keep_filed
 from kvscope_kernels.grouped import product
 from kvscope_kernels.grouped import weight as grouped_weight
 
 Load = Callable[..., LoadedModel]
+CPU = torch.device("cpu")
 needs_library = pytest.mark.skipif(not can_round(), reason="needs a C compiler")
 
 
@@ -72,6 +75,30 @@ def test_4_bits_are_nearly_those_of_their_widened_weights(
     assert len([part for part in module.modules() if isinstance(part, GroupedLinear)]) == 8
     assert float((logits_of(module) - expected).norm()) <= 0.1 * float(expected.norm())
     assert sum(part.num_bytes for part in weights_by_part(module)) == weights_bytes(module) < before
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_a_files_own_bits_leave_activations_and_other_layers_as_they_are(
+    model_type: str, dtype: torch.dtype, tiny_loaded: Load
+) -> None:
+    """Those that the file holds in no form that is read run packed, as in a model that is widened."""
+    module: Any = tiny_loaded(model_type).module.to(dtype)
+    kept = [part for part in module.modules() if type(part) is torch.nn.Linear][:-2]
+    for part in kept:
+        held = grouped_weight.rounded(part.weight)
+        part.weight.copy_(held.widened())
+        keep_filed(part, [lambda held=held: held])
+    expected = logits_of(module.float())
+    module = module.to(dtype)
+    found = make_ready_to_run(module, "filed")
+    assert found.int4 > 0
+    assert found.int8 == 0
+    assert len([part for part in module.modules() if isinstance(part, GroupedLinear)]) == found.int4
+    assert not any(isinstance(part, JoinedLinear) for part in module.modules()) or not can_pack(dtype, CPU)
+    error = float((logits_of(module) - expected).norm() / expected.norm())
+    assert error <= (1e-5 if dtype == torch.float32 else 2e-2)
 
 
 def test_4_bits_without_a_compiler(tiny_loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Who gets weights of fewer bits without asking, and what is refused."""
+"""What weights become without asking, which rounds nothing; and what is refused."""
 
 from __future__ import annotations
 
@@ -8,83 +8,90 @@ import pytest
 import torch
 
 from kvscope_engine.config import EngineConfig
-from kvscope_engine.model.fetching.names import ModelName
-from kvscope_engine.model.gguf import file
+from kvscope_engine.model.gguf.file import GgufFile
 from kvscope_engine.model.gguf.header import GgufHeader, TensorPlace
 from kvscope_engine.model.loading import quantization
-from kvscope_engine.model.loading.quantization import FILE_TYPE, FILED, choose_quantization, shown
-from kvscope_engine.model.quantized.gguf_blocks import Q4_1, Q8_0
+from kvscope_engine.model.loading.quantization import FILED, choose_quantization, filed_bits, shown
+from kvscope_engine.model.quantized.gguf_blocks import Q4_0, Q4_1, Q8_0
 from kvscope_engine.model.quantized.recipe import Recipe
 from kvscope_telemetry.errors import BadInput
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-DEFAULT, FOLDER = ModelName("default", "default"), ModelName("folder", "x", Path("x"))
 GPTQ = Recipe("gptq", 4, 128, 1)
 
 
-def header_of(kind: int, file_type: int = 3) -> GgufHeader:
-    return GgufHeader({FILE_TYPE: file_type}, places={"a": TensorPlace(kind, 0, 90), "b": TensorPlace(0, 90, 9)})
+def file_of(kind: int) -> GgufFile:
+    file = GgufFile(Path("some.gguf"))
+    file.header = GgufHeader(places={"a": TensorPlace(kind, 0, 90), "b": TensorPlace(0, 90, 9)})
+    return file
 
 
 def chosen(
     config: EngineConfig,
-    name: ModelName,
     device: torch.device = CPU,
     dtype: torch.dtype = torch.bfloat16,
     recipe: Recipe | None = None,
+    file: GgufFile | None = None,
 ) -> str:
-    return choose_quantization(config, name, device, dtype, recipe, file.gguf_file(name))
+    return choose_quantization(config, device, dtype, recipe, file)
 
 
-@pytest.fixture
-def default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A file in the place of the default model's, on a CPU that is fast at it; its header is of 4 bits."""
-    path = tmp_path / "default.gguf"
-    path.touch()
-    monkeypatch.setattr(quantization, "is_fast", lambda: True)
-    monkeypatch.setattr(file, "default_place", lambda: path)
-    monkeypatch.setattr(file, "check_gguf", lambda _: header_of(Q4_1))
-    return path
+@pytest.fixture(autouse=True)
+def _compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantization, "library", object)
+    monkeypatch.setattr(quantization, "can_round", lambda: True)
 
 
-def test_automatic_is_for_files_that_were_rounded_before(default: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen(EngineConfig(), DEFAULT) == FILED
-    assert chosen(EngineConfig(), FOLDER) == "none"
-    assert chosen(EngineConfig(), DEFAULT, GPU) == "none"
-    assert chosen(EngineConfig(dtype="bfloat16"), DEFAULT) == "none"
-    assert chosen(EngineConfig(quantization="none"), DEFAULT) == "none"
-    assert chosen(EngineConfig(tensor_parallel_size=2), DEFAULT) == "int8"
-    for header, expected in ((header_of(Q8_0), "int8"), (header_of(Q4_1, 1), "none")):
-        monkeypatch.setattr(file, "check_gguf", lambda _, header=header: header)
-        assert chosen(EngineConfig(), DEFAULT) == expected
-    default.unlink()
-    assert chosen(EngineConfig(), DEFAULT) == "int8"
-    monkeypatch.setattr(quantization, "is_fast", lambda: False)
-    assert chosen(EngineConfig(), DEFAULT) == "none"
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_automatic_reads_what_a_file_holds_and_rounds_nothing(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in (Q4_0, Q4_1, Q8_0):
+        assert chosen(EngineConfig(), CPU, dtype, file=file_of(kind)) == FILED
+    assert chosen(EngineConfig(dtype="float32"), CPU, dtype, file=file_of(Q4_1)) == FILED
+    assert chosen(EngineConfig(), CPU, dtype) == "none"
+    assert chosen(EngineConfig(), CPU, dtype, file=file_of(14)) == "none"  # Q6_K
+    assert chosen(EngineConfig(), CPU, torch.float16, file=file_of(Q4_1)) == "none"
+    assert chosen(EngineConfig(), GPU, dtype, file=file_of(Q4_1)) == "none"
+    assert chosen(EngineConfig(quantization="none"), CPU, dtype, file=file_of(Q4_1)) == "none"
+    assert chosen(EngineConfig(tensor_parallel_size=2), CPU, dtype, file=file_of(Q4_1)) == "none"
+    monkeypatch.setattr(quantization, "library", lambda: None)
+    assert chosen(EngineConfig(), CPU, dtype, file=file_of(Q4_1)) == "none"
 
 
-def test_automatic_of_quantized_checkpoints(default: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen(EngineConfig(), FOLDER, recipe=GPTQ) == FILED
-    assert chosen(EngineConfig(), FOLDER, GPU, torch.float16, GPTQ) == FILED
-    assert chosen(EngineConfig(), FOLDER, GPU, recipe=Recipe("gptq", 8, 128, 1)) == "none"
-    assert chosen(EngineConfig(), FOLDER, recipe=Recipe("gptq", 8, 128, 1)) == "int8"
-    assert chosen(EngineConfig(tensor_parallel_size=2), FOLDER, recipe=GPTQ) == "none"
-    assert chosen(EngineConfig(tensor_parallel_size=2), FOLDER, GPU, recipe=GPTQ) == "none"
-    assert [shown(each) for each in ("none", "int8", "int4", FILED)] == ["", "int8", "int4", "int4"]
+def test_automatic_of_quantized_checkpoints() -> None:
+    assert chosen(EngineConfig(), recipe=GPTQ) == FILED
+    assert chosen(EngineConfig(), GPU, torch.float16, GPTQ) == FILED
+    assert chosen(EngineConfig(), GPU, recipe=Recipe("gptq", 8, 128, 1)) == "none"
+    assert chosen(EngineConfig(), recipe=Recipe("gptq", 8, 128, 1)) == FILED
+    assert chosen(EngineConfig(tensor_parallel_size=2), recipe=GPTQ) == "none"
+    assert chosen(EngineConfig(tensor_parallel_size=2), GPU, recipe=GPTQ) == "none"
+
+
+def test_what_clients_are_told() -> None:
+    of_4, of_8 = filed_bits(None, file_of(Q4_1)), filed_bits(Recipe("gptq", 8, 128, 1), None)
+    assert (of_4, of_8, filed_bits(None, file_of(14)), filed_bits(None, None)) == (4, 8, 0, 0)
+    assert [shown(each, CPU, of_4) for each in ("none", FILED, "a8")] == ["", "int4", "int4-a8"]
+    assert [shown(each, CPU, 0) for each in ("int8", "int4", "a8")] == ["int8-a8", "int4-a8", "int8-a8"]
+    assert [shown(each, GPU, of_4) for each in ("int8", "int4", FILED)] == ["int8", "int4", "int4"]
 
 
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = EngineConfig(quantization="int8")
-    assert chosen(wanted, DEFAULT, GPU) == "int8"
+    assert chosen(wanted, GPU) == "int8"
     with pytest.raises(BadInput, match="with float16"):
-        chosen(wanted, DEFAULT, CPU, torch.float16)
+        chosen(wanted, CPU, torch.float16)
     with pytest.raises(BadInput, match="'int4' is not accepted with float16"):
-        chosen(EngineConfig(quantization="int4"), DEFAULT, CPU, torch.float16)
+        chosen(EngineConfig(quantization="int4"), CPU, torch.float16)
+    with pytest.raises(BadInput, match="'a8' is not accepted on a GPU"):
+        chosen(EngineConfig(quantization="a8"), GPU)
+    assert chosen(EngineConfig(quantization="a8")) == "a8"
     monkeypatch.setattr(quantization, "can_round", lambda: False)
-    with pytest.raises(BadInput, match="C compiler"):
-        chosen(wanted, DEFAULT)
-    assert chosen(EngineConfig(quantization="int4"), DEFAULT) == "int4"
-    assert chosen(EngineConfig(quantization="int4"), DEFAULT, GPU, torch.float16) == "int4"
+    for name in ("int8", "a8"):
+        with pytest.raises(BadInput, match="C compiler"):
+            chosen(EngineConfig(quantization=name))
+    assert chosen(EngineConfig(quantization="int4")) == "int4"
+    assert chosen(EngineConfig(quantization="int4"), GPU, torch.float16) == "int4"
     with pytest.raises(BadInput, match="quantization='int3'"):
         EngineConfig(quantization="int3")
     with pytest.raises(BadInput, match="tensor_parallel_size=2"):

@@ -126,7 +126,7 @@ def test_layers_run_on_what_the_file_holds(case: str, vivid_model: Model, tmp_pa
     expected = logits_of(exact)
     wanted = "int8" if recipe["bits"] == 8 else "int4"
     loaded = load_model(EngineConfig(**options, quantization=wanted), lambda _: None)
-    assert loaded.info.quantization == wanted
+    assert loaded.info.quantization == f"{wanted}-a8"
     assert bool(loaded.notes) == bool(recipe.get("desc_act"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
     assert (fused.int8 if wanted == "int8" else fused.int4) >= 8

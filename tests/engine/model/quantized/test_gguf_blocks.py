@@ -15,7 +15,7 @@ from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.gguf.header import check_gguf
 from kvscope_engine.model.loading.loader import load_model
 from kvscope_engine.model.quantized.filed_weight import filed_weight
-from kvscope_engine.model.quantized.gguf_blocks import holds_4_bits, read_blocks
+from kvscope_engine.model.quantized.gguf_blocks import main_bits, read_blocks
 
 Kind = gguf.GGMLQuantizationType
 Write = Callable[..., Path]
@@ -43,7 +43,7 @@ def write(tiny_gguf: Write, own_cache: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_values_are_those_of_the_file(kind: Kind, write: Write) -> None:
     path = write(kind)
     header = check_gguf(path)
-    assert holds_4_bits(header) == (kind != Kind.Q8_0)
+    assert main_bits(header) == (8 if kind == Kind.Q8_0 else 4)
     raw = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     for name in ("blk.0.ffn_down.weight", "token_embd.weight"):
         inputs, outputs = header.shapes[name]

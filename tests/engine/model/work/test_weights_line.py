@@ -11,6 +11,7 @@ import pytest
 from kvscope_engine.model.gguf.file import GgufFile
 from kvscope_engine.model.gguf.header import GgufHeader, TensorPlace
 from kvscope_engine.model.joined.fuse import Fused
+from kvscope_engine.model.loading import quantization
 from kvscope_engine.model.loading.loader import LoadedModel
 from kvscope_engine.model.loading.quantization import FILED
 from kvscope_engine.model.quantized.filed_weight import name_format
@@ -32,10 +33,13 @@ def test_the_words_follow_what_became_of_the_layers(tiny_loaded: Load) -> None:
         return weights_line(found, replace(PLAIN, int8=int8, int4=int4), work)
 
     assert told("none") == "weights: float32, widened from the file (Q4_1), 98 MB read a step"
-    assert told("int8", int8=9) == "weights: 8 bits (int8), 98 MB read a step"
-    assert told("int4", int8=1, int4=8) == "weights: 4 bits (int4, as asked for), 98 MB read a step"
+    rounded = "activations in 8 bits, 98 MB read a step"
+    assert told("int8", int8=9) == f"weights: 8 bits (int8, as asked for), {rounded}"
+    assert told("int4", int8=1, int4=8) == f"weights: 4 bits (int4, as asked for), {rounded}"
     assert told(FILED, int8=1, int4=8) == "weights: the file's own 4 bits (Q4_1), 98 MB read a step"
-    assert told(FILED, int8=9) == "weights: 8 bits (int8), 98 MB read a step"
+    assert told("a8", int8=1, int4=8) == f"weights: the file's own 4 bits (Q4_1), {rounded}"
+    name_format(loaded.module, "Q8_0")
+    assert told(FILED, int8=9) == "weights: the file's own 8 bits (Q8_0), 98 MB read a step"
     name_format(loaded.module, "")
     assert weights_line(loaded, PLAIN, None) == "weights: float32"
 
@@ -60,9 +64,9 @@ def test_what_the_default_model_would_be(monkeypatch: pytest.MonkeyPatch) -> Non
             "output_norm.weight": TensorPlace(0, 4736, 256),
         },
     )
-    chosen, compiles = [FILED], [True]
-    monkeypatch.setattr(default_weights, "choose_quantization", lambda *_: chosen[0])
-    monkeypatch.setattr(default_weights, "can_round", lambda: compiles[0])
+    compiles: list[object] = [object()]
+    monkeypatch.setattr(quantization, "library", lambda: compiles[0])
+    monkeypatch.setattr(default_weights, "library", lambda: compiles[0])
     file = GgufFile(Path("default.gguf"))
     file.header = header
     monkeypatch.setattr(default_weights, "gguf_file", lambda _: file)
@@ -71,9 +75,7 @@ def test_what_the_default_model_would_be(monkeypatch: pytest.MonkeyPatch) -> Non
     header.places["output.weight"] = header.places["token_embd.weight"]  # the table is only looked up in then
     header.shapes["output.weight"] = (64, 64)
     assert default_weights.packed_bytes(header) == 64 * 64 * 9 // 8 + 64 * 64 * 5 // 8 + 4 * 64
-    chosen[0] = "int8"
-    assert default_weights.default_weights() == ("8 bits (int8)", True)
-    chosen[0] = "none"
-    assert default_weights.default_weights() == (default_weights.NO_INSTRUCTIONS, False)
-    compiles[0] = False
+    monkeypatch.setattr(default_weights, "gguf_file", lambda _: None)
+    assert default_weights.default_weights() == (default_weights.NO_FILE, True)
+    compiles[0] = None
     assert default_weights.default_weights() == (default_weights.NO_COMPILER, False)

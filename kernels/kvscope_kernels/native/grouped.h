@@ -1,0 +1,64 @@
+/* What a weight of 4 or 8 bits in groups is to a CPU, whatever multiplies with it (grouped.c, grouped_float.c).
+ *
+ * Codes lie as [outputs / 32][inputs / 4][64] bytes with 4 bits, [outputs / 32][inputs / 4][32][4] with 8: a lane of 32
+ * bits holds 4 inputs of an output. A byte of 4 + 4 bits holds outputs 0..15 of its 32 in the low ones, 16..31 in the
+ * high ones. Scales and lows lie as [outputs / 32][groups][2][32]. What is behind the last input is 0.
+ */
+#ifndef KVSCOPE_GROUPED_H
+#define KVSCOPE_GROUPED_H
+
+#include "numbers.h"
+
+enum { PANEL = 32, CHUNK = 32, QUADS = CHUNK / 4 };
+enum { X_F32 = 1, OUT_F32 = 2, ADD_F32 = 4 };
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+typedef struct {
+    const uint8_t *codes;
+    const void *facts; /* scales and lows: float, or half where is_half */
+    const float *bias; /* padded to whole panels, or NULL */
+    int64_t outputs, inputs, chunks;
+    int64_t span; /* chunks of a group */
+    int32_t bits, is_half;
+} grouped;
+
+INLINE float from_half(uint16_t x) { /* finite */
+    uint32_t bits = (uint32_t)(x & 0x7fffu) << 13, sign = (uint32_t)(x & 0x8000u) << 16;
+    float y;
+    memcpy(&y, &bits, 4);
+    y *= 0x1p112f;
+    memcpy(&bits, &y, 4);
+    bits |= sign;
+    memcpy(&y, &bits, 4);
+    return y;
+}
+
+/* Scales and lows of a group of one panel, as floats. */
+INLINE void take_facts(const grouped *l, int64_t at, float *both) {
+    if (l->is_half) {
+        const uint16_t *from = (const uint16_t *)l->facts + at * 2 * PANEL;
+#ifdef __AVX512F__
+        for (int j = 0; j < 2 * PANEL; j += 16)
+            _mm512_storeu_ps(both + j, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from + j))));
+#else
+        for (int j = 0; j < 2 * PANEL; j++) both[j] = from_half(from[j]);
+#endif
+    } else {
+        memcpy(both, (const float *)l->facts + at * 2 * PANEL, sizeof(float) * 2 * PANEL);
+    }
+}
+
+INLINE void finish(const grouped *l, int64_t panel, int64_t m, float *y, void *out, const void *add, int flags) {
+    int64_t first = panel * PANEL, count = l->outputs - first < PANEL ? l->outputs - first : PANEL;
+    int64_t at = m * l->outputs + first;
+    for (int64_t j = 0; j < count; j++) {
+        float value = y[j] + (l->bias ? l->bias[first + j] : 0.0f);
+        if (add) value += load_number(add, at + j, flags & ADD_F32);
+        store_number(out, at + j, flags & OUT_F32, value);
+    }
+}
+
+#endif

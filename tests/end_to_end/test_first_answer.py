@@ -1,0 +1,103 @@
+"""What is chosen by itself: an engine with no option says what transformers says of the widened weights.
+
+A hundred prompts (greedy_prompts.jsonl: languages, code, sums, lists; chats and plain texts) are answered greedily, and
+one pass of transformers' model over each answer tells whether every token was the likeliest after those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+
+from kvscope_engine import Engine, EngineConfig, SamplingParams
+from kvscope_engine.cli.arguments.prompts import read_prompts
+from kvscope_telemetry.messages.commands import Submit
+
+pytestmark = pytest.mark.timeout(1_500)
+
+PROMPTS: Final = Path(__file__).with_name("greedy_prompts.jsonl")
+MAX_TOKENS: Final = 48
+GREEDY: Final = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
+STEPS: Final = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7}
+"""Between a number of a type and the next, at most, as a share of it."""
+
+
+@dataclass(frozen=True)
+class Other:
+    """A token that is not transformers'."""
+
+    prompt: str
+    place: int
+    gap: float
+    """How much likelier transformers' token is to transformers, in logits."""
+    step: float
+    """From that logit to the next one of the type."""
+
+
+@pytest.fixture(scope="module")
+def submits(storm: Callable[[int, int], int]) -> list[Submit]:
+    every = 100 // storm(8, 100)
+    return read_prompts([], PROMPTS, GREEDY, raw=False)[::every]
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    yield getattr(torch, request.param)
+
+
+def test_with_no_option_at_all_the_capital_is_paris() -> None:
+    with Engine(EngineConfig(device="cpu", num_gpu_blocks_override=64)) as engine:
+        (completion,) = engine.generate(["What is the capital of France?"], GREEDY)
+    assert completion.text == "The capital of France is Paris."
+
+
+def test_greedy_tokens_are_those_of_the_widened_model(submits: list[Submit], dtype: torch.dtype) -> None:
+    config = EngineConfig(dtype=str(dtype).removeprefix("torch."), device="cpu", num_gpu_blocks_override=512)
+    with Engine(config) as engine:
+        prompts = [_token_ids(engine.tokenizer, submit) for submit in submits]
+        asked = [Submit(request_id=str(i), prompt_token_ids=ids, sampling=GREEDY) for i, ids in enumerate(prompts)]
+        answers = [completion.token_ids for completion in engine.generate(asked)]
+    assert all(answers)
+    module = _widened(dtype)
+    found = [
+        other
+        for submit, prompt, said in zip(submits, prompts, answers, strict=True)
+        for other in _others(module, [*prompt], said, _text(submit))
+    ]
+    print(f"{sum(map(len, answers))} tokens, others than transformers':", *found, sep="\n")
+    assert [other for other in found if other.gap > other.step] == []
+
+
+def _text(submit: Submit) -> str:
+    return submit.messages[-1].content if submit.messages else submit.prompt or ""
+
+
+def _token_ids(tokenizer: Any, submit: Submit) -> tuple[int, ...]:
+    ids = tokenizer.chat(submit.messages) if submit.messages else tokenizer.encode(submit.prompt)
+    return tuple(ids)
+
+
+def _widened(dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    from kvscope_engine.model.fetching.default_model import default_gguf
+    from kvscope_engine.model.gguf.cache import converted_gguf
+
+    folder = converted_gguf(default_gguf(lambda progress: None), dtype, lambda progress: None)
+    auto: Any = AutoModelForCausalLM
+    return auto.from_pretrained(folder, dtype=dtype)
+
+
+def _others(module: Any, prompt: list[int], said: list[int], text: str) -> Iterator[Other]:
+    with torch.inference_mode():
+        hidden = module.model(torch.tensor([prompt + said])).last_hidden_state[0, len(prompt) - 1 : -1]
+        logits = hidden.float() @ module.lm_head.weight.float().T
+    for place, (row, token) in enumerate(zip(logits, said, strict=True)):
+        largest = float(row.max())
+        if int(row.argmax()) != token:
+            yield Other(text, place, largest - float(row[token]), abs(largest) * STEPS[module.dtype])
