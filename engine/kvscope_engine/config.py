@@ -14,6 +14,7 @@ from kvscope_telemetry.kv_events.config import KvEventsConfig
 DEVICES: Final = ("auto", "cpu", "cuda")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS: Final = ("auto", "none", "a8", "int8", "int4")
+GENERATION_CONFIGS: Final = ("auto", "none", "vllm")
 KV_DTYPES: Final = ("auto", "fp8", "fp8_e4m3", "int8")
 """`fp8_e4m3` is vLLM's other name for `fp8`."""
 """`oracle` knows lengths that an engine cannot: the simulator's alone."""
@@ -92,6 +93,9 @@ class EngineConfig:
     """Whether a step is scheduled and launched while the one before runs; None: on a GPU."""
     speculative_config: SpeculativeConfig | None = None
     """How tokens are guessed ahead of the model; None: they are not."""
+    generation_config: str = "auto"
+    """`auto`: how the model's makers would have it sampled (its generation_config.json, or a GGUF file's own keys)
+    holds for requests that do not say; `none`, which vLLM calls `vllm`: it does not."""
     seed: int = 0
     """For requests that bring none."""
     kv_events_config: KvEventsConfig | None = None
@@ -103,6 +107,7 @@ class EngineConfig:
         _one_of("device", self.device, DEVICES)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("quantization", self.quantization, QUANTIZATIONS)
+        _one_of("generation_config", self.generation_config, GENERATION_CONFIGS)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES)
         _one_of("allocator", self.allocator, ENGINE_ALLOCATORS)
         if self.allocator != "paged" and self.enable_prefix_caching:

@@ -312,7 +312,9 @@ class Engine:
             if submit.request_id in self._clients:
                 raise BadInput(f"request id {submit.request_id!r} is in use: an id is free once its request ended")
             ids = prepared(token_ids(), submit.sampling.structured, self._parts.forms)
-            requests = child_requests(submit, ids, self._parts.limits, self._next_number, self._config.seed)
+            requests = child_requests(
+                submit, ids, self._parts.limits, self._next_number, self._config.seed, self._parts.loaded.info.sampling
+            )
             for request in requests:
                 request.matcher = matcher_for(ids)
         except BadInput as refusal:

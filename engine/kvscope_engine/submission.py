@@ -10,7 +10,7 @@ import msgspec
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ModelSampling, ResolvedSampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,15 @@ class Limits:
 
 
 def child_requests(
-    submit: Submit, prompt_ids: list[int], limits: Limits, first_number: int, engine_seed: int
+    submit: Submit,
+    prompt_ids: list[int],
+    limits: Limits,
+    first_number: int,
+    engine_seed: int,
+    model: ModelSampling | None = None,
 ) -> list[Request]:
-    """One request a completion, numbered from `first_number`; all but the first are forked from that one.
+    """One request a completion, numbered from `first_number`; all but the first are forked from that one. What it does
+    not say is as the `model` has it.
 
     Who asks for no `max_tokens` gets what the model's limit and the whole pool leave. Raises BadInput when the
     model's limit leaves no room for a single new token.
@@ -39,13 +45,16 @@ def child_requests(
     asked = submit.sampling.max_tokens
     if asked is None:
         asked = max(1, limits.max_pool_tokens - len(prompt_ids))
+    if model is not None and model.max_tokens is not None:
+        asked = min(asked, model.max_tokens)
+    sampling = submit.sampling.resolved(model)
     arrival_ns = time.monotonic_ns()
     return [
         Request(
             number=first_number + index,
             request_id=submit.request_id,
             prompt_token_ids=prompt_ids,
-            sampling=_seeded(submit.sampling, index, first_number, engine_seed),
+            sampling=_seeded(sampling, index, first_number, engine_seed),
             max_tokens=min(asked, room),
             arrival_ns=arrival_ns,
             index=index,
@@ -55,11 +64,11 @@ def child_requests(
             client=submit.client,
             batch=submit.batch,
         )
-        for index in range(submit.sampling.n)
+        for index in range(sampling.n)
     ]
 
 
-def _seeded(sampling: SamplingParams, index: int, first_number: int, engine_seed: int) -> SamplingParams:
+def _seeded(sampling: ResolvedSampling, index: int, first_number: int, engine_seed: int) -> ResolvedSampling:
     """A request without a seed gets one from the engine's; each completion of a prompt has its own."""
     if sampling.is_greedy:
         return sampling

@@ -16,7 +16,7 @@ from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.request_words import RequestState
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 if TYPE_CHECKING:
     from kvscope_engine import Engine
@@ -226,7 +226,7 @@ class Drive:
             number=self.num_requests,
             request_id=f"r{self.num_requests}",
             prompt_token_ids=list(prompt),
-            sampling=SamplingParams(),
+            sampling=ResolvedSampling(),
             max_tokens=max_tokens,
             arrival_ns=self.now_ns,
             priority=priority,

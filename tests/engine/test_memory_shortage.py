@@ -10,7 +10,7 @@ import torch
 from kvscope_engine.memory_shortage import run_with_shortages
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 
 class Runner:
@@ -37,7 +37,7 @@ class Runner:
 def make_plan(num_single_token: int, num_prefills: int) -> StepPlan:
     items = []
     for number in range(num_single_token + num_prefills):
-        request = Request(number, f"r{number}", [1] * 9, SamplingParams(), 9, 0)
+        request = Request(number, f"r{number}", [1] * 9, ResolvedSampling(), 9, 0)
         items.append(Scheduled(request, 8, 1, True) if number < num_single_token else Scheduled(request, 0, 9, True))
     return StepPlan(tuple(items), num_single_token, ((1, 2),))
 

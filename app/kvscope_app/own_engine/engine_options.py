@@ -164,8 +164,15 @@ ENGINE_OPTIONS: Final = (
     EngineOption(
         "--quantization",
         "Q",
-        "of weights: int8, int4, none (widened) or auto (as quantized files hold them, where that is fast)",
-        _one_of("auto", "none", "int8", "int4"),
+        "of weights: auto (as quantized files hold them), none (widened): the same tokens; a8 (auto, activations in 8"
+        " bits), int8, int4: faster on a CPU, other tokens",
+        _one_of("auto", "none", "a8", "int8", "int4"),
+    ),
+    EngineOption(
+        "--generation-config",
+        "G",
+        "how the model's makers would have it sampled: auto (for requests that do not say), or none",
+        _one_of("auto", "none", "vllm"),
     ),
     EngineOption(
         "--kv-cache-dtype",

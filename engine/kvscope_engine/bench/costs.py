@@ -25,7 +25,7 @@ from kvscope_engine.policy.request import Request
 from kvscope_engine.simulator.costs.cost_file import CostFile, save_costs
 from kvscope_engine.simulator.costs.cost_fit import Fit, ModelSizes, Sample, fit_costs
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 if TYPE_CHECKING:
     from kvscope_engine.parts import Parts
@@ -34,7 +34,7 @@ BATCHES: Final = (1, 4, 16, 64)
 CONTEXTS: Final = (64, 256, 1024)
 CHUNKS: Final = (16, 64, 256)
 STARTS: Final = (0, 512)
-SAMPLING: Final = SamplingParams(temperature=0.0, ignore_eos=True)
+SAMPLING: Final = ResolvedSampling(temperature=0.0, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from kvscope_engine.bench.long_context.rounds import LongBatch, long_rates
 from kvscope_engine.bench.measure import Contender, Rate, median_rate, median_ratio, rates, teller
 from kvscope_engine.bench.table import table
 from kvscope_engine.bench.workloads import Workload, equal, mixed, sample_text, staggered
+from kvscope_engine.config import QUANTIZATIONS
 
 Rounds = dict[str, list[Rate]]
 PARTS = ("1", "8", "32", "staggered", "4096", "telemetry")
@@ -31,6 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "float32", "bfloat16"),
         default="auto",
         help="of both ours and transformers (auto: what the engine takes on this CPU)",
+    )
+    parser.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        default="auto",
+        help="of ours: auto reads the file's bits and keeps transformers' tokens; a8 rounds activations to 8 bits as"
+        " llama.cpp does",
     )
     parser.add_argument(
         "--only",
@@ -51,9 +59,14 @@ def run(args: argparse.Namespace) -> int:
     from kvscope_engine.bench.contenders.transformers_generate import plain_default_model
     from kvscope_engine.bench.long_context.contenders import long_contenders
 
-    ours = OurEngine(on_one_thread("default", args.dtype))
+    ours = OurEngine(on_one_thread("default", args.dtype, args.quantization))
     wanted = args.only or PARTS
-    report: dict[str, Any] = {"dtype": str(ours.engine.dtype), "load_average": os.getloadavg()[0], "workloads": {}}
+    report: dict[str, Any] = {
+        "dtype": str(ours.engine.dtype),
+        "quantization": args.quantization,
+        "load_average": os.getloadavg()[0],
+        "workloads": {},
+    }
     module = plain_default_model(ours.engine.dtype)
     peers, report["left_out"] = _peers(module)
     contenders: list[Contender] = [ours, *peers]
@@ -138,7 +151,9 @@ def _text(report: dict[str, Any]) -> str:
         for name, row in contenders.items()
     ]
     lines = ["\r\033[K" if sys.stderr.isatty() else ""]
-    lines.append(f"default model, {report['dtype']}, CPU, 1 thread, load average {report['load_average']:.1f}\n")
+    lines.append(
+        f"default model, {report['dtype']}, quantization {report['quantization']}, CPU, 1 thread, load average {report['load_average']:.1f}\n"
+    )
     lines.append(table(["requests", "", "tokens/CPU-s", "tokens/s", "ours against it"], rows))
     lines += [f"left out: {name}: {reason}" for name, reason in report["left_out"].items()]
     if "overhead_share" in report:

@@ -22,7 +22,7 @@ from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.simulator.costs.cost_model import PRESETS
 from kvscope_engine.simulator.simulated_mover import SimulatedMover
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 BLOCK_SIZE: Final = 16
 BLOCKS_PER_REQUEST: Final = 100
@@ -34,7 +34,7 @@ SHARED_TOKENS: Final = 256
 """Every second prompt begins with one of eight texts of this length."""
 STEP_TOKENS_PER_REQUEST: Final = 8
 WARM_STEPS: Final = 30
-SAMPLING: Final = SamplingParams(temperature=0.0, ignore_eos=True)
+SAMPLING: Final = ResolvedSampling(temperature=0.0, ignore_eos=True)
 
 
 @dataclass(slots=True)

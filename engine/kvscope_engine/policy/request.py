@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from kvscope_engine.policy.token_matcher import TokenMatcher
 from kvscope_telemetry.messages.commands import FinishReason
 from kvscope_telemetry.messages.request_words import RequestState
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +21,7 @@ class Request:
     number: int
     request_id: str
     prompt_token_ids: list[int]
-    sampling: SamplingParams
+    sampling: ResolvedSampling
     max_tokens: int
     """Resolved: `sampling.max_tokens`, bounded by what the model's limit leaves."""
     arrival_ns: int

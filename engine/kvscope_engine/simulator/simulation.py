@@ -21,9 +21,9 @@ from kvscope_engine.simulator.tally import Tally
 from kvscope_engine.simulator.tiers import Tiers
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput, KvscopeError
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
-SAMPLING: Final = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+SAMPLING: Final = ResolvedSampling(temperature=0.0, max_tokens=None, ignore_eos=True)
 SALT: Final = b"simulation"
 
 

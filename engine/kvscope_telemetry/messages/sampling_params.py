@@ -18,6 +18,23 @@ MAX_STOP_TOKENS: Final = 256
 MAX_BIASED_TOKENS: Final = 1024
 MAX_TOKEN_ID: Final = (1 << 31) - 1
 MAX_BIAS: Final = 100.0
+LEFT_TO_THE_MODEL: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Fields whose None means what the model's makers say."""
+
+
+class ModelSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a model's makers would have it sampled: what holds for requests that do not say. None: they do not either."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+    """A limit for every request, as vLLM has it: also for one that asks for more."""
+
+    def __post_init__(self) -> None:
+        SamplingParams(**{name: getattr(self, name) for name in (*LEFT_TO_THE_MODEL, "max_tokens")})
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -26,14 +43,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     Raises BadInput (msgspec.ValidationError when decoded from the wire) for a value outside its range.
     """
 
-    temperature: float = 1.0
-    """0 is greedy; otherwise logits are divided by it. 0 to 100."""
-    top_p: float = 1.0
-    """Smallest set of tokens whose probability reaches it. Above 0, at most 1."""
-    top_k: int = 0
-    """Number of most likely tokens kept; 0 or -1 keeps all."""
-    min_p: float = 0.0
-    """Tokens less likely than this share of the most likely one are dropped. 0 to 1."""
+    temperature: float | None = None
+    """0 is greedy; otherwise logits are divided by it. 0 to 100. None: as the model's makers say, else 1."""
+    top_p: float | None = None
+    """Smallest set of tokens whose probability reaches it. Above 0, at most 1. None: the model's, else 1."""
+    top_k: int | None = None
+    """Number of most likely tokens kept; 0 or -1 keeps all. None: the model's, else all."""
+    min_p: float | None = None
+    """Tokens less likely than this share of the most likely one are dropped. 0 to 1. None: the model's, else 0."""
     seed: int | None = None
     """The same seed draws the same random numbers whatever else runs beside the request. The tokens are the same as
     far as the logits are: on a GPU, and in 16 bits, their last bits may depend on the batch."""
@@ -49,8 +66,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Taken from the logit of each token generated already. -2 to 2."""
     frequency_penalty: float = 0.0
     """The same, times how often it was generated. -2 to 2."""
-    repetition_penalty: float = 1.0
-    """Divides positive, multiplies negative logits of tokens seen so far. Above 0, at most 10."""
+    repetition_penalty: float | None = None
+    """Divides positive, multiplies negative logits of tokens seen so far. Above 0, at most 10. None: the model's,
+    else 1."""
     logprobs: int | None = None
     """Log-probabilities of the chosen token and this many of the most likely, 0 to 20."""
     ignore_eos: bool = False
@@ -63,10 +81,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """What form the text has to have."""
 
     def __post_init__(self) -> None:
-        _number("temperature", self.temperature, 0.0, 100.0)
-        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _integer("top_k", self.top_k, -1, 1 << 31)
-        _number("min_p", self.min_p, 0.0, 1.0)
+        if self.temperature is not None:
+            _number("temperature", self.temperature, 0.0, 100.0)
+        if self.top_p is not None:
+            _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        if self.top_k is not None:
+            _integer("top_k", self.top_k, -1, 1 << 31)
+        if self.min_p is not None:
+            _number("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
             _integer("seed", self.seed, -(1 << 63), (1 << 63) - 1)
         _integer("n", self.n, 1, MAX_COMPLETIONS)
@@ -75,7 +97,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _integer("min_tokens", self.min_tokens, 0, self.max_tokens or MAX_TOKENS)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        if self.repetition_penalty is not None:
+            _number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _stop_strings(self.stop)
@@ -83,6 +106,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _biases(self.logit_bias)
         if not isinstance(self.structured, Structured | None):
             raise BadInput(f"structured={_shown(self.structured)} is not accepted: a Structured or None")
+
+    def resolved(self, model: ModelSampling | None = None) -> ResolvedSampling:
+        """With the model's defaults where nothing is said."""
+        said = {name: getattr(self, name) for name in self.__struct_fields__}
+        for name in LEFT_TO_THE_MODEL:
+            if said[name] is None:
+                said[name] = getattr(model, name, None)
+        open_yet = {name for name in LEFT_TO_THE_MODEL if said[name] is None}
+        return ResolvedSampling(**{name: value for name, value in said.items() if name not in open_yet})
+
+
+class ResolvedSampling(SamplingParams, frozen=True, kw_only=True, omit_defaults=False):
+    """Options that leave nothing open: what a request runs with."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
     @property
     def is_greedy(self) -> bool:

@@ -17,6 +17,7 @@ import msgspec
 from kvscope_telemetry.ledger import BlockRows
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.devices import Devices
+from kvscope_telemetry.messages.sampling_params import ModelSampling
 
 PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 256 << 20
@@ -43,7 +44,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_parameters: int = 0
     max_model_len: int = 0
     quantization: str = ""
-    """What the weights of layers were rounded to at load (`int8`), `dtype` being that of the rest; empty: nothing."""
+    """Bits of layers' weights (`int8`, `int4`), with `-a8` where activations are rounded too, `dtype` being that of the
+    rest; empty: they have as many as that."""
+    sampling: ModelSampling = ModelSampling()
+    """Of requests that do not say."""
 
 
 class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -23,7 +23,7 @@ from kvscope_engine.model.text.tokenizer_files import load_tokenizer
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.commands import TokenLogprobs
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.telemetry import Progress
 
 SIZES = {
@@ -276,7 +276,7 @@ class PlannedRun:
 
     def add(self, prompt: Sequence[int], num_tokens: int, **sampling: Any) -> Request:
         """A request that is to give `num_tokens`."""
-        options = SamplingParams(**{"temperature": 0.0, **sampling})
+        options = ResolvedSampling(**{"temperature": 0.0, **sampling})
         number = len(self.requests) + 1
         request = Request(
             number=number,

@@ -6,11 +6,11 @@ import random
 
 from kvscope_engine.policy.ranked_queue import RankedQueue
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 
 def make_request(number: int, arrival_ns: int = 0, priority: int = 0) -> Request:
-    return Request(number, f"r{number}", [1], SamplingParams(), 1, arrival_ns, priority=priority)
+    return Request(number, f"r{number}", [1], ResolvedSampling(), 1, arrival_ns, priority=priority)
 
 
 def test_priority_then_arrival_then_number() -> None:

@@ -11,11 +11,11 @@ import pytest
 from kvscope_engine.policy.ranked_queue import rank
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.waiting_queue import WaitingQueue, batch_of
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 
 def make_request(number: int, arrival_ns: int = 0, priority: int = 0) -> Request:
-    return Request(number, f"r{number}", [1], SamplingParams(), 1, arrival_ns, priority=priority)
+    return Request(number, f"r{number}", [1], ResolvedSampling(), 1, arrival_ns, priority=priority)
 
 
 @pytest.mark.parametrize("seed", range(5))

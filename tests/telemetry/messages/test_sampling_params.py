@@ -59,7 +59,8 @@ def cases(seed: int, extra: tuple[Any, ...] = ()) -> list[dict[str, Any]]:
     ]
 
 
-def check_in_range(params: SamplingParams) -> None:
+def check_in_range(said: SamplingParams) -> None:
+    params = said.resolved()
     assert 0 <= params.temperature <= 100
     assert 0 < params.top_p <= 1
     assert 0 <= params.min_p <= 1

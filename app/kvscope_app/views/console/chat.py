@@ -19,6 +19,7 @@ from kvscope_app.views.console.conversation import (
     Conversation,
     Message,
     new_conversation,
+    sampling_to_send,
     title_from,
     to_send,
 )
@@ -37,6 +38,7 @@ from kvscope_telemetry.messages.commands import (
     Submit,
     Tokens,
 )
+from kvscope_telemetry.messages.sampling_params import ModelSampling
 from kvscope_telemetry.source import SourceState
 
 FLUSH_MS: Final = 40
@@ -184,7 +186,9 @@ class Chat(QObject):
         self._epoch = self._session.live_mirror.epoch
         answer = Answer(f"chat-{secrets.token_hex(6)}", conversation, answer_to, self._epoch or 0)
         self._answers[answer.request_id] = answer
-        self._send(answer, Submit(request_id=answer.request_id, messages=turns, sampling=conversation.sampling))
+        hello = self._session.live_mirror.hello
+        sampling = sampling_to_send(conversation, hello.model.sampling if hello else ModelSampling())
+        self._send(answer, Submit(request_id=answer.request_id, messages=turns, sampling=sampling))
         self._flush_timer.start()
         self._keeper.touch(conversation)
         self._keeper.save()  # now: other windows see that one is being written here

@@ -27,6 +27,7 @@ from kvscope_app.views.console.picker import ConversationCombo, ConversationList
 from kvscope_app.views.console.starters import Starters
 from kvscope_app.views.console.transcript import Transcript
 from kvscope_app.views.told import why_no_prompts
+from kvscope_telemetry.messages.sampling_params import ModelSampling
 from kvscope_telemetry.source import SourceState
 
 LIST_FROM_WIDTH = 640
@@ -108,6 +109,7 @@ class ChatPage(QWidget):
         )
         self.starters.offer(self.session.takes_prompts)
         hello, stats = self.session.live_mirror.hello, self.current.last_stats
+        self.options.show_model(hello.model.sampling if hello else ModelSampling())
         limit = 0 if hello is None else hello.cache.max_request_tokens or hello.model.max_model_len
         self.context.show_fill(stats.context_tokens if stats else 0, limit)
 

@@ -12,11 +12,14 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from kvscope_telemetry.messages.commands import ChatMessage
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ModelSampling, ResolvedSampling, SamplingParams
 
 NEW_TITLE: Final = "New conversation"
 MAX_TITLE: Final = 60
-DEFAULT_SAMPLING: Final = SamplingParams(temperature=0.7, top_p=0.95, max_tokens=512)
+DEFAULT_SAMPLING: Final = SamplingParams(max_tokens=512)
+"""What is not said is as the model's makers have it, or as `UNKNOWN_MODEL`."""
+UNKNOWN_MODEL: Final = ModelSampling(temperature=0.7, top_p=0.95)
+"""For a model whose makers say nothing."""
 
 Ending: TypeAlias = Literal["", "stop", "length", "stopped", "refused", "error", "interrupted"]
 """How an answer ended; empty while it is being written."""
@@ -85,6 +88,17 @@ def title_from(prompt: str) -> str:
     """The beginning of a prompt as a title."""
     line = " ".join(prompt.split())
     return line if len(line) <= MAX_TITLE else line[: MAX_TITLE - 1].rstrip() + "…"
+
+
+def sampling_of(model: ModelSampling) -> ResolvedSampling:
+    """What is sent for fields that a person leaves empty."""
+    return SamplingParams().resolved(UNKNOWN_MODEL if model == ModelSampling() else model)
+
+
+def sampling_to_send(conversation: Conversation, model: ModelSampling) -> SamplingParams:
+    """The conversation's options. What the model's makers say is left to its engine, so that it is never said twice."""
+    sampling = conversation.sampling
+    return sampling.resolved(UNKNOWN_MODEL) if model == ModelSampling() else sampling
 
 
 def to_send(conversation: Conversation) -> tuple[ChatMessage, ...]:

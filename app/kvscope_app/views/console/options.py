@@ -14,9 +14,9 @@ from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLineEdit, QPlainTextEdi
 
 from kvscope_app.look.makers import label
 from kvscope_app.look.theme import Theme
-from kvscope_app.views.console.conversation import DEFAULT_SAMPLING, Conversation
+from kvscope_app.views.console.conversation import DEFAULT_SAMPLING, Conversation, sampling_of
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import LEFT_TO_THE_MODEL, ModelSampling, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,28 @@ class Field:
 
 FIELDS: Final = (
     Field("max_tokens", "Max tokens", "Tokens to generate at most; empty: as many as fit", True, True),
-    Field("temperature", "Temperature", "0 always takes the most likely token; higher is more varied. 0 to 100"),
-    Field("top_p", "Top p", "Smallest set of tokens whose probability reaches it. Above 0, at most 1"),
-    Field("top_k", "Top k", "Number of most likely tokens kept; 0 keeps all", True),
-    Field("min_p", "Min p", "Drops tokens less likely than this share of the most likely one. 0 to 1"),
+    Field(
+        "temperature",
+        "Temperature",
+        "0 always takes the most likely token; higher is more varied. 0 to 100",
+        may_be_empty=True,
+    ),
+    Field(
+        "top_p", "Top p", "Smallest set of tokens whose probability reaches it. Above 0, at most 1", may_be_empty=True
+    ),
+    Field("top_k", "Top k", "Number of most likely tokens kept; 0 keeps all", True, True),
+    Field(
+        "min_p", "Min p", "Drops tokens less likely than this share of the most likely one. 0 to 1", may_be_empty=True
+    ),
     Field("seed", "Seed", "The same seed draws the same random numbers; empty: others each time", True, True),
     Field("presence_penalty", "Presence", "Taken from tokens that were generated already. −2 to 2"),
     Field("frequency_penalty", "Frequency", "The same, times how often they were. −2 to 2"),
-    Field("repetition_penalty", "Repetition", "Divides the score of tokens seen so far. Above 0, at most 10"),
+    Field(
+        "repetition_penalty",
+        "Repetition",
+        "Divides the score of tokens seen so far. Above 0, at most 10",
+        may_be_empty=True,
+    ),
 )
 
 
@@ -66,6 +80,8 @@ class OptionsPanel(QWidget):
         """Placed by whoever shows the panel, so that it is read even while the options are folded away."""
         self.error.hide()
         self._conversation: Conversation | None = None
+        self._model: ModelSampling | None = None
+        self.show_model(ModelSampling())
         self.reset.setToolTip("Back to the default sampling options")
         self._lay_out()
         self._connect()
@@ -84,6 +100,19 @@ class OptionsPanel(QWidget):
         self._conversation = conversation
         self._check()
 
+    def show_model(self, model: ModelSampling) -> None:
+        """Empty fields show what is sent for them: what the model's makers say, where they say anything."""
+        if model == self._model:
+            return
+        self._model = model
+        sent = sampling_of(model)
+        for field in FIELDS:
+            if field.name in LEFT_TO_THE_MODEL:
+                said_by_makers = getattr(model, field.name) is not None
+                self.fields[field.name].setPlaceholderText(f"{getattr(sent, field.name):.10g}")
+                source = "as the model's makers say" if said_by_makers else "this console's default"
+                self.fields[field.name].setToolTip(f"{field.tip}. Empty: {source}")
+
     def apply_theme(self, theme: Theme) -> None:
         """Errors are red."""
         self.error.setStyleSheet(f"color: {theme.bad};")
@@ -96,8 +125,8 @@ class OptionsPanel(QWidget):
     def _fill(self, sampling: SamplingParams) -> None:
         for field in FIELDS:
             value = getattr(sampling, field.name)
-            text = str(value) if field.is_whole else f"{value:.10g}"
-            self.fields[field.name].setText("" if value is None else text)
+            text = "" if value is None else str(value) if field.is_whole else f"{value:.10g}"
+            self.fields[field.name].setText(text)
         self.stop.setText("|".join(text.encode("unicode_escape").decode() for text in sampling.stop))
 
     def _on_edited(self) -> None:

@@ -13,11 +13,12 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 
 
-def on_one_thread(model: str, dtype: str) -> EngineConfig:
+def on_one_thread(model: str, dtype: str, quantization: str = "auto") -> EngineConfig:
     """For workloads of up to 64 requests of 1,024 tokens, on one thread of a CPU."""
     return EngineConfig(
         model=model,
         dtype=dtype,
+        quantization=quantization,
         device="cpu",
         num_threads=1,
         max_num_seqs=64,

@@ -14,6 +14,7 @@ from kvscope_engine.config import (
     ATTENTION_BACKENDS,
     DEVICES,
     DTYPES,
+    GENERATION_CONFIGS,
     KV_DTYPES,
     PREEMPTIONS,
     QUANTIZATIONS,
@@ -65,9 +66,18 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         "--quantization",
         choices=QUANTIZATIONS,
         default="auto",
-        help="of weights: 8 bits with a scale for each 64 inputs (int8), 4 bits for each 32 (int4), as they"
-        " come (none), or as GGUF, GPTQ and AWQ files hold them (auto): on a CPU that is fast at it if --dtype is auto,"
-        " on a GPU GPTQ's and AWQ's of 4 bits",
+        help="auto: 4 and 8 bits are read as a GGUF, GPTQ or AWQ file holds them (a GPU: GPTQ's and AWQ's of 4) and"
+        " activations are left as they are, so the tokens are those of widened weights; none: widen, the same tokens,"
+        " more memory and less speed. On a CPU the others are faster, batches most of all, and give other tokens: a8 is"
+        " auto with activations rounded to 8 bits, as llama.cpp does; int8 and int4 round the weights of any model too"
+        " (8 bits with a scale for each 64 inputs, 4 for each 32; on a GPU weights alone)",
+    )
+    group.add_argument(
+        "--generation-config",
+        choices=GENERATION_CONFIGS,
+        default="auto",
+        help="auto: temperature, top-p, top-k, min-p, repetition penalty and the limit of new tokens of the model's"
+        " generation_config.json (or GGUF keys) hold for requests that do not say; none (vLLM: vllm): they do not",
     )
     group.add_argument(
         "--max-model-len",

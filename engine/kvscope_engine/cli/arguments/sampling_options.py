@@ -19,19 +19,23 @@ DEFAULTS: Final = SamplingParams()
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add them in a group of their own; `seed` is not among them, it is an option of the engine already."""
-    group = parser.add_argument_group("sampling")
+    group = parser.add_argument_group(
+        "sampling",
+        "Temperature, top-p, top-k, min-p and repetition penalty are the model's own where they are not given"
+        " (--generation-config), else 1, 1, 0, 0 and 1.",
+    )
     add = group.add_argument
-    add("--temperature", type=number, metavar="T", default=DEFAULTS.temperature, help="0 is greedy; 0 to 100")
-    add("--top-p", type=number, metavar="P", default=DEFAULTS.top_p, help="above 0, at most 1; 1 keeps all")
-    add("--top-k", type=whole_number, metavar="K", default=DEFAULTS.top_k, help="tokens kept; 0 keeps all")
-    add("--min-p", type=number, metavar="P", default=DEFAULTS.min_p, help="share of the likeliest; 0 to 1")
+    add("--temperature", type=number, metavar="T", help="0 is greedy; 0 to 100")
+    add("--top-p", type=number, metavar="P", help="above 0, at most 1; 1 keeps all")
+    add("--top-k", type=whole_number, metavar="K", help="tokens kept; 0 keeps all")
+    add("--min-p", type=number, metavar="P", help="share of the likeliest; 0 to 1")
     add("--n", type=whole_number, metavar="N", default=DEFAULTS.n, help="completions of each prompt, 1 to 64")
     add("--stop", action="append", default=[], metavar="TEXT", help="ends the completion; repeatable")
     add("--max-tokens", type=whole_number, metavar="TOKENS", default=DEFAULTS.max_tokens, help="at most")
     add("--min-tokens", type=whole_number, metavar="TOKENS", default=0, help="before it may stop")
     add("--presence-penalty", type=number, metavar="X", default=0.0, help="-2 to 2")
     add("--frequency-penalty", type=number, metavar="X", default=0.0, help="-2 to 2")
-    add("--repetition-penalty", type=number, metavar="X", default=1.0, help="above 0, at most 10; 1 is none")
+    add("--repetition-penalty", type=number, metavar="X", help="above 0, at most 10; 1 is none")
     add("--logprobs", type=whole_number, metavar="K", help="of each token and the K likeliest, 0 to 20")
     add("--ignore-eos", action="store_true", help="go on after an end-of-sequence token")
     add("--stop-token-ids", type=_token_ids, metavar="ID,ID", default=(), help="tokens that end the completion")

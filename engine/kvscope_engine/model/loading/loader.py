@@ -25,6 +25,7 @@ from kvscope_engine.model.loading.checkpoint import check_weights, load_weights
 from kvscope_engine.model.loading.device import choose_device, choose_dtype, dtype_name, free_bytes
 from kvscope_engine.model.loading.dummy import random_model
 from kvscope_engine.model.loading.fingerprint import model_fingerprint
+from kvscope_engine.model.loading.generation_config import model_sampling
 from kvscope_engine.model.loading.hf_config import eos_token_ids, head_dim, num_kv_heads, num_query_heads, read_config
 from kvscope_engine.model.loading.quantization import choose_quantization, filed_bits, shown
 from kvscope_engine.model.loading.rope import freeze_rope, resolve_max_model_len
@@ -45,6 +46,7 @@ from kvscope_engine.model.tiers.host_room import free_host_bytes
 from kvscope_kernels.native.compiler import must_build
 from kvscope_kernels.native.library import library
 from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.messages.sampling_params import ModelSampling
 from kvscope_telemetry.messages.telemetry import ModelInfo, Progress
 
 if TYPE_CHECKING:
@@ -140,6 +142,7 @@ def _load(
     _check_shares(hf_config, rank, name)
     _check_memory(plan, name, dtype, device, config)
     file = gguf_file(name)
+    sampling = model_sampling(config.generation_config, folder, file)
     quantization = choose_quantization(config, device, dtype, recipe, file)
     notes: list[str] = []
     is_whole = rank.is_alone and not config.cpu_offload_gb
@@ -161,7 +164,14 @@ def _load(
         module=module,
         hf_config=module.config,  # type: ignore[arg-type]
         tokenizer=load_tokenizer(folder),
-        info=_info(name, plan, hf_config, dtype, max_model_len, shown(quantization, device, filed_bits(recipe, file))),
+        info=_info(
+            name,
+            plan,
+            hf_config,
+            dtype,
+            max_model_len,
+            (shown(quantization, device, filed_bits(recipe, file)), sampling),
+        ),
         eos_token_ids=eos_token_ids(folder, hf_config),
         device=device,
         dtype=dtype,
@@ -268,8 +278,9 @@ def _info(
     hf_config: PretrainedConfig,
     dtype: torch.dtype,
     max_model_len: int,
-    quantization: str,
+    chosen: tuple[str, ModelSampling],
 ) -> ModelInfo:
+    """`chosen`: how weights are shown, and how requests are sampled that do not say."""
     return ModelInfo(
         name=name.text,
         architecture=plan.architecture,
@@ -281,5 +292,6 @@ def _info(
         vocab_size=int(hf_config.vocab_size),
         num_parameters=plan.num_parameters,
         max_model_len=max_model_len,
-        quantization=quantization,
+        quantization=chosen[0],
+        sampling=chosen[1],
     )

@@ -19,18 +19,18 @@ from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_tensors import StepTensors, table_width
 from kvscope_engine.model.sampling.sampler import Sampler
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.telemetry import Progress
 
 STAGE: Final = "warm up"
 LONGEST_RUN: Final = 128
 """Queries from which on prefill's tiles do not grow, but for those of the longest runs that there may be."""
 EVERY_OPTION: Final = (
-    SamplingParams(temperature=0.0),
-    SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, seed=1, logprobs=3),
-    SamplingParams(temperature=0.7, top_p=0.9, seed=1, min_tokens=1),
-    SamplingParams(temperature=0.7, seed=1, logit_bias={0: 1.0}),
-    SamplingParams(temperature=0.7, seed=1, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
+    ResolvedSampling(temperature=0.0),
+    ResolvedSampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, seed=1, logprobs=3),
+    ResolvedSampling(temperature=0.7, top_p=0.9, seed=1, min_tokens=1),
+    ResolvedSampling(temperature=0.7, seed=1, logit_bias={0: 1.0}),
+    ResolvedSampling(temperature=0.7, seed=1, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
 )
 
 Run = Callable[[StepTensors], torch.Tensor]

@@ -1,7 +1,7 @@
-"""Random numbers by counter: one uniform number for a seed and a position, whatever else is drawn.
+"""Random numbers by counter: those of a seed and a position, whatever else is drawn.
 
 Owns the hash. A request's numbers depend on nothing but its seed and how far it is, so a batch, its order and a
-preemption cannot change them.
+preemption cannot change them. Whole numbers are mixed on the host for each request, and on the device for each number.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 UInt64 = NDArray[np.uint64]
@@ -19,16 +20,30 @@ _MULTIPLIER_2: Final = np.uint64(0x94D049BB133111EB)
 _MASK: Final = (1 << 64) - 1
 
 
-def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
-    """One number from [0, 1) for each pair, with 53 random bits. Seeds are any integers, taken modulo 2^64.
+def keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.int64]:
+    """One for each pair: what its random numbers begin with. Seeds are any integers, taken modulo 2^64.
 
     Each seed, mixed, starts a SplitMix64 sequence; the position is how far along it.
     """
-    keys = _as_uint64(seeds)
+    starts = _as_uint64(seeds)
     counters = _as_uint64(positions)
     with np.errstate(over="ignore"):
-        bits = _mix(_mix(keys + _GOLDEN) + (counters + np.uint64(1)) * _GOLDEN)
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return _mix(_mix(starts + _GOLDEN) + (counters + np.uint64(1)) * _GOLDEN).view(np.int64)
+
+
+def exponentials(keys: torch.Tensor, count: int) -> torch.Tensor:
+    """keys (n,) int64 -> (n, count) float64, each distributed as Exp(1), above 0: of the SplitMix64 sequence that a key
+    starts, with 53 random bits."""
+    counters = torch.arange(1, count + 1, device=keys.device).mul_(_signed(_GOLDEN))
+    state = keys[:, None] + counters
+    spare = torch.empty_like(state)
+    for shift, multiplier in ((30, _MULTIPLIER_1), (27, _MULTIPLIER_2), (31, None)):
+        torch.bitwise_right_shift(state, shift, out=spare)
+        state.bitwise_xor_(spare.bitwise_and_((1 << (64 - shift)) - 1))  # the shift brought the sign along
+        if multiplier is not None:
+            state.mul_(_signed(multiplier))
+    uniforms = state.bitwise_and_((1 << 53) - 1).double().add_(0.5)
+    return uniforms.mul_(-(2.0**-53)).log1p_().neg_()
 
 
 def _as_uint64(values: Sequence[int]) -> UInt64:
@@ -40,3 +55,7 @@ def _mix(state: UInt64) -> UInt64:
     state = (state ^ (state >> np.uint64(30))) * _MULTIPLIER_1
     state = (state ^ (state >> np.uint64(27))) * _MULTIPLIER_2
     return state ^ (state >> np.uint64(31))
+
+
+def _signed(value: np.uint64) -> int:
+    return int(value.astype(np.int64))

@@ -1,7 +1,7 @@
 """From logits to tokens, for a whole batch at once.
 
-Owns the order of sampling: biases, penalties, forms, temperature, filters, one random number a row. A request's
-token depends on its own logits, options, seed and position, never on the rest of the batch. Knows no model. Nothing
+Owns the order of sampling: biases, penalties, forms, temperature, filters, a race by the row's own random numbers. A
+request's token depends on its own logits, options, seed and position, never on the rest of the batch. Knows no model. Nothing
 is read back here: what is drawn stays on the device, for the next step and for whoever brings it down.
 """
 
@@ -109,7 +109,7 @@ def _tokens(logits: torch.Tensor, inputs: DrawInputs | None) -> torch.Tensor:
 def _draw(logits: torch.Tensor, inputs: DrawInputs) -> torch.Tensor:
     """(n, vocabulary) -> (n,), at the requests' temperatures, filtered, with their own random numbers."""
     scaled = logits.div_(inputs.temperatures)
-    return draw(_weights(scaled, inputs), inputs.uniforms)
+    return draw(_weights(scaled, inputs), inputs.keys)
 
 
 def _weights(scaled: torch.Tensor, inputs: DrawInputs) -> torch.Tensor:

@@ -15,11 +15,11 @@ import torch
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.sampling.logit_bias import BiasInputs, LogitBiases
 from kvscope_engine.model.sampling.penalties import Penalties, PenaltyInputs
-from kvscope_engine.model.sampling.random_numbers import uniforms
+from kvscope_engine.model.sampling.random_numbers import keys
 from kvscope_engine.model.sampling.token_filter import FilterInputs, filter_inputs, has_filter
 from kvscope_engine.policy.request import Request
 from kvscope_kernels.logits.allow_tokens import WORD_BITS
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 MIN_TEMPERATURE: Final = 1e-5
 """Below it the most likely token is taken, as vLLM does: dividing by less overflows."""
@@ -43,9 +43,9 @@ class DrawInputs:
     """(n,) int64; None when all are."""
     temperatures: torch.Tensor
     """(n, 1) float32."""
-    uniforms: torch.Tensor
-    """(n,) float64."""
-    options: list[SamplingParams]
+    keys: torch.Tensor
+    """(n,) int64: what each one's random numbers begin with."""
+    options: list[ResolvedSampling]
     filter: FilterInputs | None
     """None when nothing is filtered."""
 
@@ -112,7 +112,7 @@ def _draw_inputs(
     return DrawInputs(
         where=None if len(rows) == len(requests) else buffer.put(np.array(rows, np.int64)),
         temperatures=buffer.put(np.array([[option.temperature] for option in options], np.float32)),
-        uniforms=buffer.put(uniforms(seeds, [num_said[row] for row in rows])),
+        keys=buffer.put(keys(seeds, [num_said[row] for row in rows])),
         options=options,
         filter=filter_inputs(options, vocab_size, buffer) if any(map(has_filter, options)) else None,
     )

@@ -17,14 +17,14 @@ from torch.nn.functional import pad
 
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.sampling.vocabulary_pieces import sums
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 SORTED_SIZES: Final = (65, 1025)
 """How many of the largest logits are looked at before a whole row is sorted. One more than usual values of top-k:
 whether the last of k has equals is seen by the one after it."""
 
 
-def has_filter(sampling: SamplingParams) -> bool:
+def has_filter(sampling: ResolvedSampling) -> bool:
     """Whether any token may be dropped."""
     return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
 
@@ -55,7 +55,7 @@ class FilterInputs:
     """Of rows with top-k or top-p, smallest first. On a GPU those that top-k does not bound are sorted whole."""
 
 
-def filter_inputs(options: Sequence[SamplingParams], vocab_size: int, buffer: StepBuffer) -> FilterInputs:
+def filter_inputs(options: Sequence[ResolvedSampling], vocab_size: int, buffer: StepBuffer) -> FilterInputs:
     """Put into `buffer`."""
     with np.errstate(divide="ignore"):
         log_min_p = np.log(np.array([option.min_p for option in options], np.float32))
@@ -68,7 +68,7 @@ def filter_inputs(options: Sequence[SamplingParams], vocab_size: int, buffer: St
 
 
 def _group(
-    size: int, rows: list[int], options: Sequence[SamplingParams], vocab_size: int, buffer: StepBuffer
+    size: int, rows: list[int], options: Sequence[ResolvedSampling], vocab_size: int, buffer: StepBuffer
 ) -> FilterGroup:
     return FilterGroup(
         size,
@@ -83,7 +83,7 @@ def _group(
 def thresholds(
     logits: torch.Tensor,
     weights: torch.Tensor,
-    options: Sequence[SamplingParams],
+    options: Sequence[ResolvedSampling],
     inputs: FilterInputs,
 ) -> torch.Tensor:
     """logits (n, vocabulary), float32 and divided by the temperature -> (n,): tokens at or above are kept.
@@ -125,10 +125,10 @@ class _Rows:
     logits: torch.Tensor
     weights: torch.Tensor
     floors: torch.Tensor
-    options: list[SamplingParams]
+    options: list[ResolvedSampling]
 
 
-def _by_size(options: Sequence[SamplingParams], sizes: list[int], *, is_final: bool) -> dict[int, list[int]]:
+def _by_size(options: Sequence[ResolvedSampling], sizes: list[int], *, is_final: bool) -> dict[int, list[int]]:
     """Rows with top-k or top-p by how many of their largest logits are looked at, first or (`is_final`) at all."""
     groups: dict[int, list[int]] = {size: [] for size in sizes}
     for row, option in enumerate(options):
@@ -178,6 +178,6 @@ def _kth_values(largest: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
     return torch.where(top_k > 0, values, -torch.inf)
 
 
-def _effective_top_k(option: SamplingParams, vocabulary: int) -> int:
+def _effective_top_k(option: ResolvedSampling, vocabulary: int) -> int:
     """0 when nothing is dropped by it."""
     return option.top_k if 0 < option.top_k < vocabulary else 0

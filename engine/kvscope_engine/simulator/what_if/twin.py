@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.what_if import Running
 
-_SAMPLING: Final = SamplingParams()
+_SAMPLING: Final = ResolvedSampling()
 
 
 class NumTokens(list[int]):

@@ -94,8 +94,9 @@ def _sampling(sampling: SamplingParams, engine: str, path: str) -> dict[str, Any
     if sampling.logprobs is not None:
         why = "its API tells tokens as text, without their ids"
         raise BadInput(f"logprobs={sampling.logprobs} is not accepted for {ENGINES[engine]}: {why}")
-    fields: dict[str, Any] = {name: getattr(sampling, name) for name in _ALWAYS}
-    fields["top_k"] = sampling.top_k or -1  # 0 keeps all with us, and is refused by some of their versions
+    fields: dict[str, Any] = {name: value for name in _ALWAYS if (value := getattr(sampling, name)) is not None}
+    if sampling.top_k is not None:
+        fields["top_k"] = sampling.top_k or -1  # 0 keeps all with us, and is refused by some of their versions
     for name in _WHERE_GIVEN:
         value = getattr(sampling, name)
         if value != getattr(_DEFAULTS, name):

@@ -9,8 +9,10 @@ from PySide6.QtGui import QGuiApplication
 
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.console import ConsoleView
+from kvscope_app.views.console.conversation import Conversation, sampling_to_send
 from kvscope_app.views.console.store import ConversationStore
 from kvscope_telemetry.messages.commands import Abort, Accepted, Finished, Refused, RequestTiming, Submit, Tokens, Usage
+from kvscope_telemetry.messages.sampling_params import ModelSampling, SamplingParams
 from kvscope_telemetry.source import SourceState, Update
 
 
@@ -271,7 +273,26 @@ def test_options_are_sent_and_kept_with_the_conversation(talk, qtbot):
     talk.page.new_conversation()
     assert fields["seed"].text() == "42"
     talk.page.options.reset.click()
-    assert (fields["temperature"].text(), fields["seed"].text()) == ("0.7", "")
+    assert (fields["temperature"].text(), fields["seed"].text()) == ("", "")
+
+
+def test_empty_fields_show_and_send_what_the_models_makers_say(talk, qtbot):
+    panel, makers = talk.page.options, ModelSampling(temperature=0.6, top_k=20)
+
+    def shown():
+        return [panel.fields[name].placeholderText() for name in ("temperature", "top_p", "top_k", "min_p")]
+
+    assert shown() == ["0.7", "0.95", "0", "0"]
+    type_and_send(talk, qtbot, "x")
+    sampling = talk.submits[-1].sampling
+    assert (sampling.temperature, sampling.top_p) == (0.7, 0.95)
+    panel.show_model(makers)
+    assert shown() == ["0.6", "1", "20", "0"]
+    assert "makers" in panel.fields["temperature"].toolTip()
+    conversation = Conversation(key="k", sampling=SamplingParams(top_p=1.0))
+    sent = sampling_to_send(conversation, makers)
+    assert (sent.temperature, sent.top_p, sent.top_k) == (None, 1.0, None)
+    assert sent.resolved(makers).temperature == 0.6
 
 
 @pytest.mark.parametrize(
@@ -282,7 +303,7 @@ def test_options_are_sent_and_kept_with_the_conversation(talk, qtbot):
         ("temperature", "nan", "temperature=nan is not accepted: a number from 0 to 100"),
         ("top_p", "0", "top_p=0.0 is not accepted: a number above 0 and at most 1"),
         ("max_tokens", "1.5", "max_tokens='1.5' is not accepted: a whole number from 1 to 16777216"),
-        ("top_k", "", "top_k='' is not accepted: a whole number from -1 to 2147483648"),
+        ("top_k", "x", "top_k='x' is not accepted: a whole number from -1 to 2147483648"),
     ],
 )
 def test_what_is_not_accepted_is_said_and_not_sent(talk, qtbot, name, text, told):

@@ -46,10 +46,12 @@ def test_every_field_has_its_option() -> None:
         ),
         *("--cpu-offload-gb", "1.5"),
         *("--kv-events-config", '{"topic": "kv"}', "--quantization", "none"),
+        *("--generation-config", "none"),
         *("--speculative-config", '{"num_speculative_tokens": 3}'),
     )
     assert found == EngineConfig(
         model="m",
+        generation_config="none",
         device="cpu",
         dtype="float32",
         kv_cache_dtype="int8",

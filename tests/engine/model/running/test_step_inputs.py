@@ -12,7 +12,7 @@ from kvscope_engine.model.running.step_inputs import TableRows, build_inputs
 from kvscope_engine.model.running.step_tensors import put_decodes
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 BLOCK_SIZE = 4
 
@@ -22,7 +22,7 @@ def make_request(number: int, prompt: list[int], output: list[int], table: list[
         number=number,
         request_id=f"r{number}",
         prompt_token_ids=prompt,
-        sampling=SamplingParams(),
+        sampling=ResolvedSampling(),
         max_tokens=99,
         arrival_ns=0,
         output_token_ids=output,

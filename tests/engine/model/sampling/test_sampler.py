@@ -12,12 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from kvscope_engine.model.running.step_buffer import StepBuffer
-from kvscope_engine.model.sampling.random_numbers import uniforms
+from kvscope_engine.model.sampling.random_numbers import keys
 from kvscope_engine.model.sampling.sampler import Sampler
+from kvscope_engine.model.sampling.token_draw import draw
 from kvscope_engine.model.sampling.token_filter import filter_inputs, thresholds
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.request_words import RequestState
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 VOCABULARY = 700
 EOS = 2
@@ -28,7 +29,7 @@ def make_request(number: int, output: Sequence[int] = (), prompt: Sequence[int] 
         number=number,
         request_id=f"r{number}",
         prompt_token_ids=list(prompt),
-        sampling=SamplingParams(**options),
+        sampling=ResolvedSampling(**options),
         max_tokens=99,
         arrival_ns=0,
         output_token_ids=list(output),
@@ -72,8 +73,8 @@ def reference_token(logits: NDArray[Any], request: Request) -> int:
         return int(probabilities.argmax())
     seed = request.sampling.seed
     assert seed is not None
-    number = uniforms([seed], [len(request.output_token_ids)])[0]
-    return int(np.searchsorted(probabilities.cumsum(), number, "right"))
+    key = torch.from_numpy(keys([seed], [len(request.output_token_ids)]))
+    return int(draw(torch.from_numpy(probabilities)[None], key))
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -156,7 +157,7 @@ class DeviceBuffer(StepBuffer):
         return True
 
 
-def thresholds_of(logits: torch.Tensor, weights: torch.Tensor, options: Sequence[SamplingParams]) -> torch.Tensor:
+def thresholds_of(logits: torch.Tensor, weights: torch.Tensor, options: Sequence[ResolvedSampling]) -> torch.Tensor:
     """Asking how far to look, as on a CPU; without asking, as on a GPU, it is the same but for a sum's last bit."""
     found = []
     for kind in (StepBuffer, DeviceBuffer):
@@ -171,14 +172,14 @@ def test_ties_past_the_largest_that_are_looked_at_are_weighed_without_asking() -
     logits = torch.full((2, 3000), -1.0)
     logits[:, :500] = 2.0
     logits[:, 0] = 3.0
-    options = [SamplingParams(top_k=3, top_p=0.5), SamplingParams(top_k=3, top_p=0.001)]
+    options = [ResolvedSampling(top_k=3, top_p=0.5), ResolvedSampling(top_k=3, top_p=0.001)]
     weights = (logits - 3.0).exp()
     assert thresholds_of(logits, weights, options).tolist() == [2.0, 3.0]
 
 
 def test_equal_logits_at_the_border_are_all_kept() -> None:
     logits = torch.zeros(3, 3000)
-    options = [SamplingParams(top_k=3), SamplingParams(top_k=1500), SamplingParams(top_p=0.01)]
+    options = [ResolvedSampling(top_k=3), ResolvedSampling(top_k=1500), ResolvedSampling(top_p=0.01)]
     weights = torch.ones_like(logits)
     assert thresholds_of(logits, weights, options).tolist() == [0.0, 0.0, 0.0]
 
@@ -188,7 +189,7 @@ def test_wide_nuclei_are_found_whatever_has_to_be_sorted(temperature: float) -> 
     """From a handful of tokens to nearly all of 5,000."""
     rng = np.random.default_rng(3)
     logits = rng.normal(0, 4, (6, 5000)).astype(np.float32) / np.float32(temperature)
-    options = [SamplingParams(top_p=p, min_p=m) for p in (0.1, 0.9, 0.9999) for m in (0.0, 0.001)]
+    options = [ResolvedSampling(top_p=p, min_p=m) for p in (0.1, 0.9, 0.9999) for m in (0.0, 0.001)]
     weights = np.exp(logits - logits.max(1, keepdims=True))
     found = thresholds_of(torch.from_numpy(logits), torch.from_numpy(weights), options)
     for row, option, threshold in zip(logits, options, found.tolist(), strict=True):
@@ -215,7 +216,7 @@ def test_filters_keep_what_those_of_transformers_keep(
     processor: Any = getattr(transformers, name)(**argument)
     expected = processor(None, logits.clone()) > -torch.inf
     weights = (logits - logits.amax(-1, keepdim=True)).exp()
-    found = thresholds_of(logits, weights, [SamplingParams(**options)] * 20)
+    found = thresholds_of(logits, weights, [ResolvedSampling(**options)] * 20)
     assert torch.equal(logits >= found[:, None], expected)
 
 

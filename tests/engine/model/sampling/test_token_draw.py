@@ -1,4 +1,4 @@
-"""Drawing by inverse of the cumulative sum."""
+"""Drawing by races: by the weights, alike in every batch."""
 
 from __future__ import annotations
 
@@ -6,36 +6,67 @@ import numpy as np
 import pytest
 import torch
 
+from kvscope_engine.model.sampling.random_numbers import keys
 from kvscope_engine.model.sampling.token_draw import draw
 from kvscope_engine.model.sampling.vocabulary_pieces import first_largest, sums
 
 
-@pytest.mark.parametrize("size", [1, 5, 255, 256, 257, 1000])
-def test_draw_equals_a_search_in_the_cumulative_sum(size: int) -> None:
-    rng = np.random.default_rng(size)
-    weights = rng.random((50, size)).astype(np.float32)
-    weights[rng.random((50, size)) < 0.5] = 0.0
-    weights[np.arange(50), rng.integers(0, size, 50)] = 1.0
-    uniforms = rng.random(50)
-    cumulative = weights.astype(np.float64).cumsum(1)
-    expected = [int(np.searchsorted(c, u * c[-1], "right")) for c, u in zip(cumulative, uniforms, strict=True)]
-    assert draw(torch.from_numpy(weights), torch.from_numpy(uniforms)).tolist() == expected
+def some_keys(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(keys([seed] * count, range(count)))
 
 
-def test_the_ends_of_the_interval_never_draw_weight_zero() -> None:
+@pytest.mark.parametrize("size", [1, 5, 256, 257, 1000])
+def test_frequencies_follow_the_weights(size: int) -> None:
+    """Over pieces and within them, with tokens of weight zero; chi-square of a fixed seed."""
+    count, rng = 40_000, np.random.default_rng(size)
+    weights = rng.exponential(size=size).astype(np.float32)
+    weights[rng.random(size) < 0.3] = 0.0
+    weights[-1] = 1.0
+    found = draw(torch.from_numpy(weights).expand(count, -1), some_keys(count)).bincount(minlength=size).numpy()
+    assert found[weights == 0.0].sum() == 0
+    expected = count * weights.astype(np.float64) / weights.sum(dtype=np.float64)
+    is_often = expected >= 5.0
+    counts = np.array([*found[is_often], found[~is_often].sum()], np.float64)
+    wanted = np.array([*expected[is_often], expected[~is_often].sum()])
+    counts, wanted = counts[wanted > 0], wanted[wanted > 0]
+    freedom = len(wanted) - 1
+    chi_square = float(((counts - wanted) ** 2 / wanted).sum())
+    assert chi_square <= freedom + 4.0 * (2.0 * freedom) ** 0.5
+
+
+def test_a_draw_does_not_depend_on_the_batch_nor_on_the_threads() -> None:
+    weights = torch.rand(37, 5000, generator=torch.Generator().manual_seed(1)).pow(8)
+    tokens, before = draw(weights, some_keys(37)), torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for rows in (torch.arange(5, 17), torch.tensor([36, 0, 20]), torch.randperm(37)):
+                assert torch.equal(draw(weights[rows], some_keys(37)[rows]), tokens[rows])
+            alone = [draw(weights[row : row + 1], some_keys(37)[row : row + 1]) for row in range(37)]
+            assert torch.equal(torch.cat(alone), tokens)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_token_that_is_dropped_moves_only_draws_of_its_own_piece() -> None:
+    """By a cumulative sum it would move all that lie behind it."""
+    weights = torch.rand(3000, 2560, generator=torch.Generator().manual_seed(1))
+    without = weights.clone()
+    without[:, 300] = 0.0
+    before, after = draw(weights, some_keys(3000)), draw(without, some_keys(3000))
+    moved = before != after
+    assert bool((before[moved] // 256 == 1).all())
+    assert float(moved.float().mean()) < 0.01
+
+
+def test_a_weight_of_zero_is_never_drawn() -> None:
     weights = torch.zeros(2, 600)
     weights[0, [300, 310]] = 1e-30
     weights[1, [0, 599]] = torch.tensor([1.0, 1e-20])
-    for uniform in (0.0, 0.5, 1.0 - 2**-53):
-        first, second = draw(weights, torch.full((2,), uniform, dtype=torch.float64)).tolist()
+    for seed in range(50):
+        first, second = draw(weights, some_keys(2, seed)).tolist()
         assert first in (300, 310)
         assert second in (0, 599)
-
-
-def test_frequencies_follow_the_weights() -> None:
-    weights = torch.tensor([[1.0, 0.0, 2.0, 5.0]]).expand(8000, -1)
-    uniforms = (torch.arange(8000, dtype=torch.float64) + 0.5) / 8000
-    assert draw(weights, uniforms).bincount(minlength=4).tolist() == [1000, 0, 2000, 5000]
 
 
 @pytest.mark.parametrize("size", [1, 256, 300, 1024])

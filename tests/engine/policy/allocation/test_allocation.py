@@ -5,13 +5,13 @@ from __future__ import annotations
 from kvscope_engine.policy.allocation.protocol import AllocationPolicy, PagedAllocation
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 
 def test_paged_takes_from_the_pool_and_gives_back() -> None:
     pool = BlockPool(4, 2)
     policy: AllocationPolicy = PagedAllocation(pool)
-    request = Request(9, "r9", [1], SamplingParams(), 1, 0)
+    request = Request(9, "r9", [1], ResolvedSampling(), 1, 0)
     assert policy.name == "paged"
     assert policy.num_available(request) == 4
     request.block_table += policy.take(request, 3)

@@ -7,11 +7,11 @@ import pytest
 from kvscope_engine.policy.allocation.reservations import ReserveExactly, ReserveMaximum, ReservePowerOfTwo
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 
 def request_of(prompt: int, output: int = 0, expected: int | None = None, max_tokens: int = 100) -> Request:
-    request = Request(1, "r", [0] * prompt, SamplingParams(), max_tokens, 0, expected_tokens=expected)
+    request = Request(1, "r", [0] * prompt, ResolvedSampling(), max_tokens, 0, expected_tokens=expected)
     request.output_token_ids += [0] * output
     return request
 

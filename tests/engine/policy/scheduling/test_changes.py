@@ -5,12 +5,12 @@ from __future__ import annotations
 from kvscope_engine.policy.blocks.move_log import MoveLog
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.changes import MAX_EVENTS, ChangeLog
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.telemetry import Event
 
 
 def make_request(number: int) -> Request:
-    return Request(number, f"r{number}", [1], SamplingParams(), 1, 0)
+    return Request(number, f"r{number}", [1], ResolvedSampling(), 1, 0)
 
 
 def test_a_table_is_unchanged_up_to_the_first_of_its_changes() -> None:

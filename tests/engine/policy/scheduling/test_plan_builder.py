@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 
 def make_request(number: int) -> Request:
-    return Request(number, f"r{number}", [1] * 9, SamplingParams(), 1, 0)
+    return Request(number, f"r{number}", [1] * 9, ResolvedSampling(), 1, 0)
 
 
 def test_single_tokens_come_first() -> None:

@@ -14,7 +14,7 @@ from kvscope_engine.policy.request import Request
 from kvscope_kernels.dispatch import ops_for
 from kvscope_kernels.libraries.flashinfer import FlashInfer
 from kvscope_kernels.libraries.preferred import preferring
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 PAGES = 3 + 2  # of 16 tokens: 41 in one chunk, 30 with what was computed before
 
@@ -24,7 +24,7 @@ def make_request(number: int, num_prompt: int, num_output: int = 0) -> Request:
         number=number,
         request_id=f"r{number}",
         prompt_token_ids=[7] * num_prompt,
-        sampling=SamplingParams(temperature=0.0),
+        sampling=ResolvedSampling(temperature=0.0),
         max_tokens=99,
         arrival_ns=0,
         output_token_ids=[3] * num_output,

@@ -10,7 +10,7 @@ import torch
 from kvscope_engine.model.running.pieces.mixed_graphs import SIZES
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 NUM_LAYERS = 2
 
@@ -20,7 +20,7 @@ def make_request(number: int, num_prompt: int, num_output: int = 0) -> Request:
         number=number,
         request_id=f"r{number}",
         prompt_token_ids=[7] * num_prompt,
-        sampling=SamplingParams(temperature=0.0),
+        sampling=ResolvedSampling(temperature=0.0),
         max_tokens=99,
         arrival_ns=0,
         output_token_ids=[3] * num_output,

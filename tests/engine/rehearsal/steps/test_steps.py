@@ -10,7 +10,7 @@ import torch
 from kvscope_engine.model.sparse.skips import SKIP_STEPS
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.telemetry import Progress
 
 VOCABULARY = 4000
@@ -38,7 +38,7 @@ def make_request(number: int, num_prompt: int, num_output: int = 0, **options: A
         number=number,
         request_id=f"r{number}",
         prompt_token_ids=[7] * num_prompt,
-        sampling=SamplingParams(**options),
+        sampling=ResolvedSampling(**options),
         max_tokens=99,
         arrival_ns=0,
         output_token_ids=[3] * num_output,
