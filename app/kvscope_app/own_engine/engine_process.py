@@ -60,6 +60,10 @@ class EngineProcess:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
 
+    def set_option(self, flag: str, value: str) -> None:
+        """What the engine is told at its next start, in place of what it was told before."""
+        self._command = [part for part in self._command if not part.startswith(f"{flag}=")] + [f"{flag}={value}"]
+
     def start(self) -> None:
         """Start it; the log begins anew. Raises KvscopeError when the program cannot be run."""
         assert not self.is_running, "one engine at a time"

@@ -58,6 +58,12 @@ class EngineNotices(QObject):
             self._window.banner.tell(_RESTARTING, _LAST_STATE)
             self._keeper.restart()
 
+    def restart_with(self, flag: str, value: str) -> None:
+        """The same with another option of the engine."""
+        if self._keeper is not None:
+            self._keeper.engine.set_option(flag, value)
+            self.restart()
+
     def show_log(self) -> None:
         """What the engine printed."""
         if self._keeper is not None:

@@ -64,6 +64,12 @@ _NEED_A_PAST: Final = (
     "faster",
 )
 
+QUANTIZATION: Final = "--quantization"
+_A8_COSTS: Final = (
+    "With activations in 8 bits a CPU decodes faster, batches most of all. The answers are no longer the model's own:"
+    " asked for the capital of France, the default model no longer says Paris."
+)
+_A8_ENDS: Final = "With activations as they are the answers are the model's own, and a CPU decodes batches more slowly."
 _AFTER_A_LINE: Final = frozenset(
     {
         *("back", "event_before", "slower", "keep_last", "kept_bounds", "bookmark", "loop_begin", "alarm_rules"),
@@ -132,6 +138,20 @@ def _engine(window: WindowBody) -> list[ActionSpec]:
             ("Ctrl+Shift+R",),
             "restart",
             question=partial(_what_a_restart_ends, window),
+        ),
+        ActionSpec(
+            "activations_8_bits",
+            "Round activations to 8 bits…",
+            ENGINE,
+            partial(window.notices.restart_with, QUANTIZATION, "a8"),
+            question=lambda: f"{_A8_COSTS} {_what_a_restart_ends(window)}".rstrip(),
+        ),
+        ActionSpec(
+            "activations_as_they_are",
+            "Leave activations as they are…",
+            ENGINE,
+            partial(window.notices.restart_with, QUANTIZATION, "auto"),
+            question=lambda: f"{_A8_ENDS} {_what_a_restart_ends(window)}".rstrip(),
         ),
         ActionSpec("log", "Show engine log", ENGINE, window.notices.show_log, ("Ctrl+Shift+G",), "log"),
     ]
@@ -294,6 +314,15 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
             actions["to_end"].setEnabled(session.paused)
             actions["stop_recording"].setEnabled(session.kept is not None and session.kept.recorder is not None)
 
+    def changed() -> None:
+        """Whose activations have 8 bits is known once its engine said so; on a GPU none have."""
+        hello = session.live_mirror.hello
+        is_rounded = hello is not None and hello.model.quantization.endswith("-a8")
+        if "activations_8_bits" in actions:
+            on_cpu = hello is not None and hello.device.kind == "cpu"
+            actions["activations_8_bits"].setEnabled(on_cpu and not is_rounded)
+            actions["activations_as_they_are"].setEnabled(on_cpu and is_rounded)
+
     def looped() -> None:
         actions["loop_clear"].setEnabled((session.loop.begin_ns, session.loop.end_ns) != (None, None))
 
@@ -302,6 +331,9 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
 
     for signal in (session.paused_changed, session.status_changed):
         signal.connect(moved)
+    session.status_changed.connect(changed)
+    session.updated.connect(lambda update: changed() if update.snapshot is not None else None)
+    changed()
     session.loop.changed.connect(looped)
     session.bookmarks.changed.connect(deleted)
     looped()

@@ -45,6 +45,9 @@ class Notices(Protocol):
     def restart(self) -> None:
         """End the engine and start it anew."""
 
+    def restart_with(self, flag: str, value: str) -> None:
+        """The same with another option of the engine."""
+
     def show_log(self) -> None:
         """What the engine printed."""
 

@@ -151,9 +151,8 @@ def _text(report: dict[str, Any]) -> str:
         for name, row in contenders.items()
     ]
     lines = ["\r\033[K" if sys.stderr.isatty() else ""]
-    lines.append(
-        f"default model, {report['dtype']}, quantization {report['quantization']}, CPU, 1 thread, load average {report['load_average']:.1f}\n"
-    )
+    ways = f"{report['dtype']}, quantization {report['quantization']}"
+    lines.append(f"default model, {ways}, CPU, 1 thread, load average {report['load_average']:.1f}\n")
     lines.append(table(["requests", "", "tokens/CPU-s", "tokens/s", "ours against it"], rows))
     lines += [f"left out: {name}: {reason}" for name, reason in report["left_out"].items()]
     if "overhead_share" in report:

@@ -80,6 +80,16 @@ def test_the_last_line_of_the_log_is_the_reason(make, qtbot):
     assert "first" in process.log_text()
 
 
+def test_an_option_is_told_at_the_next_start_instead_of_the_one_before(make, qtbot):
+    process = make([sys.executable, "-c", "import sys; print('told', sys.argv[1:])", "--dtype=float32"])
+    wait_for(process, qtbot, "told ['--dtype=float32']")
+    for value in ("a8", "auto"):
+        process.set_option("--quantization", value)
+        qtbot.waitUntil(lambda: not process.is_running, timeout=120_000)
+        process.start()
+        wait_for(process, qtbot, f"told ['--dtype=float32', '--quantization={value}']")
+
+
 def test_a_program_that_is_not_there_is_told(make):
     with pytest.raises(KvscopeError, match="cannot be started"):
         make(["/no/such/program"])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 from PySide6.QtCore import QObject, Qt, Signal
-from PySide6.QtWidgets import QLabel, QPushButton
+from PySide6.QtWidgets import QLabel, QMessageBox, QPushButton
 
 from kvscope_app.window.sheets.attach_sheet import AttachSheet
 from kvscope_telemetry.source import SourceState
@@ -97,3 +98,32 @@ def test_cancel_closes_the_window_and_an_engine_that_comes_takes_the_words_away(
     engine.live()
     poll(session)
     assert window.page_map.isVisible()
+
+
+class Process(SimpleNamespace):
+    """Told options, and started again."""
+
+    def set_option(self, flag, value):
+        self.told.append((flag, value))
+
+
+@pytest.mark.parametrize(("is_rounded", "value"), [(False, "a8"), (True, "auto")])
+def test_activations_of_8_bits_are_asked_for_with_what_they_cost(
+    is_rounded, value, make_engine, make_session, make_window
+):
+    """The engine is started again with the option, and with the other one when it is taken back."""
+    engine, keeper = make_engine(), Keeper()
+    keeper.engine, keeper.restart = Process(told=[]), lambda: keeper.engine.told.append("restart")
+    window = make_window(make_session(engine), keeper=keeper, size=(900, 700))
+    hello = window.session.live_mirror.hello
+    model = replace(hello.model, quantization="int4-a8" if is_rounded else "int4")
+    window.session.live_mirror.hello = replace(hello, model=model)
+    window.session.status_changed.emit()
+    names = ("activations_8_bits", "activations_as_they_are")
+    assert [window.actions_by_name[name].isEnabled() for name in names] == [not is_rounded, is_rounded]
+    window.actions_by_name[names[is_rounded]].trigger()
+    (question,) = window.findChildren(QMessageBox)
+    assert "the model's own" in question.text()
+    assert keeper.engine.told == []
+    next(b for b in question.buttons() if b is not question.defaultButton()).click()
+    assert keeper.engine.told == [("--quantization", value), "restart"]

@@ -1,8 +1,8 @@
 """From logits to tokens, for a whole batch at once.
 
 Owns the order of sampling: biases, penalties, forms, temperature, filters, a race by the row's own random numbers. A
-request's token depends on its own logits, options, seed and position, never on the rest of the batch. Knows no model. Nothing
-is read back here: what is drawn stays on the device, for the next step and for whoever brings it down.
+request's token depends on its own logits, options, seed and position, never on the rest of the batch. Knows no model.
+Nothing is read back here: what is drawn stays on the device, for the next step and for whoever brings it down.
 """
 
 from __future__ import annotations
