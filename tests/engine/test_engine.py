@@ -328,7 +328,7 @@ def test_penalties_are_those_of_the_formula(
 ) -> None:
     """Greedy over penalised logits, a prompt that repeats itself; against a few lines of arithmetic."""
     engine = make_engine()
-    sampling = SamplingParams(**penalty)  # type: ignore[arg-type]
+    sampling = SamplingParams(**penalty).resolved()  # type: ignore[arg-type]
     num_changed = 0
     for seed in range(5):
         ids = prompt_of(seed, 4) * 3

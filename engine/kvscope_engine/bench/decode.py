@@ -21,6 +21,7 @@ from kvscope_engine.bench.workloads import Workload, equal, mixed, sample_text, 
 from kvscope_engine.config import QUANTIZATIONS
 
 Rounds = dict[str, list[Rate]]
+PEERS = ("transformers", "continuous", "llama.cpp")
 PARTS = ("1", "8", "32", "staggered", "4096", "telemetry")
 
 
@@ -39,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="of ours: auto reads the file's bits and keeps transformers' tokens; a8 rounds activations to 8 bits as"
         " llama.cpp does",
+    )
+    parser.add_argument(
+        "--peer",
+        action="append",
+        choices=PEERS,
+        help="who runs beside ours; repeatable (default: all that can)",
     )
     parser.add_argument(
         "--only",
@@ -68,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         "workloads": {},
     }
     module = plain_default_model(ours.engine.dtype)
-    peers, report["left_out"] = _peers(module)
+    peers, report["left_out"] = _peers(module, args.peer or PEERS)
     contenders: list[Contender] = [ours, *peers]
     for workload in _workloads(_text_ids(ours), wanted):
         found = rates(contenders, workload, args.repeats, teller(args.json))
@@ -96,21 +103,24 @@ def _text_ids(ours: Any) -> list[int]:
     return ids
 
 
-def _peers(module: Any) -> tuple[list[Contender], dict[str, str]]:
+def _peers(module: Any, wanted: Sequence[str]) -> tuple[list[Contender], dict[str, str]]:
     """Those that can run here, and why others cannot."""
     from kvscope_engine.bench.contenders import llama_cpp
     from kvscope_engine.bench.contenders.transformers_continuous import TransformersContinuous
     from kvscope_engine.bench.contenders.transformers_generate import TransformersGenerate
     from kvscope_engine.model.fetching.default_model import default_gguf
 
-    peers: list[Contender] = [TransformersGenerate(module)]
+    peers: list[Contender] = [TransformersGenerate(module)] if "transformers" in wanted else []
     left_out: dict[str, str] = {}
-    continuous = TransformersContinuous(module)
-    try:
-        continuous.run(Workload("a trial", ((3, 4),), (2,)))
-        peers.append(continuous)
-    except Exception as error:
-        left_out[continuous.name] = f"{type(error).__name__}: {error}"
+    if "continuous" in wanted:
+        continuous = TransformersContinuous(module)
+        try:
+            continuous.run(Workload("a trial", ((3, 4),), (2,)))
+            peers.append(continuous)
+        except Exception as error:
+            left_out[continuous.name] = f"{type(error).__name__}: {error}"
+    if "llama.cpp" not in wanted:
+        return peers, left_out
     if llama_cpp.is_installed():
         peers.append(llama_cpp.LlamaCpp(default_gguf(lambda progress: None), 32, 32 * 1024))
     else:
