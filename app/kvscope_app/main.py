@@ -22,6 +22,7 @@ from kvscope_app.commands.fleet import add_fleet_parser
 from kvscope_app.commands.info import add_info_parser
 from kvscope_app.commands.record import add_record_parser
 from kvscope_app.commands.recover import add_recover_parser
+from kvscope_app.commands.top import add_top_parser
 from kvscope_app.interrupts import leaving_on_interrupt
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
@@ -34,6 +35,7 @@ _PATIENCE_S: Final = 0.5
 COMMANDS: Final = (
     add_info_parser,
     add_record_parser,
+    add_top_parser,
     add_export_parser,
     add_recover_parser,
     add_compare_parser,

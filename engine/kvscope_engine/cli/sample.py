@@ -12,9 +12,9 @@ from typing import Any
 
 from kvscope_engine.cli.arguments.sample_interval import add_interval
 from kvscope_engine.cli.notes import tell_note
-from kvscope_engine.cli.serve import default_endpoint
 from kvscope_engine.server.device_publisher import DevicePublisher
 from kvscope_telemetry.keys.key_ring import KeyRing, default_keys_folder
+from kvscope_telemetry.sockets.bind_address import default_endpoint
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:

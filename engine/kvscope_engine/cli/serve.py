@@ -27,6 +27,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.keys.connections import NO_KEY
 from kvscope_telemetry.keys.key_ring import LOCAL_KEY, KeyRing, default_keys_folder
 from kvscope_telemetry.messages.roles import Role
+from kvscope_telemetry.sockets.bind_address import default_endpoint
 
 if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
@@ -202,13 +203,6 @@ def _recorder(path: Path | None, *, texts: bool) -> AbstractContextManager[Engin
     from kvscope_engine.server.recorder import EngineRecorder
 
     return EngineRecorder(path, lambda line: tell_notes([line]), texts=texts)
-
-
-def default_endpoint() -> str:
-    """The user's own directory for sockets: one engine a user, unless told otherwise."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(runtime) / "kvscope" if runtime else Path(f"/tmp/kvscope-{os.getuid()}")
-    return f"ipc://{folder}"
 
 
 @contextmanager

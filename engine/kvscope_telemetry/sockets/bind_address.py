@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,13 @@ class TcpAddress:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
             return False
+
+
+def default_endpoint() -> str:
+    """The user's own directory for sockets: one engine a user, unless told otherwise."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime) / "kvscope" if runtime else Path(f"/tmp/kvscope-{os.getuid()}")
+    return f"ipc://{folder}"
 
 
 def parse_bind_address(endpoint: str) -> IpcAddress | TcpAddress:

@@ -1,0 +1,119 @@
+"""`kvscope top`: how engines do, on a terminal, without a window.
+
+Owns what is watched and for how long. What is drawn is `top_screen`'s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from contextlib import ExitStack, suppress
+from typing import Any, Final
+
+from kvscope_app.access_options import add_access_options, addresses_of
+from kvscope_app.commands.values import span
+from kvscope_telemetry.addresses import ACCEPTED
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.sockets.bind_address import default_endpoint
+
+LOOK_S: Final = 0.05
+WAIT_S: Final = 5.0
+MAX_ENGINES: Final = 64
+"""Each has a thread and a mirror of its own; a fleet's table takes more."""
+_REQUESTS_SHOWN: Final = 10
+
+
+def add_top_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "top",
+        help="how engines do, on a terminal",
+        description="How engines do, on a terminal: the pool, requests, tokens a second, latencies and the device of"
+        " each, and the requests with the most blocks. Keys: q quits, arrows or j and k choose an engine, s sorts its"
+        " requests by blocks, tokens, age or number.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "endpoints",
+        metavar="ADDRESS",
+        nargs="*",
+        help=f"{ACCEPTED}; several are told together (without one: {default_endpoint()})",
+    )
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="print one reading as plain text and end, as is done where there is no terminal",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="the reading as one JSON object; units are in the names, unknown is null"
+    )
+    parser.add_argument(
+        "--wait",
+        metavar="N",
+        type=span,
+        default=WAIT_S,
+        help=f"with --once and --json: seconds to wait for engines at most (default: {WAIT_S:g})",
+    )
+    add_access_options(parser, "ADDRESS")
+    parser.set_defaults(run=top)
+    return parser
+
+
+def top(args: argparse.Namespace) -> int:
+    """Show them; of one reading, 1 where an engine was not read."""
+    from kvscope_app.commands.top_engine import WatchedEngine
+    from kvscope_telemetry.sockets.file_limit import raise_file_limit
+
+    addresses = tuple(dict.fromkeys(addresses_of(args, args.endpoints or [default_endpoint()], "ADDRESS")))
+    if len(addresses) > MAX_ENGINES:
+        raise BadInput(
+            f"{len(addresses)} addresses are not accepted: at most {MAX_ENGINES}; `kvscope fleet` takes more"
+        )
+    with suppress(KvscopeError):
+        raise_file_limit()
+    is_once = args.once or args.json or not (sys.stdin.isatty() and sys.stdout.isatty())
+    with ExitStack() as stack:
+        engines = [WatchedEngine(address) for address in addresses]
+        for engine in engines:
+            stack.callback(engine.close)
+        if is_once:
+            return _print_once(engines, args.wait, as_json=args.json)
+        from kvscope_app.commands.top_screen import show
+
+        show(engines)
+    return 0
+
+
+def _print_once(engines: list[Any], wait_s: float, *, as_json: bool) -> int:
+    import msgspec
+
+    from kvscope_app.commands.top_lines import engine_lines, in_encoding, legend_lines, plain_text, request_lines
+
+    deadline_s = time.monotonic() + wait_s
+    while time.monotonic() < deadline_s and not all(engine.has_settled for engine in engines):
+        for engine in engines:
+            engine.read(limit=0)
+        time.sleep(LOOK_S)
+    readings = [engine.read() for engine in engines]
+    if as_json:
+        text = msgspec.json.encode({"engines": readings}).decode()
+    else:
+        width = shutil.get_terminal_size((100, 24)).columns
+        blocks = [
+            plain_text([*engine_lines(each, width), *request_lines(each, width, _REQUESTS_SHOWN + 2, "blocks")])
+            for each in readings
+        ]
+        text = "\n\n".join([*blocks, plain_text(legend_lines(width))])
+    _print(text if as_json else in_encoding(text, sys.stdout.encoding))
+    return 0 if all(each.num_running is not None for each in readings) else 1
+
+
+def _print(text: str) -> None:
+    """Who reads it may have gone."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end

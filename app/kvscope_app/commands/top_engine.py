@@ -1,0 +1,295 @@
+"""One engine as `kvscope top` reads it: what its last seconds come to, and which requests hold the most blocks.
+
+Owns the course of the last minute, made as a recording's is, so that each figure is that of `summaries.figures`. Knows
+no terminal.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.addresses import Address, WatchedSource
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.fleet.own_member import TELLING
+from kvscope_telemetry.messages.model_words import short_name
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.telemetry import DeviceSample, Frame, Heartbeat, Snapshot, TelemetryMessage
+from kvscope_telemetry.source import SourceState, SourceStatus
+from kvscope_telemetry.state.follower import Follower
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.state.request_mirror import RequestMirror
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.figures import BY_KEY, pool_of, usage_of
+from kvscope_telemetry.summaries.summarizer import Summarizer
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+RATE_S: Final = 10
+"""Tokens a second are of so long, what needs more requests of `WINDOW_S`: as in a fleet's table."""
+WINDOW_S: Final = 60
+MAX_REQUESTS: Final = 200
+
+RequestOrder = Callable[[RequestMirror], npt.NDArray[np.int64]]
+"""What requests are sorted by, the largest first."""
+ORDERS: Final[dict[str, RequestOrder]] = {
+    "blocks": lambda requests: requests.num_blocks.astype(np.int64),
+    "tokens": lambda requests: _tokens(requests),
+    "age": lambda requests: -requests.arrival_ns,
+    "number": lambda requests: requests.number,
+}
+
+
+class RequestReading(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that has not ended."""
+
+    number: int
+    request_id: str
+    state: str
+    num_tokens: int
+    """Of its prompt and its answer so far."""
+    num_blocks: int
+    age_s: float
+    """Since it arrived."""
+
+
+class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's device; None is unknown."""
+
+    name: str = ""
+    utilization: float | None = None
+    """0 to 1."""
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_watts: float | None = None
+
+
+class EngineReading(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine at a moment. None is unknown, never 0. Tokens a second are of the last ten seconds, the hit rate, first
+    tokens and preemptions of the last minute."""
+
+    address: str
+    state: SourceState = SourceState.CONNECTING
+    reason: str = ""
+    engine: str = ""
+    version: str = ""
+    model: str = ""
+    num_blocks: int | None = None
+    held_blocks: int | None = None
+    cached_blocks: int | None = None
+    free_blocks: int | None = None
+    usage: float | None = None
+    """Of the pool's blocks, those that requests hold, 0 to 1."""
+    num_running: int | None = None
+    num_waiting: int | None = None
+    preemptions_per_s: float | None = None
+    decode_tokens_per_s: float | None = None
+    prefill_tokens_per_s: float | None = None
+    hit_rate: float | None = None
+    first_token_p50_s: float | None = None
+    is_first_token_bound: bool = False
+    """Whether it is at most that: histograms tell no more."""
+    device: DeviceReading = DeviceReading()
+    tells_requests: bool = True
+    num_requests: int = 0
+    """That have not ended."""
+    requests: tuple[RequestReading, ...] = ()
+    """Those of them that come first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    from_ns: int
+    until_ns: int
+
+
+class WatchedEngine:
+    """Watches the engine at `address` until `close`. Its address need not answer, nor be allowed to."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._notes = _Notes()
+        self._source: WatchedSource | None = None
+        self._refusal = ""
+        try:
+            self._source = address.open(self._notes)
+        except BadInput as error:
+            self._refusal = str(error)
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether more time tells nothing that is missing: there is a second to speak of, or nobody who lets us in."""
+        if self._source is None:
+            return True
+        state = self._source.status.state
+        return state in (SourceState.REFUSED, SourceState.ENDED) or (state in TELLING and self._notes.has_seconds)
+
+    def read(self, order: str = "blocks", limit: int = MAX_REQUESTS) -> EngineReading:
+        """As it is now, with at most `limit` requests in the `order` of one of `ORDERS`. Never blocks."""
+        if self._source is None:
+            return EngineReading(address=self._address.text, state=SourceState.REFUSED, reason=self._refusal)
+        self._source.take()  # the notes are made of what the sink is given
+        status = self._source.status
+        reading = EngineReading(address=self._source.name, state=status.state, reason=status.reason)
+        return self._notes.told(reading, status, ORDERS[order], limit)
+
+    def close(self) -> None:
+        """End its thread. Idempotent."""
+        if self._source is not None:
+            self._source.close()
+
+
+class _Notes:
+    """A sink: the reading thread gives, another one asks."""
+
+    def __init__(self) -> None:
+        self.failure = ""
+        self._lock = threading.Lock()
+        self._follower = Follower()
+        self._summarizer = Summarizer(self._follower)
+        self._course = Course()
+        self._epoch: int | None = None
+        self._since_ns = self._engine_ns = 0
+        self._sample: DeviceSample | None = None
+
+    @property
+    def has_seconds(self) -> bool:
+        """Whether a whole second was seen."""
+        with self._lock:
+            return len(self._course) > 1  # the first one had begun before
+
+    def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
+        """Note it. False where the state is lost: a snapshot is sent then."""
+        with self._lock:
+            now_ns = time.monotonic_ns()
+            if isinstance(message, Snapshot) and message.hello.epoch != self._epoch:
+                self._begin(message.hello.epoch, now_ns)
+            summaries = self._summarizer.add(message, now_ns)
+            self._summarizer.take_events()
+            if summaries:
+                self._course.extend(msgspec.structs.replace(summary, bins=None) for summary in summaries)
+                self._course.forget_before(now_ns - (WINDOW_S + 2) * SECOND_NS)
+            self._follower.feed(message)
+            if isinstance(message, Frame | Snapshot | Heartbeat):
+                self._engine_ns = max(message.time_ns, self._engine_ns)
+            elif isinstance(message, DeviceSample) and message.epoch == self._epoch:
+                self._sample = message
+            return not (isinstance(message, Frame) and self._follower.is_lost)
+
+    def told(self, reading: EngineReading, status: SourceStatus, order: RequestOrder, limit: int) -> EngineReading:
+        """`reading` with what is known of it."""
+        with self._lock:
+            self._follower.settle()
+            mirror = self._follower.mirror
+            hello = mirror.hello
+            if hello is None:
+                return reading
+            reading = msgspec.structs.replace(
+                reading,
+                engine=hello.capabilities.engine,
+                version=hello.engine_version,
+                model=short_name(hello.model.name),
+                num_blocks=mirror.num_blocks if hello.capabilities.blocks else None,
+                device=DeviceReading(name=hello.device.name or hello.device.kind),
+            )
+            if status.state not in TELLING:
+                return reading
+            reading = msgspec.structs.replace(
+                reading,
+                device=self._device(reading.device.name),
+                is_first_token_bound=not hello.capabilities.latencies,
+                tells_requests=hello.capabilities.requests,
+                **self._requests(mirror, order, limit),
+            )
+            return (
+                msgspec.structs.replace(reading, **self._figures(has_pool=hello.capabilities.blocks))
+                if len(self._course)
+                else reading
+            )
+
+    def _begin(self, epoch: int, now_ns: int) -> None:
+        """Another engine start: what was before is of no account."""
+        self._epoch, self._since_ns, self._engine_ns, self._sample = epoch, now_ns, 0, None
+        self._course = Course()
+
+    def _figures(self, *, has_pool: bool) -> dict[str, object]:
+        """Of the seconds that are over."""
+        course = self._course
+        until_ns = int(course.time_ns[-1]) + SECOND_NS
+
+        def of(key: str, span_s: int) -> float | None:
+            return BY_KEY[key].of(course, _Span(max(until_ns - span_s * SECOND_NS, self._since_ns), until_ns - 1))
+
+        def now(name: str) -> int | None:
+            return _whole(float(course.column(name)[-1]))
+
+        usage = float(usage_of(course)[-1])
+        pool = {
+            "num_blocks": _whole(float(pool_of(course)[-1])) or None,
+            "held_blocks": now("active_blocks"),
+            "cached_blocks": now("cached_blocks"),
+            "free_blocks": now("free_blocks"),
+            "usage": None if np.isnan(usage) else usage,
+        }
+        preemptions_per_min = of("preemptions_per_min", WINDOW_S)
+        return {
+            **(pool if has_pool else {}),
+            "num_running": now("num_running"),
+            "num_waiting": now("num_waiting"),
+            "preemptions_per_s": None if preemptions_per_min is None else preemptions_per_min / 60,
+            "decode_tokens_per_s": of("decode_tokens_per_s", RATE_S),
+            "prefill_tokens_per_s": of("prefill_tokens_per_s", RATE_S),
+            "hit_rate": of("hit_rate", WINDOW_S),
+            "first_token_p50_s": of("first_token_p50_s", WINDOW_S),
+        }
+
+    def _device(self, name: str) -> DeviceReading:
+        sample = self._sample
+        if sample is None:
+            return DeviceReading(name=name)
+        return DeviceReading(
+            name=name,
+            utilization=sample.utilization if sample.utilization >= 0 else None,
+            memory_used_bytes=sample.memory_used_bytes if sample.memory_used_bytes >= 0 else None,
+            memory_total_bytes=sample.memory_total_bytes if sample.memory_total_bytes >= 0 else None,
+            power_watts=sample.power_watts if sample.power_watts >= 0 else None,
+        )
+
+    def _requests(self, mirror: Mirror, order: RequestOrder, limit: int) -> dict[str, object]:
+        requests = mirror.requests
+        rows = np.flatnonzero(requests.state != RequestState.FINISHED)
+        keys = order(requests)[rows]
+        first = rows[np.lexsort((requests.number[rows], -keys))][:limit]
+        tokens = _tokens(requests)
+        told = tuple(
+            RequestReading(
+                number=int(requests.number[row]),
+                request_id=requests.request_ids[row],
+                state=_state_word(int(requests.state[row])),
+                num_tokens=int(tokens[row]),
+                num_blocks=int(requests.num_blocks[row]),
+                age_s=max(0, self._engine_ns - int(requests.arrival_ns[row])) / 1e9,
+            )
+            for row in first.tolist()
+        )
+        return {"num_requests": len(rows), "requests": told}
+
+
+def _tokens(requests: RequestMirror) -> npt.NDArray[np.int64]:
+    tokens: npt.NDArray[np.int64] = requests.num_prompt_tokens + requests.num_output_tokens
+    return tokens
+
+
+def _state_word(state: int) -> str:
+    known = [each.name.lower() for each in RequestState if each == state]
+    return known[0] if known else RequestState.UNKNOWN.name.lower()
+
+
+def _whole(value: float) -> int | None:
+    return None if np.isnan(value) else round(value)

@@ -1,0 +1,259 @@
+"""What `kvscope top` says, as lines of a given width: the same on a terminal and as plain text.
+
+Owns the words, the bar and what is left out where there is little room. What engines tell is cleaned of everything that
+a terminal would obey. Knows no curses.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from kvscope_app.commands.top_engine import RATE_S, WINDOW_S, EngineReading, RequestReading
+from kvscope_app.look.number_text import NOTHING, UNKNOWN, count, num_bytes, percent, plural, seconds
+from kvscope_app.session.state_words import STATE_COLORS, STATE_WORDS
+
+_MAX_BAR: Final = 60
+_GAP: Final = "   "
+_ASCII: Final = str.maketrans(
+    {"█": "#", "▒": "=", "·": ".", "–": "-", "−": "-", "…": "~", "≤": "<", "µ": "u", "▸": ">", "▾": "v"}
+)
+
+
+class Style(IntEnum):
+    """How a piece of text looks, where there are colours."""
+
+    PLAIN = 0
+    BOLD = 1
+    MUTED = 2
+    GOOD = 3
+    WARN = 4
+    BAD = 5
+    HELD = 6
+    CACHED = 7
+    CHOSEN = 8
+
+
+class Piece(NamedTuple):
+    """Text in one style."""
+
+    text: str
+    style: Style = Style.PLAIN
+
+
+Line = tuple[Piece, ...]
+_STATE_STYLES: Final = {"good": Style.GOOD, "warn": Style.WARN, "bad": Style.BAD}
+_COLUMNS: Final = (("request", 9), ("state", 10), ("tokens", 9), ("blocks", 8), ("age", 10))
+
+
+def engine_lines(reading: EngineReading, width: int, *, is_chosen: bool = False) -> list[Line]:
+    """All about an engine but its requests."""
+    lines = [_head(reading, is_chosen=is_chosen)]
+    if reading.reason:
+        lines += [
+            (Piece(f"  {line}", Style.MUTED),) for line in _wrapped(_clean(reading.reason).split(), " ", width - 2)
+        ]
+    if reading.num_running is None and reading.usage is None and reading.device.utilization is None:
+        return _cut(lines, width)
+    lines += _pool(reading, width)
+    for items in (_rates(reading), _device(reading)):
+        lines += [(Piece(f"  {line}"),) for line in _wrapped(items, _GAP, width - 2)]
+    return _cut(lines, width)
+
+
+def short_line(reading: EngineReading, width: int, *, is_chosen: bool = False) -> Line:
+    """An engine in one line, where there is no room for more."""
+    usage = NOTHING if reading.usage is None else percent(reading.usage, 0)
+    told = f"  KV {usage}  {_count(reading.num_running)} running  {_count(reading.num_waiting)} waiting"
+    mark, name, gap, state, *_ = _head(reading, is_chosen=is_chosen)
+    return _cut([(mark, name, gap, state, Piece(told))], width)[0]
+
+
+def request_lines(reading: EngineReading, width: int, num_rows: int, order: str) -> list[Line]:
+    """The requests that come first, at most `num_rows` lines with their heading; nothing where none can be told."""
+    if num_rows < 2 or reading.num_running is None:
+        return []
+    if not reading.tells_requests:
+        return _cut([(Piece("  This engine does not tell of its requests one by one.", Style.MUTED),)], width)
+    if not reading.num_requests:
+        return _cut([(Piece("  No requests.", Style.MUTED),)], width)
+    titles = [
+        f"{'▾' if title == order or (title, order) == ('request', 'number') else ''}{title}" for title, _ in _COLUMNS
+    ]
+    lines: list[Line] = [(Piece(_row(titles) + "  id", Style.BOLD),)]
+    room = num_rows - 1
+    says_more = reading.num_requests > room > 1
+    shown = reading.requests[: room - says_more]
+    lines += [(Piece(_row(_cells(request)) + "  " + _clean(request.request_id)),) for request in shown]
+    if says_more:
+        lines.append((Piece(f"  and {plural(reading.num_requests - len(shown), 'more request')}", Style.MUTED),))
+    return _cut(lines, width)
+
+
+def legend_lines(width: int) -> list[Line]:
+    """What the figures are of."""
+    words = (
+        f"Tokens a second are of the last {RATE_S} s; the hit rate, first tokens and preemptions of the last"
+        f" {WINDOW_S} s. Bar: █ held by requests, ▒ cached, · free."
+    )
+    return [(Piece(line, Style.MUTED),) for line in _wrapped(words.split(), " ", width)]
+
+
+def plain_text(lines: Iterable[Line]) -> str:
+    """Without styles."""
+    return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines)
+
+
+def in_encoding(text: str, encoding: str) -> str:
+    """As a terminal of that encoding can show it."""
+    text = text.replace("\u202f", " ")
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+    return text
+
+
+def _head(reading: EngineReading, *, is_chosen: bool) -> Line:
+    style = _STATE_STYLES.get(STATE_COLORS[reading.state], Style.MUTED)
+    about = "  ".join(_clean(word) for word in (f"{reading.engine} {reading.version}".strip(), reading.model) if word)
+    return (
+        Piece("▸ " if is_chosen else "  ", Style.BOLD),
+        Piece(_clean(reading.address), Style.CHOSEN if is_chosen else Style.BOLD),
+        Piece("  "),
+        Piece(STATE_WORDS[reading.state], style),
+        Piece(f"  {about}" if about else "", Style.MUTED),
+    )
+
+
+def _pool(reading: EngineReading, width: int) -> list[Line]:
+    if not reading.num_blocks or reading.held_blocks is None:
+        return [(Piece("  KV "), Piece(UNKNOWN, Style.MUTED))]
+    usage = " " + percent(reading.usage, 0).rjust(5)
+    size = min(_MAX_BAR, width - len("  KV []") - len(usage))
+    lines: list[Line] = []
+    if size >= 4:
+        num_held, num_cached, num_free = _shares(reading, size)
+        rest = size - num_held - num_cached - num_free
+        lines.append(
+            (
+                Piece("  KV ["),
+                Piece("█" * num_held, Style.HELD),
+                Piece("▒" * num_cached, Style.CACHED),
+                Piece("·" * num_free + " " * rest, Style.MUTED),
+                Piece("]"),
+                Piece(usage, _usage_style(reading.usage)),
+            )
+        )
+    counts = ((reading.held_blocks, "held"), (reading.cached_blocks, "cached"), (reading.free_blocks, "free"))
+    items = [*(f"{_count(number)} {word}" for number, word in counts), f"of {plural(reading.num_blocks, 'block')}"]
+    return lines + [(Piece(f"  {line}"),) for line in _wrapped(items, _GAP, width - 2)]
+
+
+def _shares(reading: EngineReading, size: int) -> tuple[int, int, int]:
+    """Of a bar's cells; a part that there is at all has one where it fits."""
+    total = max(reading.num_blocks or 0, 1)
+    left, shares = size, []
+    for number in (reading.held_blocks, reading.cached_blocks):
+        cells = min(left, max(round((number or 0) / total * size), 1 if number else 0))
+        shares.append(cells)
+        left -= cells
+    return shares[0], shares[1], left if reading.free_blocks is not None else 0
+
+
+def _rates(reading: EngineReading) -> list[str]:
+    bound = "≤ " * reading.is_first_token_bound if reading.first_token_p50_s is not None else ""
+    hits = NOTHING if reading.hit_rate is None else percent(reading.hit_rate, 0)
+    return [
+        f"{_count(reading.num_running)} running",
+        f"{_count(reading.num_waiting)} waiting",
+        f"{_decimal(reading.preemptions_per_s, 2)} preempted/s",
+        f"decode {_decimal(reading.decode_tokens_per_s)} tok/s",
+        f"prefill {_decimal(reading.prefill_tokens_per_s)} tok/s",
+        f"hit rate {hits}",
+        f"first token p50 {bound}{seconds(reading.first_token_p50_s)}",
+    ]
+
+
+def _device(reading: EngineReading) -> list[str]:
+    device = reading.device
+    name = [_clean(device.name)] if device.name else []
+    used = NOTHING if device.memory_used_bytes is None else num_bytes(device.memory_used_bytes)
+    total = "" if device.memory_total_bytes is None else f" of {num_bytes(device.memory_total_bytes)}"
+    watts = NOTHING if device.power_watts is None else f"{device.power_watts:.0f} W"
+    busy = NOTHING if device.utilization is None else percent(device.utilization, 0)
+    return [*name, f"busy {busy}", f"memory {used}{total}", f"power {watts}"]
+
+
+def _cells(request: RequestReading) -> list[str]:
+    return [
+        f"#{request.number}",
+        request.state,
+        count(request.num_tokens),
+        count(request.num_blocks),
+        seconds(request.age_s),
+    ]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "".join(cell.rjust(width + 1) for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
+
+
+def _usage_style(usage: float | None) -> Style:
+    return Style.BAD if (usage or 0) >= 0.98 else Style.WARN if (usage or 0) >= 0.9 else Style.PLAIN
+
+
+def _count(number: int | None) -> str:
+    return NOTHING if number is None else count(number)
+
+
+def _decimal(value: float | None, digits: int = 1) -> str:
+    if value is None:
+        return NOTHING
+    return count(value) if value >= 1000 else f"{value:.{digits}f}"
+
+
+def _clean(text: str) -> str:
+    """Nothing that moves a cursor, rings, or turns the writing around."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _cells_of(letter: str) -> int:
+    """How many of a terminal's cells it takes."""
+    if unicodedata.combining(letter):
+        return 0
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+
+
+def _wrapped(words: Sequence[str], gap: str, width: int) -> list[str]:
+    """As many words a line as fit, at least one."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + len(gap) + len(word) <= width:
+            lines[-1] += gap + word
+        else:
+            lines.append(word)
+    return lines
+
+
+def _cut(lines: Iterable[Line], width: int) -> list[Line]:
+    """No line is wider; one that would be ends in …"""
+    return [_fitted(line, max(width, 1)) for line in lines]
+
+
+def _fitted(line: Line, width: int) -> Line:
+    if sum(_cells_of(letter) for piece in line for letter in piece.text) <= width:
+        return line
+    left = width - 1
+    fitted: list[Piece] = []
+    for piece in line:
+        taken = ""
+        for letter in piece.text:
+            left -= _cells_of(letter)
+            if left < 0:
+                return (*fitted, Piece(f"{taken}…", piece.style))
+            taken += letter
+        fitted.append(Piece(taken, piece.style))
+    return tuple(fitted)

@@ -1,0 +1,191 @@
+"""`kvscope top` on a terminal: draws, and listens to keys.
+
+Owns the terminal while it is shown, which is put back however it ends. What is said is `top_lines`'s.
+"""
+
+from __future__ import annotations
+
+import curses
+import locale
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final, NoReturn
+
+from kvscope_app.commands.top_engine import ORDERS, EngineReading, WatchedEngine
+from kvscope_app.commands.top_lines import (
+    Line,
+    Piece,
+    Style,
+    engine_lines,
+    in_encoding,
+    legend_lines,
+    request_lines,
+    short_line,
+)
+from kvscope_telemetry.errors import BadInput
+
+DRAW_S: Final = 0.5
+_KEY_MS: Final = 200
+_MIN_REQUEST_ROWS: Final = 6
+"""Engines are told in one line each before there are fewer."""
+_KEYS: Final = "q quit   s sort"
+_COLORS: Final = {
+    Style.GOOD: curses.COLOR_GREEN,
+    Style.WARN: curses.COLOR_YELLOW,
+    Style.BAD: curses.COLOR_RED,
+    Style.HELD: curses.COLOR_CYAN,
+    Style.CACHED: curses.COLOR_BLUE,
+}
+_ATTRIBUTES: Final = {
+    Style.BOLD: curses.A_BOLD,
+    Style.MUTED: curses.A_DIM,
+    Style.BAD: curses.A_BOLD,
+    Style.CHOSEN: curses.A_REVERSE,
+}
+
+
+def show(engines: Sequence[WatchedEngine]) -> None:
+    """Until q. Raises BadInput for a terminal that cannot be drawn on, KeyboardInterrupt for Ctrl-C."""
+    _require_terminal()
+    with suppress(locale.Error):
+        locale.setlocale(locale.LC_CTYPE, "")  # curses encodes by it
+    os.environ.setdefault("ESCDELAY", "25")
+    with _ended_by_sigterm():
+        curses.wrapper(lambda window: _Screen(window, engines).run())
+
+
+class _Screen:
+    """The loop."""
+
+    def __init__(self, window: curses.window, engines: Sequence[WatchedEngine]) -> None:
+        self._window, self._engines = window, engines
+        self._chosen = 0
+        self._orders = list(ORDERS)
+        self._encoding = window.encoding
+        self._attributes = _attributes()
+        with suppress(curses.error):
+            curses.curs_set(0)
+        window.timeout(_KEY_MS)
+
+    def run(self) -> None:
+        """Draw, listen, until somebody quits."""
+        drawn_s = 0.0
+        readings: list[EngineReading] = []
+        while True:
+            if time.monotonic() - drawn_s >= DRAW_S:
+                readings = [engine.read(self._orders[0]) for engine in self._engines]
+                drawn_s = time.monotonic()
+            self._draw(readings)
+            asked_s = time.monotonic()
+            key = self._window.getch()
+            if key in (ord("q"), ord("Q")):
+                return
+            if key in (curses.KEY_DOWN, ord("j")):
+                self._chosen = min(self._chosen + 1, len(self._engines) - 1)
+            elif key in (curses.KEY_UP, ord("k")):
+                self._chosen = max(self._chosen - 1, 0)
+            elif key in (ord("s"), ord("S")):
+                self._orders.append(self._orders.pop(0))
+                drawn_s = 0.0
+            elif key == curses.KEY_RESIZE:
+                curses.update_lines_cols()
+            elif key < 0 and time.monotonic() - asked_s < _KEY_MS / 2_000:
+                time.sleep(_KEY_MS / 1_000)  # a terminal that is gone answers at once
+
+    def _draw(self, readings: Sequence[EngineReading]) -> None:
+        height, width = self._window.getmaxyx()
+        self._window.erase()
+        for row, line in enumerate(self._lines(readings, width, height - 1)):
+            self._put(row, line)
+        engines = f"   ↑↓ jk engine ({self._chosen + 1} of {len(readings)})" if len(readings) > 1 else ""
+        self._put(height - 1, (Piece((_KEYS + engines)[: max(width - 1, 0)], Style.MUTED),))
+        self._window.refresh()
+
+    def _lines(self, readings: Sequence[EngineReading], width: int, height: int) -> list[Line]:
+        """From top to bottom, not more than `height`: engines, requests of the chosen one, what figures are of."""
+        blocks = [engine_lines(each, width, is_chosen=at == self._chosen) for at, each in enumerate(readings)]
+        if sum(map(len, blocks)) > height - _MIN_REQUEST_ROWS:
+            blocks = [
+                block if at == self._chosen else [short_line(each, width)]
+                for at, (block, each) in enumerate(zip(blocks, readings, strict=True))
+            ]
+        blocks = _around(blocks, self._chosen, max(height - _MIN_REQUEST_ROWS, 1))
+        lines = [line for block in blocks for line in block]
+        legend = legend_lines(width)
+        has_legend = len(lines) + len(legend) + 1 <= height - _MIN_REQUEST_ROWS
+        room = height - len(lines) - 1 - (len(legend) + 1) * has_legend
+        requests = request_lines(readings[self._chosen], width, room, self._orders[0])
+        lines += [(), *requests] if requests else []
+        if has_legend:
+            lines += [()] * (height - len(lines) - len(legend)) + legend
+        return lines[:height]
+
+    def _put(self, row: int, line: Line) -> None:
+        with suppress(curses.error):  # the last cell of a window cannot be written, and windows shrink meanwhile
+            self._window.move(row, 0)
+            for text, style in line:
+                self._window.addstr(in_encoding(text, self._encoding), self._attributes[style])
+
+
+def _around(blocks: list[list[Line]], chosen: int, height: int) -> list[list[Line]]:
+    """Of too many, as many before and after the chosen one as fit."""
+    first, last = chosen, chosen + 1
+    used = len(blocks[chosen])
+    while True:
+        grown = False
+        for at in (first - 1, last):
+            if 0 <= at < len(blocks) and not first <= at < last and used + len(blocks[at]) <= height:
+                used += len(blocks[at])
+                first, last, grown = min(first, at), max(last, at + 1), True
+        if not grown:
+            return blocks[first:last]
+
+
+def _attributes() -> dict[Style, int]:
+    """How each style is drawn: without colours where the terminal has none, or the person wants none."""
+    attributes = {style: _ATTRIBUTES.get(style, curses.A_NORMAL) for style in Style}
+    if not curses.has_colors() or os.environ.get("NO_COLOR"):
+        return attributes
+    background = 0
+    with suppress(curses.error):
+        curses.use_default_colors()
+        background = -1
+    with suppress(curses.error):
+        for style, color in _COLORS.items():
+            curses.init_pair(style, color, background)
+            attributes[style] |= curses.color_pair(style)
+    return attributes
+
+
+def _require_terminal() -> None:
+    name = os.environ.get("TERM", "")
+    accepted = "a terminal whose cursor can be moved; `kvscope top --once` needs none"
+    try:
+        curses.setupterm(fd=sys.stdout.fileno())
+        can_move = curses.tigetstr("cup")
+    except curses.error:
+        raise BadInput(f"TERM={name!r:.60} is not accepted: {accepted}") from None
+    if not can_move:
+        raise BadInput(f"TERM={name!r:.60} is not accepted: {accepted}")
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM leaves the terminal as it was, too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> NoReturn:
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

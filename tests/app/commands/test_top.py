@@ -1,0 +1,275 @@
+"""`kvscope top` against synthetic engines over real sockets: one reading, and a terminal of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+from tests.telemetry.conftest import make_endpoint, serve
+
+from kvscope_app.commands.top_engine import EngineReading, RequestReading, WatchedEngine
+from kvscope_app.commands.top_lines import engine_lines, in_encoding, plain_text, request_lines, short_line
+from kvscope_app.main import main
+from kvscope_telemetry.addresses import Address
+from kvscope_telemetry.source import SourceState
+
+WAIT_S = 120.0
+HEAVY = ("PySide6", "pyqtgraph", "torch", "triton", "transformers", "kvscope_engine")
+__all__ = ["make_endpoint", "serve"]
+
+READING = EngineReading(
+    address="vllm://gpu-box:8000",
+    state=SourceState.LIVE,
+    engine="vllm",
+    model="a\x1b]0;evil\x07-model",
+    num_blocks=1000,
+    held_blocks=620,
+    cached_blocks=1,
+    free_blocks=379,
+    usage=0.62,
+    num_running=4,
+    num_waiting=12_345,
+    decode_tokens_per_s=123.4,
+    first_token_p50_s=0.08,
+    is_first_token_bound=True,
+    num_requests=3,
+    requests=tuple(
+        RequestReading(
+            number=n, request_id="名前" * 20, state="running", num_tokens=1000 * n, num_blocks=60 * n, age_s=n
+        )
+        for n in (3, 2, 1)
+    ),
+)
+
+
+def test_one_reading_as_json_without_qt_and_torch(serve: Callable, make_endpoint: Callable) -> None:  # type: ignore[type-arg]
+    endpoint = make_endpoint()
+    serve(endpoint)
+    program = (
+        "import sys\nfrom kvscope_app.main import main\n"
+        f"code = main(['top', '--json', '--wait', '100', {endpoint!r}])\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)), code, file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S)
+    assert done.stderr == "[] 0\n"
+    (told,) = json.loads(done.stdout)["engines"]
+    assert told["state"] == "live"
+    assert told["held_blocks"] + told["cached_blocks"] + told["free_blocks"] == told["num_blocks"] == 2000
+    assert told["usage"] == pytest.approx(told["held_blocks"] / 2000)
+    assert told["decode_tokens_per_s"] > 0
+    assert 0 <= told["hit_rate"] <= 1
+    assert told["device"]["power_watts"] is None, "what a CPU does not say is unknown"
+    assert told["num_requests"] == len(told["requests"]) > 0
+    blocks = [request["num_blocks"] for request in told["requests"]]
+    assert blocks == sorted(blocks, reverse=True)
+
+
+def test_it_says_what_the_engine_has(serve: Callable, make_endpoint: Callable) -> None:  # type: ignore[type-arg]
+    endpoint = make_endpoint()
+    server = serve(endpoint)
+    engine = WatchedEngine(Address(endpoint))
+    try:
+        read_until(engine, lambda told: told.num_running is not None and engine.has_settled)
+        server.hold()
+        counters = server.engine.snapshot().counters
+        wanted = (counters.num_running, counters.num_waiting)
+        levels = (*wanted, sum(wanted))
+        read_until(engine, lambda told: (told.num_running, told.num_waiting, told.num_requests) == levels)
+        by_number = engine.read("number", limit=2).requests
+        assert len(by_number) == 2
+        assert by_number[0].number > by_number[1].number
+        by_age = [request.age_s for request in engine.read("age").requests]
+        assert by_age == sorted(by_age, reverse=True)
+        server.close()
+        gone = read_until(engine, lambda told: told.state is SourceState.ENDED)
+        assert gone.usage is gone.num_running is None, "what was is not told as what is"
+    finally:
+        engine.close()
+
+
+def read_until(engine: WatchedEngine, condition: Callable[[EngineReading], bool]) -> EngineReading:
+    deadline = time.monotonic() + WAIT_S
+    while not condition(reading := engine.read()):
+        assert time.monotonic() < deadline, reading
+        time.sleep(0.05)
+    return reading
+
+
+def test_where_nobody_is_the_reason_is_said(
+    serve: Callable,
+    make_endpoint: Callable,
+    capsys: pytest.CaptureFixture[str],  # type: ignore[type-arg]
+) -> None:
+    endpoint, nowhere = make_endpoint(), make_endpoint()
+    serve(endpoint)
+    assert main(["top", endpoint, nowhere, "--wait", "4"]) == 1, "no terminal here: as with --once"
+    told = capsys.readouterr().out
+    assert f"{endpoint}  Live" in told
+    assert f"{nowhere}  Connecting" in told
+    assert "there is no socket file" in told
+    assert "\x1b" not in told
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["http://box:8000"], "address 'http://box:8000' is not accepted"),
+        (["--wait", "never"], "'never' is not accepted"),
+        (["tcp://10.0.0.9:7000"], "without a key file"),
+        ([f"ipc:///tmp/kvscope-{n}" for n in range(65)], "65 addresses are not accepted"),
+    ],
+)
+def test_what_is_not_accepted_is_one_line(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", *words]) == 2
+    told = capsys.readouterr().err
+    assert named in told
+    assert told.count("\n") == 1
+
+
+def test_who_reads_one_line_only_gets_no_complaint(serve: Callable, make_endpoint: Callable) -> None:  # type: ignore[type-arg]
+    endpoint = make_endpoint()
+    serve(endpoint)
+    command = f"{sys.executable} -m kvscope_app.main top --once {endpoint} | true"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=WAIT_S)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 20, 33, 80, 200])
+def test_no_line_is_wider_and_nothing_is_obeyed(width: int) -> None:
+    reason = msgspec.structs.replace(READING, state=SourceState.STUCK, reason="no step\x1b[2J for 3 s")
+    for reading in (READING, reason, EngineReading(address="x" * 300)):
+        lines = [*engine_lines(reading, width, is_chosen=True), short_line(reading, width)]
+        lines += request_lines(reading, width, 3, "blocks")
+        for text in in_encoding(plain_text(lines), "utf-8").split("\n"):
+            assert sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text) <= width
+            assert text.isprintable()
+
+
+def test_lines_say_what_is_known() -> None:
+    told = plain_text([*engine_lines(READING, 100), *request_lines(READING, 100, 3, "blocks")]).replace("\u202f", " ")
+    for words in ("62 %", "620 held", "1 cached", "12 345 waiting", "decode 123.4 tok/s", "p50 ≤ 80.0 ms", "#3"):
+        assert words in told
+    assert "hit rate –" in told
+    assert "prefill – tok/s" in told
+    assert "and 2 more requests" in told
+    assert "▒" in told, "a part that there is has a cell"
+    assert "This engine does not tell" in plain_text(
+        request_lines(msgspec.structs.replace(READING, tells_requests=False), 100, 9, "blocks")
+    )
+    assert in_encoding(told, "utf-8") == told
+    assert in_encoding(told, "ascii").isascii()
+
+
+class Terminal:
+    """A process on a terminal of its own."""
+
+    def __init__(self, words: list[str], size: tuple[int, int], **environment: str) -> None:
+        self._master, self.slave = pty.openpty()
+        self.resize(size)
+        self.modes = termios.tcgetattr(self.slave)
+        environ = {**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **environment}
+        command = [sys.executable, "-m", "kvscope_app.main", "top", *words]
+        self.process = subprocess.Popen(
+            command, stdin=self.slave, stdout=self.slave, stderr=self.slave, env=environ, start_new_session=True
+        )
+        self.told = b""
+
+    def resize(self, size: tuple[int, int]) -> None:
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+
+    def press(self, keys: str) -> None:
+        """What is told before is of no interest any more."""
+        self.told = b""
+        os.write(self._master, keys.encode())
+
+    def forget(self) -> None:
+        self.told = b""
+
+    def await_text(self, text: str) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while text.encode() not in self.told:
+            assert time.monotonic() < deadline, self.told[-2000:]
+            self._read()
+
+    def end(self) -> int:
+        """Its exit code; what it says meanwhile is read."""
+        deadline = time.monotonic() + WAIT_S
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline
+            self._read()
+        self._read()
+        return self.process.returncode
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+        os.close(self.slave)
+
+    def _read(self) -> None:
+        if select.select([self._master], [], [], 0.1)[0]:
+            self.told += os.read(self._master, 65536)
+
+
+@contextmanager
+def terminal(words: list[str], size: tuple[int, int] = (30, 100), **environment: str) -> Iterator[Terminal]:
+    shown = Terminal(words, size, **environment)
+    try:
+        yield shown
+    finally:
+        shown.close()
+
+
+def test_keys_a_resize_and_an_engine_that_dies(serve: Callable, make_endpoint: Callable) -> None:  # type: ignore[type-arg]
+    first, second = make_endpoint(), make_endpoint()
+    server = serve(first)
+    with terminal([first, second]) as shown:
+        shown.await_text("running")
+        shown.await_text("▾blocks")
+        shown.press("s")
+        shown.await_text("▾")  # the mark of what it is sorted by moves
+        shown.press("j")
+        shown.await_text("▸")
+        shown.press("\x1bOA")  # up
+        shown.await_text("▸")
+        for size in ((3, 9), (1, 1), (24, 60)):
+            shown.resize(size)
+            os.kill(shown.process.pid, signal.SIGWINCH)
+            time.sleep(0.3)
+        shown.forget()
+        server.close()
+        shown.await_text("Ended")
+        shown.press("q")
+        assert shown.end() == 0
+        assert termios.tcgetattr(shown.slave) == shown.modes
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_leave_the_terminal_as_it_was(make_endpoint: Callable, number: signal.Signals, code: int) -> None:  # type: ignore[type-arg]
+    with terminal([make_endpoint()], (24, 80), TERM="vt100", LC_ALL="C") as shown:
+        shown.await_text("Connecting")
+        os.kill(shown.process.pid, number)
+        assert shown.end() == code
+        assert termios.tcgetattr(shown.slave) == shown.modes
+        assert b"Traceback" not in shown.told
+
+
+@pytest.mark.parametrize("name", ["dumb", "no-such-terminal"])
+def test_a_terminal_that_cannot_be_drawn_on_is_said(make_endpoint: Callable, name: str) -> None:  # type: ignore[type-arg]
+    with terminal([make_endpoint()], TERM=name) as shown:
+        shown.await_text(f"kvscope: TERM='{name}' is not accepted")
+        assert shown.end() == 2
