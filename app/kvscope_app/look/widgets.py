@@ -80,6 +80,18 @@ _LEAST = 10
 _CLOSE = "padding-left: 3px; padding-right: 3px;"
 
 
+class _YieldingButton(QToolButton):
+    """As narrow as its word, in the font of now, where there is no room for more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+
+    def minimumSizeHint(self) -> QSize:
+        least = self.fontMetrics().horizontalAdvance(self.text()) + _LEAST
+        return QSize(least, super().minimumSizeHint().height())
+
+
 class Segments(QFrame):
     """A row of buttons of which one is down."""
 
@@ -99,13 +111,10 @@ class Segments(QFrame):
         row.setContentsMargins(2, 2, 2, 2)
         row.setSpacing(_SPACING)
         for index, label in enumerate(labels):
-            button = QToolButton()
+            button = _YieldingButton() if gives_way else QToolButton()
             button.setText(label)
             button.setCheckable(True)
             button.setAccessibleName(f"{name}: {label}")
-            if gives_way:
-                button.setMinimumWidth(button.fontMetrics().horizontalAdvance(label) + _LEAST)
-                button.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
             self._group.addButton(button, index)
             row.addWidget(button)
         self._group.button(0).setChecked(True)

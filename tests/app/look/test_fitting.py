@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QPushButton, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.look.passing_strip import PassingStrip
-from kvscope_app.look.widgets import FittingLabel
+from kvscope_app.look.widgets import FittingLabel, Segments
 
 
 def test_it_says_as_much_as_there_is_room_for(qtbot):
@@ -64,3 +64,16 @@ def test_a_strip_that_goes_leaves_the_keyboard_to_its_heir(column, qtbot):
     following.setFocus()
     strip.hide()
     assert window.focusWidget() is following
+
+
+def test_words_of_a_row_that_gives_way_are_whole_at_any_size_of_text(qtbot):
+    row = Segments(["State", "Owner", "Sharing"], "Colour by", gives_way=True)
+    qtbot.addWidget(row)
+    for points in (10, 20, 30):
+        font = row.font()
+        font.setPointSizeF(points)
+        row.setFont(font)
+        for button in row.findChildren(QToolButton):
+            button.setFont(font)
+            assert button.minimumSizeHint().width() > button.fontMetrics().horizontalAdvance(button.text())
+            assert button.minimumSizeHint().width() < button.sizeHint().width() + 10

@@ -137,6 +137,14 @@ class ChatPage(QWidget):
         self.chat.ask(self.current, text)
         self.composer.edit.set_earlier([m.content for m in self.current.messages if m.role == "user"])
 
+    def _on_starter(self, prompt: str) -> None:
+        """Sent, or put into the composer where nothing can be sent now or somebody writes there already."""
+        has_text = bool(self.composer.edit.toPlainText().strip())
+        if self._blocked() or self.chat.answer_of(self.current.key) is not None or has_text:
+            self.composer.set_text(prompt)
+        else:
+            self._on_send(prompt)
+
     def _on_follow(self, on: bool) -> None:
         self.chat.follow_on_map = on
 
@@ -260,7 +268,8 @@ class ChatPage(QWidget):
         self.composer.sent.connect(self._on_send)
         self.composer.stop_wanted.connect(lambda: self.chat.stop(self.current))
         self.composer.edit_cancelled.connect(self._on_edit_cancelled)
-        self.starters.chosen.connect(self.composer.set_text)
+        self.starters.chosen.connect(self._on_starter)
+        self.starters.edit_wanted.connect(self.composer.set_text)
         self.options.changed.connect(self._on_options)
         self.transcript.again_wanted.connect(lambda index: self.chat.ask_again(self.current, index))
         self.transcript.edit_wanted.connect(self._on_edit)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QPushButton, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from kvscope_app.load.sample_prompts import sample_prompts, short_prompts
 from kvscope_app.look.makers import label
@@ -15,9 +15,11 @@ _TEXT_MARGINS = 34
 
 
 class Starters(QWidget):
-    """Buttons that put a prompt into the composer."""
+    """Buttons that send a prompt; with Shift they put it into the composer, to be edited first."""
 
     chosen = Signal(str)
+    """To be sent."""
+    edit_wanted = Signal(str)
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,8 +41,12 @@ class Starters(QWidget):
 
     def _button(self, prompt: str) -> QPushButton:
         button = StarterButton(prompt)
-        button.clicked.connect(lambda: self.chosen.emit(prompt))
+        button.clicked.connect(lambda: self._choose(prompt))
         return button
+
+    def _choose(self, prompt: str) -> None:
+        is_shifted = QApplication.keyboardModifiers() & Qt.KeyboardModifier.ShiftModifier
+        (self.edit_wanted if is_shifted else self.chosen).emit(prompt)
 
 
 class StarterButton(QPushButton):
@@ -50,10 +56,19 @@ class StarterButton(QPushButton):
         super().__init__()
         self._prompt = prompt
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        self.setToolTip(plain_tip(prompt))
+        self.setToolTip(plain_tip(f"{prompt}\n\nClick to send, Shift+click to edit first"))
         self.setAccessibleName(prompt)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
+        self._fit()
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() in (QEvent.Type.FontChange, QEvent.Type.StyleChange):
+            self._fit()
+
+    def _fit(self) -> None:
         room = self.width() - _TEXT_MARGINS
-        self.setText(self.fontMetrics().elidedText(self._prompt, Qt.TextElideMode.ElideRight, room))
+        elided = self.fontMetrics().elidedText(self._prompt, Qt.TextElideMode.ElideRight, room)
+        self.setText(elided.replace("&", "&&"))  # a single one marks a key

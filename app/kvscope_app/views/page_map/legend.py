@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from PySide6.QtCore import QRectF, QSize, Qt
@@ -11,7 +12,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.page_map.drawing.flash_glyphs import glyph
-from kvscope_app.views.page_map.drawing.flash_kinds import FlashKind
+from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
 from kvscope_app.views.page_map.drawing.ink import sign_color
 from kvscope_app.views.page_map.drawing.pin_marks import draw_corner
 from kvscope_app.views.page_map.legend_ink import LegendInk, Placed
@@ -111,15 +112,17 @@ class Legend(QWidget):
 
     def _take_lines(self) -> None:
         """As many lines as it takes at this width."""
-        last = max((line for *_, line in self._placed()), default=0)
-        is_one = self._shown.is_plain or self._is_low or self._mode is ColorMode.OWNER  # requests come and go
+        shown = self._shown
+        kinds = tuple(kind for kind in MOVES if kind in (*shown.flashes, *shown.may_flash))
+        last = max((line for *_, line in self._placed(replace(shown, flashes=kinds))), default=0)
+        is_one = (shown.is_plain and not kinds) or self._is_low or self._mode is ColorMode.OWNER  # requests come and go
         num_lines = 1 if is_one else min(last + 1, _MAX_LINES)
         if num_lines != self._num_lines:
             self._num_lines = num_lines
             self.updateGeometry()
 
-    def _placed(self) -> list[Placed]:
-        return list(self._ink.placed(swatches(self._mode, self._theme, self._shown), self._begin))
+    def _placed(self, shown: Shown | None = None) -> list[Placed]:
+        return list(self._ink.placed(swatches(self._mode, self._theme, shown or self._shown), self._begin))
 
     @property
     def _begin(self) -> int:

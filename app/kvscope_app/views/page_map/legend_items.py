@@ -58,6 +58,7 @@ class Shown:
     reserved: bool = False
     """Blocks are held before a token is in them."""
     flashes: tuple[FlashKind, ...] = ()
+    """Of the kinds that were seen."""
     unknown: bool = False
     """Blocks are in a state of a later version."""
     prefixes_alone: bool = False
@@ -72,6 +73,8 @@ class Shown:
     """Requests that run and hold most blocks, by number, at most `MAX_OWNERS`."""
     num_more_owners: int = 0
     """Others that hold blocks."""
+    may_flash: tuple[FlashKind, ...] = ()
+    """Kinds that can come: they have their place before, so that the map stays where it is."""
 
     @property
     def is_plain(self) -> bool:
@@ -106,6 +109,16 @@ def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> Shown:
     told, unmapped = mirror.capabilities, mirror.count(BlockState.UNMAPPED) > 0
     how = (told.sparse_decode, told.attention)
     return Shown(frozenset(tiers), unmapped, reserved, kinds, unknown, not told.free_rows, *how)
+
+
+def may_flash(mirror: Mirror) -> tuple[FlashKind, ...]:
+    """The kinds that blocks of this engine can flash for."""
+    if mirror.hello is None or mirror.hello.cache.allocator in RESERVING:
+        return ()
+    if not mirror.capabilities.free_rows:
+        return (FlashKind.EVICTED,)
+    has_lower = any(tier is not Tier.HBM for tier in section_sizes(mirror.hello.cache))
+    return MOVES if has_lower else (FlashKind.EVICTED, FlashKind.COPIED)
 
 
 def owners_in(mirror: Mirror) -> tuple[tuple[int, ...], int]:

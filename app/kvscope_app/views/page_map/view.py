@@ -27,7 +27,7 @@ from kvscope_app.views.page_map.drawing.cells import distinct
 from kvscope_app.views.page_map.drawing.headings import headings
 from kvscope_app.views.page_map.drawing.scene import Scene
 from kvscope_app.views.page_map.legend import Legend
-from kvscope_app.views.page_map.legend_items import owners_in, shown_in
+from kvscope_app.views.page_map.legend_items import may_flash, owners_in, shown_in
 from kvscope_app.views.page_map.moves import PendingMoves
 from kvscope_app.views.page_map.usage_bar import UsageBar
 from kvscope_app.views.places import section_sizes
@@ -308,7 +308,13 @@ class PageMapView(View):
         mirror = self.session.mirror
         told = mirror.hello is not None and self.scene.mode is ColorMode.OWNER
         owners, num_more = owners_in(mirror) if told else ((), 0)
-        shown = replace(shown_in(mirror, flashes), pins=bool(mirror.pinned), owners=owners, num_more_owners=num_more)
+        shown = replace(
+            shown_in(mirror, flashes),
+            may_flash=may_flash(mirror) if self.scene.flashing else (),
+            pins=bool(mirror.pinned),
+            owners=owners,
+            num_more_owners=num_more,
+        )
         self._legend.show_mode(self.scene.mode, self.theme, shown)
 
     def _facts(self, block: int) -> BlockFacts | None:

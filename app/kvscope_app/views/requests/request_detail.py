@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QScrollArea, QTabWidget, QVBoxLayout, QWidget
 
 from kvscope_app.look.makers import label
@@ -56,6 +56,10 @@ class RequestDetail(QTabWidget):
             table.request_chosen.connect(self.request_chosen)
         self._own_seen: tuple[int | None, int, int] = (None, -1, -1)
         self._lay_out()
+
+    def minimumSizeHint(self) -> QSize:
+        """Its tabs alone, in the font of now."""
+        return QSize(super().minimumSizeHint().width(), self.tabBar().sizeHint().height())
 
     def refresh(self) -> None:
         """Show the selected request as the mirror has it."""

@@ -141,7 +141,7 @@ class RequestsView(View):
             self._splitter.setSizes([self.width() * 3 // 5, self.width() * 2 // 5])
             return
         whole, rows = self._splitter.height(), self.table.height_of(_ROWS_AT_LEAST)
-        tabs = self.detail.minimumHeight()
+        tabs = self.detail.minimumSizeHint().height()
         if whole * 3 // 5 >= rows:
             table = whole * 3 // 5
         elif self._is_detail_wanted:
@@ -261,7 +261,6 @@ class RequestsView(View):
         self._splitter.setStretchFactor(0, 3)
         self._splitter.setStretchFactor(1, 2)
         self._splitter.splitterMoved.connect(self._on_split_by_hand)
-        self.detail.setMinimumHeight(self.detail.tabBar().sizeHint().height())
         self.detail.tabBarClicked.connect(lambda _: self._want_detail(True))
         self.detail.currentChanged.connect(lambda _: self._want_detail(True))  # by keys
         body = QWidget()

@@ -11,6 +11,7 @@ from PySide6.QtGui import QColor, QPainter, QPen
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import Theme, mix, owner_color
+from kvscope_app.look.zoom import scaled
 from kvscope_app.views.timeline.lane_colors import (
     PHASE_COLORS,
     PHASE_LEGEND,
@@ -25,6 +26,7 @@ from kvscope_app.views.timeline.mark_lane import paint_marks
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase
 from kvscope_app.views.timeline.time_axis import axis_times
 
+_TIMES_APART_PX: Final = 90
 _NAMED_FROM_PX: Final = 34
 _MOST_NAMED: Final = 300
 _OWNER_PX: Final = 4
@@ -41,7 +43,7 @@ def paint(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme, sel
 
 
 def _axis(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme) -> None:
-    for time_ns, text in axis_times(shown.span, layout.chart_width):
+    for time_ns, text in axis_times(shown.span, layout.chart_width, scaled(_TIMES_APART_PX)):
         x = gutter() + round(shown.span.share_at(time_ns) * layout.chart_width)
         painter.fillRect(x, axis_height() - 5, 1, 5, theme.color("muted"))
         painter.setPen(theme.color("muted"))

@@ -10,6 +10,7 @@ from PySide6.QtGui import QGuiApplication
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.console import ConsoleView
 from kvscope_app.views.console.conversation import Conversation, sampling_to_send
+from kvscope_app.views.console.starters import StarterButton
 from kvscope_app.views.console.store import ConversationStore
 from kvscope_telemetry.messages.commands import Abort, Accepted, Finished, Refused, RequestTiming, Submit, Tokens, Usage
 from kvscope_telemetry.messages.sampling_params import ModelSampling, SamplingParams
@@ -393,10 +394,42 @@ def test_a_models_text_loads_no_files_and_runs_no_html(talk, qtbot, tmp_path):
     assert talk.card.body.loadResource(2, secret.as_uri()) is None
 
 
-def test_starters_fill_the_composer(talk, qtbot):
-    talk.page.starters.chosen.emit("Try me")
-    assert talk.page.composer.edit.toPlainText() == "Try me"
-    assert talk.page.composer.edit.hasFocus() or talk.page.composer.edit.isEnabled()
+def first_starter(talk):
+    return talk.page.starters.findChildren(StarterButton)[0]
+
+
+def test_a_click_on_a_starter_sends_it(talk, qtbot):
+    button = first_starter(talk)
+    qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+    (submit,) = talk.submits
+    assert submit.messages[-1].content == button.accessibleName()
+    assert talk.page.composer.edit.toPlainText() == ""
+
+
+def test_a_starter_is_edited_first_with_shift(talk, qtbot):
+    button = first_starter(talk)
+    talk.page.starters.edit_wanted.emit(button.accessibleName())
+    assert not talk.submits
+    assert talk.page.composer.edit.toPlainText() == button.accessibleName()
+
+
+def test_a_starter_waits_in_the_composer_while_nothing_can_be_sent(talk, qtbot):
+    talk.engine.say(SourceState.LOADING)
+    talk.session.poll()
+    button = first_starter(talk)
+    qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+    assert not talk.submits
+    assert talk.page.composer.edit.toPlainText() == button.accessibleName()
+
+
+def test_a_starter_has_its_ends_when_text_grows(talk, qtbot):
+    button = first_starter(talk)
+    before = button.text()
+    font = button.font()
+    font.setPointSizeF(3 * font.pointSizeF())
+    button.setFont(font)
+    assert button.text() != before
+    assert button.fontMetrics().horizontalAdvance(button.text()) < button.width()
 
 
 def test_follow_can_be_turned_off(talk, qtbot):

@@ -8,7 +8,7 @@ from kvscope_app.look.theme import DARK, LIGHT, owner_color
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES
 from kvscope_app.views.page_map.legend import Legend
-from kvscope_app.views.page_map.legend_items import MAX_OWNERS, Shown, owners_in, shown_in, swatches
+from kvscope_app.views.page_map.legend_items import MAX_OWNERS, Shown, may_flash, owners_in, shown_in, swatches
 from kvscope_telemetry.ledger import Tier
 
 ALL = Shown(frozenset({Tier.HOST, Tier.DISK}), unmapped=True, flashes=MOVES)
@@ -38,6 +38,24 @@ def test_tiers_and_flashes_take_a_second_line_where_there_is_height(legend):
     assert legend.sizeHint().height() == one
     for word in ("host: swapped", "disk: cached", "no memory behind it", "evicted: given up", "loaded: read back"):
         assert word in legend.toolTip()
+
+
+@pytest.mark.parametrize("width", [150, 260, 400, 2000])
+@pytest.mark.parametrize("tiers", [frozenset(), frozenset({Tier.HOST})])
+def test_the_first_flash_of_a_kind_takes_no_further_line(legend, width, tiers):
+    legend.resize(width, 20)
+    legend.show_mode(ColorMode.STATE, DARK, Shown(tiers, may_flash=MOVES))
+    before = legend.sizeHint().height()
+    for num_seen in range(1, len(MOVES) + 1):
+        legend.show_mode(ColorMode.STATE, DARK, Shown(tiers, may_flash=MOVES, flashes=MOVES[:num_seen]))
+        assert legend.sizeHint().height() == before
+    assert "loaded" in legend.accessibleName()
+
+
+def test_kinds_of_flashes_that_can_come_follow_from_the_pool(make_engine, make_session):
+    kinds = may_flash(make_session(make_engine()).mirror)
+    assert MOVES[0] in kinds
+    assert MOVES[-1] not in kinds, "there is no lower tier to load from"
 
 
 @pytest.mark.parametrize("width", [60, 150, 260, 400, 700, 2000])

@@ -272,3 +272,12 @@ def test_a_split_by_hand_stays(view, session):
     before = view._splitter.sizes()
     session.select_request(2)
     assert view._splitter.sizes() == before
+
+
+def test_tabs_of_the_detail_keep_their_height_as_text_grows(session, qtbot):
+    view = RequestsView(session)
+    qtbot.addWidget(view)
+    font = view.detail.tabBar().font()
+    font.setPointSizeF(3 * font.pointSizeF())
+    view.detail.tabBar().setFont(font)
+    assert view.detail.minimumSizeHint().height() >= view.detail.tabBar().fontMetrics().height()
