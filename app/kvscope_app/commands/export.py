@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_app.commands.progress import Progress
-from kvscope_app.commands.values import moment, recording_file
+from kvscope_app.commands.values import add_goals, moment, recording_file
 from kvscope_app.pictures.names import is_picture
 from kvscope_app.pictures.options import add_picture_options, wish_of
 
@@ -47,6 +47,7 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     )
     parser.add_argument("--from", dest="from_s", metavar="S", type=moment, help="seconds from the recording's start")
     parser.add_argument("--until", dest="until_s", metavar="S", type=moment, help="seconds from the recording's start")
+    add_goals(parser, "the report tells which finished requests missed them, and what delayed each")
     add_picture_options(parser)
     parser.set_defaults(run=export)
     return parser
@@ -72,24 +73,31 @@ def _ending_in_order() -> Iterator[None]:
 
 def _export_data(args: argparse.Namespace) -> int:
     from kvscope_app.session.kept.bookmark_file import bookmark_file, read_bookmarks
+    from kvscope_telemetry.errors import BadInput
     from kvscope_telemetry.exports import export as exports
+    from kvscope_telemetry.goals import read_goals
     from kvscope_telemetry.recordings.reader import Recording
 
     wish_of(args, is_wanted=False)
-    wanted = exports.Wanted.of(args.out, args.kind, args.to)
+    wanted, goals = exports.Wanted.of(args.out, args.kind, args.to), read_goals(args.goodput)
+    if goals and wanted.suffix not in exports.REPORT_FORMATS:
+        raise BadInput(f"--goodput goes with {', '.join(exports.REPORT_FORMATS)}, not with {wanted.suffix}")
     with Progress("exporting") as progress:
         recording = Recording.open(args.file)
         beside = read_bookmarks(bookmark_file(recording))
-        exports.export(recording, wanted, args.from_s, args.until_s, progress.watch, beside)
+        exports.export(recording, wanted, args.from_s, args.until_s, progress.watch, beside, goals)
     print(f"{args.out}: {args.out.stat().st_size / 1e6:.2f} MB" + (f" ({recording.note})" if recording.note else ""))
     return 0
 
 
 def _export_picture(args: argparse.Namespace) -> int:
     from kvscope_app.window.display_server import require_qt, require_sound_qt
+    from kvscope_telemetry.errors import BadInput
     from kvscope_telemetry.recordings.reader import Recording
 
     wish = wish_of(args)
+    if args.goodput:
+        raise BadInput("--goodput goes with .html, not with a picture")
     assert wish is not None, "a picture is asked for"
     os.environ["QT_QPA_PLATFORM"] = "offscreen"
     require_qt()

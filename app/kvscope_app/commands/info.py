@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_app.commands.progress import Progress
-from kvscope_app.commands.values import recording_file
+from kvscope_app.commands.values import add_goals, recording_file
 
 if TYPE_CHECKING:
     from kvscope_telemetry.exports.digest import Digest
+    from kvscope_telemetry.exports.goals_kept import GoalsKept
     from kvscope_telemetry.recordings.reader import Recording
+
+_MAX_IN_TEXT: Final = 5
+_MAX_IN_JSON: Final = 1_000
+"""Requests that missed a goal."""
 
 
 def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -30,6 +36,7 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
         help="a recording, also one that was cut short; or the word sample",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object; units are in the names")
+    add_goals(parser, "which finished requests missed them, and what delayed each")
     parser.set_defaults(run=info)
     return parser
 
@@ -37,16 +44,56 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
 def info(args: argparse.Namespace) -> int:
     """Print it."""
     from kvscope_telemetry.exports.digest import digest
+    from kvscope_telemetry.exports.export import read_all_lives
+    from kvscope_telemetry.exports.goals_kept import goals_kept
     from kvscope_telemetry.exports.span import span_of
+    from kvscope_telemetry.goals import read_goals
     from kvscope_telemetry.recordings.overview import read_course
     from kvscope_telemetry.recordings.reader import Recording
 
+    goals, kept = read_goals(args.goodput), None
     with Progress("reading") as progress:
         recording = Recording.open(args.file)
-        course = read_course(recording, progress.watch)
-    found = digest(recording, course, span_of(recording))
-    print(json.dumps(_as_json(recording, found)) if args.json else _as_text(recording, found))
+        course, span = read_course(recording, progress.watch), span_of(recording)
+        if goals:
+            lives = read_all_lives(recording, course, span, progress.watch)
+            kept = goals_kept(lives, course, recording, span, goals, _MAX_IN_JSON if args.json else _MAX_IN_TEXT)
+    found = digest(recording, course, span)
+    if args.json:
+        print(json.dumps(_as_json(recording, found) | ({} if kept is None else {"goodput": _goals_as_json(kept)})))
+    else:
+        print("\n".join([_as_text(recording, found), *([] if kept is None else _goals_as_text(kept))]))
     return 0
+
+
+def _goals_as_json(kept: GoalsKept) -> dict[str, object]:
+    return {
+        "goals_ms": dict(kept.goals),
+        "share": kept.judged.goodput,
+        "num_finished": kept.num_finished,
+        "num_judged": kept.judged.num_judged,
+        "num_missed": kept.num_missed,
+        "missed": [
+            {
+                "number": each.life.info.number,
+                "request_id": each.life.info.request_id,
+                "epoch": each.life.epoch,
+                **{f"{name}_ms": None if math.isnan(took_s) else took_s * 1e3 for name, took_s in each.took_s.items()},
+                "missed": list(each.missed),
+                "chain": list(each.chain),
+            }
+            for each in kept.missed
+        ],
+    }
+
+
+def _goals_as_text(kept: GoalsKept) -> list[str]:
+    lines = [f"{'goodput':<12} {kept.share_text} {kept.of_text}"]
+    for each in kept.missed:
+        lines.append(f"{'missed':<12} #{each.life.info.number} {'; '.join(each.missed)}")
+        lines += [f"{'':<14} {link}" for link in each.chain]
+    more = kept.num_missed - len(kept.missed)
+    return [*lines, *([f"{'':<12} {more:,} more missed a goal; --json has them"] if more else [])]
 
 
 def _as_json(recording: Recording, found: Digest) -> dict[str, object]:

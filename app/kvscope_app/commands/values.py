@@ -51,3 +51,14 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+def add_goals(parser: argparse.ArgumentParser, what: str) -> None:
+    """`--goodput`, as vLLM's benchmark has it."""
+    parser.add_argument(
+        "--goodput",
+        nargs="+",
+        default=[],
+        metavar="NAME:MS",
+        help=f"goals of requests, of ttft, tpot and e2el in milliseconds, as ttft:200 tpot:50: {what}",
+    )

@@ -22,6 +22,7 @@ from kvscope_telemetry.exports.tables.csv_file import write_csv
 from kvscope_telemetry.exports.tables.devices_table import devices_table
 from kvscope_telemetry.exports.tables.table import Table
 from kvscope_telemetry.exports.tables.tables import KINDS, bookmarks_table, events_table, metrics_table, requests_table
+from kvscope_telemetry.goals import Goals
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.overview import Glanced, read_course
 from kvscope_telemetry.summaries.bookmark import Bookmark
@@ -81,8 +82,10 @@ def export(
     until_s: float | None = None,
     watch: Watch | None = None,
     bookmarks: Iterable[Bookmark] = (),
+    goals: Goals | None = None,
 ) -> None:
-    """Write what is wanted of the range, with its bookmarks and `bookmarks` that are kept elsewhere.
+    """Write what is wanted of the range, with its bookmarks and `bookmarks` that are kept elsewhere; a report also
+    tells who missed `goals`.
 
     Raises BadInput and KvscopeError in one line; then nothing is left of it.
     """
@@ -95,10 +98,10 @@ def export(
         elif wanted.kind:
             TABLE_FORMATS[wanted.suffix](_table(recording, wanted.kind, course, span, watch), file)
         elif wanted.suffix in TRACE_FORMATS:
-            lives = _lives(recording, course, span, watch)
+            lives = read_all_lives(recording, course, span, watch)
             write_perfetto(recording, course, lives, span, file, timed_messages(recording, span, watch), marks)
         else:
-            write_report(recording, course, _lives(recording, course, span, watch), span, file, marks)
+            write_report(recording, course, read_all_lives(recording, course, span, watch), span, file, marks, goals)
 
 
 def _table(recording: Exported, kind: str, course: Course, span: Span, watch: Watch | None) -> Table:
@@ -108,8 +111,9 @@ def _table(recording: Exported, kind: str, course: Course, span: Span, watch: Wa
         return events_table(recording, course, span)
     if kind == "devices":
         return devices_table(recording, timed_messages(recording, span, watch), span)
-    return requests_table(recording, _lives(recording, course, span, watch), span)
+    return requests_table(recording, read_all_lives(recording, course, span, watch), span)
 
 
-def _lives(recording: Exported, course: Course, span: Span, watch: Watch | None) -> list[Life]:
+def read_all_lives(recording: Exported, course: Course, span: Span, watch: Watch | None) -> list[Life]:
+    """The requests of the range, with what events from before it tell of them."""
     return read_lives(timed_messages(recording, span, watch), course.events)

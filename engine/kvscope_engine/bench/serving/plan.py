@@ -17,12 +17,12 @@ from kvscope_engine.model.fetching.names import parse_model_name
 from kvscope_telemetry.addresses import read_api_key
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.foreign.address import ForeignAddress
+from kvscope_telemetry.goals import read_goals
 
 MAX_PROMPTS: Final = 1_000_000
 MAX_LENGTH: Final = 1 << 22
 _SLACK_TOKENS: Final = 64
 """Of a context, beside prompt and answer: tokens of a chat template and special ones."""
-_LIMITED: Final = ("ttft", "tpot", "e2el")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         if args.max_concurrency is None
         else _whole("--max-concurrency", args.max_concurrency, 1, MAX_PROMPTS),
         seed=_whole("--seed", args.seed, 0, 1 << 62),
-        goodput_ms=dict(_limit(text) for text in args.goodput or ()),
+        goodput_ms=read_goals(args.goodput or ()),
         metrics=_metrics(args.percentile_metrics),
         percentiles=_percentiles(args.metric_percentiles),
         asking=Asking(args.endpoint, args.ignore_eos, temperature=_temperature(args.temperature)),
@@ -155,17 +155,6 @@ def _temperature(value: float) -> float:
     if not 0 <= value < math.inf:
         raise BadInput(f"--temperature {value:g} is not accepted: a number from 0")
     return value
-
-
-def _limit(text: str) -> tuple[str, float]:
-    name, _, value = text.partition(":")
-    try:
-        limit_ms = float(value)
-    except ValueError:
-        limit_ms = math.nan
-    if name not in _LIMITED or not limit_ms >= 0:
-        raise BadInput(f"--goodput {text!r:.60} is not accepted: {', '.join(_LIMITED)} with milliseconds, as ttft:200")
-    return name, limit_ms
 
 
 def _metrics(text: str) -> tuple[str, ...]:

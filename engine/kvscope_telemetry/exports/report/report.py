@@ -15,6 +15,7 @@ import numpy as np
 
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.exports.digest import Digest, digest
+from kvscope_telemetry.exports.goals_kept import GoalsKept, goals_kept
 from kvscope_telemetry.exports.lives import Life, within
 from kvscope_telemetry.exports.marks import end_of, name_of
 from kvscope_telemetry.exports.report.charts import (
@@ -30,9 +31,10 @@ from kvscope_telemetry.exports.report.charts import (
 )
 from kvscope_telemetry.exports.report.heatmap import heatmap
 from kvscope_telemetry.exports.report.page import clean, figures, keys, page, section, table
-from kvscope_telemetry.exports.report.requests import event_rows, request_lanes, request_rows
+from kvscope_telemetry.exports.report.requests import event_rows, missed_rows, request_lanes, request_rows
 from kvscope_telemetry.exports.report.worst import worst_requests
 from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.goals import Goals
 from kvscope_telemetry.latencies import LATENCIES
 from kvscope_telemetry.running_time import stop_words
 from kvscope_telemetry.summaries.bookmark import Bookmark
@@ -43,6 +45,7 @@ _LATENCY_KEYS: Final = tuple(f"{latency.key}_p{p}_s" for latency in LATENCIES fo
 _UNKNOWN: Final = "unknown"
 """A figure that is this is left out."""
 MAX_WORST: Final = 12
+MAX_MISSED: Final = 40
 MAX_EVENTS: Final = 40
 MAX_MARKS: Final = 200
 MAX_BANDS: Final = 1_000
@@ -55,8 +58,9 @@ def write_report(
     span: Span,
     file: BinaryIO,
     marks: Sequence[Bookmark] = (),
+    goals: Goals | None = None,
 ) -> None:
-    """Write all of it; `marks` are the bookmarks and alarms of the range."""
+    """Write all of it; `marks` are the bookmarks and alarms of the range. With `goals` also who missed them."""
     found = digest(recording, course, span)
     axis = _axis(course, span, marks)
     title = f"KV cache of {found.model or 'an engine'}"
@@ -66,6 +70,7 @@ def write_report(
         _bookmarks(marks, span),
         *_curves(course, span, axis),
         _heatmap(course, span, axis),
+        _goals(goals_kept(lives, course, recording, span, goals, MAX_MISSED)) if goals else "",
         *_requests(course, lives, span, axis),
         f"<footer>Made by kvscope {clean(program_version())}. Times count from the recording's start.</footer>",
     ]
@@ -235,6 +240,17 @@ def _requests(course: Course, lives: Sequence[Life], span: Span, axis: TimeAxis)
         else "",
         section("What happened", table((("When", True), ("What", False), ("Why", False)), rows), more) if rows else "",
     ]
+
+
+def _goals(kept: GoalsKept) -> str:
+    more = kept.num_missed - len(kept.missed)
+    header = (("Request", False), ("Missed", False), ("What delayed it, from its arrival on", False))
+    return section(
+        "Goals of requests",
+        figures([("Goodput", kept.share_text, kept.of_text)]),
+        table(header, missed_rows(kept.missed)) if kept.missed else "",
+        f'<p class="soft">{more:,} more are not shown.</p>' if more > 0 else "",
+    )
 
 
 def _axis(course: Course, span: Span, marks: Sequence[Bookmark]) -> TimeAxis:

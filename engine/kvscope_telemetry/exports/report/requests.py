@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
+from kvscope_telemetry.exports.goals_kept import MissedRequest
 from kvscope_telemetry.exports.lives import Life, PhaseKind
 from kvscope_telemetry.exports.report.charts import (
     BOTTOM,
@@ -38,6 +39,7 @@ NOTABLE: Final = ("preempted", "refused", "aborted", "note", *STOP_EVENTS)
 _LANE: Final = 18
 _MAX_PHASES: Final = 200
 _MAX_WORDS: Final = 400
+_MAX_LINKS: Final = 12
 
 
 def request_lanes(worst: Sequence[WorstRequest], axis: TimeAxis, span: Span) -> str:
@@ -84,7 +86,7 @@ def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
         cached = f"<br><span class=soft>{life.num_cached_tokens:,} cached</span>" if life.num_cached_tokens else ""
         rows.append(
             [
-                f"#{info.number}<br><span class=soft>{clean(_short(info.request_id, 40))}</span>",
+                _named(life),
                 f"{each.lost_ns / 1e9:,.2f} s",
                 f"{info.num_prompt_tokens:,}{cached}",
                 f"{life.num_output_tokens:,}",
@@ -92,6 +94,23 @@ def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def missed_rows(missed: Sequence[MissedRequest]) -> list[list[str]]:
+    """Cells of the table of those that missed a goal."""
+    return [
+        [
+            _named(each.life),
+            "<br>".join(clean(words) for words in each.missed),
+            "<br>".join(clean(_short(link, _MAX_WORDS)) for link in _few(each.chain, _MAX_LINKS)),
+        ]
+        for each in missed
+    ]
+
+
+def _named(life: Life) -> str:
+    info = life.info
+    return f"#{info.number}<br><span class=soft>{clean(_short(info.request_id, 40))}</span>"
 
 
 def event_rows(course: Course, span: Span, count: int) -> tuple[list[list[str]], int]:
