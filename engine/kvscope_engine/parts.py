@@ -65,7 +65,7 @@ from kvscope_telemetry.messages.telemetry import (
 )
 from kvscope_telemetry.sockets.host_id import host_id
 
-PUT_AWAY_S = 20.0
+PUT_AWAY_S = 5.0
 """For what is cached to reach a file that is kept: nobody waits for an engine's end for longer."""
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.cli.arguments.options import add_engine_options, engine_config
@@ -17,16 +16,18 @@ from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.notes import tell_note, tell_notes
 from kvscope_engine.cli.other_ranks import ends_with_ranks, followed, raise_lost_rank
 from kvscope_engine.cli.parser import whole_number
+from kvscope_engine.cli.stopping import STOP_S, stopped_by_signals
 from kvscope_engine.http.child import HttpChild, connectable
 from kvscope_engine.http.command import add_api_options, api_key
 from kvscope_engine.server.device_watch import SAMPLE_S
 from kvscope_engine.server.parent_watch import watch_parent
 from kvscope_engine.server.served_engine import BuildEngine, MessagesDropped, OnProgress, Publish, ServedEngine
-from kvscope_engine.server.service import EngineService, Interrupted
+from kvscope_engine.server.service import EngineService
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.keys.connections import NO_KEY
 from kvscope_telemetry.keys.key_ring import LOCAL_KEY, KeyRing, default_keys_folder
 from kvscope_telemetry.messages.roles import Role
+from kvscope_telemetry.messages.telemetry import Hello
 from kvscope_telemetry.sockets.bind_address import default_endpoint
 
 if TYPE_CHECKING:
@@ -83,6 +84,14 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     )
     add_interval(parser, "--sample-interval")
     parser.add_argument(
+        "--stop-timeout",
+        type=_stop_seconds,
+        default=STOP_S,
+        metavar="SECONDS",
+        help="from SIGTERM or Ctrl-C to the end of the process, whatever it is in the middle of"
+        f" (without it: {STOP_S:g})",
+    )
+    parser.add_argument(
         "--exit-with-parent",
         nargs="?",
         type=whole_number,
@@ -136,6 +145,7 @@ def run(args: argparse.Namespace) -> int:
             record_text=args.record_text,
             http=http,
             sample_s=args.sample_interval,
+            stop_s=args.stop_timeout,
         )
         raise_lost_rank(built)
         return code
@@ -156,15 +166,25 @@ def serve(
     record_text: bool = False,
     http: HttpChild | None = None,
     sample_s: float = SAMPLE_S,
+    stop_s: float = STOP_S,
 ) -> int:
     """Serve the engine of `build` until it is stopped: 0. Raises what it died of.
 
     On tcp the keys are in the folder `keys`, unless `keyless` gives everybody on this machine a role. What is told
     is recorded to `record`, with the texts of blocks where `record_text` says so; `http` runs beside it. Devices are
-    looked at every `sample_s` seconds.
+    looked at every `sample_s` seconds. From a signal to the end are at most `stop_s` seconds.
     """
+    started_s = time.monotonic()
+
+    def say_ready(hello: Hello) -> None:
+        cache = hello.cache
+        blocks = f"{cache.num_blocks} blocks of {cache.block_size} tokens"
+        where, took_s = service.telemetry_endpoint, time.monotonic() - started_s
+        print(f"ready: {hello.model.name} on {where}, {blocks}, after {took_s:.1f} s", flush=True)
+
     ring = KeyRing(keys, warn=tell_note) if endpoint.startswith("tcp") and keyless is None else None
-    with _recorder(record, texts=record_text) as recorder:
+    with stopped_by_signals(stop_s) as stopping, _recorder(record, texts=record_text) as recorder:
+        stopping.recorder = recorder
         service = EngineService(
             endpoint,
             build,
@@ -174,13 +194,28 @@ def serve(
             interrupt=lambda: os.kill(os.getpid(), signal.SIGTERM),
             recorder=recorder,
             sample_s=sample_s,
+            on_ready=say_ready,
         )
-        print(f"listening on {service.telemetry_endpoint}", flush=True)
+        stopping.service = service
+        print(f"listening on {service.telemetry_endpoint}, the model is loading", flush=True)
         key = ring.folder / LOCAL_KEY if ring is not None else NO_KEY
         beside = nullcontext() if http is None else http.running(connectable(service.telemetry_endpoint), key)
-        with _stopped_by_signals(service), beside:
+        with beside:
             service.run()
+    if stopping.was_loading:
+        recorded = "" if record is None else f", and nothing is recorded: there is no {str(record)!r}"
+        tell_notes([f"stopped before the model was loaded{recorded}"])
     return 0
+
+
+def _stop_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not accepted: 1 to 3600 seconds")
+    return seconds
 
 
 def _http_child(args: argparse.Namespace) -> HttpChild | None:
@@ -203,22 +238,3 @@ def _recorder(path: Path | None, *, texts: bool) -> AbstractContextManager[Engin
     from kvscope_engine.server.recorder import EngineRecorder
 
     return EngineRecorder(path, lambda line: tell_notes([line]), texts=texts)
-
-
-@contextmanager
-def _stopped_by_signals(service: EngineService) -> Iterator[None]:
-    """SIGTERM and SIGINT end the service in an orderly way: at once while it loads, else after the step."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        service.stop()
-        if service.is_loading:
-            raise Interrupted
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    except Interrupted:
-        pass
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

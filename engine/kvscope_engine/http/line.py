@@ -68,6 +68,8 @@ class EngineLine:
     def __init__(self, endpoint: str, *, key: Path | None = None) -> None:
         self.status: Status | None = None
         """The engine's latest; None while there is no engine."""
+        self.heard_s = 0.0
+        """When it was told (monotonic)."""
         self.refusal = ""
         """Why the engine does not let us in."""
         self._endpoint = endpoint
@@ -128,7 +130,7 @@ class EngineLine:
     def _deliver(self, replies: list[tuple[Reply, int]]) -> None:
         for reply, num_bytes in replies:
             if isinstance(reply, Status):
-                self.status = reply
+                self.status, self.heard_s = reply, time.monotonic()
             elif isinstance(reply, Accepted | Refused | Tokens | Finished):
                 self._hand(reply, num_bytes)
             elif isinstance(reply, Failed) and reply.request_id:

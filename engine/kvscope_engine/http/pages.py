@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Final
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,6 +18,15 @@ from kvscope_engine.http.shapes.bodies import DetokenizeBody, TokenizeBody
 from kvscope_engine.http.shapes.errors import ApiError
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_telemetry.about import program_version
+from kvscope_telemetry.messages.commands import Status
+from kvscope_telemetry.sources.outgoing import NO_ENGINE
+
+SILENT_S: Final = 30.0
+"""Without an answer to what is asked every five seconds, by a thread that has nothing else to do."""
+STUCK_S: Final = 60.0
+"""For a step."""
+HELD_S: Final = 60.0
+"""By a debugger."""
 
 
 def json_response(answer: msgspec.Struct) -> Response:
@@ -35,10 +47,34 @@ async def model(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """`GET /health`: 200 while the engine serves, 503 with the reason while it does not."""
-    api: Api = request.app.state.api
-    status = "paused" if api.line.status is not None and api.line.status.paused else "ready"
-    return json_response(Health(status, api.hello.model.name))
+    """`GET /health`: 200 while the engine serves, 503 with the reason while it does not.
+
+    It names no model, because it asks for no key.
+    """
+    line = request.app.state.api.line
+    status = line.status
+    if status is None:
+        raise ApiError(503, line.refusal or NO_ENGINE, code="engine_away")
+    if reason := why_not_served(status, time.monotonic() - line.heard_s):
+        raise ApiError(503, reason, code="engine_away")
+    return json_response(Health("paused" if status.paused else "ready"))
+
+
+def why_not_served(status: Status, silent_s: float) -> str:
+    """Why the engine does not serve, or not as it should; empty when it does."""
+    if status.phase == "loading":
+        progress = status.progress
+        how_far = f" ({progress.done / progress.total:.0%})" if progress is not None and progress.total else ""
+        return f"the engine is loading: {progress.stage}{how_far}" if progress is not None else "the engine is loading"
+    if status.phase != "ready":
+        return "the engine has ended"
+    if silent_s > SILENT_S:
+        return f"the engine is stuck: it has said nothing for {silent_s:.0f} s"
+    if status.busy_s > STUCK_S:
+        return f"the engine is stuck: its step has taken {status.busy_s:.0f} s, and is not over"
+    if status.paused_s > HELD_S:
+        return f"the engine has been held by {status.paused_by or 'somebody'} for {status.paused_s:.0f} s"
+    return ""
 
 
 async def version(request: Request) -> Response:

@@ -172,6 +172,7 @@ class CommandDesk:
             reason=self.reason,
             paused=self.paused,
             paused_by=self.pauses.names,
+            paused_s=self.pauses.held_s,
             tag=tag,
             intervenes=True,
         )

@@ -1,7 +1,7 @@
 """Who holds the engine's steps. A pause lasts as long as whoever asked for it.
 
 Owns the holders and their leases. Knows neither sockets nor the engine. `renew` is called on the I/O thread,
-everything else on the engine's; `names` may be read from any.
+everything else on the engine's; `names` and `held_s` may be read from any.
 """
 
 from __future__ import annotations
@@ -25,11 +25,19 @@ class Pauses:
         self.names = ""
         """Of all holders, for people; empty when nobody holds."""
         self._holds: dict[bytes, _Hold] = {}
+        self._since_ns = 0
+        """When the first of those who hold began."""
 
     @property
     def any(self) -> bool:
         """Whether somebody holds the steps."""
         return bool(self._holds)
+
+    @property
+    def held_s(self) -> float:
+        """How long the engine has stood still; from any thread."""
+        since_ns = self._since_ns
+        return (time.monotonic_ns() - since_ns) / 1e9 if since_ns else 0.0
 
     @property
     def holders(self) -> list[bytes]:
@@ -66,4 +74,5 @@ class Pauses:
         self._tell()
 
     def _tell(self) -> None:
+        self._since_ns = (self._since_ns or time.monotonic_ns()) if self._holds else 0
         self.names = ", ".join(dict.fromkeys(hold.name for hold in self._holds.values()))

@@ -23,7 +23,7 @@ from kvscope_telemetry.errors import EngineDead, KvscopeError
 from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.commands import Command, GetStatus, Reply, Status
 from kvscope_telemetry.messages.roles import Role
-from kvscope_telemetry.messages.telemetry import Goodbye, Heartbeat, Progress
+from kvscope_telemetry.messages.telemetry import Goodbye, Heartbeat, Hello, Progress
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class EngineService:
     """Serves the engine that `build` makes on `endpoint`.
 
     The sockets are up when this is constructed; raises BadInput and EndpointInUse as `ServerSockets` does.
-    `on_progress` is told how the load goes, beside the clients; `recorder` is given what they are; devices are
-    looked at every `sample_s` seconds.
+    `on_progress` is told how the load goes, beside the clients, and `on_ready` who serves then; `recorder` is given
+    what they are told; devices are looked at every `sample_s` seconds.
     """
 
     def __init__(
@@ -63,12 +63,16 @@ class EngineService:
         limits: ServiceLimits | None = None,
         recorder: EngineRecorder | None = None,
         sample_s: float = SAMPLE_S,
+        on_ready: Callable[[Hello], None] = lambda hello: None,
     ) -> None:
         self._build = build
         self._sample_s = sample_s
         self._recorder = recorder
         self._limits = limits or ServiceLimits()
         self._on_progress = on_progress
+        self._on_ready = on_ready
+        self._busy_since_ns = 0
+        """When the engine's thread began what it does; 0 while it waits."""
         self._engine: ServedEngine | None = None
         self._constructed = threading.Event()
         self._desk = CommandDesk(interrupt, self._limits)
@@ -123,6 +127,7 @@ class EngineService:
             return None
         self._engine = engine
         self._desk.ready(engine.hello)
+        self._on_ready(engine.hello)
         return engine
 
     def _serve(self, engine: ServedEngine) -> None:
@@ -134,7 +139,9 @@ class EngineService:
             while self._errands(dispatcher, step_s):
                 if dispatcher.has_work:
                     started = time.monotonic()
+                    self._busy_since_ns = time.monotonic_ns()
                     dispatcher.step()
+                    self._busy_since_ns = 0
                     step_s = time.monotonic() - started
             if dispatcher.abort_all() or dispatcher.stopping:
                 time.sleep(LAST_WORDS_S)
@@ -155,7 +162,9 @@ class EngineService:
             errand = self._desk.next_command(wait=idle)
             if errand is None:
                 break
+            self._busy_since_ns = time.monotonic_ns()
             dispatcher.do(*errand)
+            self._busy_since_ns = 0
             if dispatcher.stopping:
                 return False
             if not idle and time.monotonic() >= deadline:
@@ -192,7 +201,9 @@ class EngineService:
         caller = self._sockets.caller(client)
         reply = self._desk.take(client, command)
         if isinstance(reply, Status) and caller is not None:
-            reply = msgspec.structs.replace(reply, role=caller.role, name=caller.name)
+            since_ns = self._busy_since_ns
+            busy_s = (time.monotonic_ns() - since_ns) / 1e9 if since_ns else 0.0
+            reply = msgspec.structs.replace(reply, role=caller.role, name=caller.name, busy_s=busy_s)
         self._answer(client, reply)
         if isinstance(command, GetStatus) and command.session and caller is not None and caller.role is Role.OPERATOR:
             self._answer(client, self._desk.join(client, command, caller.public_key))

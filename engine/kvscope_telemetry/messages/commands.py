@@ -346,6 +346,10 @@ class Status(_Command, frozen=True, kw_only=True):
     """What the engine calls the asker."""
     intervenes: bool = False
     """Whether it knows how to step, preempt, pin, evict and change its limits."""
+    paused_s: float = 0.0
+    """How long its steps have been held; 0 while they are not."""
+    busy_s: float = 0.0
+    """How long the step, or the command, in progress has taken; 0 between them."""
 
 
 class Done(_Command, frozen=True, kw_only=True):

@@ -8,11 +8,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from tests.engine.http.served import Served, answer_on, read_all, wait_for
 
 from kvscope_engine.http.api import HttpLimits
+from kvscope_engine.http.pages import why_not_served
 from kvscope_telemetry.messages.commands import Abort, Command, Reply
+from kvscope_telemetry.messages.telemetry import Progress
 
 COMPLETIONS = "/v1/completions"
 
@@ -246,6 +249,24 @@ def test_an_engine_that_dies_in_a_step(serving: Callable[..., Served]) -> None:
     data = read_all(served.post(COMPLETIONS, {"prompt": "x", "max_tokens": 9, "stream": True}, "Connection: close"))
     assert b'"message":"the engine died in a step' in data  # in a stream, or instead of one that had not begun
     assert b"[DONE]" not in data
+
+
+def test_health_says_why_it_is_not(serving: Callable[..., Served]) -> None:
+    served = serving()
+    served.wait_ready()
+    assert served.ask("/health") == (200, {"status": "ready"}), "and names no model"
+    told = served.api.line.status
+    assert told is not None
+    ills: dict[str, dict[str, Any]] = {
+        "the engine is stuck: its step has taken 61 s": {"busy_s": 61.0},
+        "the engine has been held by Ada for 100 s": {"paused": True, "paused_by": "Ada", "paused_s": 100.0},
+        "the engine is loading: load (25%)": {"phase": "loading", "progress": Progress(stage="load", done=1, total=4)},
+        "the engine has ended": {"phase": "failed", "reason": "no secret"},
+    }
+    for words, fields in ills.items():
+        assert why_not_served(msgspec.structs.replace(told, **fields), 1.0).startswith(words)
+    assert why_not_served(msgspec.structs.replace(told, paused=True, paused_s=59.0, busy_s=59.0), 9.0) == ""
+    assert why_not_served(told, 100.0) == "the engine is stuck: it has said nothing for 100 s"
 
 
 def test_an_api_key(serving: Callable[..., Served]) -> None:

@@ -5,6 +5,8 @@ As a script: `fake_engine.py ENDPOINT [option=value]…`, with the fields of `Op
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import sys
 import threading
 import time
@@ -60,6 +62,9 @@ class Options:
     """Ends the loading before its time."""
     load_error: str = ""
     """A failure to load: "bad input", "no memory" or "bug"."""
+    hang: str = ""
+    """Where it computes without end: "load" or "step"; with the interpreter's lock: "load C" or "step C"."""
+    stop_s: float = 10.0
     exit_with_parent: int = 0
     record: str = ""
     """A file to record to."""
@@ -211,6 +216,7 @@ class FakeEngine:
             self.step_count += 1
             time.sleep(self.options.step_s)
             self.may_step.wait(60)
+            hang(self.options.hang, "step")
             if self.step_count == self.options.fail_at_step:
                 raise RuntimeError("evil forward")
         for completion in self.running:
@@ -269,6 +275,15 @@ class FakeEngine:
         self.publish(Frame(epoch=EPOCH, seq=self.last_seq, step=self.step_count, time_ns=time.monotonic_ns()))
 
 
+def hang(where: str, here: str) -> None:
+    """In C, where the interpreter's lock is held for ever, or let go of."""
+    if where == f"{here} C":
+        sum(itertools.repeat(1))
+    elif where == here:
+        ctypes.CDLL(None).pause()
+        ctypes.CDLL(None).pause()
+
+
 def builder(options: Options) -> BuildEngine:
     """Loads a FakeEngine the way a model is loaded: it takes its time, tells of it, and may fail."""
 
@@ -276,6 +291,7 @@ def builder(options: Options) -> BuildEngine:
         deadline = time.monotonic() + options.load_s
         told = Progress(stage="load", detail="fake", done=1, total=4, unit="tensors")
         progress(told)
+        hang(options.hang, "load")
         while time.monotonic() < deadline and not options.may_load():
             progress(told)  # again and again: who listens hears that it does
             time.sleep(0.005)
@@ -302,7 +318,7 @@ def main() -> int:
     if options.exit_with_parent:
         watch_parent(options.exit_with_parent)
     record = Path(options.record) if options.record else None
-    serve.run = lambda args: serve.serve(args.endpoint, builder(options), record=record)
+    serve.run = lambda args: serve.serve(args.endpoint, builder(options), record=record, stop_s=options.stop_s)
     return command.main(["serve", "--endpoint", sys.argv[1]])
 
 

@@ -39,7 +39,7 @@ def endpoint() -> Iterator[str]:
         env=dict(os.environ),
     )
     assert process.stdout is not None
-    yield process.stdout.readline().removeprefix("listening on ").strip()
+    yield process.stdout.readline().removeprefix("listening on ").split(",")[0]
     process.kill()
     process.communicate()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -70,6 +71,62 @@ def test_it_can_be_stopped_while_it_loads(serving: Serving, client: Client, how:
     else:
         client.ask(Control(action="shutdown"), Done)
     assert ended(process)[0] == 0
+
+
+def test_a_stop_in_the_load_says_so_and_leaves_no_half_a_file(serving: Serving, client: Client, folder: Path) -> None:
+    path = folder / "run.mcap"
+    process = serving(load_s=600, record=path)
+    assert client.ask(GetStatus(), Status).phase == "loading"
+    process.send_signal(signal.SIGTERM)
+    code, out, err = ended(process)
+    assert code == 0
+    assert "ready" not in out
+    assert (
+        err == f"kvscope-engine: stopped before the model was loaded, and nothing is recorded: there is no '{path}'\n"
+    )
+    assert not list(folder.glob("run.mcap*"))
+
+
+def test_ready_is_said_in_a_line(serving: Serving, client: Client, folder: Path) -> None:
+    process = serving()
+    client.wait_ready()
+    process.send_signal(signal.SIGTERM)
+    _, out, _ = ended(process)
+    listening, ready = out.splitlines()
+    assert listening == f"listening on ipc://{folder}/telemetry, the model is loading"
+    assert re.fullmatch(rf"ready: fake on ipc://{folder}/telemetry, \d+ blocks of 16 tokens, after \d+\.\d s", ready)
+
+
+@pytest.mark.parametrize("hang", ["load", "load C", "step", "step C"])
+def test_a_stop_comes_to_an_end_whatever_runs(serving: Serving, client: Client, folder: Path, hang: str) -> None:
+    path = folder / "run.mcap"
+    process = serving(hang=hang, stop_s=2, record=path)
+    if hang.startswith("step"):
+        client.wait_ready()
+        client.send(ENDLESS)
+        process_is_stuck(process.pid)
+    else:
+        client.ask(GetStatus(), Status) if hang == "load" else process_is_stuck(process.pid)
+    started_s = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    code, _, err = ended(process)
+    assert time.monotonic() - started_s < 60, "not within anything like its limit"
+    if hang.endswith("C"):
+        assert (code, err) == (
+            -signal.SIGKILL,
+            "kvscope-engine: it did not end within 2 s of being asked to, and was killed\n",
+        )
+    elif hang == "load":
+        assert code == 0
+    if hang == "step":
+        assert (code, err) == (1, "kvscope-engine: it did not end within 1.6 s: it is left as it is\n")
+        assert path.is_file(), "what was recorded is whole"
+
+
+def process_is_stuck(pid: int) -> None:
+    """Once it has computed for a while, or waits where nothing can wake it."""
+    time.sleep(2.0)
+    assert _is_alive(pid)
 
 
 def test_a_forward_pass_that_raises_is_exit_code_1_and_one_line(serving: Serving, client: Client) -> None:

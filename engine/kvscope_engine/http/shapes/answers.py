@@ -189,7 +189,6 @@ class Health(msgspec.Struct, frozen=True):
     """Answer to `/health` of an engine that serves."""
 
     status: str
-    model: str
 
 
 class Version(msgspec.Struct, frozen=True):

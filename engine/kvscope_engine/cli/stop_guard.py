@@ -1,0 +1,55 @@
+"""A process that ends an engine whose stop takes too long. Run as a script; imports nothing of ours, nor of others.
+
+In Python a signal's handler waits for the main thread to come back from whatever it computes, and a thread for the
+interpreter's lock: neither can promise an end. The kernel's side of a signal writes its number into a pipe at once
+(`signal.set_wakeup_fd`), and who reads it here is not the engine.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+
+
+def main(descriptor: int, limit_s: float) -> None:
+    """Until the engine has ended by itself, or `limit_s` after it was asked to."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    engine = os.getppid()
+    while not {signal.SIGTERM, signal.SIGINT} & set(data := os.read(descriptor, 64)):
+        if not data:
+            return
+    deadline_s = time.monotonic() + limit_s
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        if select.select([descriptor], [], [], left_s)[0] and not os.read(descriptor, 64):
+            return
+    children = _children(engine)
+    if os.getppid() == engine:
+        sys.stderr.write(f"kvscope-engine: it did not end within {limit_s:g} s of being asked to, and was killed\n")
+        sys.stderr.flush()
+        os.kill(engine, signal.SIGKILL)
+        for child in children:
+            _kill(child)
+
+
+def _children(pid: int) -> list[int]:
+    """Of all its threads, but this process."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        pass
+    return [child for child in found if child != os.getpid()]
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]))

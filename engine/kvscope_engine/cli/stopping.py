@@ -1,0 +1,97 @@
+"""How a service is ended by SIGTERM and SIGINT: in an orderly way where that is possible, and in any case in time.
+
+A stop has three stages. At once: the service is told, and a load in progress is interrupted. After most of the limit:
+a thread puts away what was recorded and leaves. At the limit: a process of its own (`stop_guard`) kills this one,
+whatever it computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+from kvscope_engine.cli import stop_guard
+from kvscope_engine.cli.notes import tell_notes
+from kvscope_engine.server.service import EngineService, Interrupted
+
+if TYPE_CHECKING:
+    from kvscope_engine.server.recorder import EngineRecorder
+
+STOP_S: Final = 10.0
+"""By default, from the signal to the end of the process."""
+LEAVING_SHARE: Final = 0.8
+"""Of the limit, from which on nothing but the recording is put away."""
+
+
+class Stopping:
+    """What a stop has to know. Its fields are filled as the service comes to be."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.service: EngineService | None = None
+        self.recorder: EngineRecorder | None = None
+        self.was_loading = False
+        """Whether the stop came before the engine was there."""
+        self._limit_s = limit_s
+        self._is_asked = False
+
+    def ask(self, number: int, frame: FrameType | None) -> None:
+        """The signals' handler."""
+        if not self._is_asked:
+            self._is_asked = True
+            last_resort = threading.Timer(self._limit_s * LEAVING_SHARE, self._leave)
+            last_resort.daemon = True
+            last_resort.start()
+        if self.service is not None:
+            self.service.stop()
+        if self.service is None or self.service.is_loading:
+            self.was_loading = True
+            raise Interrupted
+
+    def _leave(self) -> None:
+        if self.recorder is not None:
+            with contextlib.suppress(Exception):  # as much of it as there can be
+                self.recorder.close()
+        tell_notes([f"it did not end within {self._limit_s * LEAVING_SHARE:g} s: it is left as it is"])
+        os._exit(1)
+
+
+@contextmanager
+def stopped_by_signals(limit_s: float) -> Iterator[Stopping]:
+    """SIGTERM and SIGINT end what runs inside within `limit_s`: at once while it loads, else after the step."""
+    stopping = Stopping(limit_s)
+    before = {number: signal.signal(number, stopping.ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with _guarded(limit_s):
+            yield stopping
+    except Interrupted:
+        pass
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _guarded(limit_s: float) -> Iterator[None]:
+    """Someone else watches the clock once a signal has come."""
+    theirs, ours = os.pipe()
+    os.set_blocking(ours, False)
+    words = [sys.executable, "-I", "-S", stop_guard.__file__, str(theirs), str(limit_s)]
+    try:
+        guard = subprocess.Popen(words, pass_fds=[theirs], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    finally:
+        os.close(theirs)
+    before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(ours)
+        guard.wait()
