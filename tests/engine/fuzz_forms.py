@@ -150,7 +150,7 @@ class Server:
 
     def ask(self, fields: dict[str, Any], timeout_s: float = 300.0) -> str:
         """What became of a form, in a word or two."""
-        body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 1.2, **fields}
+        body = {"prompt": PROMPT, "max_tokens": 16, "temperature": 1.2, **fields}
         try:
             with self._open("/v1/completions", body, timeout_s) as answer:
                 answer.read()
@@ -181,7 +181,10 @@ class Server:
         started_s = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(60)
-        return time.monotonic() - started_s
+        took_s = time.monotonic() - started_s
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return took_s
 
     def _open(self, path: str, body: dict[str, Any], timeout_s: float = 300.0) -> Any:
         data = json.dumps(body).encode()
