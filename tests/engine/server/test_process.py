@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from kvscope_telemetry.messages.commands import Control, Done, Finished, GetStatus, Refused, Status, Submit, Tokens
@@ -106,7 +107,9 @@ def test_a_stop_comes_to_an_end_whatever_runs(serving: Serving, client: Client, 
         client.send(ENDLESS)
         process_is_stuck(process.pid)
     else:
-        client.ask(GetStatus(), Status) if hang == "load" else process_is_stuck(process.pid)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("listening on")
+        process_is_stuck(process.pid)
     started_s = time.monotonic()
     process.send_signal(signal.SIGTERM)
     code, _, err = ended(process)
@@ -124,8 +127,11 @@ def test_a_stop_comes_to_an_end_whatever_runs(serving: Serving, client: Client, 
 
 
 def process_is_stuck(pid: int) -> None:
-    """Once it has computed for a while, or waits where nothing can wake it."""
-    time.sleep(2.0)
+    """Once it has computed for a while, or has waited for long where nothing can wake it."""
+    deadline_s, times = time.monotonic() + 5, psutil.Process(pid).cpu_times
+    before_s = times().user
+    while times().user - before_s < 1.5 and time.monotonic() < deadline_s:
+        time.sleep(0.05)
     assert _is_alive(pid)
 
 
