@@ -69,7 +69,7 @@ class Engine:
     """A model, its paged KV cache, and the requests that run on it.
 
     `publish` takes each telemetry message and must not block, `messages_dropped` says how many it threw away;
-    `progress` is told how far the load is.
+    `progress` is told how far the load is, `on_note` what is given up in service, on one line, at once.
     Raises BadInput for a configuration or model that cannot be accepted, KvscopeError when the load fails.
     """
 
@@ -80,7 +80,9 @@ class Engine:
         progress: ProgressCallback | None = None,
         publish: Publish | None = None,
         messages_dropped: Callable[[], int] = lambda: 0,
+        on_note: Callable[[str], object] | None = None,
     ) -> None:
+        self._on_note = on_note or _discard
         self._config = config
         self._epoch = secrets.randbits(63)
         self._publish = publish or _discard
@@ -351,6 +353,9 @@ class Engine:
             tell_skips(self._parts.pool, ran.plan, ran.result.block_skips)
         for request in ran.failed:
             self._finish(request, self._streams[request.number], "error", ran.ended_ns, ran.reason)
+        for note in self._parts.new_notes():
+            self._parts.scheduler.note(note, ran.ended_ns)
+            self._on_note(note)
         self._parts.scheduler.rate.observe(ran.plan, ran.result.forward_ns / 1e9)
         plan, result = self._commit(ran.plan, ran.result, ran.ended_ns)
         committed_ns = time.monotonic_ns()

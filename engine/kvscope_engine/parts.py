@@ -19,7 +19,7 @@ from kvscope_engine.bent_to_allocator import bent_to_allocator
 from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.host_weights.streaming import close_streaming, streamed_weights
-from kvscope_engine.model.loading.device import free_bytes
+from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.memory.allocator import AllocatorUse, allocator_use
@@ -98,6 +98,7 @@ class Parts:
     """`--gpu-memory-utilization`."""
     work: ModelWork | None = None
     """What the work of a step is reckoned from."""
+    _num_noted: int = 0
     _modules: tuple[ModuleBytes, ...] = ()
     _copied_s: float = 0.0
 
@@ -105,6 +106,13 @@ class Parts:
     def limits(self) -> Limits:
         """How long a request may be."""
         return Limits(self.loaded.max_model_len, self.scheduler.max_request_tokens)
+
+    def new_notes(self) -> list[str]:
+        """What the runner gave up in service since the last call; it is in `notes` too."""
+        new = self.runner.notes[self._num_noted :]
+        self._num_noted += len(new)
+        self.notes += new
+        return new
 
     def memory_breakdown(self) -> MemoryBreakdown:
         """Where the memory went, in bytes."""
@@ -195,7 +203,6 @@ class Parts:
                 self.scheduler.put_away(lambda: time.monotonic() < deadline_s)
             failure = f"the disk tier was given up: {self.mover.failure}" if self.mover.failure else ""
             self.notes += filter(None, (failure, self.mover.close()))
-        self.notes += [note for note in self.runner.notes if note not in self.notes]  # of what was given up in service
         self.storage.close()
         close_streaming(self.loaded.module)
         self.loaded = replace(self.loaded, module=torch.nn.Module())
@@ -321,6 +328,7 @@ def _assemble(
         sparse_decode=config.sparse_decode,
         others=leader,
         ops=attention.ops,
+        notes=attention.failures,
     )
     runner.warm_up(progress)
     hello = _hello(config, epoch, loaded, storage, scheduler, space, pool, attention)
@@ -330,14 +338,15 @@ def _assemble(
         *loaded.notes,
         *bent,
         *(streamed.notes if streamed is not None else []),
-        *runner.notes,
         *([mover.note] if mover is not None and mover.note else []),
     ]
     if mover is not None and mover.salt is not None and config.publishes_kv_events:
         notes.append("KV events have the hashes of the kept file: other engines with this seed have others")
-    for note in notes:
+    parts = Parts(epoch, loaded, storage, pool, scheduler, runner, hello, mover, notes, leader=leader)
+    parts.new_notes()  # of the warm-up, which come first
+    for note in parts.notes:
         scheduler.note(note, time.monotonic_ns())
-    return Parts(epoch, loaded, storage, pool, scheduler, runner, hello, mover, notes, leader=leader)
+    return parts
 
 
 def overlaps_steps(config: EngineConfig, device: torch.device) -> bool:
@@ -384,7 +393,7 @@ def _hello(
             max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
             max_request_tokens=scheduler.max_request_tokens,
         ),
-        device=_device_info(loaded.device, loaded.dtype, attention.words),
+        device=_device_info(loaded.device, loaded.dtype, attention.words, loaded.rank.count),
         engine_version=program_version(),
         pid=os.getpid(),
         host=host_id(),
@@ -397,8 +406,10 @@ def _hello(
     )
 
 
-def _device_info(device: torch.device, dtype: torch.dtype, attention: str = "") -> DeviceInfo:
+def _device_info(device: torch.device, dtype: torch.dtype, attention: str = "", num_ranks: int = 1) -> DeviceInfo:
+    uuids: tuple[str, ...] = ()
     if device.type == "cuda":
+        uuids = gpu_uuids(num_ranks)
         properties = torch.cuda.get_device_properties(device)
         name, total, threads = properties.name, properties.total_memory, 0
     else:
@@ -413,6 +424,7 @@ def _device_info(device: torch.device, dtype: torch.dtype, attention: str = "") 
         read_bytes_per_s=limits.read_bytes_per_s,
         flops_per_s=limits.flops_per_s,
         attention=attention,
+        uuids=uuids,
     )
 
 

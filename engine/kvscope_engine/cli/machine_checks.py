@@ -104,8 +104,21 @@ def _torch() -> Check:
     except Exception as error:
         return Check(name="torch", ok=False, detail=_why(error), needed=True, mend=INSTALL)
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
-    usable = f"{torch.cuda.device_count()} GPU usable" if torch.cuda.is_available() else "no GPU usable"
-    return Check(name="torch", ok=True, detail=f"{torch.__version__}, {build}, {usable}", needed=True)
+    trouble = _gpu_trouble()
+    usable = trouble or (f"{torch.cuda.device_count()} GPU usable" if torch.cuda.is_available() else "no GPU usable")
+    detail = f"{torch.__version__}, {build}, {usable}"
+    if trouble:  # the line fails and the machine does not: the CPU is there
+        mend = "update the NVIDIA driver or torch until they go together; --device cpu runs on the CPU"
+        return Check(name="torch", ok=False, detail=detail, mend=mend)
+    return Check(name="torch", ok=True, detail=detail, needed=True)
+
+
+def _gpu_trouble() -> str:
+    """Why the GPU that is there cannot be used; empty: it can, or there is none."""
+    from kvscope_engine.model.loading.device import too_old, unused_gpu
+
+    torch = importlib.import_module("torch")
+    return too_old() if torch.cuda.is_available() else unused_gpu()
 
 
 def _triton() -> Check:

@@ -119,10 +119,17 @@ def run(args: argparse.Namespace) -> int:
     built: list[Engine] = []
     told = 0
 
+    def noted(note: str) -> None:
+        nonlocal told
+        told += 1
+        tell_note(note)
+
     def build(progress: OnProgress, publish: Publish, messages_dropped: MessagesDropped) -> ServedEngine:
         # Torch is imported here, after the sockets are up.
         nonlocal told
-        engine = engine_class()(config, progress=progress, publish=publish, messages_dropped=messages_dropped)
+        engine = engine_class()(
+            config, progress=progress, publish=publish, messages_dropped=messages_dropped, on_note=noted
+        )
         built.append(engine)
         ends_with_ranks(engine)
         tell_notes([line for line in (engine.weights, engine.attention, engine.memory_plan) if line])

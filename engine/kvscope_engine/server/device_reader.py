@@ -17,8 +17,12 @@ def device_sample(devices: Devices, device_kind: str, pid: int | None = None) ->
     pid = os.getpid() if pid is None else pid
     if device_kind != "cuda":
         return _of_host(devices, devices.host or Host(), pid)
-    used = next((gpu for gpu in devices.gpus if gpu.index in devices.used_gpus), Gpu(index=0))
-    return _of_gpu(devices, used, pid)
+    return _of_gpu(devices, used_gpu(devices) or Gpu(index=0), pid)
+
+
+def used_gpu(devices: Devices) -> Gpu | None:
+    """The one that the engine computes on, that of its first rank where there are several; None: it is not known."""
+    return next((gpu for gpu in devices.gpus if gpu.index in devices.used_gpus[:1]), None)
 
 
 def gpu_process_bytes(gpu: Gpu, pid: int) -> int | None:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from kvscope_engine.server.device_reader import device_sample, gpu_process_bytes
+from kvscope_engine.server.device_reader import device_sample, gpu_process_bytes, used_gpu
 from kvscope_engine.server.served_engine import Publish
 from kvscope_telemetry.devices.sampler import DevicesSampler
 from kvscope_telemetry.messages.devices import Devices
@@ -43,7 +43,7 @@ class DeviceWatch:
         self._hello = hello
         self._memory = memory
         self._publish = publish
-        self._sampler = sampler or DevicesSampler(uses_gpu=hello.device.kind == "cuda")
+        self._sampler = sampler or DevicesSampler(used=hello.device.uuids)
         self._sample_s = sample_s
         self._context_bytes: int | None = None
         self._closing = threading.Event()
@@ -71,7 +71,7 @@ class DeviceWatch:
     def _with_context(self, memory: MemoryBreakdown, devices: Devices) -> MemoryBreakdown:
         """What the process had beside torch's memory when that was first known: later, more than that is a finding."""
         if self._context_bytes is None:
-            gpu = next((gpu for gpu in devices.gpus if gpu.index in devices.used_gpus), None)
+            gpu = used_gpu(devices)
             process = gpu_process_bytes(gpu, os.getpid()) if gpu is not None else None
             if process is None or memory.reserved_bytes < 0:
                 return memory

@@ -6,9 +6,10 @@ are answers like any other: nothing raises.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -16,18 +17,26 @@ import msgspec
 from kvscope_telemetry.devices.gpu_questions import GpuQuestions, words_of
 from kvscope_telemetry.messages.devices import MAX_GPUS, Gpu
 
+_GPU, _MIG = "GPU-", "MIG-"
 RETRY_NS: Final = 5_000_000_000
 """How often a driver that is not there is looked for: the question is not free."""
 
 
 class Gpus:
-    """Asks NVML, through `pynvml` unless tests give another module."""
+    """Asks NVML, through `pynvml` unless tests give another module.
+
+    `used`: UUIDs of GPUs that somebody computes on. NVML does not count the instances that MIG cuts a GPU into; those
+    that are used come behind the GPUs.
+    """
 
     def __init__(
         self,
         import_module: Callable[[str], Any] = importlib.import_module,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        *,
+        used: Sequence[str] = (),
     ) -> None:
+        self._used = [bare_uuid(uuid) for uuid in used]
         self._import_module = import_module
         self._clock_ns = clock_ns
         self._nvml: Any = None
@@ -49,9 +58,10 @@ class Gpus:
             return tuple(_lost(facts, self.fault) for facts in self._in_order())
         self.fault = ""
         there = [self._sample(index) for index in range(count)]
-        known = {_key(gpu) for gpu in there}
+        there += self._sample_instances(count)
+        answering = {_key(gpu) for gpu in there}
         gone = [_lost(facts, "fell off the bus: the driver no longer knows it") for facts in self._in_order()]
-        return tuple(sorted([*there, *(gpu for gpu in gone if _key(gpu) not in known)], key=lambda gpu: gpu.index))
+        return tuple(sorted([*there, *(gpu for gpu in gone if _key(gpu) not in answering)], key=lambda gpu: gpu.index))
 
     def _sample(self, index: int) -> Gpu:
         try:
@@ -67,6 +77,18 @@ class Gpus:
         self._asked[index] = questions
         self._seen[_key(gpu)] = questions.facts
         return gpu
+
+    def _sample_instances(self, count: int) -> list[Gpu]:
+        """Those of MIG that are used and answer, numbered behind `count` GPUs. A GPU that went is none."""
+        gpus = {bare_uuid(facts.uuid) for facts in self._seen.values()}
+        found: list[Gpu] = []
+        for uuid in self._used:
+            if uuid in gpus:
+                continue
+            with contextlib.suppress(Exception):  # it is unknown, like any figure
+                handle = self._nvml.nvmlDeviceGetHandleByUUID(f"{_MIG}{uuid}")
+                found.append(GpuQuestions(self._nvml, handle, count + len(found), self._clock_ns).sample())
+        return found
 
     def _open(self) -> bool:
         now_ns = self._clock_ns()
@@ -88,6 +110,11 @@ class Gpus:
 
     def _in_order(self) -> list[Gpu]:
         return sorted(self._seen.values(), key=lambda facts: facts.index)
+
+
+def bare_uuid(uuid: str) -> str:
+    """Without what says of what kind it is: CUDA tells it so, NVML with it."""
+    return uuid.removeprefix(_GPU).removeprefix(_MIG)
 
 
 def _key(gpu: Gpu) -> str:

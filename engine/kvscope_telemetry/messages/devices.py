@@ -126,7 +126,7 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
     fault: str = ""
     """Why no GPU is told of, in the driver's words; empty where none is missing."""
     used_gpus: tuple[int, ...] = ()
-    """`Gpu.index` of those that the engine computes on."""
+    """`Gpu.index` of those that the engine computes on, in the order of its ranks."""
 
 
 def check_devices(devices: Devices) -> None:

@@ -93,6 +93,8 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of products of large matrices in the model's dtype, as measured."""
     attention: str = ""
     """Whose attention runs prompts and why, a line for people; empty: there was nothing to choose."""
+    uuids: tuple[str, ...] = ()
+    """Of the GPUs that the engine computes on, in the order of its ranks, without "GPU-" or "MIG-"; empty: unknown."""
 
 
 class Hello(_Message, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ Decides once, at a start; knows no engine. A library that computes something els
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -51,6 +51,8 @@ class Choice:
     ops: Ops
     words: str
     """For a person, on one line; empty where there was nothing to choose."""
+    failures: list[str] = field(default_factory=list)
+    """Why a library was given up in service, for a person, as soon as it was."""
 
 
 def choose(
@@ -71,7 +73,7 @@ def choose(
         return Choice(ops, "attention: kvscope's own kernels")
     refused: dict[str, str] = {}
     ratios: dict[str, float] = {}
-    found: dict[str, Ops] = {}
+    found: dict[str, Library] = {}
     for name, make in _makers(wanted):
         try:
             library = make()
@@ -80,17 +82,24 @@ def choose(
             tell(f"trying {library.name}, whose kernels are compiled when they are first used")
             with_library = preferring(ops, library, frozenset(options))
             ratios[library.name] = _tried(ops, with_library, shape, device, options, clock)
-            found[library.name] = with_library
+            found[library.name] = library
         except Missing as missing:
             refused[name] = str(missing)
         except Exception as error:  # another's library, its compiler, its driver: it is as if it were not there
             refused[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-    if wanted == AUTO:
-        return _fastest(ops, found, ratios, refused)
-    if not found:
+    if wanted != AUTO and not found:
         raise Unusable("; ".join(f"{name}: {why}" for name, why in refused.items()))
-    best = min(found, key=ratios.__getitem__)
-    return Choice(found[best], f"attention: {best} for prompts, as asked for, {_beside(ratios[best])}")
+    best = min(ratios, key=ratios.__getitem__, default="")
+    if wanted == AUTO:
+        tried = [f"{name}: {reason}" for name, reason in refused.items()]
+        tried += [f"{name}: {_beside(ratio)}" for name, ratio in ratios.items()]
+        if not best or ratios[best] >= _WORTH:
+            return Choice(ops, f"attention: kvscope's own kernels ({'; '.join(tried)})")
+        words = f"attention: {best} for prompts ({'; '.join(tried)})"
+    else:
+        words = f"attention: {best} for prompts, as asked for, {_beside(ratios[best])}"
+    failures: list[str] = []
+    return Choice(preferring(ops, found[best], frozenset(options), failures.append), words, failures)
 
 
 def installed() -> dict[str, str]:
@@ -143,15 +152,6 @@ def prefill_of(work: Workload, pool: Pool) -> Prefill:
     )
 
 
-def _fastest(ops: Ops, found: Mapping[str, Ops], ratios: Mapping[str, float], refused: Mapping[str, str]) -> Choice:
-    why = [f"{name}: {reason}" for name, reason in refused.items()]
-    why += [f"{name}: {_beside(ratio)}" for name, ratio in ratios.items()]
-    best = min(ratios, key=ratios.__getitem__, default=None)
-    if best is not None and ratios[best] < _WORTH:
-        return Choice(found[best], f"attention: {best} for prompts ({'; '.join(why)})")
-    return Choice(ops, f"attention: kvscope's own kernels ({'; '.join(why)})")
-
-
 def _beside(ratio: float) -> str:
     return f"{ratio:.2f} of our time"
 
@@ -187,6 +187,7 @@ def _works(shape: AttentionShape) -> tuple[Workload, ...]:
     return (
         makes(name="prompts", seq_lens=(1024, 517, 1024), query_lens=(1024, 517, 1024)),
         makes(name="chunk", seq_lens=(2603,), query_lens=(500,)),
+        makes(name="turn", seq_lens=(5003,), query_lens=(12,)),  # whose keys libraries split among programs
     )
 
 

@@ -1,6 +1,7 @@
 """FlashInfer over our blocks, planned by the lengths that the host knows, once a step for all layers alike.
 
-Source: arXiv 2501.01005, `BatchPrefillWithPagedKVCacheWrapper` of flashinfer/prefill.py.
+Source: arXiv 2501.01005, `BatchPrefillWithPagedKVCacheWrapper` of flashinfer/prefill.py; what a plan allocates:
+`PrefillPlan` of include/flashinfer/attention/scheduler.cuh.
 """
 
 from typing import Any, Final
@@ -9,10 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvscope_kernels.launch import num_multiprocessors
 from kvscope_kernels.libraries.library import SIXTEEN_BITS, AttentionShape, OncePerStep, Prefill, module, named
 
-WORKSPACE_BYTES: Final = 128 << 20
+MIN_WORKSPACE_BYTES: Final = 128 << 20
 """What its documentation recommends."""
+_SLACK_BYTES: Final = 1 << 20
+"""For what is aligned."""
+_PROGRAMS_EACH: Final = 2
+"""Of a plan that splits keys, a multiprocessor."""
 _HEAD_DIMS: Final = (64, 128, 256)
 
 
@@ -50,8 +56,15 @@ class FlashInfer:
         layout = _layout(given.k_cache)
         key = (*given.query.shape[1:], *given.k_cache.shape[1:], given.query.dtype, layout, *options)
         if key not in self._wrappers:
-            if self._workspace is None:  # of use while a call runs, and calls run one after the other
-                self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=given.query.device)
+            needed = workspace_bytes(
+                given.query.shape[1],
+                given.k_cache.shape[2],
+                given.query.shape[2],
+                num_multiprocessors(given.query.device),
+            )
+            if self._workspace is None or self._workspace.numel() < needed:
+                # Of use while a call runs, and calls run one after the other: wrappers share it.
+                self._workspace = torch.zeros(needed, dtype=torch.uint8, device=given.query.device)
             made = self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, layout)
             self._wrappers[key] = _Wrapper(made, given.query.device)
         return self._wrappers[key]
@@ -59,6 +72,14 @@ class FlashInfer:
     def _pages_of(self, given: Prefill) -> Tensor:
         block_size = given.k_cache.shape[1]
         return self._pages.get(given.query_start, block_size, lambda: _pages(given, block_size))
+
+
+def workspace_bytes(num_heads: int, num_kv_heads: int, head_dim: int, num_multiprocessors: int) -> int:
+    """What a plan takes at most that splits keys among programs: per head, run and query of a tile a partial result
+    and the logarithm of its sum, in float32. Without it a short turn behind a long context ends in a RuntimeError."""
+    runs = -(-_PROGRAMS_EACH * num_multiprocessors // num_kv_heads)
+    tile = 64 if head_dim >= 256 else 128
+    return max(MIN_WORKSPACE_BYTES, num_heads * runs * tile * (head_dim + 1) * 4 + _SLACK_BYTES)
 
 
 class _Wrapper:

@@ -1,6 +1,8 @@
 """Prefill by another library where it fits, by ours where not: `Ops` with it in place."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from torch import Tensor
@@ -16,10 +18,20 @@ PLAIN: Final[Options] = (False, False)
 
 
 class PreferredPrefill:
-    """A `PrefillAttention`: the library's for layers of `options`, which were tried, and ours for all else."""
+    """A `PrefillAttention`: the library's for layers of `options`, which were tried, and ours for all else.
 
-    def __init__(self, library: Library, ours: PrefillAttention, options: frozenset[Options]) -> None:
+    With `give_up` it is ours from the library's first error on, and `give_up` is told why, on one line.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        ours: PrefillAttention,
+        options: frozenset[Options],
+        give_up: Callable[[str], object] | None = None,
+    ) -> None:
         self.library, self._ours, self._options = library, ours, options
+        self._give_up, self._has_failed = give_up, False
         self._takes: dict[tuple[object, ...], bool] = {}
 
     def __call__(
@@ -45,35 +57,45 @@ class PreferredPrefill:
         """See `paged_prefill_attention`. Without `lengths` it is ours."""
         is_plain = sinks is None and k_scale is None and query.is_contiguous()
         is_tried = (sliding_window is not None, softcap is not None) in self._options
-        if lengths is None or not (is_plain and is_tried and self._fits(query, k_cache, v_cache)):
-            return self._ours(
-                *(query, k_cache, v_cache, block_tables, query_start, seq_lens),
-                max_query_len=max_query_len,
-                scale=scale,
-                sliding_window=sliding_window,
-                softcap=softcap,
-                sinks=sinks,
-                k_scale=k_scale,
-                v_scale=v_scale,
-                max_seq_len=max_seq_len,
-                out=out,
-            )
-        return self.library.prefill(
-            Prefill(
-                query=query,
-                k_cache=k_cache,
-                v_cache=v_cache,
-                block_tables=block_tables,
-                query_start=query_start,
-                seq_lens=seq_lens,
-                max_query_len=max_query_len,
-                scale=scale,
-                sliding_window=sliding_window,
-                softcap=softcap,
-                out=out,
-                lengths=lengths,
-            )
+        ours = partial(
+            self._ours,
+            *(query, k_cache, v_cache, block_tables, query_start, seq_lens),
+            max_query_len=max_query_len,
+            scale=scale,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sinks=sinks,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            max_seq_len=max_seq_len,
+            out=out,
         )
+        fits = is_plain and is_tried and not self._has_failed
+        if lengths is None or not (fits and self._fits(query, k_cache, v_cache)):
+            return ours()
+        given = Prefill(
+            query=query,
+            k_cache=k_cache,
+            v_cache=v_cache,
+            block_tables=block_tables,
+            query_start=query_start,
+            seq_lens=seq_lens,
+            max_query_len=max_query_len,
+            scale=scale,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            out=out,
+            lengths=lengths,
+        )
+        try:
+            return self.library.prefill(given)
+        except Exception as error:  # another's library, its plan, its compiler; what ours cannot do either it raises
+            if self._give_up is None:
+                raise
+            self._has_failed = True
+            why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
+            self._give_up(f"{self.library.name} failed; kvscope's own kernels run prompts from here on: {why}")
+            return ours()
 
     def _fits(self, query: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
         key = (*query.shape[1:], *k_cache.shape[1:], *v_cache.shape[1:], query.dtype, k_cache.dtype)
@@ -90,6 +112,11 @@ def shape_of(query: Tensor, k_cache: Tensor) -> AttentionShape:
     return AttentionShape(query.shape[1], num_kv_heads, head_dim, block_size, query.dtype, capability)
 
 
-def preferring(ops: Ops, library: Library, options: frozenset[Options] = frozenset((PLAIN,))) -> Ops:
-    """The same, with the library's prefill."""
-    return replace(ops, prefill=PreferredPrefill(library, ops.prefill, options))
+def preferring(
+    ops: Ops,
+    library: Library,
+    options: frozenset[Options] = frozenset((PLAIN,)),
+    give_up: Callable[[str], object] | None = None,
+) -> Ops:
+    """The same, with the library's prefill; see `PreferredPrefill`."""
+    return replace(ops, prefill=PreferredPrefill(library, ops.prefill, options, give_up))

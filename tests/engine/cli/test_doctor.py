@@ -10,12 +10,15 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvscope_engine.cli import machine_checks
 from kvscope_engine.model.joined.int8_linear import can_round
+from kvscope_engine.model.loading import device
+from kvscope_telemetry.messages.devices import Gpu
 
 Run = Callable[..., tuple[int, str, str]]
 NEEDED = {"Python", "memory", "torch", "cache folder", *machine_checks.ENGINE_PACKAGES}
@@ -147,3 +150,25 @@ def test_keys_list_makes_nothing(run: Run, tmp_path: Path) -> None:
     code, out, err = run("keys", "list", "--keys", str(tmp_path / "keys"), "--json")
     assert (code, json.loads(out), err) == (0, [], "")
     assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize(("is_available", "why"), [(True, "compute capability 7.5"), (False, "cannot be used")])
+def test_a_gpu_that_cannot_be_used_fails_its_line_and_says_what_to_do(
+    run: Run, monkeypatch: pytest.MonkeyPatch, is_available: bool, why: str
+) -> None:
+    import torch
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    card = Gpu(index=0, name="Tesla T4")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: is_available)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: card)
+    monkeypatch.setattr(device, "Gpus", lambda: SimpleNamespace(sample=lambda: (card,)))
+    code, out, _ = run("doctor", "--json")
+    (check,) = [check for check in json.loads(out)["checks"] if check["name"] == "torch"]
+    assert not check["ok"]
+    assert "Tesla T4" in check["detail"]
+    assert why in check["detail"]
+    assert "--device cpu" in check["mend"]
+    assert code == 0, "the engine runs on the CPU"

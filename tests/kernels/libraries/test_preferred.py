@@ -16,7 +16,7 @@ from kvscope_kernels.benchmark.workload import Pool, Workload, make_pool
 from kvscope_kernels.dispatch import torch_ops
 from kvscope_kernels.libraries.choice import host_lengths
 from kvscope_kernels.libraries.flash_attention import FlashAttention2, FlashAttention3
-from kvscope_kernels.libraries.flashinfer import FlashInfer
+from kvscope_kernels.libraries.flashinfer import FlashInfer, workspace_bytes
 from kvscope_kernels.libraries.preferred import preferring, shape_of
 
 EVERY_OPTION = frozenset(product((False, True), (False, True)))
@@ -106,3 +106,36 @@ def test_refusals_say_why(stand_ins: Any) -> None:
     assert FlashAttention3().refusal(shape._replace(capability=80)) == "needs compute capability 9"
     assert FlashInfer().refusal(shape._replace(head_dim=96)) == "takes heads of 64, 128, 256, not of 96"
     assert FlashInfer().refusal(shape._replace(dtype=torch.float32)) == "computes in 16 bits"
+
+
+def test_a_library_that_fails_in_service_is_given_up_once_and_ours_runs(stand_ins: Any) -> None:
+    class Failing(FlashAttention3):
+        num_calls = 0
+
+        def prefill(self, given: Any) -> torch.Tensor:
+            Failing.num_calls += 1
+            raise RuntimeError("Buffer overflow when allocating memory\nfor batch_prefill_tmp_v")
+
+    told: list[str] = []
+    ops, batch = preferring(torch_ops(), Failing(), give_up=told.append), work()
+    pool, lengths = make_pool(batch, "cpu"), host_lengths(batch)
+    for _ in range(3):
+        found = prefill(ops, pool, lengths=lengths)
+        torch.testing.assert_close(found, prefill(torch_ops(), pool), rtol=0, atol=0)
+    assert Failing.num_calls == 1
+    assert told == [
+        "flash-attn 3 failed; kvscope's own kernels run prompts from here on:"
+        " RuntimeError: Buffer overflow when allocating memory"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "multiprocessors", "mib"),
+    [(64, 8, 128, 129.0), (64, 8, 142, 145.1), (32, 4, 142, 143.1), (28, 4, 170, 149.9), (32, 8, 132, 0.0)],
+)
+def test_a_workspace_holds_what_a_plan_that_splits_takes(
+    heads: int, kv_heads: int, multiprocessors: int, mib: float
+) -> None:
+    """By hand: q heads × ⌈2 × multiprocessors / KV heads⌉ × 128 queries × (128 + 1) numbers × 4 bytes."""
+    size = workspace_bytes(heads, kv_heads, 128, multiprocessors) / (1 << 20)
+    assert size == pytest.approx(max(mib + 1, 128.0), abs=0.1)

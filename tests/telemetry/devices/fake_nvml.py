@@ -51,6 +51,8 @@ class FakeNvml:
 
     def __init__(self, gpus: list[FakeGpu]) -> None:
         self.gpus = gpus
+        self.instances: list[FakeGpu] = []
+        """Of MIG: not counted, and found by their UUID."""
         self.broken: dict[str, Exception] = {}
         self.num_inits = 0
 
@@ -65,6 +67,11 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
         self._check("nvmlDeviceGetHandleByIndex", self.gpus[index])
         return self.gpus[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:
+        self._check("nvmlDeviceGetHandleByUUID")
+        found = next((gpu for gpu in (*self.gpus, *self.instances) if gpu.uuid == uuid), None)
+        return found if found is not None else _raise(NVMLError(6))
 
     def nvmlSystemGetProcessName(self, pid: int) -> bytes:
         self._check("nvmlSystemGetProcessName")

@@ -9,11 +9,13 @@ import pytest
 from msgspec.structs import asdict
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fake_nvml import CODES, GIB, LOST, NOT_SUPPORTED, UNINITIALIZED, FakeNvml, NVMLError, two_gpus
+from fake_nvml import CODES, GIB, LOST, NOT_SUPPORTED, UNINITIALIZED, FakeGpu, FakeNvml, NVMLError, two_gpus
 
 from kvscope_telemetry.devices.gpus import RETRY_NS, Gpus
+from kvscope_telemetry.devices.host import HostReader, own_process
+from kvscope_telemetry.devices.sampler import DevicesSampler
 from kvscope_telemetry.devices.throttling import in_words, is_slowed, names_of
-from kvscope_telemetry.messages.devices import Gpu, GpuProcess
+from kvscope_telemetry.messages.devices import Devices, Gpu, GpuProcess
 
 FIGURES = {
     "nvmlDeviceGetUtilizationRates": {"utilization", "memory_utilization"},
@@ -168,3 +170,39 @@ def test_what_slows_a_gpu_down_is_told_in_words() -> None:
     assert in_words(names_of(0x24)) == "power limit reached, too warm (driver)"
     assert is_slowed(["power_cap"])
     assert not is_slowed(["idle"])
+
+
+def sampled(nvml: FakeNvml, *used: str) -> Devices:
+    gpus = Gpus(lambda name: nvml, Clock(), used=used)
+    return DevicesSampler(gpus, HostReader(own_process()), used=used).sample(1)
+
+
+def test_the_gpu_that_is_used_is_known_by_its_uuid_in_whatever_order_drivers_count() -> None:
+    """CUDA counts by speed and tells no prefix; NVML counts by the bus."""
+    assert sampled(two_gpus(), "bbbb").used_gpus == (1,)
+    assert sampled(two_gpus(), "bbbb", "aaaa").used_gpus == (1, 0), "in the order of the ranks"
+    assert sampled(two_gpus()).used_gpus == ()
+    assert sampled(two_gpus(), "cccc").used_gpus == ()
+    assert len(sampled(two_gpus(), "cccc").gpus) == 2
+
+
+def test_an_instance_of_mig_is_shown_with_its_own_memory() -> None:
+    nvml = two_gpus()
+    nvml.instances.append(FakeGpu("MIG-dddd", name="NVIDIA H100 80GB HBM3 MIG 1g.10gb", total=10 * GIB, used=2 * GIB))
+    devices = sampled(nvml, "MIG-dddd")
+    assert devices.used_gpus == (2,)
+    (instance,) = [gpu for gpu in devices.gpus if gpu.index == 2]
+    assert instance.memory_total_bytes == 10 * GIB
+    assert sampled(nvml, "dddd").gpus == devices.gpus
+
+
+def test_a_used_gpu_that_falls_off_the_bus_is_lost_and_no_instance() -> None:
+    nvml = two_gpus()
+    sampler = DevicesSampler(
+        Gpus(lambda name: nvml, Clock(), used=("bbbb",)), HostReader(own_process()), used=("bbbb",)
+    )
+    sampler.sample(1)
+    nvml.gpus.pop()
+    devices = sampler.sample(1)
+    assert devices.used_gpus == (1,)
+    assert "fell off the bus" in devices.gpus[1].fault

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvscope_telemetry.devices.host import HostReader, own_process
-from kvscope_telemetry.devices.sampler import DevicesSampler, first_visible
-from kvscope_telemetry.messages.devices import Gpu, Host
+from kvscope_telemetry.devices.sampler import DevicesSampler
+from kvscope_telemetry.messages.devices import Host
 
 KIB = 1024
 MEMINFO = """MemTotal: 1000 kB
@@ -109,9 +109,3 @@ def test_this_machine_tells_of_itself() -> None:
     resident = host.processes[0].resident_bytes
     assert resident is not None
     assert 1 << 20 < resident < host.memory_total_bytes
-
-
-@pytest.mark.parametrize(("visible", "found"), [("", (0,)), ("1,0", (1,)), ("GPU-b", (1,)), ("7", ()), ("MIG-x", ())])
-def test_the_gpu_that_is_used_is_the_first_visible(visible: str, found: tuple[int, ...]) -> None:
-    gpus = (Gpu(index=0, uuid="GPU-a"), Gpu(index=1, uuid="GPU-b"))
-    assert first_visible(gpus, visible) == found

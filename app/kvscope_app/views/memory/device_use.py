@@ -36,7 +36,7 @@ def device_use(hello: Hello | None, devices: Devices | None, sample: DeviceSampl
     """By the whole sample of the machine where there is one, else by what a glance needs."""
     told = hello.device.total_bytes or None if hello is not None else None
     if hello is not None and devices is not None:
-        gpu = next((gpu for gpu in devices.gpus if gpu.index in devices.used_gpus), None)
+        gpu = next((gpu for gpu in devices.gpus if gpu.index in devices.used_gpus[:1]), None)
         found = _of_gpu(gpu, hello.pid) if gpu is not None else None
         if hello.device.kind != "cuda" and devices.host is not None:
             found = _of_host(devices.host, hello.pid)

@@ -22,7 +22,7 @@ from kvscope_engine.model.gguf.file import gguf_file
 from kvscope_engine.model.host_weights.at_hand import LayersAtHand
 from kvscope_engine.model.host_weights.split import GIB, check_streaming, layers_for_host, place_others
 from kvscope_engine.model.loading.checkpoint import check_weights, load_weights
-from kvscope_engine.model.loading.device import choose_device, choose_dtype, dtype_name, free_bytes
+from kvscope_engine.model.loading.device import choose_device, choose_dtype, device_notes, dtype_name, free_bytes
 from kvscope_engine.model.loading.dummy import random_model
 from kvscope_engine.model.loading.fingerprint import model_fingerprint
 from kvscope_engine.model.loading.generation_config import model_sampling
@@ -177,7 +177,7 @@ def _load(
         dtype=dtype,
         max_model_len=max_model_len,
         quantization=quantization,
-        notes=tuple(notes),
+        notes=(*(device_notes(config.device, device) if rank.index == 0 else ()), *notes),
         fingerprint=model_fingerprint(module) if config.keep_disk_kv else "",
         rank=rank,
     )

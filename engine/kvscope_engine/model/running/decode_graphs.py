@@ -6,8 +6,10 @@ can hold and cut by the lengths that are there, so that short requests do not pa
 captured before the first request, which proves that it can be done and gives all others their memory; another when
 its size is wanted the second time, so that nobody waits at the start for sizes that never come. What fits no graph,
 and every step with prefills in it, runs eagerly: such a step is as long as its prefill, and the decodes beside it are
-back in a graph with the next one. Where decodes choose their blocks, what ranks them is as wide as the longest request
-may be: there is a graph for each of some lengths too, so that it is at most four times as wide as the longest one is.
+back in a graph with the next one. A capture that fails costs its own size alone: batches of it take the next larger
+graph that there is (`capture_failures`). Where decodes choose their blocks, what ranks them is as wide as the longest
+request may be: there is a graph for each of some lengths too, so that it is at most four times as wide as the longest
+one is.
 Where attention is measured, queries of all layers stay where their graph left them:
 a measured step is a replay, and behind it one pass over the keys of each layer, as wide as the step is.
 """
@@ -22,6 +24,7 @@ import torch
 
 from kvscope_engine.model.running.attention import DecodeBatch, KeptDecode, add_shares
 from kvscope_engine.model.running.block_shares import BlockShares
+from kvscope_engine.model.running.capture_failures import CaptureFailures, failure_words
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs
 from kvscope_engine.model.running.step_tensors import StepTensors, put_decodes, table_width
@@ -71,6 +74,7 @@ class DecodeGraphs:
         block_size: int,
         keeps_queries: bool = False,
         is_by_length: bool = False,
+        failures: CaptureFailures | None = None,
     ) -> None:
         """`keeps_queries`: for `measure`. `is_by_length`: a graph for each of `captured_lengths`, not one for all."""
         self.sizes = captured_sizes(max_num_seqs)
@@ -88,6 +92,7 @@ class DecodeGraphs:
         self._graphs: dict[tuple[int, int], Any] = {}
         self._addresses: dict[int, int] = {}
         self._wanted: set[tuple[int, int]] = set()
+        self._failures = failures or CaptureFailures(lambda note: None)
         self._length = max_tokens  # of the step that was put last
         self._pool: Any = None
 
@@ -95,6 +100,21 @@ class DecodeGraphs:
     def largest(self) -> int:
         """To be captured before all others."""
         return self.sizes[-1]
+
+    def capture_largest(self) -> str:
+        """Before all others: the largest that can be captured. Why none can; empty: one was."""
+        errors: dict[int, RuntimeError] = {}
+        for size in reversed(self.sizes):
+            try:
+                self.capture(size)
+            except RuntimeError as error:
+                errors[size] = error
+                torch.cuda.empty_cache()
+                continue
+            for larger, why in errors.items():
+                self._note_failure(larger, self._lengths[-1], why)
+            return ""
+        return failure_words(errors[self.largest])
 
     def capture(self, size: int, length: int | None = None) -> None:
         """For requests of up to `length` tokens, or of any number. Waits for all that the device was given, and uses
@@ -106,8 +126,9 @@ class DecodeGraphs:
         self._forward_into_logits(tensors)  # outside the graph, where libraries may allocate what they keep
         torch.cuda.synchronize()
         graph, kept = torch.cuda.CUDAGraph(), list[KeptDecode]()
-        # Threads that copy beside the steps may go on meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        # Threads that copy beside the steps may go on meanwhile. `graph` does not leave its stream where its end fails.
+        capturing = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        with torch.cuda.stream(torch.cuda.current_stream(self._tables.device)), capturing:
             self._forward_into_logits(tensors, kept if self._keeps_queries else None)
         self._pool = self._pool or graph.pool()
         self._kept[size, length] = kept
@@ -116,7 +137,7 @@ class DecodeGraphs:
     def size_of(self, inputs: StepInputs) -> int | None:
         """The smallest graph for a step of decodes alone, captured here if need be; None: there is none yet.
 
-        Before anything of the step is in the buffer. Raises what `capture` raises.
+        Before anything of the step is in the buffer.
         """
         if inputs.num_single_token != inputs.num_tokens or len(inputs.sample_rows) != inputs.num_tokens:
             return None
@@ -129,8 +150,13 @@ class DecodeGraphs:
         if key not in self._wanted:
             self._wanted.add(key)
             return None
-        self.capture(*key)
-        return size
+        if self._failures.may_try(key):
+            try:
+                self.capture(*key)
+                return size
+            except RuntimeError as error:  # torch.OutOfMemoryError among them
+                self._note_failure(*key, error)
+        return next((larger for larger in self.sizes if larger > size and (larger, key[1]) in self._graphs), None)
 
     def put(self, inputs: StepInputs, size: int) -> StepTensors:
         """A step into the buffer, where its graph reads it: the first thing that is put there."""
@@ -153,6 +179,9 @@ class DecodeGraphs:
         batch = DecodeBatch(tables, tensors.decode.seq_lens[:count], longest)
         for query, kv, options in self._kept[size, self._length]:
             add_shares(shares, KeptDecode(query[:count], kv, options), batch)
+
+    def _note_failure(self, size: int, length: int, error: RuntimeError) -> None:
+        self._failures.note((size, length), f"batches of {size}", error)
 
     def _length_of(self, inputs: StepInputs) -> int:
         length = padded_size(self._lengths, int(inputs.seq_lens.max()))

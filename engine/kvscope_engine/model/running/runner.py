@@ -22,6 +22,7 @@ from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.memory.step_memory import StepLimits, logits_width, step_buffer_bytes
 from kvscope_engine.model.running.attention import KeptDecode, PagedContext
 from kvscope_engine.model.running.block_shares import BlockShares, MeasuredSteps
+from kvscope_engine.model.running.capture_failures import CaptureFailures
 from kvscope_engine.model.running.decode_graphs import DecodeGraphs
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.host_memory import keep_freed_memory
@@ -32,7 +33,7 @@ from kvscope_engine.model.running.read_back import ReadBack
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs, TableRows, build_inputs, sampled_places
 from kvscope_engine.model.running.step_tensors import StepTensors, put_inputs
-from kvscope_engine.model.running.warm_up import failure_words, warm_up
+from kvscope_engine.model.running.warm_up import warm_up
 from kvscope_engine.model.sampling.sampler import Sampler
 from kvscope_engine.model.sparse.page_choice import PageChoice
 from kvscope_engine.model.sparse.skips import SKIP_STEPS, BlockSkips
@@ -75,6 +76,7 @@ class ModelRunner:
         sparse_decode: float | None = None,
         others: OtherRanks | None = None,
         ops: Ops | None = None,
+        notes: list[str] | None = None,
     ) -> None:
         self._others = others
         self._storage = storage
@@ -90,8 +92,8 @@ class ModelRunner:
             keep_freed_memory()
         self.fused = make_ready_to_run(loaded.module, loaded.quantization)
         self.weights_bytes = weights_bytes(loaded.module)
-        self.notes: list[str] = []
-        """What is not as it was asked for, a line each."""
+        self.notes: list[str] = [] if notes is None else notes
+        """What is not as it was asked for, a line each, as soon as it is so; others may add to it."""
         self._model = Forward(loaded.module)
         self._launches = Launches(loaded.device)
         self._vocab_size = logits_width(loaded)
@@ -117,11 +119,14 @@ class ModelRunner:
                 block_size=storage.block_size,
                 keeps_queries=page_heat > 0 and self.choice is None,
                 is_by_length=self.choice is not None,
+                failures=CaptureFailures(self.notes.append),
             )
         self._mixed: MixedGraphs | None = None
         if self._graphs is not None and piecewise_graphs:
             self._mixed = MixedGraphs(
-                self._model, storage, self._ops, self._buffer, max_num_batched_tokens=max_num_batched_tokens
+                *(self._model, storage, self._ops, self._buffer),
+                max_num_batched_tokens=max_num_batched_tokens,
+                failures=CaptureFailures(self.notes.append),
             )
 
     @torch.inference_mode()
@@ -223,27 +228,15 @@ class ModelRunner:
 
     def _graphs_for(self, inputs: StepInputs) -> tuple[DecodeGraphs | MixedGraphs | None, int]:
         """Those that run a step, and of what size; None: it runs eagerly. Captures what is wanted again."""
-        try:
-            if self._graphs is not None and (size := self._graphs.size_of(inputs)) is not None:
-                return self._graphs, size
-        except RuntimeError as error:  # as in the warm-up
-            self._give_up_graphs(failure_words(error))
-        try:
-            if self._mixed is not None and (size := self._mixed.size_of(inputs)) is not None:
-                return self._mixed, size
-        except Exception as error:  # whatever a class of models raises that is called in two parts
-            self._give_up_pieces(failure_words(error))
+        if self._graphs is not None and (size := self._graphs.size_of(inputs)) is not None:
+            return self._graphs, size
+        if self._mixed is not None and (size := self._mixed.size_of(inputs)) is not None:
+            return self._mixed, size
         return None, 0
 
     def _give_up_graphs(self, failure: str) -> None:
         self._graphs = self._mixed = None
-        torch.cuda.empty_cache()
         self.notes.append(f"CUDA graphs could not be captured, steps run without them (slower): {failure}")
-
-    def _give_up_pieces(self, failure: str) -> None:
-        self._mixed = None
-        torch.cuda.empty_cache()
-        self.notes.append(f"piecewise graphs could not be captured, steps with prefills run without: {failure}")
 
     def _forward(self, tensors: StepTensors, num_samples: int, measures: Measures) -> torch.Tensor | None:
         """Logits of the sampled rows, (num_samples, vocabulary); None when nothing is sampled."""

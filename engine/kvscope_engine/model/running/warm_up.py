@@ -152,14 +152,5 @@ class _AnyToken:
 
 def _capture(graphs: DecodeGraphs, done: int, total: int, progress: Callable[[Progress], None]) -> str:
     """The largest alone: others follow in service, as they are wanted."""
-    progress(Progress(stage=STAGE, detail=f"CUDA graph of {graphs.largest} requests", done=done, total=total))
-    try:
-        graphs.capture(graphs.largest)
-    except RuntimeError as error:  # torch.OutOfMemoryError among them
-        return failure_words(error)
-    return ""
-
-
-def failure_words(error: Exception) -> str:
-    """One line of what CUDA says at length."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
+    progress(Progress(stage=STAGE, detail=f"CUDA graph of {graphs.sizes[-1]} requests", done=done, total=total))
+    return graphs.capture_largest()

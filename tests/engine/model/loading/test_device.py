@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kvscope_engine.model.loading import device as device_module
-from kvscope_engine.model.loading.device import choose_device, choose_dtype, dtype_name, free_bytes
+from kvscope_engine.model.loading.device import (
+    choose_device,
+    choose_dtype,
+    device_notes,
+    dtype_name,
+    free_bytes,
+    gpu_uuids,
+)
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.devices import Gpu
 
 CPU = torch.device("cpu")
 
 
+class Names:
+    """`Gpus` of a machine with these."""
+
+    def __init__(self, *names: str) -> None:
+        self._gpus = tuple(Gpu(index=index, name=name) for index, name in enumerate(names))
+
+    def sample(self) -> tuple[Gpu, ...]:
+        return self._gpus
+
+
 @pytest.fixture
-def has_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def has_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def capability(*of: int) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: of)
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    cards = [SimpleNamespace(name="Tesla T4", uuid="aaaa"), SimpleNamespace(name="Tesla T4", uuid="bbbb")]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: cards[index])
+    capability(8, 9)
+    return capability
 
 
 @pytest.fixture
@@ -28,6 +56,55 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("name", "kind"), [("auto", "cuda"), ("cuda", "cuda"), ("cpu", "cpu")])
 def test_with_a_gpu(name: str, kind: str) -> None:
     assert choose_device(name).type == kind
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_a_gpu_that_is_too_old_is_refused_in_one_line(has_cuda: Callable[..., None], name: str) -> None:
+    has_cuda(7, 5)
+    with pytest.raises(BadInput) as refused:
+        choose_device(name)
+    assert str(refused.value) == (
+        f"device={name!r} is not accepted: Tesla T4 has compute capability 7.5, and at least 8.0 is needed;"
+        " --device cpu runs on the CPU"
+    )
+    assert choose_device("cpu") == CPU
+    has_cuda(8, 0)
+    assert choose_device(name).type == "cuda"
+
+
+def test_gpus_are_known_by_their_uuids_and_instances_by_their_own(
+    has_cuda: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    assert gpu_uuids(2) == ("aaaa", "bbbb"), "as CUDA tells them"
+    instance = "c7384736-a75d-5afc-978f-d2f1294409fd"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"MIG-{instance}")
+    assert gpu_uuids(1) == (instance,)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name="of an old torch"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert gpu_uuids(1) == ()
+
+
+@pytest.mark.usefixtures("no_cuda")
+def test_a_driver_that_is_too_old_never_silently_means_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020). Please update it\nby")
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", init)
+    (note,) = device_notes("auto", CPU, Names("NVIDIA GeForce RTX 4090"))
+    assert note == (
+        "runs on the CPU: NVIDIA GeForce RTX 4090 cannot be used: The NVIDIA driver on your system is too old"
+        " (found version 12020); CUDA 13.0 of this torch needs an NVIDIA driver 580 or newer"
+        " (--device cpu says that it is meant)"
+    )
+    assert device_notes("cpu", CPU, Names("NVIDIA GeForce RTX 4090")) == [], "it was asked for"
+    assert device_notes("auto", CPU, Names()) == [], "there is none"
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "built without CUDA" in device_notes("auto", CPU, Names("NVIDIA L4"))[0]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert device_notes("auto", CPU, Names("NVIDIA L4")) == [], "it is hidden"
 
 
 @pytest.mark.usefixtures("no_cuda")

@@ -255,6 +255,7 @@ def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
         "Stream": lambda *_: None,
         "graph_pool_handle": lambda: (0, 2),
         "stream": lambda *_: nullcontext(),
+        "current_stream": lambda *_: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(step_buffer, "pinned_bytes", pinned)

@@ -138,9 +138,12 @@ def test_a_capture_that_fails_costs_no_request_and_no_graph_of_decodes(fake_gpu:
         assert all(runner.run(mixed(2, 9)).token_ids)
         assert fake_gpu.seen.replays == 0
     (note,) = runner.notes
-    assert note == (
-        f"piecewise graphs could not be captured, steps with prefills run without: {type(error).__name__}: {error}"
-    )
+    why = f"no CUDA graph for steps with prefills of up to 16 tokens, which run slower: {type(error).__name__}: {error}"
+    assert note.startswith(why)
+    for _ in range(2):
+        fake_gpu.seen.clear()
+        runner.run(mixed(2, 30))
+    assert fake_gpu.seen.replays > 1, "other sizes have theirs"
     for _ in range(2):
         fake_gpu.seen.clear()
         runner.run(StepPlan(mixed(1).scheduled, 1))

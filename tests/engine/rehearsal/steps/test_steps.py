@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvscope_engine.model.running import capture_failures
 from kvscope_engine.model.sparse.skips import SKIP_STEPS
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
@@ -243,8 +244,9 @@ def test_the_warm_up_says_how_far_it_is(fake_gpu: Any) -> None:
 
 def test_without_graphs_it_goes_on_and_says_why(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner()
-    fake_gpu.capture_error.append(torch.OutOfMemoryError("CUDA out of memory"))
+    fake_gpu.capture_error += [torch.OutOfMemoryError("CUDA out of memory")] * 4
     runner.warm_up(lambda _: None)
+    assert len(runner.notes) == 1
     assert "without them (slower): OutOfMemoryError: CUDA out of memory" in runner.notes[0]
     fake_gpu.seen.clear()
     runner.run(StepPlan((decode(1, 20, temperature=0.0),), 1))
@@ -287,9 +289,42 @@ def test_a_capture_that_fails_in_service_costs_no_request(fake_gpu: Any) -> None
     first = runner.launch(StepPlan((Scheduled(request, 20, 1, True),), 1))
     second = runner.launch(StepPlan((Scheduled(request, 21, 1, True),), 1), first)
     assert [len(step.result().token_ids) for step in (first, second)] == [1, 1]
-    assert fake_gpu.seen.replays == 0
-    assert len(runner.notes) == 1
-    assert "without them (slower): OutOfMemoryError: CUDA out of memory" in runner.notes[0]
+    assert fake_gpu.seen.replays == 2, "the next larger graph"
+    why = "OutOfMemoryError: CUDA out of memory; it is tried again later"
+    assert runner.notes == [f"no CUDA graph for batches of 1, which run slower: {why}"]
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("operation not permitted")]
+)
+def test_a_capture_that_fails_costs_its_own_size_alone(
+    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    """4 and 16 stay in their graphs; 8 goes with the 16, and has a graph of its own once there is memory again."""
+    now_s = 1000.0
+    monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)
+    runner = fake_gpu.make_runner(max_num_seqs=16)
+    runner.warm_up(lambda _: None)
+    for count in (4, 4, 8):
+        runner.run(alike(count))
+    fake_gpu.capture_error.append(error)
+    sizes = [runner.run(alike(count)).graph_size for count in (8, 8, 4, 16, 7, 1)]
+    assert sizes == [16, 16, 4, 16, 16, 0], "1 was not wanted before"
+    (note,) = runner.notes
+    assert note.startswith("no CUDA graph for batches of 8, which run slower: ")
+    now_s += capture_failures.RETRY_S + 1
+    is_tried_again = isinstance(error, torch.OutOfMemoryError)
+    assert runner.run(alike(8)).graph_size == (8 if is_tried_again else 16)
+    assert len(runner.notes) == 1, "it is said once"
+
+
+def test_a_start_without_memory_for_the_largest_graph_has_the_next(fake_gpu: Any) -> None:
+    runner = fake_gpu.make_runner(max_num_seqs=16)
+    fake_gpu.capture_error.append(torch.OutOfMemoryError("CUDA out of memory"))
+    runner.warm_up(lambda _: None)
+    (note,) = runner.notes
+    assert note.startswith("no CUDA graph for batches of 16, which run slower")
+    assert [runner.run(alike(count)).graph_size for count in (16, 16, 8)] == [0, 0, 8]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])

@@ -15,6 +15,7 @@ import torch
 
 from kvscope_engine.model.running.attention import PagedContext
 from kvscope_engine.model.running.block_shares import BlockShares
+from kvscope_engine.model.running.capture_failures import CaptureFailures
 from kvscope_engine.model.running.decode_graphs import padded_size
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.kv_storage import KVStorage
@@ -46,7 +47,14 @@ class MixedGraphs:
     """Replays steps with prefills: `size_of`, `put` as the first of a step's buffer, `replay` once that was sent."""
 
     def __init__(
-        self, forward: Forward, storage: KVStorage, ops: Ops, buffer: StepBuffer, *, max_num_batched_tokens: int
+        self,
+        forward: Forward,
+        storage: KVStorage,
+        ops: Ops,
+        buffer: StepBuffer,
+        *,
+        max_num_batched_tokens: int,
+        failures: CaptureFailures | None = None,
     ) -> None:
         self.sizes = mixed_sizes(max_num_batched_tokens)
         self._forward = forward
@@ -56,6 +64,7 @@ class MixedGraphs:
         self._crossings = Crossings(self.sizes[-1])
         self._captured: dict[int, _Captured] = {}
         self._wanted: set[int] = set()
+        self._failures = failures or CaptureFailures(lambda note: None)
         self._pool: Any = None
         self._stream: Any = None
         self._step: tuple[StepTensors, int] | None = None
@@ -63,7 +72,7 @@ class MixedGraphs:
     def size_of(self, inputs: StepInputs) -> int | None:
         """The smallest that holds a step with prefills, captured here if need be; None: there is none yet.
 
-        Before anything of the step is in the buffer. Raises what `capture` raises.
+        Before anything of the step is in the buffer.
         """
         if inputs.num_single_token == inputs.num_tokens:
             return None
@@ -73,7 +82,13 @@ class MixedGraphs:
         if size not in self._wanted:
             self._wanted.add(size)
             return None
-        self.capture(size)
+        if not self._failures.may_try(size):
+            return None
+        try:
+            self.capture(size)
+        except Exception as error:  # whatever a class of models raises that is called in two parts
+            self._failures.note(size, f"steps with prefills of up to {size} tokens", error)
+            return None
         return size
 
     def capture(self, size: int) -> None:
