@@ -36,12 +36,17 @@ class FirstTokens:
     def frame(self, frame: Frame) -> list[int]:
         """Numbers of those who got one in this step."""
         self._without.update(info.number for info in frame.new_requests)
-        found = []
-        if frame.first_token_ns:
-            found = [number for number, output in _outputs(frame.requests) if output and number in self._without]
-            self._without.difference_update(found)
+        found = self._answering(frame.requests)
+        self._without.difference_update(found)  # of those whose first token came unseen as well
         self._without.difference_update(event.number for event in frame.events if event.kind in _ENDS)
-        return found
+        return found if frame.first_token_ns else []
+
+    def _answering(self, rows: RequestRows) -> list[int]:
+        """Numbers of those that had no token and have one now."""
+        if not self._without:
+            return []
+        numbers = np.frombuffer(rows.number, "<u4")[np.frombuffer(rows.num_output_tokens, "<u4") > 0]
+        return [number for number in numbers.tolist() if number in self._without]
 
 
 class MomentNotes:
