@@ -21,6 +21,7 @@ PROGRAM: Final = "kvscope"
 THEME_CHOICES: Final = ("auto", "dark", "light")
 _COMMANDS_HELP: Final = "without one the window opens; none but bench needs a display (`COMMAND --help` tells more)"
 
+_LONGEST_S: Final = 1e9
 _HELP: Final = ("-h", "--help")
 
 Command = Callable[[], "int | Options"]
@@ -52,6 +53,8 @@ class Options:
     debug: bool = False
     recordings: tuple[str, ...] = ()
     """Files to play instead of watching an engine."""
+    at_s: float | None = None
+    """Where they stand still at first, in seconds of the recording."""
     compares: bool = False
     """Whether the two recordings are shown side by side."""
     fleet: FleetOptions | None = None
@@ -82,8 +85,10 @@ def _options(args: argparse.Namespace) -> Options:
         raise BadInput(f"{given} is for an engine of our own and cannot go with --attach")
     if args.open:
         _check_alone(args, engine)
+    elif args.at is not None:
+        raise BadInput("--at is a moment of a recording and needs --open FILE.mcap")
     addresses = addresses_of(args, args.attach, "--attach")
-    return Options(addresses, tuple(engine), args.keep_engine, args.theme, args.debug, tuple(args.open))
+    return Options(addresses, tuple(engine), args.keep_engine, args.theme, args.debug, tuple(args.open), args.at)
 
 
 def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
@@ -113,6 +118,12 @@ def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
         help="play a recording instead of starting an engine; each gets a window (repeatable). `sample` is one that"
         " comes with kvscope: an engine under pressure",
     )
+    parser.add_argument(
+        "--at",
+        metavar="SECONDS",
+        type=_moment,
+        help="with --open: begin paused at this moment of the recording, counted from its start",
+    )
     parser.add_argument("--keep-engine", action="store_true", help="leave the engine running when the desktop closes")
     parser.add_argument("--theme", choices=THEME_CHOICES, help="colours (default: as last time, at first auto)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -131,6 +142,16 @@ def _add_commands(parser: argparse.ArgumentParser, commands: Sequence[AddParser]
         command.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
         )
+
+
+def _moment(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is no moment: accepted are seconds from the start, as 12.5")
+    return seconds
 
 
 def _check_alone(args: argparse.Namespace, engine: Sequence[str]) -> None:

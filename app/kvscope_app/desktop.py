@@ -109,22 +109,26 @@ class Desktop(QObject):
         self._left_rings = LeftRings(self, lambda: self.windows, self.open_recording)
         return self._left_rings
 
-    def open_recording(self, recording: Recorded) -> MainWindow:
-        """Play `recording`."""
+    def open_recording(self, recording: Recorded, at_s: float | None = None) -> MainWindow:
+        """Play `recording`; with `at_s` stand still at that second of it."""
         from kvscope_telemetry.playback.playback_source import PlaybackSource  # most windows need none of it
 
         if recording.path.is_file() and not is_sample(recording.path):
             self._library.note(recording.path)
-        return self._open(PlaybackSource(recording))
+        window = self._open(PlaybackSource(recording))
+        if at_s is not None:
+            window.session.pause()
+            window.session.go_to(recording.start_ns + round(at_s * 1e9))
+        return window
 
-    def open_when_ready(self, opening: RecordingOpening) -> QWidget:
+    def open_when_ready(self, opening: RecordingOpening, at_s: float | None = None) -> QWidget:
         """Play what is being opened. A small window says how far it is; one that is open already gets none."""
         if opening.recording is not None:
-            return self.open_recording(opening.recording)
+            return self.open_recording(opening.recording, at_s)
         from kvscope_app.playback.opening_window import OpeningWindow
 
         window = OpeningWindow(opening)
-        window.opened.connect(self.open_recording)
+        window.opened.connect(partial(self.open_recording, at_s=at_s))
         window.failed.connect(self._tell_failure)
         window.show()
         return window
@@ -294,7 +298,7 @@ def _run(
         desktop.compare_when_ready(openings)
     else:
         for opening in openings:
-            desktop.open_when_ready(opening)
+            desktop.open_when_ready(opening, options.at_s)
     desktop.offer_left_rings()
     _quit_on_signals(app)
     if desktop.windows:

@@ -25,6 +25,19 @@ def test_attach_repeats():
     assert [address.text for address in options.attach] == ["ipc:///tmp/a/telemetry", "tcp://127.0.0.1:5555"]
 
 
+def test_a_recording_is_opened_at_a_moment():
+    assert parse(["--open", "a.mcap", "--at", "12.5"]).at_s == 12.5
+    assert parse(["--open", "a.mcap"]).at_s is None
+
+
+@pytest.mark.parametrize("wrong", ["-1", "soon", "nan", "inf"])
+def test_what_is_no_moment_is_named(wrong):
+    with pytest.raises(BadInput, match=wrong):
+        parse(["--open", "a.mcap", f"--at={wrong}"])
+    with pytest.raises(BadInput, match="--open"):
+        parse(["--at", "3"])
+
+
 def test_open_repeats():
     assert parse(["--open", "a.mcap", "--open", "b.mcap"]).recordings == ("a.mcap", "b.mcap")
 

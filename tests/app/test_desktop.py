@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 
 import pytest
 from PySide6.QtCore import QSettings
+from PySide6.QtGui import QGuiApplication
 from tests.app.conftest import FakeSource
 
 from kvscope_app import desktop as desktop_module
-from kvscope_app.command_line import Options
+from kvscope_app.command_line import Options, parse
 from kvscope_app.desktop import Desktop, run_desktop
+from kvscope_app.library.sample import sample_recording
 from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_telemetry.addresses import Address
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import SourceState
 
 SYNTHETIC = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", "{endpoint}", "--blocks", "600"]
@@ -129,3 +133,17 @@ def test_a_desktop_that_is_closed_offers_nothing_any_more(desktop):
     offer.begin()
     assert offer._finding is None
     assert not offer._clock.isActive()
+
+
+def test_a_recording_opens_at_a_moment_that_its_link_names(desktop, qtbot):
+    recording = Recording.open(sample_recording())
+    window = desktop.open_recording(recording, 12.5)
+    session = window.session
+    moment_ns = recording.start_ns + 12_500_000_000
+    qtbot.waitUntil(lambda: session.mirror.num_active > 0, timeout=120_000)
+    assert not session.is_playing
+    assert session.cursor_ns == pytest.approx(moment_ns, abs=1_000_000)
+    window.actions_by_name["copy_moment"].trigger()
+    link = QGuiApplication.clipboard().text()
+    assert link.startswith("kvscope --open sample --at 12.")
+    assert parse(shlex.split(link)[1:]).at_s == pytest.approx(12.5, abs=0.002)

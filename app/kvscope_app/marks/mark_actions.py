@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from typing import Final
 
+from PySide6.QtGui import QGuiApplication
+
+from kvscope_app.library.sample import SAMPLE_WORD, is_sample
 from kvscope_app.marks.alarm_sheet import AlarmSheet
 from kvscope_app.marks.note_popup import NotePopup
 from kvscope_app.playback.mark_words import mark_text
@@ -29,6 +33,7 @@ def mark_actions(window: WindowBody) -> list[ActionSpec]:
         ActionSpec("loop_begin", "Loop from here", TIME, partial(set_loop, window, is_begin=True), ("Ctrl+[",)),
         ActionSpec("loop_end", "Loop until here", TIME, partial(set_loop, window, is_begin=False), ("Ctrl+]",)),
         ActionSpec("loop_clear", "End the loop", TIME, window.session.loop.clear, tip="End the loop: Esc does as well"),
+        ActionSpec("copy_moment", "Copy link to this moment", TIME, partial(copy_moment, window)),
         ActionSpec("alarm_rules", "Alarms…", TIME, partial(edit_rules, window), icon="warning"),
     ]
 
@@ -71,6 +76,20 @@ def bring_back(window: WindowBody) -> None:
     """The bookmark that was deleted last."""
     back = window.session.bookmarks.undo()
     _tell(window, "No bookmark was deleted" if back is None else f"Back again: {mark_text(back)}")
+
+
+def copy_moment(window: WindowBody) -> None:
+    """The command that opens the recording where it is now, to the clipboard."""
+    session, player = window.session, window.session.player
+    if player is None or not session.is_file:
+        _tell(window, "Only a moment of a recording can be linked to: save recent history first (Ctrl+S)")
+        return
+    path = player.recording.path
+    file = SAMPLE_WORD if is_sample(path) else shlex.quote(str(path.absolute()))
+    at_s = max(session.cursor_ns - player.recording.start_ns, 0) / 1e9
+    link = f"kvscope --open {file} --at {at_s:.3f}"
+    QGuiApplication.clipboard().setText(link)
+    _tell(window, f"Copied: {link}")
 
 
 def set_loop(window: WindowBody, *, is_begin: bool) -> None:

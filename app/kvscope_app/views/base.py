@@ -65,6 +65,10 @@ class View(QWidget):
     def show_range(self, begin_ns: int, end_ns: int) -> None:
         """A view on time shows this range, by the wall clock; the others have none."""
 
+    def dismiss(self) -> bool:
+        """Close what Esc closes in this view; whether there was any."""
+        return False
+
     def use_clock(self, clock: Callable[[], int]) -> None:
         """What fades, fades by this clock in ns: a video's time is not the machine's."""
 

@@ -193,15 +193,21 @@ def _open_fleet(window: WindowBody) -> None:
 
 
 def _view(window: WindowBody) -> list[ActionSpec]:
-    session, zoom = window.session, partial(zoom_focused, window)
+    zoom = partial(zoom_focused, window)
     tip = "{}: the timeline, a chart or the fragmentation map that has the focus, else the page map"
     return [
         ActionSpec("zoom_in", "Zoom in", VIEW, partial(zoom, 1), ("+", "="), "zoom-in", tip=tip.format("Zoom in")),
         ActionSpec("zoom_out", "Zoom out", VIEW, partial(zoom, -1), ("-",), "zoom-out", tip=tip.format("Zoom out")),
         ActionSpec("fit", "Zoom to fit", VIEW, partial(zoom, 0), ("F",), "fit", tip=tip.format("Show all")),
-        ActionSpec("clear", "Clear loop or selection", VIEW, partial(clear_choice, session), ("Esc",)),
+        ActionSpec("clear", "Clear loop or selection", VIEW, partial(_clear, window), ("Esc",)),
         *picture_actions(window, VIEW),
     ]
+
+
+def _clear(window: WindowBody) -> None:
+    """What Esc does: first what a view shows until then goes, then the loop or the selection."""
+    if not any(view.dismiss() for view in list(window.views.values())):
+        clear_choice(window.session)
 
 
 def _map(window: WindowBody) -> list[ActionSpec]:

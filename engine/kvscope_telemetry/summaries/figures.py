@@ -138,6 +138,13 @@ def quantile_of(course: Course, latency: str, share: float, rows: slice) -> floa
     return found if np.isfinite(found) else None
 
 
+def largest_of(course: Course, latency: str, rows: slice) -> float | None:
+    """Of the range, to half a percent; None where a second does not have the buckets that tell it."""
+    places = np.arange(len(course))[rows][course.column(f"{latency}_count")[rows] > 0]
+    packed = [course.latency_buckets(latency, place) for place in places.tolist()]
+    return float(latency_buckets.unpack(b"".join(packed))[0].max()) if packed and all(packed) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One number of a range of seconds, and the same of a part of it."""

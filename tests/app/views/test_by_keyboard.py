@@ -183,3 +183,23 @@ def test_arrows_in_a_chart(window, qtbot):
     assert plot.view_box.viewRange()[0] == pytest.approx([first - by, last - by], abs=0.2)
     qtbot.keyClick(plot, KEYS.Key_Left, Qt.KeyboardModifier.ShiftModifier)
     assert view.bar.time.text()
+
+
+def test_esc_closes_what_is_measured_before_it_clears_the_selection(window, qtbot, session):
+    view = window.views["timeline"]
+    window.focus_view("timeline")
+    view.draw_all()
+    session.select_request(1)
+    view.canvas.measure(view.canvas.shown.span)
+    view.canvas.setFocus()
+    qtbot.waitUntil(view.canvas.hasFocus)
+    qtbot.keyClick(view.canvas, KEYS.Key_Escape)
+    assert view.canvas.measured is None
+    assert session.selected_request == 1
+    qtbot.keyClick(view.canvas, KEYS.Key_Escape)
+    assert session.selected_request is None
+
+
+def test_the_keys_of_the_timeline_are_no_actions(window):
+    taken = {sequence.toString() for _, sequence in documented(window.actions_by_name)}
+    assert not taken & {"W", "A", "S", "D"}

@@ -20,6 +20,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QApplication, QToolTip, QWidget
 
+from kvscope_app.look.number_text import seconds
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.timeline import lane_text, step_text
@@ -40,6 +41,7 @@ _WHEEL_FACTOR: Final = 0.8
 _KEY_FACTOR: Final = 0.5
 _KEY_SHARE: Final = 0.1
 _CURSOR_SHARE: Final = 0.02
+_VEIL: Final = 0.16
 _MIN_SIZE: Final = (240, 120)
 
 
@@ -52,6 +54,8 @@ class LanesCanvas(QWidget):
     """What is under the pointer."""
     moved = Signal()
     """Another span, or other rows."""
+    measuring = Signal()
+    """A range is measured, another one, or none any more."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,6 +76,9 @@ class LanesCanvas(QWidget):
         self._pixels: Pixels | None = None
         self._drag_from: QPoint | None = None
         self._dragged_to: QPoint | None = None
+        self.measured: TimeSpan | None = None
+        self._measured_from_ns: int | None = None
+        """Where the range began whose other end is being dragged."""
         self.setAccessibleName("Timeline")
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setMouseTracking(True)
@@ -180,12 +187,23 @@ class LanesCanvas(QWidget):
         if not steps:
             self.fit()
             return
-        cursor = self.shown.span.share_at(self.cursor_ns)
-        self.zoom(_KEY_FACTOR**steps, cursor if 0 <= cursor <= 1 else 0.5)
+        self.zoom(_KEY_FACTOR**steps, self._cursor_share)
 
     def pan(self, by_ns: int) -> None:
         """Later by so much."""
         self._look_elsewhere(self.shown.span.moved(by_ns, self.whole))
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether its end is being dragged."""
+        return self._measured_from_ns is not None
+
+    def measure(self, span: TimeSpan | None) -> None:
+        """Mark a range; None: no more."""
+        if span != self.measured:
+            self.measured = span
+            self.update()
+            self.measuring.emit()
 
     def found_at(self, point: QPoint) -> Found | None:
         """What is there; None left of the time."""
@@ -213,6 +231,7 @@ class LanesCanvas(QWidget):
         painter.drawImage(QRect(gutter(), 0, layout.chart_width, layout.height), image)
         lane_text.paint(painter, self.shown, layout, self.theme, self.selected)
         step_text.paint(painter, self.shown, layout, self.theme, self._pointed_place(), (self.batch_epoch, self.batch))
+        self._paint_measured(painter, layout)
         self._paint_cursor(painter, layout)
         if self.hasFocus():
             painter.setPen(self.theme.color("accent"))
@@ -247,7 +266,10 @@ class LanesCanvas(QWidget):
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         if event.button() is Qt.MouseButton.LeftButton:
-            self._drag_from, self._dragged_to = event.position().toPoint(), None
+            point = event.position().toPoint()
+            self._drag_from, self._dragged_to = point, None
+            if event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
+                self._measured_from_ns = self._time_at(point)
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         self._pointer = event.position().toPoint()
@@ -260,6 +282,9 @@ class LanesCanvas(QWidget):
         point, was_dragged = self._drag_from, self._dragged_to is not None
         self._drag_from = self._dragged_to = None
         self.unsetCursor()
+        if self._measured_from_ns is not None:
+            self._measured_from_ns = None
+            self.measuring.emit()
         if point is None or was_dragged or event.button() is not Qt.MouseButton.LeftButton:
             return
         found = self.found_at(point)
@@ -289,12 +314,33 @@ class LanesCanvas(QWidget):
                 self.pan(sign * step_ns)
             else:
                 self._move_cursor(sign)
+        elif key in (Qt.Key.Key_A, Qt.Key.Key_D):
+            self.pan(step_ns if key == Qt.Key.Key_D else -step_ns)
+        elif key in (Qt.Key.Key_W, Qt.Key.Key_S):
+            self.zoom(_WHEEL_FACTOR if key == Qt.Key.Key_W else 1 / _WHEEL_FACTOR, self._pointed_share())
         elif key in (Qt.Key.Key_Up, Qt.Key.Key_Down):
             self._choose_row(1 if key == Qt.Key.Key_Down else -1)
         elif key in (Qt.Key.Key_PageUp, Qt.Key.Key_PageDown):
             self.set_first_row(self.shown.first_row + (rows if key == Qt.Key.Key_PageDown else -rows))
         else:
             super().keyPressEvent(event)
+
+    def _pointed_share(self) -> float:
+        """Where the pointer is in the time that is seen; the cursor, or the middle, where it is not over it."""
+        if self._pointer is not None and self._pointer.x() >= gutter():
+            return min((self._pointer.x() - gutter()) / self.layout_now.chart_width, 1.0)
+        return self._cursor_share
+
+    @property
+    def _cursor_share(self) -> float:
+        """Where the cursor is in the time that is seen; the middle where it is not."""
+        share = self.shown.span.share_at(self.cursor_ns)
+        return share if 0 <= share <= 1 else 0.5
+
+    def _time_at(self, point: QPoint) -> int:
+        """At a point, or the nearest that is seen."""
+        share = (point.x() - gutter()) / self.layout_now.chart_width
+        return self.shown.span.time_at(min(max(share, 0.0), 1.0))
 
     def _is_in_steps(self, point: QPoint) -> bool:
         lane = self.layout_now.lane_at(point.y())
@@ -342,7 +388,12 @@ class LanesCanvas(QWidget):
             if (point - self._drag_from).manhattanLength() < QApplication.startDragDistance():
                 return
             self._dragged_to = self._drag_from
-            self.setCursor(Qt.CursorShape.ClosedHandCursor)
+            is_moving = self._measured_from_ns is None
+            self.setCursor(Qt.CursorShape.ClosedHandCursor if is_moving else Qt.CursorShape.SizeHorCursor)
+        if self._measured_from_ns is not None:
+            begin_ns, end_ns = sorted((self._measured_from_ns, self._time_at(point)))
+            self.measure(TimeSpan(begin_ns, max(end_ns, begin_ns + 1)))
+            return
         by = point - self._dragged_to
         rows = round(by.y() / row_height())
         self.pan(-round(by.x() * self.shown.span.length_ns / self.layout_now.chart_width))
@@ -389,3 +440,23 @@ class LanesCanvas(QWidget):
             x = gutter() + min(round(share * layout.chart_width), layout.chart_width - 1)
             painter.fillRect(x, axis_height() // 2, 1, layout.height, self.theme.color("accent"))
             painter.fillRect(x - 2, axis_height() // 2, 5, 4, self.theme.color("accent"))
+
+    def _paint_measured(self, painter: QPainter, layout: LaneLayout) -> None:
+        """A veil with an edge at each end, and its length above."""
+        if self.measured is None:
+            return
+        shares = [self.shown.span.share_at(at) for at in (self.measured.begin_ns, self.measured.end_ns)]
+        if shares[1] < 0 or shares[0] > 1:
+            return
+        left, right = (gutter() + round(min(max(share, 0.0), 1.0) * layout.chart_width) for share in shares)
+        edge, veil = self.theme.color("accent"), self.theme.color("accent")
+        veil.setAlphaF(_VEIL)
+        painter.fillRect(left, 0, max(right - left, 1), layout.height, veil)
+        for share, x in zip(shares, (left, right), strict=True):
+            if 0 <= share <= 1:
+                painter.fillRect(x, 0, 1, layout.height, edge)
+        words = seconds(self.measured.length_ns / 1e9)
+        if painter.fontMetrics().horizontalAdvance(words) + 2 * _NEAR_PX <= right - left:
+            painter.setPen(self.theme.color("text"))
+            painter.fillRect(left + 1, 0, right - left - 1, axis_height() - 5, self.theme.color("raised"))
+            painter.drawText(QRect(left, 0, right - left, axis_height() - 5), Qt.AlignmentFlag.AlignCenter, words)

@@ -24,9 +24,12 @@ from kvscope_app.views.timeline.course_follower import CourseFollower
 from kvscope_app.views.timeline.lane_words import Found
 from kvscope_app.views.timeline.lanes_canvas import LanesCanvas
 from kvscope_app.views.timeline.mark_lane import Marks
+from kvscope_app.views.timeline.measured_range import Delayed, WholeSeconds, measured
+from kvscope_app.views.timeline.range_card import RangeCard
 from kvscope_app.views.timeline.step_feed import StepFeed
 from kvscope_app.views.timeline.step_lane import wants_steps
 from kvscope_app.views.timeline.time_span import TimeSpan, whole_span
+from kvscope_telemetry.summaries.figures import rows_in
 
 _LENGTHS: Final[dict[str, int | None]] = {
     "All": None,
@@ -38,7 +41,8 @@ _LENGTHS: Final[dict[str, int | None]] = {
 _ROOM_FOR_WORDS: Final = 80
 _SPACING: Final = 8
 _HELPS: Final = (
-    "Wheel zooms, dragging moves, a click goes there; double click shows all",
+    "Wheel zooms, dragging moves, Shift+drag measures, a click goes there; double click shows all",
+    "Wheel zooms, dragging moves, Shift+drag measures, a click goes there",
     "Wheel zooms, dragging moves, a click goes there",
     "A click goes there",
     "",
@@ -62,6 +66,9 @@ class TimelineView(View):
         self._shown_state: tuple[object, ...] = ()
         self._wanted_batch: tuple[int, tuple[int, ...]] | None = None
         self.canvas = LanesCanvas()
+        self.card = RangeCard(self.canvas)
+        self._measured_of: tuple[object, ...] = ()
+        """What the card was made of."""
         self.steps = StepFeed(session, self)
         self.lengths = Segments(list(_LENGTHS), "Time shown")
         self.orders = Segments(["Packed", "By arrival"], "Rows of requests")
@@ -100,6 +107,7 @@ class TimelineView(View):
         else:
             self.canvas.show_cursor(cursor_ns)
         self._show_steps()
+        self._show_measured()
         if has_more:
             self._later.start()
 
@@ -114,6 +122,28 @@ class TimelineView(View):
         super().apply_theme(theme)
         self.canvas.apply_theme(theme)
         set_icon(self.fit, "fit", theme)
+
+    def dismiss(self) -> bool:
+        had_any = self.canvas.measured is not None
+        self.canvas.measure(None)
+        return had_any
+
+    def _show_measured(self) -> None:
+        """Anew where the range has seconds that were not known, or not over."""
+        span, course = self.canvas.measured, self.canvas.shown.course
+        if span is None or self.canvas.is_measuring:
+            self._measured_of = ()
+            self.card.hide()
+            return
+        rows, lanes = rows_in(course, WholeSeconds.of(span)), self._follower.lanes
+        is_growing = rows.stop >= len(course)
+        state = (span, course, rows.stop - rows.start, course.version if is_growing else 0)
+        if state != self._measured_of:
+            self._measured_of = state
+            self.card.show_measured(measured(course, lanes, span, self.canvas.whole.end_ns))
+
+    def _on_delayed_chosen(self, wanted: Delayed) -> None:
+        self._on_chosen(Found(wanted.time_ns, "", wanted.epoch, wanted.number))
 
     @staticmethod
     def _whole(session: TimedSession) -> TimeSpan | None:
@@ -189,6 +219,9 @@ class TimelineView(View):
         canvas = self.canvas
         canvas.chosen.connect(self._on_chosen)
         canvas.moved.connect(self._on_moved)
+        canvas.measuring.connect(self._show_measured)
+        self.card.closed.connect(self.dismiss)
+        self.card.chosen.connect(self._on_delayed_chosen)
         self.steps.changed.connect(self._on_steps)
         canvas.pointed.connect(self._tell)
         self.lengths.chosen.connect(lambda index: canvas.show_length(list(_LENGTHS.values())[index]))
@@ -216,6 +249,7 @@ class TimelineView(View):
         """What wheel and keys do as well has no button where it is narrow."""
         super().resizeEvent(event)
         self._show_what_fits()
+        self.card.place()
 
     def changeEvent(self, event: QEvent) -> None:
         """Larger text needs more room."""

@@ -46,8 +46,9 @@ _CHART_KEYS: Final = (
 )
 _TIMELINE_KEYS: Final = (
     ("Move the cursor, by steps where they are seen", "Left, Right"),
-    ("Move the time", "Shift+Left, Shift+Right, or drag"),
-    ("Zoom the time at the pointer", "Wheel"),
+    ("Move the time", "A, D, Shift+Left, Shift+Right, or drag"),
+    ("Zoom the time at the pointer", "Wheel, or W, S"),
+    ("Measure a range: figures until Esc", "Shift+Drag"),
     ("Select the request in the row above, below", "Up, Down"),
     ("Scroll the requests", "Page Up, Page Down"),
     ("Show the whole time", "Double click"),

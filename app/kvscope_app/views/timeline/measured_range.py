@@ -1,0 +1,139 @@
+"""What happened in a range of the timeline: its length, its figures, and the requests that were delayed most.
+
+What the figures count is `summaries.figures`'. Knows no widget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from kvscope_app.look.clock_text import clock_text
+from kvscope_app.look.number_text import UNKNOWN, count, percent, seconds, short
+from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase, RequestLanes
+from kvscope_app.views.timeline.time_span import TimeSpan
+from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, Latency
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.figures import BY_KEY, largest_of, quantile_of, rows_in
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+_FIGURES: Final = (
+    "finished",
+    "preemptions",
+    "evicted_blocks",
+    "decode_tokens_per_s",
+    "prefill_tokens_per_s",
+    "usage_peak",
+)
+_LATENCIES: Final = ((FIRST_TOKEN, "First token"), (INTER_TOKEN, "Between tokens"))
+_NOT_SERVED: Final = (Phase.QUEUED, Phase.PREEMPTED, Phase.SWAPPED)
+_NOTABLE_NS: Final = 50_000_000
+_MOST_DELAYED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class WholeSeconds:
+    """The seconds that a range touches: figures are kept by the second."""
+
+    from_ns: int
+    until_ns: int
+
+    @classmethod
+    def of(cls, span: TimeSpan) -> WholeSeconds:
+        """Those of `span`."""
+        end_ns = -(-span.end_ns // SECOND_NS) * SECOND_NS
+        return cls(span.begin_ns // SECOND_NS * SECOND_NS, end_ns - 1)
+
+
+class Delayed(NamedTuple):
+    """A request that was queued, preempted or swapped out in the range."""
+
+    epoch: int
+    number: int
+    time_ns: int
+    """When it was first so, in the range."""
+    delay_ns: int
+    """Without time in which the engine stood still."""
+
+    @property
+    def words(self) -> str:
+        """Which, and how long."""
+        return f"#{count(self.number)}: {seconds(self.delay_ns / 1e9)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of one range."""
+
+    title: str
+    rows: tuple[tuple[str, str], ...]
+    """Names and values."""
+    delayed: tuple[Delayed, ...]
+    """The longest first."""
+    note: str
+    """Which seconds the figures are of."""
+
+    @property
+    def text(self) -> str:
+        """All of it, to be pasted somewhere."""
+        lines = [self.title, *(f"{name}: {value}" for name, value in self.rows)]
+        if self.delayed:
+            lines.append(f"Most delayed: {', '.join(delayed.words for delayed in self.delayed)}")
+        return "\n".join([*lines, self.note]) + "\n"
+
+
+def measured(course: Course, lanes: RequestLanes, span: TimeSpan, until_ns: int) -> Measured:
+    """Of `span`; what still goes on lasts until `until_ns`."""
+    whole = WholeSeconds.of(span)
+    rows = rows_in(course, whole)
+    figures = [
+        (BY_KEY[key].name, _text(BY_KEY[key].unit, BY_KEY[key].measure(course, rows, whole))) for key in _FIGURES
+    ]
+    latencies = [(f"{name}, p50 / p95 / max", _latency_text(course, latency, rows)) for latency, name in _LATENCIES]
+    return Measured(
+        f"{seconds(span.length_ns / 1e9)} from {clock_text(span.begin_ns)} to {clock_text(span.end_ns)}",
+        (*figures, *latencies),
+        tuple(most_delayed(course, lanes, span, until_ns)),
+        f"Figures of the whole seconds {_second_text(whole.from_ns)} to {_second_text(whole.until_ns + 1)}",
+    )
+
+
+def most_delayed(course: Course, lanes: RequestLanes, span: TimeSpan, until_ns: int) -> Sequence[Delayed]:
+    """Requests that were not served for longest within `span`."""
+    spans = lanes.spans
+    ends = np.where(spans["end"] == OPEN_NS, max(until_ns, span.begin_ns), spans["end"]).clip(None, span.end_ns)
+    begins = spans["begin"].clip(span.begin_ns, None)
+    places = np.flatnonzero(np.isin(spans["phase"], _NOT_SERVED) & (begins < ends))
+    if not places.size:
+        return []
+    delays = course.stops.running_between(begins[places], ends[places])
+    lives, first, which = np.unique(spans["life"][places], return_index=True, return_inverse=True)
+    totals = np.bincount(which, delays, lives.size).astype(np.int64)
+    numbers, epochs = lanes.lives["number"][lives], lanes.lives["epoch"][lives]
+    order = [at for at in np.lexsort((numbers, -totals)).tolist() if totals[at] >= _NOTABLE_NS]
+    return [
+        Delayed(int(epochs[at]), int(numbers[at]), int(begins[places[first[at]]]), int(totals[at]))
+        for at in order[:_MOST_DELAYED]
+    ]
+
+
+def _latency_text(course: Course, latency: Latency, rows: slice) -> str:
+    found = [quantile_of(course, latency.key, share, rows) for share in (0.5, 0.95)]
+    return " / ".join(_text("s", value) for value in (*found, largest_of(course, latency.key, rows)))
+
+
+def _text(unit: str, value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    if unit == "s":
+        return seconds(value)
+    if unit == "share":
+        return percent(value)
+    return f"{short(value)} {unit}" if unit == "tokens/s" else count(value)
+
+
+def _second_text(time_ns: int) -> str:
+    return clock_text(time_ns).partition(".")[0]

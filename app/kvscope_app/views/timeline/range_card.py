@@ -1,0 +1,105 @@
+"""The card that floats over the timeline with what happened in the measured range."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
+
+from kvscope_app.look.makers import label, number_label, tool_button
+from kvscope_app.look.zoom import scaled
+from kvscope_app.views.timeline.measured_range import Measured
+
+_MARGIN: Final = 8
+_TWO_FROM_WIDTH: Final = 640
+"""Of what it floats over: figures stand in two columns, since docks are low."""
+
+
+class RangeCard(QFrame):
+    """Says it until it is closed; copies it as text."""
+
+    closed = Signal()
+    chosen = Signal(object)
+    """One of the `Delayed`: go there and select it."""
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setProperty("look", "tip")
+        self.setCursor(Qt.CursorShape.ArrowCursor)
+        self.setAccessibleName("Measured range")
+        self.measured: Measured | None = None
+        self._title = label("", "heading")
+        self._grid = QGridLayout()
+        self._delayed = QHBoxLayout()
+        self.copy_button = tool_button("Copy", "Copy all of it as text")
+        self.close_button = tool_button("Close", "Close (Esc)")
+        for button in (self.copy_button, self.close_button):
+            button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the keys stay the timeline's
+        self._lay_out()
+        self.copy_button.clicked.connect(self.copy)
+        self.close_button.clicked.connect(self.closed)
+        self.hide()
+
+    def show_measured(self, measured: Measured) -> None:
+        """Say this."""
+        self.measured = measured
+        self._title.setText(measured.title)
+        self.setToolTip(measured.note)
+        _clear(self._grid)
+        _clear(self._delayed)
+        parent = self.parentWidget()
+        num_beside = 2 if parent is not None and parent.width() >= scaled(_TWO_FROM_WIDTH) else 1
+        num_below = -(-len(measured.rows) // num_beside)
+        for place, (name, value) in enumerate(measured.rows):
+            column, row = divmod(place, num_below)
+            self._grid.addWidget(label(name, "muted"), row, 2 * column)
+            self._grid.addWidget(number_label(value), row, 2 * column + 1)
+        if measured.delayed:
+            self._delayed.addWidget(label("Most delayed", "muted"))
+        for delayed in measured.delayed:
+            button = tool_button(delayed.words, f"Go to request #{delayed.number} where its delay begins")
+            button.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+            button.clicked.connect(lambda _=False, wanted=delayed: self.chosen.emit(wanted))
+            self._delayed.addWidget(button)
+        self._delayed.addStretch()
+        self.show()
+        self.place()
+
+    def place(self) -> None:
+        """In the lower right corner of what it floats over: the lanes above stay to be seen."""
+        parent = self.parentWidget()
+        if parent is None:
+            return
+        self.adjustSize()
+        x, y = parent.width() - self.width() - _MARGIN, parent.height() - self.height() - _MARGIN
+        self.move(max(x, 0), max(y, 0))
+        self.raise_()
+
+    def copy(self) -> None:
+        """As text."""
+        if self.measured is not None:
+            QGuiApplication.clipboard().setText(self.measured.text)
+
+    def _lay_out(self) -> None:
+        head = QHBoxLayout()
+        head.addWidget(self._title, 1)
+        head.addWidget(self.copy_button)
+        head.addWidget(self.close_button)
+        self._grid.setHorizontalSpacing(16)
+        self._grid.setVerticalSpacing(2)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(12, 8, 12, 8)
+        column.setSpacing(4)
+        column.addLayout(head)
+        column.addLayout(self._grid)
+        column.addLayout(self._delayed)
+
+
+def _clear(layout: QGridLayout | QHBoxLayout) -> None:
+    while (item := layout.takeAt(0)) is not None:
+        widget = item.widget()
+        if widget is not None:
+            widget.hide()
+            widget.deleteLater()

@@ -1,0 +1,172 @@
+"""A range of the timeline: figures as in `summaries.figures`, and the requests that were not served for longest."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QLabel
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from timed_fakes import EPOCH, START_NS, FakeTimedSession, second, small_course, timed
+
+from kvscope_app.look.theme import DARK
+from kvscope_app.views.timeline.lane_layout import GUTTER
+from kvscope_app.views.timeline.measured_range import WholeSeconds, measured, most_delayed
+from kvscope_app.views.timeline.request_lanes import RequestLanes
+from kvscope_app.views.timeline.time_span import TimeSpan
+from kvscope_app.views.timeline.view import TimelineView
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.figures import BY_KEY, largest_of, rows_in
+from kvscope_telemetry.summaries.latency_buckets import pack
+from kvscope_telemetry.summaries.summary import SECOND_NS, Latency
+
+SHIFT = Qt.KeyboardModifier.ShiftModifier
+LEFT = Qt.MouseButton.LeftButton
+UNTIL_NS = START_NS + 100 * SECOND_NS
+
+
+def span(begin_s, end_s):
+    return TimeSpan(START_NS + round(begin_s * SECOND_NS), START_NS + round(end_s * SECOND_NS))
+
+
+def lanes_of(course):
+    lanes = RequestLanes()
+    lanes.add(course.events[place] for place in range(len(course.events)))
+    return lanes
+
+
+def latency(*values_s):
+    values = np.array(values_s)
+    p50, p95, p99 = np.quantile(values, (0.5, 0.95, 0.99)).tolist()
+    return Latency(count=len(values), p50_s=p50, p95_s=p95, p99_s=p99, buckets=pack(values))
+
+
+def test_figures_are_those_of_the_whole_seconds_that_are_touched():
+    course = Course()
+    course.extend([second(at, decode_tokens=10 * at, finished=1, preemptions=at % 2) for at in range(20)])
+    found = measured(course, RequestLanes(), span(4.2, 6.9), UNTIL_NS)
+    told = dict(found.rows)
+    assert found.title.startswith("2.7")
+    assert told["Requests finished"] == "3"
+    assert told["Preemptions"] == "1"
+    assert told["Decode tokens a second"] == "50.0 tokens/s"
+    whole = WholeSeconds.of(span(4.2, 6.9))
+    assert BY_KEY["decode_tokens_per_s"].of(course, whole) == pytest.approx(50)
+    assert BY_KEY["finished"].of(course, WholeSeconds.of(span(4, 5))) == 1, "its end is not in it"
+
+
+def test_latencies_have_their_largest():
+    course = Course()
+    course.extend([second(0, first_token=latency(0.1, 0.2)), second(1, first_token=latency(0.1, 4.0))])
+    assert largest_of(course, "first_token", rows_in(course, WholeSeconds.of(span(0, 2)))) == pytest.approx(4, rel=0.01)
+    assert largest_of(course, "first_token", rows_in(course, WholeSeconds.of(span(0, 1)))) == pytest.approx(
+        0.2, rel=0.01
+    )
+    assert largest_of(course, "inter_token", slice(0, 2)) is None
+    told = dict(measured(course, RequestLanes(), span(0, 2), UNTIL_NS).rows)
+    assert told["First token, p50 / p95 / max"].count("/") == 2
+    assert "unknown" in told["Between tokens, p50 / p95 / max"]
+
+
+def test_a_largest_that_no_bucket_tells_is_unknown():
+    course = Course()
+    course.extend([second(0, first_token=Latency(count=9, p50_s=1.0, p95_s=2.0, p99_s=2.0))])
+    assert largest_of(course, "first_token", slice(0, 1)) is None
+
+
+def test_the_most_delayed_are_those_not_served_within_the_range():
+    course = small_course()
+    (delayed,) = most_delayed(course, lanes_of(course), span(25, 35), UNTIL_NS)
+    assert (delayed.epoch, delayed.number) == (EPOCH, 1)
+    assert delayed.delay_ns == 5 * SECOND_NS, "from 30 s on; what is after the range does not count"
+    assert delayed.time_ns == START_NS + 30 * SECOND_NS
+    assert not most_delayed(course, lanes_of(course), span(50, 90), UNTIL_NS)
+    course.extend([], [timed(95, "admitted", 4), timed(96, "preempted", 4)])
+    (open_one,) = most_delayed(course, lanes_of(course), span(94, 100), UNTIL_NS)
+    assert (open_one.number, open_one.delay_ns) == (4, 4 * SECOND_NS), "it goes on"
+
+
+@pytest.fixture
+def view(qtbot):
+    made = TimelineView(FakeTimedSession(small_course()))
+    qtbot.addWidget(made)
+    made.resize(GUTTER + 1_000, 520)
+    made.apply_theme(DARK)
+    made.show()
+    made.refresh()
+    return made
+
+
+def drag(view, begin_s, end_s):
+    canvas = view.canvas
+    first, last = (
+        QPoint(
+            GUTTER + round(canvas.shown.span.share_at(START_NS + at * SECOND_NS) * canvas.layout_now.chart_width), 60
+        )
+        for at in (begin_s, end_s)
+    )
+    QTest.mousePress(canvas, LEFT, SHIFT, first)
+    QTest.mouseMove(canvas, QPoint((first.x() + last.x()) // 2, 60))
+    QTest.mouseMove(canvas, last)
+    QTest.mouseRelease(canvas, LEFT, SHIFT, last)
+
+
+def test_a_drag_with_shift_measures_until_it_is_dismissed(view):
+    before = view.canvas.shown.span
+    drag(view, 35, 20)
+    assert view.canvas.shown.span == before, "nothing moved"
+    assert view.canvas.measured.begin_ns == pytest.approx(START_NS + 20 * SECOND_NS, abs=SECOND_NS)
+    assert view.canvas.measured.length_ns == pytest.approx(15 * SECOND_NS, abs=SECOND_NS)
+    assert view.card.isVisible()
+    assert view.canvas.grab().toImage().width() > 0
+    assert any("First token" in label.text() for label in view.card.findChildren(QLabel))
+    view.card.copy_button.click()
+    pasted = QGuiApplication.clipboard().text()
+    assert "Preemptions: " in pasted
+    assert "#1: " in pasted
+    assert view.dismiss()
+    assert not view.card.isVisible()
+    assert view.canvas.measured is None
+    assert not view.dismiss()
+
+
+def test_a_delayed_request_is_gone_to(view):
+    drag(view, 20, 38)
+    view.card.chosen.emit(view.card.measured.delayed[0])
+    assert view.session.selected_request == 1
+    assert view.card.isVisible()
+
+
+def test_the_card_follows_what_goes_on(view):
+    view.session.course.extend([second(100, finished=2)])
+    view.refresh()
+    drag(view, 98, 101)
+    before = dict(view.card.measured.rows)["Requests finished"]
+    view.session.course.extend([second(100, finished=7)])
+    view.refresh()
+    after = dict(view.card.measured.rows)["Requests finished"]
+    assert int(after) == int(before) + 5
+
+
+def test_keys_zoom_at_the_pointer_and_pan(view, qtbot):
+    canvas = view.canvas
+    x = GUTTER + canvas.layout_now.chart_width // 4
+    qtbot.mouseMove(canvas, QPoint(x, 60))
+    under = canvas.shown.span.time_at(0.25)
+    qtbot.keyClick(canvas, Qt.Key.Key_W)
+    seen = canvas.shown.span
+    assert seen.length_ns < canvas.whole.length_ns
+    assert seen.time_at(0.25) == pytest.approx(under, abs=SECOND_NS / 5)
+    qtbot.keyClick(canvas, Qt.Key.Key_D)
+    assert canvas.shown.span.begin_ns > seen.begin_ns
+    qtbot.keyClick(canvas, Qt.Key.Key_A)
+    assert canvas.shown.span == seen
+    qtbot.keyClick(canvas, Qt.Key.Key_S)
+    assert canvas.shown.span.length_ns > seen.length_ns
