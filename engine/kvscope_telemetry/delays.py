@@ -21,6 +21,8 @@ from kvscope_telemetry.messages.telemetry import Event
 IntArray = npt.NDArray[np.int64]
 _STARTS: Final = ("admitted", "resumed")
 _STOPS: Final = ("preempted", "finished", "aborted", "refused")
+KINDS: Final = (*_STARTS, *_STOPS)
+"""Of the events that are looked at."""
 _RAN_UNTIL: Final = ("preempted", "finished")
 """Who is told of this ran before, though nobody saw it begin."""
 _EVER: Final = 1 << 62
@@ -74,7 +76,7 @@ class Delays:
                 yield _prefill(told, moments)
                 is_first_told = True
             if event.kind == "preempted":
-                later = (other.time_ns for other in told[place + 1 :] if other.kind in (*_STARTS, *_STOPS))
+                later = (other.time_ns for other in told[place + 1 :] if other.kind in KINDS)
                 yield _aside(event, moments, next(later, moments.ended_ns))
                 lost = event.num_tokens
             elif event.kind == "resumed":

@@ -11,7 +11,8 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.session.request_times import RequestTimes
+from kvscope_app.session.request_times import Ending, RequestTimes
+from kvscope_telemetry.goals import Goals, Judged, judge
 from kvscope_telemetry.latencies import running_s, tokens_per_s
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.state.mirror import Mirror
@@ -27,6 +28,7 @@ class Filter(StrEnum):
     RUNNING = "Running"
     WAITING = "Waiting"
     FINISHED = "Ended"
+    MISSED = "Missed goals"
 
 
 _STATES = {
@@ -34,6 +36,7 @@ _STATES = {
     Filter.RUNNING: (RequestState.RUNNING,),
     Filter.WAITING: (RequestState.WAITING, RequestState.PREEMPTED),
     Filter.FINISHED: (RequestState.FINISHED,),
+    Filter.MISSED: (RequestState.FINISHED,),
 }
 
 
@@ -95,11 +98,29 @@ def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None))
     )
 
 
+def took_s(columns: RequestColumns) -> dict[str, FloatArray]:
+    """What goals judge, as in `goals.took_s`, of each request."""
+    has_next = (columns.num_output_tokens > 1) & (columns.tokens_per_s != 0)
+    tpot_s = np.where(columns.num_output_tokens > 1, np.nan, 0.0)
+    tpot_s[has_next] = 1 / columns.tokens_per_s[has_next]
+    return {"ttft": columns.ttft_s, "tpot": tpot_s, "e2el": columns.time_s}
+
+
+def judged(columns: RequestColumns, goals: Goals) -> Judged:
+    """Of those that finished; who goes on, was aborted or refused neither kept goals nor missed them."""
+    ended_somehow = (columns.state == RequestState.FINISHED) & (columns.ending == Ending.UNKNOWN)
+    has_finished = ended_somehow | (columns.ending == Ending.FINISHED)
+    found = judge(took_s(columns), goals)
+    return Judged(found.kept & has_finished, found.missed & has_finished)
+
+
 def order_rows(
-    columns: RequestColumns, wanted: Filter, text: str, sort_by: str, descending: bool
+    columns: RequestColumns, wanted: Filter, text: str, sort_by: str, descending: bool, goals: Goals | None = None
 ) -> npt.NDArray[np.intp]:
     """Rows of the requests that match, sorted; equal ones newest first."""
     matching = np.isin(columns.state, _STATES[wanted])
+    if wanted is Filter.MISSED:
+        matching &= judged(columns, goals or {}).missed
     if text:
         matching &= _matches_text(columns, text)
     rows = np.flatnonzero(matching)[::-1]

@@ -20,8 +20,9 @@ from kvscope_app.look.number_text import NOTHING, count, seconds, short
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme, owner_color
 from kvscope_app.session.request_times import Ending
-from kvscope_app.views.requests.columns import Filter, RequestColumns, order_rows
+from kvscope_app.views.requests.columns import Filter, RequestColumns, judged, order_rows, took_s
 from kvscope_app.views.table_head import TableHead
+from kvscope_telemetry.goals import Goals, Judged, missed_words
 from kvscope_telemetry.messages.request_words import RequestState
 
 Index = QModelIndex | QPersistentModelIndex
@@ -148,6 +149,7 @@ class RequestModel(QAbstractTableModel):
         """Why a request waits, in a sentence."""
         self.filter = Filter.ALL
         self.text = ""
+        self.goals: Goals = {}
         self._sort_column = 0
         self._descending = True
         self._columns: RequestColumns | None = None
@@ -169,6 +171,24 @@ class RequestModel(QAbstractTableModel):
         self.filter, self.text = wanted, text
         self.reorder()
 
+    def set_goals(self, goals: Goals) -> None:
+        """From now on judge by these."""
+        self.goals = goals
+        self.reorder()
+
+    @property
+    def judged(self) -> Judged | None:
+        """Who kept the goals; None where there are none, or no requests."""
+        return None if self._columns is None or not self.goals else judged(self._columns, self.goals)
+
+    def missed_goals(self, number: int) -> list[str]:
+        """Each goal that a finished request missed, in words."""
+        columns = self._columns
+        found = [] if columns is None else np.flatnonzero(columns.number == number).tolist()
+        if columns is None or not found or not self.goals or not judged(columns, self.goals).missed[found[0]]:
+            return []
+        return missed_words({name: float(each[found[0]]) for name, each in took_s(columns).items()}, self.goals)
+
     def sort(self, column: int, order: Qt.SortOrder = Qt.SortOrder.AscendingOrder) -> None:
         self._sort_column, self._descending = column, order is Qt.SortOrder.DescendingOrder
         self.reorder()
@@ -178,7 +198,7 @@ class RequestModel(QAbstractTableModel):
         if self._columns is None:
             return
         sort_by = COLUMNS[self._sort_column].sort_by
-        rows = order_rows(self._columns, self.filter, self.text, sort_by, self._descending)
+        rows = order_rows(self._columns, self.filter, self.text, sort_by, self._descending, self.goals)
         self.reordering.emit()
         self._replace(rows)
         if len(rows):

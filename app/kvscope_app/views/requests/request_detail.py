@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,7 @@ from kvscope_app.views.events.event_model import EventFilter, EventModel
 from kvscope_app.views.events.event_table import EventTable
 from kvscope_app.views.requests.block_strip import BlockStrip
 from kvscope_app.views.requests.blocks_words import blocks_sentence
+from kvscope_app.views.requests.delay_words import delays_of, linked
 from kvscope_app.views.requests.first_tokens import FirstTokens, find_first_token
 from kvscope_app.views.requests.phase_words import phases
 from kvscope_app.views.requests.reuse_words import prompt_of, reuse_text
@@ -36,6 +38,11 @@ class RequestDetail(QTabWidget):
         self.summary = label(look="muted", wraps=True)
         self.reuse = label(wraps=True)
         """What it need not compute, and why not more."""
+        self.missed: Callable[[int], list[str]] = lambda number: []
+        """Goals that a request missed, in words."""
+        self.delays = label(wraps=True)
+        """Them, and what delayed it; a click on a request's number selects that one."""
+        self._delays_seen: tuple[object, ...] = ()
         self.phases = label(wraps=True)
         """How long it waited, computed and wrote, and what was in its way."""
         self.first_tokens = FirstTokens(session, self)
@@ -65,6 +72,7 @@ class RequestDetail(QTabWidget):
         """Show the selected request as the mirror has it."""
         self._show_blocks()
         self._show_own_events()
+        self._show_delays()
         self._show_phases()
         self.all_events.follow(self._session.history.events)
 
@@ -98,6 +106,22 @@ class RequestDetail(QTabWidget):
         entries = [] if number is None or epoch is None else history.events.of_request(epoch, number)
         self.own_events.show_entries(entries)
         self._show_reuse(number, entries)
+
+    def _show_delays(self) -> None:
+        session, number = self._session, self._session.selected_request
+        missed = [] if number is None else self.missed(number)
+        seen = (session.mirror.epoch, number, session.history.events.num_clears, *missed)
+        if seen == self._delays_seen:
+            return
+        self._delays_seen = seen
+        told = [] if number is None or not missed else delays_of(session, number)
+        links = [f"{link[0].upper()}{link[1:]}." for link in told]
+        lines = [f"Missed: {'; '.join(missed)}.", *links] if missed else []
+        self.delays.setText(linked(lines, number))
+        self.delays.setVisible(bool(lines))
+
+    def _on_link(self, target: str) -> None:
+        self.request_chosen.emit(self._session.mirror.epoch, int(target))
 
     def _show_phases(self) -> None:
         session, number = self._session, self._session.selected_request
@@ -134,10 +158,17 @@ class RequestDetail(QTabWidget):
         below.setSpacing(0)
         self.reuse.setContentsMargins(10, 4, 10, 4)
         self.phases.setContentsMargins(10, 2, 10, 2)
-        for text in (self.phases, self.reuse):
-            text.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.delays.setContentsMargins(10, 4, 10, 4)
+        self.delays.setTextFormat(Qt.TextFormat.RichText)
+        self.delays.linkActivated.connect(self._on_link)
+        flags = Qt.TextInteractionFlag
+        for text in (self.delays, self.phases, self.reuse):
+            text.setTextInteractionFlags(flags.TextSelectableByMouse)
             text.hide()
             below.addWidget(text)
+        self.delays.setTextInteractionFlags(
+            flags.TextSelectableByMouse | flags.LinksAccessibleByMouse | flags.LinksAccessibleByKeyboard
+        )
         below.addWidget(self.strip)
         below.addStretch(1)
         scroll.setWidget(body)

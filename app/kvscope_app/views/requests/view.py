@@ -8,7 +8,8 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar
 
-from PySide6.QtCore import QEvent, QItemSelection, QItemSelectionModel, Qt
+import numpy as np
+from PySide6.QtCore import QEvent, QItemSelection, QItemSelectionModel, QSettings, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QComboBox,
@@ -23,10 +24,12 @@ from PySide6.QtWidgets import (
 from kvscope_app.look.asking import ask
 from kvscope_app.look.makers import empty_state, head_row, label
 from kvscope_app.look.number_text import plural
+from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
+from kvscope_app.setting_names import REQUEST_GOALS
 from kvscope_app.views.base import View
 from kvscope_app.views.requests.columns import Filter, read_columns
 from kvscope_app.views.requests.model import RequestModel
@@ -34,7 +37,8 @@ from kvscope_app.views.requests.numbers import RequestNumbers
 from kvscope_app.views.requests.request_detail import RequestDetail
 from kvscope_app.views.requests.table import RequestTable
 from kvscope_app.views.requests.waiting_words import queue_note, why_waits
-from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.goals import GOAL_NAMES, Judged, goals_text, read_goals
 from kvscope_telemetry.messages.commands import Abort
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -43,6 +47,7 @@ _LOW = 400
 _ROWS_AT_LEAST = 5
 """Of the table, before the details below it get room that nobody asked for."""
 EMPTY_TEXT = "No requests yet.\nSend a prompt from the console, or start the load."
+_GOALS_TIP = "\n".join(f"{name}: {meaning}" for name, meaning in GOAL_NAMES.items())
 EMPTY_RECORDING = "No requests at this moment of the recording."
 
 
@@ -60,11 +65,19 @@ class RequestsView(View):
         self.model.why = self._why
         self.table = RequestTable(self.model)
         self.detail = RequestDetail(session)
+        self.detail.missed = self.model.missed_goals
         self.numbers = RequestNumbers()
         """Instead of both, of an engine that does not tell of each."""
         self.filter = QComboBox()
         self.filter.addItems([wanted.value for wanted in Filter])
         self.filter.setAccessibleName("Which requests")
+        self.goals = QLineEdit()
+        """Seen with the filter that needs them."""
+        self.goals.setPlaceholderText("Goals in ms, as ttft:200 tpot:50")
+        self.goals.setAccessibleName("Goals in milliseconds")
+        self.goals.setToolTip(_GOALS_TIP)
+        self.goals.hide()
+        self._goals_error = ""
         self.search = QLineEdit()
         self.search.setPlaceholderText("Find by id or number")
         self.search.setClearButtonEnabled(True)
@@ -104,6 +117,13 @@ class RequestsView(View):
         self._stack.setCurrentIndex(1 if self.model.num_requests or len(history.events) else 0)
         self._show_count()
         self.detail.refresh()
+
+    def recall(self, settings: QSettings) -> None:
+        self.goals.setText(str(settings.value(REQUEST_GOALS, "")))
+        self._on_goals()
+
+    def remember(self, settings: QSettings) -> None:
+        settings.setValue(REQUEST_GOALS, goals_text(self.model.goals))
 
     def shut_down(self) -> None:
         self.detail.first_tokens.close()
@@ -219,9 +239,26 @@ class RequestsView(View):
 
     def _on_filter(self) -> None:
         self.model.set_filter(Filter(self.filter.currentText()), self.search.text())
+        self.goals.setVisible(self.model.filter is Filter.MISSED)
+        self._show_count()
+
+    def _on_goals(self) -> None:
+        try:
+            goals, self._goals_error = read_goals(self.goals.text().split(), "Goal"), ""
+        except BadInput as error:
+            self._goals_error = str(error)
+        else:
+            self.model.set_goals(goals)
+            self.detail.refresh()
+        self.goals.setToolTip(plain_tip(self._goals_error or _GOALS_TIP))
         self._show_count()
 
     def _show_count(self) -> None:
+        if self.model.filter is Filter.MISSED:
+            self.count.setText(
+                "Not accepted, write as ttft:200" if self._goals_error else _goodput_text(self.model.judged)
+            )
+            return
         shown, there = self.model.rowCount(), self.model.num_requests
         self.count.setText(plural(there, "request") if shown == there else f"{shown} of {plural(there, 'request')}")
 
@@ -246,6 +283,7 @@ class RequestsView(View):
         self.table.abort_wanted.connect(self.ask_abort)
         self.detail.request_chosen.connect(self._on_event_chosen)
         self.filter.currentIndexChanged.connect(self._on_filter)
+        self.goals.editingFinished.connect(self._on_goals)
         self.search.textChanged.connect(self._on_filter)
 
     def _lay_out(self) -> None:
@@ -253,6 +291,7 @@ class RequestsView(View):
         bar.setContentsMargins(8, 6, 8, 4)
         bar.setSpacing(8)
         bar.addWidget(self.filter)
+        bar.addWidget(self.goals, 1)
         bar.addWidget(self.search, 1)
         bar.addWidget(self.count)
         self._splitter = QSplitter(Qt.Orientation.Vertical)
@@ -277,3 +316,11 @@ class RequestsView(View):
         self._stack.addWidget(empty_state(EMPTY_RECORDING if self.session.is_file else EMPTY_TEXT))
         self._stack.addWidget(body)
         self._stack.addWidget(self.numbers)
+
+
+def _goodput_text(judged: Judged | None) -> str:
+    if judged is None:
+        return "No goals set"
+    missed = int(np.count_nonzero(judged.missed))
+    share = "goodput unknown" if judged.goodput is None else f"goodput {judged.goodput:.1%}"
+    return f"{share}, {missed} of {judged.num_judged} missed"

@@ -1,0 +1,106 @@
+"""Requests that missed their goals: the filter, goodput, what delayed each, and the way to who was in its way."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope_app.look.theme import THEMES
+from kvscope_app.views.requests.delay_words import linked
+from kvscope_app.views.requests.view import RequestsView
+from kvscope_telemetry.messages.telemetry import EventData
+
+WAITING, RUNNING, _, FINISHED = range(4)
+
+
+@pytest.fixture
+def view(engine, session, poll, qtbot):
+    """A step takes a millisecond. Request 1 holds up request 2, which is preempted for it as well; 3 is quick."""
+    engine.request(1, state=RUNNING, num_output_tokens=1)
+    engine.event(kind="admitted", number=1)
+    engine.request(2, state=WAITING, num_output_tokens=0)
+    for _step in range(20):
+        engine.frame(())
+    engine.event(kind="admitted", number=2)
+    engine.request(2, state=RUNNING, num_output_tokens=1)
+    taken = EventData(kind="preempted", num_needed=3, choice="newest")
+    engine.event(kind="preempted", number=2, other=1, num_tokens=21, data=taken)
+    for _step in range(30):
+        engine.frame(())
+    engine.event(kind="resumed", number=2, num_tokens=0)
+    engine.request(2, state=RUNNING, num_output_tokens=2)
+    for number in (1, 2):
+        engine.event(kind="finished", number=number)
+        engine.request(number, state=FINISHED, num_output_tokens=2)
+    poll(session)
+    made = RequestsView(session)
+    qtbot.addWidget(made)
+    made.resize(900, 700)
+    made.apply_theme(THEMES["dark"])
+    made.show()
+    made.refresh()
+    return made
+
+
+def shown(view):
+    return [view.model.number_at(row) for row in range(view.model.rowCount())]
+
+
+def choose(view, goals):
+    view.filter.setCurrentText("Missed goals")
+    view.goals.setText(goals)
+    view.goals.editingFinished.emit()
+
+
+def test_without_goals_nobody_missed_one(view):
+    assert not view.goals.isVisible()
+    view.filter.setCurrentText("Missed goals")
+    assert view.goals.isVisible()
+    assert shown(view) == []
+    assert view.count.text() == "No goals set"
+
+
+def test_the_filter_shows_who_missed_and_the_goodput(view):
+    choose(view, "ttft:10")
+    assert shown(view) == [2]
+    assert view.count.text() == "goodput 50.0%, 1 of 2 missed"
+    choose(view, "ttft:10000")
+    assert shown(view) == []
+    assert view.count.text() == "goodput 100.0%, 0 of 2 missed"
+
+
+def test_what_is_no_goal_is_said_and_the_old_ones_hold(view):
+    choose(view, "ttft:10")
+    choose(view, "ttft:soon")
+    assert view.count.text() == "Not accepted, write as ttft:200"
+    assert "'ttft:soon' is not accepted" in view.goals.toolTip()
+    assert shown(view) == [2]
+
+
+def test_a_click_on_a_cause_selects_that_request(view, session):
+    choose(view, "ttft:10")
+    session.select_request(2)
+    text = view.detail.delays.text()
+    assert text.startswith("Missed: TTFT ")
+    assert "Waited 2" in text
+    assert 'behind <a href="1">#1</a>' in text
+    assert 'Preempted for <a href="1">#1</a>' in text
+    assert "Recomputed 21 tokens" in text
+    view.detail.delays.linkActivated.emit("1")
+    assert session.selected_request == 1
+    assert view.detail.delays.isHidden(), "it missed none"
+    view.detail.delays.linkActivated.emit("77")
+    assert session.selected_request == 1, "nobody knows that one"
+
+
+def test_words_of_an_engine_are_no_markup():
+    assert linked(["<b>#3</b> for #4"], 4) == '&lt;b&gt;<a href="3">#3</a>&lt;/b&gt; for #4'
+
+
+def test_goals_are_kept(view, settings, session, qtbot):
+    choose(view, "ttft:10 tpot:50")
+    view.remember(settings)
+    other = RequestsView(session)
+    qtbot.addWidget(other)
+    other.recall(settings)
+    assert other.goals.text() == "ttft:10 tpot:50"
+    assert other.model.goals == {"ttft": 10.0, "tpot": 50.0}
