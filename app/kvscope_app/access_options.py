@@ -80,5 +80,5 @@ def _check_fits(args: argparse.Namespace, addresses: Sequence[Address]) -> None:
     for name, value in _access_options(args):
         is_for_foreign = name != "--key"
         if value and not any(address.is_foreign == is_for_foreign for address in addresses):
-            kind = "vllm:// and sglang://" if is_for_foreign else "kvscope's own engines, ipc:// and tcp://"
+            kind = "vllm:// and sglang://" if is_for_foreign else "kvscope's own engines, ipc://, tcp:// and ssh://"
             raise BadInput(f"{name} is for {kind}, and does not go with {addresses[0].text}")

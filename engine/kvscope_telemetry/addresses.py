@@ -1,6 +1,7 @@
 """From an address to the source that watches the engine there: the one place that knows which kinds there are.
 
     ipc:///DIR/telemetry, tcp://HOST:PORT       kvscope's own engine
+    ssh://[USER@]HOST[:PORT][/ENDPOINT]         the same on another machine, through OpenSSH
     vllm://HOST:PORT, sglang://HOST:PORT        other engines, by the port of their HTTP server
 
 Other engines' sources are imported when one is opened: who watches none does not pay for them. Secrets are in no repr
@@ -19,6 +20,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.keys.connections import key_for
 from kvscope_telemetry.keys.private_files import MAX_BYTES
 from kvscope_telemetry.sockets.endpoints import require_curve
+from kvscope_telemetry.sockets.ssh_tunnel import FORM, SCHEME, require_ssh
 from kvscope_telemetry.source import Source, Update
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.sources.sink import Sink
@@ -27,9 +29,9 @@ from kvscope_telemetry.state.mirror import Mirror
 if TYPE_CHECKING:
     from kvscope_telemetry.foreign.address import ForeignAddress
 
-OWN_SCHEMES: Final = ("ipc", "tcp")
+OWN_SCHEMES: Final = ("ipc", "tcp", "ssh")
 FOREIGN_SCHEMES: Final = ("vllm", "sglang")
-ACCEPTED: Final = "ipc:///DIR, tcp://HOST:PORT, vllm://HOST:PORT or sglang://HOST:PORT"
+ACCEPTED: Final = f"ipc:///DIR, tcp://HOST:PORT, {FORM}, vllm://HOST:PORT or sglang://HOST:PORT"
 API_KEY_VARIABLE: Final = "KVSCOPE_API_KEY"
 """Environment variable with the API key where no file is given: command lines can be read by others."""
 
@@ -88,6 +90,8 @@ class Address:
             _foreign_address(self)
         elif self.scheme in OWN_SCHEMES:
             self._check_options_of_own()
+            if self.scheme == SCHEME:
+                require_ssh()
             require_curve(self.text, has_keys=key_for(self.text, self.key) is not None)
         else:
             hint = _hint(self)

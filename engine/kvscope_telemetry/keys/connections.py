@@ -27,6 +27,7 @@ from kvscope_telemetry.keys.key_files import ClientKey, read_client_key
 from kvscope_telemetry.keys.key_ring import config_folder, local_key
 from kvscope_telemetry.keys.private_files import MAX_BYTES, write_private
 from kvscope_telemetry.sockets.endpoints import endpoints, is_loopback
+from kvscope_telemetry.sockets.ssh_tunnel import SCHEME, SshAddress
 
 NO_KEY: Final = Path("none")
 """Given in place of a key file: use none, whatever is remembered."""
@@ -94,7 +95,11 @@ def key_for(endpoint: str, given: Path | None = None) -> ClientKey | None:
 
     The last is for tcp on loopback: an engine of the same user made it. Raises BadInput for a file that is no key.
     """
-    endpoints(endpoint)
+    is_tunnel = endpoint.startswith(f"{SCHEME}://")
+    if is_tunnel:
+        SshAddress.parse(endpoint)
+    else:
+        endpoints(endpoint)
     if given is not None:
         return None if given == NO_KEY else read_client_key(given.expanduser())
     if endpoint.startswith("ipc"):
@@ -102,7 +107,7 @@ def key_for(endpoint: str, given: Path | None = None) -> ClientKey | None:
     for connection in read_connections():
         if connection.endpoint == endpoint and connection.key:
             return read_client_key(connections_path().parent / Path(connection.key).expanduser())
-    own = local_key() if is_loopback(endpoint) else None
+    own = local_key() if not is_tunnel and is_loopback(endpoint) else None
     return None if own is None else read_client_key(own)
 
 

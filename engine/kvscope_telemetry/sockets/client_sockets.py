@@ -17,6 +17,7 @@ from kvscope_telemetry.sockets.absence import Absence
 from kvscope_telemetry.sockets.client_line import ClientLine
 from kvscope_telemetry.sockets.endpoints import endpoints, is_ipv6, require_curve
 from kvscope_telemetry.sockets.handshakes import Handshakes
+from kvscope_telemetry.sockets.ssh_tunnel import SCHEME, SshAddress, SshTunnel
 from kvscope_telemetry.sockets.tracked_send import send_tracked
 from kvscope_telemetry.sockets.wakeup import Wakeup
 
@@ -49,8 +50,12 @@ class ClientSockets:
         subscribes: bool = True,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
-        addresses = endpoints(endpoint)
         require_curve(endpoint, has_keys=key is not None)
+        self._tunnel = SshTunnel(SshAddress.parse(endpoint)) if endpoint.startswith(f"{SCHEME}://") else None
+        self.is_ipc = endpoint.startswith("ipc")
+        """Whether the engine is on this machine for certain."""
+        named, endpoint = endpoint, endpoint if self._tunnel is None else self._tunnel.endpoint
+        addresses = endpoints(endpoint)
         self._wakeup = Wakeup()
         self._own_context = zmq.Context() if context is None else None
         context = self._own_context or context
@@ -63,13 +68,12 @@ class ClientSockets:
             telemetry.subscribe(b"")
         self._command.sndhwm = SEND_HIGH_WATER
         self._command.immediate = 1  # nothing queues for an engine that is not there
-        self._telemetry_line = ClientLine(telemetry, addresses.telemetry, Handshakes(endpoint, key), RECEIVE_HIGH_WATER)
-        self._command_line = ClientLine(self._command, addresses.command, Handshakes(endpoint, key), REPLY_HIGH_WATER)
+        self._telemetry_line = ClientLine(telemetry, addresses.telemetry, Handshakes(named, key), RECEIVE_HIGH_WATER)
+        self._command_line = ClientLine(self._command, addresses.command, Handshakes(named, key), REPLY_HIGH_WATER)
         self._lines = (self._telemetry_line, self._command_line)
         self._pollers = {replies: self._make_poller(replies=replies) for replies in (False, True)}
         self._big_command: zmq.MessageTracker | None = None
         self._absence = Absence(endpoint)
-        self.is_ipc = endpoint.startswith("ipc")
 
     def wait(self, timeout_ms: int, *, replies: bool = True) -> None:
         """Return when something arrived, when woken, or after `timeout_ms`; `replies`: also for those."""
@@ -125,12 +129,14 @@ class ClientSockets:
     @property
     def refusal(self) -> str:
         """Why the engine does not let one of the sockets in, in one sentence; empty when nothing is wrong."""
-        return self._command_line.handshakes.refusal or self._telemetry_line.handshakes.refusal
+        refusal = self._command_line.handshakes.refusal or self._telemetry_line.handshakes.refusal
+        is_hung_up_by_ssh = self._tunnel is not None and self._tunnel.has_complained
+        return "" if is_hung_up_by_ssh else refusal
 
     @property
     def absence(self) -> str:
         """Why there is no connection, in one sentence; empty while there is one, and before that is known."""
-        return self._absence.why
+        return self._absence.why if self._tunnel is None else self._tunnel.why
 
     @property
     def num_cut(self) -> int:
@@ -149,6 +155,8 @@ class ClientSockets:
         self._command_line.close(linger_ms=LINGER_MS)
         if self._own_context is not None:
             self._own_context.term()
+        if self._tunnel is not None:
+            self._tunnel.close()
         self._wakeup.close()
 
 

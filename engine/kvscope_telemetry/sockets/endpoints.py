@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.sockets.bind_address import IpcAddress, TcpAddress, parse_bind_address
+from kvscope_telemetry.sockets.ssh_tunnel import SCHEME, SshAddress
 
 _EVERYWHERE = ("*", "0.0.0.0", "[::]", "::")
 
@@ -48,6 +49,8 @@ def is_ipv6(endpoint: str) -> bool:
 
 def require_curve(endpoint: str, has_keys: bool) -> None:
     """Raise BadInput for an endpoint outside loopback without a key."""
+    if endpoint.startswith(f"{SCHEME}://"):  # to that machine ssh answers for it, from there on nobody
+        endpoint = SshAddress.parse(endpoint).endpoint or "ipc:///default"
     if not (has_keys or is_loopback(endpoint)):
         raise BadInput(
             f"endpoint {endpoint!r} is not accepted without a key file: outside loopback give --key FILE"

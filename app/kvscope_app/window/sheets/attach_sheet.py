@@ -24,7 +24,7 @@ _NEW: Final = "Another engine"
 _SIZE: Final = (640, 330)
 _WORDS: Final = {
     "kvscope": "Where it listens: ipc:///DIR/telemetry on this machine, or tcp://HOST:PORT. On another machine it wants"
-    " a key file, made there with kvscope-engine keys new NAME.",
+    " a key file, made there with kvscope-engine keys new NAME; or ssh://HOST, through your ssh, wants none.",
     "vllm": "Host and port of its HTTP server. Its blocks are seen where it publishes KV events, which its option"
     " kv-events-config turns on; without them its metrics are shown alone.",
     "sglang": "Host and port of its HTTP server, with metrics turned on (its option enable-metrics). Its blocks are"

@@ -1,0 +1,211 @@
+"""An engine on another machine through OpenSSH: `ssh://[USER@]HOST[:PORT][/ENDPOINT]`.
+
+Owns the `ssh` that carries the engine's two sockets to a private folder here, and starts it again where it ends. It
+asks nobody anything (BatchMode): a key that wants a passphrase belongs into an agent. It ends with us, killed or not.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.sockets.bind_address import IpcAddress, parse_bind_address
+
+SCHEME: Final = "ssh"
+FORM: Final = "ssh://[USER@]HOST[:PORT][/ENDPOINT]"
+_NO_TROUBLE: Final = ("Warning:", "**")
+AGAIN_S: Final = (1.0, 15.0)
+"""Between attempts, twice as long each time."""
+_PARTS: Final = re.compile(r"ssh://((?:[\w.+-]+@)?)(\[[\da-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?(?:/(.*))?", re.ASCII)
+_PLAIN: Final = re.compile(r"[\w./@+-]+", re.ASCII)
+"""Paths that mean the same to ssh's option -L."""
+_OPTIONS: Final = (
+    *("-T", "-S", "none", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5"),
+    *("-o", "ServerAliveCountMax=2", "-o", "ForwardAgent=no", "-o", "ForwardX11=no"),
+)
+_KEEPER: Final = (
+    'exec 3<&0; "$@" </dev/null 3<&- & ssh=$!; { read -r _ <&3; kill $ssh; } 2>/dev/null & keeper=$!;'
+    " wait $ssh; code=$?; kill $keeper 2>/dev/null; exit $code"
+)
+"""Ends ssh when its standard input does, which is when we end."""
+_FIND: Final = (
+    'for d in "$XDG_RUNTIME_DIR/kvscope" "/run/user/$(id -u)/kvscope" "/tmp/kvscope-$(id -u)"; do'
+    ' if [ -S "$d/telemetry" ]; then echo "$d"; exit 0; fi; done; echo none'
+)
+"""Where an engine of that user listens that was told nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class SshAddress:
+    """Where to, and what is carried from there."""
+
+    host: str
+    """With its user, as ssh takes it."""
+    port: str
+    endpoint: str
+    """On that machine; empty: the default one."""
+
+    @classmethod
+    def parse(cls, text: str) -> SshAddress:
+        """Raises BadInput naming what is accepted."""
+        match = _PARTS.fullmatch(text)
+        if match is None or text.startswith("ssh://-") or "@-" in text or not 0 < int(match[3] or 22) < 65536:
+            raise BadInput(f"address {text!r:.200} is not accepted: {FORM}")
+        endpoint = match[4] or ""
+        if endpoint and "://" not in endpoint:
+            endpoint = f"ipc:///{endpoint}"
+        address = cls(match[1] + match[2].strip("[]"), match[3] or "", endpoint)
+        if endpoint:
+            for forwarded in _forwards(endpoint):
+                if not _PLAIN.fullmatch(forwarded.replace(":", "").replace("[", "").replace("]", "")) or (
+                    endpoint.startswith("ipc") and ":" in forwarded
+                ):
+                    raise BadInput(f"address {text!r:.200} is not accepted: letters, digits and ./@+_- in its path")
+        return address
+
+    @property
+    def command(self) -> list[str]:
+        """ssh to that machine, without what is done there."""
+        port = ["-p", self.port] if self.port else []
+        return [SCHEME, *_OPTIONS, *port]
+
+
+def require_ssh() -> None:
+    """Raise BadInput where there is none."""
+    if shutil.which(SCHEME) is None:
+        raise BadInput(
+            "ssh:// needs OpenSSH's client, and there is no `ssh` on PATH (Debian: apt install openssh-client)"
+        )
+
+
+class SshTunnel:
+    """Tries to be there from construction to `close`."""
+
+    def __init__(self, address: SshAddress) -> None:
+        require_ssh()
+        self._address = address
+        self._folder = Path(tempfile.mkdtemp(prefix="kvscope-ssh-"))
+        self.endpoint = f"ipc://{self._folder}"
+        """Where the engine's sockets are on this machine."""
+        self.has_complained = False
+        """Whether the ssh that runs, or ran last, said what is wrong."""
+        self._said = ""
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._ssh: subprocess.Popen[str] | None = None
+        self._thread = threading.Thread(target=self._run, name="kvscope-ssh", daemon=True)
+        self._thread.start()
+
+    @property
+    def why(self) -> str:
+        """Why nobody may answer there, in one sentence, with ssh's own words."""
+        host = self._address.host
+        if not self.has_complained and (self._folder / "telemetry").exists():
+            return f"ssh to {host} is connected, but nobody answers at {self._address.endpoint or 'its default place'}"
+        return self._said or f"ssh to {host} is being connected"
+
+    def close(self) -> None:
+        """End ssh. Idempotent."""
+        with self._lock:
+            self._closing.set()
+            if self._ssh is not None and self._ssh.stdin is not None:
+                self._ssh.stdin.close()
+        self._thread.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # The thread.
+
+    def _run(self) -> None:
+        pause_s = AGAIN_S[0]
+        while not self._closing.is_set():
+            begun_s = time.monotonic()
+            try:
+                self._carry()
+            except OSError as error:
+                self._complain(f"ssh cannot be started: {(error.strerror or str(error)).lower()}")
+            if time.monotonic() - begun_s > AGAIN_S[1]:  # it went well for a while
+                pause_s = AGAIN_S[0]
+            self._closing.wait(pause_s)
+            pause_s = min(2 * pause_s, AGAIN_S[1])
+
+    def _carry(self) -> None:
+        """Until ssh ends."""
+        endpoint = self._address.endpoint or self._find()
+        if not endpoint:
+            return
+        forwards: list[str] = []
+        for name, there in zip(("telemetry", "command"), _forwards(endpoint), strict=True):
+            forwards += ["-L", f"{self._folder}/{name}:{there}"]
+        options = ["-N", "-o", "ExitOnForwardFailure=yes", "-o", "StreamLocalBindUnlink=yes", *forwards]
+        self._start([*self._address.command, *options, "--", self._address.host])
+        self._end()
+        for name in ("telemetry", "command"):
+            (self._folder / name).unlink(missing_ok=True)
+
+    def _find(self) -> str:
+        """The default endpoint on that machine; empty where there is none."""
+        found = self._start([*self._address.command, "--", self._address.host, _FIND])
+        code = self._end()
+        if code or self._closing.is_set():
+            return ""
+        if not _PLAIN.fullmatch(found) or not found.startswith("/"):
+            host = self._address.host
+            self._complain(f"no engine listens at its default place on {host}: name its ENDPOINT, as in {FORM}")
+            return ""
+        self._said = ""
+        return f"ipc://{found}"
+
+    def _start(self, command: list[str]) -> str:
+        """Run it, with its words as they come; what it printed, when it has ended."""
+        with self._lock:
+            if self._closing.is_set():
+                return ""
+            self.has_complained = False
+            self._ssh = subprocess.Popen(
+                ["/bin/sh", "-c", _KEEPER, "kvscope-ssh", *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        assert self._ssh.stdout is not None, "a pipe was asked for"
+        said = ""
+        for line in self._ssh.stdout:
+            words = "".join(letter for letter in line.strip() if letter.isprintable())
+            if words and not words.startswith(_NO_TROUBLE):
+                said = words
+                self._complain(f"ssh to {self._address.host}: {words[:300]}")
+        return said
+
+    def _complain(self, words: str) -> None:
+        self._said, self.has_complained = words, True
+
+    def _end(self) -> int:
+        with self._lock:
+            ssh, self._ssh = self._ssh, None
+        if ssh is None:
+            return 1
+        for pipe in (ssh.stdin, ssh.stdout):
+            if pipe is not None:
+                pipe.close()
+        return ssh.wait()
+
+
+def _forwards(endpoint: str) -> tuple[str, str]:
+    """The engine's telemetry and commands there, as ssh's -L takes them."""
+    address = parse_bind_address(endpoint)
+    if isinstance(address, IpcAddress):
+        return f"{address.folder}/telemetry", f"{address.folder}/command"
+    if not address.port:
+        raise BadInput(f"endpoint {endpoint!r} is not accepted: a port from 1 to 65534 to connect to")
+    return f"{address.host}:{address.port}", f"{address.host}:{address.port + 1}"
