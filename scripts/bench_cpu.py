@@ -58,13 +58,15 @@ def products() -> None:
         weight = torch.randn(outputs, inputs).bfloat16()
         ways: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
             NativeGrouped(rounded(weight)).product,
+            NativeGrouped(rounded(weight), rounds_activations=True).product,
             Int8Weight(weight).product,
             PackedLinear(weight, None),
         )
         for rows in ROWS:
             x = torch.randn(rows, inputs).bfloat16()
             told = [f"{rows * outputs * inputs / _seconds(way, x) / 1e9:.0f}" for way in ways]
-            print(f"{outputs} x {inputs}, {rows} rows: 4 bits {told[0]}, 8 bits {told[1]}, bf16 {told[2]}")
+            ways_told = f"4 bits {told[0]}, with activations of 8 {told[1]}, 8 bits with such {told[2]}, bf16 {told[3]}"
+            print(f"{outputs} x {inputs}, {rows} rows: {ways_told}")
 
 
 def _seconds(way: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> float:
