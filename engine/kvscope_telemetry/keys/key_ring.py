@@ -80,6 +80,8 @@ def local_key() -> Path | None:
 def read_allow_list(folder: Path) -> list[ClientEntry]:
     """Who is let in with the keys in `folder`; nothing is made there. Raises BadInput when it cannot be read."""
     path = folder / "clients.toml"
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"{_WHAT} {folder} is not accepted: it is not a directory")
     try:
         if not path.exists():
             return []
