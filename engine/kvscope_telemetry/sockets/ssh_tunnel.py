@@ -32,10 +32,10 @@ _OPTIONS: Final = (
     *("-o", "ServerAliveCountMax=2", "-o", "ForwardAgent=no", "-o", "ForwardX11=no"),
 )
 _KEEPER: Final = (
-    'exec 3<&0; "$@" </dev/null 3<&- & ssh=$!; { read -r _ <&3; kill $ssh; } 2>/dev/null & keeper=$!;'
+    'exec 3<&0; "$@" </dev/null 3<&- & ssh=$!; { read -r _ <&3; rm -rf "$0"; kill $ssh; } 2>/dev/null & keeper=$!;'
     " wait $ssh; code=$?; kill $keeper 2>/dev/null; exit $code"
 )
-"""Ends ssh when its standard input does, which is when we end."""
+"""Ends ssh and the folder `$0` when its standard input ends, which is when we do, killed or not."""
 _FIND: Final = (
     'for d in "$XDG_RUNTIME_DIR/kvscope" "/run/user/$(id -u)/kvscope" "/tmp/kvscope-$(id -u)"; do'
     ' if [ -S "$d/telemetry" ]; then echo "$d"; exit 0; fi; done; echo none'
@@ -170,7 +170,7 @@ class SshTunnel:
                 return ""
             self.has_complained = False
             self._ssh = subprocess.Popen(
-                ["/bin/sh", "-c", _KEEPER, "kvscope-ssh", *command],
+                ["/bin/sh", "-c", _KEEPER, str(self._folder), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -157,6 +157,9 @@ def test_it_ends_with_a_process_that_is_killed(
         assert process.stdout.readline() == "True\n"
         process.send_signal(signal.SIGKILL)
     await_end(log.parent / "pids")
+    here = log.read_text().partition(" -L ")[2].partition("/telemetry:")[0]
+    assert here.startswith("/")
+    assert not Path(here).exists(), "nothing is left behind"
 
 
 def await_end(pids: Path) -> None:
