@@ -319,8 +319,9 @@ class RequestsView(View):
 
 
 def _goodput_text(judged: Judged | None) -> str:
+    """After a jump in a recording the table has only who was there then: so has this figure."""
     if judged is None:
         return "No goals set"
     missed = int(np.count_nonzero(judged.missed))
     share = "goodput unknown" if judged.goodput is None else f"goodput {judged.goodput:.1%}"
-    return f"{share}, {missed} of {judged.num_judged} missed"
+    return f"{share} of {judged.num_judged} in this table, {missed} missed"

@@ -62,10 +62,10 @@ def test_without_goals_nobody_missed_one(view):
 def test_the_filter_shows_who_missed_and_the_goodput(view):
     choose(view, "ttft:10")
     assert shown(view) == [2]
-    assert view.count.text() == "goodput 50.0%, 1 of 2 missed"
+    assert view.count.text() == "goodput 50.0% of 2 in this table, 1 missed"
     choose(view, "ttft:10000")
     assert shown(view) == []
-    assert view.count.text() == "goodput 100.0%, 0 of 2 missed"
+    assert view.count.text() == "goodput 100.0% of 2 in this table, 0 missed"
 
 
 def test_what_is_no_goal_is_said_and_the_old_ones_hold(view):
