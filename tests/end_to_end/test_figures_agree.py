@@ -579,7 +579,8 @@ class Played:
     def _heartbeat(self) -> Heartbeat:
         hello, mirror = self._mirror.hello, self._mirror
         assert hello is not None
-        return Heartbeat(epoch=hello.epoch, time_ns=time.monotonic_ns(), seq=mirror.seq, step=mirror.step)
+        now_ns = mirror.time_ns  # by the clock of the frames, which is another machine's
+        return Heartbeat(epoch=hello.epoch, time_ns=now_ns, seq=mirror.seq, step=mirror.step)
 
     def _answer(self, client: bytes, command: Command) -> None:
         with self._lock:

@@ -37,7 +37,7 @@ def test_json_has_what_scripts_rely_on(run: Run, echo: Any) -> None:
             "text": "[ab",
             "finish_reason": "length",
             "usage": {"prompt_tokens": 1, "cached_tokens": 0, "completion_tokens": 2},
-            "timing": {"queue_s": 0.1, "ttft_s": 0.2, "total_s": 0.3},
+            "timing": {"queue_s": 0.1, "ttft_s": 0.2, "total_s": 0.3, "stopped_s": 0.0},
         }
     ]
 

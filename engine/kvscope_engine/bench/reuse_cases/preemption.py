@@ -90,7 +90,8 @@ def _comes_back(probe: Probe, shape: Shape, way: str) -> Spent:
     spent = watch.spent
     loaded = 0 if way == RECOMPUTE else shape.held_blocks
     computed = shape.num_prompt_tokens if way == RECOMPUTE else 0
-    took.expect(f"a request {way}", computed=computed, loaded=loaded, risen=loaded if way == DISK else 0)
+    risen = loaded if way == DISK else 0
+    took.expect(f"a request {way}", computed=computed, loaded=loaded, risen=risen, with_output=way == RECOMPUTE)
     probe.stop_all(victim)
     return spent
 

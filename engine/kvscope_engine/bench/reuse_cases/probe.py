@@ -121,14 +121,16 @@ class Took:
 
     @property
     def computed(self) -> int:
-        """Prompt tokens."""
-        return self._probe.counters.prompt_tokens - self._before.prompt_tokens
+        """Tokens of prompts, and those that a preemption had lost."""
+        now, before = self._probe.counters, self._before
+        return now.prompt_tokens + now.recomputed_tokens - before.prompt_tokens - before.recomputed_tokens
 
-    def expect(self, what: str, *, computed: int, loaded: int = 0, risen: int = 0) -> None:
-        """Prompt tokens computed, blocks loaded from lower tiers, of them from disk."""
+    def expect(self, what: str, *, computed: int, loaded: int = 0, risen: int = 0, with_output: bool = False) -> None:
+        """Prompt tokens computed, blocks loaded from lower tiers, of them from disk. `with_output`: what a preemption
+        had lost of an answer is computed as well, however much that was."""
         now = self._probe.counters
         found = (
-            self.computed,
+            min(self.computed, computed) if with_output else self.computed,
             now.loaded_blocks - self._before.loaded_blocks,
             self._probe.num_risen - self._risen_before,
         )

@@ -34,7 +34,7 @@ def model(tiny_model: Callable[..., str]) -> str:
 
 
 def submits(**sampling: float) -> list[Submit]:
-    params = SamplingParams(**({"max_tokens": 10, "temperature": 0.0} | sampling))  # type: ignore[arg-type]
+    params = SamplingParams(**({"max_tokens": 24, "temperature": 0.0} | sampling))  # type: ignore[arg-type]
     return [
         Submit(request_id=f"r{index}", prompt_token_ids=tuple(prompt), sampling=params)
         for index, prompt in enumerate(PROMPTS)
@@ -49,7 +49,7 @@ def finish(engine: Engine) -> None:
 def said(engine: Engine) -> list[tuple[int, ...]]:
     """Greedy and drawn tokens, with chunks of prefill, cached prefixes and few enough blocks that requests wait."""
     greedy = [tuple(one.token_ids) for one in engine.generate(submits())]
-    drawn = [tuple(one.token_ids) for one in engine.generate(submits(temperature=0.7, seed=5))]
+    drawn = [tuple(one.token_ids) for one in engine.generate(submits(temperature=1.5, seed=5))]
     return greedy + drawn
 
 
@@ -57,7 +57,7 @@ def test_two_processes_say_what_one_says_and_end_with_a_reason(model: str, make_
     """All in one, for each start of a process costs seconds: each rank chooses for its own KV heads, too."""
     options = {"model": model, "num_gpu_blocks_override": 140, "max_num_batched_tokens": 32, "quantization": "none"}
     in_full = said(make_engine(**options))
-    options |= {"sparse_decode": 0.3}
+    options |= {"sparse_decode": 0.1}
     expected = said(make_engine(**options))
     assert expected != in_full
     engine = make_engine(**options, tensor_parallel_size=2)

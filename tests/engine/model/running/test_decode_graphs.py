@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -67,6 +67,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(pool=lambda: (0, 1), replay=replay))
     monkeypatch.setattr(torch.cuda, "graph", capturing)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     cpu = torch.device("cpu")
     buffer = StepBuffer(cpu, 0)

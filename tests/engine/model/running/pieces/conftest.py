@@ -19,6 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from kvscope_engine.model.running.capture_failures import CaptureFailures
 from kvscope_engine.model.running.pieces.mixed_graphs import MixedGraphs
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.step_buffer import StepBuffer
@@ -210,6 +211,7 @@ def cpu_graphs(monkeypatch: pytest.MonkeyPatch) -> CpuGraphs:
         "CUDAGraph": graphs.make,
         "Stream": lambda: None,
         "stream": lambda _: nullcontext(),
+        "current_stream": lambda *_: None,
         "synchronize": lambda *_: None,
         "empty_cache": lambda: None,
         "graph_pool_handle": lambda: (0, 1),
@@ -227,6 +229,7 @@ def cpu_graphs(monkeypatch: pytest.MonkeyPatch) -> CpuGraphs:
             runner._ops,
             runner._buffer,
             max_num_batched_tokens=options["max_num_batched_tokens"],
+            failures=CaptureFailures(runner.notes.append),
         )
 
     monkeypatch.setattr(ModelRunner, "__init__", make)
