@@ -144,15 +144,20 @@ def run(side: TextSide, scenario: Callable[[], Any]) -> None:
 
 
 def test_clients_and_their_requests_take_turns_with_text() -> None:
-    side, order, gate = TextSide(), list[str](), threading.Event()
+    side, order, gate, begun = TextSide(), list[str](), threading.Event(), threading.Event()
 
     def piece(name: str) -> Callable[[], None]:
         return lambda: order.append(name)
 
+    def wait() -> None:
+        begun.set()
+        gate.wait()
+
     async def scenario() -> None:
         large = 2 * SMALL_BYTES
-        first = asyncio.create_task(side.run(Asker("much", "0"), large, gate.wait))
-        await asyncio.sleep(0)
+        first = asyncio.create_task(side.run(Asker("much", "0"), large, wait))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
         others = [
             asyncio.create_task(side.run(Asker(client, batch), large, piece(client + batch)))
             for client, batch in [("much", "1")] * 3 + [("much", "2"), ("little", "1")]
