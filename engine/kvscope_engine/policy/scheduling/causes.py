@@ -83,64 +83,36 @@ def preempted(victim: Request, needy: Request, needed: int, available: int, give
     """`needy` needed blocks that were not there, and the victim gave up its own."""
     choice, choice_number = _choice(victim, needy)
     data = EventData(
-        kind="preempted",
-        num_needed=needed,
-        num_available=available,
-        choice=choice,
-        choice_number=choice_number,
-        is_swapped=given_up.is_swapped,
-        swap_ns=_ns(given_up.swap_seconds),
-        recompute_ns=_ns(given_up.recompute_seconds),
+        kind="preempted", num_needed=needed, num_available=available, choice=choice, choice_number=choice_number
     )
-    return _in_words(
-        Event(
-            kind="preempted",
-            time_ns=now_ns,
-            number=victim.number,
-            other=needy.number,
-            num_blocks=given_up.num_blocks,
-            num_tokens=given_up.num_tokens,
-            data=data,
-        )
-    )
+    return _gave_up(victim, given_up, data, now_ns, needy)
 
 
 def made_way(victim: Request, needy: Request, given_up: GivenUp, now_ns: int) -> Event:
     """`needy` is of a client, or a batch, that ran nothing, and the victim of one that runs several requests."""
-    data = EventData(
-        kind="made_way",
-        choice="client" if victim.client != needy.client else "batch",
-        is_swapped=given_up.is_swapped,
-        swap_ns=_ns(given_up.swap_seconds),
-        recompute_ns=_ns(given_up.recompute_seconds),
-    )
-    return _in_words(
-        Event(
-            kind="preempted",
-            time_ns=now_ns,
-            number=victim.number,
-            other=needy.number,
-            num_blocks=given_up.num_blocks,
-            num_tokens=given_up.num_tokens,
-            data=data,
-        )
-    )
+    data = EventData(kind="made_way", choice="client" if victim.client != needy.client else "batch")
+    return _gave_up(victim, given_up, data, now_ns, needy)
 
 
 def preempted_by(victim: Request, by: str, given_up: GivenUp, now_ns: int) -> Event:
     """`by` asked for it, and the victim gave up its blocks."""
-    data = EventData(
-        kind="asked",
+    return _gave_up(victim, given_up, EventData(kind="asked", by=by), now_ns)
+
+
+def _gave_up(victim: Request, given_up: GivenUp, why: EventData, now_ns: int, needy: Request | None = None) -> Event:
+    """A preemption, with what became of the victim's blocks added to why it was."""
+    data = replace(
+        why,
         is_swapped=given_up.is_swapped,
         swap_ns=_ns(given_up.swap_seconds),
         recompute_ns=_ns(given_up.recompute_seconds),
-        by=by,
     )
     return _in_words(
         Event(
             kind="preempted",
             time_ns=now_ns,
             number=victim.number,
+            other=0 if needy is None else needy.number,
             num_blocks=given_up.num_blocks,
             num_tokens=given_up.num_tokens,
             data=data,
