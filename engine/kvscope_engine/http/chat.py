@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvscope_engine.http.api import Api
-from kvscope_engine.http.event_stream import Events, EventStream, TextEvents, encoded, unless_gone
+from kvscope_engine.http.event_stream import Events, TextEvents, encoded, unless_gone
 from kvscope_engine.http.gate import asker_of, read_body, slot_of
 from kvscope_engine.http.generation import Generation, News
-from kvscope_engine.http.pages import json_response
+from kvscope_engine.http.pages import generated_response
 from kvscope_engine.http.prompts import Prompt, chat_prompt
 from kvscope_engine.http.shapes.answers import (
     CalledTool,
@@ -38,10 +38,7 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 async def chat(request: Request) -> Response:
     """The endpoint."""
     answer, with_usage = await _asked(request)
-    if answer.is_stream:
-        await unless_gone(request, answer.generation.begin_or_close())
-        return EventStream(request, answer.events(with_usage=with_usage), answer.generation.close)
-    return json_response(await unless_gone(request, answer.whole()))
+    return await generated_response(request, answer, with_usage=with_usage)
 
 
 async def _asked(request: Request) -> tuple[_Answer, bool]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from kvscope_engine.http.api import Api
-from kvscope_engine.http.event_stream import unless_gone
+from kvscope_engine.http.event_stream import Events, EventStream, unless_gone
 from kvscope_engine.http.gate import asker_of, read_body, slot_of
+from kvscope_engine.http.generation import Generation
 from kvscope_engine.http.prompts import chat_ids, text_ids
 from kvscope_engine.http.shapes.answers import Detokenized, Health, Model, ModelList, Tokenized, Version
 from kvscope_engine.http.shapes.bodies import DetokenizeBody, TokenizeBody
@@ -32,6 +33,25 @@ HELD_S: Final = 60.0
 def json_response(answer: msgspec.Struct) -> Response:
     """`answer`, with 200."""
     return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+class Generated(Protocol):
+    """An answer that the engine generates: as a whole, or as events."""
+
+    is_stream: bool
+    generation: Generation
+
+    async def whole(self) -> msgspec.Struct: ...
+
+    def events(self, *, with_usage: bool) -> Events: ...
+
+
+async def generated_response(request: Request, answer: Generated, *, with_usage: bool) -> Response:
+    """`answer`, in the way that was asked for; nothing is generated for a client that hung up."""
+    if answer.is_stream:
+        await unless_gone(request, answer.generation.begin_or_close())
+        return EventStream(request, answer.events(with_usage=with_usage), answer.generation.close)
+    return json_response(await unless_gone(request, answer.whole()))
 
 
 async def models(request: Request) -> Response:
