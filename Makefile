@@ -1,9 +1,10 @@
 # make run    sets everything up in .venv and starts the desktop
 # make test   sets everything up and runs every check
 # make test-portable  runs what depends on the processor as older ones do, and with two threads (half an hour)
+# make docs   builds the documentation into docs/_build
 # make bench  prints the benchmark tables
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-portable check bench clean
+.PHONY: help setup run test test-portable check docs bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -39,6 +40,10 @@ test: $(STAMP)
 test-portable: $(STAMP)
 	@PYTHON=$(BIN)/python scripts/test_portable.sh $(ARGS)
 
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
 bench: $(STAMP)
 	$(BIN)/kvscope-engine bench decode
 	$(BIN)/kvscope-engine bench neighbour
@@ -49,4 +54,4 @@ bench: $(STAMP)
 	$(BIN)/kvscope bench
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) docs/_build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

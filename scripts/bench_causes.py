@@ -110,7 +110,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--blocks", type=int, default=1_000_000)
-    parser.add_argument("--rate", type=float, default=5_000.0, help="frames a second")
+    parser.add_argument("--rate", type=float, default=5_000.0, help="frames per second")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--late-ms", type=float, default=5.0, help="what is late")
     args = parser.parse_args()

@@ -80,6 +80,7 @@ def measure(
     def beside(token: int) -> None:
         for matcher in theirs:
             matcher.accept(token)
+        forms.send()
 
     def beside_fill() -> None:
         forms.await_masks(is_idle=False)

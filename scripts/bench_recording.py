@@ -44,7 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=int, nargs="+", default=[3600])
     parser.add_argument("--blocks", type=int, default=100_000)
-    parser.add_argument("--rate", type=int, nargs="+", default=[200], help="frames a second")
+    parser.add_argument("--rate", type=int, nargs="+", default=[200], help="frames per second")
     parser.add_argument("--running", type=int, default=32, help="requests that decode")
     parser.add_argument("--keep", type=Path, metavar="FILE.mcap", help="do not throw the recording away")
     parser.add_argument("--open", type=Path, metavar="FILE.mcap", help="measure this one")

@@ -34,7 +34,7 @@ def main() -> int:
     """Measure and print; 1 when it is over 2 % of a core."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--blocks", type=int, default=100_000)
-    parser.add_argument("--rate", type=float, default=200.0, help="frames a second")
+    parser.add_argument("--rate", type=float, default=200.0, help="frames per second")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each turn")
     parser.add_argument("--memory", action="store_true", help="what a ring takes of memory, not of a core")

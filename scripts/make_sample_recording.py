@@ -3,10 +3,10 @@
     python scripts/make_sample_recording.py resources/kvscope_resources/sample.mcap
 
 Starts `kvscope-engine serve --record` with the default model, 64 blocks, a little host memory and disk, and asks it,
-for most of a minute: short chats, long documents with several questions about each (their prefix is shared), several
-completions of one prompt (their blocks are copied when they part), one that is given up, one that can never fit. The
-pool runs full: requests are preempted and swapped, prefixes are evicted, sink and come back. What comes before the
-first step is left out. Prints what is in it.
+for half a minute: short chats, long documents with several questions about each (their prefix is shared), several
+completions of one prompt (their blocks are copied when they part), one that is aborted, one that can never fit; tokens
+are drafted from the text so far. The pool runs full: requests are preempted and swapped, prefixes are evicted, moved to
+disk and loaded again. What comes before the first step is left out. Prints what is in it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from importlib import resources
 from pathlib import Path
 
 from kvscope_telemetry.exports.digest import digest
+from kvscope_telemetry.exports.recover import recover
 from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.messages.commands import Abort, ChatMessage, Command, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -37,6 +38,7 @@ OPTIONS = (
     *("--model", "default", "--device", "cpu", "--num-gpu-blocks-override", "64", "--max-num-seqs", "12"),
     *("--max-model-len", "1024", "--max-num-batched-tokens", "256", "--preemption", "swap", "--seed", "7"),
     *("--kv-host-memory", "14MiB", "--kv-disk", "24MiB"),
+    *("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}'),
 )
 LONG = "the-verdict.txt"
 MAX_WAITING = 5
@@ -53,7 +55,7 @@ def main() -> int:
     """Make it; 1 when the engine was under no pressure."""
     parser = argparse.ArgumentParser(description="Make the sample recording.")
     parser.add_argument("out", type=Path, metavar="FILE.mcap")
-    parser.add_argument("--seconds", type=float, default=38.0, help="how long new requests come (default: 38)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="how long new requests come (default: 30)")
     args = parser.parse_args()
     args.out.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="kvscope-sample-") as folder:
@@ -79,10 +81,12 @@ def record(out: Path, folder: Path, seconds: float) -> None:
 
 
 def cut(whole: Path, out: Path) -> None:
-    """Begin a second before the first step: a newcomer sees no empty window."""
-    recording = Recording.open(whole)
+    """Begin a second before the first step: a newcomer sees no empty window. Then write it once more: a live recording
+    has many small chunks, so that a crash loses little, and a seventh more bytes."""
+    recording, part = Recording.open(whole), whole.with_name("part.mcap")
     steps = (at_s for at_s, message in recording.messages() if isinstance(message, Frame) and message.batch.number)
-    save(recording, out, max(next(steps, 0.0) - 1.0, 0.0))
+    save(recording, part, max(next(steps, 0.0) - 1.0, 0.0))
+    recover(Recording.open(part), out)
 
 
 def load(source: LiveSource, seconds: float) -> None:
@@ -127,7 +131,7 @@ def plan() -> Iterator[tuple[float, Command]]:
         if number == 9:
             yield 0.2, _ask("too-long", "all work and no play " * 900, 400)
         if number == 12:
-            yield 0.4, Abort(request_id="request-10")
+            yield 0.4, Abort(request_id=name)
 
 
 def _ask(name: str, text: str, max_tokens: int, n: int = 1) -> Submit:
@@ -144,7 +148,10 @@ def tell(path: Path) -> int:
     """What is in it, as a line; whether it shows what it is there for."""
     recording = Recording.open(path)
     found = digest(recording, read_course(recording), span_of(recording))
-    wanted = ("preemptions", "swapped_blocks", "evicted_blocks", "copied_blocks", "sunk_blocks", "loaded_blocks")
+    wanted = (
+        *("preemptions", "swapped_blocks", "evicted_blocks", "copied_blocks", "sunk_blocks", "loaded_blocks"),
+        *("cached_tokens", "accepted_tokens", "aborted", "refused"),
+    )
     counts = {name: found.totals[name] for name in wanted}
     print(f"{path}: {found.length_s:.1f} s, {path.stat().st_size / 1e6:.2f} MB, {found.totals['admitted']} requests")
     print(", ".join(f"{name} {count}" for name, count in counts.items()))

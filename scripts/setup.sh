@@ -30,8 +30,8 @@ done
 if ((${#missing[@]})); then
     if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
         echo "Installing Qt's system libraries: ${missing[*]}"
-        apt-get update -qq
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}" fonts-dejavu-core >/dev/null
+        apt-get -o DPkg::Lock::Timeout=120 update -qq
+        DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 install -y -qq "${missing[@]}" fonts-dejavu-core >/dev/null
     else
         echo "The desktop needs these system libraries: ${missing[*]}" >&2
         echo "On Debian or Ubuntu: sudo apt-get install ${missing[*]}" >&2
@@ -41,4 +41,4 @@ fi
 
 echo "Setting up $venv (the first time downloads several hundred megabytes)"
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[app,engine,dev]'
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[app,engine,dev,docs]'

@@ -193,7 +193,7 @@ def _one_client(endpoint: str, number: int, draw: random.Random) -> int:
     from kvscope_telemetry.messages.commands import Abort, Finished, Submit
     from kvscope_telemetry.messages.sampling_params import SamplingParams
 
-    name, ends = f"soak-{number}", draw.choice(("waits", "aborts", "leaves"))
+    name, ends = f"soak-{number}", draw.choice(("waiting", "aborts", "leaves"))
     prompt = " ".join(draw.choices(WORDS.split(), k=draw.randrange(4, 60)))
     finished = 0
     with connect(endpoint) as source:
@@ -206,7 +206,7 @@ def _one_client(endpoint: str, number: int, draw: random.Random) -> int:
             finished += sum(isinstance(reply, Finished) for reply in source.take_replies())
             return finished > 0
 
-        if ends == "waits":
+        if ends == "waiting":
             source.wait(is_over, 60)
         else:
             source.wait(is_over, draw.random() * 0.5)

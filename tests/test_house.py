@@ -37,7 +37,10 @@ def test_no_circle_between_files(imports: dict[str, set[str]]) -> None:
     assert not left, f"in a circle, or on a way from one to another: {sorted(left)}"
 
 
-@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "ARCHITECTURE.md"])
+INTERNALS = sorted(f"docs/internals/{path.name}" for path in ROOT.glob("docs/internals/*.md"))
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "ARCHITECTURE.md", *INTERNALS])
 def test_paths_that_are_named_exist(name: str) -> None:
     named = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", (ROOT / name).read_text("utf-8")))
     assert named

@@ -16,11 +16,11 @@ def addresses_of(args: argparse.Namespace, texts: Sequence[str], option: str) ->
     """`texts`, given by `option`, with the access options beside them. Raises BadInput for what is not accepted."""
     given = [name for name, value in _access_options(args) if value]
     if given and not texts:
-        raise BadInput(f"{given[0]} is for engines to attach to and goes with {option} ADDRESS")
+        raise BadInput(f"{given[0]} applies to attached engines: use it with {option} ADDRESS")
     if args.kv_events and len(texts) > 1:
         raise BadInput(
-            f"--kv-events {args.kv_events} goes with one {option}; with several, write it into each:"
-            " vllm://HOST:PORT/?kv_events=tcp://HOST:PORT"
+            f"--kv-events {args.kv_events} works with one {option}; with several, put it into each "
+            "address: vllm://HOST:PORT/?kv_events=tcp://HOST:PORT"
         )
     texts = [each for text in texts for each in each_rank(text)]
     api_key = read_api_key(args.api_key_file) if texts else ""
@@ -37,24 +37,26 @@ def add_access_options(parser: argparse.ArgumentParser, option: str) -> None:
         "--key",
         metavar="FILE",
         type=Path,
-        help=f"with {option}: the key file that `kvscope-engine keys new` wrote for you at the engine, or none for no"
-        " key (without it: the one remembered for the endpoint in ~/.config/kvscope/connections.toml; an engine of"
-        " your own on this machine needs none)",
+        help=f"with {option}: the key file that `kvscope-engine keys new` wrote on the engine's machine, or "
+        "none for no key (default: the one remembered for the endpoint in "
+        "~/.config/kvscope/connections.toml; your own engine on this machine needs none)",
     )
     parser.add_argument(
         "--kv-events",
         metavar="ENDPOINT",
         default="",
-        help="where vLLM or SGLang publishes its KV events, tcp://HOST:PORT (without it: where the server says)",
+        help="where vLLM or SGLang publishes its KV events, tcp://HOST:PORT (default: what the server reports)",
     )
     parser.add_argument(
         "--api-key-file",
         metavar="FILE",
         type=Path,
-        help=f"API key of a vLLM or SGLang server, in a file (without it: ${API_KEY_VARIABLE}; none if not set)",
+        help=f"file with the API key of a vLLM or SGLang server (default: ${API_KEY_VARIABLE}; none if not set)",
     )
-    parser.add_argument("--tls", action="store_true", help="the vLLM or SGLang server speaks https")
-    parser.add_argument("--tls-ca", metavar="FILE.pem", type=Path, help="with --tls: its certificates' authority")
+    parser.add_argument("--tls", action="store_true", help="connect to the vLLM or SGLang server by https")
+    parser.add_argument(
+        "--tls-ca", metavar="FILE.pem", type=Path, help="with --tls: file with the certificate authority's certificates"
+    )
 
 
 def _access_options(args: argparse.Namespace) -> tuple[tuple[str, object], ...]:
@@ -80,5 +82,5 @@ def _check_fits(args: argparse.Namespace, addresses: Sequence[Address]) -> None:
     for name, value in _access_options(args):
         is_for_foreign = name != "--key"
         if value and not any(address.is_foreign == is_for_foreign for address in addresses):
-            kind = "vllm:// and sglang://" if is_for_foreign else "kvscope's own engines, ipc://, tcp:// and ssh://"
+            kind = "vllm:// and sglang://" if is_for_foreign else "kvscope engines, ipc://, tcp:// and ssh://"
             raise BadInput(f"{name} is for {kind}, and does not go with {addresses[0].text}")

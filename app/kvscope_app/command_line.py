@@ -10,18 +10,22 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from kvscope_app.access_options import add_access_options, addresses_of
+from kvscope_app.alarm_options import add_alarm_options, alarm_rules, alarm_webhook
 from kvscope_app.own_engine.engine_options import add_engine_options, engine_arguments
 from kvscope_telemetry.addresses import ACCEPTED, Address
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
+    from kvscope_telemetry.alarms.rules import Rule
     from kvscope_telemetry.fleet.list_texts import ListText
 
 PROGRAM: Final = "kvscope"
 THEME_CHOICES: Final = ("auto", "dark", "light")
-_COMMANDS_HELP: Final = "without one the window opens; none but bench needs a display (`COMMAND --help` tells more)"
+_COMMANDS_HELP: Final = "without a command the window opens; only bench needs a display (see `COMMAND --help`)"
 
+SELECTABLE: Final = ("request", "block")
 _LONGEST_S: Final = 1e9
+_MAX_DIGITS: Final = 18
 _HELP: Final = ("-h", "--help")
 
 Command = Callable[[], "int | Options"]
@@ -55,10 +59,18 @@ class Options:
     """Files to play instead of watching an engine."""
     at_s: float | None = None
     """Where they stand still at first, in seconds of the recording."""
+    selects: tuple[tuple[str, int], ...] = ()
+    """What is selected there at first: `request` or `block`, and its number."""
+    layout: str = ""
+    """A file that says where views are in the windows that open."""
     compares: bool = False
     """Whether the two recordings are shown side by side."""
     fleet: FleetOptions | None = None
     """A table of many engines instead of a window on one."""
+    alarms: tuple[Rule, ...] = ()
+    """Rules for this run, beside those that are kept."""
+    alarm_webhook: str = ""
+    """Where alarms of this run are posted; empty: where it is kept."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -82,13 +94,25 @@ def _options(args: argparse.Namespace) -> Options:
     engine = engine_arguments(args)
     if args.attach and (engine or args.keep_engine):
         given = engine[0].partition("=")[0] if engine else "--keep-engine"
-        raise BadInput(f"{given} is for an engine of our own and cannot go with --attach")
+        raise BadInput(f"{given} applies to the engine that kvscope starts and cannot be used with --attach")
     if args.open:
         _check_alone(args, engine)
-    elif args.at is not None:
-        raise BadInput("--at is a moment of a recording and needs --open FILE.mcap")
+    elif args.at is not None or args.select:
+        raise BadInput(f"{'--select' if args.at is None else '--at'} needs --open FILE.mcap")
     addresses = addresses_of(args, args.attach, "--attach")
-    return Options(addresses, tuple(engine), args.keep_engine, args.theme, args.debug, tuple(args.open), args.at)
+    return Options(
+        addresses,
+        tuple(engine),
+        args.keep_engine,
+        args.theme,
+        args.debug,
+        tuple(args.open),
+        args.at,
+        tuple(args.select),
+        layout=args.layout,
+        alarms=alarm_rules(args, has_own=True),
+        alarm_webhook=alarm_webhook(args),
+    )
 
 
 def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
@@ -97,8 +121,8 @@ def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
         prog=PROGRAM,
         usage=f"{PROGRAM} [options]\n       {PROGRAM} COMMAND ...",
         allow_abbrev=False,
-        description="See inside the KV cache of language-model inference. Starts its own engine on the default"
-        " model, unless told to attach to one that runs.",
+        description="See inside the KV cache of language-model inference. Starts its own engine with the default "
+        "model, unless --attach names a running one.",
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {version('kvscope')}")
     parser.add_argument(
@@ -106,8 +130,8 @@ def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
         metavar="ADDRESS",
         action="append",
         default=[],
-        help=f"watch an engine that runs: {ACCEPTED}, the last two by their HTTP port, with"
-        " ?ranks=N for all ranks of one; each gets a window (repeatable)",
+        help=f"watch a running engine: {ACCEPTED}; the last two by their HTTP port, with ?ranks=N for all ranks "
+        "of one server; each gets a window (repeatable)",
     )
     add_access_options(parser, "--attach")
     parser.add_argument(
@@ -115,18 +139,33 @@ def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
         metavar="FILE.mcap",
         action="append",
         default=[],
-        help="play a recording instead of starting an engine; each gets a window (repeatable). `sample` is one that"
-        " comes with kvscope: an engine under pressure",
+        help="play a recording instead of starting an engine; each gets a window (repeatable). `sample` comes "
+        "with kvscope: an engine under memory pressure",
     )
     parser.add_argument(
         "--at",
         metavar="SECONDS",
         type=_moment,
-        help="with --open: begin paused at this moment of the recording, counted from its start",
+        help="with --open: start paused at this many seconds from the recording's start",
+    )
+    parser.add_argument(
+        "--select",
+        metavar="KIND:NUMBER",
+        type=_selection,
+        action="append",
+        default=[],
+        help="with --open: select a request or a block, such as request:7 or block:123 (one of each)",
     )
     parser.add_argument("--keep-engine", action="store_true", help="leave the engine running when the desktop closes")
-    parser.add_argument("--theme", choices=THEME_CHOICES, help="colours (default: as last time, at first auto)")
+    parser.add_argument(
+        "--layout",
+        metavar="FILE",
+        default="",
+        help="arrange the views as in FILE (View > Layouts > Save layout to file)",
+    )
+    parser.add_argument("--theme", choices=THEME_CHOICES, help="colour theme (default: as last time; at first auto)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_alarm_options(parser, "added to those set in the window")
     add_engine_options(parser)
     if commands:
         _add_commands(parser, commands)
@@ -150,13 +189,22 @@ def _moment(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < _LONGEST_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is no moment: accepted are seconds from the start, as 12.5")
+        raise argparse.ArgumentTypeError(f"{text!r} is not accepted: seconds from the start, such as 12.5")
     return seconds
+
+
+def _selection(text: str) -> tuple[str, int]:
+    kind, _, number = text.partition(":")
+    if kind not in SELECTABLE or not number.isdecimal() or not number.isascii() or len(number) > _MAX_DIGITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not accepted: request:NUMBER or block:NUMBER, such as request:7")
+    return kind, int(number)
 
 
 def _check_alone(args: argparse.Namespace, engine: Sequence[str]) -> None:
     if args.attach:
-        raise BadInput("--open plays recordings and cannot go with --attach, which watches an engine")
+        raise BadInput("--open plays recordings and cannot be used with --attach, which watches an engine")
     if engine or args.keep_engine:
         given = engine[0].partition("=")[0] if engine else "--keep-engine"
-        raise BadInput(f"{given} is for an engine of our own and cannot go with --open, which starts none")
+        raise BadInput(
+            f"{given} applies to the engine that kvscope starts and cannot be used with --open, which starts none"
+        )

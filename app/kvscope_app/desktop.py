@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import os
 import signal
@@ -14,15 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QEvent, QObject, QSettings, QTimer
+from PySide6.QtGui import QPixmapCache
 from PySide6.QtWidgets import QApplication, QWidget
 
 from kvscope_app.command_line import PROGRAM, Options
-from kvscope_app.leftovers import give_back, spare_the_collector
 from kvscope_app.library.library import Library
 from kvscope_app.library.place import library_folder
 from kvscope_app.library.sample import is_sample
 from kvscope_app.look.fonts import apply_fonts
 from kvscope_app.look.icons import app_icon
+from kvscope_app.look.theming.apply_theme import forget_rules
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.own_engine.engine_process import EngineProcess
@@ -31,7 +34,9 @@ from kvscope_app.session.group import SessionGroup
 from kvscope_app.session.kept.rings import make_ring
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import window_group
+from kvscope_app.settings.layout_value import WindowLayout, read_layout
 from kvscope_app.window import layout
+from kvscope_app.window.arranging.arrangement import VIEWS
 from kvscope_app.window.error_notices import ErrorNotices, InternalErrors
 from kvscope_app.window.main_window import MainWindow, window_kind
 from kvscope_app.window.window_slots import WindowSlots
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
     from kvscope_app.compare.compare_window import CompareWindow
     from kvscope_app.fleet.fleet_keeper import FleetKeeper
     from kvscope_app.playback.recording_opening import RecordingOpening
+    from kvscope_telemetry.playback.playback_source import PlaybackSource
     from kvscope_telemetry.recorded import Recorded
 
 STARTUP_PROBE: Final = "KVSCOPE_STARTUP_PROBE"
@@ -67,7 +73,7 @@ class Desktop(QObject):
     ) -> None:
         """What `errors` hears is told in the window in front."""
         super().__init__(app)
-        self._settings = settings
+        self._settings, self._options = settings, options
         self._slots = WindowSlots(Path(settings.fileName()))
         self._themes = ThemeKeeper(app, settings, options.theme)
         self.error_notices = None if errors is None else ErrorNotices(errors, self._themes, self)
@@ -75,6 +81,8 @@ class Desktop(QObject):
         self.comparisons: list[CompareWindow] = []
         self.failures: list[str] = []
         """Why recordings of the command line could not be opened, a line each."""
+        self.layout: WindowLayout | None = None
+        """How windows that open are arranged; None: as they were last time."""
         self.sessions = SessionGroup(self)
         self._library = Library(library_folder(), self)
         self._left_rings: LeftRings | None = None
@@ -109,26 +117,33 @@ class Desktop(QObject):
         self._left_rings = LeftRings(self, lambda: self.windows, self.open_recording)
         return self._left_rings
 
-    def open_recording(self, recording: Recorded, at_s: float | None = None) -> MainWindow:
-        """Play `recording`; with `at_s` stand still at that second of it."""
+    def open_recording(
+        self, recording: Recorded, at_s: float | None = None, selects: Sequence[tuple[str, int]] = ()
+    ) -> MainWindow:
+        """Play `recording`; with `at_s` stand still at that second of it, and select what is said."""
         from kvscope_telemetry.playback.playback_source import PlaybackSource  # most windows need none of it
 
         if recording.path.is_file() and not is_sample(recording.path):
             self._library.note(recording.path)
-        window = self._open(PlaybackSource(recording))
+        source = PlaybackSource(recording)
+        window = self._open(source)
         if at_s is not None:
             window.session.pause()
             window.session.go_to(recording.start_ns + round(at_s * 1e9))
+        if selects:
+            _select_once_shown(window, source, selects)
         return window
 
-    def open_when_ready(self, opening: RecordingOpening, at_s: float | None = None) -> QWidget:
+    def open_when_ready(
+        self, opening: RecordingOpening, at_s: float | None = None, selects: Sequence[tuple[str, int]] = ()
+    ) -> QWidget:
         """Play what is being opened. A small window says how far it is; one that is open already gets none."""
         if opening.recording is not None:
-            return self.open_recording(opening.recording, at_s)
+            return self.open_recording(opening.recording, at_s, selects)
         from kvscope_app.playback.opening_window import OpeningWindow
 
         window = OpeningWindow(opening)
-        window.opened.connect(partial(self.open_recording, at_s=at_s))
+        window.opened.connect(partial(self.open_recording, at_s=at_s, selects=selects))
         window.failed.connect(self._tell_failure)
         window.show()
         return window
@@ -228,12 +243,15 @@ class Desktop(QObject):
         session = self.sessions.open(source)
         slot = self._slots.take(window_kind(session))
         window = MainWindow(session, self._themes, self._settings, keeper, self.attach, self.open_recording, slot)
+        window.alarms.use(self._options.alarms, self._options.alarm_webhook)
         window.compare = partial(self.compare, beside=window)
         window.library = self._library
         window.open_fleet = self.open_fleet
         layout.place_beside(window, self.windows, window.has_own_place)
         window.closing.connect(self._closed)
         window.views_loaded.connect(spare_the_collector)
+        if self.layout is not None:
+            window.views_loaded.connect(partial(window.layouts.put, self.layout, "opening the layout"))
         self.windows.append(window)
         session.start()
         window.show()
@@ -258,7 +276,7 @@ class Desktop(QObject):
         if last_words:
             print(f"{PROGRAM}: {last_words}", file=sys.stderr)
             if self.windows:
-                self.windows[-1].banner.tell("A window that was closed could not save everything", last_words)
+                self.windows[-1].banner.tell("A closed window could not save everything", last_words)
 
     def _let_go(self, keeper: EngineKeeper, session: Session) -> None:
         """Our own engine ends with its window, however many others there are; its session says so first."""
@@ -269,6 +287,31 @@ class Desktop(QObject):
 
     def _end(self, session: Session) -> None:
         self.sessions.end(session)
+
+
+def _select_once_shown(window: MainWindow, source: PlaybackSource, selects: Sequence[tuple[str, int]]) -> None:
+    """Numbers are of the engine start that is shown: there is none before the first state."""
+    session = window.session
+
+    def select(_: object) -> None:
+        mirror = session.mirror
+        if source.is_seeking or mirror.hello is None:
+            return
+        session.shown.disconnect(select)
+        unknown = []
+        for kind, number in selects:
+            is_request = kind == "request"
+            if mirror.requests.row_of(number) is None if is_request else number >= mirror.num_rows:
+                unknown.append(f"{kind} {number}")
+            elif is_request:
+                session.select_request(number)
+            else:
+                session.select_block(number)
+        if unknown:
+            words = f"There is no {' and no '.join(unknown)} at this moment of the recording"
+            window.banner.tell("Not everything could be selected", words, passes=True)
+
+    session.shown.connect(select)
 
 
 def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequence[RecordingOpening] = ()) -> int:
@@ -289,7 +332,9 @@ def _run(
     openings: Sequence[RecordingOpening],
     errors: InternalErrors,
 ) -> int:
+    arranged = read_layout(options.layout, VIEWS) if options.layout else None
     desktop = Desktop(app, options, QSettings(), errors)
+    desktop.layout = arranged
     for address in options.attach or ((engine.endpoint,) if engine is not None else ()):
         desktop.open_window(address, engine)
     if options.fleet is not None:
@@ -298,7 +343,7 @@ def _run(
         desktop.compare_when_ready(openings)
     else:
         for opening in openings:
-            desktop.open_when_ready(opening, options.at_s)
+            desktop.open_when_ready(opening, options.at_s, options.selects)
     desktop.offer_left_rings()
     _quit_on_signals(app)
     if desktop.windows:
@@ -355,3 +400,28 @@ class _ExposeProbe(QObject):
         seconds = (time.monotonic_ns() - self._since_ns) / 1e9
         print(json.dumps({"first_expose_s": round(seconds, 3), "heavy_modules": heavy}), flush=True)
         self._app.closeAllWindows()
+
+
+# What a closed window leaves in Qt's caches, in the garbage collector and in malloc, and how it is given back. Each
+# is called on the GUI thread, between two turns of the event loop.
+def give_back(app: QApplication) -> None:
+    """A window's widgets are gone: so goes what was remembered for them."""
+    forget_rules(app)
+    QPixmapCache.clear()  # drawings of icons, up to 10 MiB of them, whether anybody shows the icon or not
+    spare_the_collector()
+    _trim()
+
+
+def spare_the_collector() -> None:
+    """What is there now stays: full collections, which stop the window, need not look at it again. What closed
+    windows left is collected first, though it was set aside so when they were opened."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
+def _trim() -> None:
+    """Free pages go back to the system, some 20 MiB; malloc keeps those that are not at the end of its heap."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    if trim is not None:
+        trim(ctypes.c_size_t(0))

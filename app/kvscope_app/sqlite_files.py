@@ -41,7 +41,7 @@ def open_sqlite(path: Path, layout: Layout, warnings: list[str]) -> sqlite3.Conn
         raise
     except sqlite3.DatabaseError as error:
         aside = _set_aside(path)
-        warnings.append(f"The {layout.what} could not be read and were kept aside as {aside.name} ({error})")
+        warnings.append(f"The {layout.what} could not be read; its file was set aside as {aside.name} ({error})")
         return _open(path, layout)
 
 

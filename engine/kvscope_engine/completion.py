@@ -72,7 +72,7 @@ class Completion:
 def collect(engine: Steps, prompts: Sequence[str | Submit], sampling: SamplingParams) -> Iterator[Completion]:
     """Submit all prompts, step until each is done, yield completions in order as soon as that allows."""
     if engine.has_unfinished:
-        raise BadInput("generate needs the engine to itself: a request is unfinished; call step() until none is")
+        raise BadInput("generate needs an idle engine: a request is unfinished; call step() until none is")
     waiting: list[Completion] = []
     by_key: dict[tuple[str, int], Completion] = {}
     for index, prompt in enumerate(prompts):

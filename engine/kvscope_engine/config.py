@@ -169,7 +169,7 @@ class EngineConfig:
                 "async_scheduling",
                 self.async_scheduling or None,
                 None,
-                "other ranks are told tokens, not where they will be",
+                "other ranks get tokens only",
             ),
             ("cpu_offload_gb", self.cpu_offload_gb, 0, "weights are streamed to one device"),
             (

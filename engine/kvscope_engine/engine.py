@@ -16,9 +16,9 @@ from itertools import zip_longest
 from types import TracebackType
 from typing import Self
 
+import msgspec
 import torch
 
-from kvscope_engine.block_text import with_text
 from kvscope_engine.cache_events import make_cache_events
 from kvscope_engine.completion import Completion, collect
 from kvscope_engine.config import EngineConfig
@@ -161,6 +161,21 @@ class Engine:
                 self._parts.scheduler.abort(request, now_ns)
                 stream = self._spoken[request.number] = self._streams[request.number]
                 stream.finish("abort", now_ns)
+
+    def list_aborted(self, submit: Submit) -> None:
+        """Tell of a request that was aborted before its prompt was read: its completions are listed, without tokens.
+
+        Nothing is said to its client. Does nothing for options that would have been refused.
+        """
+        self._check_open()
+        limits, model = self._parts.limits, self._parts.loaded.info.sampling
+        try:
+            requests = child_requests(submit, [], limits, self._next_number, self._config.seed, model)
+        except BadInput:
+            return
+        self._next_number += len(requests)
+        for request in requests:
+            self._parts.scheduler.list_aborted(request, time.monotonic_ns())
 
     def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:
         """One step: schedule, run, commit, record. Returns what clients are to be told, oldest first.
@@ -382,6 +397,8 @@ class Engine:
             num_said.append(said)
             if reason is not None:
                 ends.append((item.request, reason, error))
+        if self._parts.forms is not None:
+            self._parts.forms.send()
         plan, result = keep_said(plan, result, num_said)
         self._parts.scheduler.commit(plan, self.step_count, now_ns)
         for request, reason, error in ends:
@@ -453,3 +470,13 @@ class Engine:
 
 def _discard(message: object) -> None:
     """Where messages go that nobody asked for."""
+
+
+def with_text(content: BlockContent, tokenizer: Tokenizer | None) -> BlockContent:
+    """What blocks hold as text, asked for by a person who points at one. Never on the telemetry socket.
+
+    The same content with its tokens decoded; a model without a tokenizer has no text.
+    """
+    if tokenizer is None or not content.token_ids:
+        return content
+    return msgspec.structs.replace(content, text=tokenizer.decode(list(content.token_ids)))

@@ -10,7 +10,8 @@ nothing ran), so that a mirror equals the ledger once the engine is idle; `snaps
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kvscope_engine.policy.blocks.block_pool import BlockPool
@@ -18,10 +19,20 @@ from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.changes import Changes
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
-from kvscope_engine.request_rows import pack_batch, pack_requests, pack_u8, request_info
 from kvscope_telemetry.messages.request_words import RequestState
-from kvscope_telemetry.messages.telemetry import Batch, Counters, Frame, Hello, Snapshot, Timings, Work
+from kvscope_telemetry.messages.telemetry import (
+    Batch,
+    Counters,
+    Frame,
+    Hello,
+    RequestInfo,
+    RequestRows,
+    Snapshot,
+    Timings,
+    Work,
+)
 
+MAX_U2 = (1 << 16) - 1
 _NO_WORK: Final = Frame.__struct_defaults__[-1]
 
 
@@ -198,3 +209,73 @@ def _changed_requests(changes: Changes, plan: StepPlan | None) -> list[Request]:
     if not changes.touched:
         return ran
     return list(dict.fromkeys((*changes.touched, *ran)))
+
+
+# Requests and batches as packed little-endian columns, the way frames and snapshots carry them.
+def request_info(request: Request) -> RequestInfo:
+    """What never changes about a request."""
+    return RequestInfo(
+        number=request.number,
+        request_id=request.request_id,
+        arrival_ns=request.arrival_ns,
+        num_prompt_tokens=request.num_prompt_tokens,
+        max_tokens=request.max_tokens,
+        priority=request.priority,
+        index=request.index,
+    )
+
+
+def pack_requests(requests: Sequence[Request], tables: Mapping[int, int]) -> RequestRows:
+    """A row a request. `tables`: of those whose block table changed, how many of its first blocks did not.
+
+    A swapped-out request's table is that of its rows in lower tiers.
+    """
+    if not requests:
+        return RequestRows()
+    held = [request.saved_rows or request.block_table for request in requests]
+    starts = [tables.get(request.number, len(table)) for request, table in zip(requests, held, strict=True)]
+    tails = [table[start:] for table, start in zip(held, starts, strict=True)]
+    return RequestRows(
+        number=pack_u4([request.number for request in requests]),
+        state=bytes([request.state for request in requests]),
+        num_computed_tokens=pack_u4([request.num_computed_tokens for request in requests]),
+        num_cached_tokens=pack_u4([request.num_cached_tokens for request in requests]),
+        num_output_tokens=pack_u4([len(request.output_token_ids) for request in requests]),
+        num_preemptions=_pack_u2([min(request.num_preemptions, MAX_U2) for request in requests]),
+        table_start=pack_u4(starts),
+        table_count=pack_u4([len(tail) for tail in tails]),
+        table_blocks=pack_u4([block for tail in tails for block in tail]),
+        num_draft_tokens=_pack_if_any([request.num_draft_tokens for request in requests]),
+        num_accepted_tokens=_pack_if_any([request.num_accepted_tokens for request in requests]),
+    )
+
+
+def pack_batch(plan: StepPlan) -> Batch:
+    """Who ran. Decode tokens are single ones past the prompt, and drafts that were right; every other is prefill."""
+    scheduled = plan.scheduled
+    decodes = sum(item.start >= item.request.num_prompt_tokens for item in scheduled[: plan.num_single_token])
+    decodes += sum(item.num_tokens for item in scheduled[plan.num_single_token :] if item.drafts)
+    return Batch(
+        number=pack_u4([item.request.number for item in scheduled]),
+        num_tokens=pack_u4([item.num_tokens for item in scheduled]),
+        num_prefill_tokens=plan.num_tokens - decodes,
+        num_decode_tokens=decodes,
+    )
+
+
+def pack_u4(values: Sequence[int]) -> bytes:
+    """Numbers as little-endian u32."""
+    return struct.pack(f"<{len(values)}I", *values)
+
+
+def pack_u8(values: Sequence[int]) -> bytes:
+    """Numbers as little-endian u64."""
+    return struct.pack(f"<{len(values)}Q", *values)
+
+
+def _pack_if_any(values: Sequence[int]) -> bytes:
+    return pack_u4(values) if any(values) else b""
+
+
+def _pack_u2(values: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(values)}H", *values)

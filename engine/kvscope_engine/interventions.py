@@ -65,12 +65,12 @@ class Interventions:
         """Keep these from being evicted; returns the blocks that are pinned by this, those that were before too."""
         wanted = self._checked(blocks)
         if self._pool.index is None:
-            raise BadInput("there is no prefix cache here: nothing is kept, so nothing can be pinned")
+            raise BadInput("this engine has no prefix cache, so nothing can be pinned")
         if with_prefix:
             wanted = list(dict.fromkeys(before for block in wanted for before in self._prefix_of(block)))
         pinnable = [block for block in wanted if self._pool.prefix(block) is not None]
         if not pinnable:
-            raise BadInput(f"{_named(wanted)} not in the prefix cache: only full blocks that it can find are pinned")
+            raise BadInput(f"{_named(wanted)} not in the prefix cache: only full, cached blocks can be pinned")
         if len(self._pool.pinned | set(pinnable)) > MAX_PINNED:
             raise BadInput(f"{len(pinnable)} blocks more would be pinned: at most {MAX_PINNED} are accepted in all")
         self._scheduler.pin(pinnable)
@@ -93,7 +93,7 @@ class Interventions:
         num_sunk = self._scheduler.evict(evictable, by, time.monotonic_ns())
         self._record()
         parts = [_blocks(len(evictable)) + (" was" if len(evictable) == 1 else " were") + " evicted"]
-        parts += [f"{num_sunk} went to host memory"] if num_sunk else []
+        parts += [f"{num_sunk} moved to host memory"] if num_sunk else []
         left = len(wanted) - len(evictable)
         parts += [f"{left} others are in use, pinned or free"] if left else []
         return "; ".join(parts)
@@ -114,9 +114,9 @@ class Interventions:
     def _running(self, number: int) -> Request:
         request = self._scheduler.requests.get(number)
         if request is None:
-            raise BadInput(f"request {number} has ended, or never came")
+            raise BadInput(f"request {number} has ended or does not exist")
         if request.state is not RequestState.RUNNING:
-            raise BadInput(f"request {number} waits: only a running one has blocks to give up")
+            raise BadInput(f"request {number} is waiting: only running requests have blocks to give up")
         return request
 
     def _checked(self, blocks: Sequence[int]) -> list[int]:
@@ -126,7 +126,7 @@ class Interventions:
             raise BadInput("no block was named: at least 1 is needed")
         outside = [block for block in wanted if block >= self._pool.num_blocks]
         if outside:
-            raise BadInput(f"block {outside[0]} is not of the pool: 0 to {self._pool.num_blocks - 1} are accepted")
+            raise BadInput(f"block {outside[0]} is not in the pool: 0 to {self._pool.num_blocks - 1} are accepted")
         return wanted
 
     def _prefix_of(self, block: int) -> list[int]:
@@ -146,7 +146,7 @@ class Interventions:
         if pinned:
             return f"{_named(blocks)} pinned: unpin first"
         if any(self._pool.ref_count(block) for block in blocks):
-            return f"{_named(blocks)} in use: only cached blocks that nobody holds are evicted"
+            return f"{_named(blocks)} in use: only cached blocks that no request holds can be evicted"
         return f"{_named(blocks)} not cached: there is nothing to evict"
 
     def _note(self, what: str) -> None:

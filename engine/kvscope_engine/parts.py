@@ -12,10 +12,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import torch
 from msgspec.structs import replace as replace_fields
 
-from kvscope_engine.bent_to_allocator import bent_to_allocator
 from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.host_weights.streaming import close_streaming, streamed_weights
@@ -43,7 +43,7 @@ from kvscope_engine.model.work.device_limits import device_limits
 from kvscope_engine.model.work.model_work import model_work
 from kvscope_engine.model.work.step_work import ModelWork
 from kvscope_engine.policy.allocation.address_space import AddressSpace
-from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
+from kvscope_engine.policy.allocation.allocators import fitting_model_len, make_allocation, make_pool
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.blocks.cache_log import CacheLog
 from kvscope_engine.policy.drafting.drafter import Drafter
@@ -440,3 +440,25 @@ def _cpu_name() -> str:
 def _workspace_bytes(use: AllocatorUse, weights_bytes: int, kv_bytes: int) -> int:
     """What torch's allocator holds beyond weights and KV; a CPU's allocator cannot tell: -1."""
     return max(0, use.reserved - weights_bytes - kv_bytes) if use.reserved >= 0 else -1
+
+
+def bent_to_allocator(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> tuple[LoadedModel, list[str]]:
+    """What an allocator other than `paged` changes of options that were left to the engine. Asked for, they are
+    refused.
+
+    The model with a length that the pool can reserve, and a line for each thing that is not as without the
+    allocator.
+    """
+    notes = []
+    if config.allocator != "paged" and config.enable_prefix_caching is None:
+        notes.append(f"prefix caching is off: allocator={config.allocator!r} cannot share blocks")
+    length = fitting_model_len(config.allocator, num_blocks, config.block_size, loaded.max_model_len)
+    if config.max_model_len is not None or length == loaded.max_model_len:
+        return loaded, notes
+    notes.append(
+        f"max_model_len is {length} and not the model's {loaded.max_model_len}: allocator={config.allocator!r} reserves"
+        f" that much in a row for each request, and a pool of {num_blocks} blocks has no longer run"
+        " (a smaller --max-model-len lets more requests run at once)"
+    )
+    info = msgspec.structs.replace(loaded.info, max_model_len=length)
+    return replace(loaded, info=info, max_model_len=length), notes

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from operator import attrgetter
-from typing import Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -72,6 +72,56 @@ _WHOLE_ATTENTION: Final = 1_000_000_000
 Column = npt.NDArray[np.generic]
 
 
+class Packing(NamedTuple):
+    """How numbers lie in a field of bytes: little-endian, one after another. Recordings make their columns by it."""
+
+    dtype: np.dtype[np.generic]
+    is_row: bool = False
+    """One number for each row of the struct, so that all such fields have the same length."""
+    is_key: bool = False
+    """The row's id or number, by which recordings sort the rows. It may be left out where rows are 0, 1, 2, …"""
+    is_optional: bool = False
+    """The field is empty where all of its numbers are 0."""
+    rows_with: str = ""
+    """The field has a number only for rows where this other field is not 0."""
+    is_hash: bool = False
+    """Random numbers that occur in several fields and rows: recordings keep each once."""
+    counts_back_from: str = ""
+    """Near this number of the message, and not above it."""
+
+
+def packed(packing: Packing) -> msgspec.Meta:
+    """The annotation of a field of bytes that is packed so."""
+    return msgspec.Meta(extra={"packing": packing})
+
+
+def packing_of(annotation: object) -> Packing | None:
+    """How a field with this annotation is packed; None where it says nothing of that."""
+    for note in getattr(annotation, "__metadata__", ()):
+        if isinstance(note, msgspec.Meta) and note.extra and "packing" in note.extra:
+            found: Packing = note.extra["packing"]
+            return found
+    return None
+
+
+U2, U4, U8 = (np.dtype(name) for name in ("<u2", "<u4", "<u8"))
+Ids = Annotated[bytes, packed(Packing(U4))]
+"""Of blocks, u4."""
+Times = Annotated[bytes, packed(Packing(U8))]
+"""Nanoseconds, u8."""
+RowNumbers = Annotated[bytes, packed(Packing(U4, is_row=True, is_key=True))]
+"""Of each row, what it is about, u4."""
+RowCounts = Annotated[bytes, packed(Packing(U4, is_row=True))]
+"""A number a row, u4."""
+OptionalCounts = Annotated[bytes, packed(Packing(U4, is_row=True, is_optional=True))]
+"""The same, or nothing where all are 0."""
+
+
+def _told(name: str, **more: Any) -> msgspec.Meta:
+    """Of a field that has a column of the ledger."""
+    return packed(Packing(COLUMNS[name], is_row=True, **more))
+
+
 class BlockRows(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Rows of the ledger on the wire: `ids` (u32) and each column, packed little-endian, same length.
 
@@ -80,19 +130,19 @@ class BlockRows(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     is there still. `attention`, `attention_step` and `skipped` are as `MEASURED` says.
     """
 
-    ids: bytes = b""
-    state: bytes = b""
-    ref_count: bytes = b""
-    filled: bytes = b""
-    owner: bytes = b""
-    tier: bytes = b""
-    last_used_step: bytes = b""
-    prefix_hits: bytes = msgspec.field(default=b"", name="heat")
-    hash: bytes = b""
-    parent: bytes = b""
-    attention: bytes = b""
-    attention_step: bytes = b""
-    skipped: bytes = b""
+    ids: RowNumbers = b""
+    state: Annotated[bytes, _told("state")] = b""
+    ref_count: Annotated[bytes, _told("ref_count")] = b""
+    filled: Annotated[bytes, _told("filled")] = b""
+    owner: Annotated[bytes, _told("owner")] = b""
+    tier: Annotated[bytes, _told("tier")] = b""
+    last_used_step: Annotated[bytes, _told("last_used_step", counts_back_from="step")] = b""
+    prefix_hits: Annotated[bytes, _told("prefix_hits")] = msgspec.field(default=b"", name="heat")
+    hash: Annotated[bytes, _told("hash", is_hash=True)] = b""
+    parent: Annotated[bytes, _told("parent", is_hash=True, is_optional=True, rows_with="hash")] = b""
+    attention: Annotated[bytes, _told("attention", is_optional=True)] = b""
+    attention_step: Annotated[bytes, _told("attention_step", is_optional=True)] = b""
+    skipped: Annotated[bytes, _told("skipped", is_optional=True)] = b""
 
 
 class Ledger:

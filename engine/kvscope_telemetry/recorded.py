@@ -14,7 +14,7 @@ from typing import Protocol
 from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import Frame, Hello, MemoryBreakdown, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
-from kvscope_telemetry.recordings.request_index import RecordedRequest
+from kvscope_telemetry.recordings.request_index import RecordedRequest, TimedMessage
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
@@ -34,17 +34,6 @@ class RecordingInfo:
     num_chunks: int
     is_complete: bool
     """False for one that was cut short: it ends with its last whole chunk. And for one that is still written."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
-    """A message as it was written."""
-
-    kind: int
-    """`layout.FRAMES`, …"""
-    log_time_ns: int
-    """When it was, by the wall clock: nanoseconds since 1970."""
-    data: bytes
 
 
 class Recorded(Protocol):
@@ -97,9 +86,12 @@ class Recorded(Protocol):
     ) -> Iterator[tuple[float, TelemetryMessage]]:
         """Seconds and message of all that was recorded in this time, as it came: without keyframes, unless asked."""
 
-    def raw_messages(self, from_ns: int, until_ns: int, *, about: int | None = None) -> Iterator[StoredMessage]:
-        """All that was written in this time (by the wall clock, both included), keyframes too. `about`: a block; leaps
-        are in the place of many frames that say nothing of it."""
+    def timed_messages(self, from_ns: int, until_ns: int, *, keyframes: bool) -> Iterator[TimedMessage]:
+        """The same by the wall clock, both included."""
+
+    def messages_about(self, block: int, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
+        """All that was written in this time (by the wall clock, both included), keyframes too. Empty delta checkpoints
+        are in the place of many frames that say nothing of the block."""
 
     @property
     def has_texts(self) -> bool:
@@ -115,7 +107,7 @@ class Recorded(Protocol):
         """All that was said of bookmarks, in the order it was written: `settled` says what stands."""
 
     def run_up(self, seconds: float) -> Iterator[tuple[float, TelemetryMessage]]:
-        """Seconds and message of what the state at `seconds` follows from: a snapshot, leaps, frames."""
+        """Seconds and message of what the state at `seconds` follows from: a snapshot, delta checkpoints, frames."""
 
     def state_at(self, seconds: float) -> Mirror:
         """The state after the last frame until `seconds`; as it was before, where frames are missing then."""

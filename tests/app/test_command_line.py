@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kvscope_app.command_line import parse
+from kvscope_telemetry.alarms.rules import DEFAULT_RULES
 from kvscope_telemetry.errors import BadInput
 
 
@@ -38,6 +41,19 @@ def test_what_is_no_moment_is_named(wrong):
         parse(["--at", "3"])
 
 
+def test_what_is_selected_at_first_is_read():
+    options = parse(["--open", "a.mcap", "--select", "request:7", "--select", "block:123"])
+    assert options.selects == (("request", 7), ("block", 123))
+
+
+@pytest.mark.parametrize("wrong", ["7", "request:", "request:-7", "step:3", "block:1.5", "block:²"])
+def test_what_cannot_be_selected_is_named(wrong):
+    with pytest.raises(BadInput, match="request:NUMBER or block:NUMBER"):
+        parse(["--open", "a.mcap", f"--select={wrong}"])
+    with pytest.raises(BadInput, match="--select needs --open"):
+        parse(["--select", "block:3"])
+
+
 def test_open_repeats():
     assert parse(["--open", "a.mcap", "--open", "b.mcap"]).recordings == ("a.mcap", "b.mcap")
 
@@ -61,12 +77,12 @@ def test_open_repeats():
         (["--attach", "tcp://192.0.2.1:7710"], "without a key file"),
         (["--attach", "tcp://192.0.2.1:7710", "--key", "none"], "without a key file"),
         (["--attach", "tcp://127.0.0.1:7710", "--key", "/nowhere/x.key"], "/nowhere/x.key cannot be read"),
-        (["--key", "x.key"], "--key is for engines to attach to"),
+        (["--key", "x.key"], "--key applies to attached engines"),
         (["--attach", "ipc://relative"], "ipc://relative"),
         (["--attach", "ipc:///tmp/a", "--model", "x"], "--model"),
         (["--attach", "ipc:///tmp/a", "--keep-engine"], "--keep-engine"),
-        (["--open", "a.mcap", "--attach", "ipc:///tmp/a"], "cannot go with --attach"),
-        (["--open", "a.mcap", "--model", "x"], "--model is for an engine of our own"),
+        (["--open", "a.mcap", "--attach", "ipc:///tmp/a"], "cannot be used with --attach"),
+        (["--open", "a.mcap", "--model", "x"], "--model applies to the engine that kvscope starts"),
         (["--open", "a.mcap", "--keep-engine"], "--keep-engine"),
         (["--open"], "--open"),
         (["extra"], "extra"),
@@ -114,3 +130,25 @@ def test_the_engine_has_the_same_options():
         for flag in checks.keys() & set(action.option_strings):
             for choice in action.choices or ():
                 assert checks[flag](choice) == choice
+
+
+def test_alarms_for_a_run():
+    options = parse(["--alarm", "Slow: ttft_p99_ms > 500 for 10 s", "--alarm-webhook", "https://host/x"])
+    (rule,) = options.alarms
+    assert (rule.name, rule.expression, rule.seconds) == ("Slow", "ttft_p99_ms > 500", 10.0)
+    assert options.alarm_webhook == "https://host/x"
+    assert parse(["--alarm-webhook", "https://host/x"]).alarms == ()  # those that are kept ring as well
+    assert parse(["--alarm", "default"]).alarms == DEFAULT_RULES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--alarm", "ttft > 500"], "--alarm 'ttft > 500': 'ttft' is not a figure"),
+        (["--alarm", "running > 3", "--alarm", "running > 3"], "there are two of this name"),
+        (["--alarm-webhook", "file:///x"], "webhook 'file:///x' is not accepted: http://HOST/"),
+    ],
+)
+def test_alarms_that_are_refused(arguments, named):
+    with pytest.raises(BadInput, match=re.escape(named)):
+        parse(arguments)

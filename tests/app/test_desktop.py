@@ -147,3 +147,25 @@ def test_a_recording_opens_at_a_moment_that_its_link_names(desktop, qtbot):
     link = QGuiApplication.clipboard().text()
     assert link.startswith("kvscope --open sample --at 12.")
     assert parse(shlex.split(link)[1:]).at_s == pytest.approx(12.5, abs=0.002)
+
+
+def test_a_link_to_a_moment_takes_along_what_is_selected(desktop, qtbot):
+    first = desktop.open_recording(Recording.open(sample_recording()), 12.5)
+    qtbot.waitUntil(lambda: first.session.mirror.num_active > 0, timeout=120_000)
+    number = int(first.session.mirror.requests.number[0])
+    first.session.select_request(number)
+    first.session.select_block(3)
+    first.actions_by_name["copy_moment"].trigger()
+    options = parse(shlex.split(QGuiApplication.clipboard().text())[1:])
+    again = desktop.open_recording(Recording.open(sample_recording()), options.at_s, options.selects)
+    qtbot.waitUntil(lambda: again.session.selected_request == number, timeout=120_000)
+    assert again.session.selected_block == 3
+    assert again.session.cursor_ns == pytest.approx(first.session.cursor_ns, abs=2_000_000)
+
+
+def test_what_a_link_selects_and_is_not_there_is_told(desktop, qtbot):
+    selects = (("request", 99_999), ("block", 5))
+    window = desktop.open_recording(Recording.open(sample_recording()), 12.5, selects)
+    qtbot.waitUntil(lambda: window.session.selected_block == 5, timeout=120_000)
+    assert window.session.selected_request is None
+    assert "no request 99999" in window.banner.accessibleName()

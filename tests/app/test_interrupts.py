@@ -25,7 +25,7 @@ FIRST = """
 import os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # as above
 from kvscope_app.interrupts import leaving_on_interrupt
-with leaving_on_interrupt("x", lambda: print("the engine ended", flush=True)):
+with leaving_on_interrupt("x", lambda: print("the engine stopped", flush=True)):
     os.kill(os.getpid(), signal.SIGINT)
 """
 
@@ -42,4 +42,4 @@ def test_ctrl_c_while_importing_is_one_line(name):
 
 def test_what_must_be_put_away_is_first():
     done = run(FIRST)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "the engine ended\n", "x: interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "the engine stopped\n", "x: interrupted\n")

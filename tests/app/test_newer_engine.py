@@ -28,7 +28,7 @@ def test_blocks_in_an_unknown_state_or_tier_are_drawn_so(engine, session, poll, 
         assert keys(mode, ledger, slice(2, 5), 16, 1)[1] != FREE
     facts = block_facts(session.mirror, 3, 16)
     assert (facts.state, facts.color) == ("unknown", "muted")
-    assert ("In", "a tier of a newer engine") in block_facts(session.mirror, 4, 16).rows
+    assert ("In", "an unknown tier") in block_facts(session.mirror, 4, 16).rows
     assert "unknown" in [swatch.word for swatch in swatches(ColorMode.STATE, DARK, shown_in(session.mirror, ()))]
     assert session.mirror.count(BlockState.UNKNOWN) == session.mirror.count(BlockState.ACTIVE, Tier.UNKNOWN) == 1
     window = make_window(session)

@@ -73,7 +73,7 @@ def test_it_takes_prompts_and_is_asked_for_tokens_and_told_nothing_else(vllm, wa
     assert watched.send(GetBlockText(blocks=(1,), tag=1))
     assert not watched.send(Control(action="pause", tag=2))
     assert [type(command) for command in vllm.source.sent] == [Submit, GetBlockText]
-    assert why_not_control(watched) == "vLLM can be watched, and not be told what to do"
+    assert why_not_control(watched) == "vLLM can be watched but not controlled"
 
 
 def test_the_page_map_says_what_cells_are_and_disables_what_is_not_told(watched, make_window):
@@ -89,8 +89,8 @@ def test_the_page_map_says_what_cells_are_and_disables_what_is_not_told(watched,
         assert ("does not tell" in action.toolTip()) != is_possible
     words, *_ = summaries(watched.mirror, watched.mirror.hello.cache)
     assert "in use: 25.0 %" in words.replace("\u202f", " ").replace("\xa0", " ")
-    assert "2 keep a prefix" in words
-    assert "cells are slots that kvscope gives out" in words
+    assert "2 cached prefixes" in words
+    assert "cell positions are assigned by kvscope, not by the server" in words
     assert "free" not in words
 
 
@@ -113,7 +113,7 @@ def test_a_card_says_unknown_and_not_0(watched, make_window):
     assert facts.title == "Slot 1"
     for name in ("Owner", "Held by", "Filled", "Last used"):
         assert told[name].startswith("unknown"), name
-    assert "whether the engine uses one more is not told" in page_map._facts(5).empty
+    assert "This engine reports blocks only while" in page_map._facts(5).empty
 
 
 def test_requests_are_numbers(watched, qtbot):
@@ -131,7 +131,7 @@ def test_views_on_addresses_say_why_there_are_none(kind, watched, qtbot):
     view.show()
     view.refresh()
     words = view._no_addresses.text() if kind is HeatmapView else view.empty.text()
-    assert "vLLM does not tell where in memory a block lies" in words
+    assert "vLLM does not report where blocks are in memory" in words
     view.shut_down()
 
 
@@ -140,7 +140,7 @@ def test_memory_leaves_out_what_needs_more(watched, qtbot):
     qtbot.addWidget(view)
     view.refresh()
     assert "Internal fragmentation" not in view.details._rows
-    assert view.details.value("Room left") == "unknown"
+    assert view.details.value("Available") == "unknown"
     assert view.details.value("Saved by sharing") == "unknown"
     assert view.table.value("kv_free") == "unknown"
 
@@ -167,8 +167,8 @@ def test_the_console_takes_prompts_where_they_can_be_sent(watched, make_engine, 
     silent = ConsoleView(mute, folder=tmp_path)
     qtbot.addWidget(silent)
     silent.refresh()
-    assert silent.page._blocked() == "SGLang takes no prompts"
-    assert silent.load.button.toolTip() == "SGLang takes no prompts"
+    assert silent.page._blocked() == "SGLang accepts no prompts"
+    assert silent.load.button.toolTip() == "SGLang accepts no prompts"
     for view in (console, silent):
         view.shut_down()
 

@@ -39,7 +39,7 @@ def test_a_viewer_sees_that_it_is_one_and_cannot_do_what_operators_do(engine, se
     console.page.composer.set_text("hello")
     console.refresh()
     assert not console.page.composer.button.isEnabled()
-    assert "viewer" in console.page.composer.button.toolTip()
+    assert "Viewers" in console.page.composer.button.toolTip()
     assert not console.load.button.isEnabled()
     assert "viewer" in console.load.button.toolTip()
     assert not any(isinstance(command, GetBlockText) for command in engine.source.sent)
@@ -54,8 +54,8 @@ def test_a_viewer_sees_that_it_is_one_and_cannot_do_what_operators_do(engine, se
 def test_an_engine_that_somebody_holds_is_not_live(engine, session, make_window):
     window = make_window(session)
     be(engine, session, SourceState.PAUSED, "by alice")
-    assert window._corner._state.text() == "ENGINE HELD"
-    assert window._status._labels["state"].text() == "Engine held by alice"
+    assert window._corner._state.text() == "ENGINE PAUSED"
+    assert window._status._labels["state"].text() == "Engine paused by alice"
     be(engine, session)
     assert window._corner._state.text() == "LIVE"
 
@@ -134,7 +134,7 @@ def test_lost_pieces_of_an_answer_are_told(engine, session, chat):
     name = engine.source.sent[-1].request_id
     engine.source.replies.append(Tokens(request_id=name, token_ids=(1,), text="x", num_missed=7))
     session.poll()
-    assert told == ["7 pieces of this answer were lost while the connection was away."]
+    assert told == ["7 pieces of this answer were lost while disconnected."]
 
 
 def test_a_desktop_with_a_viewer_s_key_and_one_with_a_removed_key(qapp, tmp_path, qtbot):

@@ -171,7 +171,7 @@ def test_windows_that_close_while_they_load_leave_nothing(desktop, recording, qt
 
 def test_a_closed_window_leaves_no_rules_and_no_drawings(desktop, recording, qtbot, monkeypatch):
     forgotten = []
-    monkeypatch.setattr("kvscope_app.leftovers.forget_rules", forgotten.append)
+    monkeypatch.setattr("kvscope_app.desktop.forget_rules", forgotten.append)
     desktop.open_recording(Recording.open(recording))
     drawing = QPixmap(64, 64)
     QPixmapCache.insert("of a window", drawing)

@@ -138,7 +138,7 @@ def serve(folder: Path, _: str) -> None:
         finally:
             engine.terminate()
             told = engine.stderr.read().splitlines()
-    print(next(line for line in told if "ended early: No space left on device; the engine goes on" in line))
+    print(next(line for line in told if "stopped early: No space left on device; the engine continues" in line))
     whole(disk / "x.mcap")
 
 

@@ -63,7 +63,7 @@ def generate(*words: str) -> tuple[str, ...]:
         (generate("--kv-memory", "9" * 400 + "GB"), "--kv-memory"),
         (generate("--block-size", "0"), "block_size=0"),
         (generate("--model", ""), "model=''"),
-        (generate("--model", "/no/such/folder"), "'/no/such/folder' is not there"),
+        (generate("--model", "/no/such/folder"), "'/no/such/folder' not found"),
         (generate("--model", "missing.gguf"), "'missing.gguf' is not there"),
         (generate("--model", "dummy:missing.json"), "'dummy:missing.json' is not there"),
         (generate("--model", "two words"), "'two words' is not accepted"),
@@ -189,7 +189,7 @@ def test_no_free_memory_at_start(
         (b"[" * 100_000, "line 1"),
         (b'{"prompt": "x", "temperature": ' + b"9" * 400 + b"}\n", "temperature"),
         (b'{"prompt": "x", "max_tokens": 1e400}\n', "line 1"),
-        (b"", "no prompt is given"),
+        (b"", "no prompt given: use"),
         (b"\x00\x00", "line 1"),
     ],
     ids=lambda value: repr(value)[:30] if isinstance(value, bytes) else "",
@@ -231,7 +231,7 @@ def test_a_port_that_is_in_use(refused: Refused) -> None:
 
 def test_a_directory_others_may_write_to(refused: Refused, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    assert "others may write" in refused(BAD_INPUT, "serve", "--endpoint", f"ipc://{tmp_path}")
+    assert "others can write" in refused(BAD_INPUT, "serve", "--endpoint", f"ipc://{tmp_path}")
 
 
 # As processes: nothing else of torch or transformers on standard error

@@ -156,6 +156,25 @@ def test_aborts_of_nothing_change_nothing(make_engine: Make) -> None:
     assert num_active(engine) == 0
 
 
+def test_a_request_that_was_aborted_before_its_prompt_was_read_is_listed(make_engine: Make) -> None:
+    frames: list[Frame] = []
+    engine = make_engine(publish=lambda message: frames.append(message) if isinstance(message, Frame) else None)
+    submit = submit_of("early", (), SamplingParams(n=2, max_tokens=5))
+    engine.list_aborted(submit)
+    assert engine.step() == []
+    listed = [info for frame in frames for info in frame.new_requests]
+    assert [(info.number, info.request_id, info.num_prompt_tokens) for info in listed] == [
+        (1, "early", 0),
+        (2, "early", 0),
+    ]
+    events = [event for frame in frames for event in frame.events if event.kind == "aborted"]
+    assert [event.number for event in events] == [1, 2]
+    assert "before its prompt was read" in events[0].cause
+    assert frames[-1].counters.aborted == 2
+    assert not engine.has_unfinished
+    assert complete(engine, prompt_of(1)).finish_reason == "length", "and the engine goes on"
+
+
 @pytest.mark.parametrize("num_steps", [0, 1, 5])
 def test_an_abort_ends_every_completion_of_a_request(make_engine: Make, num_steps: int) -> None:
     engine = make_engine()
@@ -230,10 +249,10 @@ def test_usage_and_times_add_up(make_engine: Make) -> None:
 def test_a_request_that_never_ran_has_no_times(make_engine: Make) -> None:
     engine = make_engine(max_num_seqs=1)
     engine.submit(submit_of("runs", prompt_of(1)))
-    engine.submit(submit_of("waits", prompt_of(2)))
+    engine.submit(submit_of("waiting", prompt_of(2)))
     said = engine.step()
-    engine.abort("waits")
-    (last,) = last_words(said + engine.step(), "waits")
+    engine.abort("waiting")
+    (last,) = last_words(said + engine.step(), "waiting")
     assert (last.timing.queue_s, last.timing.ttft_s) == (None, None)
     assert last.timing.total_s > 0
     assert last.usage.completion_tokens == 0
@@ -282,8 +301,8 @@ def logits_of(tiny_model: Callable[..., str]) -> Callable[[Sequence[int]], Any]:
     import torch
 
     from kvscope_engine.model.fetching.names import parse_model_name
-    from kvscope_engine.model.loading.dummy import random_model
     from kvscope_engine.model.loading.hf_config import read_config
+    from kvscope_engine.model.loading.loader import random_model
 
     config = read_config(parse_model_name(tiny_model()).path)
     module = random_model(config, torch.float32, torch.device("cpu"), 0, lambda progress: None).eval()

@@ -284,7 +284,8 @@ def test_a_storm_whose_file_is_damaged_again_and_again(
     storm.before_step = sometimes
     storm.run(80)
     assert storm.num_whole > 10
-    assert (engine.snapshot().counters.lost_blocks > 0) == (not reason)
+    if not reason:  # what is removed or replaced refuses the next write: only blocks on their way there can be lost
+        assert engine.snapshot().counters.lost_blocks > 0
     check_told_once(engine, watched, reason)
 
 

@@ -157,11 +157,11 @@ def test_a_held_engine_shows_each_intervention(served: Callable[..., tuple[Perso
     told = person.what(Preempt, number=first.numbers[0], how="swap")
     assert "moved to a lower tier" in told
     person.wait(lambda: person.state(first.numbers[0]) is RequestState.PREEMPTED)
-    assert "waits" in person.why_not(Preempt, number=first.numbers[0])
+    assert "waiting" in person.why_not(Preempt, number=first.numbers[0])
     assert "to be computed again" in person.what(Preempt, number=second.numbers[0], how="recompute")
     assert "has ended" in person.why_not(Preempt, number=99)
     person.wait(lambda: person.mirror.counters.preemptions == 2)
-    assert any("asked for it" in cause for cause in person.causes)
+    assert any("requested by" in cause for cause in person.causes)
     person.wait(lambda: person.mirror.seq == engine.last_seq)
     whole = Mirror()
     whole.reset(engine.snapshot())
@@ -202,7 +202,7 @@ def test_pinned_blocks_stay_and_a_request_that_does_not_fit_beside_them_is_told_
     last = person.cached()[-1]
     told = person.what(Pin, blocks=(last,), with_prefix=True)
     pinned = engine.interventions.pinned
-    assert told == f"{len(pinned)} blocks are pinned while you are here"
+    assert told == f"{len(pinned)} blocks are pinned until you disconnect"
     assert len(pinned) == 10
     person.wait(lambda: person.mirror.pinned == frozenset(pinned))
     assert "pinned: unpin first" in person.why_not(Evict, blocks=(last,))
@@ -232,7 +232,7 @@ def test_a_pin_that_would_leave_somebody_who_waits_too_little_is_refused(
     person.what(Control, action="pause")
     person.submit("large", [90] * 100, 4 * NUM_BLOCKS - 100)
     assert "request 2 may need 64" in person.why_not(Pin, blocks=tuple(person.cached()))
-    assert "not of the pool" in person.why_not(Pin, blocks=(NUM_BLOCKS,))
+    assert "not in the pool" in person.why_not(Pin, blocks=(NUM_BLOCKS,))
     free = next(block for block in range(NUM_BLOCKS) if block not in person.cached())
     assert "not in the prefix cache" in person.why_not(Pin, blocks=(free,))
 
@@ -257,7 +257,7 @@ def test_limits_hold_from_the_next_step_on(served: Callable[..., tuple[Person, E
 
 def test_torchs_segments_are_not_to_be_had_on_a_cpu(served: Callable[..., tuple[Person, Engine]]) -> None:
     person, engine = served()
-    assert "on a GPU alone" in person.why_not(GetAllocatorMap)
+    assert "only on a GPU" in person.why_not(GetAllocatorMap)
     assert engine.hello.capabilities.allocator_map
 
 
@@ -276,7 +276,7 @@ def test_a_pause_is_told_at_once_and_no_latency_counts_it(served: Callable[..., 
     person.what(Control, action="resume")
     person.wait_finished("a")
     person.wait(lambda: person.mirror.stops.open is None and len(person.mirror.stops) == 3)
-    assert sum("asked for by" in cause for cause in person.causes) == 2
+    assert sum("requested by" in cause for cause in person.causes) == 2
     (resumed,) = [cause for cause in person.causes if cause.startswith("it was paused")]
     assert "resumed by" in resumed
     assert sum(stop.end_ns - stop.begin_ns for stop in person.mirror.stops) > 1.9e9

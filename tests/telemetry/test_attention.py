@@ -17,12 +17,9 @@ from kvscope_telemetry.ledger import (
     unpack,
 )
 from kvscope_telemetry.messages import wire
-from kvscope_telemetry.messages.pieces import snapshot_pieces
-from kvscope_telemetry.messages.telemetry import Frame, Snapshot
-from kvscope_telemetry.recordings.bundles.bundle import pack_bundle, unpack_bundle
-from kvscope_telemetry.recordings.bundles.hash_lists import HashList, no_lists
+from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.recordings.columns import Columns, pack
 from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 GOLDEN_FRAME = (
     "86a474797065a54672616d65a565706f636801a373657103a47374657004a774696d655f6e7305a6626c6f636b738ba3696473c404010000"
@@ -77,23 +74,13 @@ def test_columns_of_another_length_are_refused(name: str, size: int) -> None:
         wire.decode_telemetry(wire.encode(frame_of(rows)))
 
 
-def test_bundles_give_every_byte_back() -> None:
+def test_columns_give_them_back() -> None:
     ledger = ledger_of_three()
-    timed = [(seq, frame_of(rows_of(ledger, *ids), seq)) for seq, ids in enumerate([(0, 1), (2,), (1,), ()], start=1)]
-    assert unpack_bundle(pack_bundle(timed, HashList()), no_lists) == timed
+    frames = [frame_of(rows_of(ledger, *ids), seq) for seq, ids in enumerate([(0, 1), (2,), (1,), ()], start=1)]
+    assert Columns(pack(frames)).records(Frame) == frames
     ledger.attention[:], ledger.attention_step[:] = 0, 0
-    timed = [(seq, frame_of(rows_of(ledger, 0, 1), seq)) for seq in range(1, 4)]
-    bundle = pack_bundle(timed, HashList())
-    assert unpack_bundle(bundle, no_lists) == timed
-    assert b"blocks.attention" not in bundle
-
-
-def test_a_keyframe_in_pieces_is_the_snapshot() -> None:
-    engine = SyntheticEngine(num_blocks=64, num_running=4)
-    engine.advance()
-    engine.ledger.attention[5], engine.ledger.attention_step[5] = 9, 1
-    snapshot: Snapshot = engine.snapshot()
-    assert b"".join(snapshot_pieces(snapshot, engine.ledger)) == wire.encode(snapshot)
+    frames = [frame_of(rows_of(ledger, 0, 1), seq) for seq in range(1, 4)]
+    assert Columns(pack(frames)).records(Frame) == frames
 
 
 def test_shares_come_back() -> None:

@@ -80,7 +80,7 @@ def assert_same_tree(found: PrefixTree, expected: PrefixTree) -> None:
 
 
 def test_at_random_moments_the_tree_is_what_it_was(record: Callable[..., Any]) -> None:
-    """By keyframes, leaps and frames."""
+    """By keyframes, delta checkpoints and frames."""
     recorded = record(700, keyframe_interval_ns=6_000_000_000)
     recording = Recording.open(recorded.path)
     times = {message.seq: at for at, message in recording.messages() if isinstance(message, Frame)}

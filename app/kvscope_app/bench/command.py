@@ -9,17 +9,20 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvscope_app.bench.startup import Startup, measure_startup
 from kvscope_telemetry.errors import KvscopeError
 
 if TYPE_CHECKING:
     from kvscope_app.desktop import Desktop
     from kvscope_app.own_engine.engine_process import EngineProcess
 
+_VARIABLE: Final = "KVSCOPE_STARTUP_PROBE"
+_PATIENCE_S: Final = 60
 _WARM_UP_S: Final = 2.0
 _BUSY_S: Final = 10.0
 _IDLE_S: Final = 30.0
@@ -44,7 +47,7 @@ def _rest(args: argparse.Namespace) -> dict[str, object]:
     from kvscope_app.bench.rest import measure_rest
 
     seconds = args.seconds or _IDLE_S
-    with _own_engine(args.attach) as engine, _desktop() as desktop:
+    with _own_engine(args.attach) as engine, open_desktop() as desktop:
         endpoint = args.attach if engine is None else engine.endpoint
         return {"seconds_each": seconds, **measure_rest(desktop, endpoint, engine, seconds, _SIZE)}
 
@@ -96,7 +99,7 @@ def _measure_smoothness(endpoint: str, args: argparse.Namespace) -> dict[str, ob
     from kvscope_app.bench.event_loop import run_for, run_until
     from kvscope_app.bench.smoothness import Meter
 
-    with _desktop() as desktop:
+    with open_desktop() as desktop:
         window = desktop.open_window(endpoint)
         window.resize(*_SIZE)
         run_until(window.views_loaded)
@@ -114,7 +117,7 @@ def _measure_smoothness(endpoint: str, args: argparse.Namespace) -> dict[str, ob
 
 
 @contextmanager
-def _desktop() -> Iterator[Desktop]:
+def open_desktop() -> Iterator[Desktop]:
     """Closed at the end."""
     from PySide6.QtCore import QSettings
 
@@ -153,3 +156,33 @@ def _shown(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(value) or "none"
     return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Startup:
+    """Measures from the command to the first exposed window, in fresh processes.
+
+    First exposure of the window, seconds from the start of the process, one entry a run.
+    """
+
+    first_expose_s: tuple[float, ...]
+    heavy_modules: tuple[str, ...]
+    """Of torch and the engine, those the desktop had imported by then: must be none."""
+
+
+def measure_startup(endpoint: str, settings_folder: str, runs: int) -> Startup:
+    """Start the desktop `runs` times, attached to `endpoint`. Raises KvscopeError when a window does not come."""
+    results = [_one(endpoint, settings_folder) for _ in range(runs)]
+    heavy = {name for _, names in results for name in names}
+    return Startup(tuple(seconds for seconds, _ in results), tuple(sorted(heavy)))
+
+
+def _one(endpoint: str, settings_folder: str) -> tuple[float, list[str]]:
+    environment = {**os.environ, "XDG_CONFIG_HOME": settings_folder, _VARIABLE: str(time.monotonic_ns())}
+    command = [sys.executable, "-m", "kvscope_app.main", "--attach", endpoint]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_PATIENCE_S)
+        told = json.loads(done.stdout.splitlines()[-1])
+        return float(told["first_expose_s"]), list(told["heavy_modules"])
+    except (subprocess.TimeoutExpired, IndexError, ValueError, KeyError) as error:
+        raise KvscopeError(f"the window did not come up: {type(error).__name__}: {error}") from error

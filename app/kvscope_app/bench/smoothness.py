@@ -6,18 +6,22 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
-from PySide6.QtCore import QEvent, QObject, QSocketNotifier
+from PySide6.QtCore import QEvent, QObject, QSocketNotifier, QTimer
 from PySide6.QtWidgets import QWidget
 
 from kvscope_app.bench.prober import STAMP
 from kvscope_app.bench.processor_time import cpu_of_rings_s, pids_of_rings
-from kvscope_app.bench.resident_memory import ResidentMemory
 from kvscope_app.session.session import Session
 
+EVERY_MS: Final = 1_000
+_PARTS: Final = 10
+"""First and last are medians of so small a part of the samples: a moment's buffers do not count."""
 _READ_BYTES: Final = 512 * STAMP.size
 _FLUSH_S: Final = 30.0
 
@@ -157,3 +161,38 @@ def _milliseconds(
 
 def _quantile(values: np.ndarray[tuple[int], np.dtype[np.float64]], share: float) -> float:
     return round(float(np.quantile(values, share)), 2) if values.size else float("nan")
+
+
+class ResidentMemory:
+    """Resident memory of the window and of the processes that write what it keeps, over the time of a measurement.
+
+    Asks for the sizes of processes while the event loop runs. 0 MB where the system does not tell them.
+    """
+
+    def __init__(self, pids: Callable[[], Iterable[int]], every_ms: int = EVERY_MS) -> None:
+        self._pids = pids
+        self._samples: list[float] = []
+        self._timer = QTimer()
+        self._timer.setInterval(every_ms)
+        self._timer.timeout.connect(self._sample)
+        self._timer.start()
+        self._sample()
+
+    def stop(self) -> tuple[float, float, float]:
+        """MB at first, at last and at most."""
+        self._timer.stop()
+        self._sample()
+        length = max(1, len(self._samples) // _PARTS)
+        first, last = np.median(self._samples[:length]), np.median(self._samples[-length:])
+        return round(float(first), 1), round(float(last), 1), round(max(self._samples), 1)
+
+    def _sample(self) -> None:
+        self._samples.append(sum(_resident_mb(pid) for pid in self._pids()))
+
+
+def _resident_mb(pid: int) -> float:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
+    except (OSError, IndexError):  # it ended, or the system has no such file
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

@@ -21,7 +21,7 @@ def add_compare_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "compare",
-        help="two recordings side by side",
+        help="compare two recordings side by side",
         description="Two recordings side by side in a window: their page maps under one cursor, their curves, and a"
         " table of key figures. Without a display the table alone. Each difference is set beside the runs' own spread:"
         " a run is cut into 5 windows, and from how much these vary follows what two runs of the same differ by in 19"
@@ -29,14 +29,16 @@ def add_compare_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
         allow_abbrev=False,
     )
     parser.add_argument("a", metavar="A.mcap", type=recording_file, help="a recording; or the word sample")
-    parser.add_argument("b", metavar="B.mcap", type=recording_file, help="another one")
+    parser.add_argument("b", metavar="B.mcap", type=recording_file, help="the other recording; or the word sample")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--table", action="store_true", help="print the table of key figures; needs no display")
-    how.add_argument("--json", action="store_true", help="print one JSON object; units are in the names")
-    how.add_argument("--csv", metavar="FILE.csv", type=Path, help="write the table to a file; nothing is overwritten")
-    parser.add_argument("--from", dest="from_s", metavar="S", type=moment, help="figures from S seconds of each on")
-    parser.add_argument("--until", dest="until_s", metavar="S", type=moment, help="figures until S seconds of each")
-    parser.add_argument("--theme", choices=("auto", "dark", "light"), help="of the window (default: as last time)")
+    how.add_argument("--table", action="store_true", help="print the table of key figures (needs no display)")
+    how.add_argument("--json", action="store_true", help="print one JSON object (units are in the names)")
+    how.add_argument("--csv", metavar="FILE.csv", type=Path, help="write the table to a file (never overwrites one)")
+    parser.add_argument("--from", dest="from_s", metavar="S", type=moment, help="start at S seconds of each recording")
+    parser.add_argument("--until", dest="until_s", metavar="S", type=moment, help="stop at S seconds of each recording")
+    parser.add_argument(
+        "--theme", choices=("auto", "dark", "light"), help="colour theme of the window (default: as last time)"
+    )
     parser.set_defaults(run=compare)
     return parser
 
@@ -48,7 +50,7 @@ def compare(args: argparse.Namespace) -> int | Options:
 
         if is_display_named(os.environ):
             return _for_the_window(args)
-        print("no display is named: the table alone", file=sys.stderr)
+        print("no display: printing the table only", file=sys.stderr)
     from kvscope_app.compare.words import as_text
 
     comparison = _compared(args)
@@ -97,6 +99,6 @@ def _write(path: Path, comparison: Comparison) -> None:
 
 def _for_the_window(args: argparse.Namespace) -> Options:
     if args.from_s is not None or args.until_s is not None:
-        raise BadInput("--from and --until go with --table, --json or --csv: in the window a range is chosen by hand")
+        raise BadInput("--from and --until need --table, --json or --csv; in the window, select a range by hand")
     debug = bool(getattr(args, "debug", False))
     return Options(theme=args.theme, debug=debug, recordings=(str(args.a), str(args.b)), compares=True)

@@ -38,12 +38,12 @@ def add_desktop_files_parser(commands: argparse._SubParsersAction[Any]) -> argpa
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "install-desktop-files",
-        help="kvscope in the desktop's menu, and its recordings opened by a double click",
-        description="Put an entry for the menu, an icon and a type for recordings (application/x-kvscope-recording,"
-        " told by what is in the file) into your own data folder: ~/.local/share, or XDG_DATA_HOME. No root is needed.",
+        help="add kvscope to the desktop's menu and open recordings by double-click",
+        description="Installs a menu entry, an icon and a file type for recordings (application/x-kvscope-recording, "
+        "recognised by content) into your data folder: ~/.local/share, or XDG_DATA_HOME. Needs no root.",
         allow_abbrev=False,
     )
-    parser.add_argument("--remove", action="store_true", help="take them away again")
+    parser.add_argument("--remove", action="store_true", help="remove them")
     parser.set_defaults(run=desktop_files)
     return parser
 
@@ -60,9 +60,9 @@ def desktop_files(args: argparse.Namespace) -> int:
     except OSError as error:
         raise BadInput(f"{str(error.filename or folder)!r} cannot be written: {error.strerror}") from None
     lacking = [package for program, place, package in _UPDATES if not _update(program, folder / place)]
-    print(f"{'removed from' if args.remove else 'installed in'} {folder}: menu entry, icon, type of recordings")
+    print(f"{'removed from' if args.remove else 'installed in'} {folder}: menu entry, icon, recording file type")
     for package in lacking:
-        print(f"note: the desktop may not notice before its next start: {package} is not installed", file=sys.stderr)
+        print(f"note: the desktop may not notice before you log in again: {package} is not installed", file=sys.stderr)
     return 0
 
 

@@ -23,7 +23,7 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "export",
-        help="a recording for other tools: CSV, Parquet, Arrow, Perfetto, an HTML report, pictures, videos",
+        help="export a recording: CSV, Parquet, Arrow, Perfetto, HTML report, pictures, videos",
         description="Write a recording, or a range of it: a table (csv, parquet or arrow; metrics has a row a second,"
         " requests a row a request, events a row an event, bookmarks a row a bookmark or alarm), a trace for"
         " ui.perfetto.dev (perfetto), a report in one file to send to somebody (html), a picture of a view at a moment"
@@ -32,7 +32,7 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE.mcap", type=recording_file, help="a recording; or the word sample")
-    parser.add_argument("--to", choices=FORMATS, help="the format (default: as the name of PATH ends)")
+    parser.add_argument("--to", choices=FORMATS, help="the format (default: by the extension of PATH)")
     parser.add_argument(
         "--out",
         metavar="PATH",
@@ -43,11 +43,11 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     parser.add_argument(
         "--kind",
         choices=("metrics", "requests", "events", "bookmarks", "devices"),
-        help="which table (default: as PATH is named, else metrics where --to is given)",
+        help="which table (default: by the name of PATH, else metrics)",
     )
     parser.add_argument("--from", dest="from_s", metavar="S", type=moment, help="seconds from the recording's start")
     parser.add_argument("--until", dest="until_s", metavar="S", type=moment, help="seconds from the recording's start")
-    add_goals(parser, "the report tells which finished requests missed them, and what delayed each")
+    add_goals(parser, "list finished requests that missed them in the report, and what delayed each")
     add_picture_options(parser)
     parser.set_defaults(run=export)
     return parser

@@ -21,20 +21,22 @@ def add_fleet_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argu
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "fleet",
-        help="many engines in one window, a row each",
+        help="watch many engines in one table",
         description=f"A table of up to {MAX_ENTRIES} engines, or ranks of them, a row each; a double click opens one in"
         " a window of its own. The list has an address a line, as --attach takes it, and a name after it if one likes;"
         " # begins a comment.",
         allow_abbrev=False,
     )
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--file", metavar="ADDRESSES.txt", type=Path, help="the list; it is read again as well")
+    where.add_argument(
+        "--file", metavar="ADDRESSES.txt", type=Path, help="file with the list; read again when it changes"
+    )
     where.add_argument(
         "--command",
         metavar='"CMD"',
         dest="list_command",
-        help="a command that prints the list; run without a shell (sh -c '…' gives it one), and ended after"
-        f" {COMMAND_S:g} s. One that fails leaves the list as it was",
+        help="a command that prints the list; run without a shell (use sh -c '…' for one) and stopped after "
+        f"{COMMAND_S:g} s. If it fails, the list stays as it was",
     )
     parser.add_argument(
         "--every", metavar="N", type=span, default=EVERY_S, help=f"seconds between readings (default: {EVERY_S:g})"
@@ -43,10 +45,10 @@ def add_fleet_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argu
         "--api-key-file",
         metavar="FILE",
         type=Path,
-        help="API key of the vLLM and SGLang servers for which none is kept, in a file (without it:"
-        f" ${API_KEY_VARIABLE}; none if not set)",
+        help="file with the API key for vLLM and SGLang servers that have no saved key (default: "
+        f"${API_KEY_VARIABLE}; none if not set)",
     )
-    parser.add_argument("--theme", choices=("auto", "dark", "light"), help="colours (default: as last time)")
+    parser.add_argument("--theme", choices=("auto", "dark", "light"), help="colour theme (default: as last time)")
     parser.set_defaults(run=fleet)
     return parser
 

@@ -25,18 +25,18 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "info",
-        help="what is in a recording",
-        description="What is in a recording: engine, pool, length, peaks, and what is missing or damaged.",
+        help="show what is in a recording",
+        description="Shows a recording's engine, pool, length, peaks, and what is missing or damaged.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "file",
         metavar="FILE.mcap",
         type=recording_file,
-        help="a recording, also one that was cut short; or the word sample",
+        help="a recording, complete or truncated; or the word sample",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object; units are in the names")
-    add_goals(parser, "which finished requests missed them, and what delayed each")
+    parser.add_argument("--json", action="store_true", help="print one JSON object (units are in the names)")
+    add_goals(parser, "list finished requests that missed them, and what delayed each")
     parser.set_defaults(run=info)
     return parser
 
@@ -132,21 +132,21 @@ def _as_text(recording: Recording, found: Digest) -> str:
         ("usage", _usage(found)),
         (
             "requests",
-            f"{totals['admitted']} admitted, {totals['finished']} finished, {totals['aborted']} aborted,"
-            f" {totals['refused']} refused; at most {found.peak_waiting:,} waiting",
+            f"{totals['admitted']} admitted, {totals['finished']} finished, {totals['aborted']} aborted, "
+            f"{totals['refused']} refused; peak {found.peak_waiting:,} waiting",
         ),
         (
             "preemptions",
-            f"{totals['preemptions']}, after which {totals['restored_tokens']} tokens were restored and"
-            f" {totals['recomputed_tokens']} computed again",
+            f"{totals['preemptions']}; then {totals['restored_tokens']} tokens restored and "
+            f"{totals['recomputed_tokens']} recomputed",
         ),
         ("tokens", f"{totals['prefill_tokens']} prefill, {totals['decode_tokens']} decode"),
         ("hit rate", _hit_rate(found)),
         ("first token", _latency(found.first_token_p50_s, found.first_token_p95_s, found)),
-        ("next tokens", _latency(found.inter_token_p50_s, found.inter_token_p95_s, found)),
-        ("paused", f"{found.figures['stopped_s'] or 0:,.1f} s, which no latency and no rate counts"),
+        ("between tokens", _latency(found.inter_token_p50_s, found.inter_token_p95_s, found)),
+        ("paused", f"{found.figures['stopped_s'] or 0:,.1f} s, excluded from latencies and rates"),
         ("gaps", _gaps(found)),
-        ("texts", "prompts and answers can be read in it" if recording.has_texts else "none"),
+        ("texts", "contains prompt and answer text" if recording.has_texts else "none"),
         ("file", _damage(recording)),
     ]
     return "\n".join(f"{name:<12} {text}" for name, text in rows)
@@ -155,16 +155,14 @@ def _as_text(recording: Recording, found: Digest) -> str:
 def _hit_rate(found: Digest) -> str:
     share, cached, prompts = (found.figures[key] for key in ("hit_rate", "cached_tokens", "new_prompt_tokens"))
     if share is None:
-        return "unknown" if prompts is None else "no prompt began"
+        return "unknown" if prompts is None else "no request arrived"
     return f"{share:.1%} of new prompts' tokens were in the cache, {cached:,.0f} of {prompts:,.0f}"
 
 
 def _usage(found: Digest) -> str:
     if found.peak_usage is None or found.mean_usage is None:
         return "unknown"
-    return (
-        f"at most {found.peak_usage:.1%} of the pool, at {found.peak_usage_s:.0f} s; {found.mean_usage:.1%} on average"
-    )
+    return f"peak {found.peak_usage:.1%} of the pool at {found.peak_usage_s:.0f} s; mean {found.mean_usage:.1%}"
 
 
 def _latency(p50_s: float | None, p95_s: float | None, found: Digest) -> str:

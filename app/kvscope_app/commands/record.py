@@ -10,24 +10,31 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_app.access_options import add_access_options, addresses_of
-from kvscope_app.commands.text_asker import TextAsker
+from kvscope_app.alarm_options import add_alarm_options, alarm_rules, alarm_webhook
 from kvscope_app.commands.values import size, span
 from kvscope_telemetry.addresses import ACCEPTED
-from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.errors import BadInput, EngineDead, KvscopeError
+from kvscope_telemetry.messages.commands import BlockText, GetBlockText
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.texts.block_texts import RecordedText
+from kvscope_telemetry.texts.text_collector import TextCollector
 
 if TYPE_CHECKING:
+    from kvscope_app.commands.recorded_alarms import RecordedAlarms
     from kvscope_app.commands.segments import SegmentedWriter
     from kvscope_telemetry.addresses import WatchedSource
 
+ASK_EVERY_S: Final = 0.5
+MAX_ASKED: Final = 512
+_GIVE_UP_S: Final = 5.0
 LOOK_S: Final = 0.1
 TELL_S: Final = 1.0
 REFUSED_S: Final = 3.0
@@ -39,34 +46,35 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "record",
-        help="record an engine into a file, without a window",
-        description="Record what an engine tells, until the time is over or Ctrl-C: the file is whole either way, and"
-        " FILE.mcap.part until then.",
+        help="record an engine into a file without a window",
+        description="Records an engine's telemetry until the time is up or Ctrl-C. The file is complete either way; "
+        "while recording it is named FILE.mcap.part.",
         allow_abbrev=False,
     )
     parser.add_argument("endpoint", metavar="ADDRESS", help=ACCEPTED)
     parser.add_argument("--out", metavar="FILE.mcap", type=Path, required=True, help="the new file")
     parser.add_argument(
-        "--seconds", metavar="N", type=span, help="how long, from the first that comes (without it: until Ctrl-C)"
+        "--seconds", metavar="N", type=span, help="how long, from the first message (default: until Ctrl-C)"
     )
     parser.add_argument(
         "--record-text",
         action="store_true",
-        help="what blocks hold as text as well, so that prompts and answers can be read in the file (for operators)",
+        help="include the text of blocks, so that the file contains prompts and answers (operators only)",
     )
     add_access_options(parser, "ADDRESS")
+    add_alarm_options(parser, "'default' stands for the predefined alarms, which a webhook alone gets too")
     parser.add_argument(
         "--wait",
         metavar="N",
         type=span,
         default=60.0,
-        help="seconds to wait for an engine that is not there, or not any more (default: 60)",
+        help="seconds to wait for an engine that cannot be reached or went away (default: 60)",
     )
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument(
-        "--segment-seconds", metavar="N", type=span, help="begin a new file every N seconds: FILE-001.mcap, …"
+        "--segment-seconds", metavar="N", type=span, help="start a new file every N seconds: FILE-001.mcap, …"
     )
-    parts.add_argument("--segment-bytes", metavar="SIZE", type=size, help="begin a new file after SIZE (100MB, 1GiB)")
+    parts.add_argument("--segment-bytes", metavar="SIZE", type=size, help="start a new file after SIZE (100MB, 1GiB)")
     parser.set_defaults(run=record)
     return parser
 
@@ -79,16 +87,24 @@ def record(args: argparse.Namespace) -> int:
     (address,) = addresses_of(args, [args.endpoint], "ADDRESS")
     if args.record_text and address.is_foreign:
         raise BadInput(f"--record-text asks engines of kvscope's own, and does not go with {args.endpoint}")
-    writer = SegmentedWriter(args.out, args.seconds, args.segment_seconds, args.segment_bytes)
+    rules, url = alarm_rules(args, has_own=False), alarm_webhook(args)
+    writer = SegmentedWriter(args.out, args.seconds, args.segment_seconds, args.segment_bytes, tells_course=bool(rules))
+    alarms = None
+    if rules:
+        from kvscope_app.commands.recorded_alarms import RecordedAlarms
+
+        alarms = RecordedAlarms(rules, url, writer, args.endpoint, _say)
     try:
         with _stopped_by_signals() as stopped, address.open(writer) as source:
-            why = _Watch(args, source, writer, stopped).run()
+            why = _Watch(args, source, writer, stopped, alarms).run()
     finally:
         failure = writer.close()
+        if alarms is not None:
+            alarms.close()
     if failure:
         raise KvscopeError(failure)
     if not writer.has_begun:
-        raise KvscopeError(f"nothing was recorded: {why or 'it was stopped before anything came'}")
+        raise KvscopeError(f"nothing was recorded: {why or 'stopped before any telemetry arrived'}")
     note_paths(writer.paths)
     print(
         f"{_named(writer.paths)}: {writer.recorded_s:.1f} s, {writer.num_frames} frames" + (f"; {why}" if why else "")
@@ -100,11 +116,16 @@ class _Watch:
     """Looks at a recording in progress until it should end."""
 
     def __init__(
-        self, args: argparse.Namespace, source: WatchedSource, writer: SegmentedWriter, stopped: threading.Event
+        self,
+        args: argparse.Namespace,
+        source: WatchedSource,
+        writer: SegmentedWriter,
+        stopped: threading.Event,
+        alarms: RecordedAlarms | None = None,
     ) -> None:
         self._wait_s: float = args.wait
         self._endpoint: str = args.endpoint
-        self._source, self._writer, self._stopped = source, writer, stopped
+        self._source, self._writer, self._stopped, self._alarms = source, writer, stopped, alarms
         self._texts = None
         if args.record_text and isinstance(source, LiveSource):
             self._texts = TextAsker(source, writer.write_texts)
@@ -115,13 +136,15 @@ class _Watch:
     def run(self) -> str:
         """Returns when it is over; why, where that is not what was asked for."""
         while not self._stopped.wait(LOOK_S):
+            if self._alarms is not None:
+                self._alarms.look()
             if self._texts is None:
                 self._source.take()  # nobody looks at it here
             else:
                 self._texts.look(len(self._writer.paths))
             status, now_s = self._source.status, time.monotonic()
             if self._texts is not None and status.role == Role.VIEWER:
-                raise KvscopeError(f"--record-text: at {self._endpoint} you are a viewer, and texts are for operators")
+                raise KvscopeError(f"--record-text needs an operator's key; you are a viewer at {self._endpoint}")
             is_refused = status.state is SourceState.REFUSED
             if not is_refused and status.state not in _ABSENT:
                 self._present_s = now_s
@@ -138,9 +161,9 @@ class _Watch:
         if status.state is SourceState.REFUSED:
             return f"the engine at {self._endpoint} does not let us in: {status.reason}"
         if status.state is SourceState.ENDED:
-            return f"the engine at {self._endpoint} has ended" + (f": {status.reason}" if status.reason else "")
+            return f"the engine at {self._endpoint} has stopped" + (f": {status.reason}" if status.reason else "")
         why = f": {status.reason}" if status.reason else ""
-        return f"no engine was heard at {self._endpoint} for {self._wait_s:g} s{why}"
+        return f"no telemetry from {self._endpoint} for {self._wait_s:g} s{why}"
 
     def _tell(self, now_s: float) -> None:
         status, writer = self._source.status, self._writer
@@ -180,3 +203,47 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class TextAsker:
+    """Asks an engine what its blocks hold, for a recording without a window. Owns what is asked; knows no file.
+
+    Follows `source` with its mirror; call `look` often.
+    """
+
+    def __init__(self, source: LiveSource, write: Callable[[Iterable[RecordedText]], object]) -> None:
+        self._source, self._write = source, write
+        self._collector = TextCollector()
+        self._tag = 0
+        self._num_files = 1
+        self._next_s = self._asked_s = 0.0
+
+    def look(self, num_files: int = 1) -> None:
+        """Take what came, ask for what is due, write what is sure. `num_files` were begun: each is to have all."""
+        if num_files != self._num_files:
+            self._num_files = num_files
+            self._collector.forget_written()
+        update = self._source.update_mirror()
+        if update is not None:
+            self._collector.changed(None if update.snapshot is not None else update.block_ids)
+        for reply in self._source.take_replies():
+            if isinstance(reply, BlockText) and reply.tag == self._tag:
+                self._collector.take(reply.contents)
+        mirror, now_s = self._source.mirror, time.monotonic()
+        if mirror.epoch is None or now_s < self._next_s:
+            return
+        self._next_s = now_s + ASK_EVERY_S
+        self._write(self._collector.confirmed(mirror.ledger, mirror.epoch))
+        if self._collector.is_waiting and now_s - self._asked_s > _GIVE_UP_S:
+            self._collector.forget_asked()
+        self._ask(self._collector.due(mirror.ledger, mirror.epoch, MAX_ASKED), now_s)
+
+    def _ask(self, blocks: tuple[int, ...], now_s: float) -> None:
+        if not blocks:
+            return
+        self._tag += 1
+        self._asked_s = now_s
+        try:
+            self._source.send(GetBlockText(blocks=blocks, tag=self._tag))
+        except EngineDead:
+            self._collector.forget_asked()

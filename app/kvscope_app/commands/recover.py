@@ -14,12 +14,12 @@ def add_recover_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "recover",
-        help="a cut or damaged recording as a new, whole one",
-        description="Write what can be read of FILE into a new recording, with what makes it quick to look through made"
-        " anew. FILE stays as it is.",
+        help="repair a truncated or damaged recording",
+        description="Writes what can be read of FILE into a new recording and rebuilds its summaries and index. FILE "
+        "is not changed.",
         allow_abbrev=False,
     )
-    parser.add_argument("file", metavar="FILE", type=Path, help="a recording: FILE.mcap, or the FILE.mcap.part of one")
+    parser.add_argument("file", metavar="FILE", type=Path, help="the recording: FILE.mcap or FILE.mcap.part")
     parser.add_argument("--out", metavar="OTHER.mcap", type=Path, help="the new file (default: FILE-recovered.mcap)")
     parser.set_defaults(run=recover)
     return parser
@@ -34,11 +34,11 @@ def recover(args: argparse.Namespace) -> int:
         args.file.name.removesuffix(".part").removesuffix(".mcap") + "-recovered.mcap"
     )
     if out.resolve() == args.file.resolve():
-        raise BadInput(f"--out {str(out)!r} is the file itself: choose another name, it stays as it is")
+        raise BadInput(f"--out {str(out)!r} is the input file: choose another name")
     with Progress("recovering") as progress:
         recording = Recording.open(args.file)
         done = recovering.recover(recording, out, progress.watch)
-    lost = f", {done.num_left_out:,} frames left out that follow nothing" if done.num_left_out else ""
+    lost = f", {done.num_left_out:,} frames without a preceding state left out" if done.num_left_out else ""
     print(f"{out}: {done.num_frames:,} frames, {done.length_s:,.1f} s{lost}")
     for line in recording.detail.splitlines():
         print(f"  {args.file}: {line}")

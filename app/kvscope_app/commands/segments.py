@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import PART_SUFFIX
-from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.recordings.writer import MAX_TOLD, RecordingWriter
 from kvscope_telemetry.state.follower import Follower
+from kvscope_telemetry.summaries.bookmark import Bookmark
+from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 from kvscope_telemetry.texts.block_texts import RecordedText
 
 
@@ -35,12 +38,18 @@ class SegmentedWriter:
         seconds: float | None = None,
         segment_seconds: float | None = None,
         segment_bytes: int | None = None,
+        *,
+        tells_course: bool = False,
     ) -> None:
         self.paths: list[Path] = []
+        self.course: deque[Summary | TimedEvent] | None = deque(maxlen=MAX_TOLD) if tells_course else None
+        """Where asked for, what was summarized: the oldest first, for another thread to take."""
         self.num_frames = 0
         self.recorded_s = 0.0
         """From the first state to the newest frame or sign of life, silences between engine starts left out."""
         self.has_begun = self.is_over = False
+        self.engine = ""
+        """Which engine it is, as a person calls it."""
         self.failure = ""
         """Why nothing is taken any more; empty while all is well."""
         self._path = path
@@ -86,6 +95,10 @@ class SegmentedWriter:
         """What blocks hold, into the file in progress."""
         return self._writer.write_texts(texts)
 
+    def mark(self, bookmark: Bookmark) -> object:
+        """What is said of a bookmark, into the file in progress."""
+        return self._writer.mark(bookmark)
+
     def close(self) -> str:
         """Make the files whole; why that failed, empty when it did not. Where nothing came nothing is left."""
         failure = self.failure
@@ -107,6 +120,7 @@ class SegmentedWriter:
         time_ns = getattr(message, "time_ns", None)
         epoch = message.hello.epoch if isinstance(message, Snapshot) else getattr(message, "epoch", None)
         if isinstance(message, Snapshot) and epoch != self._epoch:
+            self.engine = message.hello.capabilities.engine
             self._epoch, self._last_ns, self.has_begun = epoch, message.time_ns, True
         if epoch == self._epoch and time_ns is not None:
             self.recorded_s += max(0, time_ns - self._last_ns) / 1e9
@@ -142,5 +156,6 @@ class SegmentedWriter:
     def _next_writer(self) -> RecordingWriter:
         number = f"-{len(self.paths) + 1:03}" if self._is_segmented else ""
         writer = RecordingWriter(self._path.with_name(f"{self._path.stem}{number}{self._path.suffix}"))
+        writer.course = self.course
         self.paths.append(writer.path)
         return writer

@@ -30,22 +30,22 @@ def add_top_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argume
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "top",
-        help="how engines do, on a terminal",
-        description="How engines do, on a terminal: the pool, requests, tokens a second, latencies and the device of"
-        " each, and the requests with the most blocks. Keys: q quits, arrows or j and k choose an engine, s sorts its"
-        " requests by blocks, tokens, age or number.",
+        help="watch engines on a terminal",
+        description="Shows engines on a terminal: each one's pool, requests, tokens per second, latencies and device, "
+        "and the requests with the most blocks. Keys: q quits, arrows or j and k select an engine, s sorts "
+        "its requests by blocks, tokens, age or number.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "endpoints",
         metavar="ADDRESS",
         nargs="*",
-        help=f"{ACCEPTED}; several are told together (without one: {default_endpoint()})",
+        help=f"{ACCEPTED}; several are shown together (default: {default_endpoint()})",
     )
     parser.add_argument(
         "--once",
         action="store_true",
-        help="print one reading as plain text and end, as is done where there is no terminal",
+        help="print one reading as plain text and exit (default without a terminal)",
     )
     parser.add_argument(
         "--json", action="store_true", help="the reading as one JSON object; units are in the names, unknown is null"
@@ -55,7 +55,7 @@ def add_top_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argume
         metavar="N",
         type=span,
         default=WAIT_S,
-        help=f"with --once and --json: seconds to wait for engines at most (default: {WAIT_S:g})",
+        help=f"with --once and --json: maximum seconds to wait for engines (default: {WAIT_S:g})",
     )
     add_access_options(parser, "ADDRESS")
     parser.set_defaults(run=top)
@@ -70,7 +70,7 @@ def top(args: argparse.Namespace) -> int:
     addresses = tuple(dict.fromkeys(addresses_of(args, args.endpoints or [default_endpoint()], "ADDRESS")))
     if len(addresses) > MAX_ENGINES:
         raise BadInput(
-            f"{len(addresses)} addresses are not accepted: at most {MAX_ENGINES}; `kvscope fleet` takes more"
+            f"{len(addresses)} addresses are not accepted: at most {MAX_ENGINES}; use `kvscope fleet` for more"
         )
     with suppress(KvscopeError):
         raise_file_limit()

@@ -76,7 +76,7 @@ def request_lines(reading: EngineReading, width: int, num_rows: int, order: str)
     if num_rows < 2 or reading.num_running is None:
         return []
     if not reading.tells_requests:
-        return _cut([(Piece("  This engine does not tell of its requests one by one.", Style.MUTED),)], width)
+        return _cut([(Piece("  This engine does not report single requests.", Style.MUTED),)], width)
     if not reading.num_requests:
         return _cut([(Piece("  No requests.", Style.MUTED),)], width)
     titles = [
@@ -95,8 +95,8 @@ def request_lines(reading: EngineReading, width: int, num_rows: int, order: str)
 def legend_lines(width: int) -> list[Line]:
     """What the figures are of."""
     words = (
-        f"Tokens a second are of the last {RATE_S} s; the hit rate, first tokens and preemptions of the last"
-        f" {WINDOW_S} s. Bar: █ held by requests, ▒ cached, · free."
+        f"Tokens per second over the last {RATE_S} s; hit rate, time to first token and preemptions over "
+        f"the last {WINDOW_S} s. Bar: █ held by requests, ▒ cached, · free."
     )
     return [(Piece(line, Style.MUTED),) for line in _wrapped(words.split(), " ", width)]
 

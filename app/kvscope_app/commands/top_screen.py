@@ -164,7 +164,7 @@ def _attributes() -> dict[Style, int]:
 
 def _require_terminal() -> None:
     name = os.environ.get("TERM", "")
-    accepted = "a terminal whose cursor can be moved; `kvscope top --once` needs none"
+    accepted = "a terminal with cursor control; `kvscope top --once` needs none"
     try:
         curses.setupterm(fd=sys.stdout.fileno())
         can_move = curses.tigetstr("cup")

@@ -14,7 +14,7 @@ from kvscope_telemetry.exports.comparison.alignment import Alignment, Moment, mo
 
 STARTS: Final = "Starts together"
 CLOCK: Final = "By the clock"
-CHOSEN: Final = "Moments I chose"
+CHOSEN: Final = "Chosen moments"
 
 _Way = tuple[Alignment, int | None]
 Bookmarks = Callable[[Session], Iterable[Moment]]
@@ -37,7 +37,7 @@ class AlignBox(QComboBox):
         self._pair, self._bookmarks = pair, bookmarks
         self._ways: dict[str, _Way | None] = {}
         self.setAccessibleName("Align by")
-        self.setToolTip("Which moments of the two runs lie side by side")
+        self.setToolTip("How the two runs are aligned in time")
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
         self.refresh()
         self.textActivated.connect(self._on_activated)

@@ -23,7 +23,7 @@ _NOTICE_MS: Final = 6000
 def ask_other(window: WindowBody) -> None:
     """Show the dialog; it leaves the window alive."""
     if not has_past(window.session):
-        window.statusBar().showMessage("Nothing is kept of this session yet that could be compared", _NOTICE_MS)
+        window.statusBar().showMessage("This session has no history to compare yet", _NOTICE_MS)
         return
     dialog = FileDialog(window, "Compare with a recording", recording_folder(window), FILES)
     dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
@@ -49,7 +49,7 @@ def _open_own(window: WindowBody, other: Recorded) -> None:
         if work.made is not None and window.compare is not None:
             window.compare(work.made, other)
         elif work.failure:
-            window.banner.tell("These cannot be compared", work.failure, passes=True)
+            window.banner.tell("These recordings cannot be compared", work.failure, passes=True)
 
     Task(window, work, "Opening the timeline", done)
 

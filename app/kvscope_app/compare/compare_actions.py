@@ -25,7 +25,7 @@ from kvscope_telemetry.exports.new_file import new_file
 
 COMPARISON: Final = "Comparison"
 VIEW: Final = "View"
-EVENTS: Final = "Which events"
+EVENTS: Final = "Step through…"
 HELP: Final = "Help"
 _NOTICE_MS: Final = 8000
 
@@ -51,7 +51,7 @@ def export_table(window: CompareBody, path: str) -> None:
         with new_file(target) as file:
             write_comparison_csv(comparison, file)
     except KvscopeError as error:
-        window.banner.tell("The table is not exported", str(error), passes=True)
+        window.banner.tell("The table could not be exported", str(error), passes=True)
         return
     window.statusBar().showMessage(f"Exported to {target}", _NOTICE_MS)
 
@@ -72,8 +72,8 @@ def _view(window: CompareBody) -> list[ActionSpec]:
         ActionSpec("zoom_in", "Zoom in", VIEW, partial(zoom, 1), ("+", "="), "zoom-in"),
         ActionSpec("zoom_out", "Zoom out", VIEW, partial(zoom, -1), ("-",), "zoom-out"),
         ActionSpec("fit", "Zoom to fit", VIEW, partial(zoom, 0), ("F",), "fit"),
-        ActionSpec("whole_time", "Show the whole time", VIEW, window.curves.show_all, ("W",)),
-        ActionSpec("theme_toggle", "Dark or light", VIEW, window.themes.toggle, ("Ctrl+Shift+T",), "moon"),
+        ActionSpec("whole_time", "Show the whole timeline", VIEW, window.curves.show_all, ("W",)),
+        ActionSpec("theme_toggle", "Switch theme", VIEW, window.themes.toggle, ("Ctrl+Shift+T",), "moon"),
     ]
 
 
@@ -116,7 +116,7 @@ def _build_menus(window: CompareBody, actions: Actions) -> None:
 
 def _copy(window: CompareBody) -> None:
     window.figures.copy()
-    window.statusBar().showMessage("The table is copied", _NOTICE_MS)
+    window.statusBar().showMessage("Table copied", _NOTICE_MS)
 
 
 def _ask_path(window: CompareBody) -> None:

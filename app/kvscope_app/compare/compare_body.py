@@ -84,7 +84,7 @@ class CompareBody(QMainWindow):
         below = QSplitter(Qt.Orientation.Horizontal)
         below.addWidget(self.curves)
         below.addWidget(self.figures)
-        below.setSizes([460, 540])
+        below.setSizes([430, 570])
         below.setObjectName("below")
         return below
 

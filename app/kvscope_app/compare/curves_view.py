@@ -5,19 +5,25 @@ Owns which time is shown. A click goes there; a drag and the wheel with Ctrl cha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QGridLayout, QScrollArea, QVBoxLayout, QWidget
 
-from kvscope_app.compare.elapsed_axis import ElapsedAxis
 from kvscope_app.compare.overlay import PANELS, Curve, Overlaid, curve_of
 from kvscope_app.compare.pair import Pair
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.zoom import scaled
+from kvscope_app.playback.playback import time_text
+from kvscope_app.session.shown_stops import stop_bands
+from kvscope_app.views.chart.axes import TimeAxis
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 
+_STEPS_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
+_APART_PX: Final = 70
 SIDES: Final = (CurveSpec("A", "A", 0), CurveSpec("B", "B", 1, dashed=True))
 """How the two are told apart, everywhere in the window."""
 _PANEL_MIN_WIDTH: Final = 300
@@ -74,6 +80,11 @@ class CurvesView(QWidget):
         first_s, last_s = self._shown_s or (0.0, max(self._length_s, 1.0))
         zero_ns = self._pair.origin_ns
         shown_ns = (zero_ns + round(first_s * 1e9), zero_ns + round(last_s * 1e9))
+        stops = [
+            band
+            for look, side in zip(SIDES, self._pair.sides, strict=True)
+            for band in stop_bands(side.session, first_s, last_s, zero_ns + side.offset_ns, look.name)
+        ]
         for spec in PANELS:
             panel, highest = self.panels[spec.key], 0.0
             panel.show_time(first_s, last_s, None)
@@ -85,6 +96,7 @@ class CurvesView(QWidget):
                 highest = max(highest, panel.show_curve(look.name, curve.seconds, curve.values, 0))
                 curves.append(curve)
             panel.fit(highest)
+            panel.show_stops(stops)
             self._curves[spec.key] = (curves[0], curves[1])
         self.show_cursor()
 
@@ -147,3 +159,25 @@ class CurvesView(QWidget):
 
 def _panel(spec: Overlaid) -> ChartPanel:
     return ChartPanel(spec.title, SIDES, spec.axis_text, top=spec.top, join_gap_s=2.5, time_axis=ElapsedAxis())
+
+
+class ElapsedAxis(TimeAxis):
+    """The bottom axis of a comparison: time since the beginning, which is the same for both runs.
+
+    `0:30`, `1:02:00`.
+    """
+
+    def clock_text(self, value: float) -> str:
+        return time_text(max(value, 0.0), value)
+
+    def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:
+        """Round times, far enough apart for their words."""
+        wanted = (maxVal - minVal) * _APART_PX / max(size, 1)
+        step = next((step for step in _STEPS_S if step >= wanted), _STEPS_S[-1])
+        places = np.arange(np.ceil(minVal / step), np.floor(maxVal / step) + 1)
+        return [(step, (step * places).tolist())]
+
+    def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
+        """Tenths only where they differ."""
+        texts = [self.clock_text(value) for value in values]
+        return texts if spacing < 1 else [text.partition(".")[0] for text in texts]

@@ -25,9 +25,9 @@ _LABEL, _A, _B, _DIFFERENCE, _VERDICT, _OF_A, _OF_B = range(len(HEADINGS))
 _Index = QModelIndex | QPersistentModelIndex
 _ROW_PAD: Final = 6
 _ABOUT: Final = (
-    "Each run is cut into 5 parts of equal length (n). From how much a figure varies among them follows by how much the"
-    " runs differ, in 19 of 20 cases: Welch's t, of logarithms for times and rates. Of 20 figures one may be called"
-    " different by chance; what is not told apart may differ all the same."
+    "Each run is cut into 5 parts of equal length (n). How much a figure varies among them gives the 95 % interval of"
+    " the difference: Welch's t, of logarithms for times and rates. Of 20 figures one may seem different by chance; one"
+    " whose difference is not significant may differ all the same."
 )
 _OVER_TIME: Final = (
     "The figure in up to 60 equal parts of the run: 5 % of them are below the first value, half below the second, 95 %"
@@ -107,8 +107,8 @@ class FiguresView(QWidget):
         self.comparison: Comparison | None = None
         self.model = FiguresModel(self)
         self.table = QTableView()
-        self.ranges = Segments(["Whole runs", "Time shown"], "Figures of")
-        self.ranges.set_tip(1, "Figures of the time that the curves show")
+        self.ranges = Segments(["Whole recordings", "Visible range"], "Range")
+        self.ranges.set_tip(1, "Figures of the range that the charts show")
         self.ranges.chosen.connect(self._choose)
         self.of_shown = False
         self._widths = [0] * _OF_B
@@ -121,7 +121,7 @@ class FiguresView(QWidget):
         self.comparison = comparison
         self.model.show(comparison.rows)
         text = unlike_text(comparison)
-        self._unlike.setText(f"Not alike: {text}" if text else "")
+        self._unlike.setText(f"Settings differ: {text}" if text else "")
         self._unlike.setVisible(bool(text))
         self._fit_columns()
 

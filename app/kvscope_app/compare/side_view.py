@@ -22,9 +22,9 @@ from kvscope_app.session.session import Session
 from kvscope_app.views.chart.panel import CurveSpec
 from kvscope_app.views.page_map import PageMapView
 
-_BEFORE: Final = "not recorded yet at this moment"
-_AFTER: Final = "its recording ended before this moment"
-_NOT_YET: Final = "its recording has not come so far yet"
+_BEFORE: Final = "before the start of this recording"
+_AFTER: Final = "after the end of this recording"
+_NOT_YET: Final = "not recorded yet"
 
 
 class Letter(QWidget):

@@ -10,14 +10,14 @@ from kvscope_app.look.number_text import NOTHING, count, percent, seconds, short
 from kvscope_telemetry.exports.comparison.comparison import Comparison, Parts, Row
 from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Method, Verdict
 
-HEADINGS: Final = ("", "A", "B", "Difference", "The difference is", "A over time", "B over time")
+HEADINGS: Final = ("", "A", "B", "Difference", "95 % interval", "A over time", "B over time")
 _VERDICTS: Final = {
     Verdict.EQUAL: "equal",
-    Verdict.OPEN: "not told apart",
-    Verdict.DIFFERENT: "different",
+    Verdict.OPEN: "not significant: ",
+    Verdict.DIFFERENT: "",
     Verdict.UNTOLD: "not enough data",
 }
-_PARTS_TIP: Final = "5 %, half and 95 % of the parts of a run are below these"
+_PARTS_TIP: Final = "5th, 50th and 95th percentile of the parts of a run"
 _LEAST_SHARE: Final = 0.005
 _MOST_SHARE: Final = 10.0
 """Of A: what is less, or more, says nothing to a person."""
@@ -65,7 +65,7 @@ def verdict_text(row: Row) -> str:
         return f"{words} (n = {min(row.a_windows, row.b_windows)})"
     if row.verdict not in (Verdict.OPEN, Verdict.DIFFERENT):
         return words
-    return f"{words}: {_interval(row)} (n = {row.a_windows} + {row.b_windows})"
+    return f"{words}{_interval(row)} (n = {row.a_windows} + {row.b_windows})"
 
 
 def explained(row: Row) -> str:
@@ -77,7 +77,7 @@ def explained(row: Row) -> str:
         few = f"The figure is known in {row.a_windows} and {row.b_windows} of {NUM_WINDOWS} parts of each run"
         return f"{few}: too few for a test. {spread}" if row.verdict is Verdict.UNTOLD else spread
     by = f"By {row.test.value}, of {row.a_windows} parts of A and {row.b_windows} of B"
-    open_words = " Two runs of the same may be as far apart; that they are alike is not said."
+    open_words = " Two runs of the same workload may differ this much; this does not mean that they are alike."
     more = open_words if row.verdict is Verdict.OPEN else ""
     return f"{by}: {_interval(row)}, in 19 of 20 cases.{more} {spread}"
 
@@ -118,13 +118,13 @@ def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
     text = [f"{side}  {name}" for side, name in zip("AB", names, strict=True)]
     if comparison.settings:
-        text.append(f"not alike: {unlike_text(comparison)}")
+        text.append(f"settings differ: {unlike_text(comparison)}")
     return "\n".join([*text, "", *(_line(line, widths) for line in lines)])
 
 
 def _line(line: tuple[str, ...], widths: list[int]) -> str:
     label, *values, last = line
-    verdict = HEADINGS.index("The difference is") - 1
+    verdict = HEADINGS.index("95 % interval") - 1
     middle = [
         value.ljust(width) if place == verdict else value.rjust(width)
         for place, (value, width) in enumerate(zip(values, widths[1:-1], strict=True))

@@ -9,15 +9,23 @@ from typing import Final
 import numpy as np
 from PySide6.QtCore import QObject
 from PySide6.QtGui import QCursor
-from PySide6.QtWidgets import QToolTip
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QPushButton, QSpinBox, QToolTip, QWidget
+from shiboken6 import isValid
 
 from kvscope_app.debugger import permission
-from kvscope_app.debugger.limits_sheet import LimitsSheet
+from kvscope_app.debugger.debugger import Debugger
+from kvscope_app.look.makers import inset, label, set_look
+from kvscope_app.look.number_text import count
 from kvscope_app.window.actions import Actions, ActionSpec
+from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages.commands import MAX_TEXT_BLOCKS, Evict, Pin, Preempt, Unpin
+from kvscope_telemetry.messages.commands import MAX_TEXT_BLOCKS, Evict, Pin, Preempt, SetLimits, Unpin
 
+_FIELDS = (
+    ("max_num_seqs", "Max requests per step"),
+    ("max_num_batched_tokens", "Max tokens per step"),
+)
 DEBUG: Final = "Debug"
 NUM_STEPS: Final = 10
 OF_REQUEST: Final = ("preempt_swap", "preempt_recompute", "abort_request", "pin_request", "evict_request")
@@ -30,13 +38,13 @@ def debug_actions(window: WindowBody) -> list[ActionSpec]:
     """Everything there is to do to the engine; `DebugActions` keeps it enabled or not."""
     control, acts = window.debugger.control, _Acts(window)
     return [
-        ActionSpec("hold", "Hold the engine's steps", DEBUG, partial(control, "pause"), ("F9",), "pause"),
+        ActionSpec("hold", "Pause engine", DEBUG, partial(control, "pause"), ("F9",), "pause"),
         ActionSpec("step", "Run one step", DEBUG, partial(control, "step"), ("F10",), "frame-forward"),
         ActionSpec("step_more", f"Run {NUM_STEPS} steps", DEBUG, partial(control, "step", NUM_STEPS), ("Ctrl+F10",)),
-        ActionSpec("resume", "Let the engine go on", DEBUG, partial(control, "resume"), ("Shift+F9",), "play"),
-        ActionSpec("preempt_swap", "Preempt the selected request by swap", DEBUG, partial(acts.preempt, "swap")),
+        ActionSpec("resume", "Resume engine", DEBUG, partial(control, "resume"), ("Shift+F9",), "play"),
+        ActionSpec("preempt_swap", "Preempt the selected request (swap)", DEBUG, partial(acts.preempt, "swap")),
         ActionSpec(
-            "preempt_recompute", "Preempt the selected request by recompute", DEBUG, partial(acts.preempt, "recompute")
+            "preempt_recompute", "Preempt the selected request (recompute)", DEBUG, partial(acts.preempt, "recompute")
         ),
         ActionSpec(
             "abort_request",
@@ -44,19 +52,19 @@ def debug_actions(window: WindowBody) -> list[ActionSpec]:
             DEBUG,
             acts.abort,
             ("Del",),
-            tip="Abort the selected request, whoever sent it",
+            tip="Abort the selected request, whoever submitted it",
             within="requests",
             question=acts.what_abort_ends,
         ),
-        ActionSpec("pin_request", "Pin the cached blocks of the selected request", DEBUG, acts.pin_request),
-        ActionSpec("evict_request", "Evict what the selected request left cached", DEBUG, acts.evict_request),
+        ActionSpec("pin_request", "Pin cached blocks of the selected request", DEBUG, acts.pin_request),
+        ActionSpec("evict_request", "Evict cached blocks of the selected request", DEBUG, acts.evict_request),
         ActionSpec("pin_block", "Pin the block", DEBUG, partial(acts.pin, with_prefix=False)),
-        ActionSpec("pin_prefix", "Pin the block and all before it in its text", DEBUG, partial(acts.pin)),
+        ActionSpec("pin_prefix", "Pin the block and its prefix", DEBUG, partial(acts.pin)),
         ActionSpec("unpin_block", "Unpin the block", DEBUG, acts.unpin),
         ActionSpec("evict_block", "Evict the block from the prefix cache", DEBUG, acts.evict),
-        ActionSpec("unpin_all", "Unpin all that this window pinned", DEBUG, partial(acts.unpin_all, anyones=False)),
-        ActionSpec("unpin_anyones", "Unpin all, whoever pinned it", DEBUG, partial(acts.unpin_all, anyones=True)),
-        ActionSpec("limits", "Limits of the batch…", DEBUG, lambda: LimitsSheet(window, window.debugger).show()),
+        ActionSpec("unpin_all", "Unpin all (this window's)", DEBUG, partial(acts.unpin_all, anyones=False)),
+        ActionSpec("unpin_anyones", "Unpin all (everyone's)", DEBUG, partial(acts.unpin_all, anyones=True)),
+        ActionSpec("limits", "Batch limits…", DEBUG, lambda: LimitsSheet(window, window.debugger).show()),
     ]
 
 
@@ -87,7 +95,7 @@ class _Acts:
             return ""
         self._asked = number  # whatever is selected by the time of the answer
         name = session.mirror.requests.request_id(number)
-        return f"Abort the request {name}? What it has written stays, the rest is not written."
+        return f"Abort request {name}? Tokens generated so far are kept."
 
     def pin_request(self) -> None:
         self._window.debugger.ask(Pin, blocks=cached_blocks(self._window))
@@ -174,7 +182,9 @@ class DebugActions(QObject):
             "preempt_recompute": lambda: permission.why_not_preempt(mirror, number),
             "abort_request": lambda: permission.why_not_abort(mirror, number),
             "pin_request": lambda: _limited(cached_blocks(self._window), nothing),
-            "evict_request": lambda: _limited(idle_blocks(self._window), f"{nothing} that nobody uses or pinned"),
+            "evict_request": lambda: _limited(
+                idle_blocks(self._window), f"{nothing} that are cached, unused and not pinned"
+            ),
             "pin_block": lambda: permission.why_not_pin(mirror, block),
             "pin_prefix": lambda: permission.why_not_pin(mirror, block),
             "unpin_block": lambda: permission.why_not_unpin(mirror, block),
@@ -207,7 +217,7 @@ def _ids(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int, ...]:
 
 def _limited(blocks: tuple[int, ...], nothing: str) -> str:
     if len(blocks) > MAX_TEXT_BLOCKS:
-        return f"These are {len(blocks)} blocks: at most {MAX_TEXT_BLOCKS} at once"
+        return f"{len(blocks)} blocks selected; at most {MAX_TEXT_BLOCKS} at once"
     return "" if blocks else nothing
 
 
@@ -216,3 +226,72 @@ def _named(text: str, number: int | None, block: int) -> str:
     if number is not None:
         text = text.replace("the selected request", f"request #{number}")
     return text.replace("the block", f"block {block}") if block >= 0 else text
+
+
+class LimitsSheet(Sheet):
+    """The sheet that changes the limits of the batch while the engine runs, and shows its answer.
+
+    Not modal: what it does is seen in the views behind it.
+    """
+
+    def __init__(self, parent: QWidget, debugger: Debugger) -> None:
+        super().__init__("Batch limits", parent)
+        self._debugger = debugger
+        words = label(
+            "Takes effect at the next step and lasts until the engine stops. Running requests are not "
+            "preempted; new ones wait until the batch fits.",
+            "muted",
+            wraps=True,
+        )
+        self.fields = {name: QSpinBox() for name, _ in _FIELDS}
+        for field in self.fields.values():
+            inset(field)
+        self.answer = label("", "muted", wraps=True)
+        self.column.addWidget(words)
+        self.column.addLayout(self._grid())
+        self.column.addWidget(self.answer)
+        self.column.addLayout(self._buttons())
+        self.resize_comfortably(460, 220)
+
+    def apply(self) -> None:
+        """Ask the engine for what is in the fields."""
+        num_seqs, num_tokens = (field.value() for field in self.fields.values())
+        self._debugger.ask(SetLimits, heard=self._hear, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
+
+    def _hear(self, words: str, was_done: bool) -> None:
+        if not isValid(self):  # it was closed meanwhile
+            return
+        self.answer.setText(words)
+        set_look(self.answer, "accent" if was_done else "warning")
+
+    def _grid(self) -> QGridLayout:
+        grid = QGridLayout()
+        grid.setColumnStretch(0, 1)
+        grid.setVerticalSpacing(8)
+        mirror = self._debugger.session.live_mirror
+        cache = None if mirror.hello is None else mirror.hello.cache
+        for row, ((name, text), now) in enumerate(zip(_FIELDS, mirror.limits, strict=True)):
+            most = 0 if cache is None else int(getattr(cache, name))
+            field = self.fields[name]
+            field.setRange(1, max(1, most, now))
+            field.setValue(now or most)
+            field.setAccessibleName(text)
+            field.setMinimumWidth(110)
+            named = label(text)
+            named.setToolTip(name)
+            grid.addWidget(named, row, 0)
+            grid.addWidget(field, row, 1)
+            grid.addWidget(label(f"of {count(max(most, now))}", "muted"), row, 2)
+        return grid
+
+    def _buttons(self) -> QHBoxLayout:
+        go, close = QPushButton("Apply"), QPushButton("Close")
+        go.setProperty("look", "primary")
+        go.setDefault(True)
+        go.clicked.connect(self.apply)
+        close.clicked.connect(self.close)
+        row = QHBoxLayout()
+        row.addStretch()
+        row.addWidget(close)
+        row.addWidget(go)
+        return row

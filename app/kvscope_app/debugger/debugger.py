@@ -51,8 +51,8 @@ class Debugger(QObject):
     def control(self, action: Literal["pause", "resume", "step", "reset_prefix_cache"], num_steps: int = 1) -> None:
         """Hold, step, go on, or empty the prefix cache."""
         lease_s = LEASE_S if action == "pause" else 0.0
-        done = {"pause": "the engine is held", "resume": "the engine goes on", "step": "it stepped"}
-        words = done.get(action, "the prefix cache is empty")
+        done = {"pause": "engine paused", "resume": "engine resumed", "step": "one step run"}
+        words = done.get(action, "prefix cache reset")
         self.ask(Control, done=words, action=action, lease_s=lease_s, num_steps=num_steps, heard=self._note(action))
 
     def ask(
@@ -68,7 +68,7 @@ class Debugger(QObject):
         if sent:
             self._asked[self._next_tag] = (done, heard)
         else:
-            self._tell("there is no engine to tell", False, heard)
+            self._tell("no engine is attached", False, heard)
 
     def abort(self, number: int, request_id: str) -> None:
         """End a request, whoever's it is."""

@@ -45,8 +45,8 @@ class HeldBar(PassingStrip):
     def _look(self) -> None:
         holder = self._debugger.holder
         if holder:
-            self.holder.setText(f"Held by {holder}")
-            self.setAccessibleName(f"The engine is held by {holder}")
+            self.holder.setText(f"Paused by {holder}")
+            self.setAccessibleName(f"The engine is paused by {holder}")
         if bool(holder) != (not self.isHidden()):
             self.answer.setText("")
             self.setVisible(bool(holder))

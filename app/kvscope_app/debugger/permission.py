@@ -11,16 +11,16 @@ from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.state.mirror import Mirror
 
-FOR_OPERATORS: Final = "You are a viewer at this engine: this is for operators"
-_WATCHED_ALONE: Final = "This engine can be watched, and not be told what to do"
-_RUNS: Final = "Nobody holds the engine's steps: they go on"
-_NOT_HELD: Final = "Nobody holds the engine's steps: hold it first (F9)"
+FOR_OPERATORS: Final = "Operators only: you are a viewer at this engine"
+_WATCHED_ALONE: Final = "This engine can be watched but not controlled"
+_RUNS: Final = "The engine is not paused"
+_NOT_HELD: Final = "The engine is not paused: pause it first (F9)"
 
 
 def why_not_control(session: Session) -> str:
     """Why the engine cannot be held or told to go on; empty when it can."""
     if session.is_file:
-        return "This is a recording: there is no engine to tell"
+        return "This is a recording: there is no engine to control"
     if not session.takes_commands:
         return why_no_commands(session.live_mirror.capabilities) or _WATCHED_ALONE
     return FOR_OPERATORS if session.is_viewer else ""
@@ -34,7 +34,7 @@ def why_not_resume(session: Session, *, is_ours: bool) -> str:
 
 def why_not_unpin_all(session: Session) -> str:
     """Why there is nothing to unpin."""
-    return why_not_intervene(session) or ("" if session.live_mirror.pinned else "Nothing is pinned")
+    return why_not_intervene(session) or ("" if session.live_mirror.pinned else "No block is pinned")
 
 
 def why_not_intervene(session: Session) -> str:
@@ -42,7 +42,7 @@ def why_not_intervene(session: Session) -> str:
     reason = why_not_control(session)
     if reason or session.status.intervenes:
         return reason
-    return "The engine has not said yet that it can do this: an older one never will"
+    return "The engine has not reported support for this"
 
 
 def why_not_step(session: Session) -> str:
@@ -52,7 +52,7 @@ def why_not_step(session: Session) -> str:
 
 def why_not_act(session: Session) -> str:
     """Why nothing can be done to what is shown: the engine, or that it is the past."""
-    past = "You look at the past: go live (End) to act on the engine" if session.paused else ""
+    past = "You are viewing the past: go live (End) to control the engine" if session.paused else ""
     return why_not_intervene(session) or past
 
 
@@ -65,7 +65,7 @@ def why_not_preempt(mirror: Mirror, number: int | None) -> str:
     if state is RequestState.RUNNING:
         return ""
     waits = state in (RequestState.WAITING, RequestState.PREEMPTED)
-    return f"Request {number} waits: it has no blocks to give up" if waits else f"Request {number} has ended"
+    return f"Request {number} is waiting: it has no blocks to give up" if waits else f"Request {number} has ended"
 
 
 def why_not_abort(mirror: Mirror, number: int | None) -> str:
@@ -78,7 +78,7 @@ def why_not_pin(mirror: Mirror, block: int) -> str:
     """Why this block cannot be pinned."""
     reason = _why_no_block(mirror, block)
     if not reason and not mirror.ledger.hash[block]:
-        return f"Block {block} is not in the prefix cache: only full blocks that it can find are pinned"
+        return f"Block {block} is not in the prefix cache: only full, cached blocks can be pinned"
     return reason
 
 
@@ -102,5 +102,9 @@ def why_not_evict(mirror: Mirror, block: int) -> str:
 
 def _why_no_block(mirror: Mirror, block: int) -> str:
     if not 0 <= block < mirror.num_rows:
-        return "No block is chosen: click one on the page map"
-    return "" if block < mirror.num_blocks else "A place of a lower tier: only blocks of the pool can be told"
+        return "No block is selected: click one on the page map"
+    return (
+        ""
+        if block < mirror.num_blocks
+        else "This block is in a lower tier: only blocks of the pool can be pinned or evicted"
+    )

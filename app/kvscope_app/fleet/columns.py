@@ -48,13 +48,13 @@ TITLES: Final = {
     Column.MODEL: "Model",
 }
 TIPS: Final = {
-    Column.MAP: "The block pool in its order: held by requests, cached, free. Sorted by its number of blocks",
+    Column.MAP: "The block pool by address: held by requests, cached, free. Sorts by number of blocks",
     Column.USAGE: "The share of the pool that requests hold",
-    Column.RUNNING: "Requests that run now",
-    Column.WAITING: "Requests that wait for room",
-    Column.FIRST_TOKEN: "Half of the requests of the last minute had their first token within this",
-    Column.HIT_RATE: "Of the last minute's prompt tokens, those that were in the prefix cache",
-    Column.PREEMPTIONS: "Requests sent back to make room, a second, over the last minute",
+    Column.RUNNING: "Requests running now",
+    Column.WAITING: "Requests waiting for blocks",
+    Column.FIRST_TOKEN: "Median time to first token over the last minute",
+    Column.HIT_RATE: "Share of the last minute's prompt tokens found in the prefix cache",
+    Column.PREEMPTIONS: "Preemptions per second over the last minute",
 }
 NUMBERS: Final = range(Column.USAGE, len(Column))
 
@@ -119,7 +119,7 @@ def tip_of(row: FleetRow) -> str:
     if row.num_blocks is not None:
         lines.append(plural(row.num_blocks, "block"))
     if row.bins is not None and row.entry.address.is_foreign:
-        lines.append("Cells are slots that kvscope gives out: this engine does not tell where its blocks are.")
+        lines.append("kvscope assigns the cell positions: this engine does not report where its blocks are.")
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ Owns fleets and the readers of their lists. A server that does not answer keeps 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -14,12 +14,12 @@ from PySide6.QtCore import QObject, QSettings
 
 from kvscope_app.compare.kept_place import restore_place, save_place
 from kvscope_app.fleet.fleet_window import FleetWindow
-from kvscope_app.fleet.watched import Watched
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.setting_names import window_group
 from kvscope_app.window.window_slots import WindowSlots
 from kvscope_telemetry.addresses import Address
-from kvscope_telemetry.fleet.entries import FleetEntry
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.fleet.entries import MAX_ENTRIES, FleetEntry
 from kvscope_telemetry.fleet.fleet import Fleet
 from kvscope_telemetry.fleet.known import remembered
 from kvscope_telemetry.fleet.list_reader import ListReader
@@ -104,3 +104,37 @@ def _end(fleet: Fleet, reader: ListReader | None) -> None:
     if reader is not None:
         reader.close()
     fleet.close()
+
+
+class Watched:
+    """Which engines a fleet watches: those of its list, and those a person added beside it.
+
+    Tells `watch` all of them whenever one comes or goes. From any thread: lists are read on one of their own.
+    """
+
+    def __init__(self, watch: Callable[[Sequence[FleetEntry]], None]) -> None:
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._listed: tuple[FleetEntry, ...] = ()
+        self._added: tuple[FleetEntry, ...] = ()
+
+    def show_list(self, entries: Sequence[FleetEntry]) -> None:
+        """What the list says now."""
+        with self._lock:
+            self._listed = tuple(entries)
+            self._tell()
+
+    def add(self, entry: FleetEntry) -> None:
+        """Beside the list. Raises BadInput for one that is there, and where there is room for no more."""
+        with self._lock:
+            known = {each.address.text for each in (*self._listed, *self._added)}
+            if entry.address.text in known:
+                raise BadInput(f"{entry.address.text} is already on the list")
+            if len(known) >= MAX_ENTRIES:
+                raise BadInput(f"{entry.address.text} was not added: a fleet has at most {MAX_ENTRIES} engines")
+            self._added += (entry,)
+            self._tell()
+
+    def _tell(self) -> None:
+        listed = {entry.address.text for entry in self._listed}
+        self._watch((*self._listed, *(entry for entry in self._added if entry.address.text not in listed)))

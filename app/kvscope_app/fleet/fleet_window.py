@@ -6,36 +6,83 @@ Owns its widgets. Who reads the engines and the list is its keeper's; opening is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
-from PySide6.QtCore import QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QCloseEvent, QKeySequence, QShortcut, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QMainWindow, QPushButton, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtCore import (
+    QAbstractTableModel,
+    QModelIndex,
+    QObject,
+    QPersistentModelIndex,
+    QSize,
+    QSortFilterProxyModel,
+    Qt,
+    QTimer,
+    Signal,
+)
+from PySide6.QtGui import QCloseEvent, QColor, QKeyEvent, QKeySequence, QPixmap, QShortcut, QShowEvent
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QComboBox,
+    QHBoxLayout,
+    QHeaderView,
+    QLineEdit,
+    QMainWindow,
+    QPushButton,
+    QStackedLayout,
+    QTableView,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
-from kvscope_app.fleet.order_box import OrderBox
-from kvscope_app.fleet.table import FleetTable
-from kvscope_app.fleet.words import counts_text, list_text
-from kvscope_app.look.makers import empty_state, label
-from kvscope_app.look.theme import Theme
+from kvscope_app.fleet.columns import NUMBERS, TIPS, TITLES, Column, sort_key, text_of, tip_of, words_of
+from kvscope_app.fleet.map_picture import SIZE, map_pixmap
+from kvscope_app.look.makers import empty_state, label, tool_button
+from kvscope_app.look.number_text import NOTHING, count, plural, seconds
+from kvscope_app.look.plain_text import plain_tip
+from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+from kvscope_app.look.zoom import scaled
+from kvscope_app.session.state_words import STATE_COLORS
+from kvscope_app.views.table_head import TableHead
 from kvscope_app.window.sheets.attach_sheet import AttachSheet
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.entries import FleetEntry
 from kvscope_telemetry.fleet.fleet import Fleet
-from kvscope_telemetry.fleet.list_reader import ListReader
+from kvscope_telemetry.fleet.list_reader import Listed, ListReader
+from kvscope_telemetry.fleet.own_member import TELLING
+from kvscope_telemetry.fleet.pool_bins import PoolBins
+from kvscope_telemetry.fleet.row import FleetRow
 
+Index = QModelIndex | QPersistentModelIndex
+_ROOT: Final = QModelIndex()
+_HEAD: Final = TableHead([TITLES[column] for column in Column], [TIPS.get(column, "") for column in Column], NUMBERS)
+_PADDING: Final = 14
+_NARROWEST: Final = 56
+_WIDTHS: Final = {
+    Column.MAP: SIZE[0] + _PADDING,
+    Column.STATE: 150,
+    Column.ENGINE: 76,
+    Column.VERSION: 90,
+    Column.MODEL: 130,
+    Column.USAGE: 84,
+    Column.RUNNING: 76,
+    Column.WAITING: 76,
+    Column.FIRST_TOKEN: 92,
+    Column.HIT_RATE: 76,
+    Column.PREEMPTIONS: 104,
+}
+"""As all lengths here, at a text size of 100 %."""
 REFRESH_MS: Final = 500
 SETTLE_S: Final = 2.0
 """Rows take their new places so often: those under the pointer should not run away."""
 MAX_OPENED: Final = 8
 """Windows at once."""
-NOTHING_LISTED: Final = "There is no engine on the list yet."
-NOTHING_KNOWN: Final = (
-    "No engine is attached or remembered yet. Add engine… watches one; kvscope fleet --file watches a list."
-)
-NOTHING_FOUND: Final = "No engine has all of these words."
+NOTHING_LISTED: Final = "The list is empty."
+NOTHING_KNOWN: Final = "No engines yet. Use Add engine…, or start kvscope fleet --file LIST."
+NOTHING_FOUND: Final = "No engine matches."
 _SIZE: Final = QSize(1320, 720)
 
 
@@ -72,7 +119,7 @@ class FleetWindow(QMainWindow):
         self.told = label("", "muted", wraps=True)
         self.open_button = QPushButton("Open")
         self.add_button = QPushButton("Add engine…")
-        self.again = QPushButton("Read the list again")
+        self.again = QPushButton("Reload list")
         self._empty = empty_state(NOTHING_LISTED)
         self._middle = QStackedLayout()
         self._timer = QTimer(self, interval=REFRESH_MS)
@@ -196,9 +243,9 @@ class FleetWindow(QMainWindow):
         head.addWidget(self.search, 1)
         head.addWidget(self.order)
         self.open_button.setProperty("look", "primary")
-        self.open_button.setToolTip("Watch it in a window of its own (Enter)")
-        self.add_button.setToolTip("Watch one more engine, and remember it")
-        self.again.setToolTip("Now, not only when it is time (F5)")
+        self.open_button.setToolTip("Watch it in its own window (Enter)")
+        self.add_button.setToolTip("Watch another engine and remember it")
+        self.again.setToolTip("Reload the list now (F5)")
         self.again.setVisible(self._reader is not None)
         foot.addWidget(self.told, 1)
         foot.addWidget(self.again, 0, Qt.AlignmentFlag.AlignBottom)
@@ -211,3 +258,251 @@ class FleetWindow(QMainWindow):
         column.addWidget(middle, 1)
         column.addLayout(foot)
         self.setCentralWidget(body)
+
+
+class OrderBox(QWidget):
+    """By which column, and which way: what a click on a heading says, for the keyboard.
+
+    Of the table with `header`; the two say the same.
+    """
+
+    def __init__(self, header: QHeaderView) -> None:
+        super().__init__()
+        self._header = header
+        self.column = QComboBox()
+        self.column.addItems([TITLES[column] for column in Column])
+        self.column.setAccessibleName("Sort by")
+        self.way: QToolButton = tool_button("Descending", "Reverse order", checkable=True)
+        words = label("&Sort by", "muted")
+        words.setBuddy(self.column)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        for widget in (words, self.column, self.way):
+            row.addWidget(widget)
+        self._follow()
+        header.sortIndicatorChanged.connect(self._follow)
+        self.column.activated.connect(self._choose)
+        self.way.clicked.connect(self._choose)
+
+    def _choose(self) -> None:
+        way = Qt.SortOrder.DescendingOrder if self.way.isChecked() else Qt.SortOrder.AscendingOrder
+        self._header.setSortIndicator(self.column.currentIndex(), way)
+
+    def _follow(self) -> None:
+        self.column.setCurrentIndex(self._header.sortIndicatorSection())
+        self.way.setChecked(self._header.sortIndicatorOrder() is Qt.SortOrder.DescendingOrder)
+
+
+# What the fleet's window says of its engines together, and of its list.
+def counts_text(rows: Sequence[FleetRow], num_shown: int) -> str:
+    """How many there are, how many of them tell of themselves, and what they do together."""
+    if not rows:
+        return ""
+    told = [row for row in rows if row.state in TELLING]
+    words = [f"{count(len(told))} of {plural(len(rows), 'engine')} online"]
+    running, waiting = (
+        [n for n in numbers if n is not None]
+        for numbers in ([row.num_running for row in told], [row.num_waiting for row in told])
+    )
+    if running:
+        words.append(f"{count(sum(running))} running, {count(sum(waiting))} waiting")
+    if num_shown != len(rows):
+        words.append(f"{count(num_shown)} shown")
+    return " · ".join(words)
+
+
+def list_text(name: str, told: Listed, now_ns: int) -> str:
+    """Where the list is from, how old it is, and what is wrong with it."""
+    if not told.num_tries:
+        return f"Reading {name} …"
+    if not told.read_ns:
+        return f"The list could not be read: {told.trouble}"
+    age = _age(now_ns - told.read_ns)
+    if told.is_old:
+        return f"The list is {age} old: {told.trouble}"
+    return f"List: {name}, read {age} ago" + (f"; {told.trouble}" if told.trouble else "")
+
+
+def _age(age_ns: int) -> str:
+    whole_s = max(0, age_ns) // 1_000_000_000
+    return f"{whole_s} s" if whole_s < 60 else seconds(whole_s)
+
+
+# The table's widths, keys and order. Knows neither engines nor the fleet.
+class FleetTable(QTableView):
+    """Sorted by a click on a heading; Enter and a double click open."""
+
+    open_wanted = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fleet = FleetModel(self)
+        self.proxy = FleetProxy(self)
+        self.proxy.setSourceModel(self.fleet)
+        self.setModel(self.proxy)
+        self.setAccessibleName("Engines of the fleet")
+        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.setSortingEnabled(True)
+        self.sortByColumn(Column.NAME, Qt.SortOrder.AscendingOrder)
+        self.setIconSize(QSize(*SIZE))
+        self.setShowGrid(False)
+        self.setWordWrap(False)
+        self.setTabKeyNavigation(False)
+        self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.verticalHeader().hide()
+        self.verticalHeader().setDefaultSectionSize(SIZE[1] + _PADDING)
+        header = self.horizontalHeader()
+        header.setHighlightSections(False)
+        header.setMinimumSectionSize(scaled(_NARROWEST))
+        for column, width in _WIDTHS.items():
+            self.setColumnWidth(column, scaled(width))
+        header.setSectionResizeMode(Column.MAP, QHeaderView.ResizeMode.Fixed)
+        header.setSectionResizeMode(Column.NAME, QHeaderView.ResizeMode.Stretch)
+        self.doubleClicked.connect(self.open_wanted)
+
+    @property
+    def chosen(self) -> list[FleetRow]:
+        """The selected ones, as they are shown."""
+        places = sorted(index.row() for index in self.selectionModel().selectedRows())
+        return [self.proxy.row_at(place) for place in places]
+
+    def show_rows(self, rows: tuple[FleetRow, ...], *, settles: bool) -> None:
+        """Show these, in their new order where it `settles`; what was selected stays so."""
+        chosen = {row.entry for row in self.chosen}
+        self.fleet.ratio = self.devicePixelRatioF()
+        self.fleet.show(rows)
+        if settles:
+            self.proxy.settle()
+        if chosen and not self.selectionModel().hasSelection():
+            self._choose(chosen)
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self.fleet.theme = theme
+        self.viewport().update()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self.open_wanted.emit()
+        else:
+            super().keyPressEvent(event)
+
+    def _choose(self, entries: set[FleetEntry]) -> None:
+        for place in range(self.proxy.rowCount()):
+            if self.proxy.row_at(place).entry in entries:
+                self.selectRow(place)
+                return
+
+
+# The fleet as a table: a row an engine, and its order.
+class FleetModel(QAbstractTableModel):
+    """In the order of the list."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.rows: tuple[FleetRow, ...] = ()
+        self.theme: Theme = DARK
+        self.ratio = 1.0
+        """Pixels a point of the screen it is on."""
+        self._pictures: dict[FleetEntry, tuple[PoolBins, Theme, float, QPixmap]] = {}
+
+    def show(self, rows: tuple[FleetRow, ...]) -> None:
+        """Show these; where they are the same engines in the same order, what is selected stays."""
+        before = [row.entry for row in self.rows]
+        if [row.entry for row in rows] != before:
+            self.beginResetModel()
+            self.rows = rows
+            self.endResetModel()
+            self._pictures.clear()
+            return
+        self.rows = rows
+        if rows:
+            self.dataChanged.emit(self.index(0, 0), self.index(len(rows) - 1, len(Column) - 1))
+
+    def rowCount(self, parent: Index = _ROOT) -> int:
+        return 0 if parent.isValid() else len(self.rows)
+
+    def columnCount(self, parent: Index = _ROOT) -> int:
+        return 0 if parent.isValid() else len(Column)
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        return _HEAD.data(section, orientation, role)
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        row, column = self.rows[index.row()], Column(index.column())
+        if role == Qt.ItemDataRole.DisplayRole:
+            return text_of(row, column)
+        if role == Qt.ItemDataRole.DecorationRole and column is Column.MAP:
+            return self._picture(row)
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return plain_tip(tip_of(row))
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return _HEAD.side(column)
+        if role == Qt.ItemDataRole.ForegroundRole:
+            return self._ink(row, column)
+        if role == Qt.ItemDataRole.AccessibleTextRole:
+            return f"{TITLES[column]}: {text_of(row, column)}"
+        return None
+
+    def _ink(self, row: FleetRow, column: Column) -> QColor | None:
+        if column is Column.STATE:
+            return self.theme.color(STATE_COLORS[row.state])
+        return self.theme.color("muted") if text_of(row, column) == NOTHING else None
+
+    def _picture(self, row: FleetRow) -> QPixmap | None:
+        if row.bins is None:
+            return None
+        kept = self._pictures.get(row.entry)
+        if kept is None or kept[0] is not row.bins or kept[1:3] != (self.theme, self.ratio):
+            kept = (row.bins, self.theme, self.ratio, map_pixmap(row.bins, self.theme, self.ratio))
+            self._pictures[row.entry] = kept
+        return kept[3]
+
+
+class FleetProxy(QSortFilterProxyModel):
+    """Those that have every word that is searched for. Unknown comes last, whichever way is sorted.
+
+    Rows move when `settle` is called, not with every number.
+    """
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._words: tuple[str, ...] = ()
+        self.setDynamicSortFilter(False)
+
+    def search(self, text: str) -> None:
+        """Show only what has all words of `text` somewhere."""
+        self._words = tuple(text.casefold().split())
+        self.settle()
+
+    def settle(self) -> None:
+        """Look anew at what is shown, and in which order."""
+        self.invalidate()
+        self.sort(self.sortColumn(), self.sortOrder())
+
+    def row_at(self, place: int) -> FleetRow:
+        """The one in a row as it is shown."""
+        return self._rows[self.mapToSource(self.index(place, 0)).row()]
+
+    def filterAcceptsRow(self, source_row: int, source_parent: Index) -> bool:
+        if not self._words:
+            return True
+        words = words_of(self._rows[source_row])
+        return all(word in words for word in self._words)
+
+    def lessThan(self, source_left: Index, source_right: Index) -> bool:
+        column = Column(source_left.column())
+        left, right = (sort_key(self._rows[index.row()], column) for index in (source_left, source_right))
+        if left is None or right is None:
+            is_up = self.sortOrder() is Qt.SortOrder.AscendingOrder
+            return (left is not None) == is_up and (left is None) != (right is None)
+        return left < right
+
+    @property
+    def _rows(self) -> tuple[FleetRow, ...]:
+        model = self.sourceModel()
+        assert isinstance(model, FleetModel), "it sorts nothing else"
+        return model.rows

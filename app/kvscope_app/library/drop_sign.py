@@ -36,8 +36,8 @@ class DropSign(QFrame):
         """Say what dropping `data` does."""
         good, others = dropped_paths(data)
         names = Path(good[0]).name if len(good) == 1 else plural(len(good), "recording")
-        self._words.setText(f"Drop to open {names}" if good else "That is no recording")
-        wider = "Each in a window of its own" if len(good) > 1 else "In a window of its own"
+        self._words.setText(f"Drop to open {names}" if good else "Not a recording")
+        wider = "Each opens in its own window" if len(good) > 1 else "Opens in its own window"
         self._more.setText(wider if good else f"{plural(len(others), 'file')} whose name does not end in .mcap")
         around = scaled(_AROUND)
         self.setGeometry(self.window().rect().adjusted(around, around, -around, -around))

@@ -160,7 +160,7 @@ class Librarian:
         facts, picture = look_into(str(new), self._goes_on)
         entry = store.entry(old)
         if entry is not None and entry.facts.is_known and not facts.is_same_recording(entry.facts):
-            raise BadInput(f"{new.name!r} is another recording than {entry.name!r}, which is missing")
+            raise BadInput(f"{new.name!r} is not the missing recording {entry.name!r}")
         stamp = stamp_of(str(new))
         store.move(old, str(new))
         store.keep_facts(str(new), facts, stamp, picture)

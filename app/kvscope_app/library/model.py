@@ -52,7 +52,7 @@ TITLES: Final = {
 _TIPS: Final = {
     Column.PICTURE: "The block pool over time: held by requests, cached, free",
     Column.PEAK: "The largest share of the pool that requests held",
-    Column.TAGS: "Words to find it by; double-click to edit",
+    Column.TAGS: "Search tags; double-click to edit",
     Column.NOTES: "Double-click to edit",
 }
 _HEAD: Final = TableHead(
@@ -195,9 +195,9 @@ def tip_of(entry: Entry) -> str:
     if entry.problem:
         lines.append(entry.problem)
     if entry.is_missing:
-        lines.append("The file is not there any more: find it again, or take it off the list.")
+        lines.append("The file is missing: locate it, or remove it from the list.")
     if entry.facts.has_texts:
-        lines.append("Prompts and answers can be read in it.")
+        lines.append("Contains prompt and answer text.")
     if entry.notes:
         lines.append(entry.notes)
     return "\n".join(lines)

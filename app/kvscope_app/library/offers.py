@@ -46,8 +46,10 @@ def open_dropped(window: WindowBody, data: QMimeData) -> None:
     if others:
         names = ", ".join(Path(path).name or path for path in others[:_NAMED])
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-        window.banner.tell("That is no recording", f"{names}{more}: what can be opened here ends in .mcap", passes=True)
+        window.banner.tell("Not a recording", f"{names}{more}: only .mcap files can be opened here", passes=True)
     elif len(good) > MAX_AT_ONCE:
         window.banner.tell(
-            f"The first {MAX_AT_ONCE} of {len(good)} recordings are opened", "Each gets its own window.", passes=True
+            f"The first {MAX_AT_ONCE} of {len(good)} recordings are opened",
+            "Each opens in its own window.",
+            passes=True,
         )

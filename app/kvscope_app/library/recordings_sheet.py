@@ -14,7 +14,6 @@ from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QDesktopServices, QKeySequence, QShortcut
 from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLineEdit, QPushButton, QStackedLayout, QWidget
 
-from kvscope_app.library.compare_two import compare_two
 from kvscope_app.library.entry import Entry
 from kvscope_app.library.library import Library
 from kvscope_app.library.library_table import LibraryTable
@@ -24,12 +23,13 @@ from kvscope_app.look.file_dialogs import FileDialog
 from kvscope_app.look.makers import empty_state, label
 from kvscope_app.look.number_text import plural
 from kvscope_app.look.theme import Theme
+from kvscope_app.window.file_opening import FileOpening
 from kvscope_app.window.open_file import ask_file, try_to_open
 from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_app.window.window_body import WindowBody
 
-NOTHING_YET: Final = "Nothing here yet: what you record or open is listed here by itself."
-NOTHING_FOUND: Final = "No recording has all of these words."
+NOTHING_YET: Final = "No recordings yet. Everything you record or open is listed here."
+NOTHING_FOUND: Final = "No recording matches."
 _FILES: Final = "Recordings (*.mcap *.mcap.part);;All files (*)"
 Compare = Callable[[Path, Path], object]
 
@@ -56,7 +56,7 @@ class RecordingsSheet(Sheet):
         library.watch()
         self._show()
         self.apply_theme(window.themes.theme)
-        self.resize(1200, 540)
+        self.resize_comfortably(1200, 540)
         self.search.setFocus()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -101,7 +101,9 @@ class RecordingsSheet(Sheet):
         self._removed = [entry.path for entry in self.chosen]
         if self._removed:
             self._library.remove(self._removed)
-            self.told.setText(f"{plural(len(self._removed), 'recording')} taken off the list; the files stay.")
+            self.told.setText(
+                f"{plural(len(self._removed), 'recording')} removed from the list; the files were not deleted."
+            )
             self.undo.show()
             self.table.setFocus()  # and not the button that comes next
 
@@ -128,7 +130,7 @@ class RecordingsSheet(Sheet):
         told = self._library.told
         self.table.show_entries(told.entries)
         if not self._removed:
-            looking = "Looking into recordings…" if told.is_looking else ""
+            looking = "Reading recordings…" if told.is_looking else ""
             self.told.setText(told.trouble or looking)
         self._show_middle()
         self._show_buttons()
@@ -203,11 +205,11 @@ class RecordingsSheet(Sheet):
 
     def _button_row(self) -> QHBoxLayout:
         made = (
-            ("open", "Open", "Play it in a window of its own", self.open_chosen),
-            ("compare", "Compare", "Select two, then see them side by side", self.compare_chosen),
-            ("reveal", "Show in folder", "Show the folder it is in", self.reveal_chosen),
-            ("find", "Find again…", "Say where the missing file is now", self.find_chosen),
-            ("remove", "Remove from list", "The file stays", self.remove_chosen),
+            ("open", "Open", "Play it in its own window", self.open_chosen),
+            ("compare", "Compare", "Select two to compare them side by side", self.compare_chosen),
+            ("reveal", "Show in folder", "Open the containing folder", self.reveal_chosen),
+            ("find", "Locate…", "Locate the missing file", self.find_chosen),
+            ("remove", "Remove from list", "The file is not deleted", self.remove_chosen),
         )
         row = QHBoxLayout()
         for name, text, tip, run in made:
@@ -241,3 +243,24 @@ def show_recordings(window: WindowBody, compare: Compare | None = None) -> Recor
     sheet.raise_()
     sheet.activateWindow()
     return sheet
+
+
+def compare_two(window: WindowBody, first: Path, second: Path) -> None:
+    """Two recordings of the list, opened beside the window for what compares them.
+
+    Open both, one after the other, and hand them to what compares; say why not where one cannot be opened.
+    """
+
+    def open_next(path: Path, then: Callable[[object], object]) -> None:
+        opening = FileOpening(str(path), window)
+        opening.opened.connect(then)
+        opening.failed.connect(
+            lambda reason: window.banner.tell("These recordings cannot be compared", reason, passes=True)
+        )
+        window.closing.connect(opening.cancel)
+        for ended in (opening.opened, opening.failed, opening.cancelled):
+            ended.connect(opening.deleteLater)
+
+    compare = getattr(window, "compare", None)
+    if compare is not None:
+        open_next(first, lambda a: open_next(second, lambda b: compare(a, b)))

@@ -8,11 +8,11 @@ from typing import Final
 
 SAMPLE_WORD: Final = "sample"
 """Instead of a file's name."""
-SAMPLE_TEXT: Final = "See the sample recording: an engine under pressure"
+SAMPLE_TEXT: Final = "Open the sample recording: an engine under memory pressure"
 
 
 def sample_recording() -> Path:
-    """An engine of ours with too small a pool: preemptions, swaps, evictions and copies, in a minute."""
+    """An engine with too small a pool: preemptions, swaps, evictions, copies and drafts, within a minute."""
     return Path(str(resources.files("kvscope_resources") / "sample.mcap"))
 
 

@@ -109,7 +109,7 @@ class LibraryStore:
             try:
                 there = cursor.execute("SELECT notes, tags FROM recordings WHERE path = ?", (new,)).fetchone()
                 if there is not None and any(there):
-                    raise BadInput(f"{new!r} is in the list already, with notes of its own")
+                    raise BadInput(f"{new!r} is already in the list, with its own notes")
                 cursor.execute("DELETE FROM recordings WHERE path = ?", (new,))
                 cursor.execute(
                     "UPDATE recordings SET path = ?, stamp = '', problem = '', removed_s = NULL WHERE path = ?",

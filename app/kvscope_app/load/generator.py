@@ -24,7 +24,7 @@ from kvscope_telemetry.source import SourceState
 TICK_MS: Final = 50
 MAX_NEW_PER_TICK: Final = 32
 _PAUSE_AFTER_REFUSAL_S: Final = 0.5
-_ENDED: Final = "The engine ended."
+_ENDED: Final = "The engine stopped."
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class LoadGenerator(QObject):
             self._fail(str(error))
             return False
         if not sent:
-            self._fail("the engine takes no requests now")
+            self._fail("the engine accepts no requests now")
         return sent
 
     def _fail(self, message: str) -> None:

@@ -32,7 +32,7 @@ class Mix(StrEnum):
     SHORT = "Short prompts"
     LONG = "Long prompts"
     MIXED = "Short and long"
-    SHARED = "Shared beginning"
+    SHARED = "Shared prefix"
     """The same page of text first, then a question of its own: what a prefix cache is for."""
 
 
@@ -49,10 +49,10 @@ class LoadSettings:
     max_output_tokens: int = 256
 
     def __post_init__(self) -> None:
-        _within("requests at once", self.concurrency, 1, MAX_CONCURRENCY)
+        _within("concurrent requests", self.concurrency, 1, MAX_CONCURRENCY)
         _within("requests per second", self.rate, 0.1, MAX_RATE)
-        _within("output tokens from", self.min_output_tokens, 1, MAX_OUTPUT_TOKENS)
-        _within("output tokens to", self.max_output_tokens, self.min_output_tokens, MAX_OUTPUT_TOKENS)
+        _within("minimum output tokens", self.min_output_tokens, 1, MAX_OUTPUT_TOKENS)
+        _within("maximum output tokens", self.max_output_tokens, self.min_output_tokens, MAX_OUTPUT_TOKENS)
 
 
 def make_request(settings: LoadSettings, prompts: tuple[str, ...], request_id: str, chance: random.Random) -> Submit:

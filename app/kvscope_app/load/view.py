@@ -38,7 +38,7 @@ from kvscope_telemetry.source import SourceState
 _COUNTS = ("Sent", "Unfinished", "Finished", "Aborted", "Refused", "Lost", "Tokens")
 _FEWEST_LETTERS = 4
 _MIN_FIELD_WIDTH = 72
-_FOR_OPERATORS = "You are a viewer at this engine: load is for operators"
+_FOR_OPERATORS = "Operators only: you are a viewer at this engine"
 _CAN_TAKE = (SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK, SourceState.STALE)
 
 
@@ -54,7 +54,7 @@ class LoadView(View):
         self.generator = LoadGenerator(session, self)
         self.pace, self.mix = _choice([p.value for p in Pace], "Pace"), _choice([m.value for m in Mix], "Prompts")
         self.mix.setCurrentText(LoadSettings().mix.value)
-        self.concurrency = _whole(1, MAX_CONCURRENCY, LoadSettings().concurrency, "", "Requests at once")
+        self.concurrency = _whole(1, MAX_CONCURRENCY, LoadSettings().concurrency, "", "Concurrent requests")
         self.rate = QDoubleSpinBox()
         self.rate.setRange(0.1, MAX_RATE)
         self.rate.setDecimals(1)
@@ -63,8 +63,9 @@ class LoadView(View):
         self.rate.setMinimumWidth(_MIN_FIELD_WIDTH)
         inset(self.rate)
         self.rate.setAccessibleName("Requests per second")
-        self.shortest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().min_output_tokens, "", "Output tokens from")
-        self.longest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().max_output_tokens, "", "Output tokens to")
+        self.rate.hide()  # before the form is laid out: a hidden page keeps the width that it had with both fields
+        self.shortest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().min_output_tokens, "", "Minimum output tokens")
+        self.longest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().max_output_tokens, "", "Maximum output tokens")
         self.button = QPushButton("Start")
         self.message = label(wraps=True)
         self.counts = {name: number_label("0") for name in _COUNTS}
@@ -118,13 +119,13 @@ class LoadView(View):
     def _hint(self) -> str:
         if self.generator.is_running:
             return (
-                "Watch the page map, and the requests that wait."
-                " For more pressure: long prompts, or more at once. When no block is free, a request is preempted:"
-                " its blocks are computed again later, or moved to a lower tier until then."
+                "Watch the page map and the waiting requests. For more memory pressure, use long prompts "
+                "or more concurrent requests. When no block is free, a request is preempted: its blocks "
+                "are recomputed later, or swapped to a lower tier."
             )
         if self.generator.is_stopping:
-            return "Waiting for the engine to stop them…"
-        return "Sends sample prompts until you stop it. Stop aborts what it started."
+            return "Waiting for the engine to abort them…"
+        return "Sends sample prompts until you stop it. Stop aborts its requests."
 
     def _show_button(self) -> None:
         running, stopping = self.generator.is_running, self.generator.is_stopping
@@ -138,7 +139,7 @@ class LoadView(View):
     def _why_not(self) -> str:
         """Why this engine takes no load, whatever its state."""
         if not self.session.takes_prompts:
-            return why_no_prompts(self.session.live_mirror.capabilities) or "This engine takes no prompts"
+            return why_no_prompts(self.session.live_mirror.capabilities) or "This engine accepts no prompts"
         return _FOR_OPERATORS if self.session.is_viewer else ""
 
     def _color_message(self) -> None:

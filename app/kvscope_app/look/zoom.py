@@ -46,15 +46,13 @@ def apply_zoom(app: QApplication, percent: int) -> None:
     app.setFont(font)
 
 
-def fit_own_fonts(app: QApplication) -> None:
-    """After the stylesheet was set: it gives widgets with a font of their own the one that it found first."""
-    points = app.font().pointSizeF()
-    for widget in app.allWidgets():
-        scale = widget.property(_SCALE)
-        if scale is not None:
-            font = QFont(widget.font())
-            font.setPointSizeF(points * float(scale))
-            widget.setFont(font)
+def fit_own_font(app: QApplication, widget: QWidget) -> None:
+    """After the stylesheet was set: it gives a widget with a font of its own the one that it found first."""
+    scale = widget.property(_SCALE)
+    if scale is not None:
+        font = QFont(widget.font())
+        font.setPointSizeF(app.font().pointSizeF() * float(scale))
+        widget.setFont(font)
 
 
 def _scale(widget: QWidget, ratio: float) -> None:
@@ -73,8 +71,11 @@ def _scale_table(table: QTableView, ratio: float) -> None:
     rows = table.verticalHeader()
     rows.setMinimumSectionSize(1)  # its own is that of the font before
     rows.setDefaultSectionSize(round(rows.defaultSectionSize() * ratio))
-    for column in range(table.horizontalHeader().count()):
-        table.setColumnWidth(column, round(table.columnWidth(column) * ratio))
+    header = table.horizontalHeader()
+    for column in range(header.count()):
+        is_stretched = header.stretchLastSection() and header.visualIndex(column) == header.count() - 1
+        if not is_stretched:  # that one takes what is left, and would keep a width that it is given
+            table.setColumnWidth(column, round(table.columnWidth(column) * ratio))
 
 
 def _scaled_size(size: QSize, ratio: float) -> QSize:

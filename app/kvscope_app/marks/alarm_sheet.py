@@ -1,126 +1,373 @@
-"""The sheet on which a person says which alarms ring, and when."""
+"""The sheet on which a person says which alarms ring, when, and where they are posted.
+
+Owns the rows while they are edited, and what is said of each: what is wrong with it, that it cannot be measured, or
+what its figure is now.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from functools import partial
+from typing import Final
 
+from msgspec.structs import replace
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QFocusEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QCheckBox,
     QDialogButtonBox,
-    QDoubleSpinBox,
+    QFrame,
     QGridLayout,
+    QHBoxLayout,
+    QLineEdit,
+    QMenu,
+    QPushButton,
+    QScrollArea,
+    QToolButton,
+    QVBoxLayout,
     QWidget,
 )
 
-from kvscope_app.look.makers import inset, label
+from kvscope_app.look.fonts import mono
+from kvscope_app.look.icons import icon
+from kvscope_app.look.makers import label, seconds_box, set_look
+from kvscope_app.look.theme import Theme
+from kvscope_app.look.widgets import ElidedLabel
+from kvscope_app.look.zoom import scaled
 from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.views.told import why_not_measured
 from kvscope_app.window.sheets.help_sheets import Sheet
-from kvscope_telemetry.alarms.rules import DEFAULT_RULES, KINDS, SECONDS, Rule
+from kvscope_telemetry.alarms.expression import Expression
+from kvscope_telemetry.alarms.figures import SECOND_FIGURES, SecondFigure, value_text
+from kvscope_telemetry.alarms.rules import DEFAULT_RULES, MAX_SECONDS, Rule, complaint, parse_rule
+from kvscope_telemetry.alarms.webhook import checked_url
+from kvscope_telemetry.errors import BadInput
 
-_WIDTH = 780
-_NOTE = (
-    "Each rings once for a trouble, drops a bookmark and shows a notice. In a recording they are marked where they"
-    " would have rung."
+_SIZE: Final = (960, 620)
+_NOW_WIDTH: Final = 108
+_FOLDS_BELOW: Final = 700
+"""So wide is a row that has all in one line, at least."""
+_NOTE: Final = (
+    "An alarm fires once per incident, adds a bookmark and shows a notification; not while the engine is paused. "
+    "In a recording, alarms are marked where they would have fired."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """The widgets of one rule."""
-
-    kind: str
-    is_on: QCheckBox
-    threshold: QDoubleSpinBox
-    seconds: QDoubleSpinBox | None
-
-    def show(self, rule: Rule) -> None:
-        self.is_on.setChecked(rule.is_on)
-        self.threshold.setValue(rule.threshold)
-        if self.seconds is not None:
-            self.seconds.setValue(rule.seconds)
-
-    @property
-    def rule(self) -> Rule:
-        seconds = KINDS[self.kind].seconds if self.seconds is None else self.seconds.value()
-        return Rule(kind=self.kind, is_on=self.is_on.isChecked(), threshold=self.threshold.value(), seconds=seconds)
+_URL_HINT: Final = "Optional: https://host/path receives a JSON POST when an alarm fires or ends"
+_EXPRESSION_HINT: Final = "For example: ttft_p99_ms > 500 and running > 8"
 
 
 class AlarmSheet(Sheet):
-    """Of one window; what is chosen holds for windows that are opened later as well."""
+    """Rules hold for all windows, and are kept."""
 
-    def __init__(self, watch: AlarmWatch, parent: QWidget) -> None:
+    def __init__(self, watch: AlarmWatch, theme: Theme, parent: QWidget) -> None:
         super().__init__("Alarms", parent)
-        self._watch = watch
-        grid = QGridLayout()
-        grid.setHorizontalSpacing(12)
-        grid.setVerticalSpacing(8)
-        self.rows = {
-            rule.kind: _row(grid, place, rule, why_not_measured(rule.kind, watch.capabilities))
-            for place, rule in enumerate(watch.rules)
-        }
-        grid.setColumnStretch(1, 1)
-        self.setMinimumWidth(_WIDTH)
+        self._watch, self._theme = watch, theme
+        self.rows: list[RuleRow] = []
+        self._last: RuleRow | None = None
+        """Whose expression was edited last."""
         self.all = QCheckBox("All alarms")
-        self.all.setChecked(any(rule.is_on for rule in watch.rules))
         self.all.clicked.connect(self._set_all)
-        buttons = QDialogButtonBox(
+        self.add = QPushButton("Add alarm")
+        self.add.clicked.connect(self._add_new)
+        self.figures = QPushButton("Insert figure")
+        self.figures.setToolTip("Insert a figure into the expression edited last")
+        self.figures.setMenu(self._figure_menu())
+        self.url, self._url_note = QLineEdit(watch.settings.values.alarm_webhook), label("", "warning", wraps=True)
+        self.url.setPlaceholderText(_URL_HINT)
+        self.url.setAccessibleName("Webhook")
+        self.url.textChanged.connect(self._check)
+        self.buttons = QDialogButtonBox(
             QDialogButtonBox.StandardButton.Ok
             | QDialogButtonBox.StandardButton.Cancel
             | QDialogButtonBox.StandardButton.RestoreDefaults
         )
-        self.buttons = buttons
-        buttons.accepted.connect(self.accept)
-        buttons.rejected.connect(self.reject)
-        buttons.button(QDialogButtonBox.StandardButton.RestoreDefaults).clicked.connect(self._restore)
-        self.column.addWidget(self.all)
-        self.column.addLayout(grid)
-        self.column.addWidget(label(_NOTE, "muted", wraps=True))
-        self.column.addWidget(buttons)
+        for button in (self.add, self.figures):
+            button.setAutoDefault(False)  # Enter in a line is OK
+        self.buttons.button(QDialogButtonBox.StandardButton.Ok).setDefault(True)
+        self.buttons.accepted.connect(self.accept)
+        self.buttons.rejected.connect(self.reject)
+        self.buttons.button(QDialogButtonBox.StandardButton.RestoreDefaults).clicked.connect(self._restore)
+        self._lay_out()
+        self._show(watch.settings.values.alarm_rules)
+        watch.looked.connect(self._show_values)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """As they are on the sheet."""
+        return tuple(row.rule for row in self.rows)
 
     def accept(self) -> None:
         """Keep them."""
-        self._watch.set_rules(tuple(row.rule for row in self.rows.values()))
-        super().accept()
+        if self.buttons.button(QDialogButtonBox.StandardButton.Ok).isEnabled():
+            self._watch.settings.change(alarm_rules=self.rules, alarm_webhook=self.url.text().strip())
+            super().accept()
+
+    def _lay_out(self) -> None:
+        body = QWidget()
+        self._column = QVBoxLayout(body)
+        self._column.setContentsMargins(0, 0, 12, 0)
+        self._column.setSpacing(8)
+        self._column.addStretch(1)
+        self.area = QScrollArea()
+        self.area.setWidgetResizable(True)
+        self.area.setFrameShape(QFrame.Shape.NoFrame)
+        self.area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.area.setWidget(body)
+        tools, hook = QHBoxLayout(), QGridLayout()
+        for widget in (self.add, self.figures):
+            tools.addWidget(widget)
+        tools.addStretch(1)
+        words = label("Webhook")
+        words.setBuddy(self.url)
+        hook.setHorizontalSpacing(12)
+        hook.addWidget(words, 0, 0)
+        hook.addWidget(self.url, 0, 1)
+        hook.addWidget(self._url_note, 1, 1)
+        self.column.addWidget(self.all)
+        self.column.addWidget(self.area, 1)
+        self.column.addLayout(tools)
+        self.column.addLayout(hook)
+        if self._watch.own_words:
+            self.column.addWidget(label(self._watch.own_words, "muted", wraps=True))
+        self.column.addWidget(label(_NOTE, "muted", wraps=True))
+        self.column.addWidget(self.buttons)
+        room = self.screen().availableGeometry().size()
+        self.resize(QSize(scaled(_SIZE[0]), scaled(_SIZE[1])).boundedTo(room))
+
+    def _show(self, rules: tuple[Rule, ...]) -> None:
+        for row in self.rows:
+            self._column.removeWidget(row)
+            row.deleteLater()
+        self.rows, self._last = [], None
+        for rule in rules:
+            self._add(rule)
+        self.all.setChecked(any(rule.is_on for rule in rules))
+        self._check()
+
+    def _add(self, rule: Rule) -> RuleRow:
+        row = RuleRow(rule, self._theme)
+        row.edited.connect(self._check)
+        row.entered.connect(partial(self._enter, row))
+        row.remove.clicked.connect(partial(self._remove, row))
+        self.rows.append(row)
+        self._column.insertWidget(self._column.count() - 1, row)
+        return row
+
+    def _add_new(self) -> None:
+        names = {row.name.text() for row in self.rows}
+        name = next(each for each in (f"Alarm {number}" for number in range(1, 1000)) if each not in names)
+        row = self._add(Rule(name=name, expression="", seconds=10.0))
+        self._check()
+        row.show()
+        row.expression.setFocus()
+        self._column.activate()
+        self.area.ensureWidgetVisible(row)
+
+    def _remove(self, row: RuleRow) -> None:
+        self.rows.remove(row)
+        self._last = None if self._last is row else self._last
+        self._column.removeWidget(row)
+        row.hide()
+        row.deleteLater()
+        self.add.setFocus()
+        self._check()
+
+    def _enter(self, row: RuleRow) -> None:
+        self._last = row
 
     def _restore(self) -> None:
-        for rule in DEFAULT_RULES:
-            self.rows[rule.kind].show(rule)
+        """The rules that come with kvscope as they were; a person's own stay."""
+        names = {rule.name for rule in DEFAULT_RULES}
+        self._show((*DEFAULT_RULES, *(rule for rule in self.rules if rule.name not in names)))
 
     def _set_all(self, is_on: bool) -> None:
-        for row in self.rows.values():
+        for row in self.rows:
             row.is_on.setChecked(is_on)
 
+    def _figure_menu(self) -> QMenu:
+        menu = QMenu(self)
+        groups: dict[str, QMenu] = {}
+        for figure in SECOND_FIGURES.values():
+            group = groups.get(figure.group) or groups.setdefault(figure.group, menu.addMenu(figure.group))
+            action = group.addAction(f"{figure.name}\t{figure.words}")
+            action.triggered.connect(partial(self._insert, figure))
+        return menu
 
-def _row(grid: QGridLayout, place: int, rule: Rule, why_not: str) -> _Row:
-    """`why_not`: why it cannot be measured at this engine, "" where it can."""
-    kind = KINDS[rule.kind]
-    is_on = QCheckBox(kind.title)
-    threshold = _number(kind.accepted, f" {kind.unit}".rstrip(), f"{kind.title}: threshold")
-    seconds = _number(SECONDS, " s", f"{kind.title}: seconds") if kind.has_seconds else None
-    row = _Row(rule.kind, is_on, threshold, seconds)
-    grid.addWidget(is_on, place, 0)
-    words = f"Cannot be measured here: {why_not}" if why_not else kind.condition
-    grid.addWidget(label(words, "muted", wraps=True), place, 1)
-    grid.addWidget(threshold, place, 2)
-    if seconds is not None:
-        grid.addWidget(label(kind.before_seconds, "muted"), place, 3)
-        grid.addWidget(seconds, place, 4)
-    for widget in (threshold, seconds):
-        if widget is not None:
-            is_on.toggled.connect(widget.setEnabled)
-            widget.setEnabled(rule.is_on)
-            widget.setVisible(not why_not)
-    row.show(rule)
-    return row
+    def _insert(self, figure: SecondFigure) -> None:
+        if self._last is None and not self.rows:
+            self._add_new()
+        row = self._last or self.rows[-1]
+        row.expression.insert(figure.name)
+        row.expression.setFocus()
+
+    def _check(self) -> None:
+        """Say of each row what there is to say; only what is sound can be kept."""
+        names = [row.name.text().strip() for row in self.rows]
+        is_sound = True
+        for row, name in zip(self.rows, names, strict=True):
+            why_not = "Another alarm has this name" if names.count(name) > 1 else complaint(row.rule)
+            is_sound = is_sound and not why_not
+            row.say(why_not, "" if why_not else why_not_measured(row.rule, self._watch.capabilities))
+        url_note = ""
+        try:
+            checked_url(self.url.text()) if self.url.text().strip() else ""
+        except BadInput as error:
+            url_note = str(error)
+        self._url_note.setText(url_note)
+        self._url_note.setVisible(bool(url_note))
+        self.buttons.button(QDialogButtonBox.StandardButton.Ok).setEnabled(is_sound and not url_note)
+        self._show_values()
+
+    def _show_values(self) -> None:
+        for row in self.rows:
+            row.show_value(self._watch)
 
 
-def _number(accepted: tuple[float, float], suffix: str, name: str) -> QDoubleSpinBox:
-    box = QDoubleSpinBox()
-    inset(box)
-    is_count = not suffix
-    box.setDecimals(0 if is_count else 2 if accepted[0] and accepted[0] < 0.1 else 1)
-    box.setRange(*accepted)
-    box.setSuffix(suffix)
-    box.setAccessibleName(name)
-    return box
+class RuleRow(QWidget):
+    """One rule; below it what is wrong with it, in a line whose tooltip has all of it."""
+
+    edited = Signal()
+    entered = Signal()
+    """The expression has the keyboard."""
+
+    def __init__(self, rule: Rule, theme: Theme) -> None:
+        super().__init__()
+        self.is_on, self.name, self.expression = QCheckBox(), QLineEdit(rule.name), _Expression(rule.expression)
+        self.seconds = seconds_box(0.0, MAX_SECONDS, rule.seconds, "For how long")
+        self.remove = QToolButton()
+        self.remove.setIcon(icon("trash", theme.muted, size=15))
+        self._now, self._note = ElidedLabel(), ElidedLabel()
+        self._now.setProperty("look", "muted")
+        self._note.setProperty("look", "warning")
+        self.is_on.setChecked(rule.is_on)
+        self.expression.setFont(mono())
+        self.expression.setPlaceholderText(_EXPRESSION_HINT)
+        self.name.setCursorPosition(0)  # a long one shows its beginning
+        self.expression.setCursorPosition(0)
+        self._lay_out()
+        self._name_parts()
+        self.name.textChanged.connect(self._name_parts)
+        for line in (self.name, self.expression):
+            line.textChanged.connect(self.edited)
+        self.seconds.valueChanged.connect(self.edited)
+        self.is_on.toggled.connect(self.edited)
+        self.expression.entered.connect(self.entered)
+        self.expression.editingFinished.connect(self._take_seconds)
+
+    @property
+    def rule(self) -> Rule:
+        """As it is here."""
+        rule = Rule(
+            name=self.name.text().strip(),
+            expression=" ".join(self.expression.text().split()),
+            seconds=self.seconds.value(),
+            is_on=self.is_on.isChecked(),
+        )
+        typed = _with_seconds(rule.expression)
+        return rule if typed is None else replace(rule, expression=typed.expression, seconds=typed.seconds)
+
+    @property
+    def note(self) -> str:
+        """What is said of it, empty when nothing is."""
+        return self._note.text()
+
+    @property
+    def now(self) -> str:
+        """What its figure is said to be now."""
+        return self._now.text()
+
+    def say(self, why_not: str, why_unknown: str) -> None:
+        """What is wrong with it, or why it cannot ring here."""
+        self._note.setText(why_not or (f"Cannot be measured here: {why_unknown}" if why_unknown else ""))
+        set_look(self._note, "warning" if why_not else "muted")
+        self._note.setVisible(bool(self.note))
+
+    def show_value(self, watch: AlarmWatch) -> None:
+        """What its figure is now."""
+        try:
+            text = _now_text(Expression(self.rule.expression), watch)
+        except BadInput:
+            text = ""
+        self._now.setText(text)
+        self.expression.setToolTip(text)
+
+    def _take_seconds(self) -> None:
+        """What was typed as `… for 10 s` goes where it belongs."""
+        typed = _with_seconds(self.expression.text())
+        if typed is not None:
+            self.seconds.setValue(typed.seconds)
+            self.expression.setText(typed.expression)
+
+    def _name_parts(self) -> None:
+        name = self.name.text() or "Alarm"
+        self.is_on.setAccessibleName(f"{name}: on")
+        self.is_on.setToolTip("On or off")
+        self.name.setAccessibleName("Name of the alarm")
+        self.expression.setAccessibleName(f"{name}: expression")
+        self.seconds.setAccessibleName(f"{name}: for how long")
+        self.remove.setAccessibleName(f"Remove {name}")
+        self.remove.setToolTip("Remove this alarm")
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether the expression has a line of its own."""
+        return self._is_folded
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        if self._is_folded is not (self.width() < scaled(_FOLDS_BELOW)):
+            self._place(is_folded=not self._is_folded)
+
+    def _lay_out(self) -> None:
+        self.name.setMinimumWidth(scaled(60))
+        self.expression.setMinimumWidth(scaled(60))
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setHorizontalSpacing(8)
+        self._grid.setVerticalSpacing(3)
+        self._for = label("for", "muted")
+        self._note.hide()
+        self._place(is_folded=True)
+
+    def _place(self, *, is_folded: bool) -> None:
+        """In one line, or with the expression in a line of its own, whose tooltip has its value."""
+        self._is_folded = is_folded
+        self._now.setVisible(not is_folded)
+        first = (self.is_on, self.name, self._for, self.seconds, self.remove)
+        places = {part: (0, place, 1) for part, place in zip(first, (0, 1, 4, 5, 6), strict=True)}
+        places |= {
+            self.expression: (1, 1, 6) if is_folded else (0, 2, 1),
+            self._now: (0, 3, 1),
+            self._note: (2, 1, 6),
+        }
+        for part, (row, column, num_columns) in places.items():
+            self._grid.removeWidget(part)
+            self._grid.addWidget(part, row, column, 1, num_columns)
+        self._grid.setColumnMinimumWidth(3, 0 if is_folded else scaled(_NOW_WIDTH))
+        self._grid.setColumnStretch(1, 4 if is_folded else 2)
+        self._grid.setColumnStretch(2, 0 if is_folded else 4)
+
+
+class _Expression(QLineEdit):
+    """Tells when it gets the keyboard."""
+
+    entered = Signal()
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        super().focusInEvent(event)
+        self.entered.emit()
+
+
+def _with_seconds(text: str) -> Rule | None:
+    """Of a sound expression with `for N s` after it."""
+    try:
+        typed = parse_rule(text)
+    except BadInput:
+        return None
+    return typed if typed.seconds and ":" not in text else None
+
+
+def _now_text(expression: Expression, watch: AlarmWatch) -> str:
+    value = watch.value_now(expression)
+    if math.isnan(value):
+        return "now unknown"
+    return f"now {value_text(value, expression.unit) if math.isfinite(value) else '∞'}"

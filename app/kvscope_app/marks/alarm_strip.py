@@ -1,4 +1,4 @@
-"""The strip that tells of an alarm: never modal, one notice a kind at a time, the newest in front.
+"""The strip that tells of an alarm: never modal, one notice a rule at a time, the newest in front.
 
 Owns which are told. A trouble that is over says so and goes by itself; the list of bookmarks has all of them.
 """
@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Final
 
 from PySide6.QtCore import QTimer
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QToolButton, QVBoxLayout
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.look.clock_text import wall_text
 from kvscope_app.look.folding import FoldingFrame
@@ -20,11 +21,12 @@ from kvscope_app.look.number_text import seconds
 from kvscope_app.look.passing_strip import PassingStrip
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
-from kvscope_app.marks.alarm_line import AlarmLine
+from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.marks.alarm_watch import AlarmWatch
-from kvscope_telemetry.alarms.alarm_engine import Alarm
-from kvscope_telemetry.alarms.words import alarm_text, rule_text
+from kvscope_telemetry.alarms.alarm_engine import Alarm, alarm_text
+from kvscope_telemetry.alarms.rules import rule_text
 
+_SPACING: Final = 10
 GOES_AFTER_S: Final = 20.0
 """Of a trouble that is over."""
 
@@ -36,7 +38,7 @@ class AlarmStrip(PassingStrip):
         super().__init__()
         self._go_to = go_to
         self._told: dict[str, Alarm] = {}
-        """By kind, the newest last."""
+        """By the rule's name, the newest last."""
         self._over_s: dict[str, float] = {}
         self._sign, self._line = PlainLabel(), AlarmLine()
         self._more = PlainLabel()
@@ -57,8 +59,8 @@ class AlarmStrip(PassingStrip):
         return f"{self._line.rule.text()} {self._line.detail.text()}" if self._told else ""
 
     @property
-    def kinds(self) -> list[str]:
-        """Of all that are told, the newest last."""
+    def names(self) -> list[str]:
+        """Of all alarms that are told, the newest last."""
         return list(self._told)
 
     def apply_theme(self, theme: Theme) -> None:
@@ -67,23 +69,23 @@ class AlarmStrip(PassingStrip):
         self.dismiss.setIcon(icon("close", theme.muted, size=14))
 
     def _on_rang(self, alarm: Alarm) -> None:
-        self._told.pop(alarm.kind, None)
-        self._over_s.pop(alarm.kind, None)
-        self._told[alarm.kind] = alarm
+        self._told.pop(alarm.name, None)
+        self._over_s.pop(alarm.name, None)
+        self._told[alarm.name] = alarm
         self._show()
 
     def _on_over(self, alarm: Alarm) -> None:
-        if alarm.kind in self._told:
-            self._told[alarm.kind] = alarm
-            self._over_s[alarm.kind] = time.monotonic()
+        if alarm.name in self._told:
+            self._told[alarm.name] = alarm
+            self._over_s[alarm.name] = time.monotonic()
             if not self._clock.isActive():  # others that end meanwhile do not put this one off
                 self._clock.start()
             self._show()
 
     def _forget_old(self) -> None:
         now_s = time.monotonic()
-        for kind in [kind for kind, at_s in self._over_s.items() if now_s - at_s >= GOES_AFTER_S]:
-            self._forget(kind)
+        for name in [name for name, at_s in self._over_s.items() if now_s - at_s >= GOES_AFTER_S]:
+            self._forget(name)
         self._show()
 
     def _go(self) -> None:
@@ -93,9 +95,9 @@ class AlarmStrip(PassingStrip):
         self._forget(next(reversed(self._told)))
         self._show()
 
-    def _forget(self, kind: str) -> None:
-        self._told.pop(kind, None)
-        self._over_s.pop(kind, None)
+    def _forget(self, name: str) -> None:
+        self._told.pop(name, None)
+        self._over_s.pop(name, None)
 
     def _show(self) -> None:
         if not self._over_s:
@@ -111,10 +113,10 @@ class AlarmStrip(PassingStrip):
 
     def _lay_out(self) -> None:
         self._more.setProperty("look", "muted")
-        self.go.setToolTip("Show the moment when it began")
-        self.all.setToolTip("The list of bookmarks and alarms")
+        self.go.setToolTip("Go to the moment it began")
+        self.all.setToolTip("Show bookmarks and alarms")
         self.dismiss.setAccessibleName("Dismiss")
-        self.dismiss.setToolTip("Dismiss; the alarm stays in the list")
+        self.dismiss.setToolTip("Dismiss (the alarm stays in the list)")
         words, buttons = QHBoxLayout(), QHBoxLayout()
         words.setSpacing(10)
         words.addWidget(self._sign)
@@ -132,5 +134,58 @@ class AlarmStrip(PassingStrip):
 def _detail(alarm: Alarm) -> str:
     began = wall_text(alarm.begin_ns)
     if alarm.until_ns:
-        return f"over after {seconds((alarm.until_ns - alarm.begin_ns) / 1e9)}, {alarm_text(alarm)}; from {began}"
+        lasted = seconds((alarm.until_ns - alarm.begin_ns) / 1e9)
+        return ", ".join(part for part in (f"over after {lasted}", alarm_text(alarm)) if part) + f"; from {began}"
     return f"since {began}"
+
+
+class AlarmLine(QWidget):
+    """What an alarm says: its rule, and beside it since when; where there is no room for both, one below the other.
+
+    Owns how they stand.
+
+    Never cuts the rule: below each other it goes on in the next line. Of the rest the tooltip has it all.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rule, self.detail = PlainLabel(), ElidedLabel()
+        self.rule.setProperty("look", "heading")
+        self.detail.setProperty("look", "muted")
+        self.rule.setMinimumWidth(24)
+        self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
+        self._row.setContentsMargins(0, 0, 0, 0)
+        self._row.addWidget(self.rule)
+        self._row.addWidget(self.detail, 1)
+        self._stand(is_narrow=False)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether they stand below each other."""
+        return self._row.direction() is QBoxLayout.Direction.TopToBottom
+
+    def tell(self, rule: str, detail: str) -> None:
+        """Say these from now on."""
+        self.rule.setText(rule)
+        self.detail.setText(detail)
+        self._fold()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fold()
+
+    def _fold(self) -> None:
+        labels = (self.rule, self.detail)
+        wanted = sum(label.fontMetrics().horizontalAdvance(label.text()) + _SPACING for label in labels)
+        if self.is_narrow is not (self.width() < wanted):
+            self._stand(is_narrow=not self.is_narrow)
+
+    def _stand(self, *, is_narrow: bool) -> None:
+        direction = QBoxLayout.Direction.TopToBottom if is_narrow else QBoxLayout.Direction.LeftToRight
+        self._row.setDirection(direction)
+        self._row.setSpacing(1 if is_narrow else _SPACING)
+        self.rule.setWordWrap(is_narrow)
+        across = QSizePolicy.Policy.Ignored if is_narrow else QSizePolicy.Policy.Maximum
+        down = QSizePolicy(across, QSizePolicy.Policy.Minimum)
+        down.setHeightForWidth(is_narrow)
+        self.rule.setSizePolicy(down)

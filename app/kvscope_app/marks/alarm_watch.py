@@ -1,22 +1,25 @@
 """Follows a session's course with the rules of alarms, and drops a bookmark for each that rings.
 
-Owns the rules of one window and how far the course was looked at. Live, alarms are told and kept with the session; of a
-recording they are where the rules of now would have rung, and follow the rules when these change.
+Owns how far the course was looked at, and what is posted to the webhook. Live, alarms are told and kept with the
+session; of a recording they are where the rules of now would have rung, and follow the rules when these change.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from PySide6.QtCore import QObject, QSettings, QTimer, Signal
+from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.session.session import Session
-from kvscope_app.setting_names import ALARM_RULES
-from kvscope_telemetry.alarms.alarm_engine import Alarm, AlarmEngine
-from kvscope_telemetry.alarms.rules import Rule, decode_rules, encode_rules
-from kvscope_telemetry.alarms.seconds import seconds_of
-from kvscope_telemetry.alarms.words import bookmark_of
+from kvscope_app.settings.settings_keeper import SettingsKeeper
+from kvscope_telemetry.alarms.alarm_engine import Alarm, AlarmEngine, bookmark_of
+from kvscope_telemetry.alarms.expression import Expression
+from kvscope_telemetry.alarms.rules import Rule
+from kvscope_telemetry.alarms.webhook import Webhook, payload
+from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.summaries.bookmark import Bookmark
 
@@ -25,23 +28,30 @@ _AT_A_TIME: Final = 50
 
 
 class AlarmWatch(QObject):
-    """With all rules off it does nothing at all."""
+    """By the rules and the webhook of `settings`. With all rules off it does nothing at all."""
 
     rang = Signal(object)
     """An `Alarm` of the live end."""
     over = Signal(object)
     """The same, over."""
+    looked = Signal()
+    """There are new seconds."""
 
-    def __init__(self, session: Session, settings: QSettings, parent: QObject | None = None) -> None:
+    def __init__(self, session: Session, settings: SettingsKeeper, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self._session, self._settings = session, settings
-        self.rules = decode_rules(str(settings.value(ALARM_RULES) or ""))
+        self._session, self.settings = session, settings
+        self._own_rules: tuple[Rule, ...] = ()
+        self._own_url = ""
+        self._webhook: Webhook | None = None
+        self._told_failure = False
         self._engine = AlarmEngine(self.rules)
+        self._in_use = self.rules
         self._seen_ns = -1
         self._derived: dict[str, Bookmark] = {}
         self._is_following = False
         self._later = QTimer(self, singleShot=True, interval=0)
         self._later.timeout.connect(self._look)
+        settings.changed.connect(self._on_settings)
         self._follow()
 
     @property
@@ -49,13 +59,49 @@ class AlarmWatch(QObject):
         """What the engine tells: some rules need more than others."""
         return self._session.capabilities
 
-    def set_rules(self, rules: tuple[Rule, ...]) -> None:
-        """From now on these, and in windows that are opened later. What goes on by the old ones ends here."""
-        self._settings.setValue(ALARM_RULES, encode_rules(rules))
-        if rules == self.rules:
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Those of this run in front of those that are kept, which give way to one of the same name."""
+        names = {rule.name for rule in self._own_rules}
+        return (*self._own_rules, *(rule for rule in self.settings.values.alarm_rules if rule.name not in names))
+
+    @property
+    def webhook_url(self) -> str:
+        """Where alarms are posted; empty: nowhere."""
+        return self._own_url or self.settings.values.alarm_webhook
+
+    def use(self, rules: Sequence[Rule], webhook_url: str = "") -> None:
+        """For this run, beside the rules that are kept and instead of their webhook."""
+        self._own_rules, self._own_url = tuple(rules), webhook_url
+        self._on_settings()
+
+    @property
+    def own_words(self) -> str:
+        """What holds for this run alone, in a sentence; empty where nothing does."""
+        parts = [", ".join(rule.name for rule in self._own_rules), "the webhook" if self._own_url else ""]
+        given = " and ".join(part for part in parts if part)
+        return f"From the command line, for this run: {given}." if given else ""
+
+    def value_now(self, expression: Expression) -> float:
+        """At the moment that is shown; NaN where it is not known."""
+        course = self._session.course
+        place = course.place_at(self._session.cursor_ns)
+        return float(expression.value(course, slice(place, place + 1))[0]) if place >= 0 else math.nan
+
+    def close(self) -> None:
+        """Post nothing any more but what waits."""
+        if self._webhook is not None:
+            self._webhook.close()
+            self._webhook = None
+
+    def _on_settings(self, _: object = None) -> None:
+        """From now on the rules that there are. What goes on by the old ones ends here."""
+        if self._webhook is not None and self._webhook.url != self.webhook_url:
+            self.close()
+        if self.rules == self._in_use:
             return
-        self.rules = rules
-        standing, self._engine = self._engine.standing, AlarmEngine(rules)
+        self._in_use = self.rules
+        standing, self._engine = self._engine.standing, AlarmEngine(self.rules)
         if self._session.is_file:
             self._seen_ns = -1
             self._derived.clear()
@@ -76,13 +122,15 @@ class AlarmWatch(QObject):
             self._later.start()
 
     def _look(self) -> None:
+        if self._webhook is not None:
+            self._tell_failure(self._webhook.failure)
         course = self._session.course
         first = course.place_at(self._seen_ns) + 1
         last = min(first + _AT_A_TIME, len(course))
         if first >= last or not self._is_following:
             return
         self._seen_ns = int(course.time_ns[last - 1])
-        changed = [alarm for second in seconds_of(course, first, last) for alarm in self._engine.feed(second)]
+        changed = self._engine.read(course, first, last)
         if self._session.is_file:
             self._derive(changed)
         else:
@@ -90,6 +138,7 @@ class AlarmWatch(QObject):
                 self._tell(alarm)
         if last < len(course):
             self._later.start()
+        self.looked.emit()
 
     def _derive(self, changed: list[Alarm]) -> None:
         for alarm in changed:
@@ -101,6 +150,24 @@ class AlarmWatch(QObject):
     def _tell(self, alarm: Alarm) -> None:
         self._session.bookmarks.say([bookmark_of(alarm)])
         (self.over if alarm.until_ns else self.rang).emit(alarm)
+        self._post(alarm)
+
+    def _post(self, alarm: Alarm) -> None:
+        url = self.webhook_url
+        if not url:
+            return
+        try:
+            self._webhook = self._webhook or Webhook(url)
+        except BadInput as error:  # kept by another version, or written by hand
+            self._tell_failure(str(error))
+            return
+        self._webhook.post(payload(alarm, self.capabilities.engine, self._session.source.name))
+
+    def _tell_failure(self, failure: str) -> None:
+        """Once, until a post gets through again."""
+        if failure and not self._told_failure:
+            self._session.noticed.emit(f"Alarm not posted: {failure}")
+        self._told_failure = bool(failure)
 
 
 def _ended(alarm: Alarm, at_ns: int) -> Alarm:

@@ -6,18 +6,29 @@ import shlex
 from functools import partial
 from typing import Final
 
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtCore import QEvent, QObject, Qt
+from PySide6.QtGui import QFocusEvent, QGuiApplication, QKeyEvent
+from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QLineEdit, QWidget
 
 from kvscope_app.library.sample import SAMPLE_WORD, is_sample
+from kvscope_app.look.clock_text import wall_text
+from kvscope_app.look.makers import label
 from kvscope_app.marks.alarm_sheet import AlarmSheet
-from kvscope_app.marks.note_popup import NotePopup
 from kvscope_app.playback.mark_words import mark_text
 from kvscope_app.playback.playback_actions import TIME
+from kvscope_app.session.kept.bookmarks import Bookmarks
 from kvscope_app.session.session import Session
 from kvscope_app.window.actions import ActionSpec
 from kvscope_app.window.window_body import WindowBody
-from kvscope_telemetry.summaries.bookmark import Bookmark
+from kvscope_telemetry.summaries.bookmark import MAX_TEXT, Bookmark
 
+_WIDTH: Final = 440
+_BY_A_PERSON: Final = (
+    Qt.FocusReason.MouseFocusReason,
+    Qt.FocusReason.TabFocusReason,
+    Qt.FocusReason.BacktabFocusReason,
+    Qt.FocusReason.ShortcutFocusReason,
+)
 _NOTICE_MS: Final = 5000
 _ABOVE_BAR: Final = 48
 
@@ -27,12 +38,12 @@ def mark_actions(window: WindowBody) -> list[ActionSpec]:
     jump = partial(go_to_bookmark, window)
     return [
         ActionSpec("bookmark", "Bookmark this moment", TIME, partial(bookmark_here, window), ("Ctrl+B",), "bookmark"),
-        ActionSpec("bookmark_before", "To the bookmark before", TIME, partial(jump, forward=False), ("Alt+,",)),
-        ActionSpec("bookmark_next", "To the next bookmark", TIME, partial(jump, forward=True), ("Alt+.",)),
-        ActionSpec("bookmark_undo", "Bring back the deleted bookmark", TIME, partial(bring_back, window)),
-        ActionSpec("loop_begin", "Loop from here", TIME, partial(set_loop, window, is_begin=True), ("Ctrl+[",)),
-        ActionSpec("loop_end", "Loop until here", TIME, partial(set_loop, window, is_begin=False), ("Ctrl+]",)),
-        ActionSpec("loop_clear", "End the loop", TIME, window.session.loop.clear, tip="End the loop: Esc does as well"),
+        ActionSpec("bookmark_before", "Previous bookmark", TIME, partial(jump, forward=False), ("Alt+,",)),
+        ActionSpec("bookmark_next", "Next bookmark", TIME, partial(jump, forward=True), ("Alt+.",)),
+        ActionSpec("bookmark_undo", "Restore deleted bookmark", TIME, partial(bring_back, window)),
+        ActionSpec("loop_begin", "Set loop start", TIME, partial(set_loop, window, is_begin=True), ("Ctrl+[",)),
+        ActionSpec("loop_end", "Set loop end", TIME, partial(set_loop, window, is_begin=False), ("Ctrl+]",)),
+        ActionSpec("loop_clear", "Clear loop", TIME, window.session.loop.clear, tip="Clear the loop (also Esc)"),
         ActionSpec("copy_moment", "Copy link to this moment", TIME, partial(copy_moment, window)),
         ActionSpec("alarm_rules", "Alarms…", TIME, partial(edit_rules, window), icon="warning"),
     ]
@@ -55,7 +66,7 @@ def bookmark_here(window: WindowBody) -> None:
     """Mark what is shown, at once; words can follow."""
     session = window.session
     if session.timeline_range_ns is None:
-        _tell(window, "There is nothing to bookmark yet")
+        _tell(window, "Nothing to bookmark yet")
         return
     made = session.bookmarks.add(session.cursor_ns)
     NotePopup(window.centralWidget() or window, session.bookmarks, made).show_above(_ABOVE_BAR)
@@ -66,7 +77,7 @@ def go_to_bookmark(window: WindowBody, *, forward: bool) -> None:
     session = window.session
     found = session.bookmarks.nearest(session.cursor_ns, forward=forward)
     if found is None:
-        _tell(window, f"There is no bookmark {'after' if forward else 'before'} this")
+        _tell(window, f"No bookmark {'after' if forward else 'before'} this one")
         return
     session.go_to(found.time_ns)
     _tell(window, mark_text(found))
@@ -79,30 +90,35 @@ def bring_back(window: WindowBody) -> None:
 
 
 def copy_moment(window: WindowBody) -> None:
-    """The command that opens the recording where it is now, to the clipboard."""
+    """The command that opens the recording where it is now, with what is selected, to the clipboard."""
     session, player = window.session, window.session.player
     if player is None or not session.is_file:
-        _tell(window, "Only a moment of a recording can be linked to: save recent history first (Ctrl+S)")
+        _tell(window, "Only recordings can be linked to: save recent history first (Ctrl+S)")
         return
     path = player.recording.path
     file = SAMPLE_WORD if is_sample(path) else shlex.quote(str(path.absolute()))
     at_s = max(session.cursor_ns - player.recording.start_ns, 0) / 1e9
-    link = f"kvscope --open {file} --at {at_s:.3f}"
+    link = f"kvscope --open {file} --at {at_s:.3f}{_selection_words(session)}"
     QGuiApplication.clipboard().setText(link)
     _tell(window, f"Copied: {link}")
+
+
+def _selection_words(session: Session) -> str:
+    chosen = (("request", session.selected_request), ("block", session.selected_block))
+    return "".join(f" --select {kind}:{number}" for kind, number in chosen if number is not None)
 
 
 def set_loop(window: WindowBody, *, is_begin: bool) -> None:
     """One end of it here. With both it is played, from its begin on."""
     session, loop = window.session, window.session.loop
     if session.timeline_range_ns is None:
-        _tell(window, "There is nothing to loop yet")
+        _tell(window, "Nothing to loop yet")
         return
     loop.set_bound(session.cursor_ns, is_begin=is_begin)
     if loop.range_ns is None:
         _tell(window, f"Now set its {'end' if is_begin else 'begin'}: Ctrl+{']' if is_begin else '['}")
     else:
-        _tell(window, "Played over and over until Esc")
+        _tell(window, "Repeats until Esc")
 
 
 def clear_choice(session: Session) -> None:
@@ -113,8 +129,67 @@ def clear_choice(session: Session) -> None:
 
 def edit_rules(window: WindowBody) -> None:
     """Which alarms ring, and when."""
-    AlarmSheet(window.alarms, window).show()
+    AlarmSheet(window.alarms, window.themes.theme, window).show()
 
 
 def _tell(window: WindowBody, text: str) -> None:
     window.statusBar().showMessage(text, _NOTICE_MS)
+
+
+class NotePopup(QFrame):
+    """Asks for the words of a bookmark that was just made; whoever has none to say presses Esc, and it stays.
+
+    Over the lower edge of `parent`; gone with Enter, Esc and the next click elsewhere.
+    """
+
+    def __init__(self, parent: QWidget, bookmarks: Bookmarks, bookmark: Bookmark) -> None:
+        super().__init__(parent)
+        self._over = parent
+        self._bookmarks, self._bookmark = bookmarks, bookmark
+        self._focus_before = QApplication.focusWidget()
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setProperty("look", "card")
+        self.setAccessibleName("Bookmark note")
+        self.note = QLineEdit()
+        self.note.setMaxLength(MAX_TEXT)
+        self.note.setPlaceholderText("Note (optional); Enter saves")
+        self.note.setAccessibleName("Note")
+        self.note.installEventFilter(self)
+        self.note.returnPressed.connect(self._keep)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(12, 8, 12, 8)
+        row.addWidget(label(f"Bookmark at {wall_text(bookmark.time_ns)}", "heading"))
+        row.addWidget(self.note, 1)
+
+    def show_above(self, height: int) -> None:
+        """Bring it up, `height` pixels above the lower edge."""
+        room = self._over.size()
+        self.resize(min(_WIDTH, room.width()), self.sizeHint().height())
+        self.move((room.width() - self.width()) // 2, max(0, room.height() - height - self.height()))
+        self.show()
+        self.raise_()
+        self.note.setFocus()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Esc is about the note here, not about what it means in the window."""
+        is_escape = isinstance(event, QKeyEvent) and event.key() == Qt.Key.Key_Escape
+        if is_escape and event.type() == QEvent.Type.ShortcutOverride:
+            event.accept()
+            return True
+        if is_escape and event.type() == QEvent.Type.KeyPress:
+            self._leave()
+            return True
+        if isinstance(event, QFocusEvent) and event.lostFocus() and event.reason() in _BY_A_PERSON:
+            self.close()
+        return False
+
+    def _keep(self) -> None:
+        if self.note.text().strip():
+            self._bookmarks.rename(self._bookmark, self.note.text())
+        self._leave()
+
+    def _leave(self) -> None:
+        """The keyboard goes back to where it was."""
+        if self._focus_before is not None and self._focus_before.isVisible():
+            self._focus_before.setFocus()
+        self.close()

@@ -23,7 +23,7 @@ _SIZE: Final = re.compile(r"\d+(\.\d+)?\s*([KMGT]?i?B?)", re.IGNORECASE)
 SHORT: Final = {"--tensor-parallel-size": ("-tp",)}
 """Other words for an option."""
 SWITCHES: Final = {
-    "--kv-disk-keep": "keep that file at exit, for the next start",
+    "--kv-disk-keep": "keep the disk tier's file at exit, for the next start",
     "--enforce-eager": "on a GPU: run without CUDA graphs (slower; starts sooner and takes less memory)",
     "--piecewise-graphs": "on a GPU: also run steps with prefills as CUDA graphs, up to 512 tokens a step",
 }
@@ -41,19 +41,21 @@ class EngineOption:
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add them in one group."""
-    group = parser.add_argument_group("engine", "passed on to the engine that the desktop starts")
+    group = parser.add_argument_group("engine", "options for the engine that the desktop starts")
     for option in ENGINE_OPTIONS:
         flags = (option.flag, *SHORT.get(option.flag, ()))
         group.add_argument(*flags, metavar=option.metavar, help=option.help, type=_typed(option))
     group.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
-        help="reuse the blocks of prompts that begin alike (default: yes, where the allocator shares blocks)",
+        help=(
+            "reuse cached blocks for prompts with the same prefix (default: yes, where the allocator can share blocks)"
+        ),
     )
     group.add_argument(
         "--async-scheduling",
         action=argparse.BooleanOptionalAction,
-        help="schedule and launch a step while the one before it runs (default: on a GPU)",
+        help="schedule and launch a step while the previous one runs (default: on a GPU)",
     )
     for flag, words in SWITCHES.items():
         group.add_argument(flag, action="store_true", help=words)
@@ -164,14 +166,14 @@ ENGINE_OPTIONS: Final = (
     EngineOption(
         "--quantization",
         "Q",
-        "of weights: auto (as quantized files hold them), none (widened): the same tokens; a8 (auto, activations in 8"
-        " bits), int8, int4: faster on a CPU, other tokens",
+        "weights: auto (as in quantized files) or none (widened): same tokens; a8 (auto with 8-bit "
+        "activations), int8, int4: faster on a CPU, different tokens",
         _one_of("auto", "none", "a8", "int8", "int4"),
     ),
     EngineOption(
         "--generation-config",
         "G",
-        "how the model's makers would have it sampled: auto (for requests that do not say), or none",
+        "use the model's generation config as sampling defaults: auto or none",
         _one_of("auto", "none", "vllm"),
     ),
     EngineOption(
@@ -183,71 +185,72 @@ ENGINE_OPTIONS: Final = (
     EngineOption(
         "--attention-backend",
         "B",
-        "whose attention runs prompts on a GPU: auto (the fastest installed), kvscope, flashinfer or flash-attn",
+        "attention library for prompts on a GPU: auto (the fastest installed), kvscope, flashinfer or flash-attn",
         _one_of("auto", "kvscope", "flashinfer", "flash-attn"),
     ),
-    EngineOption("--block-size", "SLOTS", "slots, one token each, in a block (default: 16)", _whole(1, 1024)),
+    EngineOption("--block-size", "SLOTS", "tokens per block (default: 16)", _whole(1, 1024)),
     EngineOption(
-        "--max-model-len", "TOKENS", "tokens of prompt and output together (default: the model's)", _whole(1, _MANY)
+        "--max-model-len",
+        "TOKENS",
+        "maximum tokens of prompt and output together (default: the model's)",
+        _whole(1, _MANY),
     ),
-    EngineOption(
-        "--max-num-seqs", "REQUESTS", "requests that run in one step at most (default: 64)", _whole(1, 1 << 16)
-    ),
+    EngineOption("--max-num-seqs", "REQUESTS", "maximum requests per step (default: 64)", _whole(1, 1 << 16)),
     EngineOption(
         "--max-num-batched-tokens",
         "TOKENS",
-        "tokens computed in one step at most (default: by device)",
+        "maximum tokens computed per step (default: by device)",
         _whole(1, _MANY),
     ),
-    EngineOption("--gpu-memory-utilization", "SHARE", "share of the GPU's memory it may take (default: 0.9)", _share),
+    EngineOption("--gpu-memory-utilization", "SHARE", "fraction of the GPU's memory to use (default: 0.9)", _share),
     EngineOption(
         "--cpu-offload-gb",
         "GIB",
-        "on a GPU: GiB of weights that stay in host memory and come with each step, for larger models (default: 0)",
+        "on a GPU: GiB of weights kept in host memory and copied in each step, for larger models (default: 0)",
         _gib,
     ),
-    EngineOption("--num-gpu-blocks-override", "BLOCKS", "exactly this many blocks, on a CPU too", _whole(1, _MANY)),
+    EngineOption("--num-gpu-blocks-override", "BLOCKS", "exact number of blocks, on a CPU too", _whole(1, _MANY)),
     EngineOption("--kv-memory", "SIZE", "memory for the blocks, such as 512MiB (default: by device)", _size),
-    EngineOption("--kv-host-memory", "SIZE", "host memory below the blocks, such as 4GiB (default: none)", _size),
-    EngineOption("--kv-disk", "SIZE", "a file below host memory, such as 32GiB (default: none)", _size),
-    EngineOption("--kv-disk-path", "FILE", "that file (default: a temporary one)", _some),
+    EngineOption("--kv-host-memory", "SIZE", "host memory tier, such as 4GiB (default: none)", _size),
+    EngineOption("--kv-disk", "SIZE", "disk tier, such as 32GiB (default: none)", _size),
+    EngineOption("--kv-disk-path", "FILE", "file of the disk tier (default: a temporary one)", _some),
     EngineOption(
         "--preemption",
         "HOW",
-        "of a preempted request's blocks: auto, recompute or swap (default: auto)",
+        "what happens to a preempted request's blocks: auto, recompute or swap (default: auto)",
         _one_of("auto", "recompute", "swap"),
     ),
     EngineOption(
         "--allocator",
         "A",
-        "how a request gets its blocks: paged, contiguous, buddy or virtual",
+        "allocator: paged, contiguous, buddy or virtual",
         _one_of("paged", "contiguous", "buddy", "virtual"),
     ),
     EngineOption(
         "--page-heat",
         "STEPS",
-        "in every so many decode steps measure where attention falls, for the page map (default: 0, never)",
+        "measure attention per block every N decode steps, for the page map (default: 0, never)",
         _whole(0, _MANY),
     ),
     EngineOption(
         "--sparse-decode",
         "FRACTION",
-        "each new token attends to this fraction of its request's blocks (default: all; 0.25 is a good number)",
+        "fraction of its blocks that each new token attends to (default: all; 0.25 works well)",
         _share,
     ),
-    EngineOption("--seed", "N", "for requests that bring none (default: 0)", _whole(-(1 << 63), (1 << 63) - 1)),
+    EngineOption("--seed", "N", "seed for requests without one (default: 0)", _whole(-(1 << 63), (1 << 63) - 1)),
     EngineOption(
         "--kv-events-config",
         "JSON",
-        "publish what enters and leaves the prefix cache as vLLM does, with vLLM's fields (default: nothing)",
+        "publish KV cache events as vLLM does, with vLLM's fields (default: off)",
         _kv_events,
     ),
     EngineOption(
         "--speculative-config",
         "JSON",
-        "guess tokens ahead from the prompt and output, with vLLM's fields; the tokens stay the same (default: none)",
+        "speculative decoding by n-gram lookup, with vLLM's fields; the tokens stay the same (default: off)",
         _object,
     ),
-    EngineOption("--tensor-parallel-size", "N", "share the model out among N GPUs or processes", _whole(1, 1 << 10)),
-    EngineOption("--num-threads", "N", "CPU threads, always that many (default: by the cores)", _whole(1, _MANY)),
+    EngineOption("--tensor-parallel-size", "N", "split the model across N GPUs or processes", _whole(1, 1 << 10)),
+    EngineOption("--num-threads", "N", "fixed number of CPU threads (default: by the cores)", _whole(1, _MANY)),
 )

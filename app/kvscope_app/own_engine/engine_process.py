@@ -8,18 +8,22 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from kvscope_app.own_engine.stale_folders import PREFIX, claim, remove_stale
+from kvscope_app.own_engine.process_identity import identity_of, is_alive
 from kvscope_telemetry.errors import KvscopeError
 
+PREFIX: Final = "kvscope-"
+_OWNERS: Final = "owners"
 LOG_TAIL_BYTES: Final = 64 << 10
 END_AFTER_S: Final = 1.5
 """How long an engine that was asked to end is waited for before SIGTERM, and again before SIGKILL."""
@@ -100,7 +104,7 @@ class EngineProcess:
         if code < 0:
             return f"killed by {_signal_name(-code)}"
         last = self._last_words()
-        return last or ("it ended in good order" if code == 0 else f"exit code {code}")
+        return last or ("it exited normally" if code == 0 else f"exit code {code}")
 
     def log_text(self) -> str:
         """The end of what it printed."""
@@ -164,3 +168,39 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+# Private folders of the desktops' engines: who they belong to, and the end of those whose owners were killed.
+#
+# Each folder has a file that names the desktop and the engine it is for. It goes when neither of them lives; one that
+# names nobody is not ours to judge, and stays.
+def claim(folder: Path, pid: int) -> None:
+    """`folder` is needed as long as process `pid` lives, and those that claimed it before."""
+    with suppress(OSError), (folder / _OWNERS).open("a") as file:  # a full disk: the folder is left behind
+        file.write(f"{identity_of(pid)}\n")
+
+
+def remove_stale(parent: Path) -> list[Path]:
+    """Remove the folders in `parent` that are this user's and whose owners are all dead; which they were."""
+    gone = [folder for folder in _own_folders(parent) if _is_stale(folder)]
+    for folder in gone:
+        shutil.rmtree(folder, ignore_errors=True)
+    return gone
+
+
+def _own_folders(parent: Path) -> Iterator[Path]:
+    with suppress(OSError):
+        for entry in list(os.scandir(parent)):
+            with suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                is_ours = status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode)
+                if entry.name.startswith(PREFIX) and is_ours:
+                    yield Path(entry.path)
+
+
+def _is_stale(folder: Path) -> bool:
+    try:
+        owners = (folder / _OWNERS).read_text().split()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return bool(owners) and not any(is_alive(owner) for owner in owners)

@@ -69,10 +69,12 @@ def _make_video(recording: Recorded, wish: PictureWish, span: Span, watch: Watch
     if wish.view not in VIDEO_VIEWS:
         raise BadInput(f"a video of {wish.view} is not accepted: one of {', '.join(VIDEO_VIEWS)}")
     if wish.at_s is not None:
-        raise BadInput("--at is for one picture; a video has --from and --until")
+        raise BadInput("--at applies to a picture; use --from and --until for a video")
     num_frames, shown = moments(span, wish.speed, wish.fps)
     if num_frames < 2:
-        raise BadInput(f"{span.length_s:.2f} s at {wish.speed:g} × and {wish.fps:g} fps is no video: it has one frame")
+        raise BadInput(
+            f"{span.length_s:.2f} s at {wish.speed:g} × and {wish.fps:g} fps has only one frame: too short for a video"
+        )
     offscreen_application(wish.scale)
     require_encoder(wish.suffix, num_frames, wish.size[0] * wish.scale, wish.size[1] * wish.scale)
     with new_file(wish.path) as file:

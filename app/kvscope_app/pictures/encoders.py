@@ -26,9 +26,7 @@ Frame = npt.NDArray[np.uint8]
 """Red, green and blue, shape (height, width, 3)."""
 _MAX_WEBP_FRAMES: Final = 10_000
 _MAX_GIF_BYTES: Final = 256 << 20
-_MISSING: Final = (
-    "the package Pillow is not here: pip install 'kvscope[export]', or write an .apng, which needs nothing"
-)
+_MISSING: Final = "Pillow is not installed: pip install 'kvscope[export]', or write an .apng, which needs nothing"
 _FFMPEG: Final = "ffmpeg"
 
 
@@ -67,8 +65,8 @@ def encode(film: Film, suffix: str, file: BinaryIO) -> None:
 
 def _too_many(num_frames: int, most: int, suffix: str) -> str:
     return (
-        f"{num_frames:,} frames are too many for one {suffix}, which takes {most:,} of this size:"
-        " a higher --speed, fewer --fps, a shorter range, or .mp4 or .apng"
+        f"{num_frames:,} frames are too many for one {suffix}, which takes {most:,} of this size: use a "
+        "higher --speed, fewer --fps, a shorter range, or .mp4 or .apng"
     )
 
 

@@ -23,19 +23,19 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--view",
         choices=VIEWS,
-        help="what to draw (default: page-map); the console and what is selected: from the window, Ctrl+Shift+S",
+        help="what to draw (default: page-map); for the console or a selection, use Ctrl+Shift+S in the window",
     )
     group.add_argument(
         "--at", dest="at_s", metavar="S", type=moment, help="one picture: seconds from the start (default: the end)"
     )
-    group.add_argument("--speed", metavar="X", type=_speed, help="video: recorded seconds a second (default: 1)")
-    group.add_argument("--fps", metavar="N", type=_fps, help="video: frames a second, 1 to 60 (default: 10)")
+    group.add_argument("--speed", metavar="X", type=_speed, help="video: recorded seconds per second (default: 1)")
+    group.add_argument("--fps", metavar="N", type=_fps, help="video: frames per second, 1 to 60 (default: 10)")
     group.add_argument("--size", metavar="WxH", type=_size, help="pixels before scaling (default: 960x600)")
     group.add_argument(
-        "--scale", metavar="N", type=int, choices=range(1, MAX_SCALE + 1), help="times as many pixels (default: 1)"
+        "--scale", metavar="N", type=int, choices=range(1, MAX_SCALE + 1), help="scale factor (default: 1)"
     )
-    group.add_argument("--theme", choices=("dark", "light"), help="colours (default: dark)")
-    group.add_argument("--caption", action="store_true", help="a line below it: model, time, range")
+    group.add_argument("--theme", choices=("dark", "light"), help="colour theme (default: dark)")
+    group.add_argument("--caption", action="store_true", help="add a caption: model, time, range")
     group.add_argument("--tell-progress", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -44,7 +44,7 @@ def wish_of(args: argparse.Namespace, *, is_wanted: bool = True) -> PictureWish 
     given = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) not in (None, False)}
     if not is_wanted:
         if given:
-            raise BadInput(f"{_flag(next(iter(given)))} is for pictures and videos: --to png, svg or video")
+            raise BadInput(f"{_flag(next(iter(given)))} applies to pictures and videos: --to png, svg or video")
         return None
     suffix = suffix_of(args.out, args.to)
     for name in _OF_VIDEOS:
@@ -64,11 +64,11 @@ def _flag(name: str) -> str:
 
 
 def _speed(text: str) -> float:
-    return _between(text, *_SPEEDS, "times as fast as it was")
+    return _between(text, *_SPEEDS, "playback speed")
 
 
 def _fps(text: str) -> float:
-    return _between(text, *_FPS, "frames a second")
+    return _between(text, *_FPS, "frames per second")
 
 
 def _between(text: str, least: float, most: float, what: str) -> float:

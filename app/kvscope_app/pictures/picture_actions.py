@@ -32,26 +32,26 @@ def picture_actions(window: WindowBody, group: str) -> list[ActionSpec]:
     return [
         ActionSpec(
             "save_picture",
-            "Save a picture of this view…",
+            "Save picture of this view…",
             group,
             lambda: ask_picture(window, view_in_focus(window)),
             ("Ctrl+Shift+S",),
-            tip="As PNG or SVG: of the view that has the keyboard, or the page map",
+            tip="As PNG or SVG: the focused view, or the page map",
         ),
         ActionSpec(
             "copy_picture",
-            "Copy a picture of this view",
+            "Copy picture of this view",
             group,
             lambda: copy_view(window, view_in_focus(window)),
             ("Ctrl+Alt+C",),
-            tip="Into the clipboard: of the view that has the keyboard, or the page map",
+            tip="To the clipboard: the focused view, or the page map",
         ),
         ActionSpec(
             "save_video",
-            "Save a video…",
+            "Save video…",
             group,
             partial(ask_video, window),
-            tip="A moving picture of page map, fragmentation or timeline over a range of time",
+            tip="A video of the page map, fragmentation or timeline over a range of time",
         ),
     ]
 
@@ -81,14 +81,14 @@ def save_taken(window: WindowBody, title: str, taken: Taken, path: str) -> bool:
     if failure:
         window.banner.tell("The picture could not be saved", f"{path}: {failure}", passes=True)
     else:
-        window.statusBar().showMessage(f"A picture of {title.lower()} is in {path}", _NOTICE_MS)
+        window.statusBar().showMessage(f"Picture of {title} saved to {path}", _NOTICE_MS)
     return not failure
 
 
 def copy_view(window: WindowBody, view: View, look: PictureLook | None = None) -> None:
     """Into the clipboard."""
     copy_picture(view, look)
-    window.statusBar().showMessage(f"A picture of {view.title.lower()} is in the clipboard", _NOTICE_MS)
+    window.statusBar().showMessage(f"Picture of {view.title.lower()} copied", _NOTICE_MS)
 
 
 def ask_video(window: WindowBody) -> VideoDialog | None:
@@ -96,7 +96,7 @@ def ask_video(window: WindowBody) -> VideoDialog | None:
     from kvscope_app.pictures.video_dialog import VideoDialog
 
     if window.session.timeline_range_ns is None:
-        window.statusBar().showMessage("There is no past yet that a video could show", _NOTICE_MS)
+        window.statusBar().showMessage("No history to make a video of yet", _NOTICE_MS)
         return None
     dialog = VideoDialog(window, suggested(window, "video"))
     dialog.open()
@@ -131,7 +131,7 @@ def _add_menus(window: WindowBody) -> None:
 
 def _add_menu(window: WindowBody, widget: QWidget, name: str) -> None:
     """Where nothing inside has a menu of its own, a right click offers these."""
-    for text, run in (("Save a picture of this view…", ask_picture), ("Copy a picture of this view", copy_view)):
+    for text, run in (("Save picture of this view…", ask_picture), ("Copy picture of this view", copy_view)):
         action = QAction(text, widget)
         action.triggered.connect(partial(_of_view, window, name, run))
         widget.addAction(action)

@@ -31,12 +31,13 @@ class PictureDialog(QDialog):
         super().__init__(window)
         self._view, self._settings = view, window.settings
         self._session = window.session
-        self.setWindowTitle(f"A picture of {view.title.lower()}")
+        self.setWindowTitle(f"Save picture of {view.title}")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.scale = _choice([f"{scale} ×" for scale in range(1, MAX_SCALE + 1)], "Pixels for one of the screen")
-        self.theme = _choice([_AS_SHOWN, *THEMES], "Colours of the picture")
-        self.captioned = QCheckBox("A line below it")
-        self.captioned.setToolTip("Model, view and time")
+        self.scale = _choice([f"{scale} ×" for scale in range(1, MAX_SCALE + 1)], "Scale factor")
+        self.theme = _choice([_AS_SHOWN, *THEMES], "Theme of the picture")
+        self.captioned = QCheckBox("Include")
+        self.captioned.setToolTip("Model, view and time, below the picture")
+        self.captioned.setAccessibleName("Include a caption")
         self._size = label(look="muted")
         self._recall()
         self._lay_out()
@@ -70,7 +71,7 @@ class PictureDialog(QDialog):
 
     def _show_size(self) -> None:
         size = picture_size(self._view, self.look)
-        self._size.setText(f"{size.width()} × {size.height()} pixels as PNG; SVG keeps words and lines at any size")
+        self._size.setText(f"{size.width()} × {size.height()} pixels as PNG; SVG is sharp at any size")
 
     def _lay_out(self) -> None:
         form = QFormLayout()

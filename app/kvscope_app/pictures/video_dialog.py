@@ -46,15 +46,17 @@ class VideoDialog(QDialog):
         """Where the slider begins to count."""
         length_s = (around[1] - around[0]) / 1e9
         cursor_s = min(max((window.session.cursor_ns - around[0]) / 1e9, 0.0), length_s)
-        self.setWindowTitle("Save a video")
+        self.setWindowTitle("Save video")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.view = choice(list(_VIEWS), "View")
         self.first = seconds_box(0.0, length_s, max(0.0, cursor_s - _FIRST_S), "From")
         self.last = seconds_box(0.0, length_s, max(cursor_s, min(_FIRST_S, length_s)), "Until")
         self.speed = choice([f"{speed:g} ×" for speed in _SPEEDS], "Speed")
-        self.fps = choice([f"{fps} a second" for fps in _FPS], "Frames")
+        self.fps = choice([f"{fps} per second" for fps in _FPS], "Frames")
         self.form = choice([suffix + ("" if is_there(suffix) else _MISSING[suffix]) for suffix in VIDEOS], "Format")
-        self.captioned = QCheckBox("A line below it")
+        self.captioned = QCheckBox("Include")
+        self.captioned.setToolTip("Model, view and time, below the picture")
+        self.captioned.setAccessibleName("Include a caption")
         self.captioned.setChecked(True)
         self.speed.setCurrentIndex(_SPEEDS.index(1.0))
         self.fps.setCurrentIndex(_FPS.index(10))
@@ -87,7 +89,7 @@ class VideoDialog(QDialog):
         """Ask where to."""
         suffix = VIDEOS[self.form.currentIndex()]
         wanted = self.wish(self._path)
-        dialog = FileDialog(self._body, "Save a video", str(self._path.parent), f"Video (*{suffix})")
+        dialog = FileDialog(self._body, "Save video", str(self._path.parent), f"Video (*{suffix})")
         dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
         dialog.setDefaultSuffix(suffix.lstrip("."))
         dialog.selectFile(wanted.path.name)
@@ -100,7 +102,7 @@ class VideoDialog(QDialog):
         num_frames = round(self.length_s * _FPS[self.fps.currentIndex()]) + 1
         suffix = VIDEOS[self.form.currentIndex()]
         self._save.setEnabled(num_frames > 1 and is_there(suffix))
-        self._told.setText(f"{num_frames:,} frames, {self.length_s:.1f} s long; written beside the window")
+        self._told.setText(f"{num_frames:,} frames, {self.length_s:.1f} s; saved in the background")
 
     def _lay_out(self) -> None:
         form = QFormLayout()

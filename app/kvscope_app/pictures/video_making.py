@@ -90,7 +90,7 @@ def _copy(kept: KeptTimeline | None, recording: Recorded | None, wish: PictureWi
     elif recording is not None:
         recording = type(recording).open(recording.path)  # type: ignore[attr-defined]
     if recording is None:
-        raise KvscopeError("there is nothing kept that a video could show")
+        raise KvscopeError("there is no history to make a video of")
     from_s = max(wish.from_s or 0.0, recording.first_s)
     if not save(recording, copy, from_s, wish.until_s, watch=lambda share: watch(share * _SAVING)):
         raise OpeningCancelled
@@ -108,7 +108,7 @@ def _run(recording: Path, wish: PictureWish, watch: Watch, share: float) -> None
             raise OpeningCancelled
         told = process.stderr.read().strip().splitlines()
         if process.wait():
-            raise KvscopeError(told[-1].removeprefix("kvscope: ") if told else "it ended without a word")
+            raise KvscopeError(told[-1].removeprefix("kvscope: ") if told else "it stopped without an error message")
 
 
 def _end(process: subprocess.Popen[str]) -> None:

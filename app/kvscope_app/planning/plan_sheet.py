@@ -30,8 +30,7 @@ class PlanSheet(Sheet):
         self.form, self.view = PlanForm(model), PlanView(theme)
         self.column.addWidget(
             label(
-                "What a model takes of a GPU's memory, reckoned from its configuration alone: nothing is loaded,"
-                " and no GPU is needed.",
+                "Estimate a model's GPU memory from its config. Nothing is loaded, and no GPU is needed.",
                 "muted",
                 wraps=True,
             )
@@ -44,7 +43,7 @@ class PlanSheet(Sheet):
         self.finished.connect(self.end)  # by Escape too
         self._process.answered.connect(self.view.show_answer)
         self._process.failed.connect(self._complain)
-        self.resize(scaled(980), scaled(720))
+        self.resize_comfortably(980, 720)
         self.ask()
 
     def ask(self) -> None:

@@ -82,12 +82,13 @@ class PlanView(QScrollArea):
             self._add_parts(column, stage.parts, plan.gpu_bytes)
         if plan.fits:
             words = (
-                f"{num_bytes(round(plan.kv_bytes_a_token))} of KV cache a token,"
-                f" {count(plan.num_blocks)} blocks of {plan.block_size} tokens, {count(plan.num_tokens)} tokens in all"
+                f"{num_bytes(round(plan.kv_bytes_a_token))} of KV cache per token, "
+                f"{count(plan.num_blocks)} blocks of {plan.block_size} tokens, {count(plan.num_tokens)} "
+                "tokens in total"
             )
             column.addWidget(label(words, "muted", wraps=True))
             rows = [(count(room.num_tokens), count(room.num_requests)) for room in plan.rooms]
-            column.addLayout(_grid(("Tokens a request", "At once"), rows))
+            column.addLayout(_grid(("Tokens per request", "Concurrent"), rows))
         self._add_changes(column, plan.changes)
         for note in plan.notes:
             column.addWidget(label(note, "muted", wraps=True))
@@ -107,7 +108,7 @@ class PlanView(QScrollArea):
         bar, held = StackedBar(), [part for part in parts if part.name != MISSING]
         whole = max(whole, sum(part.num_bytes for part in held))
         bar.set_colors(self._theme.raised, self._theme.panel)
-        bar.setAccessibleName("Parts of the memory")
+        bar.setAccessibleName("Memory breakdown")
         bar.show_segments(
             [
                 Segment(part.num_bytes / whole, self._color(part), f"{part.name}: {num_bytes(part.num_bytes)}")
@@ -136,9 +137,9 @@ class PlanView(QScrollArea):
         if not changes:
             return
         column.addSpacing(4)
-        column.addWidget(_heading("What would let more fit"))
+        column.addWidget(_heading("Options that make more fit"))
         has_tokens = any(change.num_tokens for change in changes)
-        titles = ("Option", "Tokens", "Longest at once", "") if has_tokens else ("Option", "", "", "")
+        titles = ("Option", "Tokens", "Max-length requests at once", "") if has_tokens else ("Option", "", "", "")
         rows = [
             (
                 change.options,
@@ -182,12 +183,12 @@ def _heading(text: str) -> QLabel:
 
 def _verdict(plan: InferenceAnswer) -> str:
     gpus = f"{plan.num_gpus} GPUs of {num_bytes(plan.gpu_bytes)}" if plan.num_gpus > 1 else num_bytes(plan.gpu_bytes)
-    share = f"{gpus}, of which {num_bytes(plan.allowed_bytes)} may be used"
+    share = f"{gpus}, of which {num_bytes(plan.allowed_bytes)} usable"
     if not plan.fits:
-        return f"It does not fit into {share}."
+        return f"Does not fit in {share}."
     if not plan.holds_longest:
-        return f"It fits into {share}, but not one request of its {count(plan.max_model_len)} tokens."
-    return f"It fits into {share}."
+        return f"Fits in {share}, but without room for one request of {count(plan.max_model_len)} tokens."
+    return f"Fits in {share}."
 
 
 def _parameters(number: int) -> str:

@@ -60,7 +60,7 @@ class OpeningWindow(QWidget):
         self.close()
 
     def _on_failed(self, reason: str) -> None:
-        self.heading.setText("That file cannot be opened")
+        self.heading.setText("The file cannot be opened")
         self.reason.setText(reason)
         self.reason.show()
         self.bar.hide()

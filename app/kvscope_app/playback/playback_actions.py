@@ -19,8 +19,8 @@ EVENT_KINDS: Final = {
     "preempted": "preemptions",
     "evicted": "evictions",
     "refused": "refusals",
-    "finished": "ends of requests",
-    "": "events of any kind",
+    "finished": "request completions",
+    "": "all events",
 }
 """What the keys for events go by, and how it reads."""
 
@@ -41,7 +41,7 @@ class EventJumps:
         """There, and say what it is."""
         event = self._session.go_to_event([self.kind] if self.kind else None, forward=forward)
         if event is None:
-            self._tell(f"There are no {EVENT_KINDS[self.kind]} {'after' if forward else 'before'} this")
+            self._tell(f"No {EVENT_KINDS[self.kind]} {'after' if forward else 'before'} this moment")
         else:
             self._tell(_words(event))
 
@@ -49,7 +49,7 @@ class EventJumps:
         """The state before the event that is shown; from there, the one after it."""
         event = self._session.switch_event_side()
         if event is None:
-            self._tell("No event is shown: go to one first")
+            self._tell("No event is selected: go to one first")
         else:
             self._tell(f"{'Before' if self._session.is_before_event else 'After'}: {_words(event)}")
 
@@ -57,7 +57,7 @@ class EventJumps:
 def playback_actions(session: Timeline, jumps: EventJumps) -> list[ActionSpec]:
     """Play, jump, step, faster and slower. What leads to the end is called by what the end is."""
     wide, narrow = f"{BACK_S:.0f} s", f"{STEP_S:.0f} s"
-    end = "To the end" if session.is_file else "Go live"
+    end = "Go to end" if session.is_file else "Go live"
     by = session.jump_by
     return [
         ActionSpec(
@@ -68,9 +68,9 @@ def playback_actions(session: Timeline, jumps: EventJumps) -> list[ActionSpec]:
             ("Space",),
             "play" if session.is_file else "pause",
             yields=True,
-            tip="Stand still here, or go on from here",
+            tip="Pause here, or play from here",
         ),
-        ActionSpec("to_start", "To the start", TIME, partial(to_start, session), ("Home",), "to-start", yields=True),
+        ActionSpec("to_start", "Go to start", TIME, partial(to_start, session), ("Home",), "to-start", yields=True),
         ActionSpec(
             "to_end", end, TIME, session.go_live, ("End",), "to-end" if session.is_file else "live", yields=True
         ),
@@ -78,19 +78,17 @@ def playback_actions(session: Timeline, jumps: EventJumps) -> list[ActionSpec]:
         ActionSpec("forward", f"Forward {wide}", TIME, partial(by, BACK_S), ("Ctrl+Right",)),
         ActionSpec("back_little", f"Back {narrow}", TIME, partial(by, -STEP_S), ("Alt+Left",)),
         ActionSpec("forward_little", f"Forward {narrow}", TIME, partial(by, STEP_S), ("Alt+Right",)),
-        ActionSpec("frame_back", "Back one frame", TIME, partial(session.step_frames, -1), (",",), "frame-back"),
-        ActionSpec(
-            "frame_forward", "Forward one frame", TIME, partial(session.step_frames, 1), (".",), "frame-forward"
-        ),
-        ActionSpec("event_before", "To the event before", TIME, partial(jumps.go, forward=False), ("Ctrl+,",)),
-        ActionSpec("event_next", "To the next event", TIME, partial(jumps.go, forward=True), ("Ctrl+.",)),
+        ActionSpec("frame_back", "Previous frame", TIME, partial(session.step_frames, -1), (",",), "frame-back"),
+        ActionSpec("frame_forward", "Next frame", TIME, partial(session.step_frames, 1), (".",), "frame-forward"),
+        ActionSpec("event_before", "Previous event", TIME, partial(jumps.go, forward=False), ("Ctrl+,",)),
+        ActionSpec("event_next", "Next event", TIME, partial(jumps.go, forward=True), ("Ctrl+.",)),
         ActionSpec(
             "event_side",
             "State before this event",
             TIME,
             jumps.switch_side,
             ("B",),
-            tip="The state before the event that is shown, and from there the one after it again",
+            tip="The state before the current event; again: the state after it",
         ),
         ActionSpec("slower", "Slower", TIME, partial(change_speed, session, -1), ("[",)),
         ActionSpec("faster", "Faster", TIME, partial(change_speed, session, 1), ("]",)),
@@ -102,7 +100,7 @@ def event_kind_actions(jumps: EventJumps, group: str) -> list[ActionSpec]:
     return [
         ActionSpec(
             f"events_{kind or 'all'}",
-            f"Go by {words}",
+            f"Step by {words}",
             group,
             partial(jumps.choose, kind),
             checkable=True,

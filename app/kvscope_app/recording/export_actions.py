@@ -23,7 +23,7 @@ def export_actions(window: WindowBody, group: str) -> list[ActionSpec]:
             group,
             partial(ask_export, window),
             ("Ctrl+Shift+E",),
-            tip="What is kept or played, or a range of it: an HTML report, a Perfetto trace, CSV, Parquet or Arrow",
+            tip="The session's history or a range of it: HTML report, Perfetto trace, CSV, Parquet or Arrow",
         )
     ]
 
@@ -33,7 +33,7 @@ def ask_export(window: WindowBody) -> ExportDialog | None:
     from kvscope_app.recording.export_dialog import ExportDialog  # a window is up sooner without
 
     if window.session.timeline_range_ns is None:
-        window.statusBar().showMessage("There is no past yet that could be exported", _NOTICE_MS)
+        window.statusBar().showMessage("No history to export yet", _NOTICE_MS)
         return None
     dialog = ExportDialog(window)
     dialog.open()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -19,9 +22,17 @@ from PySide6.QtWidgets import (
 from kvscope_app.look.file_dialogs import FileDialog
 from kvscope_app.look.makers import choice, label, seconds_box
 from kvscope_app.look.zoom import scaled
-from kvscope_app.recording.exporting import ExportWish, begin_export
-from kvscope_app.recording.recording_actions import free_path
+from kvscope_app.recording.recording_actions import Task, free_path
+from kvscope_app.session.background import Background
+from kvscope_app.session.kept.bookmark_file import bookmark_file, read_bookmarks
+from kvscope_app.session.session import Session
 from kvscope_app.window.window_body import WindowBody
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+
+_FAILED: Final = "The export failed"
+_NOTICE_MS: Final = 10_000
 
 
 class _Form(NamedTuple):
@@ -34,13 +45,17 @@ class _Form(NamedTuple):
 
 _TABLE_FORMS: Final = {"CSV": ("csv", ".csv"), "Parquet": ("parquet", ".parquet"), "Arrow": ("arrow", ".arrow")}
 _FORMS: Final = (
-    _Form("HTML report", "html", ".html", None, "One file to send: figures, curves, the worst requests and why"),
-    _Form("Perfetto trace", "perfetto", ".perfetto-trace", None, "For ui.perfetto.dev: counters, a track a request"),
-    _Form("Table of metrics", "csv", ".csv", "metrics", "A row a second"),
-    _Form("Table of requests", "csv", ".csv", "requests", "A row a request"),
-    _Form("Table of events", "csv", ".csv", "events", "A row an event"),
-    _Form("Table of bookmarks", "csv", ".csv", "bookmarks", "A row a bookmark or alarm"),
-    _Form("Table of devices", "csv", ".csv", "devices", "A row a GPU or host, and sample"),
+    _Form(
+        "HTML report", "html", ".html", None, "One file to share: figures, charts, the most delayed requests and why"
+    ),
+    _Form(
+        "Perfetto trace", "perfetto", ".perfetto-trace", None, "For ui.perfetto.dev: counters, one track per request"
+    ),
+    _Form("Table of metrics", "csv", ".csv", "metrics", "One row per second"),
+    _Form("Table of requests", "csv", ".csv", "requests", "One row per request"),
+    _Form("Table of events", "csv", ".csv", "events", "One row per event"),
+    _Form("Table of bookmarks", "csv", ".csv", "bookmarks", "One row per bookmark or alarm"),
+    _Form("Table of devices", "csv", ".csv", "devices", "One row per device and sample"),
 )
 _STEP_S: Final = 0.05
 """Half of what a field shows: a range's end within it is the timeline's own."""
@@ -107,7 +122,7 @@ class ExportDialog(QDialog):
         self._rows.setRowVisible(self.table_form, form.kind is not None)
         length_s = self.last.value() - self.first.value()
         self._save.setEnabled(length_s > 0)
-        self._told.setText(f"{form.told}. {length_s:.1f} s." if length_s > 0 else "The end is before the begin.")
+        self._told.setText(f"{form.told}. {length_s:.1f} s." if length_s > 0 else "The end is before the start.")
 
     def _lay_out(self) -> None:
         self._rows = QFormLayout()
@@ -137,3 +152,71 @@ class ExportDialog(QDialog):
 
 def _begin(window: WindowBody, wish: ExportWish, path: str) -> None:
     begin_export(window, replace(wish, path=Path(path)))
+
+
+@dataclass(frozen=True, slots=True)
+class ExportWish:
+    """A session's time, or a range of it, written for other tools and other people: a thread reads what is played or
+    kept and writes the file. Owns neither; knows no dialog.
+
+    What to write where. Times are of the wall clock, nanoseconds since 1970; None: from the first, to the last.
+    """
+
+    path: Path
+    form: str
+    """One of `exports.FORMAT_NAMES`."""
+    kind: str | None = None
+    """Which table, where it is one."""
+    from_ns: int | None = None
+    until_ns: int | None = None
+
+
+def begin_export(window: WindowBody, wish: ExportWish) -> Task:
+    """Begin; progress and a way to give it up where it takes long. A file of that name is replaced when it is whole."""
+    work = Background(_work(window.session, wish), "kvscope-export")
+
+    def done() -> None:
+        if work.made:
+            window.banner.withdraw(_FAILED)
+            window.statusBar().showMessage(f"Exported to {wish.path}", _NOTICE_MS)
+        elif work.failure:
+            window.banner.tell(_FAILED, work.failure, passes=True)
+
+    return Task(window, work, f"Exporting {wish.path.name}", done)
+
+
+def _work(session: Session, wish: ExportWish) -> Callable[[Watch], Path]:
+    """What a thread does. Whatever it needs of the session is taken now."""
+    kept, marks = session.kept, list(session.bookmarks.shown)
+    played = None if session.player is None else session.player.recording
+
+    def work(watch: Watch) -> Path:
+        from kvscope_telemetry.exports.export import Wanted, export
+
+        if kept is not None:
+            recording: Recorded = kept.read_tape(watch)
+        elif played is not None:  # read by its player's thread: this one has its own
+            recording = type(played).open(played.path)  # type: ignore[attr-defined]
+        else:
+            raise KvscopeError("there is no history to export")
+        said = marks if kept is not None else [*read_bookmarks(bookmark_file(recording)), *marks]
+        with tempfile.TemporaryDirectory(prefix=".kvscope-export-", dir=_folder(wish.path)) as folder:
+            wanted = Wanted.of(Path(folder) / wish.path.name, wish.kind, wish.form)
+            begin_s, end_s = _seconds(recording, wish.from_ns), _seconds(recording, wish.until_ns)
+            export(recording, wanted, begin_s, end_s, watch, said)
+            if not watch(1.0):
+                raise OpeningCancelled
+            os.replace(wanted.path, wish.path)
+        return wish.path
+
+    return work
+
+
+def _folder(path: Path) -> Path:
+    if not path.parent.is_dir():
+        raise KvscopeError(f"{str(path.parent)!r} is not a folder")
+    return path.parent
+
+
+def _seconds(recording: Recorded, time_ns: int | None) -> float | None:
+    return None if time_ns is None else max((time_ns - recording.start_ns) / 1e9, 0.0)

@@ -19,11 +19,11 @@ class KeptDialog(QDialog):
     def __init__(self, window: WindowBody) -> None:
         super().__init__(window)
         self._kept, self._settings = window.session.kept, window.themes.settings
-        self.setWindowTitle("Timeline keeps")
+        self.setWindowTitle("History length")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         chosen = self._settings.values
-        self.minutes = _number(chosen.timeline_minutes, MINUTES, " minutes", "Minutes to keep")
-        self.megabytes = _number(chosen.timeline_megabytes, MEGABYTES, " MiB", "Mebibytes to keep")
+        self.minutes = _number(chosen.timeline_minutes, MINUTES, " minutes", "Minutes of history")
+        self.megabytes = _number(chosen.timeline_megabytes, MEGABYTES, " MiB", "Size of the history in MiB")
         form = QFormLayout()
         form.addRow("The last", self.minutes)
         form.addRow("but at most", self.megabytes)

@@ -71,14 +71,14 @@ class LeftRings(QObject):
         self._clock.stop()
         self._window = window
         if not found.kept:
-            window.banner.tell("Old sessions deleted", _deleted(found.discarded), is_offer=True, passes=True)
+            window.banner.tell("Old session histories deleted", _deleted(found.discarded), is_offer=True, passes=True)
             return
         rings = found.kept
         ring, more = rings[0], len(rings) - 1
-        discard = "Discard all" if more else "Discard"
+        discard = "Delete all" if more else "Delete"
         window.banner.tell(
             f"{plural(len(rings), 'session')} ended unexpectedly" if more else "A session ended unexpectedly",
-            _words(ring, "The newest" if more else "What is left")
+            _words(ring, "The newest" if more else "Recovered session")
             + (f". {_deleted(found.discarded)}" if found.discarded else ""),
             (
                 ("Open the newest" if more else "Open", lambda: self._open(ring)),
@@ -102,7 +102,7 @@ class LeftRings(QObject):
         if opening.made is not None:
             self._show(opening.made)
         elif self._window in self._windows() and self._window is not None:
-            self._window.banner.tell("What was left cannot be opened", opening.failure)
+            self._window.banner.tell("The recovered session cannot be opened", opening.failure)
 
     def _discard(self, rings: list[LeftRing]) -> None:
         self._hide()
@@ -131,6 +131,7 @@ def _deleted(rings: Sequence[LeftRing]) -> str:
     from kvscope_telemetry.timeline.left_rings import MAX_LEFT_BYTES, MAX_LEFT_S
 
     return (
-        f"{plural(len(rings), 'crashed session')} deleted ({num_bytes(sum(ring.num_bytes for ring in rings))}): "
-        f"older than {MAX_LEFT_S / 86400:.0f} days, or over {num_bytes(MAX_LEFT_BYTES)} together"
+        f"{plural(len(rings), 'crashed session')} deleted "
+        f"({num_bytes(sum(ring.num_bytes for ring in rings))}): older than {MAX_LEFT_S / 86400:.0f} days, "
+        f"or over {num_bytes(MAX_LEFT_BYTES)} in total"
     )

@@ -26,8 +26,8 @@ from kvscope_telemetry.errors import BadInput
 _FILES: Final = "Recordings (*.mcap)"
 _LOOK_MS: Final = 50
 _PATIENCE_MS: Final = 500
-NOT_KEPT: Final = "The session goes on. Time ▸ Record from now on… writes to where there is room."
-_NOT_SAVED: Final = "The last minutes could not be kept"
+NOT_KEPT: Final = "The session continues. Time ▸ Start recording… can write to a disk with free space."
+_NOT_SAVED: Final = "The recent history could not be saved"
 _NOTICE_MS: Final = 8000
 _MINUTES: Final = 2.0
 """Offered at first; more where what is shown is further back."""
@@ -43,10 +43,10 @@ def recording_actions(window: WindowBody) -> list[ActionSpec]:
     if window.session.is_file:
         return []
     return [
-        ActionSpec("keep_last", "Keep the last minutes…", TIME, partial(ask_minutes, window), ("Ctrl+S",)),
-        ActionSpec("record", "Record from now on…", TIME, partial(ask_recording, window), ("Ctrl+R",)),
+        ActionSpec("keep_last", "Save recent history…", TIME, partial(ask_minutes, window), ("Ctrl+S",)),
+        ActionSpec("record", "Start recording…", TIME, partial(ask_recording, window), ("Ctrl+R",)),
         ActionSpec("stop_recording", "Stop recording", TIME, partial(stop_recording, window)),
-        ActionSpec("kept_bounds", "Timeline keeps…", TIME, partial(_ask_bounds, window)),
+        ActionSpec("kept_bounds", "History length…", TIME, partial(_ask_bounds, window)),
         *text_actions(window, TIME),
     ]
 
@@ -73,7 +73,7 @@ def ask_minutes(window: WindowBody) -> None:
 def _ask_minutes(window: WindowBody) -> None:
     around = window.session.timeline_range_ns
     if window.session.kept is None or around is None:
-        window.statusBar().showMessage("Nothing is kept yet", _NOTICE_MS)
+        window.statusBar().showMessage("No history yet", _NOTICE_MS)
         return
     kept = window.session.kept
     if kept.failure and not kept.ring.num_bytes:
@@ -82,7 +82,7 @@ def _ask_minutes(window: WindowBody) -> None:
     there, ago = max((around[1] - around[0]) / 60e9, 0.1), max((around[1] - window.session.cursor_ns) / 60e9, 0.0)
     asked_s = time.monotonic()
     dialog = QInputDialog(window)
-    dialog.setWindowTitle("Keep the last minutes")
+    dialog.setWindowTitle("Save recent history")
     dialog.setLabelText(minutes_question(there, ago))
     dialog.setInputMode(QInputDialog.InputMode.DoubleInput)
     dialog.setDoubleDecimals(1)
@@ -102,7 +102,7 @@ def minutes_offered(there: float, ago: float) -> float:
 
 def minutes_question(there: float, ago: float) -> str:
     """What is asked, with both in minutes."""
-    question = f"Minutes to keep up to now, of the {there:.1f} that are there:"
+    question = f"Save the last … minutes ({there:.1f} available):"
     return f"What is shown was {ago:.1f} minutes ago.\n{question}" if ago >= _LITTLE else question
 
 
@@ -144,7 +144,7 @@ def record(window: WindowBody, path: str) -> None:
         kept.start_recording(_with_ending(path))
         _note(window, _with_ending(path))
     except BadInput as error:
-        window.banner.tell("That cannot be recorded", str(error), passes=True)
+        window.banner.tell("Recording failed", str(error), passes=True)
     window.session.status_changed.emit()
 
 
@@ -159,9 +159,9 @@ def stop_recording(window: WindowBody) -> Task | None:
         if work.made is not None:
             window.statusBar().showMessage(f"Recorded in {work.made}", _NOTICE_MS)
         elif work.failure:
-            window.banner.tell("The recording ended early", work.failure)
+            window.banner.tell("Recording stopped early", work.failure)
 
-    return Task(window, work, "Ending the recording", done)
+    return Task(window, work, "Finishing the recording", done)
 
 
 class Task(QObject):

@@ -17,17 +17,17 @@ from kvscope_app.window.actions import ActionSpec
 from kvscope_app.window.window_body import WindowBody
 
 NAME: Final = "record_texts"
-QUESTION: Final = "Shall recordings hold what prompts and answers say?"
+QUESTION: Final = "Include prompt and answer text in recordings?"
 DETAIL: Final = (
-    "With texts, whoever opens such a file can read them, block by block. Without, there are only numbers: which blocks"
-    " are held, by which request, how full. This also goes for the last minutes that kvscope keeps on the disk. You can"
-    " change it in the Time menu."
+    "With text, anyone who opens the file can read prompts and answers, block by block. Without it, the "
+    "file has numbers only: which blocks are held, by which request, how full. This also applies to the "
+    "recent history that kvscope keeps on disk. You can change it in the Time menu."
 )
 
 
 def text_actions(window: WindowBody, group: str) -> list[ActionSpec]:
     """A check mark beside what records."""
-    return [ActionSpec(NAME, "Recordings hold texts", group, partial(set_texts, window), checkable=True)]
+    return [ActionSpec(NAME, "Include prompt text in recordings", group, partial(set_texts, window), checkable=True)]
 
 
 def follow_agreement(window: WindowBody) -> None:
@@ -56,8 +56,8 @@ def ask_once(window: WindowBody, go_on: Callable[[], object]) -> None:
     box = QMessageBox(QMessageBox.Icon.Question, "Recordings", QUESTION, parent=window)
     box.setInformativeText(DETAIL)
     box.setTextFormat(Qt.TextFormat.PlainText)
-    without = box.addButton("Without texts", QMessageBox.ButtonRole.NoRole)
-    with_texts = box.addButton("With texts", QMessageBox.ButtonRole.YesRole)
+    without = box.addButton("Without text", QMessageBox.ButtonRole.NoRole)
+    with_texts = box.addButton("With text", QMessageBox.ButtonRole.YesRole)
     box.addButton(QMessageBox.StandardButton.Cancel)
     box.setDefaultButton(without)
     box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)

@@ -21,16 +21,20 @@ _TURNS: Final = ("engine_paused", "engine_resumed", "single_step")
 
 
 class StopBand(NamedTuple):
-    """From when to when, in seconds of this machine's monotonic clock."""
+    """From when to when, in seconds of the chart's axis."""
 
     first_s: float
     last_s: float
-    words: str
+    reason: str
+    run: str = ""
+    """A or B, where a chart has the curves of two runs."""
 
     @property
-    def short(self) -> str:
-        """The same in a word."""
-        return PAUSED if self.words.startswith(PAUSED) else SUSPENDED
+    def texts(self) -> tuple[str, str, str]:
+        """What it says, the longest first."""
+        short = PAUSED if self.reason.startswith(PAUSED) else SUSPENDED
+        run = f"{self.run} " if self.run else ""
+        return run + self.reason, run + (self.reason.rpartition(",")[0] or short), run + short
 
 
 def stops_until(course: Course, until_ns: int) -> RunningTime:
@@ -45,13 +49,16 @@ def stops_until(course: Course, until_ns: int) -> RunningTime:
     return RunningTime([*stops, replace(newest, end_ns=until_ns)]) if is_near else stops
 
 
-def stop_bands(session: SourceTimeline, first_s: float, last_s: float) -> list[StopBand]:
-    """The bands of a stretch of time."""
-    wall_ns = session.history.wall_ns(0)
+def stop_bands(
+    session: SourceTimeline, first_s: float, last_s: float, zero_ns: int | None = None, run: str = ""
+) -> list[StopBand]:
+    """The bands of a stretch of time. Second 0 is `zero_ns` by the wall clock, or else the monotonic clock's."""
+    zero_ns = session.history.wall_ns(0) if zero_ns is None else zero_ns
     stops = stops_until(session.course, session.cursor_ns)
-    found = stops.within(round(first_s * 1e9) + wall_ns, round(last_s * 1e9) + wall_ns)
+    found = stops.within(round(first_s * 1e9) + zero_ns, round(last_s * 1e9) + zero_ns)
     return [
-        StopBand((stop.begin_ns - wall_ns) / 1e9, (stop.end_ns - wall_ns) / 1e9, _words(stop, stops)) for stop in found
+        StopBand((stop.begin_ns - zero_ns) / 1e9, (stop.end_ns - zero_ns) / 1e9, _words(stop, stops), run)
+        for stop in found
     ]
 
 

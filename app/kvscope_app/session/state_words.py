@@ -13,11 +13,11 @@ STATE_WORDS: Final = {
     SourceState.CONNECTING: "Connecting",
     SourceState.LOADING: "Loading",
     SourceState.LIVE: "Live",
-    SourceState.PAUSED: "Engine held",
-    SourceState.REFUSED: "Not let in",
+    SourceState.PAUSED: "Engine paused",
+    SourceState.REFUSED: "Access denied",
     SourceState.STUCK: "Stuck",
-    SourceState.STALE: "No word",
-    SourceState.ENDED: "Ended",
+    SourceState.STALE: "No signal",
+    SourceState.ENDED: "Stopped",
     SourceState.PLAYBACK: "Playback",
 }
 STATE_COLORS: Final = {
@@ -31,7 +31,7 @@ STATE_COLORS: Final = {
     SourceState.ENDED: "bad",
     SourceState.PLAYBACK: "accent",
 }
-KEPT_AGAIN: Final = "The past is kept again, from here on"
+KEPT_AGAIN: Final = "History is being kept again from here"
 
 
 def not_kept_text(failure: str, *, has_some: bool) -> str:

@@ -68,7 +68,7 @@ class Viewpoint:
             self._fill_stops()
 
     def _fill_stops(self) -> None:
-        """Of what was before a jump, leaps do not tell when the engine stood still: the course does."""
+        """Of what was before a jump, delta checkpoints do not tell when the engine stood still: the course does."""
         hello, now_ns = self.mirror.hello, self.mirror.time_ns
         if hello is None:
             return

@@ -10,20 +10,14 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from kvscope_app.settings.layout_value import WindowLayout
+from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule
+
 ZOOM_STEPS: Final = (50, 67, 80, 90, 100, 110, 125, 150, 175, 200, 250, 300)
 """Per cent."""
 MINUTES: Final = (1, 10, 24 * 60)
 """Least, usual and most."""
 MEGABYTES: Final = (16, 512, 65_536)
-
-
-class KeptLayout(msgspec.Struct, frozen=True):
-    """Where the docks were when a person gave this a name."""
-
-    state: bytes
-    """As `QMainWindow.saveState` packs it."""
-    version: int
-    """`LAYOUT_VERSION` of then."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,8 +30,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Of all text and what is measured by it."""
     shortcuts: dict[str, tuple[str, ...]] = {}
     """By the name of the action, where they are not its own; portable text, none: no key."""
-    layouts: dict[str, KeptLayout] = {}
-    """By the name the person gave; `DEFAULT_LAYOUT` names the first start's and is not in here."""
+    layouts: dict[str, WindowLayout] = {}
+    """By the name the person gave."""
     timeline_minutes: Annotated[int, msgspec.Meta(ge=MINUTES[0], le=MINUTES[2])] = MINUTES[1]
     """How much of the past a live session keeps on the disk, at most."""
     timeline_megabytes: Annotated[int, msgspec.Meta(ge=MEGABYTES[0], le=MEGABYTES[2])] = MEGABYTES[1]
@@ -57,3 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Widths by title, in pixels at 100 %, where a person changed them."""
     event_kinds: tuple[str, ...] = ()
     """Which the events dock shows; none: all."""
+    alarm_rules: tuple[Rule, ...] = DEFAULT_RULES
+    """When alarms ring, in the order in which they are listed."""
+    alarm_webhook: str = ""
+    """Where alarms are posted; empty: nowhere."""

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, Final, get_origin, get_type_hints
 
 import msgspec
 from PySide6.QtCore import QObject, QSettings, Signal
 
-from kvscope_app.settings.old_settings import old_choices
-from kvscope_app.settings.settings import Settings
-from kvscope_app.settings.settings_file import SettingsFile
+from kvscope_app.setting_names import KEPT_MEGABYTES, KEPT_MINUTES, THEME
+from kvscope_app.settings.settings import MEGABYTES, MINUTES, Settings
+
+_TYPES: Final[dict[str, Any]] = get_type_hints(Settings, include_extras=True)
+_MAX_BYTES: Final = 4 << 20
+"""Nobody chooses so much: a larger file is not ours."""
+
+Raws = dict[str, msgspec.Raw]
 
 
 def settings_file(settings: QSettings) -> SettingsFile:
@@ -65,3 +74,130 @@ class SettingsKeeper(QObject):
         self.values = self._file.read()
         if self.values != before:
             self.changed.emit(before)
+
+
+def old_choices(settings: QSettings) -> dict[str, object]:
+    """What the INI file of earlier versions says, read once: when there is no settings file yet.
+
+    Fields of `Settings` by name, of what is there and makes sense.
+    """
+    found: dict[str, object] = {}
+    theme = str(settings.value(THEME, ""))
+    if theme in ("auto", "dark", "light"):
+        found["theme"] = theme
+    for field, name, accepted in (
+        ("timeline_minutes", KEPT_MINUTES, MINUTES),
+        ("timeline_megabytes", KEPT_MEGABYTES, MEGABYTES),
+    ):
+        number = _whole(settings.value(name))
+        if number is not None:
+            found[field] = max(accepted[0], min(number, accepted[2]))
+    return found
+
+
+def _whole(value: object) -> int | None:
+    try:
+        return int(str(value))
+    except ValueError:
+        return None
+
+
+class SettingsFile:
+    """The settings' file: reads it field by field, and changes only what is changed.
+
+    A value that cannot be read (damaged, or from a later version) falls back to its default by itself; it stays in
+    the file until it is changed here, and so does what a later version put beside it. A change is made to what the
+    file says now, under a lock: of two processes that change two things, neither loses its own.
+
+    One JSON object at `path`; the lock lies beside it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything was ever kept here."""
+        return self.path.exists()
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """Changes whenever somebody writes."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return 0, 0
+        return found.st_mtime_ns, found.st_ino
+
+    def read(self) -> Settings:
+        """What it says; defaults for what it does not, or not readably."""
+        return _decoded(self._raws())
+
+    def change(self, make: Callable[[Settings], Mapping[str, object]]) -> Settings:
+        """Set the fields that `make` gives, of what the file says now. Raises OSError where it cannot be written."""
+        with self._locked():
+            raws = self._raws()
+            changes = make(_decoded(raws))
+            for name, value in changes.items():
+                raws[name] = msgspec.Raw(_encoded(name, value))
+            self._write(msgspec.json.format(msgspec.json.encode(raws), indent=1))
+            return _decoded(raws)
+
+    def _raws(self) -> Raws:
+        try:
+            if self.path.stat().st_size > _MAX_BYTES:
+                return {}
+            return msgspec.json.decode(self.path.read_bytes(), type=Raws)
+        except (OSError, ValueError, msgspec.MsgspecError):
+            return {}
+
+    def _write(self, data: bytes) -> None:
+        """Whole or not at all."""
+        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+        try:
+            fresh.write_bytes(data)
+            fresh.chmod(0o600)
+            fresh.replace(self.path)
+        except OSError:
+            with suppress(OSError):
+                fresh.unlink()
+            raise
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        place = self.path.with_name(self.path.name + ".lock")
+        descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _encoded(name: str, value: object) -> bytes:
+    """Raises ValueError for what would not be read again."""
+    data = msgspec.json.encode(value)
+    msgspec.json.decode(data, type=_TYPES[name])
+    return data
+
+
+def _decoded(raws: Raws) -> Settings:
+    values = {name: _value(name, raw) for name, raw in raws.items() if name in _TYPES}
+    return Settings(**{name: value for name, value in values.items() if value is not msgspec.UNSET})
+
+
+def _value(name: str, raw: msgspec.Raw) -> Any:
+    """UNSET: it cannot be read. Of a dictionary, its readable entries."""
+    try:
+        if get_origin(_TYPES[name]) is not dict:
+            return msgspec.json.decode(raw, type=_TYPES[name])
+        kind = _TYPES[name].__args__[1]
+        entries = msgspec.json.decode(raw, type=Raws)
+    except (ValueError, msgspec.MsgspecError):
+        return msgspec.UNSET
+    readable = {}
+    for key, entry in entries.items():
+        with suppress(ValueError, msgspec.MsgspecError):
+            readable[key] = msgspec.json.decode(entry, type=kind)
+    return readable

@@ -27,6 +27,8 @@ class View(QWidget):
     object_name: ClassVar[str] = ""
     """Name of the dock in saved layouts: never changes."""
     refresh_hz: ClassVar[float] = 10.0
+    in_step: ClassVar[bool] = False
+    """Whether it counts what the page map shows: a frame that comes alone is shown by both at once."""
 
     done = Signal(str, object, object)
     """Something was done that can be undone: in words ("deleting the chat"), what undoes it, what does it again."""

@@ -18,7 +18,7 @@ from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo
 from kvscope_telemetry.state.mirror import Mirror
 
-_NOUNS: Final = {Tier.HBM: "Block", Tier.HOST: "Host place", Tier.DISK: "Disk place", Tier.UNKNOWN: "Place"}
+_NOUNS: Final = {Tier.HBM: "Block", Tier.HOST: "Host block", Tier.DISK: "Disk block", Tier.UNKNOWN: "Place"}
 _LETTERS: Final = {Tier.HBM: "", Tier.HOST: "H", Tier.DISK: "D", Tier.UNKNOWN: "?"}
 _WHERE: Final = {Tier.HOST: "in host memory", Tier.DISK: "on disk", Tier.UNKNOWN: "elsewhere"}
 

@@ -25,8 +25,8 @@ def edit_actions(window: WindowBody) -> list[ActionSpec]:
     return [
         ActionSpec("undo", "Undo", EDIT, window.undo.undo, ("Ctrl+Z",)),
         ActionSpec("redo", "Redo", EDIT, window.undo.redo, ("Ctrl+Shift+Z", "Ctrl+Y")),
-        ActionSpec("copy_rows", "Copy the chosen rows", EDIT, partial(_copy, window, whole=False), ("Ctrl+C",)),
-        ActionSpec("copy_table", "Copy the whole table", EDIT, partial(_copy, window, whole=True), ("Ctrl+Shift+C",)),
+        ActionSpec("copy_rows", "Copy selected rows", EDIT, partial(_copy, window, whole=False), ("Ctrl+C",)),
+        ActionSpec("copy_table", "Copy table", EDIT, partial(_copy, window, whole=True), ("Ctrl+Shift+C",)),
     ]
 
 
@@ -51,7 +51,7 @@ def _copy(window: WindowBody, *, whole: bool) -> None:
         return
     table = _table_of(focus)
     if table is None:
-        window.statusBar().showMessage("There is no table with the focus to copy from", _NOTICE_MS)
+        window.statusBar().showMessage("No focused table to copy from", _NOTICE_MS)
         return
     rows = list(range(min(table.model().rowCount(), MAX_ROWS))) if whole else chosen_rows(table)
     if rows:

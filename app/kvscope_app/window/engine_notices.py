@@ -20,7 +20,7 @@ from kvscope_telemetry.source import SourceState, Update
 
 _NOTICE_MS: Final = 6000
 _RESTARTING: Final = "Restarting the engine…"
-_LAST_STATE: Final = "What you see is the last state."
+_LAST_STATE: Final = "Showing the last known state."
 
 
 class EngineNotices(QObject):
@@ -76,11 +76,11 @@ class EngineNotices(QObject):
         self._epoch_lost = self._window.session.live_mirror.epoch
         has_state = self._epoch_lost is not None
         self._window.banner.tell(
-            f"The engine ended: {reason}" if has_state else "The engine ended before it was ready",
+            f"The engine ended: {reason}" if has_state else "The engine stopped before it was ready",
             _LAST_STATE if has_state else reason,
             (("Restart engine", self.restart), ("Show log", self.show_log)),
         )
-        self._window.welcome.show_ended("The engine ended before it was ready", reason)
+        self._window.welcome.show_ended("The engine stopped before it was ready", reason)
 
     def _engine_started(self) -> None:
         self._window.session.tell_end("")
@@ -113,7 +113,7 @@ class EngineNotices(QObject):
         elif status.state is SourceState.CONNECTING and self._keeper is None:
             self._connecting(status.reason)
         elif status.state is SourceState.STUCK and not banner.isVisible():
-            banner.tell(f"The engine is stuck: {status.reason}", "It is alive, but its step does not end.")
+            banner.tell(f"The engine is stuck: {status.reason}", "It is alive, but its current step does not finish.")
         elif status.state in (SourceState.LIVE, SourceState.PAUSED) and self._is_over(banner.text):
             self._has_ended = False
             banner.hide()
@@ -128,8 +128,8 @@ class EngineNotices(QObject):
             window.welcome.show_waiting("Connecting", name)
             return
         change = (("Change address…", self._change_address),) if window.attach is not None else ()
-        detail = f"{why[0].upper()}{why[1:]}.\n{name} is tried again by itself."
-        window.welcome.show_waiting("No engine answers", detail, (*change, ("Cancel", self._give_up)))
+        detail = f"{why[0].upper()}{why[1:]}.\n{name} is retried automatically."
+        window.welcome.show_waiting("No engine responds", detail, (*change, ("Cancel", self._give_up)))
 
     def _give_up(self) -> None:
         self._window.close()
@@ -153,15 +153,13 @@ class EngineNotices(QObject):
     def _refused(self, reason: str) -> None:
         if self._window.banner.text != reason:
             print(f"kvscope: {reason}", file=sys.stderr, flush=True)
-            self._window.banner.tell(reason, "It is tried again by itself.")
-            self._window.welcome.show_ended("The engine does not let you in", reason)
+            self._window.banner.tell(reason, "Retrying automatically.")
+            self._window.welcome.show_ended("The engine denied access", reason)
             self._has_ended = True
 
     def _source_ended(self, reason: str) -> None:
         self._has_ended, self._epoch_lost = True, self._window.session.live_mirror.epoch
-        self._window.banner.tell(
-            f"The engine ended: {reason}", f"{_LAST_STATE} It will be followed again when it comes back."
-        )
+        self._window.banner.tell(f"The engine ended: {reason}", f"{_LAST_STATE} Reconnects automatically.")
 
     def _on_replies(self, replies: list[Reply]) -> None:
         for reply in replies:

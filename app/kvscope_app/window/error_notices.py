@@ -2,7 +2,7 @@
 
 Owns the hooks of Python and Qt while the desktop runs, what came through them, each error once with how often, and the
 strip that tells it and copies a report. Standard error still gets all of it. A report has versions, tracebacks and Qt's
-messages, and no text of a prompt: what is quoted in a message is left out.
+messages, and no text of a prompt: an error's message is in it only where Python wrote it, without what it quotes.
 """
 
 from __future__ import annotations
@@ -41,8 +41,14 @@ _MAX_QT_MESSAGES: Final = 20
 _AGAIN_MS: Final = 1_000
 """Until it is tried again where no window is open yet."""
 _OTHER_PARTS: Final = {"page_map": "Page map", "chart": "a chart"}
-_QUOTED: Final = re.compile(r"'[^']*(?:'|$)|\"[^\"]*(?:\"|$)")
-"""Also one that does not end."""
+_QUOTED: Final = re.compile(r"""['"](?:.*['"]|.*$)""")
+"""From the first mark to the last: a text that is quoted may have marks of its own, and may not end."""
+_PYTHONS_WORDS: Final = (
+    *(AttributeError, IndexError, KeyError, NameError, OverflowError, RecursionError, RuntimeError, TypeError),
+    *(UnboundLocalError, ValueError, ZeroDivisionError),
+)
+"""What Python and extensions raise by themselves: their messages quote what they were given."""
+_RAISES: Final = re.compile(r"\braise\b")
 _OUR_PACKAGES: Final = ("kvscope_app", "kvscope_telemetry", "site-packages")
 _SEVERE: Final = (QtMsgType.QtCriticalMsg, QtMsgType.QtFatalMsg)
 
@@ -187,7 +193,7 @@ class InternalErrors(QObject):
         else:
             often = f" ({count(times)} times)" if times > 1 else ""
             print(
-                f"{PROGRAM}: internal error, {kind.__name__}: {error}{often} (--debug tells more)",
+                f"{PROGRAM}: internal error, {kind.__name__}: {error}{often} (run with --debug for a traceback)",
                 file=sys.stderr,
                 flush=True,
             )
@@ -213,7 +219,7 @@ class ErrorNotices(QObject):
         """Put the report on the clipboard."""
         QGuiApplication.clipboard().setText(self.errors.report)
         if self.strip is not None:
-            self._tell(self.strip, "The report is on the clipboard.")
+            self._tell(self.strip, "Report copied.")
 
     def _show(self) -> None:
         newest = self.errors.newest
@@ -235,7 +241,7 @@ class ErrorNotices(QObject):
         newest, num_others = self.errors.newest, len(self.errors.errors) - 1 + self.errors.num_more
         assert newest is not None, "there is something to tell"
         often = f", {plural(newest.count, 'time')}" if newest.count > 1 else ""
-        others = f", and {plural(num_others, 'other error')} before" if num_others else ""
+        others = f", and {plural(num_others, 'other error')} earlier" if num_others else ""
         detail = note or f"{newest.kind}{often}{others}. kvscope goes on; what is shown there may be out of date."
         where = f" in {newest.part}" if newest.part else ""
         strip.tell(f"Something went wrong{where}", detail, (("Copy report", self.copy_report),))
@@ -290,8 +296,14 @@ def _without_texts(told: traceback.TracebackException) -> Iterator[str]:
     for frame in told.stack:
         yield f"  {_place(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line or ''}"
     kind = told.exc_type.__name__ if told.exc_type is not None else "error"
-    message = _masked("".join(told.format_exception_only()).strip().partition(": ")[2])
-    yield f"{kind}: {message}" if message else kind
+    message = "".join(told.format_exception_only()).strip().partition(": ")[2]
+    yield f"{kind}: {_masked(message)}" if message and _is_pythons(told) else kind
+
+
+def _is_pythons(told: traceback.TracebackException) -> bool:
+    """Whether nobody's `raise` wrote the message: such a one may hold any text, and its line is in the traceback."""
+    line = told.stack[-1].line if told.stack else ""
+    return told.exc_type in _PYTHONS_WORDS and bool(line) and not _RAISES.search(line or "")
 
 
 def _place(path: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import shiboken6
 from PySide6.QtCore import QEvent, QSettings, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QShowEvent
 
@@ -28,6 +29,7 @@ from kvscope_app.recording.text_agreement import follow_agreement
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import window_group
 from kvscope_app.views.base import View
+from kvscope_app.views.in_sight import in_sight
 from kvscope_app.window import layout
 from kvscope_app.window.actions import Actions
 from kvscope_app.window.arranging.kept_layouts import KeptLayouts
@@ -84,7 +86,7 @@ class MainWindow(WindowBody):
         self._last_view.connect(self._on_all_loaded, Qt.ConnectionType.QueuedConnection)
         remember_map(self.page_map, themes.settings)
         self.notices = EngineNotices(self, keeper)
-        self.alarms = AlarmWatch(session, settings, self)
+        self.alarms = AlarmWatch(session, themes.settings, self)
         self.alarm_strip = AlarmStrip(self.alarms, session.go_to, partial(self.focus_view, "bookmarks"))
         self.strips.add(self.alarm_strip)
         self.actions_by_name = Actions(self, themes.settings)
@@ -107,8 +109,8 @@ class MainWindow(WindowBody):
         self.setStatusBar(self._status)
         self._add_view("page_map", self.page_map)
         self._restore_layout()
-        themes.changed.connect(self._apply_theme)
-        self._apply_theme(themes.theme)
+        themes.changed.connect(self._follow_theme)
+        self._apply_theme(themes.theme, self.page_map)
         if session.live_mirror.hello is not None:
             self.show_map()
 
@@ -149,6 +151,7 @@ class MainWindow(WindowBody):
             note_widths(view, self.themes.settings)
             view.shut_down()
         self.last_words = "\n".join(view.last_words for view in self.views.values() if view.last_words)
+        self.alarms.close()
         self.closing.emit(self)
         super().closeEvent(event)
 
@@ -171,7 +174,7 @@ class MainWindow(WindowBody):
 
     def _build_held(self) -> HeldBar:
         """Below the other strips: it stays longest."""
-        labels = (("Step", "step"), (f"Step {NUM_STEPS}", "step_more"), ("Go on", "resume"))
+        labels = (("Step", "step"), (f"Step {NUM_STEPS}", "step_more"), ("Resume", "resume"))
         bar = HeldBar(self.debugger, tuple((label, self.actions_by_name[name]) for label, name in labels))
         self.strips.add(bar)
         return bar
@@ -232,7 +235,17 @@ class MainWindow(WindowBody):
         self.refresher.add(view)
         view.done.connect(self.undo.did)
 
-    def _apply_theme(self, theme: Theme) -> None:
+    def _follow_theme(self, theme: Theme) -> None:
+        """Views that are not in sight take it after what is was painted."""
+        seen = [view for view in self.views.values() if in_sight(view)]
+        self._apply_theme(theme, *seen)
+        self.refresher.touch_all()
+        for view in self.views.values():
+            if view not in seen:
+                self.themes.afterwards(partial(_apply_late, view, theme))
+
+    def _apply_theme(self, theme: Theme, *views: View) -> None:
+        """The window's own parts, and `views`."""
         self.actions_by_name.apply_theme(theme)
         self.actions_by_name[f"theme_{self.themes.choice}"].setChecked(True)
         self.actions_by_name[f"palette_{self.themes.settings.values.palette}"].setChecked(True)
@@ -241,9 +254,13 @@ class MainWindow(WindowBody):
             part.apply_theme(theme)
         for dock in self.docks.values():
             dock.apply_theme(theme)
-        for view in self.views.values():
+        for view in views:
             view.apply_theme(theme)
-        self.refresher.touch_all()
+
+
+def _apply_late(view: View, theme: Theme) -> None:
+    if shiboken6.isValid(view):  # its window may have closed meanwhile
+        view.apply_theme(theme)
 
 
 def window_kind(session: Session) -> str:

@@ -35,7 +35,7 @@ class Corner(QWidget):
         self._theme = DARK
         self._color = ""
         self._state = PlainLabel()
-        self._state.setAccessibleName("What the window shows")
+        self._state.setAccessibleName("Current view: live or past")
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, _AT_END, 0)
         row.setSpacing(_SPACING)
@@ -93,7 +93,7 @@ class Corner(QWidget):
         elif self._session.status.state is SourceState.LIVE:
             self._show("LIVE", self._theme.good)
         elif self._session.status.state is SourceState.PAUSED:
-            self._show("ENGINE HELD", self._theme.warn)
+            self._show("ENGINE PAUSED", self._theme.warn)
         elif self._session.is_file:
             self._show("PLAYBACK", self._theme.accent)
         else:
@@ -121,7 +121,7 @@ class Corner(QWidget):
         """Of the widest there is, so that nothing moves."""
         bold = self.font()
         bold.setWeight(QFont.Weight.Bold)
-        return QFontMetrics(bold).horizontalAdvance("ENGINE HELD" if is_narrow else "PLAYING  88.8 s behind") + 24
+        return QFontMetrics(bold).horizontalAdvance("ENGINE PAUSED" if is_narrow else "PLAYING  88.8 s behind") + 24
 
     def _keep_pace(self) -> None:
         is_calm = not self._session.is_playing and self._session.behind_seconds >= _TENTHS_S

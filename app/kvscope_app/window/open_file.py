@@ -47,7 +47,7 @@ def try_to_open(window: WindowBody, path: str, then: Callable[[Recorded], object
         return None
     opening = FileOpening(path, window)
     opening.opened.connect(open_recording)
-    opening.failed.connect(lambda reason: window.banner.tell("That file cannot be opened", reason, passes=True))
+    opening.failed.connect(lambda reason: window.banner.tell("The file cannot be opened", reason, passes=True))
     window.closing.connect(opening.cancel)
     _show_progress(opening, path, window)
     for ended in (opening.opened, opening.failed, opening.cancelled):

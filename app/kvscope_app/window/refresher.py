@@ -33,6 +33,9 @@ _APART_NS: Final = 2_000_000
 _PAUSES: Final = 3
 """After one of the others so many times as long as it took none of them has its turn: they get a quarter at most."""
 _LONGEST_PAUSE_NS: Final = 500_000_000
+_ALONE_NS: Final = 100_000_000
+"""News that come so long after the last are shown by views in step with the page map in its turn, whatever their
+rate: who steps through an engine, or watches a slow one, reads one moment everywhere."""
 _SETTLED_NS: Final = 8_000_000_000
 """So long after the last news the curves have come to rest."""
 _LEISURE_NS: Final = 3_000_000_000
@@ -50,6 +53,8 @@ class Refresher(QObject):
         self._rested_ns = 0
         """When one of the slow views may have its turn again."""
         self._news_ns = 0
+        self._is_alone = False
+        """Whether news have come that came alone, and are not shown yet."""
         self._sign_ns = 0
         self._fed_ns = 0
         """When an update was taken in."""
@@ -107,6 +112,7 @@ class Refresher(QObject):
     def _is_worth_it(self, update: Update | None) -> bool:
         now_ns = time.monotonic_ns()
         if update is None or not update.is_sign_of_life:
+            self._is_alone = self._is_alone or now_ns - self._news_ns >= _ALONE_NS
             self._news_ns = now_ns
             return True
         if now_ns - self._news_ns >= _SETTLED_NS and now_ns - self._sign_ns < _LEISURE_NS:
@@ -116,7 +122,10 @@ class Refresher(QObject):
 
     def _refresh_fast(self) -> None:
         waits = self._waits(self._dirty)
-        self._refresh([view for view in waits if view.refresh_hz >= _FAST_HZ], waits)
+        in_step = [view for view in waits if view.in_step and self._is_alone]
+        self._is_alone = False
+        waits.update(dict.fromkeys(in_step, 0.0))
+        self._refresh([view for view in waits if view.refresh_hz >= _FAST_HZ] + in_step, waits)
 
     def _waits(self, views: Iterable[View]) -> dict[View, float]:
         """Of those in sight: until each may be refreshed, ns. The others are not asked again before the next update, or

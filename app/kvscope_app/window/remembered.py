@@ -5,13 +5,17 @@ A window begins with what was chosen last, in whichever window that was; those t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
-from PySide6.QtCore import QModelIndex
+from PySide6.QtCore import QModelIndex, QSettings
 from PySide6.QtWidgets import QTableView
 
 from kvscope_app.look.zoom import scaled
+from kvscope_app.settings.layout_value import Choices
 from kvscope_app.settings.settings_keeper import SettingsKeeper
 from kvscope_app.views.base import View
 from kvscope_app.views.page_map import PageMapView
@@ -41,14 +45,79 @@ def remember_view(view: View, choices: SettingsKeeper) -> None:
 
 def note_widths(view: View, choices: SettingsKeeper) -> None:
     """The window closes: columns that have another width than they were made with are remembered."""
+    changed = _changed_widths(view)
+    if changed is not None and changed != choices.values.request_columns:
+        choices.change(request_columns=changed)
+
+
+def choices_of(views: Mapping[str, View]) -> Choices:
+    """What is chosen in these views now, as a layout keeps it."""
+    with TemporaryDirectory(prefix="kvscope-") as folder:
+        kept = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
+        for view in views.values():
+            view.remember(kept)
+        told = {name: str(kept.value(name)) for name in sorted(kept.allKeys())}
+        del kept  # it writes its file now: the folder is still there
+    found: dict[str, object] = {}
+    page_map, requests, events = (views.get(name) for name in ("page_map", "requests", "events"))
+    if isinstance(page_map, PageMapView):
+        found |= {"color_mode": str(page_map.mode), "flashes": page_map.scene.flashing}
+    if requests is not None:
+        filter_box = getattr(requests, "filter", None)
+        found |= {"request_filter": filter_box.currentText() if filter_box is not None else None}
+        found |= {"request_columns": _changed_widths(requests)}
+    if events is not None:
+        actions = getattr(events, "kind_actions", {})
+        found |= {"event_kinds": tuple(kind for kind, action in actions.items() if action.isChecked())}
+    return Choices(**found, views=told)  # type: ignore[arg-type]  # each by its name
+
+
+def choose(views: Mapping[str, View], choices: Choices) -> None:
+    """Choose this in these views; what is not said, or not known here, stays."""
+    with TemporaryDirectory(prefix="kvscope-") as folder:
+        kept = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
+        for view in views.values():
+            view.remember(kept)
+        for name, value in choices.views.items():
+            kept.setValue(name, value)
+        for view in views.values():
+            view.recall(kept)
+        del kept
+    page_map, requests, events = (views.get(name) for name in ("page_map", "requests", "events"))
+    if isinstance(page_map, PageMapView):
+        if choices.color_mode is not None:
+            page_map.set_mode(ColorMode(choices.color_mode))
+        if choices.flashes is not None:
+            page_map.set_flashing(choices.flashes)
+    if requests is not None:
+        _choose_in_requests(requests, choices)
+    if events is not None and choices.event_kinds is not None:
+        for kind, action in getattr(events, "kind_actions", {}).items():
+            action.setChecked(kind in choices.event_kinds)
+
+
+def _choose_in_requests(view: View, choices: Choices) -> None:
+    from kvscope_app.views.requests.view import RequestsView
+
+    assert isinstance(view, RequestsView), "it has the name"
+    if choices.request_filter is not None and view.filter.findText(choices.request_filter) >= 0:
+        view.filter.setCurrentText(choices.request_filter)
+    if choices.request_columns is not None:
+        made = view.table.property(_MADE) or {}
+        for column, title in enumerate(_widths(view.table)):
+            width = choices.request_columns.get(title, made.get(title))
+            if width is not None:
+                view.table.setColumnWidth(column, scaled(width))
+
+
+def _changed_widths(view: View) -> dict[str, int] | None:
+    """By title, at 100 %; None where it is no table whose widths are known."""
     table = getattr(view, "table", None)
     made = table.property(_MADE) if isinstance(table, QTableView) else None
     if made is None or not isinstance(table, QTableView):
-        return
+        return None
     widths = {title: round(width * 100 / scaled(100)) for title, width in _widths(table).items()}
-    changed = {title: width for title, width in widths.items() if abs(width - made[title]) > 1 and width > 0}
-    if changed != choices.values.request_columns:
-        choices.change(request_columns=changed)
+    return {title: width for title, width in widths.items() if abs(width - made[title]) > 1 and width > 0}
 
 
 def _remember_requests(view: View, choices: SettingsKeeper) -> None:

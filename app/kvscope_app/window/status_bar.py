@@ -23,15 +23,15 @@ _MAX_STATE: Final = 80
 """Letters of the state and its reason; the tooltip has all."""
 _CHANGING: Final = ("recording", "device", "rate", "frames", "latency", "display")
 _TIPS: Final = {
-    "recording": "Recorded so far: Time ▸ Stop recording ends it",
-    "course": "The charts of this recording are computed once: it has no summaries of its own",
+    "recording": "Recorded so far (Time ▸ Stop recording)",
+    "course": "Computing the charts: this recording has no summaries",
     "state": "Connection to the engine",
-    "role": "You see this engine; prompts, control and the texts of blocks are for operators",
-    "model": "Model, number format and device; weights of fewer bits are fewer bytes to read at each step",
-    "device": "How busy the device is, with its power and temperature where it tells them",
-    "rate": "Steps of the engine in the last second",
-    "frames": "Frames received; those that never came are made good by a snapshot",
-    "latency": "From the end of a step to its frame here",
+    "role": "Viewer: prompts, control and block text are for operators only",
+    "model": "Model, data type and device",
+    "device": "Device utilization, with power and temperature where reported",
+    "rate": "Engine steps in the last second",
+    "frames": "Frames received; lost ones are repaired by a snapshot",
+    "latency": "Delay from the end of a step to its frame here",
     "display": "Window updates in the last second",
 }
 _WORTH: Final = ("state", "role", "recording", "course", "frames", "model", "device", "rate", "latency", "display")

@@ -29,10 +29,10 @@ from kvscope_app.window.banner import Choice
 from kvscope_telemetry.messages.telemetry import Progress
 
 _TOLD: Final = (
-    ("map", "Page map", "each cell is one block of the KV cache: who holds it, how full it is, who shares it"),
-    ("chat", "Console", "type a prompt and watch its blocks appear while the answer streams in"),
-    ("chart", "Throughput and memory", "tokens a second, latencies, and where every byte went"),
-    ("requests", "Requests", "each one's state, tokens, blocks and speed; select one to see it everywhere"),
+    ("map", "Page map", "each cell is one KV cache block: owner, fill, sharing"),
+    ("chat", "Console", "type a prompt and watch its blocks appear as the answer streams"),
+    ("chart", "Throughput and memory", "tokens per second, latencies, and where memory goes"),
+    ("requests", "Requests", "state, tokens, blocks and speed of each; select one to highlight it in all views"),
 )
 _STAGES: Final = {
     "compile": "Compiling for this processor (once; the next start is fast)",

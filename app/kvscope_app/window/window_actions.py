@@ -46,7 +46,7 @@ PANELS: Final = "Panels"
 THEME: Final = "Theme"
 PALETTE: Final = "Colours"
 HELP: Final = "Help"
-EVENTS: Final = "Which events"
+EVENTS: Final = "Step through…"
 _NOTICE_MS: Final = 6000
 _LAST_DIGIT: Final = 9
 _NEED_A_PAST: Final = (
@@ -66,10 +66,12 @@ _NEED_A_PAST: Final = (
 
 QUANTIZATION: Final = "--quantization"
 _A8_COSTS: Final = (
-    "With activations in 8 bits a CPU decodes faster, batches most of all. The answers are no longer the model's own:"
-    " asked for the capital of France, the default model no longer says Paris."
+    "With 8-bit activations, a CPU decodes faster, especially batches. Answers change: asked for the "
+    "capital of France, the default model no longer says Paris."
 )
-_A8_ENDS: Final = "With activations as they are the answers are the model's own, and a CPU decodes batches more slowly."
+_A8_ENDS: Final = (
+    "With full-precision activations, answers are exactly the model's, but a CPU decodes batches more slowly."
+)
 _AFTER_A_LINE: Final = frozenset(
     {
         *("back", "event_before", "slower", "keep_last", "kept_bounds", "bookmark", "loop_begin", "alarm_rules"),
@@ -148,7 +150,7 @@ def _engine(window: WindowBody) -> list[ActionSpec]:
         ),
         ActionSpec(
             "activations_as_they_are",
-            "Leave activations as they are…",
+            "Keep full-precision activations…",
             ENGINE,
             partial(window.notices.restart_with, QUANTIZATION, "auto"),
             question=lambda: f"{_A8_ENDS} {_what_a_restart_ends(window)}".rstrip(),
@@ -158,10 +160,10 @@ def _engine(window: WindowBody) -> list[ActionSpec]:
     control = [
         ActionSpec(
             "reset_cache",
-            "Empty the prefix cache",
+            "Reset prefix cache",
             ENGINE,
             partial(window.debugger.control, "reset_prefix_cache"),
-            question=lambda: "Empty the prefix cache? What is cached is computed again when a prompt needs it.",
+            question=lambda: "Reset the prefix cache? Cached prefixes are recomputed when needed.",
         ),
     ]
     attach = [
@@ -199,7 +201,7 @@ def _view(window: WindowBody) -> list[ActionSpec]:
         ActionSpec("zoom_in", "Zoom in", VIEW, partial(zoom, 1), ("+", "="), "zoom-in", tip=tip.format("Zoom in")),
         ActionSpec("zoom_out", "Zoom out", VIEW, partial(zoom, -1), ("-",), "zoom-out", tip=tip.format("Zoom out")),
         ActionSpec("fit", "Zoom to fit", VIEW, partial(zoom, 0), ("F",), "fit", tip=tip.format("Show all")),
-        ActionSpec("clear", "Clear loop or selection", VIEW, partial(_clear, window), ("Esc",)),
+        ActionSpec("clear", "Clear loop/selection", VIEW, partial(_clear, window), ("Esc",)),
         *picture_actions(window, VIEW),
     ]
 
@@ -214,8 +216,8 @@ def _map(window: WindowBody) -> list[ActionSpec]:
     view = window.page_map
     return [
         *color_actions(MAP, view.set_mode),
-        ActionSpec("flash", "Light up cells that change", MAP, partial(_flash, window), checkable=True),
-        ActionSpec("focus_map", "Go to the page map", MAP, view.canvas.setFocus, ("Ctrl+1",), "map"),
+        ActionSpec("flash", "Flash changed cells", MAP, partial(_flash, window), checkable=True),
+        ActionSpec("focus_map", "Focus page map", MAP, view.canvas.setFocus, ("Ctrl+1",), "map"),
     ]
 
 
@@ -228,7 +230,7 @@ def _panels(window: WindowBody) -> list[ActionSpec]:
     return [
         ActionSpec(
             f"focus_{spec.name}",
-            f"Go to {spec.title.lower()}",
+            f"Go to {spec.title}",
             PANELS,
             partial(window.focus_view, spec.name),
             (f"Ctrl+{index}",) if index <= _LAST_DIGIT else (),
@@ -240,23 +242,27 @@ def _panels(window: WindowBody) -> list[ActionSpec]:
 
 def _theme(window: WindowBody) -> list[ActionSpec]:
     icons = {"auto": "auto", "dark": "moon", "light": "sun"}
+    toggle = ActionSpec("theme_toggle", "Switch theme", VIEW, window.themes.toggle, ("Ctrl+Shift+T",), "moon")
     return [
-        ActionSpec(
-            f"theme_{choice}",
-            {"auto": "As the system", "dark": "Dark", "light": "Light"}[choice],
-            THEME,
-            partial(window.themes.choose, choice),
-            (),
-            icons[choice],
-            checkable=True,
-            exclusive="theme",
-        )
-        for choice in CHOICES
+        toggle,
+        *(
+            ActionSpec(
+                f"theme_{choice}",
+                {"auto": "System", "dark": "Dark", "light": "Light"}[choice],
+                THEME,
+                partial(window.themes.choose, choice),
+                (),
+                icons[choice],
+                checkable=True,
+                exclusive="theme",
+            )
+            for choice in CHOICES
+        ),
     ]
 
 
 def _palette(window: WindowBody) -> list[ActionSpec]:
-    words = {"usual": "Usual colours", "safe": "Colours for colour-blind eyes"}
+    words = {"usual": "Standard palette", "safe": "Colour-blind palette"}
     return [
         ActionSpec(
             f"palette_{name}",
@@ -275,7 +281,7 @@ def _zoom(window: WindowBody) -> list[ActionSpec]:
     return [
         ActionSpec("larger", "Larger text", VIEW, partial(zoom, 1), ("Ctrl+=", "Ctrl++")),
         ActionSpec("smaller", "Smaller text", VIEW, partial(zoom, -1), ("Ctrl+-",)),
-        ActionSpec("usual_size", "Text at its usual size", VIEW, partial(zoom, 0), ("Ctrl+0",)),
+        ActionSpec("usual_size", "Reset text size", VIEW, partial(zoom, 0), ("Ctrl+0",)),
     ]
 
 
@@ -289,11 +295,9 @@ def _in_docks(window: WindowBody) -> list[ActionSpec]:
         ActionSpec(
             "new_chat", "New conversation", PANELS, ask("new_conversation", "console"), ("Ctrl+N",), within="console"
         ),
-        ActionSpec(
-            "rename_chat", "Rename the conversation", PANELS, ask("rename", "console"), ("F2",), within="console"
-        ),
-        ActionSpec("delete_chat", "Delete the conversation", PANELS, ask("delete", "console"), within="console"),
-        ActionSpec("segments", "Torch's memory segments…", PANELS, ask("open_segments", "memory"), within="memory"),
+        ActionSpec("rename_chat", "Rename conversation", PANELS, ask("rename", "console"), ("F2",), within="console"),
+        ActionSpec("delete_chat", "Delete conversation", PANELS, ask("delete", "console"), within="console"),
+        ActionSpec("segments", "PyTorch memory segments…", PANELS, ask("open_segments", "memory"), within="memory"),
     ]
 
 
@@ -302,7 +306,6 @@ def _help(window: WindowBody) -> list[ActionSpec]:
         ActionSpec("palette", "Command palette…", HELP, partial(_open_palette, window), ("Ctrl+Shift+P",), "palette"),
         ActionSpec("shortcuts", "Keyboard shortcuts", HELP, partial(_open_shortcuts, window), ("F1", "?"), "keyboard"),
         ActionSpec("remap", "Change shortcuts…", HELP, partial(_open_editor, window), (), "keyboard"),
-        ActionSpec("theme_toggle", "Dark or light", HELP, window.themes.toggle, ("Ctrl+Shift+T",), "moon"),
         ActionSpec("about", "About kvscope", HELP, lambda: about_sheet(window).show(), (), "help"),
     ]
 
@@ -428,8 +431,8 @@ def _what_a_restart_ends(window: WindowBody) -> str:
     if window.session.status.state in (SourceState.ENDED, SourceState.CONNECTING):
         return ""
     running = int((window.session.live_mirror.requests.state == RequestState.RUNNING).sum())
-    ends = f" It ends {plural(running, 'running request')} and" if running else " It"
-    return f"Restart the engine?{ends} forgets what it cached."
+    ends = f" This stops {plural(running, 'running request')} and" if running else " It"
+    return f"Restart the engine?{ends} clears its cache."
 
 
 def _ask_endpoint(window: WindowBody) -> None:

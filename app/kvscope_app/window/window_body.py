@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from PySide6.QtCore import QSettings, Qt, Signal
+from PySide6.QtCore import QObject, QSettings, Qt, Signal
+from PySide6.QtGui import QUndoCommand, QUndoStack
 from PySide6.QtWidgets import QMainWindow, QStackedWidget, QVBoxLayout, QWidget
 
 from kvscope_app.debugger.debugger import Debugger
@@ -30,13 +31,14 @@ from kvscope_app.window.banner import Banner
 from kvscope_app.window.dock import Dock
 from kvscope_app.window.layout import DOCKS
 from kvscope_app.window.refresher import Refresher
-from kvscope_app.window.undo import UndoStack
 from kvscope_app.window.welcome import Welcome
 
 if TYPE_CHECKING:
     from kvscope_app.library.library import Library
     from kvscope_telemetry.addresses import Address
     from kvscope_telemetry.recorded import Recorded
+
+_MAX_STEPS: Final = 100
 
 
 class Notices(Protocol):
@@ -162,6 +164,7 @@ class WindowBody(QMainWindow):
 
     def _dock_seen(self, name: str, seen: bool) -> None:
         if seen and name in self.views:
+            self.themes.finish()
             self.views[name].came_in_sight()
             self.refresher.touch(self.views[name])
 
@@ -171,3 +174,51 @@ class WindowBody(QMainWindow):
         if self.session.is_file:
             where = f" – {self.session.source.name}"
         return f"{name}{where} – kvscope" if name else "kvscope"
+
+
+class UndoStack(QUndoStack):
+    """What can be undone in a window, in the order it was done.
+
+    Whoever did something tells how it is taken back: `window.undo.did("deleting the chat", undo, redo)`.
+
+    Of one window.
+    """
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self.setUndoLimit(_MAX_STEPS)
+        self.is_at_work = False
+        """Something is undone or done again now: what changes is not news."""
+
+    def did(self, words: str, undo: Callable[[], object], redo: Callable[[], object]) -> None:
+        """Something was done, said in `words` as after "Undo": "closing the memory dock"."""
+        self.push(_Done(words, undo, redo, self))
+
+    def forget(self) -> None:
+        """The window closes: nothing is undone any more, and nobody is to be told."""
+        self.blockSignals(True)
+        self.clear()
+
+
+class _Done(QUndoCommand):
+    def __init__(self, words: str, undo: Callable[[], object], redo: Callable[[], object], stack: UndoStack) -> None:
+        super().__init__(words)
+        self._undo, self._redo, self._stack = undo, redo, stack
+        self._is_new = True
+
+    def undo(self) -> None:
+        self._do(self._undo)
+
+    def redo(self) -> None:
+        """Qt calls it when it is pushed as well: it is done already then."""
+        if self._is_new:
+            self._is_new = False
+            return
+        self._do(self._redo)
+
+    def _do(self, what: Callable[[], object]) -> None:
+        self._stack.is_at_work = True
+        try:
+            what()
+        finally:
+            self._stack.is_at_work = False

@@ -39,35 +39,35 @@ Tell = Callable[[str], None]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--model", metavar="M", default="default", help="which model (default: `default`)")
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="where it runs")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of weights and activations")
+    parser.add_argument("--model", metavar="M", default="default", help="model to measure (default: `default`)")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="device to run on")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="data type of weights and activations")
     parser.add_argument(
         "--lengths",
         metavar="N,N",
         default=",".join(map(str, LENGTHS)),
         help=f"tokens of context, 64 to the model's own limit (default: {','.join(map(str, LENGTHS))})",
     )
-    parser.add_argument("--batch", type=int, metavar="N", default=4, help="requests that attend at once (default: 4)")
+    parser.add_argument("--batch", type=int, metavar="N", default=4, help="concurrent requests (default: 4)")
     parser.add_argument("--layers", type=int, metavar="N", default=4, help="layers to measure (default: 4)")
-    parser.add_argument("--repeats", type=int, metavar="N", default=7, help="turns of each method (default: 7)")
+    parser.add_argument("--repeats", type=int, metavar="N", default=7, help="rounds of each method (default: 7)")
     parser.add_argument(
-        "--scored", type=int, metavar="N", default=64, help="tokens that perplexity is of, 0: none (default: 64)"
+        "--scored", type=int, metavar="N", default=64, help="tokens to compute perplexity over; 0: none (default: 64)"
     )
     parser.add_argument(
         "--text",
         metavar="FILE",
-        help="read this text, again from its beginning where it ends: what is read twice is copied, and repeats hide or"
-        " magnify what a method loses (default: the story that comes with kvscope, of some 2,700 tokens)",
+        help="text file to read, repeated if too short (repeats distort what a method loses; default: the story "
+        "that comes with kvscope, about 2,700 tokens)",
     )
     parser.add_argument(
         "--page-heat",
         type=int,
         metavar="N",
         default=16,
-        help="also measure what `--page-heat N` costs decode at the shortest length, 0: do not (default: 16)",
+        help="also measure what `--page-heat N` costs decode at the shortest length; 0: skip (default: 16)",
     )
-    parser.add_argument("--html", metavar="FILE", help="also write a report with plots, one file that needs no other")
+    parser.add_argument("--html", metavar="FILE", help="also write a self-contained HTML report with plots")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -140,7 +140,7 @@ def _measure(args: argparse.Namespace, lengths: list[int], tell: Tell) -> dict[s
 
 def _text_ids(loaded: LoadedModel, count: int, path: str | None) -> list[int]:
     if loaded.tokenizer is None:
-        raise BadInput(f"model {loaded.info.name!r} has no tokenizer: it cannot read a text")
+        raise BadInput(f"model {loaded.info.name!r} has no tokenizer: it cannot read text")
     ids = loaded.tokenizer.encode(sample_text() if path is None else _read(path))
     if not ids:
         raise BadInput(f"--text {path!r} is not accepted: there is no text in it")

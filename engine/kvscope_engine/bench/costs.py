@@ -62,12 +62,12 @@ class Case:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     add = parser.add_argument
-    add("--model", default="default", metavar="M", help="as for the engine")
-    add("--device", choices=DEVICES, default="auto", help="where it runs")
-    add("--dtype", choices=DTYPES, default="auto", help="of weights and activations")
-    add("--num-threads", type=whole_number, metavar="N", help="CPU threads (without it: torch's choice)")
-    add("--repeats", type=whole_number, default=5, metavar="N", help="times each step is run")
-    add("--save", metavar="FILE.json", help="write the costs there, for `simulate --costs`")
+    add("--model", default="default", metavar="M", help="as for `serve`")
+    add("--device", choices=DEVICES, default="auto", help="device to run on")
+    add("--dtype", choices=DTYPES, default="auto", help="data type of weights and activations")
+    add("--num-threads", type=whole_number, metavar="N", help="CPU threads (default: torch's choice)")
+    add("--repeats", type=whole_number, default=5, metavar="N", help="runs of each step")
+    add("--save", metavar="FILE.json", help="write the costs to this file, for `simulate --costs`")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -38,14 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quantization",
         choices=QUANTIZATIONS,
         default="auto",
-        help="of ours: auto reads the file's bits and keeps transformers' tokens; a8 rounds activations to 8 bits as"
-        " llama.cpp does",
+        help="kvscope's weights: auto reads the file's bits and keeps transformers' tokens; a8 rounds "
+        "activations to 8 bits as llama.cpp does",
     )
     parser.add_argument(
         "--peer",
         action="append",
         choices=PEERS,
-        help="who runs beside ours; repeatable (default: all that can)",
+        help="contenders to run beside kvscope; repeatable (default: all available)",
     )
     parser.add_argument(
         "--only",

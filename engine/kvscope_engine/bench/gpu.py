@@ -22,32 +22,35 @@ from kvscope_telemetry.errors import BadInput
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--model", metavar="M", help="as of `serve` (without it: random weights, Llama-3-8B's shape)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to see that it runs")
+    parser.add_argument("--model", metavar="M", help="as for `serve` (default: random weights in Llama-3-8B's shape)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only to check that it runs")
     parser.add_argument(
-        "--batch", type=int, action="append", metavar="N", help="repeatable (without it: 1, 16, 64; of --telemetry 64)"
+        "--batch", type=int, action="append", metavar="N", help="repeatable (default: 1, 16, 64; with --telemetry 64)"
     )
     parser.add_argument("--context", type=int, default=1024, metavar="TOKENS", help="cached by each request")
     parser.add_argument("--steps", type=int, default=64, metavar="N", help="measured for each batch")
-    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, metavar="SHARE", help="as of `serve`")
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, metavar="SHARE", help="as for `serve`")
     parser.add_argument(
-        "--memory", type=parse_size, metavar="SIZE", help="as on a GPU of this size: torch is refused any more"
+        "--memory", type=parse_size, metavar="SIZE", help="limit PyTorch to this much memory, as on a smaller GPU"
     )
-    parser.add_argument("--kv-cache-dtype", default="auto", help="as of `serve`")
-    parser.add_argument("--no-eager", action="store_true", help="leave out the steps without CUDA graphs")
-    parser.add_argument("--turns", action="store_true", help="also with graphs and --no-async-scheduling")
-    parser.add_argument("--transformers", action="store_true", help="also transformers' generate")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="as for `serve`")
+    parser.add_argument("--no-eager", action="store_true", help="skip steps without CUDA graphs")
+    parser.add_argument("--turns", action="store_true", help="also measure graphs with --no-async-scheduling")
+    parser.add_argument("--transformers", action="store_true", help="also measure transformers' generate")
     parser.add_argument(
         "--requests",
         type=int,
         metavar="N",
-        help="N requests at once (16 to 400 tokens, 8 to 256 new ones), beside transformers' continuous batching",
+        help=(
+            "run N concurrent requests (16 to 400 prompt tokens, 8 to 256 new tokens), beside transformers' "
+            "continuous batching"
+        ),
     )
     parser.add_argument(
-        "--limit", type=float, default=150.0, metavar="S", help="of --requests: transformers is stopped after so long"
+        "--limit", type=float, default=150.0, metavar="S", help="with --requests: stop transformers after this long"
     )
     parser.add_argument(
-        "--telemetry", action="store_true", help="steps with a subscriber to the telemetry, against steps without"
+        "--telemetry", action="store_true", help="compare steps with and without a telemetry subscriber"
     )
 
 

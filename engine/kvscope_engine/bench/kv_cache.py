@@ -35,9 +35,9 @@ Tell = Callable[[str], None]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--model", metavar="M", default="default", help="which model (default: `default`)")
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="where it runs")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
+    parser.add_argument("--model", metavar="M", default="default", help="model to measure (default: `default`)")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="device to run on")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="data type of weights and activations")
     parser.add_argument(
         "--tokens", type=int, metavar="N", help="read only the first N tokens of the text, at least 2 (default: all)"
     )
@@ -98,7 +98,7 @@ def _perplexities(config: EngineConfig, max_tokens: int | None, tell: Tell) -> d
 
 def _text_ids(loaded: LoadedModel, max_tokens: int | None) -> list[int]:
     if loaded.tokenizer is None:
-        raise BadInput(f"model {loaded.info.name!r} has no tokenizer: it cannot read a text")
+        raise BadInput(f"model {loaded.info.name!r} has no tokenizer: it cannot read text")
     text = sample_text()
     return loaded.tokenizer.encode(text)[: min(max_tokens or loaded.max_model_len, loaded.max_model_len)]
 

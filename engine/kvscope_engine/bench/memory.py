@@ -40,9 +40,11 @@ CHECKSUMS: Final[dict[str, Callable[[bytes], object]]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="rounds (default: 5)")
-    parser.add_argument("--mib", type=int, default=64, metavar="N", help="MiB of blocks that are moved (default: 64)")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the pool is")
-    parser.add_argument("--disk-path", metavar="FILE", help="on the drive to measure (default: the cache folder's)")
+    parser.add_argument("--mib", type=int, default=64, metavar="N", help="MiB of blocks to move (default: 64)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device of the pool")
+    parser.add_argument(
+        "--disk-path", metavar="FILE", help="a folder on the drive to measure (default: the cache folder)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,11 +20,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvscope_engine.bench.busy_processes import busy_processes
 from kvscope_engine.bench.measure import teller
 from kvscope_engine.bench.table import table
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
+MAX_LIFE_S: Final = 300
+_PROGRAM: Final = """
+import ctypes, os, resource, signal, sys
+nice, life_s, parent = map(int, sys.argv[1:])
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+signal.alarm(life_s)
+resource.setrlimit(resource.RLIMIT_CPU, (life_s, life_s))
+if os.getppid() != parent:
+    sys.exit("the parent has ended")
+os.nice(nice)
+print("busy", flush=True)
+while True:
+    pass
+"""
 QUIET: Final = "quiet"
 AUTOGROUP: Final = Path("/proc/sys/kernel/sched_autogroup_enabled")
 LOWEST: Final = 19
@@ -43,13 +56,17 @@ class Measured:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds")
-    parser.add_argument("--seconds", type=float, default=3.0, metavar="S", help="of decoding each time")
-    parser.add_argument("--requests", type=int, default=1, metavar="N", help="decoded together")
+    parser.add_argument("--seconds", type=float, default=3.0, metavar="S", help="seconds of decoding in each run")
+    parser.add_argument("--requests", type=int, default=1, metavar="N", help="concurrent requests")
     parser.add_argument(
-        "--threads", type=int, action="append", metavar="N", help="also ours with this many threads; repeatable"
+        "--threads",
+        type=int,
+        action="append",
+        metavar="N",
+        help="also measure kvscope with this many threads; repeatable",
     )
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of all contenders")
-    parser.add_argument("--model", default="default", metavar="M", help="another model; then without transformers")
+    parser.add_argument("--model", default="default", metavar="M", help="another model (skips transformers)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -171,3 +188,32 @@ def _text(report: dict[str, Any]) -> str:
     share = report["quiet_over_fixed_threads"]
     last = f"\nquiet, ours over a fixed number of threads: {share:.3f} x"
     return "\n".join([heading, table(["neighbours", "", "tokens/s", "of quiet", "threads"], rows), last])
+
+
+@contextmanager
+def busy_processes(count: int, nice: int, *, own_session: bool = False) -> Iterator[tuple[int, ...]]:
+    """Busy neighbours: processes that do nothing but use a core each, and never outlive what they are beside.
+
+    The kernel ends them with the thread that started them, and a clock after `MAX_LIFE_S` at the latest.
+
+    `count` processes that are busy, `nice` steps below this one's priority, until the context ends; their ids.
+
+    `own_session`: each is in a session of its own, as a program from another terminal is. Where the kernel groups by
+    session (autogroup) their priority then means nothing beside this process.
+    """
+    processes = [_start(nice, own_session) for _ in range(count)]
+    try:
+        for process in processes:
+            assert process.stdout is not None, "a neighbour's output is a pipe"
+            process.stdout.readline()
+        yield tuple(process.pid for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.communicate()
+
+
+def _start(nice: int, own_session: bool) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-S", "-c", _PROGRAM, *map(str, (nice, MAX_LIFE_S, os.getpid()))]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=own_session)

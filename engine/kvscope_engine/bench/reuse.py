@@ -28,9 +28,14 @@ CASES: Final = ("prefix", "preemption", "completions")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     add = parser.add_argument
-    add("--model", default="default", metavar="M", help="as for the engine")
-    add("--device", choices=DEVICES, default="auto", help="where it runs")
-    add("--dtype", action="append", choices=DTYPES, help="of weights and activations; repeatable (default: auto)")
+    add("--model", default="default", metavar="M", help="as for `serve`")
+    add("--device", choices=DEVICES, default="auto", help="device to run on")
+    add(
+        "--dtype",
+        action="append",
+        choices=DTYPES,
+        help="data type of weights and activations; repeatable (default: auto)",
+    )
     add(
         "--num-threads",
         action="append",
@@ -39,12 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="CPU threads; repeatable (default: torch's choice)",
     )
     add("--repeats", type=whole_number, default=3, metavar="N", help="rounds")
-    add("--prefix-tokens", type=whole_number, default=1500, metavar="N", help="that prompts begin with alike")
-    add("--own-tokens", type=whole_number, default=20, metavar="N", help="of each prompt after these")
-    add("--preempted-tokens", type=whole_number, default=1000, metavar="N", help="that a preempted request has")
-    add("--prompt-tokens", type=whole_number, default=500, metavar="N", help="of the prompt with many completions")
-    add("--completions", type=whole_number, default=8, metavar="N", help="of that prompt")
-    add("--disk-path", metavar="FILE", help="on the drive to measure (without it: the cache folder's)")
+    add("--prefix-tokens", type=whole_number, default=1500, metavar="N", help="tokens of the shared prefix")
+    add("--own-tokens", type=whole_number, default=20, metavar="N", help="tokens of each prompt after the prefix")
+    add("--preempted-tokens", type=whole_number, default=1000, metavar="N", help="tokens of the preempted request")
+    add(
+        "--prompt-tokens",
+        type=whole_number,
+        default=500,
+        metavar="N",
+        help="tokens of the prompt with many completions",
+    )
+    add("--completions", type=whole_number, default=8, metavar="N", help="completions of that prompt")
+    add("--disk-path", metavar="FILE", help="a folder on the drive to measure (default: the cache folder)")
     add("--only", action="append", choices=CASES, help="a part of it; repeatable (default: all)")
 
 

@@ -34,11 +34,13 @@ BENCHMARKS: Final = (
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "bench", help="measure, beside the alternatives", description="Measure; print a table, or --json."
+        "bench",
+        help="run benchmarks beside the alternatives",
+        description="Run a benchmark and print a table, or JSON with --json.",
     )
     names = ", ".join(benchmark_names())
     parser.add_argument("name", metavar="NAME", help=f"what to measure: {names}")
-    parser.add_argument("options", nargs=argparse.REMAINDER, help="its own options, with --help for a list")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="the benchmark's options (--help lists them)")
     parser.set_defaults(run=run)
     return parser
 

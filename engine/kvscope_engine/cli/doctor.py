@@ -14,8 +14,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
-        help="what this machine has and lacks",
-        description="Look at the machine. Exit code 0 when the engine can run on its CPU, 1 when it cannot.",
+        help="check what this machine has and lacks",
+        description="Checks the machine. Exit code 0 if the engine can run on its CPU, 1 if it cannot.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)

@@ -33,26 +33,28 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "generate",
-        help="completions on the terminal",
-        description="Run prompts together and print their completions in the order given.",
+        help="run prompts and print completions",
+        description="Runs prompts together and prints their completions in the given order.",
     )
     parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="a prompt; repeatable")
     parser.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE.jsonl",
-        help='a line each: {"prompt": TEXT} or {"messages": [{"role": ROLE, "content": TEXT}]};'
-        " sampling options beside it override the command's",
+        help='one JSON object per line: {"prompt": TEXT} or {"messages": [{"role": ROLE, "content": '
+        "TEXT}]}; sampling options in it override the command's",
     )
-    parser.add_argument("--raw", action="store_true", help="send prompts as they are, without chat template")
-    parser.add_argument("--priority", type=whole_number, default=0, metavar="N", help="more runs first; -1000 to 1000")
+    parser.add_argument("--raw", action="store_true", help="send prompts as they are, without the chat template")
+    parser.add_argument(
+        "--priority", type=whole_number, default=0, metavar="N", help="higher runs first; -1000 to 1000"
+    )
     parser.add_argument(
         "--cache-salt",
         default="",
         metavar="TEXT",
-        help="cached prefixes are shared among prompts of the same salt alone",
+        help="share cached prefixes only among prompts with the same salt",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object a completion, a line each")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per completion, one per line")
     add_sampling_options(parser)
     add_engine_options(parser)
     parser.set_defaults(run=run)

@@ -14,28 +14,28 @@ from kvscope_telemetry.keys.key_ring import ClientEntry, KeyRing, default_keys_f
 from kvscope_telemetry.messages.roles import Role
 
 ABOUT = (
-    "Clients on tcp prove who they are with a key file. Make one here, copy it to the client's machine, and give it"
-    " to the desktop with --key FILE. A running engine sees what is made and removed here within half a second."
-    " Viewers see the cache; operators also send prompts, control the engine and read the texts of blocks."
+    "Clients on tcp authenticate with a key file. Make one here, copy it to the client's machine, and pass "
+    "it to the desktop with --key FILE. A running engine notices new and removed keys within half a "
+    "second. Viewers see the cache; operators also send prompts, control the engine and read block text."
 )
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "keys", help="who may connect over tcp, and what each may do", description=ABOUT
+        "keys", help="manage who may connect over tcp, and their roles", description=ABOUT
     )
     parser.set_defaults(run=_no_action)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", parser_class=CommandParser)
-    new = _action(actions, "new", _new, "make a key for a client and let it in")
-    new.add_argument("name", metavar="NAME", help="what the client is called")
+    new = _action(actions, "new", _new, "create a key for a client and allow it")
+    new.add_argument("name", metavar="NAME", help="name of the client")
     new.add_argument(
-        "--role", choices=[str(role) for role in Role], default=str(Role.VIEWER), help="what the client may do"
+        "--role", choices=[str(role) for role in Role], default=str(Role.VIEWER), help="role of the client"
     )
-    new.add_argument("--out", type=Path, metavar="FILE", help="the key file to write (without it: NAME.key)")
-    _action(actions, "list", _list, "who is let in, and as what")
-    remove = _action(actions, "remove", _remove, "let a key in no more; who is connected with it is cut off")
-    remove.add_argument("name", metavar="NAME", help="what the client is called")
+    new.add_argument("--out", type=Path, metavar="FILE", help="the key file to write (default: NAME.key)")
+    _action(actions, "list", _list, "list allowed keys and their roles")
+    remove = _action(actions, "remove", _remove, "remove a key; clients connected with it are disconnected")
+    remove.add_argument("name", metavar="NAME", help="name of the client")
     _action(actions, "server", _server, "show the engine's public key")
     return parser
 
@@ -52,7 +52,7 @@ def _action(
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
     parser.add_argument(
-        "--keys", type=Path, metavar="DIR", help=f"folder of the engine's keys (without it: {default_keys_folder()})"
+        "--keys", type=Path, metavar="DIR", help=f"folder of the engine's keys (default: {default_keys_folder()})"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -61,12 +61,12 @@ def _action(
 
 
 def _no_action(args: argparse.Namespace) -> int:
-    raise BadInput("no action is given: one of new, list, remove, server (see `kvscope-engine keys --help`)")
+    raise BadInput("no action given: use one of new, list, remove, server (see `kvscope-engine keys --help`)")
 
 
 def _new(args: argparse.Namespace) -> int:
     made = run_new(KeyRing(args.keys), args.name, Role(args.role), args.out)
-    _print(args, made, f"{made['file']}: {made['name']} is {made['role']}; copy it to the client, and keep it private")
+    _print(args, made, f"{made['file']}: {made['name']} is {made['role']}; copy it to the client and keep it private")
     return 0
 
 
@@ -79,7 +79,7 @@ def _list(args: argparse.Namespace) -> int:
 
 def _remove(args: argparse.Namespace) -> int:
     gone = KeyRing(args.keys).remove(args.name)
-    _print(args, {"name": gone.name, "public": gone.public}, f"{gone.name} is let in no more")
+    _print(args, {"name": gone.name, "public": gone.public}, f"{gone.name} removed")
     return 0
 
 

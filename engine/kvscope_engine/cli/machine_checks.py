@@ -105,10 +105,10 @@ def _torch() -> Check:
         return Check(name="torch", ok=False, detail=_why(error), needed=True, mend=INSTALL)
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
     trouble = _gpu_trouble()
-    usable = trouble or (f"{torch.cuda.device_count()} GPU usable" if torch.cuda.is_available() else "no GPU usable")
+    usable = trouble or (f"{torch.cuda.device_count()} GPU usable" if torch.cuda.is_available() else "no usable GPU")
     detail = f"{torch.__version__}, {build}, {usable}"
     if trouble:  # the line fails and the machine does not: the CPU is there
-        mend = "update the NVIDIA driver or torch until they go together; --device cpu runs on the CPU"
+        mend = "update the NVIDIA driver or torch so that they match; --device cpu runs on the CPU"
         return Check(name="torch", ok=False, detail=detail, mend=mend)
     return Check(name="torch", ok=True, detail=detail, needed=True)
 
@@ -123,7 +123,7 @@ def _gpu_trouble() -> str:
 
 def _triton() -> Check:
     found = _version("triton")
-    detail = found or "not installed: needed on a GPU alone"
+    detail = found or "not installed (needed only on a GPU)"
     return Check(name="Triton", ok=bool(found), detail=detail, mend="pip install triton")
 
 
@@ -145,7 +145,7 @@ def _package(name: str) -> Check:
 def _gpu() -> Check:
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     if shutil.which(query[0]) is None:
-        detail = "no NVIDIA driver (nvidia-smi is not there): the engine runs on the CPU"
+        detail = "no NVIDIA driver (nvidia-smi not found): the engine runs on the CPU"
         return Check(name="GPU", ok=False, detail=detail)
     found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
     lines = [line.strip() for line in found.stdout.splitlines() if line.strip()]
@@ -158,7 +158,7 @@ def _gpu() -> Check:
 def _cache_folder() -> Check:
     from kvscope_engine.model.fetching.cache_folder import cache_folder
 
-    mend = "set KVSCOPE_CACHE to a folder you may write to, with room"
+    mend = "set KVSCOPE_CACHE to a writable folder with free space"
     try:
         folder = cache_folder()
     except Exception as error:
@@ -175,7 +175,7 @@ def _default_model() -> Check:
 
     place: Path = cache_folder() / "default" / DEFAULT_GGUF
     there = place.is_file()
-    detail = str(place) if there else "not here yet: downloaded at the first start (93 MB)"
+    detail = str(place) if there else "not downloaded yet: the first start downloads it (93 MB)"
     return Check(name="default model", ok=there, detail=detail, mend="kvscope-engine generate --prompt Hello")
 
 
@@ -192,15 +192,15 @@ def _allow_list() -> Check:
     try:
         entries = read_allow_list(folder)
     except KvscopeError as error:
-        mend = "correct the file, or move it away and let each client in again with `kvscope-engine keys new NAME`"
+        mend = "fix the file, or move it away and add each client again with `kvscope-engine keys new NAME`"
         return Check(name="allow-list", ok=False, detail=f"no client is let in over tcp: {error}", mend=mend)
-    keys = f"{len(entries)} {'key' if len(entries) == 1 else 'keys'}" if entries else "no keys yet: made when needed"
+    keys = f"{len(entries)} {'key' if len(entries) == 1 else 'keys'}" if entries else "no keys yet (made when needed)"
     return Check(name="allow-list", ok=True, detail=f"{keys}, in {folder}")
 
 
 def _qt() -> Check:
     found = _version("PySide6-Essentials")
-    detail = f"PySide6 {found}" if found else "not installed: the desktop needs it, the engine does not"
+    detail = f"PySide6 {found}" if found else "not installed (needed only by the desktop)"
     return Check(name="Qt", ok=bool(found), detail=detail, mend="pip install 'kvscope[app]'")
 
 
@@ -210,7 +210,7 @@ def _qt_libraries() -> Check:
     return Check(
         name="Qt libraries",
         ok=not missing,
-        detail=f"missing {', '.join(missing)}" if missing else f"all {len(QT_LIBRARIES)} can be loaded",
+        detail=f"missing {', '.join(missing)}" if missing else f"all {len(QT_LIBRARIES)} found",
         mend=f"sudo apt-get install {packages}",
     )
 

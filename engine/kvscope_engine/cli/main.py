@@ -65,7 +65,9 @@ def _leave(code: int) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command. Each sets `run`: arguments in, exit code out."""
-    parser = CommandParser(prog=PROGRAM, description="A model on a paged KV cache that tells all about it.")
+    parser = CommandParser(
+        prog=PROGRAM, description="An inference engine with a paged KV cache that reports all about it."
+    )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {program_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for module in COMMANDS:
@@ -79,7 +81,7 @@ def _run(arguments: list[str]) -> int:
     parser = build_parser()
     args = parser.parse_args(arguments)
     if args.command is None:
-        raise BadInput(f"no command is given: one of {', '.join(args.names)} (see `{PROGRAM} --help`)")
+        raise BadInput(f"no command given: use one of {', '.join(args.names)} (see `{PROGRAM} --help`)")
     code: int = args.run(args)
     return code
 

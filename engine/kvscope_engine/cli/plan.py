@@ -26,27 +26,25 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "plan",
-        help="what a model takes of a GPU's memory",
-        description="Where the memory of a GPU would go, part by part, and how many requests there is room for; with"
-        " --train, what training takes. Only the model's configuration is read; no GPU is needed.",
+        help="estimate a model's GPU memory",
+        description="Estimates a model's GPU memory, part by part, and how many requests fit; with --train, what "
+        "training needs. Reads only the model's config; needs no GPU.",
     )
     _add_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--lines",
         action="store_true",
-        help="read a JSON array of these options a line from standard input, answer each with two JSON lines (where the"
-        " memory goes in serving, then all of it), and end with the input: what the desktop does",
+        help="read one JSON array of these options per line from standard input and answer each with two JSON "
+        "lines: serving, then everything (used by the desktop)",
     )
     parser.set_defaults(run=run)
     return parser
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", default="default", metavar="M", help="a model's name, as for serve, or a config.json"
-    )
-    parser.add_argument("--gpu-memory", type=parse_size, metavar="SIZE", help="of one GPU, such as 24GiB")
+    parser.add_argument("--model", default="default", metavar="M", help="a model, as for serve, or a config.json")
+    parser.add_argument("--gpu-memory", type=parse_size, metavar="SIZE", help="memory of one GPU, such as 24GiB")
     _add_serving(parser.add_argument_group("serving"))
     _add_training(parser.add_argument_group("training"))
 
@@ -88,7 +86,7 @@ def _say(told: PlanAnswer | Complaint) -> None:
 def _answers(args: argparse.Namespace) -> Iterator[PlanAnswer]:
     """Where the memory goes in serving, then all of it."""
     if args.gpu_memory is None:
-        raise BadInput("--gpu-memory is not given: the memory of one GPU, such as 24GiB")
+        raise BadInput("--gpu-memory is missing: the memory of one GPU, such as 24GiB")
     question, training, lengths = _serving_question(args), _training_question(args), _lengths(args.lengths)
     from kvscope_engine.planning.answer import answer
     from kvscope_engine.planning.inference import plan_inference
@@ -103,49 +101,56 @@ def _answers(args: argparse.Namespace) -> Iterator[PlanAnswer]:
 
 def _add_serving(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--dtype", default="bfloat16", metavar="T", help="of weights: bfloat16, float16, float32, int8, int4"
+        "--dtype", default="bfloat16", metavar="T", help="data type of weights: bfloat16, float16, float32, int8, int4"
     )
-    group.add_argument("--kv-cache-dtype", default="auto", metavar="T", help="of the KV cache: auto, fp8, int8")
     group.add_argument(
-        "--gpu-memory-utilization", type=number, default=0.9, metavar="F", help="share that may be taken"
+        "--kv-cache-dtype", default="auto", metavar="T", help="data type of the KV cache: auto, fp8, int8"
     )
-    group.add_argument("--block-size", type=whole_number, default=16, metavar="N", help="tokens a block")
     group.add_argument(
-        "--max-model-len", type=whole_number, metavar="N", help="tokens of a request (default: the model's)"
+        "--gpu-memory-utilization", type=number, default=0.9, metavar="F", help="fraction that may be used"
     )
-    group.add_argument("--max-num-seqs", type=whole_number, default=64, metavar="N", help="requests of one step")
+    group.add_argument("--block-size", type=whole_number, default=16, metavar="N", help="tokens per block")
     group.add_argument(
-        "--max-num-batched-tokens", type=whole_number, default=8192, metavar="N", help="tokens of one step"
+        "--max-model-len", type=whole_number, metavar="N", help="maximum tokens of a request (default: the model's)"
+    )
+    group.add_argument("--max-num-seqs", type=whole_number, default=64, metavar="N", help="maximum requests per step")
+    group.add_argument(
+        "--max-num-batched-tokens", type=whole_number, default=8192, metavar="N", help="maximum tokens per step"
     )
     group.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
+    group.add_argument("--tensor-parallel-size", type=whole_number, default=1, metavar="N", help="tensor-parallel GPUs")
     group.add_argument(
-        "--tensor-parallel-size", type=whole_number, default=1, metavar="N", help="GPUs that share each layer"
+        "--pipeline-parallel-size", type=whole_number, default=1, metavar="N", help="Pipeline-parallel GPUs"
     )
-    group.add_argument("--pipeline-parallel-size", type=whole_number, default=1, metavar="N", help="GPUs in a row")
-    group.add_argument("--kv-host-memory", type=parse_size, default=0, metavar="SIZE", help="host memory for KV, a GPU")
+    group.add_argument(
+        "--kv-host-memory", type=parse_size, default=0, metavar="SIZE", help="host memory for KV, per GPU"
+    )
     group.add_argument(
         "--weights-on-host",
         type=parse_size,
         default=0,
         metavar="SIZE",
-        help="weights in host memory, a GPU (of what serve is given with --cpu-offload-gb, all but two layers)",
+        help="weights in host memory, per GPU (serve's --cpu-offload-gb less two layers)",
     )
     group.add_argument(
-        "--others", type=parse_size, metavar="SIZE", help="the driver's and other programs' (default: 0.8 GiB)"
+        "--others",
+        type=parse_size,
+        metavar="SIZE",
+        help="memory used by the driver and other programs (default: 0.8 GiB)",
     )
-    group.add_argument("--lengths", default=LENGTHS, metavar="N,N…", help="tokens of requests to say the number of")
+    group.add_argument("--lengths", default=LENGTHS, metavar="N,N…", help="request lengths to report concurrency for")
 
 
 def _add_training(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--train", action="store_true", help="say what training takes as well")
+    group.add_argument("--train", action="store_true", help="also estimate training")
     group.add_argument(
-        "--batch-size", type=whole_number, default=1, metavar="N", help="sequences of a forward pass, a GPU"
+        "--batch-size", type=whole_number, default=1, metavar="N", help="sequences per forward pass, per GPU"
     )
     group.add_argument(
         "--length",
         type=whole_number,
         metavar="N",
-        help="tokens of a sequence (default: 2048, or what the model can do)",
+        help="tokens per sequence (default: 2048, or the model's maximum)",
     )
     group.add_argument(
         "--precision",
@@ -155,11 +160,13 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--optimizer", default="adamw", metavar="O", help="adamw or sgd")
     group.add_argument(
-        "--gradient-checkpointing", action="store_true", help="compute layers again in the backward pass"
+        "--gradient-checkpointing",
+        action="store_true",
+        help="recompute layers in the backward pass (gradient checkpointing)",
     )
-    group.add_argument("--zero", type=whole_number, default=0, metavar="N", help="ZeRO's stage, 0 to 3")
+    group.add_argument("--zero", type=whole_number, default=0, metavar="N", help="ZeRO stage, 0 to 3")
     group.add_argument(
-        "--data-parallel-size", type=whole_number, default=1, metavar="N", help="GPUs that ZeRO divides among"
+        "--data-parallel-size", type=whole_number, default=1, metavar="N", help="data-parallel GPUs for ZeRO"
     )
 
 

@@ -21,24 +21,26 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "sample",
-        help="GPUs, memory and cores of this machine for the desktop, without an engine",
-        description="Tell how the GPUs, the memory and the cores of this machine are, until it is stopped: beside an"
-        " engine that tells nothing of them (vLLM, SGLang). `kvscope --attach ENDPOINT` shows it.",
+        help="publish this machine's GPUs, memory and cores for the desktop, without an engine",
+        description="Publishes the state of this machine's GPUs, memory and cores until stopped, beside an engine that "
+        "does not (vLLM, SGLang). `kvscope --attach ENDPOINT` shows it.",
     )
     parser.add_argument(
         "--endpoint",
         metavar="ENDPOINT",
-        help=f"where to listen: ipc:///DIR, or tcp://HOST:PORT, which uses PORT + 1 too (without it:"
-        f" {default_sample_endpoint()})",
+        help="where to listen: ipc:///DIR, or tcp://HOST:PORT, which also uses PORT + 1 (default: "
+        f"{default_sample_endpoint()})",
     )
     access = parser.add_mutually_exclusive_group()
     access.add_argument(
         "--keys",
         type=Path,
         metavar="DIR",
-        help=f"on tcp: folder of the keys (without it: {default_keys_folder()}; see `kvscope-engine keys`)",
+        help=f"on tcp: folder of the keys (default: {default_keys_folder()}; see `kvscope-engine keys`)",
     )
-    access.add_argument("--keyless", action="store_true", help="on tcp on loopback: no keys, everybody here may look")
+    access.add_argument(
+        "--keyless", action="store_true", help="on loopback tcp: no keys; every user of this machine may watch"
+    )
     add_interval(parser, "--interval")
     parser.set_defaults(run=run)
     return parser

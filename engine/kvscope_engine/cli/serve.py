@@ -42,45 +42,45 @@ HTTP_FLAGS: Final = ("no_metrics", "metrics_open", "trust_forwarded")
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "serve", help="the engine alone, on its sockets", description="Run the engine until it is stopped."
+        "serve", help="run the engine as a server", description="Runs the engine until stopped."
     )
     parser.add_argument(
         "--endpoint",
         metavar="ENDPOINT",
-        help="where to listen: ipc:///DIR, or tcp://HOST:PORT for telemetry with commands on PORT + 1"
-        f" (without it: {default_endpoint()})",
+        help="where to listen: ipc:///DIR, or tcp://HOST:PORT for telemetry with commands on PORT + 1 (default: "
+        f"{default_endpoint()})",
     )
     access = parser.add_mutually_exclusive_group()
     access.add_argument(
         "--keys",
         type=Path,
         metavar="DIR",
-        help="on tcp: folder of the engine's key and of those it lets in, made when it is not there"
-        f" (without it: {default_keys_folder()}; see `kvscope-engine keys`)",
+        help="on tcp: folder of the engine's key and the allowed keys, created if missing (default: "
+        f"{default_keys_folder()}; see `kvscope-engine keys`)",
     )
     access.add_argument(
         "--keyless",
         choices=[str(role) for role in Role],
-        help="on tcp on loopback: no keys, and everybody on this machine has this role",
+        help="on loopback tcp: no keys; every user of this machine has this role",
     )
     parser.add_argument(
         "--http",
         metavar="HOST:PORT",
-        help="serve OpenAI's API there as well, from a process of its own (see `kvscope-engine http --help`); beyond"
-        " loopback an API key is needed",
+        help="also serve the OpenAI API there, from a separate process (see `kvscope-engine http --help`); "
+        "beyond loopback an API key is needed",
     )
     add_api_options(parser)
     parser.add_argument(
         "--record",
         type=Path,
         metavar="FILE.mcap",
-        help="record everything that is told, from the start to the end, into a new file (FILE.mcap.part until then);"
-        " `kvscope --open FILE.mcap` plays it",
+        help="record all telemetry into a new file (FILE.mcap.part while recording); `kvscope --open FILE.mcap` "
+        "plays it",
     )
     parser.add_argument(
         "--record-text",
         action="store_true",
-        help="with --record: what blocks hold as text as well, so that prompts and answers can be read in the file",
+        help="with --record: include block text, so that the file contains prompts and answers",
     )
     add_interval(parser, "--sample-interval")
     parser.add_argument(
@@ -88,8 +88,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         type=_stop_seconds,
         default=STOP_S,
         metavar="SECONDS",
-        help="from SIGTERM or Ctrl-C to the end of the process, whatever it is in the middle of"
-        f" (without it: {STOP_S:g})",
+        help=f"hard limit in seconds from SIGTERM or Ctrl-C to the end of the process (default: {STOP_S:g})",
     )
     parser.add_argument(
         "--exit-with-parent",
@@ -97,8 +96,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         type=whole_number,
         const=0,
         metavar="PID",
-        help="end when the process that started this one ends; PID is its id, so that an end before the"
-        " first look is noticed too",
+        help="stop when the parent process PID ends",
     )
     add_engine_options(parser)
     parser.set_defaults(run=run)
@@ -111,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     if (code := followed(config)) is not None:
         return code
     if args.record_text and args.record is None:
-        raise BadInput("--record-text is for recordings and goes with --record FILE.mcap")
+        raise BadInput("--record-text needs --record FILE.mcap")
     if args.exit_with_parent is not None:
         watch_parent(args.exit_with_parent or None)
 
@@ -191,7 +189,7 @@ def serve(
 
     ring = KeyRing(keys, warn=tell_note) if endpoint.startswith("tcp") and keyless is None else None
     with stopped_by_signals(stop_s) as stopping, _recorder(record, texts=record_text) as recorder:
-        stopping.recorder = recorder
+        stopping.records(recorder)
         service = EngineService(
             endpoint,
             build,
@@ -203,8 +201,8 @@ def serve(
             sample_s=sample_s,
             on_ready=say_ready,
         )
-        stopping.service = service
-        print(f"listening on {service.telemetry_endpoint}, the model is loading", flush=True)
+        stopping.serves(service)
+        print(f"listening on {service.telemetry_endpoint}, loading the model", flush=True)
         key = ring.folder / LOCAL_KEY if ring is not None else NO_KEY
         beside = nullcontext() if http is None else http.running(connectable(service.telemetry_endpoint), key)
         with beside:
@@ -230,10 +228,10 @@ def _http_child(args: argparse.Namespace) -> HttpChild | None:
         if args.api_key is not None or any(getattr(args, name) for name in (*HTTP_NAMED, *HTTP_FLAGS)):
             words = ("api-key", *(name.replace("_", "-") for name in (*HTTP_NAMED, *HTTP_FLAGS)))
             names = ", ".join(f"--{word}" for word in words)
-            raise BadInput(f"{names} are for the OpenAI API and go with --http HOST:PORT")
+            raise BadInput(f"{names} need --http HOST:PORT")
         return None
     if args.keyless == Role.VIEWER:
-        raise BadInput("--http is not accepted with --keyless viewer: it sends prompts, as operators do")
+        raise BadInput("--http is not accepted with --keyless viewer: it sends prompts, which only operators may")
     options = [f"--{name.replace('_', '-')}={value}" for name in HTTP_NAMED if (value := getattr(args, name))]
     options += [f"--{name.replace('_', '-')}" for name in HTTP_FLAGS if getattr(args, name)]
     return HttpChild(args.http, api_key=api_key(args), options=options, tell=lambda line: tell_notes([line]))

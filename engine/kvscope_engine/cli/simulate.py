@@ -40,18 +40,17 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "simulate",
-        help="the scheduler and the pool without a model",
-        description="Run a workload through the engine's scheduler and block pool on a simulated clock, under one or"
-        " more allocation policies; print tables, or --json.",
+        help="simulate the scheduler and block pool without a model",
+        description="Runs a workload through the engine's scheduler and block pool on a simulated clock, with one or "
+        "more allocators; prints tables, or JSON with --json.",
     )
     parser.add_argument("workload", metavar="WORKLOAD", help=WORKLOADS)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--record",
         metavar="FILE.mcap",
-        help="record the run as the engine does, at simulated time, for the desktop; with more than one policy, the"
-        " policy's name goes before the suffix. Requests are recorded once the queue has room for them: it never"
-        " shows more than --max-num-seqs and one",
+        help="record the run for the desktop, in simulated time; with several allocators, the allocator's name "
+        "goes before the suffix. At most --max-num-seqs requests and one more are shown waiting",
     )
     add_workload_options(parser.add_argument_group("workload"))
     add_engine_options(parser.add_argument_group("engine"))

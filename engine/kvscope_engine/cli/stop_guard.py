@@ -27,11 +27,15 @@ def main(descriptor: int, limit_s: float) -> None:
             return
     children = _children(engine)
     if os.getppid() == engine:
-        sys.stderr.write(f"kvscope-engine: it did not end within {limit_s:g} s of being asked to, and was killed\n")
+        sys.stderr.write(f"kvscope-engine: did not stop within {limit_s:g} s and was killed\n")
         sys.stderr.flush()
         os.kill(engine, signal.SIGKILL)
-        for child in children:
-            _kill(child)
+        _kill(children)
+
+
+def kill_children() -> None:
+    """All that this process started is gone, as it is about to be itself; the process that guards it, too."""
+    _kill(_children(os.getpid()))
 
 
 def _children(pid: int) -> list[int]:
@@ -46,9 +50,12 @@ def _children(pid: int) -> list[int]:
     return [child for child in found if child != os.getpid()]
 
 
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _kill(pids: list[int]) -> None:
+    """With its group where it leads one: a compiler's driver starts compilers."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            leads = os.getpgid(pid) == pid
+            (os.killpg if leads else os.kill)(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -32,15 +32,23 @@ LEAVING_SHARE: Final = 0.8
 
 
 class Stopping:
-    """What a stop has to know. Its fields are filled as the service comes to be."""
+    """What a stop has to know: it is told as the service comes to be."""
 
     def __init__(self, limit_s: float) -> None:
-        self.service: EngineService | None = None
-        self.recorder: EngineRecorder | None = None
         self.was_loading = False
         """Whether the stop came before the engine was there."""
+        self._service: EngineService | None = None
+        self._recorder: EngineRecorder | None = None
         self._limit_s = limit_s
         self._is_asked = False
+
+    def records(self, recorder: EngineRecorder | None) -> None:
+        """What is to be closed even when nothing else can be."""
+        self._recorder = recorder
+
+    def serves(self, service: EngineService) -> None:
+        """What is to be stopped in order."""
+        self._service = service
 
     def ask(self, number: int, frame: FrameType | None) -> None:
         """The signals' handler."""
@@ -49,17 +57,18 @@ class Stopping:
             last_resort = threading.Timer(self._limit_s * LEAVING_SHARE, self._leave)
             last_resort.daemon = True
             last_resort.start()
-        if self.service is not None:
-            self.service.stop()
-        if self.service is None or self.service.is_loading:
+        if self._service is not None:
+            self._service.stop()
+        if self._service is None or self._service.is_loading:
             self.was_loading = True
             raise Interrupted
 
     def _leave(self) -> None:
-        if self.recorder is not None:
+        if self._recorder is not None:
             with contextlib.suppress(Exception):  # as much of it as there can be
-                self.recorder.close()
-        tell_notes([f"it did not end within {self._limit_s * LEAVING_SHARE:g} s: it is left as it is"])
+                self._recorder.close()
+        tell_notes([f"it did not stop within {self._limit_s * LEAVING_SHARE:g} s: leaving it running"])
+        stop_guard.kill_children()
         os._exit(1)
 
 
@@ -72,7 +81,7 @@ def stopped_by_signals(limit_s: float) -> Iterator[Stopping]:
         with _guarded(limit_s):
             yield stopping
     except Interrupted:
-        pass
+        stop_guard.kill_children()  # one that was being started as the signal came is in nobody's list
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

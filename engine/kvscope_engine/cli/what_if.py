@@ -15,7 +15,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "what-if",
-        help="place running requests by other policies",
+        help="place running requests with other allocators",
         description="Read JSON lines from standard input: the memory once, then the requests that run now, as often"
         " as wanted. Each time, print one JSON line on what every allocation policy would make of them. Ends with"
         " the input.",

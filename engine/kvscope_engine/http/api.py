@@ -86,7 +86,7 @@ class Api:
         """The engine as it is now. Raises ApiError with 503 while there is none that serves."""
         status = self.line.status
         if status is None:
-            raise ApiError(503, self.line.refusal or f"{NO_ENGINE}: it is waited for", code="engine_away")
+            raise ApiError(503, self.line.refusal or f"{NO_ENGINE}: waiting for it", code="engine_away")
         if status.phase != "ready" or status.hello is None:
             reason = f"the engine is {status.phase}" + (f": {status.reason}" if status.reason else "")
             raise ApiError(503, reason, code="engine_away")
@@ -100,5 +100,5 @@ class Api:
     def check_model(self, name: str | None) -> None:
         """Raise ApiError with 404 for another model than the one that is served; none is that one."""
         if name is not None and name != self.model_name:
-            message = f"the model {name!r:.140} is not served: {self.model_name!r} is"
+            message = f"model {name!r:.140} does not exist here: the model is {self.model_name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")

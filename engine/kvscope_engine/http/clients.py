@@ -102,7 +102,7 @@ class Slot:
         places, taken = self._limits.max_requests, self._clients.all.requests
         is_few = self._clients.held(self.client).requests < FEW_REQUESTS
         if taken >= places + (places // SPARE if is_few else 0):
-            raise _busy(f"{taken} requests are being answered already, no more are taken")
+            raise _busy(f"{taken} requests are in progress already: try again later")
         self._add(requests=1)
 
     def add(self, num_bytes: int) -> None:
@@ -114,7 +114,7 @@ class Slot:
         if self._clients.all.body_bytes > limits.max_bodies_bytes:
             raise _busy("too many bodies are being read at a time")
         if self._clients.held(self.client).body_bytes > max(limits.max_bodies_bytes // 2, limits.max_body_bytes):
-            raise _busy("too many bodies of this client are being read at a time")
+            raise _busy("too many concurrent request bodies from this client")
 
     def give_body(self) -> None:
         """Nothing of its body is needed any more: it is tokens."""

@@ -36,40 +36,46 @@ ABOUT: Final = (
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "http", help="OpenAI's API for an engine that runs already", description=ABOUT
+        "http", help="serve the OpenAI API for a running engine", description=ABOUT
     )
-    parser.add_argument("endpoint", metavar="ENDPOINT", help="the engine's: ipc:///DIR or tcp://HOST:PORT")
+    parser.add_argument("endpoint", metavar="ENDPOINT", help="the engine's endpoint: ipc:///DIR or tcp://HOST:PORT")
     parser.add_argument(
         "--listen",
         metavar="HOST:PORT",
         default="127.0.0.1:8000",
-        help="where clients connect; beyond loopback an API key is needed; port 0 is any free one",
+        help="address to listen on; beyond loopback an API key is needed; port 0 takes any free port",
     )
     parser.add_argument(
-        "--key", type=Path, metavar="FILE", help="on tcp: the key file for the engine, an operator's; `none` for none"
+        "--key", type=Path, metavar="FILE", help="on tcp: an operator's key file for the engine, or `none`"
     )
     add_api_options(parser)
     parser.add_argument(
         "--tokenizer",
         type=Path,
         metavar="DIR",
-        help="folder of the model's tokenizer (without it: found by the model's name, else the engine makes tokens)",
+        help="folder of the model's tokenizer (default: found by the model's name; else the engine tokenizes)",
     )
     parser.add_argument(
         "--max-requests",
         type=whole_number,
         default=1024,
-        help="answered at a time, others get a 429 (clients that have few: an eighth more)",
+        help="maximum concurrent requests; more get 429 (clients with few requests: an eighth more)",
     )
     parser.add_argument(
         "--max-connections",
         type=whole_number,
         default=16_384,
-        help="open at a time, others get a 503; fewer where the limit of open files (ulimit -n) is lower",
+        help="maximum open connections; more get 503; fewer if the limit on open files (ulimit -n) is lower",
     )
-    parser.add_argument("--max-body", type=parse_size, default="16MiB", metavar="SIZE", help="of a request's body")
     parser.add_argument(
-        "--drain-seconds", type=whole_number, default=30, metavar="S", help="for requests under way at the end"
+        "--max-body", type=parse_size, default="16MiB", metavar="SIZE", help="maximum size of a request's body"
+    )
+    parser.add_argument(
+        "--drain-seconds",
+        type=whole_number,
+        default=30,
+        metavar="S",
+        help="seconds that requests in progress get at shutdown",
     )
     parser.add_argument("--listen-fd", type=whole_number, help=argparse.SUPPRESS)
     parser.add_argument("--exit-with-parent", type=whole_number, help=argparse.SUPPRESS)
@@ -82,18 +88,16 @@ def add_api_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--api-key",
         metavar="KEY[,KEY]",
-        help="clients must show it (Authorization: Bearer KEY), or one of several: then each key is a client of its own"
-        f" when they take turns; in a list of processes it can be seen, in the variable {API_KEY_VARIABLE} it cannot",
+        help="API key that clients must send (Authorization: Bearer KEY), or several: each key then counts as a "
+        f"client of its own; visible in the process list, unlike the variable {API_KEY_VARIABLE}",
     )
     parser.add_argument(
         "--trust-forwarded",
         action="store_true",
-        help="behind a proxy: clients are told apart by the last address of X-Forwarded-For (without it: by the address"
-        " of the connection, so that all behind one proxy are one client)",
+        help="behind a proxy: identify clients by the last address of X-Forwarded-For (default: by the "
+        "connection's address, so everyone behind a proxy is one client)",
     )
-    parser.add_argument(
-        "--served-model-name", metavar="NAME", help="what clients call the model (without it: as --model)"
-    )
+    parser.add_argument("--served-model-name", metavar="NAME", help="model name for clients (default: as --model)")
     parser.add_argument(
         "--tool-call-parser",
         metavar="NAME",
@@ -101,7 +105,7 @@ def add_api_options(parser: argparse.ArgumentParser) -> None:
         help=f"how the model writes calls of tools (without it: as its chat template says): {', '.join(BY_NAME)}",
     )
     metrics = parser.add_mutually_exclusive_group()
-    metrics.add_argument("--no-metrics", action="store_true", help="no /metrics, and nothing is listened to for it")
+    metrics.add_argument("--no-metrics", action="store_true", help="disable /metrics")
     metrics.add_argument(
         "--metrics-open",
         action="store_true",
@@ -121,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal: 0."""
     if args.max_requests < 1 or args.max_connections < 1 or args.drain_seconds < 0:
         names = "--max-requests, --max-connections and --drain-seconds"
-        raise BadInput(f"{names} are not accepted: whole numbers above 0, and from 0 for the last")
+        raise BadInput(f"{names} must be whole numbers above 0 (the last: 0 or more)")
     from kvscope_engine.http.api import HttpLimits, HttpSettings
     from kvscope_engine.http.server import HttpServer
     from kvscope_engine.metrics.page import PATH

@@ -72,7 +72,7 @@ class Gate:
         if scheme.lower() == "bearer" and found:
             return found[0].decode()
         if path not in self._open_paths:
-            raise ApiError(401, "no valid API key is given: Authorization: Bearer KEY", code="invalid_api_key")
+            raise ApiError(401, "missing or invalid API key (Authorization: Bearer KEY)", code="invalid_api_key")
         return ""
 
     def _name(self, key: str, scope: Scope, headers: Headers) -> str:
@@ -96,7 +96,7 @@ async def read_body(request: Request, kind: type[_Body], limits: HttpLimits) -> 
         async with asyncio.timeout(limits.body_s):
             data = await _all_of(request, slot, limits.chunk_s)
     except TimeoutError:
-        raise ApiError(408, "the body does not come: the connection is closed") from None
+        raise ApiError(408, "the body did not arrive in time: closing the connection") from None
     except ClientDisconnect:
         raise ClientGone from None
     slot.enter()
@@ -132,7 +132,7 @@ def _decoded(data: bytes, kind: type[_Body]) -> _Body:
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: {error.reason}") from None
     except RecursionError:
-        raise ApiError(400, "the body is nested too deep") from None
+        raise ApiError(400, "the body is nested too deeply") from None
     except (msgspec.DecodeError, ValueError, OverflowError) as error:
         raise ApiError(400, f"the body is not accepted: {error}", param=_field(str(error))) from None
 

@@ -15,7 +15,7 @@ from kvscope_telemetry.messages.commands import Accepted, Finished, Refused, Sub
 
 News: TypeAlias = list[tuple[int, Tokens | Finished]]
 """(number of the choice, what was said of it)"""
-TOO_SLOW = "more of the answer waits than is kept: it was read too slowly, or is too large to be told as a whole"
+TOO_SLOW = "too much of the answer is unread: the client reads too slowly, or the answer is too large for one response"
 
 
 class Generation:

@@ -89,11 +89,11 @@ def why_not_served(status: Status, silent_s: float) -> str:
     if status.phase != "ready":
         return "the engine has ended"
     if silent_s > SILENT_S:
-        return f"the engine is stuck: it has said nothing for {silent_s:.0f} s"
+        return f"the engine is stuck: no telemetry for {silent_s:.0f} s"
     if status.busy_s > STUCK_S:
-        return f"the engine is stuck: its step has taken {status.busy_s:.0f} s, and is not over"
+        return f"the engine is stuck: its current step has taken {status.busy_s:.0f} s so far"
     if status.paused_s > HELD_S:
-        return f"the engine has been held by {status.paused_by or 'somebody'} for {status.paused_s:.0f} s"
+        return f"the engine has been paused by {status.paused_by or 'somebody'} for {status.paused_s:.0f} s"
     return ""
 
 

@@ -39,7 +39,7 @@ class Connection(H11Protocol):
         self.conn = _StrictConnection(h11.SERVER, self.config.h11_max_incomplete_event_size or MAX_HEAD_BYTES)
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
-            self._answer(503, f"{self.max_connections} connections are open already: no more are taken")
+            self._answer(503, f"{self.max_connections} connections are open already: no more are accepted")
             return
         self._expect_head()
 
@@ -84,14 +84,14 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         self._stop_timers()
         refusal = self.conn.refusal if isinstance(self.conn, _StrictConnection) else None
-        self._answer(*(refusal or (400, "this is no HTTP/1.1 request, or its head is too large")))
+        self._answer(*(refusal or (400, "not an HTTP/1.1 request, or its head is too large")))
 
     def _expect_head(self) -> None:
         self._head_timer = self.loop.call_later(self.limits.header_s, self._too_late)
 
     def _too_late(self) -> None:
         self._head_timer = None
-        self._answer(408, "the request does not come: the connection is closed")
+        self._answer(408, "the request did not arrive in time: closing the connection")
 
     def _answer(self, status: int, message: str) -> None:
         """Say so, if nothing was said yet, and hang up."""
@@ -144,21 +144,21 @@ def head_refusal(head: bytes) -> tuple[int, str] | None:
     """
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     if any(b"\r" in line or b"\n" in line for line in (first, *lines)):
-        return 400, "a line of the head does not end with CR LF, or has one of them within"
+        return 400, "a header line does not end with CR LF, or contains CR or LF"
     version = VERSION.search(first)
     if version is not None and version[1] not in (b"1.0", b"1.1"):
-        return 505, f"HTTP/{version[1].decode()} is not accepted: HTTP/1.1 is"
+        return 505, f"HTTP/{version[1].decode()} is not accepted: use HTTP/1.1"
     if any(line[:1] in (b" ", b"\t") for line in lines):
-        return 400, "a header that goes on in another line is not accepted"
+        return 400, "folded headers are not accepted"
     fields = [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
     lengths = [value for name, value in fields if name.strip() == b"content-length"]
     codings = [value for name, value in fields if name.strip() == b"transfer-encoding"]
     if len(lengths) > 1 or any(not value.isdigit() for value in lengths):
-        return 400, "Content-Length is not accepted: one number is"
+        return 400, "Content-Length is not accepted: it must be one number"
     if codings and (lengths or (version is not None and version[1] == b"1.0")):
-        return 400, "Transfer-Encoding is not accepted beside Content-Length, nor in HTTP/1.0"
+        return 400, "Transfer-Encoding is not accepted together with Content-Length, nor in HTTP/1.0"
     if codings and [value.lower() for value in codings] != [b"chunked"]:
-        return 501, "Transfer-Encoding is not accepted: chunked alone is"
+        return 501, "Transfer-Encoding is not accepted: only chunked is"
     return None
 
 

@@ -147,4 +147,4 @@ def _hub_folder(repository: str) -> Path:
     try:
         return Path(snapshot_download(repository, local_files_only=True))
     except LocalEntryNotFoundError as error:
-        raise KvscopeError(f"{repository!r} is not in the hub's cache") from error
+        raise KvscopeError(f"{repository!r} is not in the Hugging Face cache") from error

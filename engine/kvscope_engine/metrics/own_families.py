@@ -15,25 +15,25 @@ from kvscope_telemetry.messages.telemetry import DeviceSample, MemoryBreakdown
 from kvscope_telemetry.source import SourceState, SourceStatus
 
 TIER_GAUGES: Final = {
-    "num_blocks": "Blocks that there is memory for.",
-    "num_used": "Blocks that requests hold; in a lower tier, those of swapped requests.",
-    "num_shared": "Blocks that several requests hold, among the used.",
-    "num_cached": "Blocks that nobody holds and a later prompt may find.",
-    "num_free": "Blocks that hold nothing.",
+    "num_blocks": "Total blocks.",
+    "num_used": "Blocks held by requests; in a lower tier, those of swapped requests.",
+    "num_shared": "Used blocks that several requests share.",
+    "num_cached": "Blocks cached for their prefix and held by no request.",
+    "num_free": "Free blocks.",
 }
 """Each is an attribute of `TierFigures`."""
 TOTALS: Final = {
-    "evicted_blocks": "Blocks that lost their cached prefix.",
+    "evicted_blocks": "Blocks evicted from the prefix cache.",
     "copied_blocks": "Blocks copied on write.",
-    "swapped_blocks": "Blocks of preempted requests that were moved to a lower tier.",
-    "sunk_blocks": "Cached blocks that went to a lower tier instead of being forgotten.",
-    "loaded_blocks": "Blocks that came back from a lower tier.",
+    "swapped_blocks": "Blocks of preempted requests swapped to a lower tier.",
+    "sunk_blocks": "Cached blocks moved to a lower tier when evicted.",
+    "loaded_blocks": "Blocks loaded from a lower tier.",
     "lost_blocks": "Blocks of a lower tier that could not be read back whole.",
-    "restored_tokens": "Tokens that requests had again after a preemption without computing them.",
-    "recomputed_tokens": "Tokens that a preemption had lost, computed again.",
-    "admitted": "Requests that got their first place in a step.",
-    "refused": "Requests that were not taken.",
-    "messages_dropped": "Messages that the engine threw away because its publisher was behind.",
+    "restored_tokens": "Tokens recovered after preemptions without recomputation.",
+    "recomputed_tokens": "Tokens lost by preemptions and recomputed.",
+    "admitted": "Requests admitted (scheduled for the first time).",
+    "refused": "Requests refused.",
+    "messages_dropped": "Telemetry messages dropped because the publisher was behind.",
 }
 """Each is a field of `Counters`."""
 TOTAL_NAMES: Final = {
@@ -47,12 +47,12 @@ TOTAL_NAMES: Final = {
 
 def counters(make: Maker, tally: Tally) -> Iterator[Metric]:
     """What was counted, also while the engine is away."""
-    yield make.counter("kvscope_steps", "Steps of the engine.", ({}, tally.num_steps))
+    yield make.counter("kvscope_steps", "Engine steps.", ({}, tally.num_steps))
     for field, text in TOTALS.items():
         name = TOTAL_NAMES.get(field, field)
         yield make.counter(f"kvscope_{name}", text, ({}, getattr(tally.counters, field)))
     causes = [({"cause": cause}, float(count)) for cause, count in tally.preemptions.counts.items()]
-    text = "Preemptions by what became of the blocks; unknown: while nobody listened here."
+    text = "Preemptions by mode; unknown: before this process was connected."
     yield make.counter("kvscope_preemptions", text, *causes)
 
 
@@ -61,7 +61,7 @@ def gauges(make: Maker, tally: Tally, pool: PoolFigures) -> Iterator[Metric]:
     for field, text in TIER_GAUGES.items():
         name = field if field == "num_blocks" else f"{field}_blocks"
         yield make.gauge(f"kvscope_{name}", text, *_by_tier(pool, field))
-    yield make.gauge("kvscope_num_pinned_blocks", "Blocks that are not evicted: somebody asked.", ({}, pool.num_pinned))
+    yield make.gauge("kvscope_num_pinned_blocks", "Blocks pinned against eviction.", ({}, pool.num_pinned))
     block_bytes = tally.hello.cache.block_bytes
     if block_bytes:
         yield make.gauge("kvscope_block_bytes", "Bytes of one block over all layers.", ({}, block_bytes))
@@ -74,13 +74,13 @@ def gauges(make: Maker, tally: Tally, pool: PoolFigures) -> Iterator[Metric]:
 
 def listening(make: Maker, status: SourceStatus, *, is_up: bool) -> Iterator[Metric]:
     """How the engine is reached, always there. `make` counts since this process began."""
-    yield make.gauge("kvscope_up", "1 while the engine tells of itself, 0 while it is away or loads.", ({}, is_up))
+    yield make.gauge("kvscope_up", "1 while the engine reports, 0 while it is away or loading.", ({}, is_up))
     states = [({"state": str(state)}, float(state is status.state)) for state in _STATES]
-    yield make.gauge("kvscope_engine_state", "1 for the state that the engine is in.", *states)
+    yield make.gauge("kvscope_engine_state", "1 for the engine's current state.", *states)
     for name, text, value in (
-        ("reader_frames_lost", "Frames of the engine that never came here.", status.frames_dropped),
-        ("reader_resyncs", "Times that the whole state was asked for again.", status.resyncs),
-        ("reader_messages_rejected", "Messages that could not be read.", status.messages_rejected),
+        ("reader_frames_lost", "Telemetry frames lost.", status.frames_dropped),
+        ("reader_resyncs", "Snapshots requested to repair the state.", status.resyncs),
+        ("reader_messages_rejected", "Unreadable messages.", status.messages_rejected),
     ):
         yield make.counter(f"kvscope_{name}", text, ({}, value))
 
@@ -95,11 +95,11 @@ def _by_tier(pool: PoolFigures, field: str) -> list[tuple[Labels, float]]:
 
 def _fragmentation(make: Maker, pool: PoolFigures) -> Iterator[Metric]:
     slots = pool.slots
-    text = "Slots of the pool by use: used, reserved for tokens to come, wasted (held for nothing), cached, free."
+    text = "Slots of the pool by use: used, reserved for future tokens, wasted, cached, free."
     uses = ("used", "reserved", "wasted", "cached", "free")
     yield make.gauge("kvscope_num_slots", text, *[({"use": use}, getattr(slots, f"num_{use}")) for use in uses])
     for name, text, ratio in (
-        ("internal", "Wasted slots among those held.", slots.internal_fragmentation),
+        ("internal", "Wasted share of held slots.", slots.internal_fragmentation),
         ("external", "Share of the free blocks outside the longest free run.", slots.external_fragmentation),
     ):
         if ratio is not None:
@@ -117,12 +117,12 @@ def _device(make: Maker, sample: DeviceSample) -> Iterator[Metric]:
     parts = {"total": sample.memory_total_bytes, "used": sample.memory_used_bytes, "process": sample.process_bytes}
     known: list[tuple[Labels, float]] = [({"part": part}, value) for part, value in parts.items() if value >= 0]
     if known:
-        text = "The device's memory: all of it, used by everybody, used by the engine."
+        text = "Device memory: total, used by all processes, used by the engine."
         yield make.gauge("kvscope_device_memory_bytes", text, *known)
     for name, text, value in (
-        ("utilization_ratio", "How busy the device is, 0 to 1.", sample.utilization),
-        ("power_watts", "What it draws.", sample.power_watts),
-        ("temperature_celsius", "How hot it is.", sample.temperature_celsius),
+        ("utilization_ratio", "Device utilization, 0 to 1.", sample.utilization),
+        ("power_watts", "Device power draw.", sample.power_watts),
+        ("temperature_celsius", "Device temperature.", sample.temperature_celsius),
     ):
         if value >= 0:
             yield make.gauge(f"kvscope_device_{name}", text, ({}, value))

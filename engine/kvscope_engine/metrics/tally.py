@@ -7,20 +7,25 @@ start is a new tally. Knows neither names on a page nor sockets.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_engine.metrics.lives import Histograms, Lives
+from kvscope_engine.metrics.histogram import FIRST_TOKEN_S, REQUEST_S, STEP_TOKENS, TOKEN_S, Histogram, lengths
+from kvscope_telemetry.latencies import Moments
 from kvscope_telemetry.messages.telemetry import (
     Counters,
     DeviceSample,
     Event,
     Frame,
     MemoryBreakdown,
+    RequestInfo,
     Snapshot,
 )
+from kvscope_telemetry.running_time import RunningTime
+from kvscope_telemetry.summaries.moments import FirstTokens
 
 UNKNOWN: Final = "unknown"
 FINISH_REASONS: Final = ("stop", "length", "abort", "error")
@@ -100,3 +105,93 @@ def _how(event: Event) -> str:
 def _seconds(packed_ns: bytes) -> npt.NDArray[np.float64]:
     seconds: npt.NDArray[np.float64] = np.frombuffer(packed_ns, "<u8") / 1e9
     return seconds
+
+
+# The times of requests that are under way, and what is told of each at its end.
+#
+# Owns when each came, began and got its first token, on the engine's clock. A part of a life that nobody saw (of a
+# request that was there before us, or through a hole) is not counted anywhere, never guessed.
+class Histograms:
+    """All of an engine's start, named as vLLM names them. `max_model_len` bounds lengths."""
+
+    def __init__(self, max_model_len: int) -> None:
+        of_lengths = lengths(max_model_len)
+        self.time_to_first_token_seconds = Histogram(FIRST_TOKEN_S)
+        self.inter_token_latency_seconds = Histogram(TOKEN_S)
+        self.request_time_per_output_token_seconds = Histogram(TOKEN_S)
+        self.e2e_request_latency_seconds = Histogram(REQUEST_S)
+        self.request_queue_time_seconds = Histogram(REQUEST_S)
+        self.request_inference_time_seconds = Histogram(REQUEST_S)
+        self.request_prefill_time_seconds = Histogram(REQUEST_S)
+        self.request_decode_time_seconds = Histogram(REQUEST_S)
+        self.iteration_tokens_total = Histogram(STEP_TOKENS)
+        self.request_prompt_tokens = Histogram(of_lengths)
+        self.request_generation_tokens = Histogram(of_lengths)
+        self.request_params_max_tokens = Histogram(of_lengths)
+
+
+@dataclass(slots=True)
+class _Life:
+    info: RequestInfo
+    moments: Moments
+
+
+@dataclass(slots=True)
+class Lives:
+    """Tell it every snapshot and frame of one engine start, in order."""
+
+    histograms: Histograms
+    _there: dict[int, _Life] = field(default_factory=dict)
+    _first_tokens: FirstTokens = field(default_factory=FirstTokens)
+    _running: RunningTime = field(default_factory=RunningTime)
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """Who is there; through a hole first tokens may have come unseen."""
+        known = self._there
+        self._there = {info.number: known.get(info.number) or self._life(info) for info in snapshot.requests_info}
+        self._running.catch_up(snapshot.stops, snapshot.time_ns)
+        self._first_tokens.snapshot(snapshot)
+
+    def frame(self, frame: Frame) -> None:
+        """Who came, began, got a first token and ended in a step."""
+        for info in frame.new_requests:
+            self._there[info.number] = self._life(info)
+        for event in frame.events:
+            self._running.note(event)
+            if event.kind == "admitted" and event.number in self._there:
+                self._there[event.number].moments.started_ns = event.time_ns
+        for number in self._first_tokens.frame(frame):
+            if number in self._there:
+                self._there[number].moments.first_token_ns = frame.time_ns
+        for event in frame.events:
+            if event.kind == "finished":
+                self._finish(event)
+            elif event.kind == "aborted":
+                self._there.pop(event.number, None)
+
+    def _life(self, info: RequestInfo) -> _Life:
+        return _Life(info, Moments(info.arrival_ns, running=self._running))
+
+    def _finish(self, event: Event) -> None:
+        """One that ended by itself: its last token came in the step of its end."""
+        life = self._there.pop(event.number, None)
+        if life is None:
+            return
+        into, info, moments = self.histograms, life.info, life.moments
+        moments.ended_ns = event.time_ns
+        into.request_prompt_tokens.add(info.num_prompt_tokens)
+        into.request_generation_tokens.add(event.num_tokens)
+        if info.max_tokens:
+            into.request_params_max_tokens.add(info.max_tokens)
+        decode_ns = moments.decode_ns
+        for histogram, took_ns in (
+            (into.e2e_request_latency_seconds, moments.total_ns),
+            (into.request_queue_time_seconds, moments.queue_ns),
+            (into.request_inference_time_seconds, moments.inference_ns),
+            (into.request_prefill_time_seconds, moments.prefill_ns),
+            (into.request_decode_time_seconds, decode_ns),
+        ):
+            if took_ns is not None:
+                histogram.add(took_ns / 1e9)
+        if decode_ns is not None and event.num_tokens > 1:
+            into.request_time_per_output_token_seconds.add(decode_ns / 1e9 / (event.num_tokens - 1))

@@ -18,14 +18,14 @@ HISTOGRAMS: Final = {
     "inter_token_latency_seconds": "Time between two tokens of a request.",
     "request_time_per_output_token_seconds": "Mean time per token after the first, of a request that ended by itself.",
     "e2e_request_latency_seconds": "Time from arrival to end, of requests that ended by themselves; the next too.",
-    "request_queue_time_seconds": "Time from arrival to the first place in a step.",
-    "request_inference_time_seconds": "Time from the first place in a step to the end.",
-    "request_prefill_time_seconds": "Time from the first place in a step to the first token.",
+    "request_queue_time_seconds": "Time from arrival until first scheduled.",
+    "request_inference_time_seconds": "Time from first scheduled to the end.",
+    "request_prefill_time_seconds": "Time from first scheduled to the first token.",
     "request_decode_time_seconds": "Time from the first token to the last.",
     "iteration_tokens_total": "Tokens computed in a step, of prompts and of answers.",
     "request_prompt_tokens": "Prompt tokens of a request that ended by itself.",
     "request_generation_tokens": "Generated tokens of a request that ended by itself.",
-    "request_params_max_tokens": "Most new tokens that a request asked for.",
+    "request_params_max_tokens": "Maximum new tokens that a request asked for.",
 }
 """Each is an attribute of `Histograms`."""
 
@@ -40,20 +40,20 @@ def counters_and_histograms(make: Maker, tally: Tally) -> Iterator[Metric]:
             "Prompt tokens of new requests, looked up in the prefix cache.",
             num_prompt_tokens if has_cache else 0,
         ),
-        ("prefix_cache_hits", "Those of them that were found in it.", totals.cached_tokens if has_cache else 0),
-        ("num_preemptions", "Times that a running request gave up its blocks.", totals.preemptions),
+        ("prefix_cache_hits", "Of these, tokens found in the prefix cache.", totals.cached_tokens if has_cache else 0),
+        ("num_preemptions", "Preemptions of running requests.", totals.preemptions),
         ("prompt_tokens", "Prompt tokens of new requests, computed or found in the cache.", num_prompt_tokens),
         ("prompt_tokens_cached", "Prompt tokens of new requests found in the cache.", totals.cached_tokens),
         ("generation_tokens", "Tokens generated.", totals.generation_tokens),
         (
             "spec_decode_num_draft_tokens",
-            "Tokens guessed ahead and checked; 0 without speculation.",
+            "Draft tokens checked; 0 without speculation.",
             totals.draft_tokens,
         ),
-        ("spec_decode_num_accepted_tokens", "Tokens of these that were right.", totals.accepted_tokens),
+        ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", totals.accepted_tokens),
     ):
         yield make.counter(f"vllm:{name}", text, ({}, value))
-    text = "Requests that ended, by reason; unknown: while nobody listened here."
+    text = "Finished requests by reason; unknown: before this process was connected."
     ends = [({"finished_reason": reason}, float(count)) for reason, count in tally.ends.counts.items()]
     yield make.counter("vllm:request_success", text, *ends)
     for name, text in HISTOGRAMS.items():
@@ -63,8 +63,8 @@ def counters_and_histograms(make: Maker, tally: Tally) -> Iterator[Metric]:
 def gauges(make: Maker, tally: Tally, pool: PoolFigures) -> Iterator[Metric]:
     """How it is now."""
     totals = tally.counters
-    yield make.gauge("vllm:num_requests_running", "Requests that have blocks and run.", ({}, totals.num_running))
-    yield make.gauge("vllm:num_requests_waiting", "Requests in the queue.", ({}, totals.num_waiting))
+    yield make.gauge("vllm:num_requests_running", "Requests running.", ({}, totals.num_running))
+    yield make.gauge("vllm:num_requests_waiting", "Requests waiting.", ({}, totals.num_waiting))
     yield make.gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 1 is all of them.", ({}, pool.usage))
     info = Maker({"engine": make.labels["engine"]}, make.created_s)
     labels = _cache_config(tally.hello.cache)

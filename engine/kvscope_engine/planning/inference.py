@@ -8,10 +8,13 @@ each where they have 8 bits. Activations: transformers' forward of the largest s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from kvscope_engine.model.checks.hook_check import LayerCall, seen_calls
 from kvscope_engine.model.loading.hf_config import position_limit
 from kvscope_engine.model.memory.memory_plan import MemoryPlan, StepReserves
 from kvscope_engine.model.memory.step_memory import (
@@ -25,12 +28,20 @@ from kvscope_engine.model.memory.step_memory import (
     split_partials_bytes,
     step_buffer_bytes,
 )
+from kvscope_engine.model.running.attention import register_attention
+from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.kv_storage import QUANTIZED_DTYPES, block_bytes, storage_dtype
+from kvscope_engine.model.running.profile_run import NoAttention
 from kvscope_engine.model.tiers.build import STAGING_BYTES
-from kvscope_engine.planning.forward_peak import ForwardShape, forward_shape
+from kvscope_engine.planning.live_memory import LiveMemory
 from kvscope_engine.planning.shards import Stage, check_divisible, stages
-from kvscope_engine.planning.skeleton import Skeleton
-from kvscope_telemetry.errors import BadInput
+from kvscope_engine.planning.skeleton import Skeleton, build
+from kvscope_telemetry.errors import BadInput, KvscopeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvscope_engine.model.running.kv_storage import LayerShape
 
 CONTEXT_BYTES: Final = 800 << 20
 """Of the driver, CUDA's context and what libraries keep: 0.8 GiB as measured on H100 and H200."""
@@ -174,7 +185,7 @@ def _length(skeleton: Skeleton, question: InferenceQuestion) -> int:
     limit = position_limit(skeleton.config)
     if question.max_model_len is None:
         if limit is None:
-            raise BadInput(f"model {skeleton.name!r} does not say how long it can be: give --max-model-len")
+            raise BadInput(f"model {skeleton.name!r} does not state its context length: give --max-model-len")
         return limit
     if limit is not None and question.max_model_len > limit:
         raise BadInput(
@@ -240,3 +251,42 @@ def _reserves(
         graphs=graphs + step_buffer_bytes(limits, vocab),
         sampling=sampling_bytes(limits, vocab),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardShape:
+    """What a forward pass holds at its peak, and its layers keep: transformers' own code run on tensors without data.
+
+    Of a model's forward pass over some tokens.
+    """
+
+    calls: tuple[LayerCall, ...]
+    """How each layer calls its attention."""
+    activations: int
+    """Bytes at the peak, without the head."""
+
+    @property
+    def layers(self) -> Sequence[LayerShape]:
+        """The KV cache of each layer."""
+        return [call.shape for call in self.calls]
+
+
+@lru_cache(maxsize=16)
+def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int) -> ForwardShape:
+    """Run `num_tokens` through a model without data. Raises BadInput where the engine would refuse it."""
+    register_attention()
+    with FakeTensorMode(), torch.inference_mode():
+        module = build(skeleton.config, dtype, torch.device("cpu")).eval()
+        try:
+            calls = seen_calls(module)
+            ids = torch.zeros(num_tokens, dtype=torch.int64)
+            with LiveMemory() as memory:
+                memory.name("weights", [*module.parameters(), *module.buffers()])
+                memory.restart_peak()
+                Forward(module).fill(ids, ids, NoAttention())
+        except KvscopeError as error:
+            raise BadInput(f"model {skeleton.name!r} is not supported: {error}") from error
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # a foreign model raises what it likes
+            line = " ".join(str(error).split())
+            raise BadInput(f"model {skeleton.name!r} cannot be planned: {type(error).__name__}: {line:.200}") from error
+    return ForwardShape(calls, round(memory.peak["activations"]))

@@ -7,8 +7,11 @@ The scheduler owns `state`, `block_table`, `saved_rows` and `num_computed_tokens
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from kvscope_engine.policy.token_matcher import TokenMatcher
+import numpy as np
+from numpy.typing import NDArray
+
 from kvscope_telemetry.messages.commands import FinishReason
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
@@ -107,3 +110,27 @@ class Request:
         if start >= prompt:
             return self.output_token_ids[start - prompt : stop - prompt]
         return self.prompt_token_ids[start:] + self.output_token_ids[: stop - prompt]
+
+
+class TokenMatcher(Protocol):
+    """What keeps a completion to the form that was asked for, as the engine sees it.
+
+    Of one request. It follows the tokens that the request has, so neither preemption nor a batch can hurt it.
+    """
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is known which tokens may come next: until then the request samples none."""
+
+    def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:
+        """Write into `words[row]` which tokens may come next: bit token % 32 of word token // 32.
+
+        Changes nothing. Where it may not end yet, an end is allowed only when nothing else is.
+        """
+
+    def accept(self, token_id: int) -> None:
+        """Go on by a token that was sampled. Raises KvscopeError for one that is not of the form."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether an end was accepted."""

@@ -6,6 +6,7 @@ into that queue; while there is no engine they are refused with the reason.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -14,7 +15,6 @@ from kvscope_engine.server.allowance import behind
 from kvscope_engine.server.block_texts import BlockTextErrand
 from kvscope_engine.server.command_queue import OWN, CommandQueue, Whose
 from kvscope_engine.server.limits import ServiceLimits
-from kvscope_engine.server.pauses import Pauses
 from kvscope_engine.server.preparation import Prepared
 from kvscope_engine.server.work import DeskCommand, Joined, Lost, Tick, Work, command_of, is_question
 from kvscope_telemetry.messages.command_size import command_bytes
@@ -107,7 +107,7 @@ class CommandDesk:
             return is_question(work) if may_return else command_of(work) is not None
 
         dropped = (command_of(work) for work in self._waiting.take_if(client, is_dropped))
-        return [refuse(command, "you do not read your answers") for command in dropped if command is not None]
+        return [refuse(command, "the client does not read its answers") for command in dropped if command is not None]
 
     def move(self, before: bytes, client: bytes) -> None:
         """A client has another connection now: what it asked for on the one before comes first."""
@@ -117,6 +117,11 @@ class CommandDesk:
     def submits_of(self, client: bytes) -> set[str]:
         """Ids of the client's submissions that wait to be served."""
         return {work.request_id for work in self._waiting.of(client) if isinstance(work, Submit)}
+
+    def withdraw(self, client: bytes, request_id: str) -> list[Submit]:
+        """Take back the client's submission of this id that waits: its abort came first, for it waits for no turn."""
+        taken = self._waiting.take_if(client, lambda work: isinstance(work, Submit) and work.request_id == request_id)
+        return [work for work in taken if isinstance(work, Submit)]
 
     def next_command(self, *, wait: bool) -> DeskCommand | None:
         """The next client's oldest errand; with `wait`, sleeps until there is one, or it is time to stop."""
@@ -185,4 +190,78 @@ class CommandDesk:
             return Done(tag=command.tag)
         if self.phase == "failed":
             return refuse(command, f"the engine has ended: {self.reason}")
-        return refuse(command, "the model is still loading: try again when the status says ready")
+        return refuse(command, "the model is still loading: try again when the engine is ready")
+
+
+@dataclass(slots=True)
+class _Hold:
+    name: str
+    lease_ns: int
+    """0: as long as the connection."""
+    heard_ns: int
+
+
+class Pauses:
+    """Who holds the engine's steps. A pause lasts as long as whoever asked for it.
+
+    Owns the holders and their leases. Knows neither sockets nor the engine. `renew` is called on the I/O thread,
+    everything else on the engine's; `names` and `held_s` may be read from any.
+
+    The engine stands still while there is any holder.
+    """
+
+    def __init__(self) -> None:
+        self.names = ""
+        """Of all holders, for people; empty when nobody holds."""
+        self._holds: dict[bytes, _Hold] = {}
+        self._since_ns = 0
+        """When the first of those who hold began."""
+
+    @property
+    def any(self) -> bool:
+        """Whether somebody holds the steps."""
+        return bool(self._holds)
+
+    @property
+    def held_s(self) -> float:
+        """How long the engine has stood still; from any thread."""
+        since_ns = self._since_ns
+        return (time.monotonic_ns() - since_ns) / 1e9 if since_ns else 0.0
+
+    @property
+    def holders(self) -> list[bytes]:
+        """The clients that do."""
+        return list(self._holds)
+
+    def hold(self, client: bytes, name: str, lease_s: float) -> None:
+        """Stop from now on, for this client."""
+        self._holds[client] = _Hold(name, int(lease_s * 1e9), time.monotonic_ns())
+        self._tell()
+
+    def renew(self, client: bytes) -> None:
+        """Something was heard of a client."""
+        hold = self._holds.get(client)
+        if hold is not None:
+            hold.heard_ns = time.monotonic_ns()
+
+    def release(self, client: bytes) -> None:
+        """A client is gone; does nothing for one that holds nothing."""
+        self._holds.pop(client, None)
+        self._tell()
+
+    def release_all(self) -> None:
+        """Somebody lets the engine go on."""
+        self._holds.clear()
+        self._tell()
+
+    def expire(self) -> None:
+        """End the pauses of those that were not heard of for their lease."""
+        now_ns = time.monotonic_ns()
+        for client, hold in list(self._holds.items()):
+            if hold.lease_ns and now_ns - hold.heard_ns > hold.lease_ns:
+                del self._holds[client]
+        self._tell()
+
+    def _tell(self) -> None:
+        self._since_ns = (self._since_ns or time.monotonic_ns()) if self._holds else 0
+        self.names = ", ".join(dict.fromkeys(hold.name for hold in self._holds.values()))

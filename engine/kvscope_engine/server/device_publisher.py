@@ -55,7 +55,7 @@ DEVICES_ALONE: Final = Capabilities(
     latencies=False,
     blocks=False,
 )
-NO_ENGINE: Final = "this tells of devices alone: there is no engine behind it"
+NO_ENGINE: Final = "this address reports devices only: there is no engine"
 
 
 class DevicePublisher:

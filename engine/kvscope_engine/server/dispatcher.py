@@ -16,8 +16,7 @@ from kvscope_engine.server.command_desk import CommandDesk
 from kvscope_engine.server.debugging.intervening import Intervening
 from kvscope_engine.server.limits import ServiceLimits
 from kvscope_engine.server.open_requests import OpenRequests
-from kvscope_engine.server.pending_submits import PendingSubmits
-from kvscope_engine.server.preparation import Prepared
+from kvscope_engine.server.preparation import Preparation, Prepared, TokenIdsOf
 from kvscope_engine.server.served_engine import ServedEngine
 from kvscope_engine.server.sessions import Sessions
 from kvscope_engine.server.shared_snapshots import SharedSnapshots
@@ -144,7 +143,7 @@ class Dispatcher:
         self._engine.stops.tell_suspensions()
         pauses = self._desk.pauses
         pauses.expire()
-        self._tell_resumed("nothing more was heard of who paused it")
+        self._tell_resumed("the client that paused it is gone")
         self._intervening.look_at_holders()
         for client in {*pauses.holders, *self._intervening.holders}:
             self._reply(client, self._desk.status(0))  # a connection that is gone is noticed when something is said
@@ -160,8 +159,7 @@ class Dispatcher:
         self._open.move(before, client)
 
     def _give_up(self, client: bytes) -> None:
-        self._pending.cancel_all_of(client)
-        for request_id in self._open.of(client):
+        for request_id in (*self._pending.of(client), *self._open.of(client)):
             self._abort(request_id)
 
     # The end.
@@ -217,7 +215,7 @@ class Dispatcher:
             reply = self._intervening.do(client, command)
             self._desk.wants_ticks = self._wants_ticks
             return reply
-        return refuse(command, f"{type(command).__name__} is not served here")
+        return refuse(command, f"{type(command).__name__} is not available here")
 
     def _read_blocks(self, client: bytes, errand: BlockTextErrand) -> Reply | None:
         answer = errand.advance(self._engine)
@@ -254,15 +252,16 @@ class Dispatcher:
         if name in self._open or name in self._pending:
             is_own = self._open.belongs_to(name, client) or self._pending.belongs_to(name, client)
             if not (command.anyones or is_own):
-                return refuse(command, f"request {name!r:.140} is another client's: it is left alone")
+                return refuse(command, f"request {name!r:.140} belongs to another client")
             self._abort(name)
+        else:
+            for submit in self._desk.withdraw(client, name):
+                self._end_unread(Prepared(client, submit))
         return Done(request_id=name)
 
     def _abort(self, request_id: str) -> None:
         if request_id in self._pending:
-            prepared = self._pending.cancel(request_id)
-            for last in prepared.aborted():
-                self._say(prepared.client, last)
+            self._end_unread(self._pending.cancel(request_id))
             return
         self._engine.abort(request_id)
         self.touched = True
@@ -270,6 +269,15 @@ class Dispatcher:
             self._engine.snapshot(0)  # publishes what changed without a step
             for client, last in self._open.end_one(request_id, "abort"):
                 self._say(client, last)
+
+    def _end_unread(self, prepared: Prepared) -> None:
+        """It is aborted before its prompt was read: its client hears that at once, and it is listed."""
+        self._engine.list_aborted(prepared.submit)
+        self.touched = True
+        if self._desk.paused:
+            self._engine.snapshot(0)  # publishes what changed without a step
+        for last in prepared.aborted():
+            self._say(prepared.client, last)
 
     def _control(self, client: bytes, command: Control) -> Reply | None:
         if command.action == "step":
@@ -307,3 +315,65 @@ class Dispatcher:
     @property
     def _wants_ticks(self) -> bool:
         return self._desk.paused or bool(self._intervening.holders) or self._sessions.any_away
+
+
+class PendingSubmits:
+    """Submissions whose prompts are being made into tokens: known by their ids, and still their clients' to abort.
+
+    By request id. Every method runs on the engine's thread; `put(client, prepared)` is called on another.
+    """
+
+    def __init__(
+        self,
+        token_ids_of: TokenIdsOf,
+        has_form: Callable[[Submit], bool],
+        put: Callable[[bytes, Prepared], None],
+        limits: ServiceLimits,
+    ) -> None:
+        self._preparation = Preparation(token_ids_of, has_form, lambda done: put(done.client, done), limits)
+        self._pending: dict[str, Prepared] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._pending
+
+    def add(self, client: bytes, submit: Submit) -> str:
+        """Begin; the reason when that is too much."""
+        prepared = Prepared(client, submit)
+        reason = self._preparation.put(prepared)
+        if not reason:
+            self._pending[submit.request_id] = prepared
+        return reason
+
+    def take(self, prepared: Prepared) -> bool:
+        """It is through and pending no more; False when it was cancelled meanwhile."""
+        if self._pending.get(prepared.submit.request_id) is not prepared:
+            return False
+        del self._pending[prepared.submit.request_id]
+        return True
+
+    def belongs_to(self, request_id: str, client: bytes) -> bool:
+        """Whether it is here and `client` asked for it."""
+        prepared = self._pending.get(request_id)
+        return prepared is not None and prepared.client == client
+
+    def of(self, client: bytes) -> list[str]:
+        """Ids of the client's."""
+        return [request_id for request_id, prepared in self._pending.items() if prepared.client == client]
+
+    def move(self, before: bytes, client: bytes) -> None:
+        """A client has another connection now: those that are through but not taken are its as well."""
+        self._preparation.move(before, client)
+        for request_id in self.of(before):
+            self._pending[request_id].client = client
+
+    def cancel(self, request_id: str) -> Prepared:
+        """Nobody wants it any more. It must be here."""
+        prepared = self._pending.pop(request_id)
+        self._preparation.cancel(prepared)
+        return prepared
+
+    def close(self) -> list[Prepared]:
+        """End; returns what was not through, in the order it came."""
+        self._preparation.close()
+        pending, self._pending = list(self._pending.values()), {}
+        return pending

@@ -123,4 +123,6 @@ class EngineRecorder:
     def _look(self) -> None:
         if self._writer.failure and not self._has_told:
             self._has_told = True
-            self._tell(f"recording {str(self._writer.path)!r} ended early: {self._writer.failure}; the engine goes on")
+            self._tell(
+                f"recording {str(self._writer.path)!r} stopped early: {self._writer.failure}; the engine continues"
+            )

@@ -112,6 +112,9 @@ class ServedEngine(Protocol):
     def abort(self, request_id: str) -> None:
         """End a request; does nothing for an unknown or finished one."""
 
+    def list_aborted(self, submit: Submit) -> None:
+        """Tell of a request that was aborted before its prompt was read: it was sent, and is listed."""
+
     def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:
         """Run one step; empty when idle. Without `ahead` no other is begun before it is over."""
 

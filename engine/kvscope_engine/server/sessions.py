@@ -25,8 +25,8 @@ MAX_SESSIONS: Final = 1024
 MAX_KEPT_BYTES: Final = 2 << 20
 """Of what was said on one session: some 10,000 tokens."""
 MAX_ALL_KEPT_BYTES: Final = 64 << 20
-FORGOTTEN: Final = "the connection was away for too long: the engine knows no more of this request"
-NEVER_CAME: Final = "the connection broke before the engine had this request"
+FORGOTTEN: Final = "the connection was lost for too long: the engine dropped this request"
+NEVER_CAME: Final = "the connection was lost before the engine received this request"
 ENDED: Final = -1
 
 Said: TypeAlias = Accepted | Refused | Tokens | Finished

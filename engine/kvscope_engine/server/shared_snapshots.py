@@ -50,7 +50,7 @@ class SharedSnapshots:
         if len(tags) < self._max_waiting:
             tags.append(tag)
             return
-        reason = f"{len(tags)} snapshots are asked for already: at most {self._max_waiting} for a client at a time"
+        reason = f"{len(tags)} snapshots requested already: at most {self._max_waiting} per client at a time"
         self._reply(client, Failed(reason=reason, tag=tag))
 
     def tick(self) -> None:

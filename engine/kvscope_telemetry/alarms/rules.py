@@ -1,161 +1,102 @@
-"""Which alarms there are, and when each rings as its person set it.
+"""Rules of alarms: a name, an expression, and for how long it must hold. Those that come with kvscope are such too.
 
-Owns defaults and what is accepted. How a second is judged is `alarm_engine`'s.
+Owns the rules there are at first, what is accepted of one, and how it is written in a line. How a second is judged is
+`alarm_engine`'s; what an expression is, `expression`'s.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
+from kvscope_telemetry.alarms.expression import Expression
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.capabilities import Capabilities
+from kvscope_telemetry.summaries.bookmark import NOTE
 
-KV_USAGE, PREEMPTIONS, WAITING, RUN_OUT = "kv_usage", "preemptions", "waiting", "run_out"
-HOT, FRAMES_LOST, STUCK = "hot", "frames_lost", "stuck"
+MAX_SECONDS: Final = 3600.0
+MAX_NAME: Final = 60
+MAX_RULES: Final = 100
+_LINE: Final = re.compile(r"(?:(?P<name>[^:]*):)?(?P<expression>.*?)(?:\s+for\s+(?P<number>[\d.]+)\s*(?P<unit>s|min))?")
+_UNITS: Final = {"s": 1.0, "min": 60.0}
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """When one alarm rings."""
 
-    kind: str
-    is_on: bool = True
-    threshold: float
-    """In the unit of its `Kind`."""
-    seconds: float = 0.0
-    """How long it must be over; of sums and means, over how long they are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What an alarm is about."""
-
     name: str
-    title: str
-    condition: str
-    """Before the threshold: `KV usage over`."""
-    unit: str
-    threshold: float
-    """As it is at first."""
-    accepted: tuple[float, float]
-    """The least and greatest threshold."""
+    """What the alarm is called: no two rules have the same."""
+    expression: str
     seconds: float = 0.0
-    has_seconds: bool = True
-    """Whether a person sets them."""
-    before_seconds: str = "for"
-    """What stands between threshold and seconds."""
-    is_below: bool = False
-    """It rings below the threshold and not above."""
-    clears_at: float = 1.0
-    """Part of the threshold at which the trouble may be over."""
-    calm_s: float = 5.0
-    """How long it must be so calm: one trouble is one alarm."""
-
-    @property
-    def rule(self) -> Rule:
-        """As it is at first."""
-        return Rule(kind=self.name, threshold=self.threshold, seconds=self.seconds)
+    """How long it must hold; 0: it rings with the first second."""
+    is_on: bool = True
 
 
-KINDS: Final = {
-    kind.name: kind
-    for kind in (
-        Kind(KV_USAGE, "KV usage high", "KV usage over", "%", 95.0, (1.0, 99.9), 5.0, clears_at=0.95, calm_s=10.0),
-        Kind(
-            PREEMPTIONS,
-            "Many preemptions",
-            "Preemptions over",
-            "/s",
-            1.0,
-            (0.01, 1e4),
-            5.0,
-            before_seconds="on average over",
-            clears_at=0.5,
-        ),
-        Kind(
-            WAITING,
-            "Request waits long",
-            "A request waits for its first step for over",
-            "s",
-            10.0,
-            (0.5, 3600.0),
-            has_seconds=False,
-            clears_at=0.5,
-        ),
-        Kind(
-            RUN_OUT,
-            "Blocks run out",
-            "At the present rate no free or cached block is left in under",
-            "s",
-            30.0,
-            (1.0, 600.0),
-            5.0,
-            is_below=True,
-            clears_at=2.0,
-            calm_s=10.0,
-        ),
-        Kind(HOT, "Device hot", "Temperature over", "°C", 85.0, (20.0, 150.0), 10.0, clears_at=0.95, calm_s=10.0),
-        Kind(
-            FRAMES_LOST,
-            "Frames lost",
-            "More frames lost than",
-            "",
-            0.0,
-            (0.0, 1e6),
-            10.0,
-            before_seconds="within",
-            calm_s=20.0,
-        ),
-        Kind(
-            STUCK,
-            "Engine stuck",
-            "No step ends, with requests to run, for over",
-            "s",
-            30.0,
-            (3.0, 3600.0),
-            2.0,
-            has_seconds=False,
-            clears_at=0.1,
-            calm_s=2.0,
-        ),
-    )
-}
-SECONDS: Final = (0.0, 600.0)
-"""What is accepted of `Rule.seconds`."""
-DEFAULT_RULES: Final = tuple(kind.rule for kind in KINDS.values())
-_decoder: Final = msgspec.json.Decoder(list[Rule])
+DEFAULT_RULES: Final = (
+    Rule(name="KV usage high", expression="kv_usage > 0.95", seconds=5.0),
+    Rule(name="Many preemptions", expression="mean(preemptions_per_s, 5) > 1"),
+    Rule(name="Long wait", expression="longest_wait_s > 10"),
+    Rule(name="Blocks run out", expression="blocks_run_out_s < 30", seconds=5.0),
+    Rule(name="Temperature high", expression="temperature_celsius > 85", seconds=10.0),
+    Rule(name="Frames lost", expression="sum(lost_frames, 10) > 0"),
+    Rule(name="Engine stuck", expression="stalled_s > 30", seconds=2.0),
+)
 
 
-def checked(rule: Rule) -> Rule:
-    """Raises BadInput for what makes no sense."""
-    kind = KINDS.get(rule.kind)
-    if kind is None:
-        raise BadInput(f"alarm {rule.kind!r} is not known: {', '.join(KINDS)}")
-    for what, value, (least, most) in (
-        ("threshold", rule.threshold, kind.accepted),
-        ("seconds", rule.seconds, SECONDS),
-    ):
-        if not (math.isfinite(value) and least <= value <= most):
-            raise BadInput(f"{what} {value:g} of alarm {rule.kind!r} is not accepted: {least:g} to {most:g}")
-    return rule
+def checked(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """Raises BadInput for rules that make no sense, each or together."""
+    found: dict[str, Rule] = {}
+    for rule in rules:
+        why_not = complaint(rule)
+        if why_not:
+            raise BadInput(f"alarm {rule.name!r:.80}: {why_not}")
+        if rule.name in found:
+            raise BadInput(f"alarm {rule.name!r:.80}: there are two of this name; each needs its own")
+        found[rule.name] = rule
+    if len(found) > MAX_RULES:
+        raise BadInput(f"{len(found)} alarms are not accepted: at most {MAX_RULES}")
+    return tuple(found.values())
 
 
-def encode_rules(rules: tuple[Rule, ...]) -> str:
-    """As JSON."""
-    return msgspec.json.encode(rules).decode()
-
-
-def decode_rules(text: str) -> tuple[Rule, ...]:
-    """One of each kind, in their order: those that are missing, or make no sense, are as at first."""
-    said: dict[str, Rule] = {}
+def complaint(rule: Rule) -> str:
+    """What is wrong with a rule, in one line; empty where nothing is."""
+    if not rule.name.strip():
+        return "a name is needed"
+    if rule.name == NOTE or len(rule.name) > MAX_NAME:
+        return f"the name {rule.name!r:.80} is not accepted: up to {MAX_NAME} characters, and not {NOTE!r}"
+    if not (math.isfinite(rule.seconds) and 0 <= rule.seconds <= MAX_SECONDS):
+        return f"{rule.seconds:g} seconds are not accepted: 0 to {MAX_SECONDS:g}"
     try:
-        for rule in _decoder.decode(text or "[]"):
-            try:
-                said[rule.kind] = checked(rule)
-            except BadInput:  # of another version, or written by hand
-                continue
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
-        said = {}
-    return tuple(said.get(kind.name, kind.rule) for kind in KINDS.values())
+        Expression(rule.expression)
+    except BadInput as error:
+        return str(error)
+    return ""
+
+
+def parse_rule(text: str) -> Rule:
+    """Of `[NAME:] EXPRESSION [for N s]`; without a name it is called as its expression. Raises BadInput."""
+    found = _LINE.fullmatch(" ".join(text.split()))
+    assert found is not None, "each part of a line may be missing"
+    expression = found["expression"].strip()
+    name = (found["name"] or "").strip() or (expression if len(expression) <= MAX_NAME else f"{expression[:59]}…")
+    try:
+        seconds = float(found["number"] or 0) * _UNITS[found["unit"] or "s"]
+    except ValueError:
+        raise BadInput(f"{found['number']!r} is not accepted: a number of seconds, such as for 10 s") from None
+    Expression(expression)
+    return checked([Rule(name=name, expression=expression, seconds=seconds)])[0]
+
+
+def rule_text(rule: Rule) -> str:
+    """`KV usage high: kv_usage > 0.95 for 5 s`."""
+    name = "" if rule.name == rule.expression else f"{rule.name}: "
+    return f"{name}{rule.expression}" + (f" for {rule.seconds:g} s" if rule.seconds else "")
+
+
+def not_told(rule: Rule, told: Capabilities) -> tuple[str, ...]:
+    """Figures of a sound rule that such an engine does not tell."""
+    return tuple(figure.name for figure in Expression(rule.expression).figures if not figure.is_told(told))

@@ -155,7 +155,7 @@ class GpuQuestions:
     def _field(self, field: int | tuple[int, int]) -> Any:
         found = self._nvml.nvmlDeviceGetFieldValues(self._handle, [field])[0]
         if found.nvmlReturn != 0:
-            raise LookupError(f"field {field} is not told")
+            raise LookupError(f"field {field} is not reported")
         return found.value
 
     def _ask(self, name: str, *arguments: int) -> Any:

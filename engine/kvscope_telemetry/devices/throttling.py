@@ -20,16 +20,16 @@ _BITS: Final = {
 }
 WORDS: Final = {
     "idle": "idle",
-    "application_clocks": "clocks set by a person",
+    "application_clocks": "clocks set by a user",
     "power_cap": "power limit reached",
     "hw_slowdown": "slowed down by the hardware",
-    "sync_boost": "waits for other GPUs (sync boost)",
-    "sw_thermal": "too warm (driver)",
-    "hw_thermal": "too hot (hardware)",
-    "power_brake": "power brake of the machine",
-    "display_clocks": "clocks of its display",
-    "board_limit": "limit of the board",
-    "reliability": "voltage at its limit",
+    "sync_boost": "sync boost with other GPUs",
+    "sw_thermal": "thermal limit (driver)",
+    "hw_thermal": "thermal limit (hardware)",
+    "power_brake": "external power brake",
+    "display_clocks": "display clocks",
+    "board_limit": "board limit",
+    "reliability": "voltage limit",
 }
 HARMLESS: Final = frozenset({"idle", "application_clocks", "display_clocks", "sync_boost"})
 """Somebody wants it so, or there is nothing to do."""

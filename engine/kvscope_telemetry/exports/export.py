@@ -69,7 +69,7 @@ class Wanted:
             return cls(path, "", suffix)
         named = [word for word in KINDS if word in path.stem]
         if kind is None and len(named) != 1 and form is None:
-            raise BadInput(f"{str(path)!r} does not say what to write: name one of {', '.join(KINDS)} as its kind")
+            raise BadInput(f"{str(path)!r} has no known extension: choose one of {', '.join(KINDS)} with --to")
         if suffix != ".csv":
             require_pyarrow(suffix)
         return cls(path, kind or (named[0] if len(named) == 1 else "metrics"), suffix)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvscope_telemetry.alarms.words import title_of
 from kvscope_telemetry.exports.span import Exported, Span
 from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, settled
 
@@ -24,6 +23,6 @@ def end_of(mark: Bookmark) -> int:
 
 
 def name_of(mark: Bookmark) -> str:
-    """What it is about: a person's words, or an alarm and how bad it was."""
-    name = "" if mark.is_note else title_of(mark.kind)
+    """What it is about: a person's words, or an alarm's name and how bad it was."""
+    name = "" if mark.is_note else mark.kind
     return ": ".join(part for part in (name, mark.text) if part) or "Bookmark"

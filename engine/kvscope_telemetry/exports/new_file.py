@@ -19,11 +19,11 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     nothing is left of it."""
     part = path.with_name(path.name + PART_SUFFIX)
     if path.exists():
-        raise BadInput(f"{str(path)!r} exists already: choose another name, or move it")
+        raise BadInput(f"{str(path)!r} already exists: choose another name, or move it")
     try:
         file = part.open("xb")
     except FileExistsError:
-        raise BadInput(f"{str(part)!r} exists already: move it, or choose another name") from None
+        raise BadInput(f"{str(part)!r} already exists: move it, or choose another name") from None
     except OSError as error:
         raise BadInput(f"{str(path)!r} cannot be written: {error.strerror}") from None
     try:

@@ -1,7 +1,7 @@
 """What can be read of a recording into a new, whole one: never in place.
 
 Owns which messages go on: what cannot be read is left out, and after it everything up to the next snapshot, so that the
-new file has no state that never was. Keyframes, leaps and summaries are made anew by the writer.
+new file has no state that never was. Keyframes, delta checkpoints and summaries are made anew by the writer.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _copy(recording: Recording, writer: RecordingWriter, watch: Watch | None) ->
                 num_frames, num_left_out = num_frames + goes_on, num_left_out + (not goes_on)
             if not goes_on:
                 continue
-        if not writer.write(message, wait=True):
+        if not writer.write(message, wait=True, log_time_ns=recording.start_ns + round(at_s * 1e9)):
             raise KvscopeError(f"recording {str(writer.path)!r} cannot be written: {writer.failure}")
     for bookmark in recording.bookmarks():
         writer.mark(bookmark)
@@ -66,7 +66,7 @@ def _copy(recording: Recording, writer: RecordingWriter, watch: Watch | None) ->
     while together := list(islice(texts, _LOOK_EVERY)):
         writer.write_texts(together, wait=True)
     if not num_frames and sequence.epoch is None:
-        raise KvscopeError(f"there is no state in {str(recording.path)!r} that can be read: nothing is recovered")
+        raise KvscopeError(f"nothing could be recovered: {str(recording.path)!r} contains no readable state")
     return Recovered(num_frames, num_left_out, recording.info.duration_s)
 
 

@@ -56,9 +56,9 @@ def span_of(recording: Exported, from_s: float | None = None, until_s: float | N
     begin = recording.first_s if from_s is None else max(from_s, recording.first_s)
     end = length_s if until_s is None else min(until_s, length_s)
     if begin > length_s:
-        raise BadInput(f"there is nothing from {begin:g} s on: the recording is {length_s:.1f} s long")
+        raise BadInput(f"nothing to export from {begin:g} s on: the recording is {length_s:.1f} s long")
     if end < begin or (until_s is not None and until_s <= begin):
-        raise BadInput(f"the range from {begin:g} s until {end:g} s is empty: it ends before it begins")
+        raise BadInput(f"the range from {begin:g} s to {end:g} s is empty")
     return Span(recording.start_ns, recording.start_ns + round(begin * 1e9), recording.start_ns + round(end * 1e9))
 
 

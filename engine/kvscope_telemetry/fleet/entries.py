@@ -88,5 +88,5 @@ def _trouble(refused: list[str], num_over: int) -> str:
         more = f" (and {len(refused) - 1:,} more lines)" if len(refused) > 1 else ""
         told.append(f"left out: {refused[0]}{more}")
     if num_over:
-        told.append(f"{num_over:,} addresses are left out: at most {MAX_ENTRIES} are watched")
+        told.append(f"{num_over:,} addresses ignored: at most {MAX_ENTRIES} are watched")
     return "; ".join(told)

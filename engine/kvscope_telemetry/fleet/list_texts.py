@@ -72,7 +72,7 @@ class CommandText:
         except ValueError as error:
             raise BadInput(f"command {command!r} is not accepted: {error}") from None
         if not self._words:
-            raise BadInput(f"command {command!r} is not accepted: there is no word in it")
+            raise BadInput(f"command {command!r} is not accepted: it is empty")
 
     @property
     def name(self) -> str:
@@ -140,7 +140,7 @@ class CommandText:
         if stopped.is_set():
             raise BadInput("it was stopped")
         if time.monotonic() > deadline_s:
-            raise BadInput(f"{self._words[0]!r} did not end within {self._limit_s:g} s")
+            raise BadInput(f"{self._words[0]!r} did not finish within {self._limit_s:g} s")
 
 
 def _decoded(data: bytes, what: str) -> str:

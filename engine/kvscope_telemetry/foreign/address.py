@@ -172,7 +172,7 @@ def _split(text: str) -> tuple[SplitResult, int]:
         raise BadInput(f"address {text!r} is not accepted: {_SHAPE}") from None
     is_shown = text.isprintable() and not any(letter.isspace() for letter in text)
     if "@" in parts.netloc or parts.password is not None:
-        raise BadInput("an address with a name or key before its host is not accepted: give the key by --api-key-file")
+        raise BadInput("an address with a user name or key before its host is not accepted: use --api-key-file")
     if parts.scheme not in ENGINES or not parts.hostname or not port or parts.fragment or not is_shown:
         raise BadInput(f"address {text!r} is not accepted: {_SHAPE}")
     return parts, port
@@ -182,7 +182,7 @@ def _options(text: str, query: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name == "api_key":
-            raise BadInput("api_key in an address is not accepted, for addresses are shown: give it by --api-key-file")
+            raise BadInput("api_key in an address is not accepted, because addresses are displayed: use --api-key-file")
         if name == "ranks":
             raise BadInput(f"ranks={value!r} is not accepted here: one address is, with the rank=NUMBER that is meant")
         if name not in _OPTIONS or name in found:

@@ -82,7 +82,7 @@ class HttpGet:
         while part := answer.read(_CHUNK_BYTES):
             num_bytes += len(part)
             if num_bytes > self._max_bytes:
-                raise NoAnswer(f"{url} answers with more than {self._max_bytes >> 20} MB: that is not read")
+                raise NoAnswer(f"{url} answers with more than {self._max_bytes >> 20} MB, which is not read")
             parts.append(part)
         line.check()
         if answer.length:

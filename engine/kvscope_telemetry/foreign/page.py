@@ -82,7 +82,7 @@ def _fits(labels: Labels, where: Labels | None) -> bool:
 
 def _samples(text: str, prefixes: tuple[str, ...]) -> Samples:
     if text.lstrip()[:1] in ("<", "{"):
-        raise ProtocolError("it is a web page, and no metrics")
+        raise ProtocolError("it is a web page, not metrics")
     lines = [line for line in text.splitlines() if line.startswith(prefixes)]
     if len(lines) > MAX_SAMPLES:
         raise ProtocolError(f"it has {len(lines)} samples: up to {MAX_SAMPLES} are read")

@@ -121,14 +121,14 @@ class Scraper:
 
     def _with_advice(self, error: NoAnswer) -> str:
         if error.status == _NOT_FOUND and self._address.engine == "sglang":
-            return f"{error}: SGLang has metrics where it was started with --enable-metrics"
+            return f"{error}: start SGLang with --enable-metrics"
         return str(error)
 
     def _read_metrics(self) -> EngineReading:
         address = self._address
         kind, body = self._http.get(METRICS)
         if kind == "text/html":
-            raise ProtocolError("it is a web page, and no metrics")
+            raise ProtocolError("it is a web page, not metrics")
         page = Page(body.decode("utf-8", errors="replace"), _PREFIXES, address.rank, address.model)
         if not names_of(address.engine, page.names):
             raise ProtocolError(self._why_none(page))
@@ -140,7 +140,7 @@ class Scraper:
             return f"these are metrics of {ENGINES[others[0]]}: attach {others[0]}://{self._address.authority}"
         of_what = f" of rank {self._address.rank}" if self._address.rank else ""
         of_what += f" of model {self._address.model!r}" if self._address.model else ""
-        return f"there are no metrics of {self._address.product}{of_what} in it: is it another program's port?"
+        return f"it has no metrics of {self._address.product}{of_what}: is it another program's port?"
 
     def _known_facts(self, reading: EngineReading) -> ServerFacts:
         """Asked for at first, after a failure or a restart, and sometimes."""

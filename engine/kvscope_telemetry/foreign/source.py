@@ -8,24 +8,28 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.foreign.address import ForeignAddress
+from kvscope_telemetry.errors import KvscopeError, ProtocolError
+from kvscope_telemetry.foreign.address import ForeignAddress, waits_for_publisher
 from kvscope_telemetry.foreign.block_contents import BlockContents
-from kvscope_telemetry.foreign.event_part import EventPart
 from kvscope_telemetry.foreign.hand_over import HandOver
 from kvscope_telemetry.foreign.prompting.prompter import Prompter
 from kvscope_telemetry.foreign.scrape import Scraper
-from kvscope_telemetry.foreign.standing import Parts, standing
+from kvscope_telemetry.foreign.server_facts import ServerFacts
 from kvscope_telemetry.foreign.translator import Translator
-from kvscope_telemetry.kv_events.stream_items import StreamStatus
+from kvscope_telemetry.kv_events.stream import KvEventStream
+from kvscope_telemetry.kv_events.stream_items import Reset, StreamItem, StreamState, StreamStatus
 from kvscope_telemetry.messages.commands import BlockContent, Command, Reply
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
 from kvscope_telemetry.sources.sink import Sink
 from kvscope_telemetry.state.mirror import Mirror
 
+RETRY_S: Final = 5.0
+"""For an endpoint that could not be had."""
+_Where = tuple[str, str, str]
 FRAME_S: Final = 0.1
 """Between frames, where something changes."""
 HEARD_NS: Final = 3_000_000_000
@@ -215,3 +219,137 @@ class ForeignSource:
                 are_restarts_doubtful=self._translator.restarts.are_doubtful,
             )
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """How an attached engine is, in one state and one sentence: the worst of its two parts, metrics and KV events.
+
+    What is known of both at one moment.
+    """
+
+    product: str
+    """The engine, as a person calls it."""
+    metrics_why: str
+    """Why there are none; empty while there are."""
+    is_refused: bool
+    events: StreamStatus | None
+    """None where no endpoint is known."""
+    events_failure: str
+    """Why their endpoint cannot be used; empty while it can."""
+    has_begun: bool
+    """Whether there is a state to show."""
+    are_restarts_doubtful: bool = False
+
+
+def standing(parts: Parts) -> tuple[SourceState, str]:
+    """State, and why in words; empty where all is well and known."""
+    metrics, events = parts.metrics_why, _events_why(parts)
+    if parts.is_refused:
+        return SourceState.REFUSED, metrics
+    if not parts.has_begun:
+        return SourceState.CONNECTING, _joined(metrics, events if parts.events is not None else "")
+    if metrics and events:
+        return SourceState.STALE, _joined(metrics, events)
+    if metrics:
+        return SourceState.STALE, f"{metrics}; KV events go on" if parts.events is not None else metrics
+    if _are_events_gone(parts):
+        return SourceState.STALE, f"{events}; metrics go on"
+    if parts.are_restarts_doubtful:
+        doubt = "its counters go up and down: are several engines behind this address?"
+        return SourceState.LIVE, _joined(doubt, events)
+    return SourceState.LIVE, events
+
+
+def _are_events_gone(parts: Parts) -> bool:
+    return bool(parts.events_failure) or (parts.events is not None and parts.events.state is StreamState.LOST)
+
+
+def _events_why(parts: Parts) -> str:
+    """What a person must know of them; empty where they are live."""
+    events = parts.events
+    if parts.events_failure:
+        return f"KV events: {parts.events_failure}"
+    if events is None:
+        return (
+            f"no KV events: {parts.product} does not say where they are, and none was given (--kv-events "
+            "tcp://HOST:5557), so that which blocks are cached is not known"
+        )
+    if events.state is StreamState.UNCERTAIN:
+        return f"what is cached is uncertain: {events.why}"
+    if events.state is StreamState.REPLAYING:
+        return f"what was cached before is being asked for: {events.why}"
+    if events.state is StreamState.JOINING and not events.why.startswith("nothing published"):
+        return f"KV events: {events.why}"
+    return f"KV events: {events.why}" if events.state is StreamState.LOST else ""
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
+
+
+class EventPart:
+    """The KV events of an attached engine: the stream, wherever the server says that they are now.
+
+    Owns the stream and when it is opened anew. Belongs to one thread, but for `status`.
+
+    Of the rank at `address`: from the endpoint in it, or else from where the server says.
+    """
+
+    def __init__(self, address: ForeignAddress) -> None:
+        self.failure = ""
+        """Why the endpoint cannot be used, empty while it can."""
+        self._address = address
+        self._stream: KvEventStream | None = None
+        self._where: _Where = ("", "", "")
+        self._retry_s = 0.0
+        self._moved: list[StreamItem] = []
+        if address.kv_events:
+            self._open(address.kv_events, address.replay, address.topic)
+
+    @property
+    def status(self) -> StreamStatus | None:
+        """How the stream is; None where there is none."""
+        return None if self._stream is None else self._stream.status
+
+    @property
+    def is_live(self) -> bool:
+        """Whether what was given is what is."""
+        return self._stream is not None and self._stream.status.state is StreamState.LIVE
+
+    def learn(self, facts: ServerFacts) -> None:
+        """What the server says; a server that no longer says it leaves the stream as it is."""
+        if not self._address.kv_events and facts.kv_events:
+            self._open(facts.kv_events, facts.replay, self._address.topic or facts.topic)
+
+    def take(self) -> list[StreamItem]:
+        """What came since the last call, in order."""
+        if self.failure and time.monotonic() >= self._retry_s:
+            self._open(*self._where)
+        moved, self._moved = self._moved, []
+        return moved if self._stream is None else [*moved, *self._stream.take()]
+
+    def close(self) -> None:
+        """Stop reading. Idempotent."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+    def _open(self, endpoint: str, replay: str, topic: str) -> None:
+        where = (endpoint, replay, topic)
+        if self._stream is not None:
+            if where == self._where:
+                return
+            self.close()
+            self._moved.append(Reset(f"KV events are at {endpoint} now"))
+        self._where, self.failure = where, ""
+        address = self._address
+        try:
+            self._stream = KvEventStream(
+                address.endpoint(endpoint),
+                address.endpoint(replay) if replay else None,
+                topic=topic,
+                bind=waits_for_publisher(endpoint),
+            )
+        except KvscopeError as error:
+            self.failure, self._retry_s = str(error), time.monotonic() + RETRY_S

@@ -17,9 +17,7 @@ from typing import Final
 
 from kvscope_telemetry.foreign.block_tokens import BlockTokens
 from kvscope_telemetry.foreign.introduction import introduce
-from kvscope_telemetry.foreign.notes import Notes, gap_words
 from kvscope_telemetry.foreign.readings import EngineReading
-from kvscope_telemetry.foreign.restarts import Restarts
 from kvscope_telemetry.foreign.server_facts import ServerFacts
 from kvscope_telemetry.foreign.slots import Slots
 from kvscope_telemetry.foreign.tallies import Tallies, breakdown
@@ -28,6 +26,7 @@ from kvscope_telemetry.kv_events.stream_items import Gap, Received, Reset, Strea
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import (
     Counters,
+    Event,
     Frame,
     Heartbeat,
     Hello,
@@ -38,6 +37,12 @@ from kvscope_telemetry.messages.telemetry import (
 )
 from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
 
+MAX_RESTARTS: Final = 3
+WITHIN_NS: Final = 60_000_000_000
+"""An engine does not start more often in so long."""
+MAX_NOTES: Final = 32
+"""Between two frames; of more the last says how many were left out."""
+MAX_LETTERS: Final = 500
 HEARTBEAT_NS: Final = 500_000_000
 MANY_ROWS: Final = 400_000
 """In a frame at most: a message has a bound."""
@@ -97,7 +102,7 @@ class Translator:
                 self._notes.add(gap_words(item), now_ns)
             elif isinstance(item, Reset) and self._slots.num_held:
                 self._forget_blocks()
-                self._notes.add(f"what is cached is told from the beginning again: {item.why}", now_ns)
+                self._notes.add(f"the cache is reported from the start again: {item.why}", now_ns)
 
     def read(self, reading: EngineReading, facts: ServerFacts, now_ns: int, *, are_events_live: bool) -> None:
         """The newest metrics. `are_events_live`: whether what is cached is known to be that of this engine start."""
@@ -121,14 +126,12 @@ class Translator:
             slots.apply(event)
         if batch.num_unreadable_events:
             count = batch.num_unreadable_events
-            self._notes.add(
-                f"{count} KV events could not be read ({batch.unreadable}): what they said is missing", now_ns
-            )
+            self._notes.add(f"{count} KV events could not be read ({batch.unreadable}) and are missing", now_ns)
 
     def _restart(self, now_ns: int, *, are_events_live: bool) -> None:
         self._tallies.restart()
         if self.restarts.is_one(now_ns):
-            self._notes.add("the engine started anew: what it counts is less than it was", now_ns)
+            self._notes.add("the engine restarted: its counters went down", now_ns)
             if are_events_live:
                 self._begin_epoch()
             else:
@@ -253,3 +256,62 @@ class Translator:
             step=self.seq,
             num_unfinished=counters.num_running + counters.num_waiting,
         )
+
+
+class Notes:
+    """What happened to the picture itself, as events a person reads: gaps, restarts, what could not be read.
+
+    `add` them, then `take` them into a frame.
+    """
+
+    def __init__(self) -> None:
+        self._notes: list[Event] = []
+        self._num_left_out = 0
+
+    def add(self, words: str, now_ns: int) -> None:
+        """Something that a person should know."""
+        if len(self._notes) < MAX_NOTES:
+            self._notes.append(Event(kind="note", time_ns=now_ns, cause=words[:MAX_LETTERS]))
+        else:
+            self._num_left_out += 1
+
+    def take(self, now_ns: int) -> tuple[Event, ...]:
+        """All since the last call."""
+        notes, self._notes = self._notes, []
+        if self._num_left_out:
+            notes.append(Event(kind="note", time_ns=now_ns, cause=f"{self._num_left_out} more notes"))
+            self._num_left_out = 0
+        return tuple(notes)
+
+
+def gap_words(gap: Gap) -> str:
+    """What a hole in the stream means."""
+    count = gap.last - gap.first + 1
+    which = f"batch {gap.first}" if count == 1 else f"{count} batches, {gap.first} to {gap.last},"
+    return (
+        f"{which} of KV events cannot be had ({gap.why}): "
+        "blocks may be shown that are gone, and others not be shown, until their text comes again"
+    )
+
+
+class Restarts:
+    """Whether counters that went down mean that an engine started anew, or that several are behind one address.
+
+    Tell it each time that counters went down.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._times_ns: list[int] = []
+
+    @property
+    def are_doubtful(self) -> bool:
+        """Whether the counters go down so often that no engine's restarts explain it."""
+        return len(self._times_ns) > MAX_RESTARTS
+
+    def is_one(self, now_ns: int) -> bool:
+        """Whether what happened now is to be believed."""
+        self._times_ns = [time_ns for time_ns in self._times_ns if now_ns - time_ns < WITHIN_NS]
+        self._times_ns.append(now_ns)
+        self.count += not self.are_doubtful
+        return not self.are_doubtful

@@ -133,7 +133,7 @@ class KeyRing:
             trouble = str(error)
         if trouble != self._trouble:
             self._trouble = trouble
-            self._warn(f"{trouble}; until it is mended no client is let in" if trouble else f"{_LIST} is read again")
+            self._warn(f"{trouble}; no client is allowed until it is fixed" if trouble else f"{_LIST} is read again")
         self._callers = {entry.public: Caller(entry.name, entry.role, entry.public) for entry in entries}
 
     def entries(self) -> list[ClientEntry]:
@@ -165,7 +165,7 @@ class KeyRing:
     def _new(self, name: str, role: Role, out: Path) -> ClientKey:
         entries = self.entries()
         if any(entry.name == name for entry in entries):
-            raise BadInput(f"name {name!r} is taken: remove that key first, or choose another name")
+            raise BadInput(f"name {name!r} is in use: remove that key first, or choose another name")
         if len(entries) >= MAX_CLIENTS:
             raise BadInput(f"the allow-list is full: {MAX_CLIENTS} keys")
         public, secret = (key.decode() for key in zmq.curve_keypair())

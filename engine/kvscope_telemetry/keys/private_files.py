@@ -28,7 +28,7 @@ def make_private_folder(folder: Path, what: str) -> None:
     if status.st_uid != os.geteuid():
         raise BadInput(f"{what} {folder} is not accepted: it belongs to another user")
     if status.st_mode & 0o077:
-        raise BadInput(f"{what} {folder} is not accepted: others may look into it (chmod 700 mends it)")
+        raise BadInput(f"{what} {folder} is not accepted: others can read it (fix: chmod 700)")
 
 
 def write_private(path: Path, text: str, what: str, *, replace: bool = True) -> None:
@@ -64,7 +64,7 @@ def read_private(path: Path, what: str) -> str:
             if not stat.S_ISREG(status.st_mode):
                 raise BadInput(f"{what} {path} is not accepted: it is not a plain file")
             if status.st_mode & 0o077:
-                raise BadInput(f"{what} {path} is not accepted: others may read it (chmod 600 mends it)")
+                raise BadInput(f"{what} {path} is not accepted: others can read it (fix: chmod 600)")
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise BadInput(f"{what} {path} cannot be read: {error.strerror}") from None

@@ -10,17 +10,21 @@ is missing from there on. Where it does not, everything is forgotten and asked f
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, EventBatch
 from kvscope_telemetry.kv_events.decoding import decode_batch
-from kvscope_telemetry.kv_events.held_batches import HeldBatches
-from kvscope_telemetry.kv_events.seen_batches import SeenBatches
-from kvscope_telemetry.kv_events.stream_counts import StreamCounts
 from kvscope_telemetry.kv_events.stream_items import Gap, Received, Reset, StreamItem
 
+MAX_SEEN: Final = 1 << 14
+MAX_GAPS: Final = 256
+MAX_HELD_BYTES: Final = 32 << 20
+_EACH_BYTES: Final = 128
 MAX_FRUITLESS: Final = 2
 """Replays that bring nothing of what is missing, before it is given up."""
 
@@ -74,7 +78,7 @@ class Continuity:
     def connected_anew(self) -> None:
         """The connection was lost and is there again: batches may be missing, or the engine another one."""
         if self._can_replay:
-            self._ask("the connection was made anew")
+            self._ask("reconnected")
         elif self.has_joined:
             self.uncertain = "the connection was lost for a while, and no replay endpoint tells what was missed"
 
@@ -168,7 +172,7 @@ class Continuity:
             return
         self.has_joined = True
         if seq > 0:
-            self.uncertain = self.uncertain or f"what was cached before batch {seq} is not known"
+            self.uncertain = self.uncertain or f"what was cached before batch {seq} is unknown"
             self.last = seq - 1
 
     def _accept(self, seq: int, payload: bytes) -> bool:
@@ -267,3 +271,105 @@ class Continuity:
     def _ask(self, why: str) -> None:
         if self._can_replay:
             self.wants, self._is_check = why, False
+
+
+class HeldBatches:
+    """Batches that came while earlier ones are awaited, as bytes, bounded.
+
+    By sequence number. What there is no room for is dropped: it is a hole that a replay fills later.
+    """
+
+    def __init__(self, max_bytes: int = MAX_HELD_BYTES) -> None:
+        self._payloads: dict[int, bytes] = {}
+        self._num_bytes = 0
+        self._max_bytes = max_bytes
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def hold(self, seq: int, payload: bytes) -> None:
+        """Keep it; the one that came last under a number stands."""
+        self.take(seq)
+        num_bytes = len(payload) + _EACH_BYTES
+        if self._num_bytes + num_bytes <= self._max_bytes:
+            self._payloads[seq] = payload
+            self._num_bytes += num_bytes
+
+    def take(self, seq: int) -> bytes | None:
+        """The batch, which is no longer held; None when it is not here."""
+        payload = self._payloads.pop(seq, None)
+        if payload is not None:
+            self._num_bytes -= len(payload) + _EACH_BYTES
+        return payload
+
+    def in_order(self) -> list[int]:
+        """The numbers that are held."""
+        return sorted(self._payloads)
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self._payloads.clear()
+        self._num_bytes = 0
+
+
+class SeenBatches:
+    """Which batches were given lately, and which were given up: what comes twice, late, or from another engine.
+
+    A publisher has no name: whether a batch is one that was seen is told by its bytes.
+
+    Of one start of one publisher.
+    """
+
+    def __init__(self) -> None:
+        self._prints: dict[int, int] = {}  # the oldest first
+        self._gaps: deque[tuple[int, int]] = deque(maxlen=MAX_GAPS)
+
+    def add(self, seq: int, payload: bytes) -> None:
+        """It was given, or could not be read."""
+        self._prints[seq] = hash(payload)
+        if len(self._prints) > MAX_SEEN:
+            for old in list(islice(self._prints, MAX_SEEN // 8)):
+                del self._prints[old]
+
+    def skip(self, first: int, last: int) -> None:
+        """They were given up."""
+        self._gaps.append((first, last))
+
+    def is_same(self, seq: int, payload: bytes) -> bool:
+        """Whether exactly this batch was seen."""
+        return self._prints.get(seq) == hash(payload)
+
+    def was_skipped(self, seq: int) -> bool:
+        """Whether it was given up."""
+        return any(first <= seq <= last for first, last in self._gaps)
+
+    def clear(self) -> None:
+        """Another start."""
+        self._prints.clear()
+        self._gaps.clear()
+
+
+@dataclass(slots=True)
+class StreamCounts:
+    """What went by in a stream of KV events, counted.
+
+    Since the beginning; see `StreamStatus`.
+    """
+
+    batches: int = 0
+    events: int = 0
+    missing: int = 0
+    unreadable: int = 0
+    unknown_events: int = 0
+    unknown_fields: int = 0
+    duplicates: int = 0
+    restarts: int = 0
+    replays: int = 0
+
+    def take(self, batch: EventBatch) -> None:
+        """A batch was given."""
+        self.batches += 1
+        self.events += len(batch.events)
+        self.unreadable += batch.num_unreadable_events
+        self.unknown_events += batch.num_unknown_events
+        self.unknown_fields += batch.num_unknown_fields

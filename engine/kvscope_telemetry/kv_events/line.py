@@ -96,7 +96,7 @@ class Line:
                 self.socket.disconnect(self._endpoint)
             self.socket.connect(self._endpoint)
         if self._greeted_s is not None and now_s - self._greeted_s > GREETING_S:
-            self.refusal = f"{self._endpoint} does not speak ZeroMQ: it is no publisher of KV events"
+            self.refusal = f"{self._endpoint} is not a ZeroMQ socket: it does not publish KV events"
         if now_s >= self._look_s:
             self._look_s = now_s + WATCH_S
             self._connections.watch()
@@ -133,7 +133,7 @@ class Line:
         elif event in _FAILED:
             self._greeted_s = None
             self._knock_s = now_s + KNOCK_AGAIN_S
-            self.refusal = f"{self._endpoint} is no publisher of KV events"
+            self.refusal = f"{self._endpoint} does not publish KV events"
         else:
             self._ended(now_s)
 
@@ -146,4 +146,4 @@ class Line:
         self._knock_s = now_s + KNOCK_AGAIN_S  # after some refusals ZeroMQ does not try again by itself
         self._num_hang_ups += 1
         if self._num_hang_ups >= HANG_UPS_TO_TELL:
-            self.refusal = f"{self._endpoint} hangs up: it is no publisher of KV events"
+            self.refusal = f"{self._endpoint} closes the connection: it does not publish KV events"

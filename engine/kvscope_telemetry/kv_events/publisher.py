@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -18,14 +19,18 @@ import zmq
 
 from kvscope_telemetry.errors import BadInput, EndpointInUse
 from kvscope_telemetry.kv_events.addresses import is_ipv6, of_rank
-from kvscope_telemetry.kv_events.batch_queue import BatchQueue
-from kvscope_telemetry.kv_events.batches import END_SEQ, EventBatch, KvEvent
+from kvscope_telemetry.kv_events.batches import END_SEQ, BlockStored, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.config import KvEventsConfig
 from kvscope_telemetry.kv_events.encoding import encode_batch
-from kvscope_telemetry.kv_events.replay_buffer import ReplayBuffer
 from kvscope_telemetry.sockets.socket_files import SocketFiles
 from kvscope_telemetry.sockets.wakeup import Wakeup
 
+MAX_BUFFER_BYTES: Final = 128 << 20
+MAX_QUEUED_BYTES: Final = 64 << 20
+"""About what waiting batches take, beside their number."""
+_EVENT_BYTES: Final = 512
+_NUMBER_BYTES: Final = 40
+"""Of one hash or token in Python."""
 SEQ_BYTES: Final = 8
 MAX_REQUEST_BYTES: Final = 1024
 """Of what a consumer may send; a request for a replay has 8."""
@@ -180,3 +185,72 @@ def _attach(socket: zmq.Socket[bytes], endpoint: str, *, bind: bool) -> str:
             raise EndpointInUse(f"endpoint {endpoint} of KV events is in use") from None
         raise BadInput(f"endpoint {endpoint} of KV events is not accepted: {error.strerror}") from None
     return str(socket.get_string(zmq.LAST_ENDPOINT))
+
+
+class BatchQueue:
+    """Batches on their way from the engine's thread to the publisher's: numbered, bounded, and nobody waits.
+
+    Owns the sequence numbers. A batch for which there is no room is dropped and keeps its number, so that consumers
+    see a hole where it was.
+
+    At most `max_batches` wait. `put` on one thread, `take` on another.
+    """
+
+    def __init__(self, max_batches: int, max_bytes: int = MAX_QUEUED_BYTES) -> None:
+        self._max_batches, self._max_bytes = max_batches, max_bytes
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[int, EventBatch, int]] = deque()
+        self._num_bytes = 0
+        self.next_seq = 0
+        """Of the batch that comes next."""
+        self.num_dropped = 0
+
+    def put(self, batch: EventBatch) -> bool:
+        """Give the batch a number; whether there was room for it."""
+        num_bytes = sum(map(_size, batch.events))
+        with self._lock:
+            seq, self.next_seq = self.next_seq, self.next_seq + 1
+            has_room = len(self._waiting) < self._max_batches and self._num_bytes + num_bytes <= self._max_bytes
+            if has_room:
+                self._waiting.append((seq, batch, num_bytes))
+                self._num_bytes += num_bytes
+            else:
+                self.num_dropped += 1
+        return has_room
+
+    def take(self) -> tuple[int, EventBatch] | None:
+        """The oldest with its number, None when nothing waits."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            seq, batch, num_bytes = self._waiting.popleft()
+            self._num_bytes -= num_bytes
+        return seq, batch
+
+
+def _size(event: KvEvent) -> int:
+    numbers = len(event.token_ids) + len(event.block_hashes) if isinstance(event, BlockStored) else 0
+    return _EVENT_BYTES + _NUMBER_BYTES * numbers
+
+
+class ReplayBuffer:
+    """The last batches as bytes, for consumers that missed some or come late. Bounded in number and in bytes.
+
+    At most `max_batches`, the newest, in `max_bytes`.
+    """
+
+    def __init__(self, max_batches: int, max_bytes: int = MAX_BUFFER_BYTES) -> None:
+        self._batches: deque[tuple[int, bytes]] = deque()
+        self._max_batches, self._max_bytes = max_batches, max_bytes
+        self._num_bytes = 0
+
+    def add(self, seq: int, payload: bytes) -> None:
+        """A batch that was published; the oldest make room."""
+        self._batches.append((seq, payload))
+        self._num_bytes += len(payload)
+        while len(self._batches) > self._max_batches or (self._num_bytes > self._max_bytes and len(self._batches) > 1):
+            self._num_bytes -= len(self._batches.popleft()[1])
+
+    def since(self, seq: int) -> Iterator[tuple[int, bytes]]:
+        """Those from `seq` on."""
+        return (item for item in self._batches if item[0] >= seq)

@@ -6,6 +6,7 @@ batches mean for each other is `continuity`.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from types import TracebackType
@@ -13,14 +14,22 @@ from typing import Final, Self
 
 import zmq
 
-from kvscope_telemetry.kv_events.addresses import check_endpoint
+from kvscope_telemetry.kv_events.addresses import check_endpoint, is_ipv6
+from kvscope_telemetry.kv_events.batches import END_SEQ
 from kvscope_telemetry.kv_events.continuity import Continuity
 from kvscope_telemetry.kv_events.line import Line
-from kvscope_telemetry.kv_events.pending_items import PendingItems
-from kvscope_telemetry.kv_events.replay_client import ReplayClient, read_published
 from kvscope_telemetry.kv_events.stream_items import StreamItem, StreamState, StreamStatus
+from kvscope_telemetry.kv_events.wire import MAX_BATCH_BYTES
 from kvscope_telemetry.sockets.wakeup import Wakeup
 
+HIGH_WATER: Final = 256
+"""Answers that wait here; publishers before vLLM 0.26 drop what is more than a thousand behind."""
+NEW_PARTS: Final = 4
+OLD_PARTS: Final = 3
+SEQ_BYTES: Final = 8
+MAX_PENDING_BYTES: Final = 16 << 20
+"""As they came over the wire; as objects they take about ten times that."""
+_ITEM_BYTES: Final = 256
 TICK_MS: Final = 100
 AT_A_GO: Final = 256
 CHECK_AFTER_S: Final = 5.0
@@ -220,10 +229,99 @@ class KvEventStream:
             state = StreamState.LOST if line.num_connections or line.refusal else StreamState.JOINING
             return state, line.refusal or f"nobody publishes at {self.endpoint}"
         if self._num_foreign and not continuity.counts.batches:
-            return StreamState.LOST, f"{self.endpoint} sends something else than KV events"
+            return StreamState.LOST, f"{self.endpoint} sends something other than KV events"
         is_asking = bool(continuity.wants) or continuity.is_replaying
         if is_asking and not continuity.is_checking:
             return StreamState.REPLAYING, continuity.uncertain or continuity.wants
         if continuity.uncertain:
             return StreamState.UNCERTAIN, continuity.uncertain
-        return (StreamState.LIVE, "") if continuity.has_joined else (StreamState.JOINING, "nothing was published yet")
+        return (StreamState.LIVE, "") if continuity.has_joined else (StreamState.JOINING, "nothing published yet")
+
+
+class PendingItems:
+    """Items of a stream on their way from the reading thread to who follows it, bounded by the bytes they came in.
+
+    `give` on one thread, `take` on another.
+    """
+
+    def __init__(self, max_bytes: int = MAX_PENDING_BYTES) -> None:
+        self._lock = threading.Lock()
+        self._items: list[StreamItem] = []
+        self._num_bytes = 0
+        self._max_bytes = max_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be read."""
+        return self._num_bytes < self._max_bytes
+
+    def give(self, item: StreamItem, num_bytes: int) -> None:
+        """The next item."""
+        with self._lock:
+            self._items.append(item)
+            self._num_bytes += num_bytes + _ITEM_BYTES
+
+    def take(self) -> list[StreamItem]:
+        """All that waits."""
+        with self._lock:
+            items, self._items = self._items, []
+            self._num_bytes = 0
+        return items
+
+
+class ReplayClient:
+    """One replay: what a publisher still has, from one sequence number on, in the old layout or the new.
+
+    A socket each, so that answers that come after somebody stopped waiting are nobody's.
+
+    Asks `endpoint` for all batches from `start` on.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, start: int) -> None:
+        self.is_over = False
+        """Whether the end was said."""
+        self.num_foreign = 0
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.rcvhwm = HIGH_WATER
+        self.socket.maxmsgsize = MAX_BATCH_BYTES
+        self.socket.linger = 0
+        self.socket.ipv6 = is_ipv6(endpoint)
+        self.socket.connect(endpoint)
+        self.socket.send_multipart((b"", start.to_bytes(SEQ_BYTES, "big")), zmq.NOBLOCK)
+
+    def receive(self, max_answers: int) -> list[tuple[int, bytes]]:
+        """Batches that came, in the order in which they were sent."""
+        answers: list[tuple[int, bytes]] = []
+        with contextlib.suppress(zmq.Again):
+            while len(answers) < max_answers and not self.is_over:
+                answer = read_answer(self.socket.recv_multipart(zmq.NOBLOCK))
+                if answer is None:
+                    self.num_foreign += 1
+                elif answer[0] is None:
+                    self.is_over = True
+                else:
+                    answers.append((answer[0], answer[1]))
+        return answers
+
+    def close(self) -> None:
+        """Stop waiting."""
+        self.socket.close(linger=0)
+
+
+def read_answer(parts: list[bytes]) -> tuple[int | None, bytes] | None:
+    """Sequence number and payload, (None, b"") at the end of a replay, None for what is no answer.
+
+    Four parts since vLLM 0.26 and SGLang 0.5.23: nothing, topic, number, payload; three without a topic before.
+    """
+    if len(parts) not in (NEW_PARTS, OLD_PARTS) or parts[0] or len(parts[-2]) != SEQ_BYTES:
+        return None
+    if parts[-2] == END_SEQ:
+        return None, b""
+    return int.from_bytes(parts[-2], "big"), parts[-1]
+
+
+def read_published(parts: list[bytes]) -> tuple[int, bytes] | None:
+    """Sequence number and payload of a published message, None for what is none: topic, number, payload."""
+    if len(parts) != OLD_PARTS or len(parts[1]) != SEQ_BYTES or parts[1] == END_SEQ:
+        return None
+    return int.from_bytes(parts[1], "big"), parts[2]

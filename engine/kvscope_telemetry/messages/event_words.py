@@ -23,9 +23,9 @@ def reuse_clauses(data: EventData) -> list[str]:
     """Where a request's tokens came from, and what could not be read back."""
     parts = []
     if data.num_loaded_blocks:
-        parts.append(f"{_blocks(data.num_loaded_blocks)} came back from lower tiers")
+        parts.append(f"{_blocks(data.num_loaded_blocks)} loaded from lower tiers")
     if data.num_lost_tokens:
-        parts.append(f"{data.num_lost_tokens} tokens could not be read back whole and are computed again")
+        parts.append(f"{data.num_lost_tokens} tokens could not be read back completely and are recomputed")
     return parts
 
 
@@ -34,15 +34,15 @@ def miss_text(data: EventData) -> str:
     return {
         "evicted": f"the block from token {data.missed_token} was evicted at step {data.missed_step}",
         "differs": f"it first differs from what is cached at token {data.missed_token}",
-        "unseen": f"what comes after token {data.missed_token} was never seen",
-        "new": "nothing that begins like it was ever seen",
+        "unseen": f"no cached prefix continues after token {data.missed_token}",
+        "new": "no cached prefix matches",
     }.get(data.missed, "")
 
 
 def _started(event: Event, data: EventData) -> list[str]:
     waited = _time(data.waited_ns)
     without = f" (without {_time(data.stopped_ns)} paused)" if data.stopped_ns else ""
-    parts = [f"came back {waited} after its preemption" if event.kind == "resumed" else f"waited {waited}"]
+    parts = [f"resumed {waited} after its preemption" if event.kind == "resumed" else f"waited {waited}"]
     parts[0] += without
     parts.append(_needed(event, data))
     if data.num_pool_blocks or data.num_loaded_blocks:
@@ -58,8 +58,8 @@ def _needed(event: Event, data: EventData) -> str:
     """What its tokens take, and where a run is set aside for it, of how much that is."""
     if not data.num_set_aside:
         return f"{_blocks(event.num_blocks)} needed"
-    run = f"a run of {_blocks(data.num_set_aside)} set aside for it"
-    return f"{run}, of which its tokens take {event.num_blocks} now"
+    run = f"a run of {_blocks(data.num_set_aside)} reserved for it"
+    return f"{run}, {event.num_blocks} of them filled"
 
 
 def _forked(event: Event, _: EventData) -> list[str]:
@@ -68,31 +68,33 @@ def _forked(event: Event, _: EventData) -> list[str]:
 
 
 def _preempted(event: Event, data: EventData) -> list[str]:
-    there = "none could be had" if data.num_available == 0 else f"{data.num_available} could be had"
+    there = {0: "none was", 1: "only 1 was"}.get(data.num_available, f"only {data.num_available} were") + " available"
     needed = f"request #{event.other} needed {_blocks(data.num_needed)} and {there}"
     return [needed, _choice(event, data), _price(event, data)]
 
 
 def _made_way(event: Event, data: EventData) -> list[str]:
-    who = {"client": "whose client ran nothing", "batch": "whose batch ran nothing"}.get(
+    who = {"client": "whose client had none running", "batch": "whose batch had none running"}.get(
         data.choice, "whose turn it was"
     )
     return [f"made way for request #{event.other}, {who}", _price(event, data)]
 
 
 def _asked(event: Event, data: EventData) -> list[str]:
-    return [f"{data.by} asked for it", _price(event, data)]
+    return [f"requested by {data.by}", _price(event, data)]
 
 
 def _choice(event: Event, data: EventData) -> str:
     chosen = f"request #{event.number} was chosen"
-    times = {0: "never", 1: "only once"}.get(data.choice_number, f"only {data.choice_number} times")
+    times = {0: "never preempted", 1: "preempted only once"}.get(
+        data.choice_number, f"preempted only {data.choice_number} times"
+    )
     return {
-        "itself": "it is itself next to give way",
-        "priority": f"{chosen} for its low priority ({data.choice_number})",
-        "spared": f"{chosen}: it was {times} preempted",
-        "share": f"{chosen}: its client held the most",
-        "newest": f"{chosen} as the newest",
+        "itself": "it was itself the next to be preempted",
+        "priority": f"{chosen}, having the lowest priority ({data.choice_number})",
+        "spared": f"{chosen}: it was {times}",
+        "share": f"{chosen}: its client held the most tokens",
+        "newest": f"{chosen}, being the newest",
     }.get(data.choice, chosen)
 
 
@@ -101,16 +103,20 @@ def _price(event: Event, data: EventData) -> str:
     what = f"{event.num_tokens} tokens in {_blocks(event.num_blocks)}"
     swap, recompute = _about(data.swap_ns), _about(data.recompute_ns)
     if data.is_swapped:
-        against = f", {recompute} to compute again" if recompute else ""
-        return f"{what} moved to a lower tier ({swap} there and back{against})"
+        against = f", {recompute} to recompute" if recompute else ""
+        return f"{what} swapped to a lower tier ({swap} round trip{against})"
     parts = [part for part in (recompute, f"{swap} by a lower tier" if swap else "") if part]
     return f"{what} to recompute" + (f" ({', '.join(parts)})" if parts else "")
 
 
 def _evicted(event: Event, data: EventData) -> list[str]:
-    verb = "was" if event.num_blocks == 1 else "were"
-    chosen = f"{event.num_blocks} cached, unused for longest, {verb} evicted, first for request #{event.other}"
-    sunk = [f"{data.num_sunk} went to host memory"] if data.num_sunk else []
+    if event.num_blocks == 1:
+        chosen = f"the least recently used cached block was evicted for request #{event.other}"
+    else:
+        chosen = (
+            f"the {event.num_blocks} least recently used cached blocks were evicted, first for request #{event.other}"
+        )
+    sunk = [f"{data.num_sunk} moved to host memory"] if data.num_sunk else []
     return ["no block was free", chosen, *sunk]
 
 
@@ -124,7 +130,7 @@ def _resumed(_: Event, data: EventData) -> list[str]:
 
 
 def _single_step(_: Event, data: EventData) -> list[str]:
-    return [f"asked for by {data.by}" if data.by else "asked for", f"it took {_time(data.lasted_ns)}"]
+    return [f"requested by {data.by}" if data.by else "requested", f"it took {_time(data.lasted_ns)}"]
 
 
 def _suspended(_: Event, data: EventData) -> list[str]:

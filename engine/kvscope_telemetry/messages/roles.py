@@ -29,7 +29,7 @@ class Caller:
     public_key: str = ""
 
 
-UNKNOWN_KEY: Final = "this key is not known to the engine any more"
+UNKNOWN_KEY: Final = "the engine no longer accepts this key"
 FOR_ALL: Final = (GetStatus, GetSnapshot, GetAllocatorMap)
 """Commands that everybody may give; all others, also those still to be invented, are for operators."""
 

@@ -10,11 +10,22 @@ All `time_ns` are `time.monotonic_ns()` of the engine's machine; `Hello` pairs o
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
+import numpy as np
 
-from kvscope_telemetry.ledger import BlockRows
+from kvscope_telemetry.ledger import (
+    U2,
+    BlockRows,
+    Ids,
+    OptionalCounts,
+    Packing,
+    RowCounts,
+    RowNumbers,
+    Times,
+    packed,
+)
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.sampling_params import ModelSampling
@@ -139,24 +150,24 @@ class RequestRows(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     `table_blocks`. The last two columns are empty where they are 0 for all.
     """
 
-    number: bytes = b""  # u4
-    state: bytes = b""  # u1, RequestState
-    num_computed_tokens: bytes = b""  # u4, tokens whose KV is in blocks
-    num_cached_tokens: bytes = b""  # u4, prompt tokens found in the prefix cache when it first ran
-    num_output_tokens: bytes = b""  # u4
-    num_preemptions: bytes = b""  # u2
-    table_start: bytes = b""  # u4
-    table_count: bytes = b""  # u4
-    table_blocks: bytes = b""  # u4, concatenated
-    num_draft_tokens: bytes = b""  # u4, guessed ahead and checked
-    num_accepted_tokens: bytes = b""  # u4, those of them that were right
+    number: RowNumbers = b""
+    state: Annotated[bytes, packed(Packing(np.dtype("u1"), is_row=True))] = b""  # RequestState
+    num_computed_tokens: RowCounts = b""  # tokens whose KV is in blocks
+    num_cached_tokens: RowCounts = b""  # prompt tokens found in the prefix cache when it first ran
+    num_output_tokens: RowCounts = b""
+    num_preemptions: Annotated[bytes, packed(Packing(U2, is_row=True))] = b""
+    table_start: RowCounts = b""
+    table_count: RowCounts = b""
+    table_blocks: Ids = b""  # concatenated
+    num_draft_tokens: OptionalCounts = b""  # guessed ahead and checked
+    num_accepted_tokens: OptionalCounts = b""  # those of them that were right
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
     """Who ran in this step, and with how many tokens. Packed little-endian."""
 
-    number: bytes = b""  # u4
-    num_tokens: bytes = b""  # u4
+    number: RowNumbers = b""
+    num_tokens: RowCounts = b""
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
 
@@ -164,13 +175,13 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 class Moves(msgspec.Struct, frozen=True, gc=False):
     """Blocks that changed hands or places in this step, ids packed as little-endian u4, in no order."""
 
-    evicted: bytes = b""
+    evicted: Ids = b""
     """Lost their cached prefix, to another request's tokens or to a newer prefix."""
-    copied: bytes = b""
+    copied: Ids = b""
     """Targets of copy on write."""
-    saved: bytes = b""
+    saved: Ids = b""
     """Rows of a lower tier that were written: swapped out, or sunk from the tier above."""
-    loaded: bytes = b""
+    loaded: Ids = b""
     """Rows that were read back from the tier below."""
 
 
@@ -379,9 +390,9 @@ class Frame(_Message, frozen=True, kw_only=True):
     timings: Timings = Timings()
     counters: Counters = Counters()
     events: tuple[Event, ...] = ()
-    first_token_ns: bytes = b""
+    first_token_ns: Times = b""
     """u8 a request that got its first token in this step: time since its arrival."""
-    inter_token_ns: bytes = b""
+    inter_token_ns: Times = b""
     """u8 a request that got a later token in this step: time since the one before."""
     moves: Moves = Moves()
     work: Work = Work()

@@ -124,7 +124,7 @@ def _decode(
     except UnicodeDecodeError as error:
         raise ProtocolError(f"a {what} with text that is not UTF-8: {error.reason}") from error
     except RecursionError as error:
-        raise ProtocolError(f"a {what} nested too deep") from error
+        raise ProtocolError(f"a {what} nested too deeply") from error
     except (msgspec.DecodeError, ValueError, OverflowError) as error:
         tag = tag_of(data)
         if tag and tag not in _TAGS:

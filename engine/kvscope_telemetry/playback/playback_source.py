@@ -17,13 +17,15 @@ from typing import Final, Self
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Event
-from kvscope_telemetry.playback.playback_clock import MAX_SPEED, MIN_SPEED, PlaybackClock
 from kvscope_telemetry.playback.playback_reader import PlaybackReader
 from kvscope_telemetry.playback.playback_spans import Span
 from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
 
+MAX_TICK_NS: Final = 100_000_000
+"""Who was away for longer than this, or cannot keep up, plays slower instead of skipping."""
+MIN_SPEED, MAX_SPEED = 0.01, 1000.0
 TICK_S: Final = 0.008
 GROW_S: Final = 0.25
 """How often it is looked whether there is more, where somebody may be writing."""
@@ -342,3 +344,49 @@ class PlaybackSource:
 
 def _why(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else repr(error)
+
+
+class PlaybackClock:
+    """Where in a recording one is: goes on with a clock, times a speed, until the end.
+
+    At the start and standing still, at first. `clock` is monotonic, in ns.
+    """
+
+    def __init__(self, duration_ns: int, clock: Callable[[], int]) -> None:
+        self.position_ns = 0
+        """Recorded time since the start, as of the last tick."""
+        self.duration_ns = duration_ns
+        self.is_playing = False
+        self.waits_at_end = False
+        """Whether the end is not the end: more may come, and then it goes on."""
+        self.speed = 1.0
+        self._clock = clock
+        self._last_ns = clock()
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether there is nothing after this."""
+        return self.position_ns >= self.duration_ns
+
+    def play(self) -> None:
+        """Go on from here."""
+        self._last_ns = self._clock()
+        self.is_playing = True
+
+    def pause(self) -> None:
+        """Stand still."""
+        self.is_playing = False
+
+    def jump(self, position_ns: int) -> None:
+        """Be at `position_ns`, and go on from there if it plays."""
+        self.position_ns = max(0, min(position_ns, self.duration_ns))
+        self._last_ns = self._clock()
+
+    def tick(self) -> int:
+        """The position now. At the end it stands still."""
+        now_ns = self._clock()
+        passed_ns, self._last_ns = min(now_ns - self._last_ns, MAX_TICK_NS), now_ns
+        if self.is_playing:
+            self.position_ns = min(self.position_ns + int(passed_ns * self.speed), self.duration_ns)
+            self.is_playing = self.waits_at_end or not self.is_at_end
+        return self.position_ns

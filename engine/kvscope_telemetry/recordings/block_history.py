@@ -1,7 +1,7 @@
 """The life of a block read from a recording: of a range of time, and parts of it put together.
 
-Bundles that do not speak of the block are passed over in a leap, and other frames that do not are not decoded but for
-their numbers, so that minutes of a quick engine are gone through in less than a second. Holds no file open.
+Frames that do not name the block are not unpacked, so that minutes of a quick engine are gone through in less than a
+second. Holds no file open.
 """
 
 from __future__ import annotations
@@ -9,34 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import LASTING
-from kvscope_telemetry.messages.leap import Leap, decode_leap
+from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
-from kvscope_telemetry.messages.wire import decode_telemetry
-from kvscope_telemetry.recorded import Recorded, StoredMessage
+from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
-from kvscope_telemetry.recordings.layout import FRAMES, KEYFRAMES, LEAPS, STATE
 from kvscope_telemetry.summaries.block_life import LIFE, BlockLife, How, Rows
 from kvscope_telemetry.summaries.life_moments import Moment, Told, moments, told_of
 
 _LOOK_EVERY: Final = 64
 _LATE_NS: Final = 1_000_000_000
 """How much later than a frame was its time in the file may be."""
-
-
-class _Head(msgspec.Struct, tag="Frame"):
-    epoch: int
-    seq: int
-    step: int
-    time_ns: int
-
-
-_HEADS: Final = msgspec.msgpack.Decoder(_Head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +65,11 @@ def read_part(
     life.start_at(from_ns)
     length_ns = max(until_ns - from_ns, 1)
     late_ns = until_ns if last is None else until_ns + _LATE_NS
-    for count, stored in enumerate(recorded.raw_messages(from_ns, late_ns, about=block)):
-        if count % _LOOK_EVERY == 0 or stored.kind == LEAPS:
-            _look(watch, (stored.log_time_ns - from_ns) / length_ns)
-        told = _message(stored, life)
-        if told is not None and (stored.log_time_ns <= until_ns or _is_until(told, last)):
-            life.feed(told, min(stored.log_time_ns, until_ns))
+    for count, (log_time_ns, told) in enumerate(recorded.messages_about(block, from_ns, late_ns)):
+        if count % _LOOK_EVERY == 0 or isinstance(told, DeltaCheckpoint):
+            _look(watch, (log_time_ns - from_ns) / length_ns)
+        if log_time_ns <= until_ns or _is_until(told, last):
+            life.feed(_gone_on_from(life.seq, told), min(log_time_ns, until_ns))
     return part_of(life, from_ns, until_ns, block_size)
 
 
@@ -149,28 +134,11 @@ def _goes_on(last: np.void, first: np.void) -> bool:
     return bool(is_known and all(first[name] == last[name] for name in LASTING))
 
 
-def _message(stored: StoredMessage, life: BlockLife) -> TelemetryMessage | None:
-    """What of it `life` has to be told; None: nothing."""
-    try:
-        if stored.kind in (FRAMES, LEAPS):
-            if life.is_lost:
-                return None
-            if stored.kind == LEAPS:
-                return _gone_on_from(life.seq, decode_leap(stored.data))
-            if life.needle in stored.data:
-                return decode_telemetry(stored.data)
-            head = _HEADS.decode(stored.data)
-            return Frame(epoch=head.epoch, seq=head.seq, step=head.step, time_ns=head.time_ns)
-        if stored.kind == STATE or (stored.kind == KEYFRAMES and life.is_lost):
-            return decode_telemetry(stored.data)
-    except (ProtocolError, msgspec.DecodeError, ValueError, OverflowError):
-        pass  # one that cannot be read is missing: the next frame says so
-    return None
-
-
-def _gone_on_from(seq: int, leap: Leap) -> Leap:
-    """`leap`, of whose first frames the life may know already: by a snapshot among them, or what was before."""
-    return replace(leap, since_seq=seq) if leap.since_seq < seq < leap.seq else leap
+def _gone_on_from(seq: int, message: TelemetryMessage) -> TelemetryMessage:
+    """`message`; of whose first frames the life may know already: by a snapshot among them, or what was before."""
+    if isinstance(message, DeltaCheckpoint) and message.since_seq < seq < message.seq:
+        return replace(message, since_seq=seq)
+    return message
 
 
 def _is_until(message: TelemetryMessage, last: tuple[int, int] | None) -> bool:

@@ -1,59 +1,69 @@
 """The file under a recording: MCAP through the `mcap` package, under another name until it is whole.
 
-Owns the file, its name and its channels; used by one thread. Knows neither queue nor mirror.
+Owns the file, its name, its channels and what goes into a chunk; used by one thread. Knows neither queue nor mirror.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import time
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from mcap.writer import CompressionType, Writer
+
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.leap import Leap
-from kvscope_telemetry.messages.telemetry import Snapshot, TelemetryMessage
-from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
-from kvscope_telemetry.recordings.bundles.hash_lists import MAX_LISTED, HashList, ToldList
-from kvscope_telemetry.recordings.bundles.leaps.listed_leaps import pack_listed_leap
-from kvscope_telemetry.recordings.bundles.listed_keyframes import WholeState, untold_hashes, whole_pieces
-from kvscope_telemetry.recordings.copying.stored_records import StoredRecords
-from kvscope_telemetry.recordings.early_end import EARLY_END
+from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint
+from kvscope_telemetry.messages.telemetry import Frame, Hello, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.recordings.chunks import FOOTER, MAGIC, RECORD
+from kvscope_telemetry.recordings.columns import MAX_RECORDS, pack
+from kvscope_telemetry.recordings.frame_batch import TimedFrame, pack_frames
 from kvscope_telemetry.recordings.layout import (
-    BUNDLE_SCHEMA,
-    BUNDLES,
+    CHECKPOINTS,
     CHUNK_BYTES,
     CHUNK_NS,
+    FRAMES,
     FRAMES_RECORD,
-    HASHES,
-    HASHES_SCHEMA,
+    HELLOS,
     JSON_SCHEMAS,
     KEYFRAMES,
-    LEAPS,
-    MESSAGE_ENCODING,
+    MAX_CHUNK_BYTES,
+    MESSAGES,
     PART_SUFFIX,
     PROFILE,
-    SCHEMA,
-    SEEKABLE,
+    SCHEMAS,
+    SNAPSHOTS,
     SUFFIX,
     TOPICS,
 )
-from kvscope_telemetry.recordings.piecewise_writer import PiecewiseWriter
 from kvscope_telemetry.recordings.regular_file import hold_for_writing
 from kvscope_telemetry.summaries.summary import schema_of
 
 LIBRARY: Final = "kvscope"
-BIG_MESSAGE_BYTES: Final = CHUNK_BYTES // 8
-_RECORD_BYTES: Final = 31
-"""What a message takes in a chunk besides its data."""
-LIST_NS: Final = 20_000_000_000
-"""A list of hashes is of so much: what refers to an older one tells it again."""
+Entry = tuple[int, int, bytes]
+"""Channel, log time in ns, data."""
 _PLACES: Final = 8
 """Of ends of chunks that are remembered: where the last leaves no room for the end of the file, one before does."""
+_DATA_END: Final = 15
+_NO_CRC: Final = struct.pack("<I", 0)
+_NO_SUMMARY: Final = struct.pack("<QQ", 0, 0)
+EARLY_END: Final = (
+    RECORD.pack(_DATA_END, len(_NO_CRC))
+    + _NO_CRC
+    + RECORD.pack(FOOTER, len(_NO_SUMMARY + _NO_CRC))
+    + _NO_SUMMARY
+    + _NO_CRC
+    + MAGIC
+)
+"""The end of an MCAP file that has no room for its index: behind the last chunk it makes a whole file, which readers go
+through from its beginning. Format: mcap.dev/spec, "Data End" and "Footer" with no summary section."""
 
 
 class RecordingFile(Protocol):
@@ -78,13 +88,14 @@ class RecordingFile(Protocol):
     def since_s(self) -> float | None:
         """When the oldest came that was not handed to the system, by the monotonic clock; None: all was."""
 
-    def add(
-        self, channel: int, log_time_ns: int, data: bytes | WholeState | Leap, read: TelemetryMessage | None = None
-    ) -> None:
-        """Append a message. `read`: what was read of it, where that is known."""
+    def add(self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None) -> None:
+        """Append a message of about so many bytes; `data` where it came as those."""
 
-    def add_together(self, entries: Sequence[tuple[int, int, bytes]]) -> None:
-        """Append messages (channel, log time, data) as a chunk, or chunks, of their own."""
+    def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None:
+        """Append a keyframe or a delta checkpoint."""
+
+    def add_together(self, entries: Sequence[Entry]) -> None:
+        """Append messages as a chunk, or chunks, of their own."""
 
     def flush(self) -> None:
         """Hand all to the system."""
@@ -101,31 +112,29 @@ class McapFile:
     """`path` (ending in `.mcap`) once it is whole; `path` with `.part` until then.
 
     Raises BadInput for a path that cannot be written, or where something is already: nothing is overwritten.
-    `is_copy`: chunks of another file are copied into it, whose lists of hashes stand for themselves.
 
     What much else follows from is there twice, in chunks of their own, so that one damaged chunk costs no more than its
-    own second: the first state, each snapshot that came, and the hashes of blocks.
+    own second: the first state, and each snapshot that came.
     """
 
-    def __init__(self, path: Path, *, is_copy: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         check_path(path)
-        self._is_copy = is_copy
-        self._copied: Sequence[ToldList] = ()
         self.path = path
         self.part = path.with_name(path.name + PART_SUFFIX)
         try:
             self._stream = self.part.open("xb")
         except FileExistsError:
-            raise BadInput(f"recording {str(self.part)!r} exists already: choose another name, or move it") from None
+            raise BadInput(f"recording {str(self.part)!r} already exists: choose another name, or move it") from None
         except OSError as error:
             raise BadInput(f"recording {str(path)!r} cannot be written: {error.strerror}") from None
         hold_for_writing(self._stream)
-        # Any: two of its methods bear no types.
-        self._writer: Any = PiecewiseWriter(self._stream, chunk_bytes=4 * CHUNK_BYTES)
-        self._gathered: list[Entry] = []  # for the chunk in progress
-        self._read: list[TelemetryMessage | None] = []  # of them
-        self._gathered_bytes = 0
-        self._hashes = HashList()
+        # Any: most of its methods bear no types. A chunk ends where `flush` says so.
+        self._writer: Any = Writer(self._stream, chunk_size=MAX_CHUNK_BYTES, compression=CompressionType.ZSTD)
+        self._frames: list[TimedFrame] = []  # for the chunk in progress
+        self._messages_before: list[int] = []  # each of them
+        self._frame_times: list[int] = []  # of those, and of frames that lie as they came
+        self._messages: list[Entry] = []  # beside them
+        self._begin_ns = self._gathered_bytes = 0
         self._has_state = False
         self._writer.start(PROFILE, LIBRARY)
         self._since_s = 0.0
@@ -133,12 +142,7 @@ class McapFile:
         """Of the file so far, but for the chunk in progress."""
         self._head_bytes = self._stream.tell()  # before the first chunk
         self._whole_bytes: deque[int] = deque(maxlen=_PLACES)  # so much was handed over whole, the newest last
-        schemas = dict.fromkeys(TOPICS, self._writer.register_schema(SCHEMA, "", b""))
-        for channel, name in ((BUNDLES, BUNDLE_SCHEMA), (HASHES, HASHES_SCHEMA)):
-            schemas[channel] = self._writer.register_schema(name, "", b"")
-        for channel, topic in TOPICS.items():
-            given = self._register(channel, topic, schemas[channel])
-            assert given == channel, f"channel {topic} got the id {given}"
+        self._register_channels()
 
     @property
     def wants_state(self) -> bool:
@@ -148,105 +152,85 @@ class McapFile:
     @property
     def since_s(self) -> float | None:
         """When the chunk in progress began, by the monotonic clock; None: there is none."""
-        return self._since_s if self._gathered else None
+        return self._since_s if self._frames or self._messages else None
 
     def begin_anew(self) -> None:
         """It never asks for that."""
         raise AssertionError("one file is one file")
 
-    def add(
-        self, channel: int, log_time_ns: int, data: bytes | WholeState | Leap, read: TelemetryMessage | None = None
-    ) -> None:
-        """Append a message. A keyframe or a leap, like all that is big, gets a chunk of its own."""
-        if isinstance(data, Leap):
-            self._add_leap(log_time_ns, data)
+    def add(self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None) -> None:
+        """Append a message of about so many bytes. A snapshot has chunks of its own. What a later version said, and
+        columns would lose, stays as it came."""
+        if data is not None and isinstance(message, Frame | Snapshot) and data == encode(message):
+            data = None
+        if isinstance(message, Snapshot):
+            self._add_snapshot(message, log_time_ns, data)
             return
-        if isinstance(data, WholeState):
-            self._add_state(channel, log_time_ns, data)
-            return
-        alone = channel in SEEKABLE or len(data) > BIG_MESSAGE_BYTES
-        if alone:
+        if self.since_s is None:
+            self._since_s, self._begin_ns = time.monotonic(), log_time_ns
+        if isinstance(message, Frame):
+            self._frame_times.append(log_time_ns)
+        if isinstance(message, Frame) and data is None:
+            self._frames.append((log_time_ns, message))
+            self._messages_before.append(len(self._messages))
+        else:
+            channel = HELLOS if isinstance(message, Hello) else MESSAGES
+            self._messages.append((channel, log_time_ns, encode(message) if data is None else data))
+        self._gathered_bytes += num_bytes
+        is_long = log_time_ns - self._begin_ns >= CHUNK_NS or len(self._frames) >= MAX_RECORDS
+        if is_long or self._gathered_bytes >= CHUNK_BYTES:
             self.flush()
-        if not self._gathered:
-            self._since_s = time.monotonic()
-        self._gathered.append((channel, log_time_ns, data))
-        self._read.append(read)
-        self._gathered_bytes += len(data) + _RECORD_BYTES
-        is_long = log_time_ns - self._gathered[0][1] >= CHUNK_NS
-        if alone or is_long or self._gathered_bytes >= CHUNK_BYTES:
+
+    def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None:
+        """Append a keyframe or a delta checkpoint, as a chunk of its own; the first keyframe twice."""
+        self.flush()
+        data = pack([state])
+        is_first = isinstance(state, Snapshot) and not self._has_state
+        for _ in range(1 + is_first):
+            self._write([(KEYFRAMES if isinstance(state, Snapshot) else CHECKPOINTS, log_time_ns, data)])
+        self._has_state = self._has_state or isinstance(state, Snapshot)
+
+    def add_together(self, entries: Sequence[Entry]) -> None:
+        """Append messages as a chunk, or chunks, of their own."""
+        if entries:
             self.flush()
-        if isinstance(read, Snapshot):
-            self.flush()
-            self._has_state = True
-            self._write([(KEYFRAMES, log_time_ns, data)])
-            self._hashes.begin_at_keyframe(log_time_ns)
-
-    def refer_to(self, lists: Sequence[ToldList]) -> None:
-        """Lists of hashes that were copied into it, which the next state may name."""
-        self._copied = lists
-
-    def _add_state(self, channel: int, log_time_ns: int, state: WholeState) -> None:
-        self.flush()
-        if not self._is_copy and len(self._hashes):  # one that begins here might have the name of the next
-            fresh = untold_hashes(state, self._hashes.all_told)
-            if fresh.size:
-                self._hashes.tell(fresh, log_time_ns)
-                self.flush()
-        told = (*self._copied, *self._hashes.all_told)
-        self._copied = ()
-        pieces = whole_pieces(state, told)
-        self._writer.add_in_pieces(channel, log_time_ns, pieces)
-        if not self._has_state:
-            self._has_state = True
-            self._writer.add_in_pieces(KEYFRAMES, log_time_ns, pieces)
-        self.flush()
-        self._hashes.begin_at_keyframe(log_time_ns)
-
-    def _add_leap(self, log_time_ns: int, leap: Leap) -> None:
-        self.flush()
-        self._write([(LEAPS, log_time_ns, pack_listed_leap(leap, self._hashes))])
-        if log_time_ns - self._hashes.name >= LIST_NS or len(self._hashes) >= MAX_LISTED // 8:
-            self._hashes.begin_next()
-
-    def add_together(self, entries: Sequence[tuple[int, int, bytes]]) -> None:
-        """Append messages (channel, log time, data) as a chunk, or chunks, of their own."""
-        if not entries:
-            return
-        self.flush()
-        self._write(entries)
-
-    def copy(self, stored: StoredRecords) -> None:
-        """Append a chunk of another file as it lies there; the list of hashes that is written here is not its own."""
-        if self._gathered:
-            self.flush()
-        self._writer.add_stored(stored)
-        self._note_place()
+            self._write(entries)
 
     def flush(self) -> None:
         """End the chunk in progress and hand all to the system."""
-        gathered, read = self._gathered, self._read
-        self._gathered, self._read, self._gathered_bytes = [], [], 0
-        entries = with_bundles(gathered, self._hashes, read)
-        part = self._hashes.take()
-        if part is not None:
-            for _ in range(2):
-                self._write([(HASHES, *part)])
-        self._write(entries)
+        frames, before, messages, times = self._frames, self._messages_before, self._messages, self._frame_times
+        self._frames, self._messages_before, self._messages, self._frame_times = [], [], [], []
+        self._gathered_bytes = 0
+        entries = messages
+        if frames:
+            try:
+                entries = [(FRAMES, frames[0][0], pack_frames(frames, before)), *messages]
+            except (ValueError, OverflowError):  # columns cannot hold them
+                entries = _in_order(frames, before, messages)
+        self._write(entries, times)
 
-    def _write(self, entries: Sequence[Entry]) -> None:
-        """A chunk."""
-        num_bundled = 0
+    def _add_snapshot(self, snapshot: Snapshot, log_time_ns: int, data: bytes | None) -> None:
+        self.flush()
+        try:
+            packed = pack([snapshot])
+        except (ValueError, OverflowError):  # columns cannot hold it
+            self._write([(HELLOS, log_time_ns, encode(snapshot) if data is None else data)])
+            return
+        self._write([(SNAPSHOTS, log_time_ns, packed) if data is None else (HELLOS, log_time_ns, data)])
+        self._write([(KEYFRAMES, log_time_ns, packed)])
+        self._has_state = True
+
+    def _write(self, entries: Sequence[Entry], frame_times: Sequence[int] = ()) -> None:
+        """A chunk, and what is said of the frames in it."""
         for channel, log_time_ns, data in entries:
             self._writer.add_message(channel, log_time=log_time_ns, publish_time=log_time_ns, data=data)
-            num_bundled += (channel == BUNDLES and num_frames_at_end(data)) or 0
         self._writer.flush()
-        if num_bundled:
-            self._writer.add_metadata(FRAMES_RECORD, {"frames": str(num_bundled), "again": str(num_bundled)})
+        if frame_times:
+            said = {"count": str(len(frame_times)), "first_ns": str(frame_times[0]), "last_ns": str(frame_times[-1])}
+            self._writer.add_metadata(
+                FRAMES_RECORD, said | {"crc32": str(zlib.crc32(" ".join(said.values()).encode()))}
+            )
             self._stream.flush()
-        self._note_place()
-
-    def _note_place(self) -> None:
-        """All up to here is there whole."""
         self.num_bytes = self._stream.tell()
         if self.num_bytes > (self._whole_bytes[-1] if self._whole_bytes else self._head_bytes):
             self._whole_bytes.append(self.num_bytes)
@@ -284,14 +268,16 @@ class McapFile:
             self.part.unlink()
         return False
 
-    def _register(self, channel: int, topic: str, schema: int) -> int:
-        """The id that the channel got."""
-        encoding = MESSAGE_ENCODING
-        if channel in JSON_SCHEMAS:
-            name, kind = JSON_SCHEMAS[channel]
-            encoding, schema = "json", self._writer.register_schema(name, "jsonschema", schema_of(kind))
-        given: int = self._writer.register_channel(topic, encoding, schema)
-        return given
+    def _register_channels(self) -> None:
+        for channel, topic in TOPICS.items():
+            if channel in JSON_SCHEMAS:
+                name, kind = JSON_SCHEMAS[channel]
+                encoding, schema = "json", self._writer.register_schema(name, "jsonschema", schema_of(kind))
+            else:
+                name, encoding = SCHEMAS[channel]
+                schema = self._writer.register_schema(name, "", b"")
+            given = self._writer.register_channel(topic, encoding, schema)
+            assert given == channel, f"channel {topic} got the id {given}"
 
 
 def check_path(path: Path) -> None:
@@ -299,4 +285,12 @@ def check_path(path: Path) -> None:
     if path.suffix != SUFFIX:
         raise BadInput(f"recording {str(path)!r} is not accepted: its name ends in {SUFFIX}")
     if path.exists():
-        raise BadInput(f"recording {str(path)!r} exists already: choose another name, or move it")
+        raise BadInput(f"recording {str(path)!r} already exists: choose another name, or move it")
+
+
+def _in_order(frames: Sequence[TimedFrame], before: Sequence[int], messages: Sequence[Entry]) -> list[Entry]:
+    """All as they came, one a message."""
+    entries = list(messages)
+    for (log_time_ns, frame), place in zip(reversed(frames), reversed(before), strict=True):
+        entries.insert(place, (MESSAGES, log_time_ns, encode(frame)))
+    return entries

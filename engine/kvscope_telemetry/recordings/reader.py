@@ -15,14 +15,13 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
-from kvscope_telemetry.recorded import RecordingInfo, StoredMessage
-from kvscope_telemetry.recordings.bundles.kept_messages import KeptMessages
+from kvscope_telemetry.recorded import RecordingInfo
 from kvscope_telemetry.recordings.chunks import Chunk
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.keyframes import snapshot_of
-from kvscope_telemetry.recordings.layout import FRAMES, KEYFRAMES, OTHERS, STATE
+from kvscope_telemetry.recordings.layout import HELLOS, KEYFRAMES, MESSAGES, SNAPSHOTS
 from kvscope_telemetry.recordings.request_index import RecordedRequest, RequestReader, TimedMessage
-from kvscope_telemetry.recordings.stored_chunks import StoredChunks
+from kvscope_telemetry.recordings.stored_chunks import CAME, StoredChunks
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.state_place import StatePlace
@@ -38,8 +37,8 @@ _DEVICES_NS: Final = 10_000_000_000
 class Recording:
     """A recording that was opened; `info` says what is in it."""
 
-    def __init__(self, path: Path, watch: Watch | None = None, kept: KeptMessages | None = None) -> None:
-        self._chunks = StoredChunks(path, kept)
+    def __init__(self, path: Path, watch: Watch | None = None) -> None:
+        self._chunks = StoredChunks(path)
         self._found, self._file = self._chunks.found, self._chunks.file
         self._end_ns = self._num_frames = 0
         self._is_written = self._file.is_written()  # asked first: who lets go has written all by then
@@ -54,23 +53,18 @@ class Recording:
         self.info = self._info(new)
 
     @classmethod
-    def open(cls, path: Path | str, watch: Watch | None = None, kept: KeptMessages | None = None) -> Recording:
+    def open(cls, path: Path | str, watch: Watch | None = None) -> Recording:
         """A file that a `RecordingWriter` wrote or is writing. Raises BadInput, in one line, for any other.
 
         Takes at most the effort that `effort` states: a file that is larger than it looks is opened in part. `watch`
-        is told how far it is, and may end it: then OpeningCancelled is raised. `kept`: shared with other files.
+        is told how far it is, and may end it: then OpeningCancelled is raised.
         """
-        return cls(Path(path), watch, kept)
+        return cls(Path(path), watch)
 
     @property
     def path(self) -> Path:
         """The file, by the name it has now."""
         return self._file.path
-
-    @property
-    def chunks(self) -> StoredChunks:
-        """For who takes them as they lie."""
-        return self._chunks
 
     @property
     def unknowns(self) -> Unknowns:
@@ -109,8 +103,8 @@ class Recording:
         if self._found.limit:
             return "opened in part"
         if self.num_damaged:
-            return "damaged in places, which are left out"
-        return "" if self.info.is_complete else "cut short: ends with its last whole chunk"
+            return "damaged parts left out"
+        return "" if self.info.is_complete else "truncated; recovered to the last complete chunk"
 
     @property
     def detail(self) -> str:
@@ -119,11 +113,11 @@ class Recording:
         if self._found.damages:
             lines.append(f"{len(self._found.damages)} damaged and left out: {self._found.damages[0]}.")
         if self._chunks.num_bad_messages:
-            lines.append(f"{self._chunks.num_bad_messages} messages cannot be read and are left out.")
+            lines.append(f"{self._chunks.num_bad_messages} unreadable messages left out.")
         if self.unknowns.num_skipped:
-            lines.append("Events and messages of kinds that only a newer kvscope knows are left out.")
+            lines.append("Events and messages of unknown kinds left out.")
         if not self.info.is_complete and not self._found.limit:
-            lines.append("Cut short: ends with its last whole chunk.")
+            lines.append("Truncated; recovered to the last complete chunk.")
         return "\n".join(lines)
 
     @property
@@ -172,15 +166,16 @@ class Recording:
         return self._in_seconds(self.timed_messages(from_ns, until_ns, keyframes=keyframes))
 
     def timed_messages(self, from_ns: int, until_ns: int, *, keyframes: bool) -> Iterator[TimedMessage]:
-        """The same by the wall clock. With keyframes there is one more behind each damage that leaps lead past."""
-        kinds = (FRAMES, STATE, OTHERS, KEYFRAMES) if keyframes else (FRAMES, STATE, OTHERS)
+        """The same by the wall clock. With keyframes there is one more behind each damage that delta checkpoints lead
+        past."""
+        kinds = (*CAME, KEYFRAMES) if keyframes else CAME
         told = self._chunks.messages(kinds, from_ns, until_ns)
         return self._past_damage(told, from_ns) if keyframes else told
 
-    def raw_messages(self, from_ns: int, until_ns: int, *, about: int | None = None) -> Iterator[StoredMessage]:
-        """All that was written in this time, by the wall clock, keyframes too; it is not decoded. `about`: a block;
-        leaps are in the place of many frames that say nothing of it."""
-        return self._chunks.stored(from_ns, until_ns, about)
+    def messages_about(self, block: int, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
+        """All that was written in this time, by the wall clock, keyframes too. Empty delta checkpoints are in the place
+        of many frames that say nothing of the block."""
+        return self._chunks.messages_about(block, from_ns, until_ns)
 
     def state_at(self, seconds: float) -> Mirror:
         """The state after the last frame until `seconds`; as it was before, where frames are missing then.
@@ -190,8 +185,8 @@ class Recording:
         return self._state_at_ns(self._log_time_ns(seconds))
 
     def run_up(self, seconds: float) -> Iterator[tuple[float, TelemetryMessage]]:
-        """Seconds and message of what the state at `seconds` follows from: the newest snapshot, leaps from there and
-        the frames after the last of them. Nothing before the first snapshot."""
+        """Seconds and message of what the state at `seconds` follows from: the newest snapshot, delta checkpoints from
+        there and the frames after the last of them. Nothing before the first snapshot."""
         return self._in_seconds(self.timed_run_up(self._log_time_ns(seconds)))
 
     def timed_run_up(self, until_ns: int) -> Iterator[TimedMessage]:
@@ -203,11 +198,7 @@ class Recording:
         place = StatePlace()
         place.go_to(snapshot)
         yield from_ns, snapshot
-        where = 0  # the leap that is gone on from: frames before it in the file need not be read
-        for offset, log_time_ns, leap in self._chunks.leaps_on(place, from_ns, until_ns):
-            yield log_time_ns, leap
-            from_ns, where = log_time_ns, offset
-        yield from self._chunks.messages_after(where, from_ns, until_ns, place)
+        yield from self._chunks.state_on(place, from_ns, until_ns)
 
     def snapshot_before(self, seconds: float) -> float | None:
         """When the newest snapshot or keyframe not after `seconds` was; None before the first."""
@@ -216,7 +207,7 @@ class Recording:
 
     def memory_before(self, seconds: float, epoch: int) -> MemoryBreakdown | None:
         """Where the memory went, as an epoch told last not after `seconds`."""
-        for _, message in self._chunks.newest_first((OTHERS,), self._log_time_ns(seconds)):
+        for _, message in self._chunks.newest_first((MESSAGES,), self._log_time_ns(seconds)):
             if isinstance(message, MemoryBreakdown) and message.epoch == epoch:
                 return message
         return None
@@ -224,7 +215,7 @@ class Recording:
     def devices_before(self, seconds: float, epoch: int) -> Devices | None:
         """How the devices were, as an epoch told last not after `seconds`, and not long before."""
         until_ns = self._log_time_ns(seconds)
-        for log_time_ns, message in self._chunks.newest_first((OTHERS,), until_ns):
+        for log_time_ns, message in self._chunks.newest_first((MESSAGES,), until_ns):
             if isinstance(message, Devices) and message.epoch == epoch:
                 return message
             if log_time_ns < until_ns - _DEVICES_NS:
@@ -233,7 +224,7 @@ class Recording:
 
     def requests(self) -> list[RecordedRequest]:
         """Every request, in the order they were announced; reads the whole recording."""
-        return RequestReader().read(self._chunks.messages((FRAMES, STATE, KEYFRAMES), 0, _FOREVER_NS))
+        return RequestReader().read(self._chunks.messages((*CAME, KEYFRAMES), 0, _FOREVER_NS))
 
     def _state_at_ns(self, until_ns: int) -> Mirror:
         follower = Follower()
@@ -243,7 +234,7 @@ class Recording:
         return follower.mirror
 
     def _snapshots_before(self, until_ns: int) -> Iterator[tuple[int, Snapshot]]:
-        for log_time_ns, found in self._chunks.newest_first((STATE, KEYFRAMES), until_ns):
+        for log_time_ns, found in self._chunks.newest_first((HELLOS, SNAPSHOTS, KEYFRAMES), until_ns):
             if isinstance(found, Snapshot):
                 yield log_time_ns, found
 
@@ -260,7 +251,7 @@ class Recording:
                     if state is not None:
                         place.go_to(state)
                         yield log_time_ns, state
-                    due_ns = 1 + (self._chunks.leap_from(log_time_ns) or _FOREVER_NS)
+                    due_ns = 1 + (self._chunks.checkpoint_from(log_time_ns) or _FOREVER_NS)
                 if place.is_before(message):
                     place.advance(message)
             yield log_time_ns, message
@@ -290,8 +281,7 @@ class Recording:
 
     def _info(self, new: list[Chunk]) -> RecordingInfo:
         self._end_ns = max([self._end_ns, *(chunk.end_ns for chunk in new)])
-        alone = self._found.channels[FRAMES]
-        self._num_frames += sum(chunk.counts.get(alone, 0) + (chunk.num_bundled or 0) for chunk in new)
+        self._num_frames += sum(chunk.num_frames or 0 for chunk in new)
         found = self._found
         return RecordingInfo(
             hello=found.hellos[0],

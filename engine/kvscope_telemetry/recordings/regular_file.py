@@ -34,7 +34,7 @@ def open_regular(path: Path) -> BinaryIO:
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            raise BadInput(f"recording {str(path)!r} cannot be read: it is {_kind(mode)}, and a file is accepted")
+            raise BadInput(f"recording {str(path)!r} cannot be read: it is {_kind(mode)}, not a file")
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -76,7 +76,7 @@ class FollowedFile:
         file = open_regular(self._names[-1])
         if self._identity not in (None, _identity(file)):
             file.close()
-            raise BadInput(f"recording {str(self.path)!r} cannot be read: another file took its place")
+            raise BadInput(f"recording {str(self.path)!r} cannot be read: the file was replaced")
         self.path = self._names[-1]
         return file
 
@@ -116,7 +116,7 @@ def _why(path: Path, error: OSError | ValueError) -> str:
     except (OSError, ValueError):
         mode = stat.S_IFREG
     if not stat.S_ISREG(mode):  # a socket cannot be opened at all
-        return f"it is {_kind(mode)}, and a file is accepted"
+        return f"it is {_kind(mode)}, not a file"
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 

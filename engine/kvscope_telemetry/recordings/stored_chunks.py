@@ -8,43 +8,32 @@ are by the wall clock, in ns.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import zstandard
 
 from kvscope_telemetry.errors import ProtocolError, UnknownMessage
-from kvscope_telemetry.messages.leap import Leap, check_leap, decode_leap
+from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint, check_delta_checkpoint
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
-from kvscope_telemetry.messages.wire import accepted, decode_telemetry, encode
-from kvscope_telemetry.recorded import StoredMessage
-from kvscope_telemetry.recordings.bundles.bundle import leap_over, leap_past, unpack_bundle
-from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
-from kvscope_telemetry.recordings.bundles.hash_lists import HashLists
-from kvscope_telemetry.recordings.bundles.kept_messages import KeptMessages
-from kvscope_telemetry.recordings.bundles.leaps.leap_run import FoundLeap, LeapRun
-from kvscope_telemetry.recordings.bundles.leaps.opened_leaps import OpenedLeap, opened_leap
-from kvscope_telemetry.recordings.bundles.leaps.packed_leaps import packed_leap
-from kvscope_telemetry.recordings.bundles.listed_keyframes import listed_keyframe
-from kvscope_telemetry.recordings.bundles.placed_parents import Stated, encoded, stated
+from kvscope_telemetry.messages.wire import accepted, decode_telemetry
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
-from kvscope_telemetry.recordings.copying.stored_records import StoredRecords, read_records
+from kvscope_telemetry.recordings.columns import Columns, claimed_bytes
 from kvscope_telemetry.recordings.effort import Watch
+from kvscope_telemetry.recordings.frame_batch import FrameBatch
+from kvscope_telemetry.recordings.keyframes import joined_checkpoints
 from kvscope_telemetry.recordings.layout import (
     BOOKMARKS,
-    BUNDLES,
-    EVENT_LISTS,
+    CHECKPOINTS,
     EVENTS,
     FRAMES,
-    HASHES,
+    HELLOS,
     KEYFRAMES,
-    LEAPS,
-    OTHERS,
-    STATE,
+    MESSAGES,
+    SNAPSHOTS,
     SUMMARIES,
     TEXTS,
 )
@@ -53,59 +42,47 @@ from kvscope_telemetry.recordings.request_index import TimedMessage
 from kvscope_telemetry.recordings.survey import Surveyor, survey
 from kvscope_telemetry.state.state_place import StatePlace
 from kvscope_telemetry.summaries.bookmark import MAX_BOOKMARKS, Bookmark, decode_bookmark
-from kvscope_telemetry.summaries.summary import Summary, TimedEvent, decode_event_list, decode_glances
+from kvscope_telemetry.summaries.summary import Summary, TimedEvent, decode_event_list, decode_summary
 from kvscope_telemetry.texts.block_texts import RecordedText, decode_text
 
+MAX_KEPT_BYTES: Final = 128 << 20
+"""Of keyframes and delta checkpoints that were read: who looks for a moment comes back to the same ones."""
+ROW_BYTES: Final = 36
+INFO_BYTES: Final = 250
+"""Of a block and of a request in memory, about."""
+JOINED_CHECKPOINTS: Final = 16
+"""That are read at once."""
 MAX_BAD_MESSAGES: Final = 100_000
 """So many at most are remembered and counted."""
-ROW_BYTES: Final = 32
-REQUEST_BYTES: Final = 27
-INFO_BYTES: Final = 250
-"""Of a block, a request that changed, and one that came, in what was read."""
-TOLD: Final = (FRAMES, STATE, OTHERS, KEYFRAMES, BUNDLES)
-"""Kinds of messages that tell what was; the others are made of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Unbundled:
-    """A frame of a bundle, as a message that lies in its chunk."""
-
-    channel: int
-    log_time_ns: int
-    frame: Frame
-    """A leap, where it stands for a whole bundle."""
-
-    @property
-    def data(self) -> bytes:
-        """As it came."""
-        return encode(self.frame)
-
-
-_Raw = RawMessage | _Unbundled
+CAME: Final = (FRAMES, HELLOS, SNAPSHOTS, MESSAGES)
+"""Kinds of what came; the others are made of it."""
 
 
 class StoredChunks:
     """Of the file at `path`. Call `look` first; raises BadInput for what is no recording."""
 
-    def __init__(self, path: Path, kept: KeptMessages | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.file = FollowedFile(path)
-        self._kept = KeptMessages() if kept is None else kept
         self.unknowns = Unknowns()
         """What a later version recorded that has no name here, each time it was met."""
         self._surveyor = Surveyor()
         self.found = self._surveyor.found
         self.told: list[Chunk] = []
-        """Those of what was told, in the order of their times."""
-        self.leaps: list[Chunk] = []
+        """Those of what came and of keyframes, in the order of their times."""
+        self.checkpoints: list[Chunk] = []
         self.glances: list[Chunk] = []
         """Those of summaries, events and bookmarks, in the order they were written: an event may be of long before."""
         self.texts: list[Chunk] = []
         """Those of texts of blocks, in the order they were written."""
-        self._hash_parts: list[Chunk] = []  # in the order they were written
-        self._lists = HashLists(self._parts_from)
         self._unzip = zstandard.ZstdDecompressor()
-        self._unbundled_last: tuple[int, list[_Raw]] = (0, [])  # offset of a chunk: who goes on comes back to it
+        self._told_last: tuple[int, list[tuple[int, TimedMessage]]] = (0, [])
+        """What is in the chunk that was read last, by its place: who goes on comes back to it."""
+        self._kept: OrderedDict[int, TimedMessage] = OrderedDict()
+        """By the place of their chunk; what was not wanted for longest goes first."""
+        self._num_kept_bytes = 0
         self._bad_messages: set[tuple[int, int]] = set()  # (offset of the chunk, place in it)
+        self._claimed: dict[tuple[int, int], int] = {}  # the same -> what its columns take
+        self._num_claimed = 0
 
     @property
     def num_bad_messages(self) -> int:
@@ -115,17 +92,16 @@ class StoredChunks:
     def look(self, watch: Watch | None = None) -> list[Chunk]:
         """Go over what was not looked at; what is new of it, of what was told."""
         fresh = survey(self.file, self._surveyor, watch)
-        told, hashes = self._channels(TOLD), self.found.channels[HASHES]
-        self._hash_parts += sorted([chunk for chunk in fresh if hashes in chunk.counts], key=lambda chunk: chunk.offset)
+        told, checkpoints, texts = (self._channels(kinds) for kinds in ((*CAME, KEYFRAMES), (CHECKPOINTS,), (TEXTS,)))
         new = [chunk for chunk in fresh if told & chunk.counts.keys()]
         made = [chunk for chunk in fresh if not told & chunk.counts.keys()]
-        is_leap = {id(chunk): self.found.channels[LEAPS] in chunk.counts for chunk in made}
-        texts = self.found.channels[TEXTS]
-        self.texts += sorted([chunk for chunk in made if texts in chunk.counts], key=lambda chunk: chunk.offset)
-        others = {texts, hashes}
-        glances = [chunk for chunk in made if not is_leap[id(chunk)] and not others & chunk.counts.keys()]
-        self.glances += sorted(glances, key=lambda chunk: chunk.offset)
-        for into, chunks in ((self.told, new), (self.leaps, [chunk for chunk in made if is_leap[id(chunk)]])):
+        by_place = sorted(made, key=lambda chunk: chunk.offset)
+        self.texts += [chunk for chunk in by_place if texts & chunk.counts.keys()]
+        self.glances += [chunk for chunk in by_place if not (texts | checkpoints) & chunk.counts.keys()]
+        for into, chunks in (
+            (self.told, new),
+            (self.checkpoints, [chunk for chunk in made if checkpoints & chunk.counts.keys()]),
+        ):
             in_order = not (into and chunks) or into[-1].start_ns <= chunks[0].start_ns
             into += chunks
             if not in_order:
@@ -137,88 +113,87 @@ class StoredChunks:
         well."""
         with self.file.open() as file:
             for chunk in self._from(from_ns, until_ns):
-                yield from self._decoded(file, chunk, self._channels(kinds), until_ns, from_ns)
+                for timed in self._told(file, chunk, kinds):
+                    if from_ns <= timed[0] <= until_ns:
+                        yield timed
 
-    def messages_after(self, where: int, from_ns: int, until_ns: int, place: StatePlace) -> Iterator[TimedMessage]:
-        """Frames from the time of a keyframe or leap on, whose chunk is at `where` in the file. What was written before
-        it and ended by then is passed over. Where the state at `place` goes on with a chunk as a whole, a leap is in
-        the place of its frames, but for the last; `place` is brought along."""
-        channels = self._channels((FRAMES,))
+    def messages_about(self, block: int, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
+        """All that was told in this time, keyframes too; delta checkpoints that say nothing are in the place of frames
+        that say nothing of a block."""
+        with self.file.open() as file:
+            for chunk in self._from(from_ns, until_ns):
+                is_whole = from_ns <= chunk.start_ns and chunk.end_ns <= until_ns
+                for timed in self._told(file, chunk, (*CAME, KEYFRAMES), block if is_whole else None):
+                    if from_ns <= timed[0] <= until_ns:
+                        yield timed
+
+    def frames_on(self, place: StatePlace, where: int, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
+        """Frames from the time of a state on, whose chunk is at `where` in the file. What was written before it and
+        ended by then is passed over. Where the state at `place` goes on with a batch as a whole, a delta checkpoint is
+        in the place of its frames, but for the last; `place` is brought along."""
+        channels = self._channels((FRAMES, MESSAGES))
         chunks = [chunk for chunk in self._from(from_ns, until_ns) if chunk.counts.keys() & channels]
         chunks = [chunk for chunk in chunks if chunk.offset > where or chunk.end_ns > from_ns]
         with self.file.open() as file:
             for chunk in chunks:
-                over = self._leap_over(file, chunk) if chunk is not chunks[-1] else None
-                if over is not None and place.is_before(over[1]):
-                    place.advance(over[1])
-                    yield over
+                joined = self._joined(file, chunk) if chunk.end_ns <= until_ns and chunk is not chunks[-1] else None
+                if joined is not None and place.is_before(joined[1]):
+                    place.advance(joined[1])
+                    yield joined
                     continue
-                for timed in self._decoded(file, chunk, channels, until_ns, from_ns):
-                    if isinstance(timed[1], Frame) and place.is_before(timed[1]):
-                        place.advance(timed[1])
-                    yield timed
+                for timed in self._told(file, chunk, (FRAMES, MESSAGES)):
+                    if isinstance(timed[1], Frame) and from_ns <= timed[0] <= until_ns:
+                        if place.is_before(timed[1]):
+                            place.advance(timed[1])
+                        yield timed
 
     def newest_first(self, kinds: Collection[int], until_ns: int) -> Iterator[TimedMessage]:
         """The same from `until_ns` backwards."""
-        channels = self._channels(kinds)
         with self.file.open() as file:
             for chunk in reversed(self.told[: bisect_right(self.told, until_ns, key=_start)]):
-                yield from reversed(list(self._decoded(file, chunk, channels, until_ns)))
+                for timed in reversed(self._told(file, chunk, kinds)):
+                    if timed[0] <= until_ns:
+                        yield timed
 
-    def leaps_on(self, place: StatePlace, from_ns: int, until_ns: int) -> Iterator[FoundLeap]:
-        """Leaps that end in this time, one after another, on which the state at `place` goes on; many are read as one.
-        `place` is brought along."""
-        begin, end = bisect_left(self.leaps, from_ns, key=_start), bisect_right(self.leaps, until_ns, key=_start)
-        chunks, at = self.leaps[begin:end], 0
-        run = LeapRun(place, self._note_bad_at)
-        with self.file.open() as file:
-            while at < len(chunks):
-                first = chunks[at].offset
-                kept = self._kept.get(self.file, first)
-                if kept is not None and kept[0] <= until_ns and isinstance(kept[1], Leap) and run.go_on(kept[1]):
-                    at = bisect_right(chunks, kept[0], key=_start)
-                    yield chunks[at - 1].offset, kept[0], kept[1]
-                    continue
-                while at < len(chunks) and not run.is_full:
-                    yield from self._gather(file, chunks[at], until_ns, run)
-                    at += 1
-                is_full, found = run.is_full, run.take()
-                if is_full and len(found) == 1:
-                    self._kept.keep(self.file, first, found[0][1:], _kept_bytes(found[0][2]))
-                yield from found
+    def state_on(self, place: StatePlace, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
+        """Delta checkpoints from the time of a state on until about `until_ns`, then frames, on which the state at
+        `place` goes on; frames as well in the place of delta checkpoints that cannot be read. `place` is brought along.
+        """
+        where = 0
+        before_ns = from_ns  # when the checkpoint before was, readable or not
+        first = bisect_left(self.checkpoints, from_ns, key=_start)
+        chunks = self.checkpoints[first : bisect_right(self.checkpoints, until_ns, key=_start)]
+        for chunk, log_time_ns, checkpoint in self._checkpoints_in(chunks, place):
+            if checkpoint is not None:
+                if place.epoch == checkpoint.epoch and place.seq < checkpoint.since_seq:
+                    for at_ns, frame in self.frames_on(place, where, from_ns, before_ns):
+                        yield at_ns, frame
+                        from_ns = at_ns
+                if place.is_before(checkpoint):
+                    place.advance(checkpoint)
+                    yield log_time_ns, checkpoint
+                    where, from_ns = chunk.offset, log_time_ns
+            before_ns = chunk.start_ns
+        yield from self.frames_on(place, where, from_ns, until_ns)
 
-    def _gather(self, file: BinaryIO, chunk: Chunk, until_ns: int, run: LeapRun) -> Iterator[FoundLeap]:
-        """Its leap into `run`; one of an earlier version comes back, behind those before it."""
-        for place, raw in self._raw(file, chunk, self._channels((LEAPS,)), until_ns):
-            leap = self._message(chunk, place, raw)
-            if isinstance(leap, OpenedLeap):
-                run.add(chunk.offset, raw.log_time_ns, leap)
-            elif isinstance(leap, Leap):
-                yield from run.take()
-                if run.go_on(leap):
-                    yield chunk.offset, raw.log_time_ns, leap
-
-    def leap_from(self, at_ns: int) -> int | None:
-        """When the first leap ends that does not before `at_ns`; None: there is none."""
-        place = bisect_left(self.leaps, at_ns, key=_start)
-        return self.leaps[place].start_ns if place < len(self.leaps) else None
+    def checkpoint_from(self, at_ns: int) -> int | None:
+        """When the first delta checkpoint ends that does not before `at_ns`; None: there is none."""
+        place = bisect_left(self.checkpoints, at_ns, key=_start)
+        return self.checkpoints[place].start_ns if place < len(self.checkpoints) else None
 
     def glances_from(self, from_ns: int) -> Iterator[Summary | TimedEvent]:
         """Summaries and events in the order they were written, of chunks that reach beyond `from_ns`."""
-        kinds = tuple(self.found.channels[kind] for kind in (SUMMARIES, EVENTS, EVENT_LISTS))
+        summaries, events = (self.found.channels[kind] for kind in (SUMMARIES, EVENTS))
         with self.file.open() as file:
             for chunk in self.glances:
                 if chunk.end_ns < from_ns:
                     continue
-                raw = [(place, each.channel, each.data) for place, each in self._raw(file, chunk, kinds, chunk.end_ns)]
-                alone = [each for each in raw if each[1] != kinds[2]]
-                told = decode_glances([(channel == kinds[1], data) for _, channel, data in alone])
-                for place in [place for place, item in enumerate(told) if item is None]:
-                    self._note_bad(chunk, alone[place][0])
-                yield from filter(None, told)
-                for place, _, data in [each for each in raw if each[1] == kinds[2]]:
+                for place, raw in self._raw(file, chunk, (summaries, events)):
                     try:
-                        yield from decode_event_list(data)
+                        if raw.channel == summaries:
+                            yield decode_summary(raw.data)
+                        else:
+                            yield from decode_event_list(raw.data)
                     except ProtocolError:
                         self._note_bad(chunk, place)
 
@@ -228,7 +203,7 @@ class StoredChunks:
         channel = self.found.channels[BOOKMARKS]
         with self.file.open() as file:
             for chunk in self.glances:
-                for place, raw in self._raw(file, chunk, (channel,), chunk.end_ns):
+                for place, raw in self._raw(file, chunk, (channel,)):
                     try:
                         said.append(decode_bookmark(raw.data))
                     except ProtocolError:
@@ -242,50 +217,14 @@ class StoredChunks:
             for chunk in list(self.texts):
                 if chunk.end_ns < from_ns:
                     continue
-                for place, raw in self._raw(file, chunk, (channel,), chunk.end_ns):
+                for place, raw in self._raw(file, chunk, (channel,)):
                     try:
                         yield decode_text(raw.data)
                     except ProtocolError:
                         self._note_bad(chunk, place)
 
-    def stored(self, from_ns: int, until_ns: int, about: int | None = None) -> Iterator[StoredMessage]:
-        """What was told in this time as it was written, keyframes too; it is not decoded. `about`: a block; a leap is
-        in the place of the frames of a bundle that say nothing of it."""
-        return self.stored_in(self._from(from_ns, until_ns), from_ns, until_ns, about)
-
-    def stored_in(
-        self, chunks: Iterable[Chunk], from_ns: int, until_ns: int, about: int | None = None
-    ) -> Iterator[StoredMessage]:
-        """The same of these chunks alone."""
-        kinds = {self.found.channels[kind]: kind for kind in (*TOLD, LEAPS)}
-        channels = self._channels((*TOLD, LEAPS))
-        with self.file.open() as file:
-            for chunk in chunks:
-                whole = about if from_ns <= chunk.start_ns and chunk.end_ns <= until_ns else None
-                for _, raw in self._raw(file, chunk, channels, until_ns, whole):
-                    if max(from_ns, chunk.start_ns) <= raw.log_time_ns <= chunk.end_ns:
-                        yield StoredMessage(kinds[raw.channel], raw.log_time_ns, self._as_it_came(raw.data))
-
-    def first_of(self, chunk: Chunk) -> TelemetryMessage | None:
-        """What a chunk tells first; None where that cannot be read."""
-        with self.file.open() as file:
-            timed = next(self._decoded(file, chunk, chunk.counts.keys(), chunk.end_ns), None)
-        return None if timed is None else timed[1]
-
-    def records(self, file: BinaryIO, chunk: Chunk) -> StoredRecords:
-        """A chunk as it lies in `file`, which is this one. Raises DamagedChunk."""
-        is_known = bool(chunk.damage)
-        try:
-            return read_records(file, chunk, self._unzip)
-        except DamagedChunk:
-            if chunk.damage and not is_known:
-                self.found.damages.append(chunk.where)
-            raise
-
-    def _channels(self, kinds: Collection[int]) -> set[int]:
-        """Where they lie: frames alone and in bundles."""
-        channels = {self.found.channels[kind] for kind in kinds}
-        return channels | {self.found.channels[BUNDLES]} if FRAMES in kinds else channels
+    def _channels(self, kinds: Iterable[int]) -> set[int]:
+        return {self.found.channels[kind] for kind in kinds}
 
     def _from(self, from_ns: int, until_ns: int) -> Iterator[Chunk]:
         """Chunks that may hold something of this time."""
@@ -296,150 +235,235 @@ class StoredChunks:
             yield self.told[first]
             first += 1
 
-    def _decoded(
-        self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int, from_ns: int = 0
-    ) -> Iterator[TimedMessage]:
-        is_keyframe = chunk.counts == {self.found.channels[KEYFRAMES]: 1}
-        kept = self._kept.get(self.file, chunk.offset) if is_keyframe and chunk.counts.keys() & channels else None
-        if kept is not None:
-            if from_ns <= kept[0] <= until_ns:
-                yield kept
-            return
-        for place, raw in self._raw(file, chunk, channels, until_ns):
-            if raw.log_time_ns < from_ns:
-                continue
-            message = self._message(chunk, place, raw)
-            if message is not None and not isinstance(message, OpenedLeap):
-                timed = raw.log_time_ns, message
-                if is_keyframe and isinstance(message, Snapshot):  # another program may have put anything there
-                    self._kept.keep(self.file, chunk.offset, timed, _kept_bytes(message))
-                yield timed
+    def _told(
+        self, file: BinaryIO, chunk: Chunk, kinds: Collection[int], about: int | None = None
+    ) -> list[TimedMessage]:
+        """The messages of these kinds as they came; of frames, where a block is given, those that name it."""
+        if FRAMES not in kinds or self.found.channels[FRAMES] not in chunk.counts:
+            return self._told_alone(file, chunk, kinds)
+        if about is not None:
+            told = self._read(file, chunk, (*CAME, KEYFRAMES), about)
+        elif self._told_last[0] == chunk.offset:
+            told = self._told_last[1]
+        else:
+            told = self._read(file, chunk, (*CAME, KEYFRAMES))
+            self._told_last = chunk.offset, told
+        return [timed for kind, timed in told if kind in kinds]
 
-    def _raw(
-        self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int, about: int | None = None
-    ) -> Iterator[tuple[int, _Raw]]:
-        """Messages of these channels not after `until_ns`, with their places in the chunk; frames out of bundles, but
-        for those that a leap can pass over that asks for a block."""
-        if chunk.damage or not chunk.counts.keys() & channels:
-            return
-        read = self._read(file, chunk)
-        bundles = self.found.channels[BUNDLES]
-        has_bundles = bundles in channels and bundles in chunk.counts
-        in_order: Sequence[_Raw] = self._unbundled(chunk, read, about) if has_bundles else read
-        for place, message in enumerate(in_order):
-            if message.channel in channels and message.log_time_ns <= until_ns:
-                yield place, message
-
-    def _read(self, file: BinaryIO, chunk: Chunk) -> list[RawMessage]:
-        """Its messages; none, and noted, where it is damaged."""
-        try:
-            return read_chunk(file, chunk, self._unzip)
-        except DamagedChunk:
-            self.found.damages.append(chunk.where)
+    def _told_alone(self, file: BinaryIO, chunk: Chunk, kinds: Collection[int]) -> list[TimedMessage]:
+        """Of a chunk without frames."""
+        if chunk.damage or not chunk.counts.keys() & self._channels(kinds):
             return []
+        is_state = chunk.counts in ({self.found.channels[SNAPSHOTS]: 1}, {self.found.channels[KEYFRAMES]: 1})
+        kept = self._kept_state(chunk) if is_state else None
+        if kept is not None:
+            return [kept]
+        told = [timed for _, timed in self._read(file, chunk, kinds)]
+        if is_state and len(told) == 1 and isinstance(told[0][1], Snapshot):
+            self._keep_state(chunk, *told[0])
+        return told
 
-    def _unbundled(self, chunk: Chunk, raw: list[RawMessage], about: int | None = None) -> list[_Raw]:
-        """The messages of a chunk with the frames of its bundles, in the order of their times."""
-        if self._unbundled_last[0] == chunk.offset:
-            return self._unbundled_last[1]
-        bundles = self.found.channels[BUNDLES]
-        found: list[_Raw] = []
-        for place, message in enumerate(raw):
-            if message.channel != bundles:
-                found.append(message)
-            elif num_frames_at_end(message.data) is None:
-                try:
-                    found += self._frames_of(message.data, about)
-                except ProtocolError:
-                    self._note_bad(chunk, -1 - place)
-        found.sort(key=lambda each: each.log_time_ns)
-        if about is None:
-            self._unbundled_last = chunk.offset, found
-        return found
+    def _kept_state(self, chunk: Chunk) -> TimedMessage | None:
+        kept = self._kept.get(chunk.offset)
+        if kept is not None:
+            self._kept.move_to_end(chunk.offset)
+        return kept
 
-    def _frames_of(self, bundle: bytes, about: int | None) -> list[_Unbundled]:
-        leap = None if about is None else leap_past(bundle, about)
-        if leap is not None:
-            return [_Unbundled(self.found.channels[LEAPS], *leap)]
-        frames = self.found.channels[FRAMES]
-        return [_Unbundled(frames, at_ns, frame) for at_ns, frame in unpack_bundle(bundle, self._lists.hashes)]
+    def _keep_state(self, chunk: Chunk, log_time_ns: int, state: TelemetryMessage) -> None:
+        """In the place of those that were not wanted for longest."""
+        before = self._kept.pop(chunk.offset, None)
+        self._num_kept_bytes += _kept_bytes(state) - (0 if before is None else _kept_bytes(before[1]))
+        self._kept[chunk.offset] = log_time_ns, state
+        while self._num_kept_bytes > MAX_KEPT_BYTES:
+            self._num_kept_bytes -= _kept_bytes(self._kept.popitem(last=False)[1][1])
 
-    def _leap_over(self, file: BinaryIO, chunk: Chunk) -> tuple[int, Leap] | None:
-        """The frames of a chunk, which are one bundle, as a leap; None where that cannot be."""
-        bundles, frames = self.found.channels[BUNDLES], self.found.channels[FRAMES]
-        if frames in chunk.counts or bundles not in chunk.counts or chunk.damage:
-            return None
-        told = [raw.data for raw in self._read(file, chunk) if raw.channel == bundles]
-        found = [data for data in told if num_frames_at_end(data) is None]
+    def _read(
+        self, file: BinaryIO, chunk: Chunk, kinds: Collection[int], about: int | None = None
+    ) -> list[tuple[int, TimedMessage]]:
+        """The same with the kind of each."""
+        kind_of = {self.found.channels[kind]: kind for kind in kinds}
+        read = [(place, raw, kind_of[raw.channel]) for place, raw in self._raw(file, chunk, kind_of)]
+        others = [each for each in read if each[2] != FRAMES]
+        told: list[tuple[int, TimedMessage]] = []
+        at = 0
+        for place, raw, kind in read:
+            if kind == FRAMES:
+                for before, timed in self._frames(chunk, place, raw, about):
+                    told += self._messages(chunk, others[at:before])
+                    at = max(at, before)
+                    told.append((FRAMES, timed))
+        told += self._messages(chunk, others[at:])
+        if len(read) - len(others) > 1:  # another tool put the batches of several chunks into one
+            told.sort(key=lambda each: each[1][0])
+        return told
+
+    def _frames(
+        self, chunk: Chunk, place: int, raw: RawMessage, about: int | None
+    ) -> Iterator[tuple[int, TimedMessage]]:
+        """The frames of a batch, with how many of the other messages come before each."""
         try:
-            over = leap_over(found[0], self._lists.hashes) if len(found) == 1 else None
-            if over is None or not chunk.start_ns <= over[0] <= chunk.end_ns:
-                return None
-            leap = accepted(over[1], self.unknowns)
-        except ProtocolError:  # noted where its frames are read
-            return None
-        return (over[0], leap) if isinstance(leap, Leap) else None
-
-    def _parts_from(self, from_ns: int) -> Iterator[bytes]:
-        """Parts of lists of hashes, in the order they were written, from about a log time on."""
-        channel = self.found.channels[HASHES]
-        with self.file.open() as file:
-            for chunk in self._hash_parts[bisect_left(self._hash_parts, from_ns, key=_end) :]:
-                yield from (raw.data for _, raw in self._raw(file, chunk, (channel,), chunk.end_ns))
-
-    def _message(self, chunk: Chunk, place: int, raw: _Raw) -> TelemetryMessage | OpenedLeap | None:
-        try:
-            if chunk.start_ns <= raw.log_time_ns <= chunk.end_ns:
-                if isinstance(raw, _Unbundled):
-                    return accepted(raw.frame, self.unknowns)
-                opened = opened_leap(raw.data, self._lists.hashes)
-                if opened is not None:
-                    return opened
-                message = packed_leap(raw.data) or self._whole(raw.data)
-                if isinstance(message, Leap):
-                    check_leap(message)
-                    return message
-                if message is not None:
-                    return accepted(message, self.unknowns)
-                if raw.channel == self.found.channels[LEAPS]:
-                    return decode_leap(raw.data)
-                return decode_telemetry(raw.data, self.unknowns)
-        except UnknownMessage:
-            return None
+            batch = FrameBatch(self._columns_data(chunk, place, raw))
+            befores = batch.messages_before
+            found = list(enumerate(batch.frames()) if about is None else batch.about(about))
         except ProtocolError:
-            pass
-        self._note_bad(chunk, place)
+            self._note_bad(chunk, place)
+            return
+        for number, (log_time_ns, frame) in found:
+            message = self._accepted(chunk, place, log_time_ns, frame)
+            if message is not None:
+                yield befores[number], (log_time_ns, message)
+
+    def _messages(
+        self, chunk: Chunk, read: Iterable[tuple[int, RawMessage, int]]
+    ) -> Iterator[tuple[int, TimedMessage]]:
+        for place, raw, kind in read:
+            try:
+                if kind in (SNAPSHOTS, KEYFRAMES):
+                    (snapshot,) = Columns(self._columns_data(chunk, place, raw)).records(Snapshot)
+                    message = self._accepted(chunk, place, raw.log_time_ns, snapshot)
+                else:
+                    self._check_time(chunk, raw.log_time_ns)
+                    message = decode_telemetry(raw.data, self.unknowns)
+            except UnknownMessage:
+                continue
+            except (ProtocolError, ValueError):
+                self._note_bad(chunk, place)
+                continue
+            if message is not None:
+                yield kind, (raw.log_time_ns, message)
+
+    def _accepted(
+        self, chunk: Chunk, place: int, log_time_ns: int, message: TelemetryMessage
+    ) -> TelemetryMessage | None:
+        """Checked, in words of this version; None where it does not hold."""
+        try:
+            self._check_time(chunk, log_time_ns)
+            if isinstance(message, DeltaCheckpoint):
+                check_delta_checkpoint(message)
+                return message
+            return accepted(message, self.unknowns)
+        except ProtocolError:
+            self._note_bad(chunk, place)
+            return None
+
+    def _joined(self, file: BinaryIO, chunk: Chunk) -> tuple[int, DeltaCheckpoint] | None:
+        """The frames of a chunk as a delta checkpoint; None where that cannot be."""
+        for place, raw in self._raw(file, chunk, self._channels((FRAMES,))):
+            try:
+                joined = FrameBatch(self._columns_data(chunk, place, raw)).joined()
+                if joined is not None:
+                    self._check_time(chunk, joined[0])
+                    check_delta_checkpoint(joined[1])
+                return joined
+            except ProtocolError:  # noted where its frames are read
+                return None
         return None
 
-    def _whole(self, data: bytes) -> Stated | None:
-        return listed_keyframe(data, self._lists.hashes) or stated(data)
+    def _checkpoints_in(
+        self, chunks: Sequence[Chunk], place: StatePlace
+    ) -> Iterator[tuple[Chunk, int, DeltaCheckpoint | None]]:
+        """Of each chunk the delta checkpoint, and when it ends; None where it cannot be read. Those that lead on from
+        `place` and one another are joined, many at once."""
+        with self.file.open() as file:
+            for begin in range(0, len(chunks), JOINED_CHECKPOINTS):
+                some = chunks[begin : begin + JOINED_CHECKPOINTS]
+                is_full = len(some) == JOINED_CHECKPOINTS
+                kept = self._kept_state(some[0]) if is_full else None
+                if kept is not None and isinstance(kept[1], DeltaCheckpoint) and place.is_before(kept[1]):
+                    yield some[-1], kept[0], kept[1]
+                    continue
+                read = [self._checkpoint_columns(file, chunk) for chunk in some]
+                joined = _joined_on(place, [columns for columns in read if columns is not None])
+                if joined is not None and len(read) > 1 and None not in read:
+                    if is_full:
+                        self._keep_state(some[0], some[-1].start_ns, joined)
+                    yield some[-1], some[-1].start_ns, joined
+                    continue
+                for chunk, columns in zip(some, read, strict=True):
+                    yield chunk, chunk.start_ns, None if columns is None else self._checkpoint(chunk, columns)
 
-    def _as_it_came(self, data: bytes) -> bytes:
+    def _checkpoint_columns(self, file: BinaryIO, chunk: Chunk) -> Columns | None:
+        for number, raw in self._raw(file, chunk, self._channels((CHECKPOINTS,))):
+            try:
+                self._check_time(chunk, raw.log_time_ns)
+                return Columns(self._columns_data(chunk, number, raw))
+            except ProtocolError:
+                self._note_bad(chunk, number)
+        return None
+
+    def _checkpoint(self, chunk: Chunk, columns: Columns) -> DeltaCheckpoint | None:
         try:
-            message = self._whole(data)
-        except ProtocolError:  # nobody can read it
-            return data
-        return data if message is None else encoded(message)
+            (checkpoint,) = columns.records(DeltaCheckpoint)
+            check_delta_checkpoint(checkpoint)
+        except (ProtocolError, ValueError):
+            self._note_bad(chunk, 0)
+            return None
+        return checkpoint
+
+    def _columns_data(self, chunk: Chunk, place: int, raw: RawMessage) -> bytes:
+        """Of a message of columns. Raises ProtocolError once all of them together claim too much."""
+        key = chunk.offset, place
+        if key not in self._claimed:
+            claimed = claimed_bytes(raw.data)
+            if self._num_claimed + claimed > self.found.max_inflated:
+                raise ProtocolError(f"columns that claim more than {self.found.max_inflated >> 20} MiB together")
+            self._claimed[key] = claimed
+            self._num_claimed += claimed
+        return raw.data
+
+    def _raw(self, file: BinaryIO, chunk: Chunk, channels: Collection[int]) -> Iterator[tuple[int, RawMessage]]:
+        """Messages of these channels, with their places in the chunk."""
+        if chunk.damage or not chunk.counts.keys() & channels:
+            return
+        try:
+            read = read_chunk(file, chunk, self._unzip)
+        except DamagedChunk:
+            self.found.damages.append(chunk.where)
+            return
+        for place, message in enumerate(read):
+            if message.channel in channels:
+                yield place, message
+
+    @staticmethod
+    def _check_time(chunk: Chunk, log_time_ns: int) -> None:
+        if not chunk.start_ns <= log_time_ns <= chunk.end_ns:
+            raise ProtocolError("a message of another time than its chunk")
 
     def _note_bad(self, chunk: Chunk, place: int) -> None:
-        self._note_bad_at(chunk.offset, place)
-
-    def _note_bad_at(self, offset: int, place: int = 0) -> None:
         if len(self._bad_messages) < MAX_BAD_MESSAGES:
-            self._bad_messages.add((offset, place))
+            self._bad_messages.add((chunk.offset, place))
 
 
-def _kept_bytes(message: Snapshot | Leap) -> int:
-    """What it takes in memory, about."""
-    blocks, requests = message.blocks, message.requests
-    infos = message.requests_info if isinstance(message, Snapshot) else message.new_requests
-    num_bytes = ROW_BYTES * len(blocks.state) + len(blocks.parent)  # a state is a byte
-    return num_bytes + REQUEST_BYTES * len(requests.state) + len(requests.table_blocks) + INFO_BYTES * len(infos)
+def _joined_on(place: StatePlace, parts: Sequence[Columns]) -> DeltaCheckpoint | None:
+    """Delta checkpoints as one; None where they do not lead on from `place` and one another, or cannot be joined."""
+    seq, leading = place.seq, list[Columns]()
+    try:
+        for part in parts:
+            since_seq, next_seq, epoch = (int(part.numbers(name)[0]) for name in ("since_seq", "seq", "epoch"))
+            if not leading and epoch == place.epoch and next_seq <= seq:
+                continue  # it leads to the keyframe
+            if part.num_records != 1 or since_seq != seq or epoch != place.epoch:
+                return None
+            leading.append(part)
+            seq = next_seq
+        if not leading:
+            return None
+        joined = joined_checkpoints(leading)
+        check_delta_checkpoint(joined)
+    except ProtocolError:
+        return None
+    return joined
+
+
+def _kept_bytes(state: TelemetryMessage) -> int:
+    """What a keyframe or a delta checkpoint takes in memory, about."""
+    assert isinstance(state, Snapshot | DeltaCheckpoint), "others are not kept"
+    infos = state.requests_info if isinstance(state, Snapshot) else state.new_requests
+    num_bytes = ROW_BYTES * len(state.blocks.state) + len(state.blocks.parent)  # a state is a byte
+    return (
+        num_bytes + ROW_BYTES * len(state.requests.state) + len(state.requests.table_blocks) + INFO_BYTES * len(infos)
+    )
 
 
 def _start(chunk: Chunk) -> int:
     return chunk.start_ns
-
-
-def _end(chunk: Chunk) -> int:
-    return chunk.end_ns

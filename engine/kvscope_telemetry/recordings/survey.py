@@ -7,21 +7,28 @@ the effort there is, and what is left out is said. Holds no file open.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from kvscope_telemetry.errors import BadInput, ProtocolError
-from kvscope_telemetry.messages.telemetry import Hello, Snapshot
-from kvscope_telemetry.messages.wire import decode_telemetry, encode
-from kvscope_telemetry.recordings.bundles.bundle import span_of_bundle
-from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
-from kvscope_telemetry.recordings.bundles.listed_keyframes import hello_of
-from kvscope_telemetry.recordings.bundles.placed_parents import with_parents
-from kvscope_telemetry.recordings.chunk_walk import ChunkList, ChunkWalk
-from kvscope_telemetry.recordings.chunks import MAGIC, MAX_LOG_TIME_NS, Chunk, DamagedChunk, RawMessage, read_chunk
+from kvscope_telemetry.messages.telemetry import Frame, Hello, Snapshot
+from kvscope_telemetry.messages.validity import check_hello
+from kvscope_telemetry.messages.wire import decode_telemetry, tag_of
+from kvscope_telemetry.recordings.chunks import (
+    MAGIC,
+    MAX_LOG_TIME_NS,
+    Chunk,
+    ChunkList,
+    ChunkWalk,
+    DamagedChunk,
+    OtherFormat,
+    RawMessage,
+    read_chunk,
+)
+from kvscope_telemetry.recordings.columns import Columns, claimed_bytes
 from kvscope_telemetry.recordings.effort import RECORD_BYTES, Effort, EffortSpent, Watch
-from kvscope_telemetry.recordings.layout import BUNDLES, KEYFRAMES, STATE, TOPICS
+from kvscope_telemetry.recordings.frame_batch import FrameBatch
+from kvscope_telemetry.recordings.layout import FORMAT_VERSION, FRAMES, HELLOS, KEYFRAMES, MESSAGES, SNAPSHOTS, TOPICS
 from kvscope_telemetry.recordings.regular_file import FollowedFile, stored_bytes
 
 
@@ -37,6 +44,8 @@ class Survey:
     is_complete: bool = False
     limit: str = ""
     """Why not all of the file was looked at; empty when it was."""
+    max_inflated: int = 0
+    """How much the messages of columns may claim together."""
     damages: list[str] = field(default_factory=list)
     """Of each chunk, or place between chunks, that was left out, where it is and why."""
 
@@ -54,9 +63,14 @@ def survey(followed: FollowedFile, surveyor: Surveyor, watch: Watch | None = Non
     try:
         with followed.open() as file:
             if file.read(len(MAGIC)) != MAGIC:
-                raise BadInput(f"{str(followed.path)!r} is not a recording: it does not begin as an MCAP file does")
+                raise BadInput(f"{str(followed.path)!r} is not a recording: it does not start like an MCAP file")
             followed.note_size(file)
             return surveyor.run(file, Effort(stored_bytes(file), watch))
+    except OtherFormat as other:
+        raise BadInput(
+            f"recording {str(followed.path)!r} has format {other}, this version reads format {FORMAT_VERSION}: "
+            "open it with the version that recorded it, or record it again"
+        ) from None
     except OSError as error:
         raise BadInput(f"recording {str(followed.path)!r} cannot be read: {error.strerror}") from None
 
@@ -77,6 +91,7 @@ class Surveyor:
         found, walked = self.found, self._walk.found
         effort.begin_step(0.0, 0.5)
         self._walk.run(file, effort)
+        found.max_inflated = effort.max_inflated
         found.is_complete, found.limit = walked.is_complete, walked.limit
         found.damages += walked.damages[self._num_damages :]
         self._num_damages = len(walked.damages)
@@ -100,9 +115,10 @@ class Surveyor:
         last = new[-1] if new and not walked.is_complete else None
         for place, chunk in enumerate(new):
             self._effort.is_at(place / len(new))
-            if (
-                chunk.is_doubtful or self._is_uncounted(chunk) or chunk is last
-            ):  # a file may end within the indexes of its last chunk
+            # A file may end within the indexes of its last chunk.
+            if not (chunk.is_doubtful or self._is_uncounted(chunk) or chunk is last):
+                chunk.reach_over_frames()
+            else:
                 try:
                     self._settle(chunk)
                 except EffortSpent as spent:
@@ -115,8 +131,8 @@ class Surveyor:
         return sorted(believed, key=lambda chunk: chunk.start_ns)
 
     def _is_uncounted(self, chunk: Chunk) -> bool:
-        """Whether it has bundles, and nothing beside it says of how many frames."""
-        return chunk.num_bundled is None and self.found.channels[BUNDLES] in chunk.counts
+        """Whether it has frames, and nothing beside it says of how many."""
+        return chunk.num_frames is None and self.found.channels[FRAMES] in chunk.counts
 
     def _settle(self, chunk: Chunk) -> None:
         try:
@@ -124,9 +140,16 @@ class Surveyor:
         except DamagedChunk:
             return
         times = [message.log_time_ns for message in messages]
-        bundles = [message.data for message in messages if message.channel == self.found.channels[BUNDLES]]
-        chunk.num_bundled, latest = _frames_in(bundles)
-        times += latest
+        chunk.num_frames = 0
+        for message in messages:
+            if message.channel == self.found.channels[MESSAGES]:
+                chunk.num_frames += tag_of(message.data) == Frame.__name__
+            elif message.channel == self.found.channels[FRAMES]:
+                with contextlib.suppress(ProtocolError):  # met again, and counted, when it is read
+                    self._effort.spend(claimed_bytes(message.data))
+                    batch = FrameBatch(message.data)
+                    chunk.num_frames += batch.num_frames
+                    times += [int(batch.log_times.min()), int(batch.log_times.max())]
         if times and max(times) >= MAX_LOG_TIME_NS:
             chunk.damage = "its messages are of after the year 2116"
         elif times:
@@ -134,9 +157,9 @@ class Surveyor:
 
     def _find_hellos(self, new: list[Chunk]) -> None:
         """Of all epochs; from keyframes only when there are no others."""
-        for kind in (STATE, KEYFRAMES):
-            channel = self.found.channels[kind]
-            holding = [chunk for chunk in new if channel in chunk.counts]
+        for kinds in ((HELLOS, SNAPSHOTS), (KEYFRAMES,)):
+            channels = {self.found.channels[kind]: kind for kind in kinds}
+            holding = [chunk for chunk in new if channels.keys() & chunk.counts.keys()]
             for place, chunk in enumerate(holding):
                 self._effort.is_at(place / len(holding))
                 try:
@@ -145,39 +168,28 @@ class Surveyor:
                     self.found.damages.append(chunk.where)
                     new.remove(chunk)
                     continue
-                self.found.hellos += _hellos(message for message in messages if message.channel == channel)
+                for message in messages:
+                    if message.channel in channels:
+                        self._find_hello(channels[message.channel], message.data)
             if self.found.hellos:
                 return
+
+    def _find_hello(self, kind: int, data: bytes) -> None:
+        try:
+            if kind in (SNAPSHOTS, KEYFRAMES):
+                self._effort.spend(claimed_bytes(data))
+                (hello,) = Columns(data).objects(Snapshot, "hello")
+                check_hello(hello)
+                self.found.hellos.append(hello)
+                return
+            message = decode_telemetry(data)
+        except (ProtocolError, ValueError):  # met again, and counted, when it is read
+            return
+        if isinstance(message, Hello | Snapshot):
+            self.found.hellos.append(message if isinstance(message, Hello) else message.hello)
 
     def _read(self, chunk: Chunk) -> list[RawMessage]:
         self._effort.spend(0 if chunk.damage else chunk.inflated_bytes)
         messages = read_chunk(self._file, chunk)
         self._effort.spend(2 * RECORD_BYTES * len(messages))
         return messages
-
-
-def _frames_in(bundles: list[bytes]) -> tuple[int, list[int]]:
-    """How many frames there are; and, where another tool put an end elsewhere, when the last was of each bundle."""
-    said = [num_frames_at_end(data) for data in bundles]
-    counts = [count for count in said[1::2] if count is not None]
-    if said[::2] == [None] * len(counts):
-        return sum(counts), []
-    count, latest = 0, []
-    for data in bundles:
-        if num_frames_at_end(data) is None:
-            with contextlib.suppress(ProtocolError):  # met again, and counted, when it is read
-                num_frames, last_ns = span_of_bundle(data)
-                count += num_frames
-                latest.append(last_ns)
-    return count, latest
-
-
-def _hellos(messages: Iterable[RawMessage]) -> Iterator[Hello]:
-    for raw in messages:
-        try:
-            told = hello_of(raw.data)
-            message = decode_telemetry(with_parents(raw.data) if told is None else encode(told))
-        except ProtocolError:  # met again, and counted, when it is read
-            continue
-        if isinstance(message, Hello | Snapshot):
-            yield message if isinstance(message, Hello) else message.hello

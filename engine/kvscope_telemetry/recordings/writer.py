@@ -1,7 +1,10 @@
 """Writing a recording: one thread, a bounded queue before it.
 
-Owns thread and queue, and what became of each message. Whoever records never waits and never fails for it: what the
-queue has no room for is dropped and counted, a disk that is full ends the recording and leaves what was written.
+Owns thread and queue, what became of each message and when each was by the wall clock; and when what is made of them is
+written: keyframes and delta checkpoints where they belong, summaries and events some seconds at once, in chunks of
+their own, so that a file's whole course is read without its frames. Whoever records never waits and never fails for it:
+what the queue has no room for is dropped and counted, a disk that is full ends the recording and leaves what was
+written.
 """
 
 from __future__ import annotations
@@ -18,21 +21,29 @@ from typing import Final, Self
 import msgspec
 
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
-from kvscope_telemetry.messages.wire import encode
-from kvscope_telemetry.recordings.annotations import Annotations
-from kvscope_telemetry.recordings.keyframes import INTERVAL_NS
-from kvscope_telemetry.recordings.layout import BOOKMARKS, MAX_RECORDED_MESSAGE_BYTES, TEXTS, channel_of
-from kvscope_telemetry.recordings.log_clock import LogClock
-from kvscope_telemetry.recordings.mcap_file import McapFile, RecordingFile
+from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint
+from kvscope_telemetry.messages.message_size import approximate_bytes
+from kvscope_telemetry.messages.telemetry import Frame, Goodbye, Hello, Progress, Snapshot, TelemetryMessage
+from kvscope_telemetry.recordings.keyframes import INTERVAL_NS, Keyframes
+from kvscope_telemetry.recordings.layout import BOOKMARKS, EVENTS, MAX_RECORDED_MESSAGE_BYTES, SUMMARIES, TEXTS
+from kvscope_telemetry.recordings.mcap_file import Entry, McapFile, RecordingFile
 from kvscope_telemetry.recordings.write_queue import GATHER_S, MAX_QUEUED_BYTES, Mark, Queued, RecordingQueue, Texts
+from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.summaries.bookmark import Bookmark, encode_bookmark
-from kvscope_telemetry.summaries.summary import Summary, TimedEvent
+from kvscope_telemetry.summaries.summarizer import Summarizer
+from kvscope_telemetry.summaries.summary import Summary, TimedEvent, join_events
+from kvscope_telemetry.summaries.summary import encode as encode_json
 from kvscope_telemetry.texts.block_texts import MAX_TEXT_BYTES, RecordedText, encode_text
 
 MAX_TOLD: Final = 100_000
 FLUSH_S: Final = 0.9
 """The longest that a message waits, in the queue and in a chunk that is not full."""
+GLANCE_EVERY_NS: Final = 10_000_000_000
+MAX_GLANCE_BYTES: Final = 1 << 20
+"""As much of it may wait, or those seconds."""
+
+MAX_LISTED: Final = 1_000
+"""Events of a list."""
 
 
 class RecordingWriter:
@@ -52,7 +63,7 @@ class RecordingWriter:
     ) -> None:
         self._file: RecordingFile = McapFile(Path(path)) if isinstance(path, str | Path) else path
         self._clock = LogClock()
-        self._annotations = Annotations(keyframe_interval_ns)
+        self._annotations = _Annotations(keyframe_interval_ns)
         self.course: deque[Summary | TimedEvent] | None = deque(maxlen=MAX_TOLD) if tells_course else None
         """Where asked for, what was summarized: the oldest first, for another thread to take."""
         self._queue = RecordingQueue(max_queued_bytes)
@@ -122,7 +133,7 @@ class RecordingWriter:
         self._queue.close()
         self._thread.join()
         if self.failure:
-            raise KvscopeError(f"recording {str(self.path)!r} ended early: {self.failure}; {self.left}")
+            raise KvscopeError(f"recording {str(self.path)!r} stopped early: {self.failure}; {self.left}")
 
     def __enter__(self) -> Self:
         return self
@@ -169,18 +180,16 @@ class RecordingWriter:
         if isinstance(message, tuple):
             self._record_texts(message)
             return
-        data = encode(message) if data is None else data
-        if len(data) > MAX_RECORDED_MESSAGE_BYTES:
+        if queued.num_bytes > MAX_RECORDED_MESSAGE_BYTES:
             return
         given_ns = queued.log_time_ns
         log_time_ns = self._clock.log_time_ns(message) if given_ns is None else given_ns
-        self._file.add(channel_of(message), log_time_ns, data, message)
+        self._file.add(message, log_time_ns, queued.num_bytes, data)
         self._newest_ns = log_time_ns
         self.num_written += 1
         self._num_lost -= 1
-        seekable = self._annotations.add(message, log_time_ns)
-        if seekable is not None:
-            self._file.add(*seekable)
+        for state in self._annotations.add(message, log_time_ns):
+            self._file.add_state(log_time_ns, state)
         if self._file.wants_state and isinstance(message, Frame | Snapshot):
             self._begin_anew(log_time_ns)
         if self._annotations.new:  # else nothing came to be due
@@ -210,18 +219,19 @@ class RecordingWriter:
         self._write_texts()
 
     def _begin_anew(self, log_time_ns: int) -> None:
-        """The next file can be read without those before it. This one ends with a leap, so that who joins them goes on
-        by leaps."""
-        leap = self._annotations.last_leap(log_time_ns)
-        head = self._annotations.restate(log_time_ns)
-        if head:
-            if leap is not None:
-                self._file.add(*leap)
-            self._file.add_together(self._annotations.glance(is_due=True))
-            self._flush()
-            self._file.begin_anew()
-            for entry in head:
-                self._file.add(*entry)
+        """The next file can be read without those before it. This one ends with a delta checkpoint: its state there is
+        known, whatever of its last seconds is damaged."""
+        checkpoint = self._annotations.last_checkpoint()
+        state = self._annotations.restate(log_time_ns)
+        if state is None:
+            return
+        if checkpoint is not None:
+            self._file.add_state(log_time_ns, checkpoint)
+        self._file.add_together(self._annotations.glance(is_due=True))
+        self._flush()
+        self._file.begin_anew()
+        self._file.add(state.hello, log_time_ns, approximate_bytes(state.hello))
+        self._file.add_state(log_time_ns, state)
 
     def _tell(self) -> None:
         new = self._annotations.new
@@ -251,3 +261,120 @@ class RecordingWriter:
         if self._file.end_early():
             return f"what came before is in {self.path.name}"
         return f"see {self.part.name}" if self.part.exists() else "nothing of it was written"
+
+
+class _Annotations:
+    """Call `add` with every message as it is recorded; take from `glance` what is due after it."""
+
+    def __init__(self, keyframe_interval_ns: int = INTERVAL_NS) -> None:
+        self.follower = Follower()
+        self._keyframes = Keyframes(self.follower, keyframe_interval_ns)
+        self._summarizer = Summarizer(self.follower)
+        self._waiting: list[Entry] = []
+        self._waiting_events: list[tuple[int, bytes]] = []  # log time, JSON
+        self._num_waiting_bytes = 0
+        self._since_ns = self._newest_ns = 0
+        self.new: list[Summary | TimedEvent] = []
+        """Since somebody emptied it."""
+
+    def add(self, message: TelemetryMessage, log_time_ns: int) -> list[Snapshot | DeltaCheckpoint]:
+        """`message` was written; the delta checkpoint and the keyframe that belong after it, if one does."""
+        for summary in self._summarizer.add(message, log_time_ns):
+            self._note_summary(summary)
+        for event in self._summarizer.take_events():
+            self._note_event(event)
+        self.follower.feed(message)
+        return self._keyframes.after(message, log_time_ns)
+
+    def last_checkpoint(self) -> DeltaCheckpoint | None:
+        """To where the state is now, before something else goes on from there; None where there is one."""
+        return self._keyframes.checkpoint()
+
+    def glance(self, *, is_due: bool = False, at_end: bool = False) -> list[Entry]:
+        """Summaries and events that are due, or said to be, to be written together; empty while none are."""
+        if at_end:
+            for summary in self._summarizer.close():
+                self._note_summary(summary)
+        elif not (is_due or self._is_due):
+            return []
+        due = sorted(self._waiting, key=lambda entry: entry[1]) + _together(self._waiting_events)
+        self._waiting, self._waiting_events, self._num_waiting_bytes = [], [], 0
+        return due
+
+    def restate(self, log_time_ns: int) -> Snapshot | None:
+        """The state that a file begins with which goes on from here; None where it is not known."""
+        state = self._keyframes.keyframe(log_time_ns)
+        if state is not None:
+            self._summarizer.restate()
+        return state
+
+    @property
+    def _is_due(self) -> bool:
+        if not self._num_waiting_bytes:
+            return False
+        return self._newest_ns - self._since_ns >= GLANCE_EVERY_NS or self._num_waiting_bytes >= MAX_GLANCE_BYTES
+
+    def _note_summary(self, summary: Summary) -> None:
+        self.new.append(summary)
+        data = encode_json(summary)
+        self._wait(summary.time_ns, len(data))
+        self._waiting.append((SUMMARIES, max(summary.time_ns, 0), data))
+
+    def _note_event(self, event: TimedEvent) -> None:
+        self.new.append(event)
+        data = encode_json(event)
+        self._wait(event.time_ns, len(data))
+        self._waiting_events.append((max(event.time_ns, 0), data))
+
+    def _wait(self, time_ns: int, num_bytes: int) -> None:
+        if not self._num_waiting_bytes:
+            self._since_ns = time_ns
+        self._newest_ns = time_ns
+        self._num_waiting_bytes += num_bytes
+
+
+def _together(events: list[tuple[int, bytes]]) -> list[Entry]:
+    """As lists, each at the time of its newest: who asks from a time on looks where that is not over."""
+    in_order = sorted(events, key=lambda event: event[0])
+    lists = [in_order[begin : begin + MAX_LISTED] for begin in range(0, len(in_order), MAX_LISTED)]
+    return [(EVENTS, some[-1][0], join_events(data for _, data in some)) for some in lists]
+
+
+class LogClock:
+    """Log times in ns: the wall clock of an epoch's hello, moved by the engine's monotonic clock.
+
+    They never go back: neither within an epoch, nor where a new one begins with its wall clock set back. No two frames
+    have the same, though a heartbeat of a later time may come before both: each can be gone to.
+    """
+
+    def __init__(self) -> None:
+        self._offset_ns = 0
+        self._last_ns: int | None = None
+        self._last_frame_ns = -1
+        self._epoch: int | None = None
+
+    def log_time_ns(self, message: TelemetryMessage) -> int:
+        """When `message` was, not before any earlier one; what bears no time was just now."""
+        if isinstance(message, Frame) and self._epoch is not None:  # most of all
+            return self._frame_time_ns(message)
+        hello = message if isinstance(message, Hello) else message.hello if isinstance(message, Snapshot) else None
+        if hello is not None and hello.epoch != self._epoch:
+            self._begin(hello)
+        if isinstance(message, Progress | Goodbye) or self._epoch is None:
+            last_ns = time.time_ns() if self._last_ns is None else self._last_ns
+        else:
+            last_ns = max(self._last_ns or 0, message.time_ns + self._offset_ns)
+        if isinstance(message, Frame):
+            last_ns = max(last_ns, self._last_frame_ns + 1)
+            self._last_frame_ns = last_ns
+        self._last_ns = last_ns
+        return last_ns
+
+    def _frame_time_ns(self, frame: Frame) -> int:
+        time_ns = frame.time_ns + self._offset_ns
+        self._last_frame_ns = self._last_ns = max(time_ns, self._last_ns or 0, self._last_frame_ns + 1)
+        return self._last_ns
+
+    def _begin(self, hello: Hello) -> None:
+        self._epoch = hello.epoch
+        self._offset_ns = max(hello.wall_time_ns, self._last_ns or 0) - hello.time_ns

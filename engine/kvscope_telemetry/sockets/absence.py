@@ -53,7 +53,7 @@ class Absence:
         elif is_open:
             self._end_attempt()
             if now_s - self._since_s >= SILENT_S:
-                self.why = f"something listens at {self._named}, but it does not answer as an engine of kvscope's does"
+                self.why = f"something listens at {self._named}, but it is not a kvscope engine"
         elif self._lookup is not None or self._trying is not None:
             self._go_on(now_s)
         elif now_s >= self._next_s:
@@ -90,11 +90,11 @@ class Absence:
         is_late = now_s - self._since_s >= SILENT_S
         if self._lookup is not None:
             if not self._lookup.is_over:
-                self.why = f"the name {self._host!r} is still being looked up" if is_late else self.why
+                self.why = f"looking up host {self._host!r}" if is_late else self.why
                 return
             found, self._lookup = self._lookup, None
             if found.address is None:
-                self.why = f"the name {self._host!r} is not known ({found.failure})"
+                self.why = f"unknown host {self._host!r} ({found.failure})"
                 return
             self._connect(*found.address)
         if self._trying is None:
@@ -103,7 +103,7 @@ class Absence:
         if writable:
             self._told(self._trying.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
         elif is_late:
-            self.why = f"{self._named} does not answer: is it the right address, and is a firewall in between?"
+            self.why = f"{self._named} does not answer: check the address, and any firewall in between"
             self._end_attempt()
 
     def _connect(self, family: int, where: Any) -> None:
@@ -123,9 +123,9 @@ class Absence:
     def _because(self, code: int) -> str:
         words = os.strerror(code).lower()
         if self._path and code in _ABSENT:
-            return f"there is no socket file {self._path}: no engine was started there, or it has ended"
+            return f"no socket file {self._path}: no engine was started there, or it has stopped"
         if code == errno.ECONNREFUSED:
-            ended = ": its engine has ended" if self._path else ""
+            ended = ": its engine has stopped" if self._path else ""
             return f"nothing listens on {self._named} ({words}){ended}"
         if code in (errno.EACCES, errno.EPERM):
             return f"{self._named} may not be opened ({words})"
@@ -156,7 +156,7 @@ class _Lookup:
         except OSError as error:
             self.failure = (error.strerror or str(error)).lower()
         except UnicodeError:
-            self.failure = "no name can be like this"
+            self.failure = "invalid name"
 
     def _find(self, flags: int) -> tuple[int, Any]:
         family, _, _, _, where = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=flags)[0]

@@ -95,11 +95,10 @@ def _private_folder(folder: Path, endpoint: str) -> None:
     if status.st_uid != os.geteuid():
         raise BadInput(f"endpoint {endpoint} is not accepted: {folder} belongs to another user")
     if status.st_mode & 0o022:
-        raise BadInput(f"endpoint {endpoint} is not accepted: others may write to {folder} (chmod 700 mends it)")
+        raise BadInput(f"endpoint {endpoint} is not accepted: others can write to {folder} (fix: chmod 700)")
     if open_parent is not None:
         raise BadInput(
-            f"endpoint {endpoint} is not accepted: others may replace what is in {open_parent}"
-            " (chmod +t mends it, as /tmp has it)"
+            f"endpoint {endpoint} is not accepted: others can replace files in {open_parent} (fix: chmod +t)"
         )
     if folder.resolve().parent == Path("/") and status.st_mode & 0o077:
         raise BadInput(f"endpoint {endpoint} is not accepted: {folder} is the system's; choose a directory of your own")

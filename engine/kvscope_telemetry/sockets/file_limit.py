@@ -24,5 +24,5 @@ def raise_file_limit() -> None:
         soft = wanted
     if soft != resource.RLIM_INFINITY and soft < NEEDED_FILES:
         raise KvscopeError(
-            f"this process may open {soft} files: at least {NEEDED_FILES} are needed (ulimit -Hn says how many it may)"
+            f"this process may open only {soft} files: at least {NEEDED_FILES} are needed (see ulimit -Hn)"
         )

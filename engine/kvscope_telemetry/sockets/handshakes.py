@@ -55,13 +55,13 @@ class Handshakes:
 
     def _other_mechanism(self) -> str:
         if self._key is None:
-            return f"the engine at {self._endpoint} wants a key: give its file with --key FILE"
-        return f"the engine at {self._endpoint} takes no keys: connect with --key none"
+            return f"the engine at {self._endpoint} needs a key: use --key FILE"
+        return f"the engine at {self._endpoint} uses no keys: connect with --key none"
 
     def _hung_up(self) -> str:
         if self._key is None:
-            return f"{self._endpoint} hangs up: it may want a key (--key FILE), or be no engine"
+            return f"{self._endpoint} closes the connection: it may need a key (--key FILE), or not be an engine"
         return (
-            f"{self._endpoint} hangs up on key {self._key.name!r}: it is another engine's key, the engine takes none "
-            "(--key none), or no engine is there"
+            f"{self._endpoint} closes the connection for key {self._key.name!r}: another engine's key, an "
+            "engine without keys (--key none), or not an engine"
         )

@@ -14,6 +14,7 @@ import contextlib
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -24,6 +25,7 @@ import zmq
 from kvscope_telemetry.errors import BadInput, EndpointInUse, KvscopeError, ProtocolError
 from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.commands import MAX_COMMAND_BYTES, Command, Failed, Reply
+from kvscope_telemetry.messages.message_size import approximate_bytes
 from kvscope_telemetry.messages.roles import Caller, Role, not_allowed
 from kvscope_telemetry.messages.telemetry import MAX_TELEMETRY_BYTES, Frame, Heartbeat, TelemetryMessage
 from kvscope_telemetry.messages.unreadable import answer_unreadable
@@ -31,17 +33,19 @@ from kvscope_telemetry.messages.wire import decode_command, encode
 from kvscope_telemetry.sockets import zap
 from kvscope_telemetry.sockets.bind_address import IpcAddress, TcpAddress, parse_bind_address
 from kvscope_telemetry.sockets.connection_watch import Connections
-from kvscope_telemetry.sockets.crowding import Crowding
 from kvscope_telemetry.sockets.endpoint_lock import EndpointLock, private_umask
 from kvscope_telemetry.sockets.file_limit import raise_file_limit
 from kvscope_telemetry.sockets.guests import Guests
-from kvscope_telemetry.sockets.outbox import Outbox
 from kvscope_telemetry.sockets.reply_sender import ReplySender
 from kvscope_telemetry.sockets.socket_files import SocketFiles
 from kvscope_telemetry.sockets.socket_watch import SocketWatch
 from kvscope_telemetry.sockets.tracked_send import send_tracked
 from kvscope_telemetry.sockets.wakeup import Wakeup
 
+NAP_S: Final = 0.001
+CROWDED_HZ: Final = 2_000
+"""Messages a second from which on it naps."""
+_LATELY_S: Final = 0.02
 HEARTBEAT_S: Final = 0.5
 CLOSE_S: Final = 0.5
 END_S: Final = 5.0
@@ -198,8 +202,8 @@ class ServerSockets:
         if isinstance(address, TcpAddress):
             if not (address.is_loopback or self._guests.has_keys):
                 raise BadInput(
-                    f"endpoint {endpoint} is not accepted without keys: outside loopback everybody could connect;"
-                    " leave the keys on, or use tcp://127.0.0.1:PORT"
+                    f"endpoint {endpoint} is not accepted without keys: anyone could connect from outside; "
+                    "keep the keys, or use tcp://127.0.0.1:PORT"
                 )
             return self._bind_tcp(endpoint, address)
         return self._bind_ipc(endpoint, address)
@@ -432,3 +436,64 @@ def _user_id(part: zmq.Frame) -> str:
         return str(part.get("User-Id"))
     except zmq.ZMQError:
         return ""
+
+
+class Crowding:
+    """When a publisher is so busy that it should let some messages come together: each turn of its thread costs as much
+    as many of them, and takes its time from the thread that makes them.
+
+    Owns how many there were lately. Steps of an engine with a model are far fewer; nothing of theirs waits.
+
+    Tell it of each turn; it says how long to nap before the next.
+    """
+
+    def __init__(self) -> None:
+        self._since_s = 0.0
+        self._num_messages = 0
+        self._is_crowded = False
+
+    def nap_s(self, num_messages: int, now_s: float) -> float:
+        """After a turn that ended at `now_s`, by the monotonic clock, in which so many were sent."""
+        self._num_messages += num_messages
+        lasted_s = now_s - self._since_s
+        if lasted_s >= _LATELY_S:
+            self._is_crowded = self._num_messages >= CROWDED_HZ * lasted_s
+            self._since_s, self._num_messages = now_s, 0
+        return NAP_S if self._is_crowded and num_messages else 0.0
+
+
+class Outbox:
+    """What waits between the engine's thread and the wire. Bounded by count and bytes: the newest wins.
+
+    `put` costs the engine's thread about a microsecond and never waits.
+
+    A queue of messages that throws away its oldest when it is full, and counts them in `num_dropped`.
+    """
+
+    def __init__(self, max_messages: int, max_bytes: int) -> None:
+        self.num_dropped = 0
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._messages: deque[tuple[TelemetryMessage, int]] = deque()
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+
+    def put(self, message: TelemetryMessage) -> None:
+        """Append a message; one alone is kept whatever its size."""
+        num_bytes = approximate_bytes(message)
+        with self._lock:
+            self._messages.append((message, num_bytes))
+            self._num_bytes += num_bytes
+            while self._is_over():
+                self._num_bytes -= self._messages.popleft()[1]
+                self.num_dropped += 1
+
+    def take(self) -> list[TelemetryMessage]:
+        """Everything that waits, oldest first."""
+        with self._lock:
+            messages, self._messages, self._num_bytes = self._messages, deque(), 0
+        return [message for message, _ in messages]
+
+    def _is_over(self) -> bool:
+        too_much = len(self._messages) > self._max_messages or self._num_bytes > self._max_bytes
+        return too_much and len(self._messages) > 1

@@ -81,9 +81,7 @@ class SshAddress:
 def require_ssh() -> None:
     """Raise BadInput where there is none."""
     if shutil.which(SCHEME) is None:
-        raise BadInput(
-            "ssh:// needs OpenSSH's client, and there is no `ssh` on PATH (Debian: apt install openssh-client)"
-        )
+        raise BadInput("ssh:// needs the OpenSSH client: no `ssh` on PATH (Debian: apt install openssh-client)")
 
 
 class SshTunnel:
@@ -110,7 +108,7 @@ class SshTunnel:
         host = self._address.host
         if not self.has_complained and (self._folder / "telemetry").exists():
             return f"ssh to {host} is connected, but nobody answers at {self._address.endpoint or 'its default place'}"
-        return self._said or f"ssh to {host} is being connected"
+        return self._said or f"connecting to {host} by ssh"
 
     def close(self) -> None:
         """End ssh. Idempotent."""

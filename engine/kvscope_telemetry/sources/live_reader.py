@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvscope_telemetry.errors import ProtocolError, UnknownMessage
-from kvscope_telemetry.messages.commands import Abort, Failed, GetSnapshot, GetStatus, Status
+from kvscope_telemetry.messages.commands import Abort, Failed, GetSnapshot, GetStatus, Reply, Status
 from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import (
     DeviceSample,
@@ -38,13 +38,15 @@ from kvscope_telemetry.sources.awaited_requests import AwaitedRequests
 from kvscope_telemetry.sources.liveness import Liveness
 from kvscope_telemetry.sources.outgoing import Outgoing
 from kvscope_telemetry.sources.pending import Pending
-from kvscope_telemetry.sources.reply_queue import ReplyQueue
 from kvscope_telemetry.sources.sink import Sink, SinkFeed
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.extras import Extras
 from kvscope_telemetry.state.sync import FIRST_TAG, Run, Sync
 from kvscope_telemetry.state.whole_blocks import WholeBlocks
 
+MAX_REPLIES: Final = 50_000
+MAX_BYTES: Final = 64 << 20
+"""As they came over the wire; in memory they are a few times as large."""
 MAX_MESSAGES_A_PASS: Final = 512
 NAP_S: Final = 0.008
 """Two passes a display frame: each costs as much as some ten messages of it."""
@@ -383,3 +385,34 @@ class LiveReader:
             self._num_rows = blocks.num_rows
             blocks.make_ledger()
         return blocks
+
+
+class ReplyQueue:
+    """Replies that the reading thread read and nobody took yet: bounded in number and bytes by asking for `room` first.
+
+    What finds no room is left at the engine, which gives a client up that leaves too much there.
+
+    Oldest first. Any thread puts and takes.
+    """
+
+    def __init__(self) -> None:
+        self._replies: list[Reply] = []
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def room(self) -> int:
+        """How many more may come; 0 when those that wait are large."""
+        return max(0, MAX_REPLIES - len(self._replies)) if self._num_bytes <= MAX_BYTES else 0
+
+    def put(self, reply: Reply, num_bytes: int = 0) -> None:
+        """Append, whatever waits."""
+        with self._lock:
+            self._replies.append(reply)
+            self._num_bytes += num_bytes
+
+    def take_all(self) -> list[Reply]:
+        """Everything that waits."""
+        with self._lock:
+            replies, self._replies, self._num_bytes = self._replies, [], 0
+        return replies

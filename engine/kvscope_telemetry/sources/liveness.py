@@ -83,7 +83,7 @@ class Liveness:
 
     def goodbye(self, reason: str) -> None:
         """The engine ends."""
-        self._loading, self._ended = None, reason or "the engine ended"
+        self._loading, self._ended = None, reason or "the engine stopped"
 
     def connection(self, is_connected: bool) -> bool:
         """Whether there is a connection now; whether that changed."""
@@ -110,12 +110,12 @@ class Liveness:
         if not self._is_known:
             return SourceState.CONNECTING, self.rejection or self.absence
         if not self.is_connected and self.is_local and silent_ns > GONE_NS:
-            return SourceState.ENDED, "the engine is gone without a goodbye"
+            return SourceState.ENDED, "the engine stopped unexpectedly"
         if silent_ns > STALE_NS:
-            return SourceState.STALE, f"nothing heard for {silent_ns / 1e9:.1f} s"
+            return SourceState.STALE, f"no telemetry for {silent_ns / 1e9:.1f} s"
         if self._is_stuck(now_ns):
             stands_s = (now_ns - self._step_since_ns) / 1e9
-            return SourceState.STUCK, f"step {self._step} stands still for {stands_s:.0f} s"
+            return SourceState.STUCK, f"step {self._step} has not finished for {stands_s:.0f} s"
         if self.is_paused:
             return SourceState.PAUSED, f"by {self._paused_by}" if self._paused_by else ""
         is_news = self.rejection and now_ns - self.rejected_ns < REJECTION_TOLD_NS

@@ -45,7 +45,7 @@ class Outgoing:
             num_bytes = self._bytes_put - self._bytes_gone
             if len(self._commands) >= MAX_WAITING or (num_bytes and num_bytes + len(data) > MAX_WAITING_BYTES):
                 raise EngineDead(
-                    f"{NO_ENGINE}: {len(self._commands)} commands with {num_bytes} bytes wait for it already"
+                    f"{NO_ENGINE}: {len(self._commands)} commands with {num_bytes} bytes are queued already"
                 )
             self._bytes_put += len(data)
             self._commands.append((time.monotonic_ns(), command, data))

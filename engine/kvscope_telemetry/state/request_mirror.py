@@ -7,17 +7,21 @@ indexing, however many there are; Python loops only over requests that are new. 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import RequestInfo, RequestRows
-from kvscope_telemetry.state.block_tables import BlockTables
-from kvscope_telemetry.state.request_changes import RequestChanges, read_changes
 
+Ints = npt.NDArray[np.int64]
+
+_LEAST_ROOM: Final = 8
+_FIRST_ENTRIES: Final = 1024
 MAX_FINISHED: Final = 10_000
 """Ended requests that are kept, the newest."""
 
@@ -272,3 +276,176 @@ def equal_requests(left: RequestMirror, right: RequestMirror, columns: Iterable[
         and all(np.array_equal(getattr(left, name), getattr(right, name)) for name in columns)
         and all(np.array_equal(left.table(n), right.table(n)) for n in left.number.tolist())
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestChanges:
+    """`RequestRows` as numpy columns, checked against the rows they change.
+
+    Owns the one rule of block tables on the wire: a table becomes `table[:table_start]` and the blocks that
+    follow, so `table_start` may not lie past its end. Changes nothing itself.
+
+    Changes in the order they happened, each column shape `(n,)`; a row may occur more than once.
+    """
+
+    rows: npt.NDArray[np.intp]
+    state: npt.NDArray[np.uint8]
+    num_computed_tokens: npt.NDArray[np.uint32]
+    num_cached_tokens: npt.NDArray[np.uint32]
+    num_output_tokens: npt.NDArray[np.uint32]
+    num_preemptions: npt.NDArray[np.uint16]
+    num_draft_tokens: npt.NDArray[np.uint32]
+    num_accepted_tokens: npt.NDArray[np.uint32]
+    table_start: npt.NDArray[np.int64]
+    table_end: npt.NDArray[np.int64]
+    table_blocks: npt.NDArray[np.int32]
+
+
+def read_changes(
+    rows: RequestRows, numbers: npt.NDArray[np.int64], num_blocks: npt.NDArray[np.int32]
+) -> RequestChanges:
+    """The changes in `rows` of the requests `numbers` (ascending), whose tables have `num_blocks` blocks.
+
+    Raises ProtocolError for a request that is not among them, and for a table with a hole.
+    """
+    at = _rows_of(np.frombuffer(rows.number, "<u4").astype(np.int64), numbers)
+    start = np.frombuffer(rows.table_start, "<u4").astype(np.int64)
+    end = start + np.frombuffer(rows.table_count, "<u4")
+    before = _lengths_before(at, end, num_blocks)
+    if (start > before).any():
+        first = int(np.argmax(start > before))
+        raise ProtocolError(
+            f"block table of request {numbers[at[first]]} goes on at {start[first]}, but has {before[first]} blocks"
+        )
+    return RequestChanges(
+        rows=at,
+        state=np.frombuffer(rows.state, "u1"),
+        num_computed_tokens=np.frombuffer(rows.num_computed_tokens, "<u4"),
+        num_cached_tokens=np.frombuffer(rows.num_cached_tokens, "<u4"),
+        num_output_tokens=np.frombuffer(rows.num_output_tokens, "<u4"),
+        num_preemptions=np.frombuffer(rows.num_preemptions, "<u2"),
+        num_draft_tokens=_counts(rows.num_draft_tokens, at.size),
+        num_accepted_tokens=_counts(rows.num_accepted_tokens, at.size),
+        table_start=start,
+        table_end=end,
+        table_blocks=np.frombuffer(rows.table_blocks, "<u4").astype(np.int32),
+    )
+
+
+def _counts(packed: bytes, num_rows: int) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(packed, "<u4") if packed else np.zeros(num_rows, np.uint32)
+
+
+def _rows_of(wanted: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
+    if not len(numbers):
+        raise ProtocolError(f"request {wanted[0]} changed, but was never announced")
+    at = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
+    unknown = numbers[at] != wanted
+    if unknown.any():
+        raise ProtocolError(f"request {wanted[int(np.argmax(unknown))]} changed, but was never announced")
+    return at
+
+
+def _lengths_before(
+    at: npt.NDArray[np.intp], end: npt.NDArray[np.int64], num_blocks: npt.NDArray[np.int32]
+) -> npt.NDArray[np.int64]:
+    """Length of each table before its change: that after the request's previous change, or the present."""
+    # Of short integers it takes a tenth of the time: they are sorted by their digits.
+    order = np.argsort(at.astype(np.uint16) if len(num_blocks) <= 1 << 16 else at, kind="stable")
+    sorted_rows = at[order]
+    lengths = num_blocks[sorted_rows].astype(np.int64)
+    again = np.flatnonzero(sorted_rows[1:] == sorted_rows[:-1])
+    lengths[again + 1] = end[order][again]
+    before = np.empty_like(lengths)
+    before[order] = lengths
+    return before
+
+
+class BlockTables:
+    """The block tables of many rows side by side in one buffer, so that any number of changes is written in a few
+    calls.
+
+    Owns where each row's entries lie and how much room they have. Must not know how long a table is, nor whose it
+    is: the lengths are given. A row that outgrows its room moves to the end of the buffer, where it has twice as
+    much; the holes go when the buffer is full.
+
+    `num_rows` rows, all empty at first.
+    """
+
+    def __init__(self, num_rows: int = 0) -> None:
+        self._entries = np.empty(0, np.int32)
+        self._end = 0  # of what is given out of the entries
+        self._begin = np.zeros(num_rows, np.int64)
+        self._room = np.zeros(num_rows, np.int64)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the buffer."""
+        return self._entries.nbytes
+
+    def first(self, row: int, length: int) -> npt.NDArray[np.int32]:
+        """The first `length` entries of a row: a view until the next `write`."""
+        begin = int(self._begin[row])
+        return self._entries[begin : begin + length]
+
+    def append_rows(self, num_rows: int) -> None:
+        """So many rows more, empty."""
+        none = np.zeros(num_rows, np.int64)
+        self._begin, self._room = np.concatenate((self._begin, none)), np.concatenate((self._room, none))
+
+    def keep(self, order: npt.NDArray[np.intp]) -> None:
+        """Keep the rows `order`, in that order."""
+        self._begin, self._room = self._begin[order], self._room[order]
+
+    def write(
+        self,
+        lengths: npt.NDArray[np.int32],
+        rows: npt.NDArray[np.intp],
+        starts: Ints,
+        counts: Ints,
+        blocks: npt.NDArray[np.int32],
+    ) -> None:
+        """Write `counts` of `blocks` from entry `starts` of `rows` on, each shape (n,), in order: the later stands.
+
+        `lengths`, one a row: how many entries of each count for something until now.
+        """
+        self._make_room(lengths, rows, starts + counts)
+        ends = np.cumsum(counts)
+        at = np.repeat(self._begin[rows] + starts - (ends - counts), counts)
+        self._entries[at + np.arange(at.size)] = blocks
+
+    def _make_room(self, lengths: npt.NDArray[np.int32], rows: npt.NDArray[np.intp], ends: Ints) -> None:
+        if not (ends > self._room[rows]).any():
+            return
+        needed = np.zeros(self._room.size, np.int64)
+        np.maximum.at(needed, rows, ends)
+        growing = np.flatnonzero(needed > self._room)
+        room = self._more_room(needed, growing)
+        if self._end + int(room.sum()) > self._entries.size:
+            changing = needed[needed > 0]
+            self._pack(lengths, int(np.maximum(2 * changing, _LEAST_ROOM).sum()))
+            growing = np.flatnonzero(needed > self._room)  # more than before: no row has room to spare
+            room = self._more_room(needed, growing)
+        begin = self._end + np.cumsum(room) - room
+        self._copy(self._entries, growing, lengths[growing], begin)
+        self._begin[growing], self._room[growing] = begin, room
+        self._end += int(room.sum())
+
+    def _more_room(self, needed: Ints, growing: npt.NDArray[np.intp]) -> Ints:
+        return np.maximum(np.maximum(needed[growing], 2 * self._room[growing]), _LEAST_ROOM)
+
+    def _pack(self, lengths: npt.NDArray[np.int32], num_more: int) -> None:
+        """Into a new buffer without holes, with room for `num_more` entries and as many again."""
+        room = lengths.astype(np.int64)
+        used = int(room.sum())
+        entries = np.empty(max(_FIRST_ENTRIES, 2 * (used + num_more)), np.int32)
+        begin = np.cumsum(room) - room
+        self._copy(entries, np.arange(room.size), room, begin)
+        self._entries, self._begin, self._room, self._end = entries, begin, room, used
+
+    def _copy(self, target: npt.NDArray[np.int32], rows: Ints, lengths: npt.ArrayLike, begin: Ints) -> None:
+        """The first `lengths` entries of `rows` to where they begin in `target`."""
+        counts = np.asarray(lengths, np.int64)
+        ends = np.cumsum(counts)
+        place = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
+        target[place + np.repeat(begin, counts)] = self._entries[place + np.repeat(self._begin[rows], counts)]

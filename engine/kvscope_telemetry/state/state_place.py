@@ -5,7 +5,7 @@ Owns epoch and number of the last frame that the state knows of. Who waits, asks
 
 from __future__ import annotations
 
-from kvscope_telemetry.messages.leap import Leap
+from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
 
 
@@ -28,7 +28,7 @@ class StatePlace:
 
     def is_before(self, frame: Frame) -> bool:
         """Whether `frame` is the very next."""
-        follows = frame.since_seq if isinstance(frame, Leap) else frame.seq - 1
+        follows = frame.since_seq if isinstance(frame, DeltaCheckpoint) else frame.seq - 1
         return frame.epoch == self.epoch and follows == self.seq
 
     def is_newer(self, snapshot: Snapshot) -> bool:

@@ -62,6 +62,8 @@ HIT_RATE: Final = Share(("cached_tokens",), PROMPTS)
 USAGE: Final = Share(("active",), ("pool",))
 """Of the pool's blocks, those that requests hold."""
 ACCEPTED: Final = Share(("accepted_tokens",), ("draft_tokens",))
+_ALL: Final = slice(None)
+"""Every second of a course."""
 
 
 def rows_in(course: Course, span: Range) -> slice:
@@ -70,21 +72,21 @@ def rows_in(course: Course, span: Range) -> slice:
     return slice(first, int(np.searchsorted(course.time_ns, span.until_ns, "right")))
 
 
-def pool_of(course: Course) -> FloatArray:
+def pool_of(course: Course, rows: slice = _ALL) -> FloatArray:
     """Blocks of the pool, shape (n,); NaN where they are not known."""
-    parts = [course.column(f"{name}_blocks") for name in ("active", "cached", "free")]
-    told = course.column("pool_blocks")
+    parts = [course.column(f"{name}_blocks")[rows] for name in ("active", "cached", "free")]
+    told = course.column("pool_blocks")[rows]
     return np.where(np.isfinite(told), told, parts[0] + parts[1] + parts[2])
 
 
-def usage_of(course: Course) -> FloatArray:
+def usage_of(course: Course, rows: slice = _ALL) -> FloatArray:
     """Share of the pool that requests held, shape (n,); NaN where there is no pool."""
-    return USAGE.over({"active": course.column("active_blocks"), "pool": pool_of(course)})
+    return USAGE.over({"active": course.column("active_blocks")[rows], "pool": pool_of(course, rows)})
 
 
-def fragmentation_of(course: Course) -> FloatArray:
+def fragmentation_of(course: Course, rows: slice = _ALL) -> FloatArray:
     """Share of the free blocks that the longest free run has not, shape (n,); NaN where no block is free."""
-    free, longest = course.column("free_blocks"), course.column("longest_free_run")
+    free, longest = course.column("free_blocks")[rows], course.column("longest_free_run")[rows]
     shares = 1 - np.minimum(longest / np.maximum(free, 1), 1)
     return np.where((free > 0) & (longest > 0), shares, np.nan)
 
@@ -253,21 +255,30 @@ FIGURES: Final = (
         "Engine paused",
         "s",
         _stopped_s,
-        "Time in which the engine stood still, paused or suspended: in no latency and no rate",
+        "Time the engine was paused or suspended; excluded from latencies and rates",
         has_spread=False,
     ),
-    _counted("num_steps", "Steps", "steps", "Forward passes of the model"),
-    _counted("admitted", "Requests admitted", "requests", "Requests that ran for the first time"),
-    _counted("finished", "Requests finished", "requests", "Requests that ended by themselves", is_compared=True),
+    _counted("num_steps", "Steps", "steps", "Forward passes"),
+    _counted("admitted", "Requests admitted", "requests", "Requests scheduled for the first time"),
+    _counted("finished", "Requests finished", "requests", "Requests finished", is_compared=True),
     _counted("aborted", "Requests aborted", "requests"),
     _counted("refused", "Requests refused", "requests"),
-    _a_minute("finished", "Requests finished a minute"),
-    _counted("generation_tokens", "Tokens generated", "tokens", "Tokens of answers"),
-    _a_second("generation_tokens", "Tokens generated a second", "Tokens of answers"),
-    _counted("decode_tokens", "Decode tokens", "tokens", "Tokens computed one after another, past the prompts"),
-    _a_second("decode_tokens", "Decode tokens a second", "Tokens computed one after another, past the prompts"),
-    _counted("prefill_tokens", "Prefill tokens", "tokens", "Tokens computed of prompts, and again after preemptions"),
-    _a_second("prefill_tokens", "Prefill tokens a second", "Tokens computed of prompts, and again after preemptions"),
+    _a_minute("finished", "Requests finished per minute"),
+    _counted("generation_tokens", "Tokens generated", "tokens", "Output tokens"),
+    _a_second("generation_tokens", "Tokens generated per second", "Output tokens"),
+    _counted("decode_tokens", "Decode tokens", "tokens", "Output tokens computed"),
+    _a_second("decode_tokens", "Decode tokens per second", "Output tokens computed"),
+    _counted(
+        "prefill_tokens",
+        "Prefill tokens",
+        "tokens",
+        "Prompt tokens computed, including recomputation after preemptions",
+    ),
+    _a_second(
+        "prefill_tokens",
+        "Prefill tokens per second",
+        "Prompt tokens computed, including recomputation after preemptions",
+    ),
     _percentile(FIRST_TOKEN, 50, "First token"),
     _percentile(FIRST_TOKEN, 95, "First token"),
     _percentile(INTER_TOKEN, 50, "Between tokens"),
@@ -281,16 +292,16 @@ FIGURES: Final = (
         "Waiting, peak",
         "requests",
         partial(_level, np.max, _column("num_waiting")),
-        "The most requests in the queue at the end of a second",
+        "Most requests waiting at the end of a second",
         has_spread=False,
     ),
-    _mean("usage_mean", "KV usage, mean", "share", usage_of, "Share of the pool that requests hold"),
+    _mean("usage_mean", "KV usage, mean", "share", usage_of, "Share of the pool held by requests"),
     Figure(
         "usage_peak",
         "KV usage, peak",
         "share",
         partial(_level, np.max, usage_of),
-        "The largest share of the pool that requests held at the end of a second",
+        "Largest share of the pool held by requests at the end of a second",
         is_compared=True,
         has_spread=False,
     ),
@@ -299,26 +310,26 @@ FIGURES: Final = (
         "External fragmentation",
         "share",
         fragmentation_of,
-        "Share of the free blocks that the longest free run has not, on average",
+        "Mean share of free blocks outside the longest free run",
     ),
     _counted("preemptions", "Preemptions", "preemptions", is_compared=True),
-    _a_minute("preemptions", "Preemptions a minute"),
-    _counted("evicted_blocks", "Evicted blocks", "blocks", "Blocks that lost their cached prefix"),
-    _a_minute("evicted_blocks", "Evicted blocks a minute"),
+    _a_minute("preemptions", "Preemptions per minute"),
+    _counted("evicted_blocks", "Evicted blocks", "blocks", "Blocks evicted from the prefix cache"),
+    _a_minute("evicted_blocks", "Evicted blocks per minute"),
     _counted("copied_blocks", "Copied blocks", "blocks", "Blocks copied on write"),
-    _a_minute("copied_blocks", "Copied blocks a minute"),
+    _a_minute("copied_blocks", "Copied blocks per minute"),
     _counted("swapped_blocks", "Swapped blocks", "blocks", "Blocks of preempted requests moved to a lower tier"),
-    _counted("sunk_blocks", "Sunk blocks", "blocks", "Cached blocks that went to a lower tier"),
-    _counted("loaded_blocks", "Loaded blocks", "blocks", "Blocks that came back from a lower tier"),
+    _counted("sunk_blocks", "Sunk blocks", "blocks", "Cached blocks moved to a lower tier"),
+    _counted("loaded_blocks", "Loaded blocks", "blocks", "Blocks loaded from a lower tier"),
     Figure(
         "new_prompt_tokens",
         "Prompt tokens",
         "tokens",
         partial(_total, PROMPTS),
-        "Prompt tokens of requests that ran for the first time",
+        "Prompt tokens of requests scheduled for the first time",
         has_spread=False,
     ),
-    _counted("cached_tokens", "Prompt tokens from the cache", "tokens", "Those of them that were found in the cache"),
+    _counted("cached_tokens", "Prompt tokens from the cache", "tokens", "Of these, tokens found in the cache"),
     Figure(
         "hit_rate",
         "Prefix hit rate",
@@ -331,19 +342,19 @@ FIGURES: Final = (
         "restored_tokens",
         "Restored tokens",
         "tokens",
-        "Tokens that requests had again after a preemption without computing them",
+        "Tokens recovered after preemptions without recomputation",
         is_compared=True,
     ),
     _counted(
         "recomputed_tokens",
         "Recomputed tokens",
         "tokens",
-        "Tokens that a preemption had lost, computed again",
+        "Tokens lost by preemptions and recomputed",
         is_compared=True,
     ),
-    _counted("draft_tokens", "Draft tokens", "tokens", "Tokens guessed ahead and checked"),
-    _counted("accepted_tokens", "Accepted draft tokens", "tokens", "Those of them that were right"),
-    Figure("accepted_share", "Drafts accepted", "share", partial(_share, ACCEPTED), "Of the tokens guessed ahead"),
+    _counted("draft_tokens", "Draft tokens", "tokens", "Draft tokens checked"),
+    _counted("accepted_tokens", "Accepted draft tokens", "tokens", "Of these, tokens accepted"),
+    Figure("accepted_share", "Drafts accepted", "share", partial(_share, ACCEPTED), "Of the draft tokens"),
     _counted("num_lost_frames", "Frames lost", "frames"),
     Figure("num_silences", "Silences", "silences", partial(_silences, np.size), has_spread=False),
     Figure("silent_s", "Silent", "s", partial(_silences, np.sum), has_spread=False),

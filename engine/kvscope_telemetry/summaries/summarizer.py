@@ -34,11 +34,12 @@ from kvscope_telemetry.summaries import latency_buckets
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
 from kvscope_telemetry.summaries.histograms import Buckets, joined
 from kvscope_telemetry.summaries.moments import MomentNotes
-from kvscope_telemetry.summaries.stall import Stall
 from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, Latency, Summary, TimedEvent
 from kvscope_telemetry.summaries.turns import TurnNotes
 from kvscope_telemetry.summaries.unknown import unknown_fields
 
+_LATE_NS: Final = 2_000_000_000
+"""Heartbeats come twice a second: after a longer silence the whole process had no time, and no step could end."""
 _TOTALS: Final = (
     "prompt_tokens",
     "cached_tokens",
@@ -334,3 +335,26 @@ def _latency(parts: list[bytes]) -> Latency:
         return Latency()
     p50, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
     return Latency(len(values), p50 / 1e9, p95 / 1e9, p99 / 1e9, buckets=latency_buckets.pack(values / 1e9))
+
+
+class Stall:
+    """How long an engine's unfinished requests have been without a step that ended. Knows heartbeats alone.
+
+    All by the engine's clock: a window that is slow, or a wire that is, makes an engine look no slower.
+
+    Fed with the heartbeats of an engine in their order.
+    """
+
+    def __init__(self) -> None:
+        self._place: tuple[int, int] | None = None  # epoch and step
+        self._since_ns = self._last_ns = 0
+
+    def seen(self, beat: Heartbeat) -> float:
+        """Seconds since a step ended, or there was something to do."""
+        place = (beat.epoch, beat.step)
+        if place != self._place or not beat.num_unfinished or beat.paused_by:
+            self._place, self._since_ns = place, beat.time_ns
+        elif beat.time_ns - self._last_ns > _LATE_NS:
+            self._since_ns += beat.time_ns - self._last_ns
+        self._last_ns = beat.time_ns
+        return max(0, beat.time_ns - self._since_ns) / 1e9

@@ -5,6 +5,7 @@ Owns the thread that steps; commands are taken between two steps, as a real engi
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from kvscope_telemetry.ledger import NO_OWNER
 from kvscope_telemetry.messages.commands import (
     Abort,
     Accepted,
+    AllocatorMap,
     BlockContent,
     BlockText,
     Command,
@@ -46,9 +48,10 @@ from kvscope_telemetry.messages.commands import (
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import DeviceSample, Goodbye, Heartbeat, MemoryBreakdown
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
-from kvscope_telemetry.synthetic.allocator import synthetic_allocator_map
+from kvscope_telemetry.state.allocator_map import Pool, State, TorchSegment, pack_map
 from kvscope_telemetry.synthetic.engine import Output, SyntheticEngine
 
+MIB = 1 << 20
 WORDS: Final = (
     "the",
     "cache",
@@ -304,7 +307,7 @@ class SyntheticServer:
             self._closing = True
         elif command.action == "step":
             if not self._is_held:
-                return Failed(reason="nobody holds the engine's steps: they run by themselves", tag=command.tag)
+                return Failed(reason="the engine is not paused", tag=command.tag)
             for _ in range(command.num_steps):
                 self._step(even_held=True)
             what = f"{command.num_steps} steps ran, up to step {self.engine.step}"
@@ -345,3 +348,35 @@ class SyntheticServer:
         ids = tuple(range(int(ledger.filled[block])))
         text = " ".join(WORDS[(block + i) % len(WORDS)] for i in ids)
         return BlockContent(block=block, number=int(ledger.owner[block]), token_ids=ids, text=text)
+
+
+def synthetic_allocator_map(tag: int) -> AllocatorMap:
+    """A made-up map of torch's allocator, as an engine with a model of some GiB has it after a while.
+
+    Weights, a KV pool, activations with holes, small tensors and a captured graph; always the same.
+    """
+    draw = random.Random(9)
+    segments = [_segment(draw, 0, 4096 * MIB, Pool.LARGE, 4096 * MIB, holes=0.0)]
+    segments += [_segment(draw, 1 + n, 640 * MIB, Pool.LARGE, 48 * MIB, holes=0.05) for n in range(4)]
+    segments += [_segment(draw, 10 + n, (20 + 40 * n) * MIB, Pool.LARGE, 12 * MIB, holes=0.5) for n in range(8)]
+    segments += [_segment(draw, 20 + n, 2 * MIB, Pool.SMALL, MIB // 8, holes=0.4) for n in range(12)]
+    segments.append(_segment(draw, 40, 256 * MIB, Pool.PRIVATE, 32 * MIB, holes=0.2))
+    return pack_map(segments, tag=tag, device="synthetic")
+
+
+def _segment(
+    draw: random.Random, place: int, num_bytes: int, pool: Pool, most_bytes: int, *, holes: float
+) -> TorchSegment:
+    sizes: list[int] = []
+    while (left := num_bytes - sum(sizes)) > 0:
+        sizes.append(min(left, most_bytes if not holes else draw.randrange(1, most_bytes // 512 + 1) * 512))
+    states = [_state(draw.random(), holes) for _ in sizes]
+    offsets = np.cumsum([0, *sizes[:-1]], dtype=np.int64)
+    address = 0x7F00_0000_0000 + (place << 33)
+    return TorchSegment(address, num_bytes, 0, pool, offsets, np.array(sizes, np.int64), np.array(states, np.uint8))
+
+
+def _state(drawn: float, holes: float) -> State:
+    if drawn < holes:
+        return State.CACHED
+    return State.PENDING if drawn < holes * 1.1 else State.ALLOCATED

@@ -230,7 +230,7 @@ class DistantRing:
                 for _, body in packets.feed(data):
                     self._take(decode_told(body))
         code = process.wait()
-        self._end("" if self._process is None else f"the process that writes it ended ({code})")
+        self._end("" if self._process is None else f"the process that writes it stopped ({code})")
 
     def _take(self, told: Told) -> None:
         self._told = told

@@ -74,7 +74,7 @@ class Ring:
         """Why nothing is kept for now, for a person; empty while all is well. It is given all the same: it follows, and
         tries again by itself."""
         reason = self._segments.pause
-        return f"ring folder {self.folder} takes no more: {reason}; it is tried again by itself" if reason else ""
+        return f"cannot write to the history folder {self.folder}: {reason}; retrying" if reason else ""
 
     @property
     def num_bytes(self) -> int:

@@ -1,8 +1,7 @@
 """A part of what was recorded into a file of its own, after the state it begins with; bookmarks of its time go along.
 
-Its chunks are taken as they lie (`saving`); where that cannot be, for damage or for what another tool wrote, the
-messages are told anew, without what is damaged, and what a recording has besides (keyframes, leaps, summaries) is made
-again. Either way it is whole in itself.
+The messages are told anew, without what is damaged, and what a recording has besides (keyframes, delta checkpoints,
+summaries) is made again: the file is whole in itself.
 
 Owns what becomes of the file when that ends early. Knows neither rings nor who asks.
 """
@@ -10,24 +9,28 @@ Owns what becomes of the file when that ends early. Knows neither rings nor who 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from kvscope_telemetry.errors import KvscopeError, ProtocolError, UnknownMessage
-from kvscope_telemetry.messages.wire import decode_telemetry
+import msgspec
+
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.messages.telemetry import Frame, Snapshot
 from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.keyframes import snapshot_of
-from kvscope_telemetry.recordings.layout import KEYFRAMES
-from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.timeline.saving.besides import bookmarks_of, texts_of
-from kvscope_telemetry.timeline.saving.chunk_copy import ChunkCopy
-from kvscope_telemetry.timeline.saving.pieces import NotAsWritten
+from kvscope_telemetry.state.continuity import Continuity
+from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, settled
+from kvscope_telemetry.texts.block_texts import RecordedText
 
 _LOOK_EVERY: Final = 256
 _MAX_QUEUED_BYTES: Final = 4 << 20
 """Reading is quicker than writing: more of it would only wait, in several times these bytes of memory."""
+_TEXTS_TOGETHER: Final = 256
+_TEXTS_LATE_NS: Final = 5_000_000_000
+"""A text is written so long after its block was so at most."""
 
 
 def save(
@@ -39,34 +42,6 @@ def save(
     it fails. Raises BadInput for a path that will not do, KvscopeError for a disk that is full.
     """
     until_s = recorded.info.duration_s if until_s is None else until_s
-    try:
-        return _take(recorded, Path(path), from_s, until_s, watch or _always)
-    except NotAsWritten:
-        recorded.grow()  # what went meanwhile is not looked for again
-        return _tell(recorded, path, from_s, until_s, watch)
-
-
-def _take(recorded: Recorded, path: Path, from_s: float, until_s: float, watch: Watch) -> bool:
-    """Chunks as they lie. Raises NotAsWritten, and nothing is left."""
-    from_ns, until_ns = _range_ns(recorded, from_s, until_s)
-    file, is_whole = McapFile(path, is_copy=True), False
-    try:
-        is_whole = ChunkCopy(recorded, from_ns, until_ns, watch).write(file)
-        if is_whole:
-            file.finish()
-    except OSError as error:
-        is_whole = False
-        raise KvscopeError(f"recording {str(path)!r} cannot be written: {error.strerror or error}") from None
-    finally:
-        if not is_whole:
-            file.end_early()
-            for left in (file.part, file.path):
-                left.unlink(missing_ok=True)
-    return is_whole
-
-
-def _tell(recorded: Recorded, path: Path | str, from_s: float, until_s: float, watch: Watch | None) -> bool:
-    """Message by message."""
     writer = RecordingWriter(path, max_queued_bytes=_MAX_QUEUED_BYTES)
     is_whole = False
     try:
@@ -86,27 +61,22 @@ def _tell(recorded: Recorded, path: Path | str, from_s: float, until_s: float, w
     return is_whole
 
 
-def _range_ns(recorded: Recorded, from_s: float, until_s: float) -> tuple[int, int]:
-    """By the wall clock."""
-    from_s = max(from_s, recorded.first_s)
-    return recorded.start_ns + round(from_s * 1e9), recorded.start_ns + round(until_s * 1e9)
-
-
 def _copy(recorded: Recorded, writer: RecordingWriter, from_s: float, until_s: float, watch: Watch | None) -> bool:
     from_s = max(from_s, recorded.first_s)
-    begin_ns, until_ns = _range_ns(recorded, from_s, until_s)
-    from_ns = begin_ns
-    if _write_state(recorded, writer, from_s, from_ns):
+    begin_ns, until_ns = recorded.start_ns + round(from_s * 1e9), recorded.start_ns + round(until_s * 1e9)
+    from_ns, continuity = begin_ns, Continuity()
+    state = _write_state(recorded, writer, from_s, from_ns)
+    if state is not None:
+        continuity.takes(state)
         from_ns += 1  # the state has all until then
-    for count, stored in enumerate(recorded.raw_messages(from_ns, until_ns)):
-        if count % _LOOK_EVERY == 0 and not _goes_on(watch, stored.log_time_ns - from_ns, until_ns - from_ns):
+    for count, (log_time_ns, message) in enumerate(recorded.timed_messages(from_ns, until_ns, keyframes=True)):
+        if count % _LOOK_EVERY == 0 and not _goes_on(watch, log_time_ns - from_ns, until_ns - from_ns):
             return False
-        if stored.kind == KEYFRAMES:  # made anew
+        # Keyframes are made anew; behind damage one of them, or the state from delta checkpoints, is what goes on.
+        if isinstance(message, Frame | Snapshot) and not continuity.takes(message) and isinstance(message, Snapshot):
             continue
-        with contextlib.suppress(UnknownMessage, ProtocolError):  # what cannot be read was left out before
-            message = decode_telemetry(stored.data)
-            if not writer.write(message, stored.data, wait=True, log_time_ns=stored.log_time_ns):
-                break
+        if not writer.write(message, wait=True, log_time_ns=log_time_ns):
+            break
     for bookmark in bookmarks_of(recorded, begin_ns, until_ns):
         writer.mark(bookmark)
     for texts in texts_of(recorded, from_ns, until_ns):
@@ -114,22 +84,41 @@ def _copy(recorded: Recorded, writer: RecordingWriter, from_s: float, until_s: f
     return _goes_on(watch, 1, 1)
 
 
-def _write_state(recorded: Recorded, writer: RecordingWriter, from_s: float, from_ns: int) -> bool:
-    """Begin with the state at `from_s`; whether there is one."""
+def _write_state(recorded: Recorded, writer: RecordingWriter, from_s: float, from_ns: int) -> Snapshot | None:
+    """Begin with the state at `from_s`; None where there is none."""
     mirror = recorded.state_at(from_s)
     if mirror.hello is None:
-        return False
+        return None
     writer.write(mirror.hello, wait=True, log_time_ns=from_ns)
     memory = recorded.memory_before(from_s, mirror.hello.epoch)
     if memory is not None:
         writer.write(memory, wait=True, log_time_ns=from_ns)
-    writer.write(snapshot_of(mirror), wait=True, log_time_ns=from_ns)
-    return True
+    state = snapshot_of(mirror)
+    writer.write(state, wait=True, log_time_ns=from_ns)
+    return state
+
+
+def bookmarks_of(recorded: Recorded, from_ns: int, until_ns: int) -> list[Bookmark]:
+    """Those of this time, as they stand."""
+    stand = in_order(settled(recorded.bookmarks()).values())
+    return [each for each in stand if from_ns <= max(each.time_ns, each.until_ns) and each.time_ns <= until_ns]
+
+
+def texts_of(recorded: Recorded, from_ns: int, until_ns: int) -> Iterator[list[RecordedText]]:
+    """Those of this time, and of before it the newest of each block: it may still be held. Some at once."""
+    if not recorded.has_texts:
+        return
+    before: dict[int, RecordedText] = {}
+    batch: list[RecordedText] = []
+    for text in recorded.texts():
+        if text.time_ns < from_ns:
+            before[text.block] = msgspec.structs.replace(text, time_ns=from_ns)
+        elif text.time_ns <= until_ns + _TEXTS_LATE_NS:
+            batch.append(msgspec.structs.replace(text, time_ns=min(text.time_ns, until_ns)))
+    for texts in (list(before.values()), batch):
+        for start in range(0, len(texts), _TEXTS_TOGETHER):
+            yield texts[start : start + _TEXTS_TOGETHER]
 
 
 def _goes_on(watch: Watch | None, done: int, total: int) -> bool:
     return watch is None or watch(min(1.0, done / max(1, total)))
-
-
-def _always(share: float) -> bool:
-    return True

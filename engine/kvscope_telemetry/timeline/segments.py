@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.leap import Leap
-from kvscope_telemetry.messages.telemetry import TelemetryMessage
-from kvscope_telemetry.recordings.bundles.listed_keyframes import WholeState
-from kvscope_telemetry.recordings.mcap_file import McapFile
+from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint
+from kvscope_telemetry.messages.telemetry import Snapshot, TelemetryMessage
+from kvscope_telemetry.recordings.mcap_file import Entry, McapFile
 from kvscope_telemetry.timeline.ring_folder import segment_path
 
 PARTS: Final = 8
@@ -111,25 +110,23 @@ class Segments:
         """When the oldest came that was not handed to the system; None: all was."""
         return None if self._file is None else self._file.since_s
 
-    def add(
-        self, channel: int, log_time_ns: int, data: bytes | WholeState | Leap, read: TelemetryMessage | None = None
-    ) -> None:
+    def add(self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None) -> None:
         """Append a message; the first begins a segment."""
         if self._is_resting:
-            self.num_missed += read is not None
+            self.num_missed += 1
             return
         with self._resting():
-            if self._file is None:
-                self._begin(log_time_ns)
-            assert self._file is not None, "a segment was begun"
-            self._file.add(channel, log_time_ns, data, read)
-            self.end_ns = log_time_ns
-            self._num_added += 1
-            if self._num_added == 2:  # hello and state, or the engine's snapshot and a little
-                self._head_bytes = self._file.num_bytes
-                self._trim()
+            self._writable(log_time_ns).add(message, log_time_ns, num_bytes, data)
+            self._added(log_time_ns)
 
-    def add_together(self, entries: Sequence[tuple[int, int, bytes]]) -> None:
+    def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None:
+        """Append a keyframe or a delta checkpoint."""
+        if not self._is_resting:
+            with self._resting():
+                self._writable(log_time_ns).add_state(log_time_ns, state)
+                self._added(log_time_ns)
+
+    def add_together(self, entries: Sequence[Entry]) -> None:
         """Append what was made of the messages in the segment."""
         if self._file is not None:
             with self._resting():
@@ -184,12 +181,26 @@ class Segments:
             path, self._file = self._file.path, None
             self._whole.append(_Whole(path, path.stat().st_size, self._began_ns))
 
-    def _begin(self, log_time_ns: int) -> None:
-        self._file = McapFile(segment_path(self.path, self._number + 1))
+    def _writable(self, log_time_ns: int) -> McapFile:
+        """The segment in progress."""
+        if self._file is None:
+            self._file = self._begin(log_time_ns)
+        return self._file
+
+    def _added(self, log_time_ns: int) -> None:
+        self.end_ns = log_time_ns
+        self._num_added += 1
+        if self._num_added == 2:  # hello and state, or the engine's snapshot and a little
+            self._head_bytes = self._writable(log_time_ns).num_bytes
+            self._trim()
+
+    def _begin(self, log_time_ns: int) -> McapFile:
+        file = McapFile(segment_path(self.path, self._number + 1))
         self._number += 1
         self._began_ns, self._num_added, self._head_bytes = log_time_ns, 0, 0
         if self.origin_ns is None:
             self.origin_ns = self.start_ns = log_time_ns
+        return file
 
     def _trim(self) -> None:
         end_ns, bounds = self.end_ns, self.bounds

@@ -15,10 +15,8 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import Frame, Hello, MemoryBreakdown, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
-from kvscope_telemetry.recorded import RecordingInfo, StoredMessage
-from kvscope_telemetry.recordings.bundles.kept_messages import KeptMessages
+from kvscope_telemetry.recorded import RecordingInfo
 from kvscope_telemetry.recordings.effort import Watch
-from kvscope_telemetry.recordings.layout import STATE
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.request_index import RecordedRequest, RequestReader, TimedMessage
 from kvscope_telemetry.state.mirror import Mirror
@@ -43,7 +41,6 @@ class Tape:
     def __init__(self, folder: Path, origin_ns: int | None = None, watch: Watch | None = None) -> None:
         self.path = folder
         self._segments: dict[int, Recording] = {}
-        self._kept = KeptMessages()
         self._unreadable: dict[int, str] = {}
         self._is_written = False
         self._why_none = "there is no segment in it"
@@ -128,15 +125,21 @@ class Tape:
     ) -> Iterator[tuple[float, TelemetryMessage]]:
         """Seconds and message of all that is left of this time, as it came: without keyframes, unless asked."""
         from_ns, until_ns = self._log_time_ns(from_s), self._log_time_ns(until_s)
-        for log_time_ns, message in self._timed(from_ns, until_ns, keyframes=keyframes):
+        for log_time_ns, message in self.timed_messages(from_ns, until_ns, keyframes=keyframes):
             yield (log_time_ns - self._start_ns) / 1e9, message
 
-    def raw_messages(self, from_ns: int, until_ns: int, *, about: int | None = None) -> Iterator[StoredMessage]:
-        """All that was written in this time (by the wall clock, both included), keyframes too. `about`: a block; leaps
-        are in the place of many frames that say nothing of it."""
+    def timed_messages(self, from_ns: int, until_ns: int, *, keyframes: bool) -> Iterator[TimedMessage]:
+        """The same by the wall clock."""
         for segment, goes_on in self._from(from_ns, until_ns):
-            stored = _unless_gone(segment, segment.raw_messages(from_ns, until_ns, about=about))
-            yield from _without_head(stored, segment) if goes_on else stored
+            timed = _unless_gone(segment, segment.timed_messages(from_ns, until_ns, keyframes=keyframes))
+            yield from _without_head(timed, segment) if goes_on else timed
+
+    def messages_about(self, block: int, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
+        """All that was written in this time, by the wall clock, keyframes too. Empty delta checkpoints are in the place
+        of many frames that say nothing of the block."""
+        for segment, goes_on in self._from(from_ns, until_ns):
+            timed = _unless_gone(segment, segment.messages_about(block, from_ns, until_ns))
+            yield from _without_head(timed, segment) if goes_on else timed
 
     @property
     def has_texts(self) -> bool:
@@ -199,20 +202,11 @@ class Tape:
 
     def requests(self) -> list[RecordedRequest]:
         """Every request that is left, in the order they were announced; reads all of it."""
-        return RequestReader().read(self._timed(0, _FOREVER_NS, keyframes=True))
+        return RequestReader().read(self.timed_messages(0, _FOREVER_NS, keyframes=True))
 
     @property
     def _first(self) -> Recording:
         return next(iter(self._segments.values()))
-
-    def _timed(self, from_ns: int, until_ns: int, *, keyframes: bool) -> Iterator[TimedMessage]:
-        for segment, goes_on in self._from(from_ns, until_ns):
-            timed = _unless_gone(segment, segment.timed_messages(from_ns, until_ns, keyframes=keyframes))
-            for log_time_ns, message in timed:
-                if goes_on and isinstance(message, Hello) and log_time_ns == segment.start_ns:
-                    goes_on = False  # the one that every segment begins with: nothing was said anew
-                else:
-                    yield log_time_ns, message
 
     def _from(self, from_ns: int, until_ns: int) -> Iterator[tuple[Recording, bool]]:
         """Segments from the one on that may hold `from_ns`, those that `grow` finds meanwhile as well; whether what is
@@ -270,7 +264,7 @@ class Tape:
 
     def _opened(self, number: int, path: Path, watch: Watch | None, *, is_newest: bool) -> Recording | None:
         try:
-            return Recording.open(path, watch, self._kept)
+            return Recording.open(path, watch)
         except BadInput as error:
             if not is_newest:  # the newest may have begun just now
                 self._unreadable[number] = str(error)
@@ -309,12 +303,12 @@ def _unless_gone(segment: Recording, items: Iterator[_Found]) -> Iterator[_Found
             raise
 
 
-def _without_head(stored: Iterator[StoredMessage], segment: Recording) -> Iterator[StoredMessage]:
-    """Without the hello that a segment begins with."""
-    first = next(stored, None)
-    if first is not None and (first.kind != STATE or first.log_time_ns != segment.start_ns):
+def _without_head(timed: Iterator[TimedMessage], segment: Recording) -> Iterator[TimedMessage]:
+    """Without the hello that every segment begins with: nothing was said anew."""
+    first = next(timed, None)
+    if first is not None and not (isinstance(first[1], Hello) and first[0] == segment.start_ns):
         yield first
-    yield from stored
+    yield from timed
 
 
 def _part_of(watch: Watch, place: int, count: int) -> Watch:

@@ -11,8 +11,7 @@ import pytest
 
 from kvscope_app.bench import prober
 from kvscope_app.bench.processor_time import cpu_of_rings_s
-from kvscope_app.bench.resident_memory import ResidentMemory
-from kvscope_app.bench.smoothness import _Knocks
+from kvscope_app.bench.smoothness import ResidentMemory, _Knocks
 
 WAIT_MS = 120_000
 

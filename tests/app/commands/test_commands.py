@@ -53,7 +53,7 @@ def test_info_says_what_is_damaged(record: Callable, capsys: pytest.CaptureFixtu
     path = record(600).path
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert main(["info", str(path)]) == 0
-    assert "Cut short: ends with its last whole chunk." in capsys.readouterr().out
+    assert "Truncated; recovered to the last complete chunk." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_info_says_what_is_damaged(record: Callable, capsys: pytest.CaptureFixtu
         (["export", "FILE", "--out", "x.apng", "--fps", "100"], "'100'"),
         (["export", "FILE", "--out", "x.apng", "--view", "events"], "events"),
         (["export", "FILE", "--out", "metrics.csv", "--theme", "dark"], "--theme"),
-        (["recover", "FILE", "--out", "FILE"], "the file itself"),
+        (["recover", "FILE", "--out", "FILE"], "the input file"),
         (["recover", "FILE", "--out", "new.txt"], "'new.txt'"),
         (["record", "ipc:///x/telemetry"], "--out"),
         (["record", "http://x", "--out", "x.mcap"], "'http://x'"),

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tests.telemetry.alarms.receiver import receiving
 from tests.telemetry.conftest import assert_same_state, make_endpoint, make_messages, serve
 
 from kvscope_app.commands.segments import SegmentedWriter
@@ -71,7 +72,7 @@ def test_texts_are_in_the_file_when_they_are_asked_for_alone(
     assert recording.has_texts == with_texts
     capsys.readouterr()
     assert main(["info", str(path)]) == 0
-    told = "prompts and answers can be read" if with_texts else "none"
+    told = "contains prompt and answer text" if with_texts else "none"
     assert told in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("texts"))
 
 
@@ -154,7 +155,7 @@ def test_an_engine_that_goes_ends_it_with_a_line(
     ending.start()
     assert main(["record", endpoint, "--out", str(tmp_path / "x.mcap"), "--wait", "4"]) == 1
     ending.join()
-    assert f"the engine at {endpoint} has ended" in capsys.readouterr().out
+    assert f"the engine at {endpoint} has stopped" in capsys.readouterr().out
     assert_unbroken(Recording.open(tmp_path / "x.mcap"))
 
 
@@ -165,14 +166,14 @@ def test_no_engine_leaves_nothing(
 ) -> None:
     endpoint = make_endpoint()
     assert main(["record", endpoint, "--out", str(tmp_path / "x.mcap"), "--wait", "0.3"]) == 1
-    assert f"kvscope: nothing was recorded: no engine was heard at {endpoint} for 0.3 s" in capsys.readouterr().err
+    assert f"kvscope: nothing was recorded: no telemetry from {endpoint} for 0.3 s" in capsys.readouterr().err
 
 
 def test_no_engine_is_said_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["record", f"ipc://{tmp_path}/nowhere", "--wait", "3", "--out", str(tmp_path / "none.mcap")]
     assert main(command) == 1
     told = capsys.readouterr().err
-    assert told.count(f"there is no socket file {tmp_path}/nowhere/telemetry") == 2  # at once, and at the end
+    assert told.count(f"no socket file {tmp_path}/nowhere/telemetry") == 2  # at once, and at the end
     assert os.listdir(tmp_path) == []
 
 
@@ -191,7 +192,47 @@ def test_a_full_disk_is_said(
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 1
-    assert "ended early: File too large; what came before is in x.mcap" in done.stderr.splitlines()[-1]
+    assert "stopped early: File too large; what came before is in x.mcap" in done.stderr.splitlines()[-1]
     info = Recording.open(tmp_path / "x.mcap").info
     assert info.num_frames > 0
     assert info.is_complete
+
+
+def test_alarms_are_in_the_file_on_the_terminal_and_posted(
+    serve: Callable,
+    make_endpoint: Callable,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],  # type: ignore[type-arg]
+) -> None:
+    endpoint, path = make_endpoint(), tmp_path / "x.mcap"
+    serve(endpoint)
+    with receiving() as receiver:
+        words = ["record", endpoint, "--out", str(path), "--alarm", "Busy: running > 0 for 1 s"]
+        for seconds in ("5", "30", "90"):  # on a slow machine a second is told late
+            path.unlink(missing_ok=True)
+            assert main([*words, "--seconds", seconds, "--alarm-webhook", receiver.url]) == 0
+            if receiver.posts:
+                break
+        told = receiver.posts[0]
+    assert (told["name"], told["state"], told["instance"]) == ("Busy", "firing", endpoint)
+    assert told["engine"] == "kvscope"
+    mark = next(mark for mark in Recording.open(path).bookmarks() if mark.kind == "Busy")
+    assert mark.text.startswith("up to ")
+    assert re.search(
+        r"^alarm: Busy: running > 0 for 1 s \(up to \d+ requests\)$", capsys.readouterr().err, re.MULTILINE
+    )
+
+
+def test_alarms_that_make_no_sense_end_it_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["record", "ipc:///nobody/telemetry", "--out", str(tmp_path / "x.mcap")]
+    assert main([*words, "--alarm", "runing > 3"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(
+        "kvscope: --alarm 'runing > 3': 'runing' is not a figure (did you mean running?); accepted: "
+    )
+    assert error.count("\n") == 1
+    assert main([*words, "--alarm", "running > 3", "--alarm-webhook", "file:///x"]) == 2
+    assert "webhook 'file:///x' is not accepted: http://HOST/" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -120,7 +120,7 @@ def test_where_nobody_is_the_reason_is_said(
     told = capsys.readouterr().out
     assert f"{endpoint}  Live" in told
     assert f"{nowhere}  Connecting" in told
-    assert "there is no socket file" in told
+    assert "no socket file" in told
     assert "\x1b" not in told
 
 
@@ -167,7 +167,7 @@ def test_lines_say_what_is_known() -> None:
     assert "prefill – tok/s" in told
     assert "and 2 more requests" in told
     assert "▒" in told, "a part that there is has a cell"
-    assert "This engine does not tell" in plain_text(
+    assert "This engine does not report" in plain_text(
         request_lines(msgspec.structs.replace(READING, tells_requests=False), 100, 9, "blocks")
     )
     assert in_encoding(told, "utf-8") == told
@@ -252,7 +252,7 @@ def test_keys_a_resize_and_an_engine_that_dies(serve: Callable, make_endpoint: C
             time.sleep(0.3)
         shown.forget()
         server.close()
-        shown.await_text("Ended")
+        shown.await_text("Stopped")
         shown.press("q")
         assert shown.end() == 0
         assert termios.tcgetattr(shown.slave) == shown.modes

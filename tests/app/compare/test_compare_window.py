@@ -7,7 +7,8 @@ import sys
 import weakref
 
 import pytest
-from PySide6.QtCore import QCoreApplication, QEvent, QSettings, Qt
+from msgspec.structs import replace
+from PySide6.QtCore import QCoreApplication, QEvent, QPointF, QSettings, Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication, QSplitter
 from tests.app.compare.conftest import record, settle
@@ -20,11 +21,14 @@ from kvscope_app.compare.compare_window import CompareWindow
 from kvscope_app.compare.curves_view import SIDES
 from kvscope_app.compare.words import HEADINGS
 from kvscope_app.desktop import Desktop
-from kvscope_app.look.theme import LIGHT
+from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_app.playback.recording_opening import RecordingOpening
+from kvscope_app.views.chart.panel import stop_ground
 from kvscope_telemetry.exports.comparison.alignment import Alignment, Moment
+from kvscope_telemetry.messages.telemetry import Event, EventData, Frame
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
 
 WAIT_MS = 120_000
 SYNTHETIC = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", "{endpoint}", "--blocks", "300"]
@@ -84,13 +88,13 @@ def test_where_a_run_was_not_recorded_is_said(make_compared):
     window = make_compared()
     window.pair.go_live()
     window._show_words()
-    assert window.sides[1]._about.text() == "its recording ended before this moment"
+    assert window.sides[1]._about.text() == "after the end of this recording"
     assert window.sides[0]._about.text().startswith("synthetic")
     window.pair.align(Alignment.of(window.pair.a.timeline_range_ns[1], window.pair.b.timeline_range_ns[0]))
     window.pair.go_live()
     window.pair.go_to(window.pair.origin_ns)
     window._show_words()
-    assert window.sides[1]._about.text() == "not recorded yet at this moment"
+    assert window.sides[1]._about.text() == "before the start of this recording"
 
 
 def test_the_table_has_both_and_the_difference(make_compared):
@@ -98,11 +102,10 @@ def test_the_table_has_both_and_the_difference(make_compared):
     a, b = (session.course.column("finished").sum() for session in window.sessions)
     assert cell(window, "Requests finished", 1) == f"{a:.0f}"
     assert cell(window, "Requests finished", 2) == f"{b:.0f}"
-    assert cell(window, "Tokens generated a second", 1).endswith("tok/s")
+    assert cell(window, "Tokens generated per second", 1).endswith("tok/s")
     verdicts = [window.figures.model.index(row, 4).data() for row in range(len(window.figures.model.rows))]
     assert all(
-        words.startswith(("–", "equal", "not told apart: B", "not enough data (n = ", "different: B"))
-        for words in verdicts
+        words.startswith(("–", "equal", "not significant: B", "not enough data (n = ", "B ")) for words in verdicts
     )
 
 
@@ -124,7 +127,7 @@ def test_the_table_is_copied_and_exported(make_compared, tmp_path):
     export_table(window, str(tmp_path / "table"))
     assert (tmp_path / "table.csv").read_text("utf-8").startswith("key,label,unit,a,b,")
     export_table(window, str(tmp_path / "table.csv"))
-    assert window.banner.text == "The table is not exported"
+    assert window.banner.text == "The table could not be exported"
 
 
 def test_one_bar_and_one_set_of_keys_drive_both(make_compared, qtbot):
@@ -222,6 +225,34 @@ def test_curves_are_of_both_and_tell_them_apart(make_compared):
     assert panel.legend.values["B"] == "–"
 
 
+def test_a_pause_of_a_run_is_shaded_in_its_half_of_the_curves(make_compared, tmp_path, paths):
+    told = Recording.open(paths[1])
+    (tmp_path / "paused").mkdir()
+    with RecordingWriter(tmp_path / "paused" / "other.mcap") as writer:
+        for at_s, message in told.messages():
+            if isinstance(message, Frame) and message.seq in (100, 200):
+                kind = "engine_paused" if message.seq == 100 else "engine_resumed"
+                about = EventData(kind=kind, by="Ada")
+                event = Event(kind=kind, time_ns=message.time_ns, data=about)
+                message = replace(message, events=[*message.events, event])
+            writer.write(message, wait=True, log_time_ns=told.start_ns + round(at_s * 1e9))
+    window = make_compared(b=tmp_path / "paused" / "other.mcap")
+    panel = window.curves.panels["decode"]
+    ((first, last),) = [(band.first_s, band.last_s) for band in panel.stop_bands.bands]
+    frames = {frame.seq: frame.time_ns for frame in told.frames()}
+    assert last - first == pytest.approx((frames[200] - frames[100]) / 1e9)
+    middle = (first + last) / 2
+    assert panel.stop_bands.words_at(middle).startswith("B paused by Ada, ")
+    assert panel.stop_bands.words_at(last + 0.1) == ""
+    panel.settle()
+    view, picture = panel.plot.view_box, panel.plot.grab().toImage()
+    top = view.viewRange()[1][1]
+    shown = [panel.plot.mapFromScene(view.mapViewToScene(QPointF(middle, share * top))) for share in (0.97, 0.04)]
+    assert [picture.pixelColor(place).name() == stop_ground(DARK) for place in shown] == [False, True]
+    window.pair.align(Alignment(), window.pair.origin_ns)
+    assert panel.stop_bands.bands[0].first_s == pytest.approx(first + 0.3, abs=0.05)  # B began 0.3 s later
+
+
 def test_colours_mean_the_same_in_both_maps(make_compared):
     window = make_compared()
     window.actions_by_name["color_owner"].trigger()
@@ -292,14 +323,14 @@ def test_what_is_no_recording_is_said_in_one_line(desktop, paths, qtbot, tmp_pat
     window._unloaded.clear()
     compare_with(window, str(broken))
     qtbot.waitUntil(lambda: bool(window.banner.text), timeout=WAIT_MS)
-    assert window.banner.text == "That file cannot be opened"
+    assert window.banner.text == "The file cannot be opened"
     assert not desktop.comparisons
 
 
 def test_a_session_without_a_past_says_so(session, make_window):
     window = make_window(session)
     ask_other(window)
-    assert "Nothing is kept" in window.statusBar().currentMessage()
+    assert "no history" in window.statusBar().currentMessage()
 
 
 def test_the_command_line_opens_both_side_by_side(desktop, paths, qtbot):
@@ -318,7 +349,7 @@ def test_a_recording_without_a_course_gets_one(make_compared, tmp_path, paths):
     window = make_compared(b=cut)
     assert len(window.sessions[1].course)
     window._show_words()
-    assert "cut short" in window.sides[1]._about.text()
+    assert "truncated" in window.sides[1]._about.text()
     assert cell(window, "KV usage, mean", 2).endswith("%")
 
 

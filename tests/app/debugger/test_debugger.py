@@ -8,8 +8,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QContextMenuEvent
 from PySide6.QtWidgets import QApplication, QMenu, QMessageBox
 
-from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST
-from kvscope_app.debugger.limits_sheet import LimitsSheet
+from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, LimitsSheet
 from kvscope_app.debugger.selection_menus import add_to_requests
 from kvscope_app.views.requests.view import RequestsView
 from kvscope_telemetry.ledger import BlockState
@@ -75,13 +74,13 @@ def test_an_engine_that_does_not_know_how_can_still_be_held(engine, session, win
     assert actions["hold"].isEnabled()
     assert not actions["step"].isEnabled()
     assert not actions["limits"].isEnabled()
-    assert "older" in actions["limits"].toolTip()
+    assert "not reported support" in actions["limits"].toolTip()
 
 
 def test_steps_are_for_an_engine_that_is_held(engine, session, window):
     step = window.actions_by_name["step"]
     assert not step.isEnabled()
-    assert "hold it first" in step.toolTip()
+    assert "pause it first" in step.toolTip()
     window.actions_by_name["hold"].trigger()
     answer(engine, session)
     be(engine, session, SourceState.PAUSED, "by ann")
@@ -96,9 +95,9 @@ def test_what_has_nothing_to_do_is_not_offered(engine, session, window, poll):
     actions = window.actions_by_name
     resume, unpin = actions["resume"], [actions["unpin_all"], actions["unpin_anyones"]]
     assert not resume.isEnabled()
-    assert "Nobody holds" in resume.toolTip()
+    assert "not paused" in resume.toolTip()
     assert not any(action.isEnabled() for action in unpin)
-    assert unpin[0].toolTip() == "Nothing is pinned"
+    assert unpin[0].toolTip() == "No block is pinned"
     actions["hold"].trigger()
     answer(engine, session)
     assert resume.isEnabled()  # its sign that it stands comes later
@@ -117,11 +116,11 @@ def test_the_bar_says_who_holds_the_engine_and_what_was_answered(engine, session
     assert not bar.isVisible()
     be(engine, session, SourceState.PAUSED, "by ann")
     assert bar.isVisible()
-    assert bar.holder.text() == "Held by ann"
+    assert bar.holder.text() == "Paused by ann"
     window.actions_by_name["hold"].trigger()
     answer(engine, session)
     be(engine, session, SourceState.PAUSED, "by ann, me")
-    assert bar.holder.text() == "Held by you"
+    assert bar.holder.text() == "Paused by you"
     window.actions_by_name["resume"].trigger()
     answer(engine, session)
     be(engine, session)
@@ -129,7 +128,7 @@ def test_the_bar_says_who_holds_the_engine_and_what_was_answered(engine, session
     answer(engine, session)
     be(engine, session)  # what it says of itself comes a little later
     be(engine, session, SourceState.PAUSED, "by me")
-    assert bar.holder.text() == "Held by you"
+    assert bar.holder.text() == "Paused by you"
     step = next(button for button in bar.buttons if button.text() == "Step")
     step.click()
     answer(engine, session, what="step 12 ran")
@@ -149,14 +148,14 @@ def test_the_selected_request_is_preempted_and_aborted_by_name(engine, session, 
     actions = window.actions_by_name
     assert "No request is selected" in actions["preempt_swap"].toolTip()
     session.select_request(3)
-    assert actions["preempt_swap"].text() == "Preempt request #3 by swap"
+    assert actions["preempt_swap"].text() == "Preempt request #3 (swap)"
     actions["preempt_swap"].trigger()
     assert engine.source.sent[-1] == Preempt(number=3, how="swap", tag=engine.source.sent[-1].tag)
     answer(engine, session, Failed, reason="request 3 cannot be swapped out: no lower tier")
     assert window.statusBar().currentMessage().lower().startswith("request 3 cannot be swapped out")
     actions["abort_request"].trigger()
     (question,) = window.findChildren(QMessageBox)
-    assert "Abort the request chat-3?" in question.text()
+    assert "Abort request chat-3?" in question.text()
     session.select_request(None)
     next(button for button in question.buttons() if button.text().startswith("Abort")).click()
     assert engine.source.sent[-1] == Abort(request_id="chat-3", anyones=True)
@@ -171,7 +170,7 @@ def test_what_waits_or_has_ended_cannot_be_preempted(engine, session, window, po
     poll(session)
     be(engine, session)
     session.select_request(5)
-    assert "waits" in window.actions_by_name["preempt_swap"].toolTip()
+    assert "waiting" in window.actions_by_name["preempt_swap"].toolTip()
     assert window.actions_by_name["abort_request"].isEnabled()
 
 
@@ -181,11 +180,11 @@ def test_a_block_is_pinned_unpinned_and_evicted(engine, session, window, poll):
     assert actions["evict_block"].text() == "Evict block 8 from the prefix cache"
     actions["pin_prefix"].trigger()
     assert engine.source.sent[-1] == Pin(blocks=(8,), with_prefix=True, tag=engine.source.sent[-1].tag)
-    answer(engine, session, what="1 block is pinned while you are here")
+    answer(engine, session, what="1 block is pinned until you disconnect")
     beat(engine, poll, session, pinned=pack(8), pinned_by="ann")
     be(engine, session)
     assert "pinned: unpin" in actions["evict_block"].toolTip()
-    assert ("Pinned", "by ann: not evicted") in window.page_map._facts(8).rows
+    assert ("Pinned", "by ann: protected from eviction") in window.page_map._facts(8).rows
     actions["unpin_block"].trigger()
     assert engine.source.sent[-1] == Unpin(blocks=(8,), anyones=True, tag=engine.source.sent[-1].tag)
     beat(engine, poll, session)
@@ -196,7 +195,7 @@ def test_a_block_is_pinned_unpinned_and_evicted(engine, session, window, poll):
     assert "not in the prefix cache" in actions["pin_block"].toolTip()
     assert "in use" in actions["evict_block"].toolTip()
     choose(window, -1)
-    assert "No block is chosen" in actions["pin_block"].toolTip()
+    assert "No block is selected" in actions["pin_block"].toolTip()
 
 
 def test_what_a_request_wrote_is_pinned_and_evicted_together(engine, session, window):

@@ -9,10 +9,9 @@ from PySide6.QtCore import QSettings, Qt
 from PySide6.QtWidgets import QApplication, QLabel, QPushButton
 
 from kvscope_app.fleet.columns import TITLES, Column
-from kvscope_app.fleet.fleet_window import NOTHING_FOUND, NOTHING_LISTED, FleetWindow
+from kvscope_app.fleet.fleet_keeper import Watched
+from kvscope_app.fleet.fleet_window import NOTHING_FOUND, NOTHING_LISTED, FleetWindow, list_text
 from kvscope_app.fleet.map_picture import SIZE, cells, map_pixmap
-from kvscope_app.fleet.watched import Watched
-from kvscope_app.fleet.words import list_text
 from kvscope_app.look.number_text import NOTHING
 from kvscope_app.look.theme import DARK
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
@@ -112,7 +111,7 @@ def test_every_column_has_words_for_every_row(window):
         assert TITLES[column]
         if column is not Column.MAP:
             assert all(shown(window, column))
-    assert shown(window, Column.STATE)[3] == "Not let in: the key is not known"
+    assert shown(window, Column.STATE)[3] == "Access denied: the key is not known"
     assert shown(window, Column.ENGINE) == [NOTHING, "kvscope", "vLLM", NOTHING]
 
 
@@ -139,7 +138,7 @@ def test_rows_move_when_they_settle_and_what_is_chosen_stays(window):
 
 
 def test_search_by_words_and_escape(window, qtbot):
-    qtbot.keyClicks(window.search, "not let")
+    qtbot.keyClicks(window.search, "denied")
     assert shown(window) == ["d"]
     assert "1 shown" in window.counts.text()
     window.search.setText("nowhere")
@@ -147,7 +146,7 @@ def test_search_by_words_and_escape(window, qtbot):
     assert window._empty.text() == NOTHING_FOUND
     window._escape()
     assert len(shown(window)) == 4
-    assert window.counts.text() == "2 of 4 engines heard · 15 running, 4 waiting"
+    assert window.counts.text() == "2 of 4 engines online · 15 running, 4 waiting"
 
 
 def test_enter_and_a_double_click_open(window, opened, qtbot):
@@ -291,7 +290,7 @@ def test_an_engine_is_added_with_the_checks_of_the_attach_sheet_and_remembered(w
     again = asked(window)
     again.fields.where.setText("ipc:///run/kvscope/telemetry")
     press(again, "Add")
-    assert any("is on the list already" in each.text() for each in again.findChildren(QLabel))
+    assert any("is already on the list" in each.text() for each in again.findChildren(QLabel))
     again.close()
 
 

@@ -109,7 +109,7 @@ def test_a_missing_file_is_not_taken_for_another(library, record, qtbot):
     try:
         with qtbot.waitSignal(library.failed, timeout=WAIT_MS) as failed:
             library.relocate(str(path), other)
-        assert "another recording than 'one.mcap'" in failed.args[0]
+        assert "is not the missing recording 'one.mcap'" in failed.args[0]
     finally:
         library.unwatch()
 
@@ -173,7 +173,7 @@ def test_a_broken_list_is_set_aside_and_said(record, tmp_path):
     store = LibraryStore(folder)
     store.note(record("one.mcap"))
     assert len(store.entries()) == 1
-    assert "kept aside as recordings.sqlite3.unreadable-1" in store.trouble
+    assert "set aside as recordings.sqlite3.unreadable-1" in store.trouble
     store.close()
 
 
@@ -210,7 +210,7 @@ def test_moving_onto_one_with_words_of_its_own_is_refused(tmp_path, record):
     store = LibraryStore(tmp_path / "library")
     first, second = store.note(record("one.mcap")), store.note(record("two.mcap"))
     store.set_notes(second, "mine")
-    with pytest.raises(BadInput, match="in the list already"):
+    with pytest.raises(BadInput, match="already in the list"):
         store.move(first, second)
     assert len(store.entries()) == 2
     store.close()

@@ -9,10 +9,9 @@ from PySide6.QtCore import QItemSelectionModel, QMimeData, QPointF, Qt, QUrl
 from PySide6.QtGui import QDesktopServices, QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QApplication
 
-from kvscope_app.library.compare_two import compare_two
 from kvscope_app.library.model import Column
 from kvscope_app.library.offers import open_dropped
-from kvscope_app.library.recordings_sheet import NOTHING_FOUND, NOTHING_YET, show_recordings
+from kvscope_app.library.recordings_sheet import NOTHING_FOUND, NOTHING_YET, compare_two, show_recordings
 from kvscope_app.library.sample import sample_recording
 
 WAIT_MS = 120_000
@@ -136,7 +135,7 @@ def test_two_are_opened_for_what_compares(sheet, window, qtbot, tmp_path):
     compare_two(window, tmp_path / "first.mcap", tmp_path / "second.mcap")
     qtbot.waitUntil(lambda: compared == [("first.mcap", "second.mcap")], timeout=WAIT_MS)
     compare_two(window, tmp_path / "first.mcap", tmp_path / "gone.mcap")
-    qtbot.waitUntil(lambda: window.banner.text == "These cannot be compared", timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: window.banner.text == "These recordings cannot be compared", timeout=WAIT_MS)
 
 
 def test_the_folder_is_shown(sheet, monkeypatch, tmp_path):
@@ -178,7 +177,7 @@ def test_dropped_recordings_are_opened_and_others_refused_in_a_line(window, reco
     QApplication.sendEvent(window, QDropEvent(QPointF(where), copy, data, buttons, keys))
     assert window.drop_sign.text == ""
     qtbot.waitUntil(lambda: sorted(window.opened) == ["one.mcap", "two.mcap"], timeout=WAIT_MS)
-    assert window.banner.text == "That is no recording"
+    assert window.banner.text == "Not a recording"
     assert "photo.jpg" in window.banner._detail.text()
 
 

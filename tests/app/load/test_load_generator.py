@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from PySide6.QtWidgets import QApplication, QLabel, QTabWidget
 
 from kvscope_app.load.generator import LoadGenerator
 from kvscope_app.load.sample_prompts import long_prompts, sample_prompts, short_prompts
@@ -101,7 +102,7 @@ def test_an_engine_that_ends_loses_its_requests(engine, session, generator):
     assert not generator.is_running
     assert generator.counts.lost == 2
     assert generator.num_unfinished == 0
-    assert generator.message == "The engine ended."
+    assert generator.message == "The engine stopped."
 
 
 def test_another_engine_ends_the_news_of_the_end(engine, session, poll, generator):
@@ -131,7 +132,7 @@ def test_a_connection_that_takes_nothing_more_stops_it(engine, session, generato
     monkeypatch.setattr(engine.source, "send", refuse)
     generator.start(LoadSettings(concurrency=2))
     assert not generator.is_running
-    assert generator.message == "the engine takes no requests now"
+    assert generator.message == "the engine accepts no requests now"
 
 
 def test_a_rate_is_kept_on_average_and_bounded(engine, session, generator, monkeypatch):
@@ -198,5 +199,21 @@ def test_the_panel_starts_and_stops_with_one_button(engine, session, qtbot):
     assert view.counts["Aborted"].text() == "3"
     view.shortest.setValue(300)
     view.button.click()
-    assert "output tokens to: 256 is not accepted" in view.message.text()
+    assert "maximum output tokens: 256 is not accepted" in view.message.text()
     assert not view.generator.is_running
+
+
+def test_a_page_behind_another_tab_has_the_width_of_the_fields_that_are_seen(session, qtbot):
+    tabs = QTabWidget()
+    qtbot.addWidget(tabs)
+    load = LoadView(session)
+    tabs.addTab(QLabel("chat"), "Chat")
+    tabs.addTab(load, "Load")
+    tabs.resize(300, 500)
+    with qtbot.waitExposed(tabs):
+        tabs.show()
+    tabs.setCurrentWidget(load)
+    QApplication.processEvents()
+    edge = load.mapToGlobal(load.rect().topRight()).x()
+    for field in (load.concurrency, load.mix, load.longest, load.button):
+        assert field.mapToGlobal(field.rect().topRight()).x() < edge

@@ -6,14 +6,16 @@ import re
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication, QToolButton
+from PySide6.QtWidgets import QApplication, QTableWidget, QToolButton, QWidget
 
+from kvscope_app.look.makers import label
 from kvscope_app.look.theme import DARK
 from kvscope_app.look.theming.stylesheet import stylesheet
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.look.zoom import scaled, zoom_of
 from kvscope_app.settings.settings_keeper import read_settings
 from kvscope_app.views.throughput.view import ThroughputView
+from kvscope_app.window.sheets.help_sheets import Sheet
 
 
 @pytest.fixture(autouse=True)
@@ -103,3 +105,33 @@ def test_the_handle_of_a_slider_stays_round(percent):
     )
     side, radius = (int(re.search(rf"{name}: (\d+)px", rule)[1]) for name in ("width", "radius"))
     assert 0 < radius <= side / 2
+
+
+def test_a_last_column_goes_on_to_end_where_its_table_ends(qapp, themes, qtbot):
+    table = QTableWidget(3, 3)
+    table.horizontalHeader().setStretchLastSection(True)
+    table.horizontalHeader().hide()  # as that of events told as cards
+    table.resize(600, 200)
+    qtbot.addWidget(table)
+    table.show()
+    for percent in (175, 100):
+        themes.settings.change(zoom_percent=percent)
+        QApplication.processEvents()
+        assert sum(table.columnWidth(column) for column in range(3)) == table.viewport().width()
+
+
+@pytest.mark.parametrize("percent", [100, 175, 300])
+def test_a_sheet_has_room_for_its_words_and_no_more_than_the_screen(qapp, themes, qtbot, percent):
+    themes.settings.change(zoom_percent=percent)
+    parent = QWidget()
+    qtbot.addWidget(parent)
+    sheet = Sheet("A sheet", parent)
+    words = label("These are many words about what the fields below are good for. " * 3, "muted", wraps=True)
+    sheet.column.addWidget(words)
+    sheet.resize_comfortably(460, 120)
+    sheet.show()
+    QApplication.processEvents()
+    screen = sheet.screen().availableGeometry()
+    assert sheet.width() <= screen.width()
+    assert sheet.height() <= screen.height()
+    assert words.height() >= min(words.heightForWidth(words.width()), screen.height() // 2)

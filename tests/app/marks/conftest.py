@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
+from tests.telemetry.alarms.receiver import receiving
 
 from kvscope_app.session.kept.kept_timeline import KeptTimeline
 from kvscope_app.session.kept.rings import make_ring
@@ -52,6 +53,13 @@ def play(make_window, qtbot):
     for session in sessions:
         session.close()
         session.deleteLater()
+
+
+@pytest.fixture
+def receiver():
+    """A server for webhooks."""
+    with receiving() as made:
+        yield made
 
 
 @pytest.fixture

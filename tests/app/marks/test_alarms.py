@@ -6,16 +6,20 @@ import time
 
 import pytest
 from msgspec.structs import replace
-from PySide6.QtCore import QTimer
+from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import QDialogButtonBox
+from shiboken6 import isValid
 
 from kvscope_app.marks import alarm_strip
-from kvscope_app.marks.alarm_line import AlarmLine
 from kvscope_app.marks.alarm_sheet import AlarmSheet
+from kvscope_app.marks.alarm_strip import AlarmLine
 from kvscope_app.marks.alarm_watch import AlarmWatch
-from kvscope_app.setting_names import ALARM_RULES
+from kvscope_app.settings.settings_keeper import SettingsKeeper
 from kvscope_telemetry.alarms.alarm_engine import Alarm
-from kvscope_telemetry.alarms.rules import DEFAULT_RULES, KINDS, decode_rules, encode_rules
+from kvscope_telemetry.alarms.figures import SECOND_FIGURES
+from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule, parse_rule
+from kvscope_telemetry.messages.capabilities import Capabilities
+from kvscope_telemetry.messages.telemetry import Stop
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.summaries.bookmark import settled
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
@@ -26,10 +30,9 @@ WAIT_MS = 120_000
 START_NS = 1_700_000_000 * SECOND_NS
 
 
-def all_off(*on):
-    """Rules that are off but for these."""
-    given = {rule.kind: rule for rule in on}
-    return tuple(given.get(rule.kind, replace(rule, is_on=False)) for rule in DEFAULT_RULES)
+RULES = {rule.name: rule for rule in DEFAULT_RULES}
+KV_USAGE = "KV usage high"
+SOON = replace(RULES[KV_USAGE], expression="kv_usage > 0.01", seconds=1.0)
 
 
 def second(at, used=50, **more):
@@ -57,10 +60,10 @@ def test_one_trouble_is_one_notice_and_one_bookmark(scripted, session):
     for at in range(30):
         tell(session, [second(at, used=97 if at >= 5 else 50)])
     assert strip.isVisible()
-    assert strip.kinds == ["kv_usage"]
-    assert strip.text.startswith("KV usage over 95 % for 5 s since ")
+    assert strip.names == [KV_USAGE]
+    assert strip.text.startswith("KV usage high: kv_usage > 0.95 for 5 s since ")
     (mark,) = session.bookmarks.shown
-    assert (mark.kind, mark.time_ns, mark.until_ns) == ("kv_usage", START_NS + 5 * SECOND_NS, 0)
+    assert (mark.kind, mark.time_ns, mark.until_ns) == (KV_USAGE, START_NS + 5 * SECOND_NS, 0)
     for at in range(30, 50):
         tell(session, [second(at)])
     assert "over after 25.0 s, up to 97.0 %" in strip.text
@@ -87,22 +90,22 @@ def test_what_ends_meanwhile_does_not_put_off_that_a_notice_goes(scripted, monke
         strip._on_rang(alarm)
     strip._clock.setInterval(20)
     strip._on_over(rung[0])
-    strip._over_s[rung[0].kind] = now_s - 2 * alarm_strip.GOES_AFTER_S
+    strip._over_s[rung[0].name] = now_s - 2 * alarm_strip.GOES_AFTER_S
     ending = QTimer(strip, interval=1)
     ending.timeout.connect(lambda: strip._on_over(rung[1]))
     ending.start()
-    qtbot.waitUntil(lambda: strip.kinds == [rung[1].kind], timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: strip.names == [rung[1].name], timeout=WAIT_MS)
     ending.stop()
 
 
 def test_several_kinds_one_notice_each_and_the_newest_in_front(scripted, session, qtbot):
     strip = scripted.alarm_strip
     tell(session, [second(at, used=97, longest_wait_s=15.0 if at > 10 else 0.0) for at in range(20)])
-    assert strip.kinds == ["kv_usage", "waiting"]
-    assert strip.text.startswith("A request waits for its first step for over 10 s")
+    assert strip.names == [KV_USAGE, "Long wait"]
+    assert strip.text.startswith("Long wait: longest_wait_s > 10 since ")
     assert strip._more.text() == "and 1 more"
     strip.dismiss.click()
-    assert strip.kinds == ["kv_usage"]
+    assert strip.names == [KV_USAGE]
     went = []
     strip._go_to = went.append
     strip.go.click()
@@ -116,22 +119,28 @@ def test_several_kinds_one_notice_each_and_the_newest_in_front(scripted, session
     assert len(session.bookmarks.shown) == 2
 
 
-def test_with_all_rules_off_nobody_looks(session, settings):
-    settings.setValue(ALARM_RULES, encode_rules(all_off()))
-    watch = AlarmWatch(session, settings)
-    assert not watch._is_following
+@pytest.fixture
+def keeper(settings):
+    """What is kept."""
+    return SettingsKeeper(settings)
+
+
+def test_with_all_rules_off_nobody_looks(session, keeper):
+    keeper.change(alarm_rules=tuple(replace(rule, is_on=False) for rule in DEFAULT_RULES))
+    watch, looks = AlarmWatch(session, keeper), []
+    watch.looked.connect(lambda: looks.append(1))
     tell(session, [second(at, used=100) for at in range(60)])
-    assert session.bookmarks.shown == []
-    watch.set_rules(all_off(KINDS["kv_usage"].rule))
-    assert watch._is_following
-    watch.set_rules(all_off())
-    assert not watch._is_following
+    assert session.bookmarks.shown == looks == []
+    keeper.change(alarm_rules=(RULES[KV_USAGE],))
+    tell(session, [second(at, used=100) for at in range(60, 70)])
+    assert session.bookmarks.shown
+    assert looks
     watch.deleteLater()
 
 
-def test_a_long_course_is_looked_at_in_parts(session, settings, qtbot):
+def test_a_long_course_is_looked_at_in_parts(session, keeper, qtbot):
     session.course.extend(second(at, used=97 if at % 100 < 20 else 50) for at in range(1000))
-    watch = AlarmWatch(session, settings)
+    watch = AlarmWatch(session, keeper)
     qtbot.waitUntil(lambda: len(session.bookmarks.shown) == 10, timeout=WAIT_MS)
     assert all(mark.until_ns for mark in session.bookmarks.shown)
     watch.deleteLater()
@@ -139,45 +148,141 @@ def test_a_long_course_is_looked_at_in_parts(session, settings, qtbot):
 
 def test_rules_that_change_end_what_goes_on_by_the_old_ones(scripted, session):
     tell(session, [second(at, used=97) for at in range(20)])
-    scripted.alarms.set_rules(all_off(replace(KINDS["kv_usage"].rule, threshold=99.0)))
+    scripted.themes.settings.change(alarm_rules=(replace(RULES[KV_USAGE], expression="kv_usage > 0.99"),))
     (mark,) = session.bookmarks.shown
     assert mark.until_ns
     tell(session, [second(at, used=98) for at in range(20, 40)])
     assert len(session.bookmarks.shown) == 1
 
 
-def test_the_sheet_is_what_rules_are_and_what_is_kept(scripted, settings, qtbot):
+def test_a_rule_of_a_person_rings_as_the_others_do(scripted, session):
+    """And not while the engine is paused, nor while its figure is unknown."""
+    rule = parse_rule("Too full: free_blocks < 0.05 * num_blocks and running > 8 for 3 s")
+    scripted.themes.settings.change(alarm_rules=(rule, parse_rule("temperature_celsius > 20")))
+    stops = (Stop(begin_ns=START_NS, end_ns=START_NS + 10 * SECOND_NS),)
+    tell(session, [second(at, used=97, num_running=9, stops=stops if at == 0 else ()) for at in range(10)])
+    assert session.bookmarks.shown == []
+    tell(session, [second(at, used=97, num_running=8 if at % 2 else 9) for at in range(10, 20)])
+    assert session.bookmarks.shown == []
+    tell(session, [second(at, used=97, num_running=9) for at in range(20, 30)])
+    (mark,) = session.bookmarks.shown
+    assert (mark.kind, mark.text, mark.time_ns) == ("Too full", "down to 3 blocks", START_NS + 20 * SECOND_NS)
+    assert scripted.alarm_strip.text.startswith("Too full: free_blocks < 0.05 * num_blocks and running > 8 for 3 s")
+
+
+def test_rules_of_the_command_line_are_beside_those_that_are_kept(scripted, session):
+    scripted.alarms.use([parse_rule("Busy: running > 3")])
+    tell(session, [second(at, used=97, num_running=9) for at in range(10)])
+    assert {mark.kind for mark in session.bookmarks.shown} == {"Busy", KV_USAGE}
+    assert scripted.themes.settings.values.alarm_rules == DEFAULT_RULES
+    assert "Busy" in scripted.alarms.own_words
+
+
+@pytest.fixture
+def sheet(scripted, qtbot):
+    """Opened from the menu's action."""
     scripted.actions_by_name["alarm_rules"].trigger()
-    sheet = next(found for found in scripted.findChildren(AlarmSheet) if found.isVisible())
-    assert list(sheet.rows) == list(KINDS)
-    row = sheet.rows["kv_usage"]
-    row.threshold.setValue(80)
+    found = next(each for each in scripted.findChildren(AlarmSheet) if each.isVisible())
+    yield found
+    if isValid(found):  # it goes when it is closed
+        found.close()
+
+
+def ok(sheet):
+    return sheet.buttons.button(QDialogButtonBox.StandardButton.Ok)
+
+
+def test_the_sheet_is_what_rules_are_and_what_is_kept(scripted, sheet, settings, qtbot):
+    assert sheet.rules == DEFAULT_RULES
+    row = sheet.rows[0]
+    row.expression.selectAll()
+    qtbot.keyClicks(row.expression, "kv_usage > 0.8")
     row.seconds.setValue(2)
-    sheet.rows["hot"].is_on.click()
-    assert not sheet.rows["hot"].threshold.isEnabled()
-    assert sheet.rows["stuck"].seconds is None
-    sheet.buttons.button(QDialogButtonBox.StandardButton.Ok).click()
-    rules = {rule.kind: rule for rule in decode_rules(settings.value(ALARM_RULES))}
-    assert (rules["kv_usage"].threshold, rules["kv_usage"].seconds) == (80.0, 2.0)
-    assert not rules["hot"].is_on
-    assert rules["stuck"] == KINDS["stuck"].rule
-    assert scripted.alarms.rules == tuple(rules.values())
-    again = AlarmSheet(scripted.alarms, scripted)
-    assert again.rows["kv_usage"].threshold.value() == 80
+    sheet.rows[4].is_on.click()
+    sheet.rows[6].remove.click()
+    ok(sheet).click()
+    kept = SettingsKeeper(settings).values.alarm_rules
+    assert kept[0] == Rule(name=KV_USAGE, expression="kv_usage > 0.8", seconds=2.0)
+    assert not kept[4].is_on
+    assert kept[1:4] == DEFAULT_RULES[1:4]
+    assert len(kept) == len(DEFAULT_RULES) - 1
+    assert scripted.alarms.rules == kept
+    again = AlarmSheet(scripted.alarms, scripted.themes.theme, scripted)
+    again.add.click()
+    again.rows[-1].expression.setText("running > 8")
     again.buttons.button(QDialogButtonBox.StandardButton.RestoreDefaults).click()
-    assert tuple(row.rule for row in again.rows.values()) == DEFAULT_RULES
+    assert again.rules[:-1] == DEFAULT_RULES
+    assert again.rules[-1].expression == "running > 8"
     again.all.setChecked(True)
     again.all.click()
-    assert not any(row.is_on.isChecked() for row in again.rows.values())
+    assert not any(rule.is_on for rule in again.rules)
     again.close()
+
+
+def test_a_rule_is_written_and_checked_while_it_is_typed(scripted, sheet, qtbot):
+    sheet.add.click()
+    row = sheet.rows[-1]
+    assert not ok(sheet).isEnabled()
+    qtbot.keyClicks(row.expression, "ttft_p99 > 500")
+    assert row.note.startswith("'ttft_p99' is not a figure (did you mean ttft_p99_ms?); accepted: kv_usage, ")
+    assert not ok(sheet).isEnabled()
+    row.expression.setCursorPosition(len("ttft_p99"))
+    qtbot.keyClicks(row.expression, "_ms")
+    assert (row.note, ok(sheet).isEnabled()) == ("", True)
+    row.name.setText(KV_USAGE)
+    assert row.note == sheet.rows[0].note == "Another alarm has this name"
+    row.name.setText("Slow")
+    row.expression.end(False)
+    qtbot.keyClicks(row.expression, " for 20 s")
+    qtbot.keyClick(row.expression, Qt.Key.Key_Tab)
+    assert (row.expression.text(), row.seconds.value()) == ("ttft_p99_ms > 500", 20.0)
+    ok(sheet).click()
+    assert scripted.alarms.rules[-1] == Rule(name="Slow", expression="ttft_p99_ms > 500", seconds=20.0)
+
+
+def test_figures_are_picked_from_a_list(sheet, qtbot):
+    groups = [action.menu() for action in sheet.figures.menu().actions()]
+    entries = {action.text().split("\t")[0]: action for group in groups for action in group.actions()}
+    assert set(entries) == set(SECOND_FIGURES)
+    sheet.add.click()
+    entries["free_blocks"].trigger()
+    qtbot.keyClicks(sheet.rows[-1].expression, " < 100")
+    assert sheet.rules[-1].expression == "free_blocks < 100"
+
+
+def test_the_sheet_tells_what_a_figure_is_now(scripted, session, sheet):
+    tell(session, [second(at, used=43) for at in range(3)])
+    assert sheet.rows[0].now == "now 43.0 %"
+    assert sheet.rows[4].now == "now unknown"
+
+
+def test_the_sheet_tells_what_cannot_be_measured_at_an_engine(make_engine, make_session, make_window):
+    told = Capabilities(engine="vllm", commands=False, free_rows=False, requests=False, steps=False)
+    window = make_window(make_session(make_engine(capabilities=told)))
+    sheet = AlarmSheet(window.alarms, window.themes.theme, window)
+    notes = {row.rule.name: row.note for row in sheet.rows}
+    assert notes["Blocks run out"] == "Cannot be measured here: vLLM does not tell blocks_run_out_s"
+    assert notes["Engine stuck"] == "Cannot be measured here: vLLM does not tell stalled_s"
+    assert notes[KV_USAGE] == notes["Frames lost"] == ""
+    assert ok(sheet).isEnabled()  # the rules are sound
+    sheet.close()
+
+
+def test_a_narrow_sheet_has_expressions_in_lines_of_their_own(sheet, qtbot):
+    sheet.resize(960, 600)
+    qtbot.waitUntil(lambda: not sheet.rows[0].is_folded, timeout=WAIT_MS)
+    sheet.resize(420, 400)
+    qtbot.waitUntil(lambda: all(row.is_folded for row in sheet.rows), timeout=WAIT_MS)
+    area = sheet.area
+    qtbot.waitUntil(lambda: area.widget().width() <= area.viewport().width(), timeout=WAIT_MS)
 
 
 def test_live_alarms_are_kept_in_the_ring(window, qtbot):
     """On real sockets: a threshold that is passed at once."""
     session = window.session
-    window.alarms.set_rules(all_off(replace(KINDS["kv_usage"].rule, threshold=1.0, seconds=1.0)))
+    window.themes.settings.change(alarm_rules=(SOON,))
     qtbot.waitUntil(lambda: window.alarm_strip.isVisible(), timeout=WAIT_MS)
-    assert [mark.kind for mark in session.bookmarks.shown] == ["kv_usage"]
+    assert [mark.kind for mark in session.bookmarks.shown] == [KV_USAGE]
     assert session.kept.ring.flush(60.0)
     tape = Tape.open(session.kept.ring.folder, session.kept.ring.origin_ns)
     assert list(settled(tape.bookmarks()).values()) == session.bookmarks.shown
@@ -186,8 +291,51 @@ def test_live_alarms_are_kept_in_the_ring(window, qtbot):
     qtbot.waitUntil(lambda: session.cursor_ns <= session.bookmarks.shown[0].time_ns + 1000, timeout=WAIT_MS)
 
 
-def test_a_recording_shows_where_they_would_have_rung(play, settings, tmp_path, qtbot):
-    settings.setValue(ALARM_RULES, encode_rules(all_off(replace(KINDS["kv_usage"].rule, threshold=1.0, seconds=1.0))))
+def test_alarms_of_a_window_are_posted(window, receiver, qtbot):
+    """On real sockets, to a real server: that one fires, and that it is over when its rule goes."""
+    window.themes.settings.change(alarm_rules=(SOON,), alarm_webhook=receiver.url)
+    qtbot.waitUntil(lambda: len(receiver.posts) == 1, timeout=WAIT_MS)
+    told = receiver.posts[0]
+    assert (told["name"], told["state"], told["expression"]) == (KV_USAGE, "firing", "kv_usage > 0.01")
+    assert (told["engine"], told["instance"]) == ("kvscope", window.session.source.name)
+    assert told["value"] > 0.01
+    window.themes.settings.change(alarm_rules=DEFAULT_RULES)
+    qtbot.waitUntil(lambda: len(receiver.posts) >= 2, timeout=WAIT_MS)
+    assert receiver.posts[1]["state"] == "resolved"
+    assert receiver.posts[1]["fingerprint"] == told["fingerprint"]
+
+
+def test_a_webhook_that_cannot_be_reached_is_told_once(scripted, session, qtbot, monkeypatch):
+    monkeypatch.setattr("kvscope_telemetry.alarms.webhook.RETRY_AFTER_S", ())
+    told = []
+    session.noticed.connect(told.append)
+    scripted.themes.settings.change(alarm_webhook="http://127.0.0.1:9/secret")
+    at = iter(range(10_000))
+
+    def ring_until(condition):
+        for _ in range(40):
+            tell(session, [second(next(at), used=97) for _ in range(8)] + [second(next(at)) for _ in range(12)])
+            qtbot.wait(50)
+            if condition():
+                return
+
+    ring_until(lambda: told)
+    ring_until(lambda: len(session.bookmarks.shown) > 8)
+    (line,) = told
+    assert line.startswith("Alarm not posted: webhook at 127.0.0.1:9: ")
+    assert "secret" not in line
+
+
+def test_a_sheet_takes_no_webhook_that_is_none(sheet, scripted):
+    sheet.url.setText("ftp://host/x")
+    assert not ok(sheet).isEnabled()
+    sheet.url.setText(" https://host/x ")
+    ok(sheet).click()
+    assert scripted.alarms.webhook_url == "https://host/x"
+
+
+def test_a_recording_shows_where_they_would_have_rung(play, themes, tmp_path, qtbot, receiver):
+    themes.settings.change(alarm_rules=(SOON,), alarm_webhook=receiver.url)
     path, now = tmp_path / "r.mcap", [1_000_000_000]
 
     def tick():
@@ -203,19 +351,22 @@ def test_a_recording_shows_where_they_would_have_rung(play, settings, tmp_path, 
     session = window.session
     qtbot.waitUntil(lambda: len(session.bookmarks.shown) == 1, timeout=WAIT_MS)
     (mark,) = session.bookmarks.shown
-    assert mark.kind == "kv_usage"
+    assert mark.kind == KV_USAGE
     assert not session.bookmarks.is_kept(mark)
     assert not window.alarm_strip.isVisible()  # nothing rings now
-    window.alarms.set_rules(all_off())
+    window.themes.settings.change(alarm_rules=())
     assert session.bookmarks.shown == []
-    window.alarms.set_rules(all_off(replace(KINDS["kv_usage"].rule, threshold=1.0, seconds=2.0)))
-    qtbot.waitUntil(lambda: len(session.bookmarks.shown) == 1, timeout=WAIT_MS)
+    window.themes.settings.change(alarm_rules=(parse_rule("Mine: active_blocks > 0 for 2 s"),))
+    qtbot.waitUntil(lambda: [mark.kind for mark in session.bookmarks.shown] == ["Mine"], timeout=WAIT_MS)
+    assert receiver.posts == []
 
 
 def test_a_rule_that_has_no_room_beside_its_time_goes_on_below(qtbot):
     line = AlarmLine()
     qtbot.addWidget(line)
-    line.tell("A request waits for its first step for over 10 s", "over after 25.0 s, up to 97.0 %; from 12:00:00.000")
+    line.tell(
+        "Long wait: longest_wait_s > 10 and running > 8 for 10 s", "over after 25.0 s, up to 97.0 %; from 12:00:00.000"
+    )
     line.resize(2_000, 40)
     line.show()
     assert not line.is_narrow

@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QApplication, QLineEdit
 
-from kvscope_app.marks.note_popup import NotePopup
+from kvscope_app.marks.mark_actions import NotePopup
 from kvscope_app.recording.recording_actions import keep_last
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.bookmark import in_order, new_bookmark, settled
@@ -62,7 +62,7 @@ def test_next_and_before_and_the_list_go_there(window, qtbot, arrive):
     window.actions_by_name["bookmark_before"].trigger()
     qtbot.waitUntil(lambda: abs(session.cursor_ns - one.time_ns) < 1000, timeout=WAIT_MS)
     window.actions_by_name["bookmark_before"].trigger()
-    assert "no bookmark before" in window.statusBar().currentMessage()
+    assert "No bookmark before" in window.statusBar().currentMessage()
     window.actions_by_name["bookmark_next"].trigger()
     qtbot.waitUntil(lambda: abs(session.cursor_ns - two.time_ns) < 1000, timeout=WAIT_MS)
     window.focus_view("bookmarks")

@@ -9,9 +9,8 @@ import sys
 
 import pytest
 
-from kvscope_app.own_engine.engine_process import EngineProcess
+from kvscope_app.own_engine.engine_process import EngineProcess, claim, remove_stale
 from kvscope_app.own_engine.process_identity import identity_of, is_alive, own_identity
-from kvscope_app.own_engine.stale_folders import claim, remove_stale
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 DESKTOP = (

@@ -62,7 +62,7 @@ def test_what_another_process_works_out_is_waited_for(qapp, path, tmp_path):
     """A card of each policy, with its numbers."""
     drawn = export(path, tmp_path / "x.svg", "--view", "what-if", "--at", "3")
     words = "".join(ElementTree.parse(drawn).getroot().itertext())
-    assert "a block" in words
+    assert "per block" in words
     assert "wasted" in words
 
 

@@ -49,11 +49,11 @@ def test_a_picture_of_the_view_that_has_the_keyboard_or_is_pointed_at(session, m
     assert view_in_focus(window) is memory
     window.actions_by_name["copy_picture"].trigger()
     assert QApplication.clipboard().image().size() == memory.size()
-    assert "memory is in the clipboard" in window.statusBar().currentMessage()
+    assert "memory copied" in window.statusBar().currentMessage()
     for name, dock in window.docks.items():
         assert dock.contextMenuPolicy() is Qt.ContextMenuPolicy.ActionsContextMenu
         offered = [action.text() for action in dock.actions()]
-        assert offered[:2] == ["Save a picture of this view…", "Copy a picture of this view"], name
+        assert offered[:2] == ["Save picture of this view…", "Copy picture of this view"], name
     window.docks["throughput"].actions()[1].trigger()
     assert QApplication.clipboard().image().size() == throughput.size()
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_written_is_said(window, tmp_path):
 
 def test_a_live_session_without_a_past_has_no_video(window):
     assert ask_video(window) is None
-    assert "no past yet" in window.statusBar().currentMessage()
+    assert "No history" in window.statusBar().currentMessage()
 
 
 def test_a_video_is_made_beside_the_window(player, tmp_path, qtbot):
@@ -120,5 +120,5 @@ def test_why_a_video_was_not_made_is_said(player, tmp_path, qtbot):
     wish.path.write_text("mine")
     task = make_video(player, wish)
     qtbot.waitUntil(lambda: player.banner.isVisible(), timeout=WAIT_MS)
-    assert "exists already" in task.work.failure
+    assert "already exists" in task.work.failure
     assert wish.path.read_text() == "mine"

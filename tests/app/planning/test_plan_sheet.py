@@ -90,7 +90,7 @@ def make_sheet(qtbot, tmp_path):
 def test_an_answer_is_drawn_with_its_parts_and_changes(make_sheet, qtbot):
     sheet = make_sheet()
     qtbot.waitUntil(lambda: "Some, 8.03 billion" in sheet.view.words)
-    assert "It fits into 24.0 GiB" in sheet.view.words
+    assert "Fits in 24.0 GiB" in sheet.view.words
     assert "--kv-cache-dtype fp8" in sheet.view.words
     assert "Training" not in sheet.view.words
     sheet.form.train.setChecked(True)
@@ -99,7 +99,7 @@ def test_an_answer_is_drawn_with_its_parts_and_changes(make_sheet, qtbot):
 
 def test_what_is_missing_is_said(make_sheet, qtbot):
     sheet = make_sheet(fits=False, theme=LIGHT)
-    qtbot.waitUntil(lambda: "It does not fit" in sheet.view.words)
+    qtbot.waitUntil(lambda: "Does not fit" in sheet.view.words)
     assert "missing" in sheet.view.words
 
 
@@ -148,7 +148,7 @@ def test_the_form_says_the_options_of_the_command(make_sheet):
 def test_the_first_part_is_shown_while_the_rest_is_worked_out(make_sheet, qtbot):
     sheet = make_sheet("slow")
     qtbot.waitUntil(lambda: "slow, 8.03" in sheet.view.words)
-    assert "It fits" in sheet.view.words
+    assert "Fits in" in sheet.view.words
     assert "--kv-cache-dtype fp8" not in sheet.view.words
     assert sheet._process.is_busy
     sheet._process._child.send(["go on"])

@@ -149,7 +149,7 @@ def test_the_window_says_what_it_plays(session, make_window):
     assert not window.docks["console"].isVisible()
     window.docks["console"].show()
     sentences = [label.text() for label in window.views["console"].findChildren(QLabel) if label.isVisible()]
-    assert sentences == ["A recording is played: there is no engine to talk to."]
+    assert sentences == ["This is a recording: there is no engine to prompt."]
 
 
 def test_a_file_that_was_cut_short_is_said_to_be(path, make_window, tmp_path):
@@ -158,7 +158,7 @@ def test_a_file_that_was_cut_short_is_said_to_be(path, make_window, tmp_path):
     session = Session(PlaybackSource(Recording.open(cut), is_playing=False))
     window = make_window(session)
     settle(session)
-    assert "frames recorded, cut short" in window._status._labels["frames"].text()
+    assert "frames recorded, truncated" in window._status._labels["frames"].text()
     session.close()
 
 
@@ -251,7 +251,7 @@ def test_a_jump_says_what_it_went_to(session, make_window):
     assert clock_text(session.cursor_ns) in told
     jumps.choose("refused")
     jumps.go(forward=True)
-    assert window.statusBar().currentMessage() == "There are no refusals after this"
+    assert window.statusBar().currentMessage() == "No refusals after this moment"
 
 
 def test_actions_jump_and_change_the_speed(session, make_window):

@@ -52,7 +52,7 @@ def test_a_file_that_is_there_is_replaced_and_a_failure_is_told(window, qtbot, t
     export(window, qtbot, tmp_path / "report.html", "HTML report")
     assert (tmp_path / "report.html").read_text() != "old"
     export(window, qtbot, tmp_path / "none" / "of.html", "HTML report")
-    assert "exported" in window.banner.text
+    assert "export failed" in window.banner.text
 
 
 def test_the_menu_asks_what_then_where(window):
@@ -71,4 +71,4 @@ def test_the_menu_asks_what_then_where(window):
 def test_before_anything_is_kept_it_says_so(session, make_window):
     window = make_window(session)
     assert ask_export(window) is None
-    assert "no past" in window.statusBar().currentMessage()
+    assert "No history" in window.statusBar().currentMessage()

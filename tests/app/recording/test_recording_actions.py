@@ -112,17 +112,17 @@ def test_recording_shows_a_dot_and_ends_whole(window, qtbot, tmp_path):
 
 def test_a_place_that_will_not_do_is_told(window, qtbot, tmp_path):
     record(window, str(tmp_path / "no" / "such" / "folder.mcap"))
-    assert "recorded" in window.banner.text
+    assert "Recording failed" in window.banner.text
     window.banner.hide()
     task = keep_last(window, 1.0, str(tmp_path / "no" / "such" / "folder.mcap"))
     assert task is not None
-    qtbot.waitUntil(lambda: "kept" in window.banner.text, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: "history could not be saved" in window.banner.text.lower(), timeout=WAIT_MS)
 
 
 def test_the_last_minutes_are_asked_for_and_kept(window, qtbot, tmp_path):
     window.actions_by_name["keep_last"].trigger()
     dialog = window.findChild(QInputDialog)
-    assert dialog.labelText().startswith("Minutes to keep up to now, of the ")
+    assert dialog.labelText().startswith("Save the last … minutes (")
     dialog.accept()
     files = window.findChild(QFileDialog)
     assert files.selectedFiles()[0].endswith(".mcap")
@@ -135,7 +135,9 @@ def test_the_last_minutes_are_asked_for_and_kept(window, qtbot, tmp_path):
 def test_the_minutes_offered_reach_back_to_what_is_shown():
     assert [minutes_offered(10.0, ago) for ago in (0.0, 5.0, 9.9)] == [2.0, 5.5, 10.0]
     assert minutes_offered(0.4, 0.0) == 0.4
-    assert minutes_question(10.0, 5.0).startswith("What is shown was 5.0 minutes ago.\nMinutes to keep")
+    assert minutes_question(10.0, 5.0).startswith(
+        "What is shown was 5.0 minutes ago.\nSave the last … minutes (10.0 available)"
+    )
 
 
 def test_what_came_before_a_full_disk_is_there_still(window, qtbot, monkeypatch):
@@ -147,7 +149,7 @@ def test_what_came_before_a_full_disk_is_there_still(window, qtbot, monkeypatch)
     monkeypatch.setattr(KeptTimeline, "failure", "")
     with qtbot.waitSignal(window.session.noticed, timeout=WAIT_MS) as told:
         pass
-    assert told.args == ["The past is kept again, from here on"]
+    assert told.args == ["History is being kept again from here"]
 
 
 def test_where_nothing_could_be_kept_nobody_is_asked_how_much(window, qtbot, monkeypatch):
@@ -210,5 +212,5 @@ def test_crashed_sessions_that_are_too_old_go_and_that_is_said(window, settings,
         left.write(message, wait=True)
     left.close(keep=True)
     LeftRings(window, lambda: [window], lambda recorded: None).begin()
-    qtbot.waitUntil(lambda: "Old sessions deleted" in window.banner.text, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: "Old session histories deleted" in window.banner.text, timeout=WAIT_MS)
     assert list(rings_folder().iterdir()) == [window.session.kept.ring.folder]

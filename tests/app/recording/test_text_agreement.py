@@ -49,8 +49,8 @@ def test_it_is_asked_once_and_remembered(window, settings, qtbot):
     assert window.session.findChild(TextKeeping) is None
     window.actions_by_name["record"].trigger()
     box = window.findChild(QMessageBox)
-    assert "prompts and answers" in box.text()
-    assert box.defaultButton().text() == "Without texts"
+    assert "prompt and answer text" in box.text()
+    assert box.defaultButton().text() == "Without text"
     box.reject()
     assert texts_agreed(settings) is None
     assert window.findChild(QFileDialog) is None

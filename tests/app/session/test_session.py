@@ -113,7 +113,7 @@ def test_a_source_without_commands_takes_none(make_session, make_engine):
 
 
 def test_tells_when_the_state_changes(engine, session, qtbot):
-    engine.say(SourceState.STALE, "nothing heard for 2.0 s")
+    engine.say(SourceState.STALE, "no telemetry for 2.0 s")
     with qtbot.waitSignal(session.status_changed):
         session.poll()
     assert session.status.state is SourceState.STALE

@@ -72,7 +72,8 @@ def test_an_event_shows_the_state_after_it_and_whom_it_happened_to(session, qtbo
         session.switch_event_side()
         arrive(session, qtbot)
         assert session.is_before_event
-        assert blocks_of(session, timed.event.number) == timed.event.num_blocks
+        num_just_given = timed.event.num_blocks - blocks_of(session, timed.event.number)
+        assert num_just_given in (0, 1)  # it may get its next block in the step that then preempts it
         assert state_of(session, timed.event.number) is RequestState.RUNNING
         session.switch_event_side()
         arrive(session, qtbot)
@@ -160,7 +161,7 @@ def test_the_inspector_tells_this_event_and_links_to_all_it_names(session, qtbot
         arrive(session, qtbot)
         view.refresh()
         assert view.subject == REQUEST
-        because = [fact.value for fact in facts_of(view) if fact.name == "Because"]
+        because = [fact.value for fact in facts_of(view) if fact.name == "Reason"]
         assert because[0].casefold().startswith(cause_text(timed.event).casefold())
         other = next(fact for fact in facts_of(view) if fact.name == "Needed by")
         view.table.followed.emit(other.link)

@@ -10,9 +10,10 @@ import pytest
 from PySide6.QtCore import QSettings
 
 from kvscope_app.setting_names import KEPT_MEGABYTES, KEPT_MINUTES, THEME
-from kvscope_app.settings.settings import KeptLayout, Settings
-from kvscope_app.settings.settings_file import SettingsFile
-from kvscope_app.settings.settings_keeper import SettingsKeeper, read_settings
+from kvscope_app.settings.layout_value import Part, WindowLayout
+from kvscope_app.settings.settings import Settings
+from kvscope_app.settings.settings_keeper import SettingsFile, SettingsKeeper, read_settings
+from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule
 
 
 @pytest.fixture
@@ -22,9 +23,11 @@ def file(tmp_path):
 
 def test_what_was_chosen_is_there_at_the_next_start(settings):
     keeper = SettingsKeeper(settings)
-    keeper.change(theme="light", zoom_percent=125, layouts={"two maps": KeptLayout(b"\x00\xff", 3)})
+    keeper.change(
+        theme="light", zoom_percent=125, layouts={"two maps": WindowLayout(left=Part(share=0.3, tabs=("memory",)))}
+    )
     again = SettingsKeeper(settings).values
-    assert (again.theme, again.zoom_percent, again.layouts["two maps"].state) == ("light", 125, b"\x00\xff")
+    assert (again.theme, again.zoom_percent, again.layouts["two maps"].left.tabs) == ("light", 125, ("memory",))
 
 
 def test_defaults_without_a_file(file):
@@ -57,21 +60,21 @@ def test_a_damaged_file_is_defaults(file, data):
 
 
 def test_a_value_falls_back_for_itself_alone(file):
-    layout = {"state": "AP8=", "version": 3}
+    layout = {"left": {"share": 0.3, "tabs": ["memory"]}}
     said = {
         "theme": "solarized",
         "zoom_percent": 1e9,
         "timeline_minutes": 7,
         "flashes": "yes",
         "shortcuts": {"play": ["P"], "back": 5, "quit": []},
-        "layouts": {"good": layout, "bad": {"state": 1}, "newer": {**layout, "screens": 2}},
+        "layouts": {"good": layout, "bad": {"left": 1}, "newer": {**layout, "screens": 2}},
         "of_a_later_version": {"any": [1, None]},
     }
     file.path.write_text(json.dumps(said))
     found = file.read()
     assert (found.theme, found.zoom_percent, found.timeline_minutes, found.flashes) == ("auto", 100, 7, True)
     assert found.shortcuts == {"play": ("P",), "quit": ()}
-    assert set(found.layouts) == {"good", "newer"}
+    assert set(found.layouts) == {"good"}
     file.change(lambda _: {"flashes": False})
     kept = json.loads(file.path.read_text())
     assert kept == {**said, "flashes": False}, "what is not understood stays until it is changed"
@@ -102,7 +105,7 @@ def test_two_keepers_keep_both_their_changes(settings, tmp_path):
 
 def test_processes_do_not_lose_each_others_changes(file):
     code = (
-        "import sys; from pathlib import Path; from kvscope_app.settings.settings_file import SettingsFile\n"
+        "import sys; from pathlib import Path; from kvscope_app.settings.settings_keeper import SettingsFile\n"
         "file = SettingsFile(Path(sys.argv[1]))\n"
         "for i in range(20):\n"
         "    name = f'{sys.argv[2]}{i}'\n"
@@ -123,3 +126,16 @@ def test_a_disk_that_takes_nothing_leaves_the_choice_for_this_run(settings, monk
     keeper.change(theme="light")
     assert keeper.values.theme == "light"
     assert keeper.failure == "No space left on device"
+
+
+def test_rules_of_alarms_are_kept(settings):
+    mine = (Rule(name="Slow", expression="ttft_p99_ms > 500", seconds=10.0, is_on=False),)
+    assert SettingsKeeper(settings).values.alarm_rules == DEFAULT_RULES
+    SettingsKeeper(settings).change(alarm_rules=mine, alarm_webhook="https://host/x")
+    kept = SettingsKeeper(settings).values
+    assert (kept.alarm_rules, kept.alarm_webhook) == (mine, "https://host/x")
+
+
+def test_rules_that_cannot_be_read_are_as_at_first(file):
+    file.path.write_text('{"alarm_rules": [{"name": 3}], "theme": "light"}')
+    assert (file.read().alarm_rules, file.read().theme) == (DEFAULT_RULES, "light")

@@ -90,7 +90,7 @@ def test_under_virtual_slots_are_those_of_memory(engine, make_mirror):
     assert use.external_fragmentation == 0.0
     assert mirror.num_room == 8
     assert summaries(mirror, mirror.hello.cache)[0].startswith(
-        "10 blocks of memory in 64 places  ·  2 active  ·  2 more"
+        "10 blocks of memory in 64 locations  ·  2 active  ·  2 more"
     )
 
 

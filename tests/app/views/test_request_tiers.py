@@ -44,8 +44,8 @@ def test_a_swapped_request_tells_where_its_blocks_are(tiered, make_session, show
     assert detail.summary.text() == (
         "Request #7 is swapped out: 2 blocks in host memory, 1 on disk, 1.05 MiB, 34 of 48 slots filled"
     )
-    assert detail.strip.tip(0).startswith("Host place 6\nindex 0 of the table")
-    assert detail.strip.tip(2).startswith("Disk place 0\n")
+    assert detail.strip.tip(0).startswith("Host block 6\nindex 0 of the table")
+    assert detail.strip.tip(2).startswith("Disk block 0\n")
 
 
 def test_the_strip_paints_tiers_in_their_colours(tiered, make_session, show):
@@ -104,4 +104,4 @@ def test_words_for_places():
 def test_a_finished_request_left_cached_blocks_in_any_tier(tiered, make_session, show):
     tiered.request(7, blocks=[], state=3)
     tiered.hold(np.array([5, 70]), owner=7, state=2, ref_count=0)
-    assert "2 blocks it left are still cached" in show(make_session(tiered), 7).summary.text()
+    assert "2 blocks are still cached" in show(make_session(tiered), 7).summary.text()

@@ -8,8 +8,7 @@ from tests.app.views.timed_fakes import START_NS, second, small_course, timed
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.session.shown_stops import StopBand, stops_until, words_at
-from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
-from kvscope_app.views.chart.stop_bands import stop_ground
+from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, stop_ground
 from kvscope_app.views.heatmap.pools import Pools
 from kvscope_app.views.heatmap.words import cell_words
 from kvscope_app.views.timeline.lane_colors import STOPPED_COLOR, STOPPED_SOFT, ink, softened

@@ -86,7 +86,6 @@ def test_blocks_that_went_and_were_copied_are_counted_in_the_memory_view(engine,
     assert "Evicted" not in view.details._rows
     engine.frame(counters=Counters(admitted=3, evicted_blocks=1234, copied_blocks=1, preemptions=2))
     poll(session)
-    view._detailed_s = 0.0
     view.refresh()
     assert view.details.value("Evicted") == "1\u202f234 blocks"
     assert view.details.value("Copied on write") == "1 block"

@@ -170,7 +170,7 @@ def test_words_are_found_in_playback(play, qtbot):
     found = []
     finder.texts.found.connect(found.append)
     finder.look(word(table[0]))
-    qtbot.waitUntil(lambda: "were searched" in finder.texts.note, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: "Searched" in finder.texts.note, timeout=WAIT_MS)
     assert table[0] in [finding.block for finding in found]
     finder.choose(found[0])
     assert session.selected_block == found[0].block
@@ -186,7 +186,7 @@ def test_words_of_another_time_are_found_and_gone_to(play, qtbot):
     found = []
     finder.texts.found.connect(found.append)
     finder.look(word(table[-2]))
-    qtbot.waitUntil(lambda: "were searched" in finder.texts.note, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: "Searched" in finder.texts.note, timeout=WAIT_MS)
     later = [finding for finding in found if finding.time_ns is not None]
     assert later
     finder.choose(later[-1])
@@ -207,7 +207,7 @@ def test_texts_that_cannot_be_read_are_told_of_everywhere(play, show, qtbot, mon
     why = "Texts cannot be read: Input/output error"
     qtbot.waitUntil(lambda: inspector.refresh() or facts(inspector)["Text"] == why, timeout=WAIT_MS)
     finder.look("words")
-    why = "Other times cannot be read: Input/output error."
+    why = "Other times could not be searched: Input/output error."
     qtbot.waitUntil(lambda: finder.texts.note.endswith(why), timeout=WAIT_MS)
     finder.deleteLater()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvscope_app.setting_names import LAYOUT_VERSION, layout_name
-from kvscope_app.views.console.starters import StarterButton
+from kvscope_app.views.console.chat_page import StarterButton
 from kvscope_app.views.prefixes.view import NO_POOL
 from kvscope_app.views.told import DEVICES_ALONE
 from kvscope_engine.server.device_publisher import DEVICES_ALONE as ALONE
@@ -62,4 +62,4 @@ def test_numbers_that_nobody_tells_are_dashes(make_engine, make_session, poll, q
     qtbot.addWidget(numbers)
     numbers.show_numbers(session.mirror)
     assert {numbers.value(name) for name in ("num_running", "finished", "preemptions")} == {"–"}
-    assert numbers._why.text() == "This address tells of devices alone, and there are no requests."
+    assert numbers._why.text() == "This address reports devices only; it has no requests."

@@ -71,7 +71,7 @@ def test_words_are_still_copied_as_words(window, qtbot):
     assert clipboard() == "chat-2"
     window.page_map.canvas.setFocus()
     window.actions_by_name["copy_rows"].trigger()
-    assert "no table" in window.statusBar().currentMessage()
+    assert "No focused table" in window.statusBar().currentMessage()
 
 
 def test_a_closed_dock_comes_back(window, qtbot):

@@ -52,7 +52,7 @@ def test_who_is_known_to_have_ended_is_not_waited_for(refused):
     window, keeper = refused
     window.session.poll()
     assert window.session.status.state is SourceState.ENDED
-    assert window.statusBar()._labels["state"].text().startswith("Ended: max_model_len=8192")
+    assert window.statusBar()._labels["state"].text().startswith("Stopped: max_model_len=8192")
     keeper.started.emit()
     assert window.session.status.state is SourceState.CONNECTING
 
@@ -87,7 +87,7 @@ def test_cancel_closes_the_window_and_an_engine_that_comes_takes_the_words_away(
     engine = make_engine()
     updates = list(engine.source.updates)
     engine.source.updates.clear()
-    engine.say(SourceState.CONNECTING, "there is no socket file /nowhere/telemetry")
+    engine.say(SourceState.CONNECTING, "no socket file /nowhere/telemetry")
     session = make_session(engine)
     window = make_window(session)
     window.notices._on_status()
@@ -123,7 +123,7 @@ def test_activations_of_8_bits_are_asked_for_with_what_they_cost(
     assert [window.actions_by_name[name].isEnabled() for name in names] == [not is_rounded, is_rounded]
     window.actions_by_name[names[is_rounded]].trigger()
     (question,) = window.findChildren(QMessageBox)
-    assert "the model's own" in question.text()
+    assert ("full-precision" if is_rounded else "Answers change") in question.text()
     assert keeper.engine.told == []
     next(b for b in question.buttons() if b is not question.defaultButton()).click()
     assert keeper.engine.told == [("--quantization", value), "restart"]

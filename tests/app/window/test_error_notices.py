@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import gc
 import sys
 import threading
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 from PySide6.QtCore import QTimer, qCritical
 from PySide6.QtGui import QGuiApplication
@@ -14,6 +16,7 @@ from PySide6.QtWidgets import QMainWindow, QPushButton, QWidget
 
 from kvscope_app.views.prefixes.view import PrefixesView
 from kvscope_app.window.error_notices import MAX_ERRORS, ErrorNotices, InternalErrors
+from kvscope_telemetry.errors import BadInput
 
 SECRET = "a prompt that nobody else may read"
 
@@ -71,7 +74,7 @@ def test_a_slot_that_raised_is_told_where_it_was(window, notices, session, qtbot
     copy = next(b for b in notices.strip.findChildren(QPushButton) if b.text() == "Copy report")
     copy.click()
     report = QGuiApplication.clipboard().text()
-    assert "IndexError: index 20 is out of bounds" in report
+    assert "raise IndexError(f\"index 20 is out of bounds: '{SECRET}'\")" in report, "the line, not the text"
     assert "refresher.py" in report
     assert "PySide6" in report
     assert SECRET not in report
@@ -105,7 +108,7 @@ def test_one_that_comes_again_is_counted_and_one_that_was_dismissed_stays_away(w
         assert not notices.strip.isVisible()
     raise_in_slot(errors, qtbot, KeyError("another"))
     qtbot.waitUntil(notices.strip.isVisible)
-    assert "1 other error before" in notices.strip.accessibleName()
+    assert "1 other error earlier" in notices.strip.accessibleName()
 
 
 def test_errors_of_threads_of_the_collector_and_of_qt(window, notices, errors, qtbot, capsys):
@@ -145,16 +148,69 @@ def test_qt_messages_go_into_the_report_and_critical_ones_are_told(errors, qtbot
 
 def test_they_are_bounded(errors, qtbot):
     for number in range(MAX_ERRORS + 5):
-        errors.hear(ValueError, ValueError(f"number {number}"), None)
+        errors.hear(type(f"Error{number}", (Exception,), {}), None, None)
     assert len(errors.errors) == MAX_ERRORS
     assert errors.num_more == 5
     assert "and 5 other errors" in errors.report
 
 
-def test_a_quotation_that_does_not_end_is_left_out(errors):
-    errors.hear(ValueError, ValueError(f"cannot read '{SECRET}"), None)
-    errors.hear(ValueError, ValueError(f'cannot read "{SECRET}'), None)
+def test_pythons_own_words_are_told_and_not_what_they_quote(errors):
+    secret = f"""it's {SECRET}, "so" don't tell"""
+    hear(errors, lambda: [1, 2][20:][0])
+    hear(errors, lambda: np.zeros((2, 3)) + np.zeros(4))
+    hear(errors, lambda: int(secret))
+    hear(errors, lambda: {}[secret])
+    hear(errors, lambda: getattr(errors, secret))
+    assert "IndexError: list index out of range" in errors.report
+    assert "could not be broadcast together" in errors.report
+    assert "ValueError: invalid literal for int() with base 10: '…'" in errors.report
+    for word in (SECRET, "tell", "don't"):
+        assert word not in errors.report
+
+
+def test_no_message_that_somebody_wrote_is_told(errors):
+    """A prompt may be in it without quotation marks."""
+
+    def refuse():
+        raise ValueError(f"cannot show {SECRET}")
+
+    def expect():
+        assert not SECRET, SECRET
+
+    def look_up():
+        codecs.lookup(SECRET.replace(" ", "-"))
+
+    def chained():
+        try:
+            refuse()
+        except ValueError as error:
+            raise BadInput(SECRET) from error
+
+    for what in (refuse, expect, look_up, chained):
+        hear(errors, what)
+    errors.hear(ValueError, ValueError(f"cannot read '{SECRET}"), None)  # without a line there is nobody who wrote it
+    assert len(errors.errors) == 5
+    assert 'in refuse: raise ValueError(f"cannot show {SECRET}")' in errors.report
+    for written in (SECRET, SECRET.replace(" ", "-")):
+        assert written not in errors.report
+    assert "BadInput" in errors.report
+
+
+@pytest.mark.no_qt_log
+def test_a_quotation_of_qt_that_does_not_end_is_left_out(errors, qtbot):
+    with errors.listening():
+        qCritical(f'cannot read "{SECRET}')
+        qCritical(f"cannot read '{SECRET}' or 'it's {SECRET}'")
+    assert "cannot read" in errors.report
     assert SECRET not in errors.report
+
+
+def hear(errors, what):
+    """What `what` raises, with its traceback."""
+    try:
+        what()
+    except Exception as error:
+        errors.hear(type(error), error, error.__traceback__)
 
 
 def test_its_window_may_close(notices, errors, qtbot):
@@ -167,7 +223,7 @@ def test_its_window_may_close(notices, errors, qtbot):
     window.close()
     window.deleteLater()
     qtbot.waitUntil(lambda: notices.strip is None)
-    raise_in_slot(errors, qtbot, ValueError("second"))  # nobody can be told: nothing raises
+    raise_in_slot(errors, qtbot, KeyError("second"))  # nobody can be told: nothing raises
     assert len(errors.errors) == 2
 
 

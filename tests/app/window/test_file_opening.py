@@ -90,7 +90,7 @@ def test_what_goes_wrong_is_told_in_one_line(session, make_window, qtbot, monkey
     window, _ = show(make_window, session)
     with qtbot.waitSignal(try_to_open(window, "/x.mcap").failed, timeout=WAIT_MS):
         pass
-    assert window.banner.text == "That file cannot be opened"
+    assert window.banner.text == "The file cannot be opened"
     assert "out of luck" in window.banner._detail.text()
 
 

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QLineEdit, QMessageBox, QPushButton
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.settings.settings_keeper import read_settings
 from kvscope_app.views.base import View
+from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window import layout
 from kvscope_app.window.layout import DOCKS
@@ -45,8 +46,26 @@ def test_all_views_load_and_refresh(engine, session, make_window, poll):
         assert isinstance(view, View), name
         view.refresh()
     window.themes.choose("light")
+    window.themes.finish()
     assert all(view.theme is LIGHT for view in window.views.values())
     assert window.grab().width() == 1500
+
+
+def test_a_view_that_comes_in_sight_has_the_theme_of_now(engine, session, make_window, poll, qtbot):
+    engine.hold([3])
+    poll(session)
+    window = make_window(session, with_views=("requests", "timeline"), size=(1500, 900))
+    window.focus_view("requests")
+    qtbot.waitUntil(lambda: in_sight(window.views["requests"]) and not in_sight(window.views["timeline"]))
+    window.themes.choose("light")
+    assert window.views["requests"].theme is LIGHT
+    window.focus_view("timeline")
+    qtbot.waitUntil(lambda: in_sight(window.views["timeline"]))
+    assert window.views["timeline"].theme is LIGHT
+    window.themes.choose("dark")
+    window.focus_view("requests")
+    window.close()
+    window.themes.finish()
 
 
 def test_welcomes_with_progress_until_there_is_a_pool(make_engine, make_session, make_window, poll):
@@ -75,10 +94,10 @@ def test_says_that_the_engine_ended_and_keeps_what_it_had(engine, session, make_
     engine.hold([1, 2])
     poll(session)
     window = make_window(session)
-    engine.say(SourceState.ENDED, "the engine is gone without a goodbye")
+    engine.say(SourceState.ENDED, "the engine stopped unexpectedly")
     session._status_told_ns = 0
     session.poll()
-    assert "the engine is gone" in window.banner.text
+    assert "stopped unexpectedly" in window.banner.text
     assert session.mirror.num_active == 2
     engine.begin(epoch=11)
     poll(session)
@@ -87,7 +106,7 @@ def test_says_that_the_engine_ended_and_keeps_what_it_had(engine, session, make_
 
 def test_a_stuck_engine_is_told_and_forgotten(engine, session, make_window):
     window = make_window(session)
-    engine.say(SourceState.STUCK, "step 4 stands still for 6 s")
+    engine.say(SourceState.STUCK, "step 4 has not finished for 6 s")
     session.poll()
     assert "stuck" in window.banner.text
     engine.live()
@@ -227,7 +246,7 @@ def test_the_palette_says_that_nothing_is_called_so(session, make_window, qtbot)
     assert palette.isVisible(), "there was nothing to do"
     palette._line.clear()
     qtbot.keyClicks(palette._line, "segments")
-    assert [action_text(palette._list.item(0).data(Qt.ItemDataRole.UserRole))] == ["Torch's memory segments…"]
+    assert [action_text(palette._list.item(0).data(Qt.ItemDataRole.UserRole))] == ["PyTorch memory segments…"]
     palette.close()
 
 
@@ -238,7 +257,9 @@ def test_palette_ranks_word_beginnings_first():
 
 
 def test_palette_puts_a_whole_name_first():
-    assert match_rank("recordings", "Recordings…", "Engine") < match_rank("recordings", "Recordings hold texts", "Time")
+    assert match_rank("recordings", "Recordings…", "Engine") < match_rank(
+        "recordings", "Include prompt text in recordings", "Time"
+    )
     assert match_rank("x", "Zoom in", "Page map") is None
 
 
@@ -290,10 +311,10 @@ def test_the_cache_is_emptied_after_a_question(engine, session, make_window, sur
     window = make_window(session)
     window.actions_by_name["reset_cache"].trigger()
     (question,) = window.findChildren(QMessageBox)
-    assert "Empty the prefix cache?" in question.text()
+    assert "Reset the prefix cache?" in question.text()
     assert engine.source.sent == []
     assert question.defaultButton().text().replace("&", "") == "Cancel"
-    next(b for b in question.buttons() if b.text().startswith("Empty") == sure).click()
+    next(b for b in question.buttons() if b.text().startswith("Reset") == sure).click()
     tags = [command.tag for command in engine.source.sent]
     assert engine.source.sent == ([Control(action="reset_prefix_cache", tag=tags[0])] if sure else [])
 

@@ -31,7 +31,7 @@ def shown(qtbot):
 @pytest.mark.parametrize(("width", "height"), [(900, 700), (420, 330), (300, 200)])
 def test_the_welcome_shows_whole_buttons_and_whole_sentences(shown, width, height):
     welcome = Welcome()
-    for text in ("See the sample recording: an engine under pressure", "Recordings…"):
+    for text in ("Open the sample recording: an engine under memory pressure", "Recordings…"):
         welcome.offer(QAction(text, welcome))
     shown(welcome, width, height)
     welcome.show_waiting("Starting the engine", "default: 272 of 272 tensors")
@@ -91,7 +91,7 @@ def test_docks_take_a_part_of_a_smaller_window(qtbot):
 def test_notices_do_not_make_a_small_window_larger(make_window, session, qtbot):
     window = make_window(session, with_views=True, size=(1200, 700))
     window.show_map()
-    window.banner.tell("A session ended unexpectedly", "It can be looked at", (("Open", print), ("Discard", print)))
+    window.banner.tell("A session ended unexpectedly", "It can be looked at", (("Open", print), ("Delete", print)))
     alarm = Alarm(DEFAULT_RULES[0], 7, START_NS, START_NS, 1.0)
     window.alarm_strip._on_rang(alarm)
     for dock in ("heatmap", "timeline"):

@@ -137,6 +137,39 @@ def test_a_turn_right_after_an_update_is_put_off_once(setup, clock, session):
     assert one.count + two.count == before + 1, "who is late all the time would wait for ever"
 
 
+def test_a_frame_that_comes_alone_is_shown_in_step(setup, clock, engine, session, poll, qtbot):
+    """A sign of life just before it does not keep a view in step with the map a frame behind."""
+    host, refresher, (fast, other, _) = setup
+    counted = Counting(session, host, 5.0)
+    counted.in_step = True
+    host.layout().addWidget(counted)
+    refresher.add(counted)
+    shown = {}
+    for view in (fast, counted):
+        view.refresh = lambda view=view: shown.update({view: session.mirror.seq})
+    begin_anew(clock, refresher)
+    for _ in range(4):
+        add(clock, 250)
+        engine.heartbeat()
+        poll(session)
+        for _ in range(3):
+            add(clock, 20)
+            refresher.run()
+        add(clock, 20)
+        engine.frame()
+        poll(session)
+        qtbot.waitUntil(lambda: shown[fast] == session.mirror.seq, timeout=120_000)
+        assert shown[counted] == shown[fast]
+    before = other.count
+    for _ in range(10):
+        add(clock, 16)
+        engine.frame()
+        poll(session)
+        qtbot.waitUntil(lambda: shown[fast] == session.mirror.seq, timeout=120_000)
+    assert shown[counted] < shown[fast], "frames that come fast are shown at the view's own rate"
+    assert other.count <= before + 1
+
+
 def test_slow_views_that_take_long_leave_the_time_to_the_fast_one(setup, clock):
     """One that took 40 ms is followed by the next 120 ms later, and not before."""
     _, refresher, (fast, one, two) = setup

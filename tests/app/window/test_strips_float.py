@@ -70,6 +70,6 @@ def test_strips_lie_over_the_bottom_of_the_map_and_are_whole(window):
 
 def test_before_there_is_a_map_they_float_as_well(session, make_window):
     window = make_window(session)
-    window.banner.tell("The engine ended before it was ready")
+    window.banner.tell("The engine stopped before it was ready")
     QApplication.processEvents()
     assert window.banner.visibleRegion().boundingRect().height() == window.banner.height()

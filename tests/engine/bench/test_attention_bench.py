@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from kvscope_engine.bench import attention
+from kvscope_engine.bench.laboratory.measuring import workspace_bytes
 from kvscope_engine.bench.laboratory.methods import EXACT, FULL, METHODS, Contiguous
-from kvscope_engine.bench.laboratory.peak import workspace_bytes
 from kvscope_engine.bench.laboratory.rankings import LargestBound, Oracle
 from kvscope_engine.bench.laboratory.sparse import Hierarchical, Sparse
 from kvscope_engine.cli.main import main

@@ -17,14 +17,13 @@ from pathlib import Path
 import pytest
 
 from kvscope_engine.bench import decode_child, neighbour
-from kvscope_engine.bench.busy_processes import busy_processes
-from kvscope_engine.bench.neighbour import Measured
+from kvscope_engine.bench.neighbour import Measured, busy_processes
 from kvscope_engine.cli.main import main
 from kvscope_telemetry.errors import KvscopeError
 
 OWNER = """
 import sys, time
-from kvscope_engine.bench.busy_processes import busy_processes
+from kvscope_engine.bench.neighbour import busy_processes
 with busy_processes(2, 19) as pids:
     print(*pids, flush=True)
     sys.stdin.read()

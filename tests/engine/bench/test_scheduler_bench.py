@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kvscope_engine.bench import scheduler
-from kvscope_engine.bench.pool_operations import pool_operations_per_s
+from kvscope_engine.bench.scheduler import pool_operations_per_s
 from kvscope_engine.bench.steady_load import SteadyLoad
 from kvscope_engine.cli.main import main
 from kvscope_engine.policy.blocks.block_pool import BlockPool

@@ -204,7 +204,7 @@ def test_commands_of_those_that_are_started(monkeypatch: pytest.MonkeyPatch, tin
         (["--goodput", "ttft"], "--goodput 'ttft' is not accepted"),
         (["--percentile-metrics", "ttft,x"], "--percentile-metrics 'x' is not accepted: ttft, tpot, itl, e2el"),
         (["--metric-percentiles", "90,101"], "--metric-percentiles '90,101' is not accepted"),
-        (["--model", "nothing/here/x"], "'nothing/here/x' is not there"),
+        (["--model", "nothing/here/x"], "'nothing/here/x' not found"),
         (["--engine-args", "'"], "--engine-args"),
         (["--served-model-name", "m"], "--served-model-name goes with --base-url"),
         (["--dataset-name", "sonnet"], "sonnet"),

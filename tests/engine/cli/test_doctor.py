@@ -143,7 +143,7 @@ def test_an_allow_list_that_cannot_be_read_is_told(run: Run, monkeypatch: pytest
     code, out, _ = run("doctor")
     assert code == 0, "the engine can run without clients on tcp"
     assert "no client is let in over tcp: allow-list" in out
-    assert "mend it: correct the file" in out
+    assert "mend it: fix the file" in out
 
 
 def test_keys_list_makes_nothing(run: Run, tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(run: Run, echo: Any, tmp_path: 
     file.write_bytes(json.dumps({"prompt": "abc"}).encode("utf-16"))
     code, _, said = run("generate", "--prompts", str(file))
     assert code == 2
-    assert "it is UTF-16, UTF-8 is read" in said
+    assert "it is UTF-16; UTF-8 is needed" in said
 
 
 def test_half_a_surrogate_pair_in_a_file_is_called_that(run: Run, echo: Any, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ((), "no command is given"),
+        ((), "no command given: use"),
         (("sevre",), "sevre"),
         (("serve", "--modle", "x"), "--modle"),
         (("serve", "--block-size", "many"), "'many'"),
@@ -34,7 +34,7 @@ Run = Callable[..., tuple[int, str, str]]
         (("serve", "--http", "localhost"), "'localhost'"),
         (("bench", "nothing"), "'nothing'"),
         (("bench",), "NAME"),
-        (("generate",), "no prompt is given"),
+        (("generate",), "no prompt given: use"),
     ],
 )
 def test_bad_usage_is_one_line_that_names_it_and_exit_code_2(run: Run, words: tuple[str, ...], named: str) -> None:

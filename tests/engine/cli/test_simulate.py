@@ -106,7 +106,7 @@ def test_a_recording_is_played_again(run: Run, tmp_path: Path) -> None:
     assert again["workload"] == first["workload"] | {"name": "run.mcap"}
     code, out, err = run(*SMALL, "--record", str(path))
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "run.mcap' exists already" in err
+    assert "run.mcap' already exists" in err
 
 
 def test_each_policy_has_a_recording_of_its_own(run: Run, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_each_policy_has_a_recording_of_its_own(run: Run, tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run-buddy.mcap", "run-paged.mcap"]
     code, out, err = run(*SMALL, "--allocator", "paged", "--allocator", "buddy", "--record", str(tmp_path / "run.mcap"))
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "run-paged.mcap' exists already" in err
+    assert "run-paged.mcap' already exists" in err
 
 
 TIERS = ("--kv-host-memory", "256MiB", "--kv-disk", "1GB")

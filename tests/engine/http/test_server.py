@@ -151,7 +151,7 @@ def test_who_hangs_up_has_nothing_running(served: Served, stream: bool) -> None:
     wait_for(lambda: served.engine.num_unfinished == 2, "a running request")
     connection.close()
     wait_for(lambda: served.engine.num_unfinished == 0, "an end of what nobody wants")
-    wait_for(lambda: served.api.line.num_open == 0, "nothing kept")
+    wait_for(lambda: served.api.line.num_open == 0, "no history")
 
 
 class Gate(threading.Event):
@@ -206,7 +206,7 @@ def test_connections_beyond_the_limit_are_told_so(serving: Callable[..., Served]
             assert kept.recv(12) == b"HTTP/1.1 200"
         status, answer = answer_on(served.connect())
         assert status == 503
-        assert answer["error"]["message"] == "2 connections are open already: no more are taken"
+        assert answer["error"]["message"] == "2 connections are open already: no more are accepted"
     wait_for(lambda: served.ask("/version")[0] == 200, "room again")
 
 
@@ -258,15 +258,15 @@ def test_health_says_why_it_is_not(serving: Callable[..., Served]) -> None:
     told = served.api.line.status
     assert told is not None
     ills: dict[str, dict[str, Any]] = {
-        "the engine is stuck: its step has taken 61 s": {"busy_s": 61.0},
-        "the engine has been held by Ada for 100 s": {"paused": True, "paused_by": "Ada", "paused_s": 100.0},
+        "the engine is stuck: its current step has taken 61 s": {"busy_s": 61.0},
+        "the engine has been paused by Ada for 100 s": {"paused": True, "paused_by": "Ada", "paused_s": 100.0},
         "the engine is loading: load (25%)": {"phase": "loading", "progress": Progress(stage="load", done=1, total=4)},
         "the engine has ended": {"phase": "failed", "reason": "no secret"},
     }
     for words, fields in ills.items():
         assert why_not_served(msgspec.structs.replace(told, **fields), 1.0).startswith(words)
     assert why_not_served(msgspec.structs.replace(told, paused=True, paused_s=59.0, busy_s=59.0), 9.0) == ""
-    assert why_not_served(told, 100.0) == "the engine is stuck: it has said nothing for 100 s"
+    assert why_not_served(told, 100.0) == "the engine is stuck: no telemetry for 100 s"
 
 
 def test_an_api_key(serving: Callable[..., Served]) -> None:

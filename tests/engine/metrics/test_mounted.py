@@ -15,8 +15,8 @@ from tests.engine.metrics.scripted import ScriptedEngine, wait_for
 
 from kvscope_engine.cli.main import main
 from kvscope_engine.http.api import HttpSettings
-from kvscope_engine.http.app import make_app
 from kvscope_engine.http.child import HttpChild
+from kvscope_engine.http.server import make_app
 from kvscope_engine.metrics.page import PATH, MetricsPage
 from kvscope_telemetry.keys.connections import NO_KEY
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvscope_engine.model.gguf.convert import convert_gguf
+from kvscope_engine.model.gguf.cache import convert_gguf
 from kvscope_engine.model.loading.checkpoint import load_weights
 from kvscope_engine.model.loading.hf_config import read_config
 from kvscope_telemetry.errors import BadInput

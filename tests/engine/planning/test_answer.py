@@ -81,7 +81,7 @@ def test_the_command_prints_json_that_reads_back(tmp_path: Path, capsys: pytest.
         ([], "--gpu-memory"),
         (["--gpu-memory", "24GiB", "--lengths", "1,x"], "--lengths '1,x' is not accepted"),
         (["--gpu-memory", "24GiB", "--train", "--zero", "7"], "zero=7 is not accepted"),
-        (["--gpu-memory", "24GiB", "--model", "/nowhere"], "'/nowhere' is not there"),
+        (["--gpu-memory", "24GiB", "--model", "/nowhere"], "'/nowhere' not found"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

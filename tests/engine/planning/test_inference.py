@@ -10,8 +10,7 @@ from kvscope_engine.model.checks.hook_check import seen_calls
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.profile_run import NoAttention
-from kvscope_engine.planning.forward_peak import forward_shape
-from kvscope_engine.planning.inference import InferenceQuestion, plan_inference
+from kvscope_engine.planning.inference import InferenceQuestion, forward_shape, plan_inference
 from kvscope_engine.planning.skeleton import build
 from kvscope_telemetry.errors import BadInput
 

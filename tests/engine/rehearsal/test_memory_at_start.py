@@ -264,7 +264,7 @@ def test_14b_on_24_gb_is_refused_before_it_is_loaded(rehearsed: Callable[..., An
     assert str(refused.value) == (
         "no memory for model 'Qwen/Qwen3-14B': its 14.8 billion parameters take 27.5 GiB alone, 20.8 GiB of the"
         " 23.6 GiB of the GPU may be used: a step and some KV cache included, a model of about 9 billion fits there,"
-        " and this one a GPU of 36.8 GiB, or --cpu-offload-gb 10 (slower: these come from host memory in each step)"
+        " and this one a GPU of 36.8 GiB, or --cpu-offload-gb 10 (slower: copied from host memory in each step)"
     )
     name = ModelName("hub", "Qwen/Qwen3-14B")
     with rehearsed(CARDS[24]) as gpu, pytest.raises(KvscopeError) as refused:

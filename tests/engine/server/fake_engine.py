@@ -150,6 +150,8 @@ class FakeEngine:
     is_ahead: bool = False
     """Whether a step may be in flight."""
     running: list[Completion] = field(default_factory=list)
+    listed: list[str] = field(default_factory=list)
+    """Ids of those that were aborted before their prompts were read."""
     interventions: FakeInterventions = field(default_factory=FakeInterventions)
     stops: FakeStops = field(default_factory=FakeStops)
 
@@ -203,6 +205,9 @@ class FakeEngine:
         for completion in self.running:
             if completion.request_id == request_id:
                 completion.num_left, completion.reason = 0, "abort"
+
+    def list_aborted(self, submit: Submit) -> None:
+        self.listed.append(submit.request_id)
 
     def settle(self) -> list[Tokens | Finished]:
         self.is_ahead = False

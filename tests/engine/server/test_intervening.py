@@ -105,14 +105,14 @@ def test_steps_end_with_the_last_request(held: Client) -> None:
     held.receive(Finished)
     held.ask(Submit(request_id="b", prompt="hello", sampling=SamplingParams(max_tokens=3)), Accepted)
     held.send(Control(action="step", tag=5, num_steps=50))
-    assert held.receive(Done, lambda done: done.tag == 5).what.endswith("no request is unfinished any more")
-    assert "no request is unfinished" in held.ask(Control(action="step", tag=6), Failed).reason
+    assert held.receive(Done, lambda done: done.tag == 5).what.endswith("no unfinished request left")
+    assert "no unfinished request" in held.ask(Control(action="step", tag=6), Failed).reason
 
 
 def test_an_engine_that_goes_on_has_no_single_steps(held: Client, new_client: Callable[[], Client]) -> None:
     other = new_client()
     other.ask(Control(action="resume", tag=1), Done)
-    assert "nobody holds" in held.ask(Control(action="step", tag=2), Failed).reason
+    assert "not paused" in held.ask(Control(action="step", tag=2), Failed).reason
 
 
 def test_steps_that_are_left_are_told_when_somebody_lets_the_engine_go_on(
@@ -126,7 +126,7 @@ def test_steps_that_are_left_are_told_when_somebody_lets_the_engine_go_on(
     for _ in range(3):  # they have begun: a resume that overtakes them would have them refused
         client.receive(Tokens)
     new_client().ask(Control(action="resume", tag=1), Done)
-    assert client.receive(Done, lambda done: done.tag == 2).what.endswith("the engine goes on by itself")
+    assert client.receive(Done, lambda done: done.tag == 2).what.endswith("engine resumed")
 
 
 def test_a_hold_ends_with_its_holder_and_so_do_its_steps(
@@ -155,7 +155,7 @@ def test_every_intervention_is_answered_by_what_was_done_or_why_not(held: Client
 
 
 def test_pins_are_told_to_all_and_end_when_their_client_says_so(held: Client) -> None:
-    assert held.ask(Pin(blocks=(4, 2), tag=2), Done).what == "2 blocks are pinned while you are here"
+    assert held.ask(Pin(blocks=(4, 2), tag=2), Done).what == "2 blocks are pinned until you disconnect"
     assert beat_with(held, 2, 4).pinned_by
     assert held.ask(Unpin(blocks=(4, 6), tag=3), Done).what == "1 block is unpinned"
     beat_with(held, 2)
@@ -167,7 +167,7 @@ def test_pins_end_with_their_client_but_not_those_of_others(held: Client, new_cl
     other = new_client()
     other.ask(Pin(blocks=(1, 2), tag=1), Done)
     held.ask(Pin(blocks=(2, 3), tag=2), Done)
-    assert "nothing of that was pinned by you" in held.ask(Unpin(blocks=(1,), tag=3), Done).what
+    assert "none of these was pinned by you" in held.ask(Unpin(blocks=(1,), tag=3), Done).what
     beat_with(held, 1, 2, 3)
     other.dealer.close(linger=0)
     beat_with(held, 2, 3)
@@ -177,4 +177,4 @@ def test_pins_end_with_their_client_but_not_those_of_others(held: Client, new_cl
 def test_an_emptied_cache_has_no_pins(held: Client) -> None:
     held.ask(Pin(blocks=(1,), tag=1), Done)
     held.ask(Control(action="reset_prefix_cache", tag=2), Done)
-    assert "nothing" in held.ask(Unpin(tag=3), Done).what
+    assert "none of these" in held.ask(Unpin(tag=3), Done).what

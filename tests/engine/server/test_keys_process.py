@@ -111,7 +111,7 @@ def test_what_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     [
         ((), "one of new, list, remove, server"),
         (("new", "a b"), "letters, digits"),
-        (("new", "local", "--out", "x.key"), "'local' is taken"),
+        (("new", "local", "--out", "x.key"), "name 'local' is in use"),
         (("remove", "nobody"), "'nobody' is not on the allow-list"),
         (("new", "x", "--out", "/nowhere/x.key"), "/nowhere/x.key cannot be written"),
         (("new", "x", "--role", "root"), "invalid choice: 'root'"),

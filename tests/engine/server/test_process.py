@@ -94,7 +94,7 @@ def test_ready_is_said_in_a_line(serving: Serving, client: Client, folder: Path)
     process.send_signal(signal.SIGTERM)
     _, out, _ = ended(process)
     listening, ready = out.splitlines()
-    assert listening == f"listening on ipc://{folder}/telemetry, the model is loading"
+    assert listening == f"listening on ipc://{folder}/telemetry, loading the model"
     assert re.fullmatch(rf"ready: fake on ipc://{folder}/telemetry, \d+ blocks of 16 tokens, after \d+\.\d s", ready)
 
 
@@ -117,12 +117,12 @@ def test_a_stop_comes_to_an_end_whatever_runs(serving: Serving, client: Client, 
     if hang.endswith("C"):
         assert (code, err) == (
             -signal.SIGKILL,
-            "kvscope-engine: it did not end within 2 s of being asked to, and was killed\n",
+            "kvscope-engine: did not stop within 2 s and was killed\n",
         )
     elif hang == "load":
         assert code == 0
     if hang == "step":
-        assert (code, err) == (1, "kvscope-engine: it did not end within 1.6 s: it is left as it is\n")
+        assert (code, err) == (1, "kvscope-engine: it did not stop within 1.6 s: leaving it running\n")
         assert path.is_file(), "what was recorded is whole"
 
 

@@ -112,7 +112,7 @@ def test_an_end_before_its_time_is_told_once(engine: SyntheticEngine, tmp_path: 
     for _ in range(3):
         take(recorder, engine.advance())
     recorder.close()
-    assert told == [f"recording '{tmp_path / 'x.mcap'}' ended early: No space left on device; the engine goes on"]
+    assert told == [f"recording '{tmp_path / 'x.mcap'}' stopped early: No space left on device; the engine continues"]
     assert not recorder.wants_snapshot
 
 
@@ -149,5 +149,5 @@ def test_a_process_ends_its_file_whole_at_sigterm(
 
 def test_a_path_that_will_not_do_is_said_before_anything_loads(tmp_path: Path) -> None:
     (tmp_path / "x.mcap").write_text("mine")
-    with pytest.raises(BadInput, match="exists already"):
+    with pytest.raises(BadInput, match="already exists"):
         EngineRecorder(tmp_path / "x.mcap")

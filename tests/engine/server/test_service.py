@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from kvscope_engine.server.limits import MIB, Bound, ServiceLimits
@@ -46,6 +47,13 @@ from kvscope_telemetry.messages.telemetry import (
 
 if TYPE_CHECKING:
     from conftest import Client
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
 
 
 class Running:
@@ -185,7 +193,7 @@ def test_nobody_aborts_another_s_request(start: Callable[..., Running], new_clie
     owner.ask(submit("mine", max_tokens=100), Accepted)
     refusal = stranger.ask(Abort(request_id="mine"), Failed)
     assert refusal.request_id == "mine"
-    assert "another client's" in refusal.reason
+    assert "another client" in refusal.reason
     assert owner.receive(Finished).finish_reason == "length"
 
 
@@ -219,8 +227,6 @@ def test_an_abort_storm_ends_with_nothing_open(start: Callable[..., Running], cl
 
 def test_a_thousand_absurd_submissions_end_in_an_answer(start: Callable[..., Running], client: Client) -> None:
     """Sampling values are checked where the bytes are read: none reaches the engine."""
-    import msgspec
-
     start()
     client.wait_ready()
     absurd: list[Any] = [float("nan"), float("inf"), -1, 1 << 31, -(1 << 63), "x", [], None, 0, 101, 1e300]
@@ -473,18 +479,54 @@ def test_a_request_is_aborted_while_its_prompt_is_read(start: Callable[..., Runn
     running = start(prompt_s=1.5)
     client.wait_ready()
     client.send(submit("a", "slow", n=2, max_tokens=1))
-    client.send(submit("waits", max_tokens=1))
-    client.send(Abort(request_id="waits"))  # while it waits behind the other
+    client.send(submit("waiting", max_tokens=1))
+    client.send(Abort(request_id="waiting"))  # while it waits behind the other
     client.send(Abort(request_id="a"))
     ends = [client.receive(Finished) for _ in range(3)]
     assert sorted((end.request_id, end.index, end.finish_reason) for end in ends) == [
         ("a", 0, "abort"),
         ("a", 1, "abort"),
-        ("waits", 0, "abort"),
+        ("waiting", 0, "abort"),
     ]
+    assert sorted(running.engine.listed) == ["a", "waiting"], "what was sent is listed"
     client.run(submit("a", max_tokens=1))
     assert running.engine.step_count == 1
-    assert not any(isinstance(reply, Accepted) and reply.request_id == "waits" for reply in client.replies)
+    assert not any(isinstance(reply, Accepted) and reply.request_id == "waiting" for reply in client.replies)
+
+
+def test_an_abort_overtakes_its_submission_that_waits_for_its_turn(
+    start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
+) -> None:
+    """A client's own commands come before what it asks for others: this abort is served first."""
+    running = start()
+    client.wait_ready()
+    blocker = new_client()
+    running.engine.may_step.clear()
+    blocker.ask(submit("blocks", max_tokens=1), Accepted)
+    wait_for(lambda: bool(running.engine.step_started_ns))
+    client.send(msgspec.structs.replace(submit("late", max_tokens=ENDLESS), client="somebody", batch="one"))
+    client.send(Abort(request_id="late"))
+    client.ask(GetStatus(), Status)
+    running.engine.may_step.set()
+    assert client.receive(Finished).finish_reason == "abort"
+    client.receive(Done)
+    assert running.engine.listed == ["late"]
+    assert client.run(submit("late", max_tokens=1))[1].finish_reason == "length", "its id is free again"
+
+
+def test_who_leaves_while_prompts_are_read_has_them_listed(
+    start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
+) -> None:
+    running = start(step_s=0.002, prompt_s=10)
+    client.wait_ready()
+    leaver = new_client()
+    leaver.ask(submit("streams", max_tokens=ENDLESS), Accepted)  # who is not there is noticed when something is said
+    leaver.send(submit("first", "slow", max_tokens=1))
+    leaver.send(submit("second", max_tokens=1))
+    leaver.ask(GetBlockText(blocks=(0,), tag=1), BlockText)  # both are being read
+    leaver.close()
+    wait_for(lambda: len(running.engine.listed) == 2)
+    assert sorted(running.engine.listed) == ["first", "second"]
 
 
 def test_an_id_is_in_use_while_its_prompt_is_read(start: Callable[..., Running], client: Client) -> None:

@@ -183,5 +183,5 @@ def test_text_that_only_one_prompt_has_is_left_to_it(record: Record, tmp_path: P
 def test_a_recording_without_requests_is_refused(record: Record, tmp_path: Path) -> None:
     record(Workload("too long", (WorkloadRequest(0, 5000, 1),)))
     assert Recording.open(tmp_path / "run.mcap").state_at(0).counters.refused == 1
-    with pytest.raises(BadInput, match="holds no request"):
+    with pytest.raises(BadInput, match="contains no requests"):
         read_recording(tmp_path / "run.mcap")

@@ -150,7 +150,7 @@ def test_an_azure_header_is_needed(write: Callable[..., Path]) -> None:
 
 @pytest.mark.parametrize(("read", "content"), [(read_mooncake, ""), (read_mooncake, "\n\n"), (read_azure, AZURE)])
 def test_an_empty_trace_and_a_missing_one(write: Callable[..., Path], read: Read, content: str) -> None:
-    with pytest.raises(BadInput, match="holds no request"):
+    with pytest.raises(BadInput, match="contains no requests"):
         read(write(content, "empty"))
     with pytest.raises(BadInput, match="No such file"):
         read(Path("nowhere.jsonl"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvscope_telemetry.alarms.figures import forecast_at
 from kvscope_telemetry.alarms.forecast import seconds_left
-from kvscope_telemetry.alarms.seconds import forecast_at
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 

@@ -1,41 +1,72 @@
-"""What is remembered of rules, and what of it is accepted."""
+"""Rules as lines and as what is kept, and which are accepted."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
-from kvscope_telemetry.alarms.rules import DEFAULT_RULES, KINDS, Rule, checked, decode_rules, encode_rules
+from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule, checked, not_told, parse_rule, rule_text
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
+
+RULES = {rule.name: rule for rule in DEFAULT_RULES}
 
 
-def test_back_and_forth() -> None:
-    changed = tuple(replace(rule, is_on=False, seconds=7.0) for rule in DEFAULT_RULES)
-    assert decode_rules(encode_rules(changed)) == changed
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("ttft_p99_ms > 500 for 10s", Rule(name="ttft_p99_ms > 500", expression="ttft_p99_ms > 500", seconds=10)),
+        ("Slow:  ttft_p99_ms >  500", Rule(name="Slow", expression="ttft_p99_ms > 500")),
+        ("a b: running > 8 for 1.5 min", Rule(name="a b", expression="running > 8", seconds=90)),
+        ("x:mean(running, 5) > 8 for 2 s", Rule(name="x", expression="mean(running, 5) > 8", seconds=2)),
+    ],
+)
+def test_a_line(line: str, rule: Rule) -> None:
+    assert parse_rule(line) == rule
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "{}", "[1]", "[" * 5000, '[{"kind":"of_later","threshold":1}]'])
-def test_what_cannot_be_read_is_as_at_first(text: str) -> None:
-    assert decode_rules(text) == DEFAULT_RULES
+def test_a_line_as_it_is_told() -> None:
+    assert rule_text(RULES["KV usage high"]) == "KV usage high: kv_usage > 0.95 for 5 s"
+    assert rule_text(RULES["Long wait"]) == "Long wait: longest_wait_s > 10"
+    assert rule_text(parse_rule("running > 8 for 2 min")) == "running > 8 for 120 s"
 
 
-def test_one_that_makes_no_sense_leaves_the_others() -> None:
-    mine = Rule(kind="hot", threshold=70.0, seconds=1.0)
-    bad = Rule(kind="kv_usage", threshold=400.0)
-    found = {rule.kind: rule for rule in decode_rules(encode_rules((bad, mine)))}
-    assert found["hot"] == mine
-    assert found["kv_usage"] == KINDS["kv_usage"].rule
-    assert list(found) == list(KINDS)
+@pytest.mark.parametrize(
+    ("line", "why_not"),
+    [
+        ("running > 8 for ten s", "'for' cannot be read here"),
+        ("running > 8 for 1.2.3 s", "'1.2.3' is not accepted: a number of seconds"),
+        ("running > 8 for 4000 s", "4000 seconds are not accepted: 0 to 3600"),
+        ("note: running > 8", "the name 'note' is not accepted"),
+        ("a: b: running > 8", "':' cannot be read here"),
+        (f"{'x' * 61}: running > 8", "up to 60 characters"),
+        ("", "an expression is needed"),
+    ],
+)
+def test_lines_that_are_refused(line: str, why_not: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        parse_rule(line)
+    assert why_not in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
-def test_what_is_accepted() -> None:
-    for rule in DEFAULT_RULES:
-        assert checked(rule) == rule
-    with pytest.raises(BadInput, match=r"threshold 400 of alarm 'kv_usage' is not accepted: 1 to 99\.9"):
-        checked(Rule(kind="kv_usage", threshold=400.0))
-    with pytest.raises(BadInput, match="seconds -1 of alarm 'hot'"):
-        checked(Rule(kind="hot", threshold=80.0, seconds=-1))
-    with pytest.raises(BadInput, match="threshold nan"):
-        checked(Rule(kind="hot", threshold=float("nan")))
-    with pytest.raises(BadInput, match="'noise' is not known: kv_usage"):
-        checked(Rule(kind="noise", threshold=1.0))
+def test_what_is_accepted_together() -> None:
+    assert checked(DEFAULT_RULES) == DEFAULT_RULES
+    with pytest.raises(BadInput, match="alarm 'Long wait': there are two of this name"):
+        checked([RULES["Long wait"], replace(RULES["Engine stuck"], name="Long wait")])
+    with pytest.raises(BadInput, match="alarm 'Long wait': 'noise' is not a figure"):
+        checked([replace(RULES["Long wait"], expression="noise > 3")])
+    with pytest.raises(BadInput, match="alarm ' ': a name is needed"):
+        checked([replace(RULES["Long wait"], name=" ")])
+    with pytest.raises(BadInput, match="nan seconds"):
+        checked([replace(RULES["Long wait"], seconds=float("nan"))])
+
+
+def test_which_figures_an_engine_does_not_tell() -> None:
+    little = Capabilities(engine="vllm", free_rows=False, requests=False, steps=False)
+    told = {name: not_told(rule, little) for name, rule in RULES.items()}
+    assert told["KV usage high"] == told["Many preemptions"] == told["Frames lost"] == ()
+    assert told["Blocks run out"] == ("blocks_run_out_s",)
+    assert told["Long wait"] == ("longest_wait_s",)
+    assert told["Engine stuck"] == ("stalled_s",)
+    assert not any(not_told(rule, OWN_ENGINE) for rule in DEFAULT_RULES)

@@ -167,7 +167,7 @@ def test_what_slows_a_gpu_down_is_told_in_words() -> None:
     assert names_of(0) == ()
     assert names_of(0x24) == ("power_cap", "sw_thermal")
     assert names_of(0x1004) == ("power_cap", "reason 0x1000")
-    assert in_words(names_of(0x24)) == "power limit reached, too warm (driver)"
+    assert in_words(names_of(0x24)) == "power limit reached, thermal limit (driver)"
     assert is_slowed(["power_cap"])
     assert not is_slowed(["idle"])
 

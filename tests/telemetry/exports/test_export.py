@@ -20,8 +20,8 @@ from kvscope_telemetry.recordings.reader import Recording
     ("name", "kind", "named"),
     [
         ("x.doc", None, "'x.doc' is not accepted: its name ends in one of .csv, .parquet, .arrow,"),
-        ("x.csv", None, "name one of metrics, requests, events, bookmarks, devices as its kind"),
-        ("metrics-requests.csv", None, "as its kind"),
+        ("x.csv", None, "choose one of metrics, requests, events, bookmarks, devices with --to"),
+        ("metrics-requests.csv", None, "with --to"),
         ("report.html", "events", "a kind (events) goes with tables"),
     ],
 )
@@ -35,8 +35,8 @@ def test_a_name_says_what_is_wanted(name: str, kind: str | None, named: str) -> 
 @pytest.mark.parametrize(
     ("span", "named"),
     [
-        ((99.0, None), "there is nothing from 99 s on"),
-        ((2.0, 1.0), "from 2 s until 1 s is empty"),
+        ((99.0, None), "nothing to export from 99 s on"),
+        ((2.0, 1.0), "the range from 2 s to 1 s is empty"),
         ((1.0, 1.0), "is empty"),
     ],
 )
@@ -52,7 +52,7 @@ def test_nothing_is_overwritten(tell: Callable[..., Recording], tmp_path: Path) 
     recording = tell()
     there = tmp_path / "metrics.csv"
     there.write_text("mine")
-    with pytest.raises(BadInput, match="exists already"):
+    with pytest.raises(BadInput, match="already exists"):
         export(recording, Wanted.of(there))
     assert there.read_text() == "mine"
     with pytest.raises(BadInput, match="cannot be written: No such file"):

@@ -49,13 +49,13 @@ def test_the_report_has_them_escaped(tell: Tell, tmp_path: Path) -> None:
     recording = tell(HOSTILE)
     assert main(["export", str(recording.path), "--out", str(out), "--goodput", "tpot:50"]) == 0
     page = out.read_text("utf-8")
-    assert "Goals of requests" in page
+    assert "Latency goals" in page
     assert "TPOT 178.6 ms, goal 50 ms" in page
     assert "swapped out for #2, 300.0 ms aside" in page
     assert "<script" not in page
     plain = tmp_path / "plain.html"
     assert main(["export", str(recording.path), "--out", str(plain)]) == 0
-    assert "Goals of requests" not in plain.read_text("utf-8")
+    assert "Latency goals" not in plain.read_text("utf-8")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
 
-from kvscope_telemetry.alarms.rules import KV_USAGE
 from kvscope_telemetry.exports.export import Wanted, export
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.reader import Recording
@@ -16,6 +15,7 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.summaries.bookmark import Bookmark
 
 BEGIN, END, INSTANT = 1, 2, 3
+KV_USAGE = "KV usage high"
 HOSTILE = '=1+1 "<script>alert(1)</script>'
 Messages = Callable[..., list[TelemetryMessage]]
 
@@ -61,7 +61,7 @@ def test_a_table_has_what_stands(make_messages: Messages, tmp_path: Path) -> Non
         ("c", KV_USAGE, 3.0),
         ("d", "note", 0.0),
     ]
-    assert rows[1]["name"].endswith("up to 99.0 %")
+    assert rows[1]["name"] == "KV usage high: up to 99.0 %"
     assert rows[2]["text"] == "beside the file"
 
 

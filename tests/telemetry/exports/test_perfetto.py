@@ -12,7 +12,7 @@ from google.protobuf import unknown_fields
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
 
 from kvscope_telemetry.exports.export import Wanted, export
-from kvscope_telemetry.exports.perfetto.protobuf import varint
+from kvscope_telemetry.exports.perfetto.packets import varint
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.bookmark import Bookmark
 

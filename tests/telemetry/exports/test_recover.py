@@ -11,9 +11,10 @@ import pytest
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.recover import recover
 from kvscope_telemetry.recordings.effort import OpeningCancelled
-from kvscope_telemetry.recordings.layout import BUNDLES
+from kvscope_telemetry.recordings.layout import FRAMES
 from kvscope_telemetry.recordings.overview import Part, missing_from, written_parts
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.timeline.save import save
 
 Record = Callable[..., object]
 
@@ -26,6 +27,17 @@ def test_a_whole_file_comes_out_the_same(record, assert_same_state, tmp_path: Pa
     assert (done.num_frames, done.num_left_out) == (400, 0)
     assert list(new.frames()) == list(old.frames())
     assert_same_state(new.state_at(5.0), old.state_at(5.0))
+
+
+def test_a_saved_part_keeps_its_times(record, assert_same_state, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Its engine's hello is older than what was saved."""
+    save(Recording.open(record(400).path), tmp_path / "part.mcap", 2.0)
+    old = Recording.open(tmp_path / "part.mcap")
+    recover(old, tmp_path / "new.mcap")
+    new = Recording.open(tmp_path / "new.mcap")
+    assert (new.start_ns, new.info.duration_s) == (old.start_ns, old.info.duration_s)
+    assert list(new.messages()) == list(old.messages())
+    assert_same_state(new.state_at(0.1), old.state_at(0.1))
 
 
 @pytest.mark.parametrize("share", [0.3, 0.77])
@@ -51,7 +63,7 @@ def test_after_damage_it_goes_on_with_the_next_state(record, assert_same_state, 
     data = bytearray(recorded.path.read_bytes())
     with recorded.path.open("rb") as file:
         summary = mcap.reader.make_reader(file).get_summary()
-    chunks = [chunk for chunk in summary.chunk_indexes if BUNDLES in chunk.message_index_offsets]
+    chunks = [chunk for chunk in summary.chunk_indexes if FRAMES in chunk.message_index_offsets]
     data[chunks[len(chunks) // 2].chunk_start_offset + 200] ^= 0xFF
     (tmp_path / "bad.mcap").write_bytes(bytes(data))
     done = recover(Recording.open(tmp_path / "bad.mcap"), tmp_path / "new.mcap")
@@ -65,7 +77,7 @@ def test_after_damage_it_goes_on_with_the_next_state(record, assert_same_state, 
 def test_nothing_is_overwritten_and_nothing_is_left(record, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     old = Recording.open(record(300).path)
     (tmp_path / "there.mcap").write_text("mine")
-    with pytest.raises(BadInput, match="exists already"):
+    with pytest.raises(BadInput, match="already exists"):
         recover(old, tmp_path / "there.mcap")
     with pytest.raises(OpeningCancelled):
         recover(old, tmp_path / "new.mcap", watch=lambda share: share < 0.5)

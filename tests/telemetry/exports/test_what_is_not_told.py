@@ -8,9 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from kvscope_telemetry.alarms.measures import measure_of
-from kvscope_telemetry.alarms.rules import KINDS, KV_USAGE, RUN_OUT, STUCK, WAITING
-from kvscope_telemetry.alarms.seconds import seconds_of
+from kvscope_telemetry.alarms.expression import Expression
 from kvscope_telemetry.exports.comparison.comparison import Run, compare
 from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.perfetto.trace import write_perfetto
@@ -141,7 +139,7 @@ def test_the_digest_has_none_and_the_report_and_the_trace_leave_it_out(watched):
     report, trace = io.BytesIO(), io.BytesIO()
     write_report(recording, course, (), span, report)
     page = report.getvalue().decode()
-    assert "Turned away" not in page
+    assert "Refused" not in page
     assert "Blocks by address" not in page
     assert "KV usage, peak" in page
     write_perfetto(recording, course, (), span, trace)
@@ -159,11 +157,13 @@ def test_figures_that_one_side_cannot_know_have_no_difference(watched, own):
     assert rows["running_mean"].a == rows["running_mean"].b == 2
 
 
-@pytest.mark.parametrize(("kind", "is_known"), [(KV_USAGE, True), (RUN_OUT, False), (WAITING, False), (STUCK, False)])
-def test_an_alarm_that_cannot_be_measured_is_nan(watched, kind, is_known):
+@pytest.mark.parametrize(
+    ("figure", "is_known"),
+    [("kv_usage", True), ("blocks_run_out_s", False), ("longest_wait_s", False), ("stalled_s", False)],
+)
+def test_a_figure_of_an_alarm_that_cannot_be_measured_is_nan(watched, figure, is_known):
     _, course, _ = watched
-    measure = measure_of(KINDS[kind].rule)
-    values = [measure(second) for second in seconds_of(course, 0, len(course))]
+    values = Expression(f"{figure} > 3").value(course, slice(0, len(course)))
     assert np.isnan(values[-1]) != is_known
 
 

@@ -98,9 +98,9 @@ def test_metrics_are_told_a_percentile_as_its_bound(source):
     row = member.row()
     assert (row.usage, row.num_running, row.num_waiting) == (0.25, 5, 2)
     assert (row.first_token_s, row.is_first_token_bound) == (0.5, True)
-    source.status = SourceStatus(SourceState.STALE, "nothing heard for 9 s")
+    source.status = SourceStatus(SourceState.STALE, "no telemetry for 9 s")
     row = member.row()
-    assert (row.usage, row.num_running, row.bins, row.reason) == (None, None, None, "nothing heard for 9 s")
+    assert (row.usage, row.num_running, row.bins, row.reason) == (None, None, None, "no telemetry for 9 s")
     member.close()
     assert source.is_closed
 

@@ -7,9 +7,8 @@ import pytest
 from tests.telemetry.foreign.pages import VllmPage, sglang_page
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.foreign.histograms import Cumulative
 from kvscope_telemetry.foreign.page import Page
-from kvscope_telemetry.foreign.readings import EngineReading, read_sglang, read_vllm
+from kvscope_telemetry.foreign.readings import Cumulative, EngineReading, read_sglang, read_vllm
 
 PREFIXES = ("vllm:", "sglang:", "process_start_time_seconds")
 

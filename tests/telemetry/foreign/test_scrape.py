@@ -116,8 +116,8 @@ def raw() -> Iterator[Callable[..., Raw]]:
         (200, "text/plain", b"vllm:x{a=\n", "cannot be read as metrics"),
         (200, "text/plain", b"x" * (1 << 21), "more than 1 MB"),
         (301, "text/plain", b"", "not followed"),
-        (401, "text/plain", b"", "wants an API key"),
-        (403, "text/plain", b"", "wants an API key"),
+        (401, "text/plain", b"", "needs an API key"),
+        (403, "text/plain", b"", "needs an API key"),
         (404, "text/plain", b"", "HTTP 404"),
         (500, "text/plain", b"", "HTTP 500"),
     ],
@@ -152,12 +152,12 @@ def test_nobody_listens(scrape: Callable[..., Scraper]) -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (b"", "hung up"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nvllm:x 1\n", "hung up"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n400\r\nvllm:x 1\n", "hung up"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "does not speak HTTP"),
-        (b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f", "does not speak HTTP"),
-        (b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 70000 + b"\r\n\r\n", "does not speak HTTP"),
+        (b"", "closed the connection"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nvllm:x 1\n", "closed the connection"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n400\r\nvllm:x 1\n", "closed the connection"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "does not answer in HTTP"),
+        (b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f", "does not answer in HTTP"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 70000 + b"\r\n\r\n", "does not answer in HTTP"),
     ],
 )
 def test_who_drops_or_speaks_something_else(
@@ -202,7 +202,7 @@ def test_tls_that_is_trusted_only_where_its_authority_is_named(
 
 def test_tls_where_there_is_none(raw: Callable[..., Raw], scrape: Callable[..., Scraper]) -> None:
     plain = raw(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-    assert "does not speak TLS" in why(scrape(f"vllm://127.0.0.1:{plain.port}/?tls=1"))
+    assert "TLS failed" in why(scrape(f"vllm://127.0.0.1:{plain.port}/?tls=1"))
 
 
 def facts_of(address: str, **answers: object) -> object:

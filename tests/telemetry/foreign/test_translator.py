@@ -127,11 +127,11 @@ def test_a_reset_begins_anew() -> None:
     told.read()
     told.give(stored(1))
     epoch = told.follower.mirror.epoch
-    told.translator.take([Reset("the engine started anew"), Received(0, EventBatch(1.0, (stored(9),)))], told.now_ns)
+    told.translator.take([Reset("the engine restarted"), Received(0, EventBatch(1.0, (stored(9),)))], told.now_ns)
     told.tell()
     assert told.cached() == {9}
     assert told.follower.mirror.epoch != epoch
-    assert "the engine started anew" in told.causes()[-1]
+    assert "the engine restarted" in told.causes()[-1]
 
 
 @pytest.mark.parametrize("are_events_live", [True, False])
@@ -145,7 +145,7 @@ def test_counters_that_fall_are_a_restart(are_events_live: bool) -> None:
     assert mirror.epoch != epoch
     assert (mirror.counters.prompt_tokens, mirror.counters.generation_tokens) == (1, 0)
     assert told.cached() == ({1} if are_events_live else set())
-    assert "the engine started anew" in told.causes()[-1]
+    assert "the engine restarted" in told.causes()[-1]
 
 
 def test_several_engines_behind_one_address_are_no_end_of_restarts() -> None:

@@ -92,7 +92,7 @@ def test_a_name_or_a_file_that_is_there_is_not_overwritten(ring: KeyRing, tmp_pa
     path = tmp_path / "a.key"
     ring.new("a", Role.VIEWER, path)
     before = path.read_text()
-    with pytest.raises(BadInput, match="'a' is taken"):
+    with pytest.raises(BadInput, match="name 'a' is in use"):
         ring.new("a", Role.OPERATOR, tmp_path / "other.key")
     with pytest.raises(BadInput, match="cannot be written: File exists"):
         ring.new("b", Role.OPERATOR, path)
@@ -216,7 +216,7 @@ def test_an_allow_list_that_cannot_be_read_is_said_when_it_becomes_so_and_once(r
     another = KeyRing(ring.folder, warn=told.append)
     assert len(told) == 1, "at the start"
     assert "clients.toml is not accepted: it is not TOML" in told[0]
-    assert "no client is let in" in told[0]
+    assert "no client is allowed" in told[0]
     assert "\n" not in told[0]
     another.refresh()
     assert len(told) == 1
@@ -225,7 +225,7 @@ def test_an_allow_list_that_cannot_be_read_is_said_when_it_becomes_so_and_once(r
     assert told[1:] == ["allow-list is read again"]
     path.chmod(0o644)
     another.refresh()
-    assert "others may read it (chmod 600 mends it)" in told[2]
+    assert "others can read it (fix: chmod 600)" in told[2]
 
 
 def test_to_read_the_list_makes_nothing(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_a_hole_that_outgrew_the_buffer_begins_anew_and_says_so() -> None:
     followed.continuity.live(*followed.engine.step())
     followed.settle()
     assert followed.follower.cached <= followed.engine.truth.cached
-    assert "is not known" in followed.continuity.uncertain
+    assert "is unknown" in followed.continuity.uncertain
 
 
 def test_what_was_missed_last_is_found_by_a_check(followed: Followed) -> None:

@@ -13,8 +13,7 @@ from tests.telemetry.kv_events.conftest import FakePublisher, Watched
 from kvscope_telemetry.errors import BadInput, EndpointInUse
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.encoding import encode_batch
-from kvscope_telemetry.kv_events.pending_items import PendingItems
-from kvscope_telemetry.kv_events.stream import KvEventStream
+from kvscope_telemetry.kv_events.stream import KvEventStream, PendingItems
 from kvscope_telemetry.kv_events.stream_items import Gap, Received, Reset, StreamState
 
 Fake = Callable[..., FakePublisher]
@@ -51,7 +50,7 @@ def test_who_joins_late_has_everything(fake: Fake, watch: Watch, new_layout: boo
 def test_a_hole_is_filled_by_a_replay(fake: Fake, watch: Watch) -> None:
     publisher = fake()
     watched = watch(publisher.endpoint, publisher.replay_endpoint, check_after_s=NEVER_S)
-    watched.until(lambda: watched.stream.status.why == "nothing was published yet" or _is_live(watched), publisher)
+    watched.until(lambda: watched.stream.status.why == "nothing published yet" or _is_live(watched), publisher)
     publisher.publish(0, batch(stored(1)))
     watched.until(lambda: watched.stream.status.seq == 0, publisher)
     publisher.buffer.append((1, batch(stored(2))))
@@ -137,7 +136,7 @@ def test_a_publisher_of_something_else_is_said(fake: Fake, watch: Watch) -> None
         publisher.send(*parts)
     watched.until(lambda: watched.stream.status.num_foreign == 5)
     status = watched.stream.status
-    assert (status.state, status.why) == (LOST, f"{publisher.endpoint} sends something else than KV events")
+    assert (status.state, status.why) == (LOST, f"{publisher.endpoint} sends something other than KV events")
     publisher.publish(0, batch(stored(1)))
     watched.until(lambda: watched.stream.status.state is LIVE)
 
@@ -162,7 +161,7 @@ def web_server() -> Iterator[str]:
 def test_a_web_server_is_no_publisher(web_server: str, watch: Watch) -> None:
     watched = watch(web_server, web_server)
     watched.until(lambda: watched.stream.status.state is LOST)
-    assert "is no publisher of KV events" in watched.stream.status.why
+    assert "does not publish KV events" in watched.stream.status.why
     assert watched.follower.items == []
 
 
@@ -181,7 +180,7 @@ def test_a_socket_of_another_kind_is_no_publisher(context: zmq.Context[zmq.Socke
         endpoint = pull.get_string(zmq.LAST_ENDPOINT)
         watched = watch(endpoint)
         watched.until(lambda: watched.stream.status.state is LOST)
-        assert "is no publisher of KV events" in watched.stream.status.why
+        assert "does not publish KV events" in watched.stream.status.why
 
 
 def test_a_publisher_that_connects_is_waited_for(

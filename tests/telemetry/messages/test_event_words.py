@@ -41,30 +41,29 @@ def event(data: EventData | None, kind: str = "preempted", num_tokens: int = 96)
         (
             event(STARTED, "admitted"),
             "waited 3.1 ms; 3 blocks needed; 96 of 140 tokens were there already, 4 blocks in the pool;"
-            " 2 blocks came back from lower tiers; not more, since the block from token 96 was evicted at step 31",
+            " 2 blocks loaded from lower tiers; not more, since the block from token 96 was evicted at step 31",
         ),
         (
             event(EventData(kind="started", waited_ns=2_000_000_000, num_known_tokens=7), "resumed", num_tokens=0),
-            "came back 2.0 s after its preemption; 3 blocks needed; all 7 tokens to compute",
+            "resumed 2.0 s after its preemption; 3 blocks needed; all 7 tokens to compute",
         ),
         (
             event(EventData(kind="preempted", num_needed=1, choice="spared", choice_number=1, recompute_ns=12_000_000)),
-            "request #1 needed 1 block and none could be had; request #2 was chosen: it was only once preempted;"
+            "request #1 needed 1 block and none was available; request #2 was chosen: it was preempted only once;"
             " 96 tokens in 3 blocks to recompute (about 12.0 ms)",
         ),
         (
             event(EventData(kind="started", num_known_tokens=40, num_set_aside=512), "admitted", num_tokens=0),
-            "waited 0.0 ms; a run of 512 blocks set aside for it, of which its tokens take 3 now;"
-            " all 40 tokens to compute",
+            "waited 0.0 ms; a run of 512 blocks reserved for it, 3 of them filled; all 40 tokens to compute",
         ),
         (
             event(EventData(kind="asked", by="you", recompute_ns=6_167_600_000)),
-            "you asked for it; 96 tokens in 3 blocks to recompute (about 6.2 s)",
+            "requested by you; 96 tokens in 3 blocks to recompute (about 6.2 s)",
         ),
         (
             event(EventData(kind="evicted", num_sunk=2), "evicted"),
-            "no block was free; 3 cached, unused for longest, were evicted, first for request #1;"
-            " 2 went to host memory",
+            "no block was free; the 3 least recently used cached blocks were evicted, first for request #1;"
+            " 2 moved to host memory",
         ),
         (event(EventData(kind="of_a_later_version")), "as it was said"),
         (event(None), "as it was said"),
@@ -75,7 +74,7 @@ def test_words(told: Event, words: str) -> None:
 
 
 def test_a_choice_of_a_later_version_is_no_harm() -> None:
-    assert "chosen as the newest" not in cause_text(event(EventData(kind="preempted", choice="by_lot")))
+    assert "chosen, being the newest" not in cause_text(event(EventData(kind="preempted", choice="by_lot")))
     assert "request #2 was chosen" in cause_text(event(EventData(kind="preempted", choice="by_lot")))
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from kvscope_telemetry.ledger import Ledger
 from kvscope_telemetry.prefixes.cached_blocks import CachedBlocks, LedgerCopy, blocks_of
-from kvscope_telemetry.prefixes.chains import fold, levels
-from kvscope_telemetry.prefixes.tree import ROOT, PrefixTree, build
+from kvscope_telemetry.prefixes.tree import ROOT, PrefixTree, build, fold, levels
 
 
 def blocks(*pairs: tuple[int, int], tiers: Sequence[int] = (), hits: Sequence[int] = ()) -> CachedBlocks:

@@ -90,12 +90,12 @@ def test_a_flipped_bit_is_never_believed(
 def test_what_is_no_mcap_file_is_named(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "odd.mcap"
     path.write_bytes(data)
-    assert refusal(path).endswith("odd.mcap' is not a recording: it does not begin as an MCAP file does")
+    assert refusal(path).endswith("odd.mcap' is not a recording: it does not start like an MCAP file")
 
 
 def test_a_file_that_is_not_there_and_a_folder(tmp_path: Path) -> None:
     assert "No such file" in refusal(tmp_path / "nowhere.mcap")
-    assert "it is a folder, and a file is accepted" in refusal(tmp_path)
+    assert "it is a folder, not a file" in refusal(tmp_path)
 
 
 def test_another_tools_mcap_is_refused(tmp_path: Path) -> None:

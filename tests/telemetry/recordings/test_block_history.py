@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from kvscope_telemetry.ledger import LASTING
-from kvscope_telemetry.messages.leap import decode_leap
+from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Hello
 from kvscope_telemetry.recordings.block_history import GrowingLife, LifePart, joined, part_of, read_part
 from kvscope_telemetry.recordings.effort import OpeningCancelled
 from kvscope_telemetry.recordings.keyframes import snapshot_of
-from kvscope_telemetry.recordings.layout import FRAMES, LEAPS
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.follower import Follower
@@ -213,10 +212,10 @@ def test_a_life_that_grows_is_told_as_it_would_be_at_once(make_messages: Callabl
     assert part.told.times_ns.tolist() == [moment.time_ns for moment in at_once.moments]
 
 
-def test_a_life_past_many_bundles_is_the_same_from_every_moment(
+def test_a_life_past_many_batches_is_the_same_from_every_moment(
     record: Callable[..., Any], make_messages: Callable[..., Any]
 ) -> None:
-    """Bundles that say nothing of a block are passed over: from within them, and with snapshots among their frames."""
+    """Frames that say nothing of a block are passed over: from within them, and with snapshots among their frames."""
     messages = make_messages(600)
     follower, told = Follower(), []
     for place, message in enumerate(messages):
@@ -242,15 +241,14 @@ def test_a_life_past_many_bundles_is_the_same_from_every_moment(
 def test_what_says_nothing_of_a_block_is_passed_over(record: Callable[..., Any]) -> None:
     recording = Recording.open(record(600).path)
     begin, end = recording.start_ns, recording.end_ns
-    seq, num_leaps = 0, 0
-    for stored in recording.raw_messages(begin, end, about=1 << 20):
-        if stored.kind == LEAPS:
-            leap = decode_leap(stored.data)
-            assert leap.since_seq == seq
-            seq, num_leaps = leap.seq, num_leaps + 1
-        elif stored.kind == FRAMES:
-            seq += 1  # few of them are in no bundle
+    seq, num_checkpoints = 0, 0
+    for _, message in recording.messages_about(1 << 20, begin, end):
+        if isinstance(message, DeltaCheckpoint):
+            assert message.since_seq == seq
+            assert not message.blocks.ids
+            seq, num_checkpoints = message.seq, num_checkpoints + 1
     assert seq == 600
-    assert num_leaps
-    frames = [stored for stored in recording.raw_messages(begin, end) if stored.kind == FRAMES]
+    assert 0 < num_checkpoints < 60, "a batch of frames each"
+    frames = [message for _, message in recording.timed_messages(begin, end, keyframes=False)]
+    frames = [message for message in frames if isinstance(message, Frame)]
     assert len(frames) == 600

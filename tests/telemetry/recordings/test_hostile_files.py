@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zstandard
 
@@ -21,11 +23,9 @@ from kvscope_telemetry.recordings import effort as efforts
 from kvscope_telemetry.recordings import survey as surveys
 from kvscope_telemetry.recordings.chunks import MAGIC, MAX_CHUNK_MESSAGES
 from kvscope_telemetry.recordings.effort import Effort, EffortSpent, OpeningCancelled
-from kvscope_telemetry.recordings.layout import BUNDLES, KEYFRAMES, OTHERS, STATE
-from kvscope_telemetry.recordings.mcap_file import McapFile
+from kvscope_telemetry.recordings.layout import CHECKPOINTS, FRAMES, HELLOS, KEYFRAMES, MESSAGES, PROFILE, SNAPSHOTS
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.regular_file import open_regular, stored_bytes
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 CHUNK_HEAD = struct.Struct("<QQQII")
 Record = Callable[..., Any]
@@ -51,7 +51,7 @@ def message(channel: int, data: bytes, log_time_ns: int = 0) -> bytes:
 def good_chunk(make_messages: Callable[..., Any]) -> bytes:
     hello, snapshot, *_ = make_messages(5)
     at = 1_000
-    return chunk(b"".join(message(STATE, encode(each), at) for each in (hello, snapshot)), times=(at, at))
+    return chunk(b"".join(message(HELLOS, encode(each), at) for each in (hello, snapshot)), times=(at, at))
 
 
 def find_pipe(path: Path) -> Path:
@@ -82,7 +82,7 @@ def find_link_to_pipe(path: Path) -> Path:
 )
 def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], Path], named: str) -> None:
     path = make(tmp_path / "odd.mcap")
-    assert refusal(path) == f"recording {str(path)!r} cannot be read: {named}, and a file is accepted"
+    assert refusal(path) == f"recording {str(path)!r} cannot be read: {named}, not a file"
 
 
 def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
@@ -115,14 +115,14 @@ def test_records_that_hold_nothing_are_walked_over_for_a_while(tmp_path: Path, m
 
 
 def test_millions_of_tiny_messages_in_a_chunk(tmp_path: Path, make_messages: Callable[..., Any]) -> None:
-    tiny = message(STATE, b"\x80") * 200_000
+    tiny = message(HELLOS, b"\x80") * 200_000
     path = tmp_path / "tiny.mcap"
     path.write_bytes(MAGIC + chunk(tiny))
     assert f"it holds more than {MAX_CHUNK_MESSAGES} records" in refusal(path)
     path.write_bytes(MAGIC + good_chunk(make_messages) + chunk(tiny))
     recording = Recording.open(path)
     assert recording.num_damaged == 1
-    assert recording.note == "damaged in places, which are left out"
+    assert recording.note == "damaged parts left out"
     assert f"more than {MAX_CHUNK_MESSAGES} records" in recording.detail
 
 
@@ -156,7 +156,7 @@ def test_chunks_of_zeros_are_looked_at_once_and_not_for_ever(
 def test_a_chunk_that_turns_out_damaged_is_inflated_once(record: Record, tmp_path: Path, monkeypatch: Any) -> None:
     """Its times and counts hold, so that opening does not look into it; every pass over the file meets it."""
     recorded = record(300)
-    bad = [chunk for chunk in Recording.open(recorded.path)._chunks.told if chunk.counts.get(BUNDLES)][1]
+    bad = [chunk for chunk in Recording.open(recorded.path)._chunks.told if chunk.num_frames][1]
     data = bytearray(recorded.path.read_bytes())
     data[bad.offset + bad.stored_bytes // 2] ^= 1
     path = tmp_path / "bad.mcap"
@@ -215,9 +215,7 @@ def test_a_flipped_byte_in_the_times_of_a_chunk_changes_nothing(record: Record, 
     whole = Recording.open(recorded.path)
     path = tmp_path / "flipped.mcap"
     for each in whole._chunks.told[:6] + whole._chunks.told[-1:]:
-        head = data.rindex(
-            CHUNK_HEAD.pack(each.start_ns, each.end_ns, each.inflated_bytes, each.crc, 4), 0, each.offset
-        )
+        head = data.rindex(struct.pack("<QII", each.inflated_bytes, each.crc, 4), 0, each.offset) - 16
         for byte in range(16):
             flipped = bytearray(data)
             flipped[head + byte] ^= 0x40
@@ -232,8 +230,8 @@ def test_a_flipped_byte_in_the_times_of_a_chunk_changes_nothing(record: Record, 
 def test_times_that_lie_everywhere_are_not_believed(tmp_path: Path, make_messages: Callable[..., Any]) -> None:
     """Without an index the messages are asked; what is of the year 2300 is damage."""
     hello, snapshot, *_ = make_messages(1)
-    state = b"".join(message(STATE, encode(each), 10**18) for each in (hello, snapshot))
-    late = message(OTHERS, encode(Goodbye(epoch=1)), 10**19)
+    state = b"".join(message(HELLOS, encode(each), 10**18) for each in (hello, snapshot))
+    late = message(MESSAGES, encode(Goodbye(epoch=1)), 10**19)
     path = tmp_path / "late.mcap"
     path.write_bytes(MAGIC + chunk(late) + chunk(state, times=(0, 1 << 63)) + chunk(late))
     recording = Recording.open(path)
@@ -244,7 +242,7 @@ def test_times_that_lie_everywhere_are_not_believed(tmp_path: Path, make_message
 def test_a_message_of_another_time_than_its_chunk_is_left_out_once(record: Record) -> None:
     recording = Recording.open(record(100).path)
     assert isinstance(next(iter(recording.messages()))[1], Hello)
-    first = next(each for each in recording._chunks.told if each.counts.get(BUNDLES))
+    first = next(each for each in recording._chunks.told if each.num_frames)
     first.end_ns = first.start_ns
     before = len(list(recording.frames()))
     damaged = recording.num_damaged
@@ -254,15 +252,76 @@ def test_a_message_of_another_time_than_its_chunk_is_left_out_once(record: Recor
     assert recording.num_damaged == damaged
 
 
-def test_what_is_no_keyframe_in_a_keyframes_place_is_not_kept_as_one(tmp_path: Path) -> None:
-    engine = SyntheticEngine(num_blocks=40, num_running=2)
-    snapshot = engine.snapshot()
-    file = McapFile(tmp_path / "odd.mcap")
-    file.add(STATE, 1_000, encode(snapshot))
-    for at_ns, message in ((2_000, engine.heartbeat()), (3_000, engine.advance()), (4_000, snapshot)):
-        file.add(KEYFRAMES, at_ns, encode(message))
-    file.finish()
-    recording = Recording.open(tmp_path / "odd.mcap")
-    for _ in range(2):
-        assert recording.state_at(1.0).seq == snapshot.seq
-        assert len(list(recording.messages(keyframes=True))) == 4
+def columns(num_records: int, columns: dict[str, tuple[str, bytes]], kind: str = "Frame") -> bytes:
+    """A message of columns of somebody else's making."""
+    stored = {"kind": kind, "num_records": num_records, "columns": columns}
+    return zstandard.compress(msgspec.msgpack.encode(stored))
+
+
+def without_end(path: Path) -> tuple[bytes, int]:
+    """A file up to its last chunk, and when it ends."""
+    recording = Recording.open(path)
+    last = max(recording._found.chunks, key=lambda each: each.offset)
+    return path.read_bytes()[: last.offset + last.stored_bytes], recording.end_ns
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        zstandard.compress(b"\xc1"),
+        b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", 1 << 40) + b"\1\0\0",  # claims a tebibyte
+        columns(0, {}),
+        columns(1 << 40, {}),
+        columns(1 << 16, {}, "Snapshot"),
+        columns(2, {"seq": ("<i8", b"1")}),
+        columns(2, {"seq": ("<f8", bytes(16))}),
+        columns(1, {"blocks#": ("<u4", b"\xff" * 4)}),
+        columns(1, {"blocks#": ("<u4", b"\0\1\0\0"), "blocks.ids": ("<u4", bytes(4))}),
+        columns(1, {"blocks#": ("<u4", b"\1\0\0\0"), "blocks.hash": ("=<u4", b"\1\0\0\0")}),
+        columns(1, {"blocks#": ("<u4", b"\1\0\0\0"), "blocks.hash": ("=<u4", b"\7\0\0\0")}),
+        columns(1, {"moves.evicted#": ("<u4", b"\xff" * 4)}),
+        columns(1, {"events": ("msgpack", b"\xdd\xff\xff\xff\xff")}),
+        columns(1, {"events": ("msgpack", b"\x90")}),
+    ],
+)
+def test_columns_that_lie_are_left_out_at_no_cost(record: Record, tmp_path: Path, data: bytes) -> None:
+    whole, at_ns = without_end(record(100).path)
+    path = tmp_path / "lies.mcap"
+    for channel in (FRAMES, SNAPSHOTS, KEYFRAMES, CHECKPOINTS):
+        path.write_bytes(whole + chunk(message(channel, data, at_ns), times=(at_ns, at_ns)))
+        recording = Recording.open(path)
+        tracemalloc.start()
+        assert len(list(recording.messages(keyframes=True))) >= 102
+        recording.state_at(recording.info.duration_s)
+        assert recording.num_damaged == 1
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 64 << 20
+
+
+def test_what_all_columns_claim_together_is_bounded(record: Record, tmp_path: Path, monkeypatch: Any) -> None:
+    whole, at_ns = without_end(record(100).path)
+    monkeypatch.setattr(efforts, "MAX_INFLATED_BYTES", 8 << 20)
+    monkeypatch.setattr(efforts, "INFLATED_BYTES_A_STORED_BYTE", 0)
+    zeros = columns(1, {"unknown": ("<i8", bytes(1 << 20))})
+    path = tmp_path / "many.mcap"
+    path.write_bytes(whole + chunk(message(FRAMES, zeros, at_ns), times=(at_ns, at_ns)) * 100)
+    recording = Recording.open(path)
+    list(recording.messages())
+    assert recording.num_damaged > 90
+
+
+@pytest.mark.parametrize("profile", ["kvscope", "kvscope/0", "kvscope/999"])
+def test_another_format_is_refused_in_one_line_that_says_what_to_do(
+    record: Record, tmp_path: Path, profile: str
+) -> None:
+    data = record(20).path.read_bytes()
+    length = 4 + len(PROFILE) + 4 + len("kvscope")
+    head = struct.pack("<I", len(profile)) + profile.encode() + struct.pack("<I7s", 7, b"kvscope")
+    path = tmp_path / "other.mcap"
+    path.write_bytes(MAGIC + struct.pack("<BQ", 1, len(head)) + head + data[len(MAGIC) + 9 + length :])
+    said = refusal(path)
+    assert f"has format {profile.partition('/')[2] or 0}, this version reads format 1" in said
+    assert "open it with the version that recorded it" in said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from kvscope_telemetry.messages.telemetry import Heartbeat
-from kvscope_telemetry.recordings.log_clock import LogClock
+from kvscope_telemetry.recordings.writer import LogClock
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 

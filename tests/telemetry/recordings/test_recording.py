@@ -15,12 +15,10 @@ import pytest
 from kvscope_telemetry import Recording
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import Frame, Goodbye, Heartbeat, Hello, Progress, TelemetryMessage
-from kvscope_telemetry.messages.wire import decode_telemetry, encode
-from kvscope_telemetry.recordings.bundles.bundle import unpack_bundle
-from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
-from kvscope_telemetry.recordings.bundles.hash_lists import HashLists
+from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.recordings.frame_batch import FrameBatch
 from kvscope_telemetry.recordings.keyframes import snapshot_of
-from kvscope_telemetry.recordings.layout import BUNDLES, FRAMES, HASHES, KEYFRAMES, TOPICS
+from kvscope_telemetry.recordings.layout import FRAMES, KEYFRAMES, MESSAGES, TOPICS
 from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.mirror import Mirror
@@ -75,7 +73,7 @@ def test_a_keyframe_is_where_seeking_begins(record: Callable[..., Any]) -> None:
     recording = Recording.open(recorded.path)
     assert 0.9 * recording.info.duration_s - 1 <= len(keyframes) <= recording.info.duration_s
     at_end = recording.state_at(1e9)
-    recording._chunks.told[2].crc ^= 1
+    next(chunk for chunk in recording._chunks.told if chunk.num_frames).crc ^= 1
     assert recording.state_at(1e9).ledger.equals(at_end.ledger)
     assert recording.num_damaged == 0
     assert list(recording.frames())[-1].seq == 400
@@ -86,16 +84,11 @@ def test_other_tools_read_it(record: Callable[..., Any]) -> None:
     recorded = record(50)
     with recorded.path.open("rb") as file:
         reader = mcap.reader.make_reader(file, validate_crcs=True)
-        assert reader.get_header().profile == "kvscope"
-        found = list(reader.iter_messages(topics=[TOPICS[BUNDLES]]))
-        parts = [message.data for _, _, message in reader.iter_messages(topics=[TOPICS[HASHES]])]
-        alone = [decode_telemetry(message.data) for _, _, message in reader.iter_messages(topics=[TOPICS[FRAMES]])]
-    assert {schema.name for schema, _, _ in found} == {"kvscope.Bundle"}
-    bundles = [message.data for _, _, message in found if num_frames_at_end(message.data) is None]
-    frames = [frame for data in bundles for _, frame in unpack_bundle(data, HashLists(lambda _: parts).hashes)]
-    assert len(frames) > 40, "a few in a chunk lie as they came"
-    told = sorted([*frames, *alone], key=lambda frame: frame.seq)
-    assert [encode(frame) for frame in told] == [encode(frame) for frame in recorded.frames]
+        assert reader.get_header().profile == "kvscope/1"
+        found = list(reader.iter_messages(topics=[TOPICS[FRAMES]]))
+    assert {schema.name for schema, _, _ in found} == {"kvscope.Columns"}
+    frames = [frame for _, _, message in found for _, frame in FrameBatch(message.data).frames()]
+    assert frames == recorded.frames
 
 
 def test_bytes_are_kept_as_they_came(record: Callable[..., Any], tmp_path: Path) -> None:
@@ -107,7 +100,8 @@ def test_bytes_are_kept_as_they_came(record: Callable[..., Any], tmp_path: Path)
             writer.write(message)
         writer.write(frame, data)
     with (tmp_path / "raw.mcap").open("rb") as file:
-        assert data in [message.data for _, _, message in mcap.reader.make_reader(file).iter_messages()]
+        messages = mcap.reader.make_reader(file).iter_messages(topics=[TOPICS[MESSAGES]])
+        assert [message.data for _, _, message in messages] == [data]
     assert list(Recording.open(tmp_path / "raw.mcap").frames()) == [frame]
 
 
@@ -151,17 +145,19 @@ def test_a_full_disk_ends_the_recording_and_keeps_what_was_written(
 ) -> None:
     messages, add = make_messages(300), McapFile.add
 
-    def full(file: McapFile, channel: int, log_time_ns: int, data: bytes, *read: Any) -> None:
+    def full(file: McapFile, *message: Any) -> None:
         if writer.num_written == 150:
             file.flush()
             raise OSError(28, "No space left on device")
-        add(file, channel, log_time_ns, data, *read)
+        add(file, *message)
 
     monkeypatch.setattr(McapFile, "add", full)
     writer = RecordingWriter(tmp_path / "full.mcap")
     for message in messages:
         writer.write(message, wait=True)
-    with pytest.raises(KvscopeError, match=r"ended early: No space left on device; what came before is in full\.mcap"):
+    with pytest.raises(
+        KvscopeError, match=r"stopped early: No space left on device; what came before is in full\.mcap"
+    ):
         writer.close()
     assert writer.num_written + writer.num_dropped == len(messages)
     assert not writer.write(messages[2])
@@ -170,8 +166,8 @@ def test_a_full_disk_ends_the_recording_and_keeps_what_was_written(
     assert recording.info.is_complete
     with (tmp_path / "full.mcap").open("rb") as file:  # another program's reader
         reader = mcap.reader.make_reader(file)
-        bundles = [message.data for _, _, message in reader.iter_messages(topics=[TOPICS[BUNDLES]])]
-        assert sum(num_frames_at_end(data) or 0 for data in bundles) == 148
+        batches = [message.data for _, _, message in reader.iter_messages(topics=[TOPICS[FRAMES]])]
+        assert sum(FrameBatch(data).num_frames for data in batches) == 148
 
 
 def test_a_killed_process_leaves_what_was_flushed(tmp_path: Path) -> None:
@@ -198,10 +194,10 @@ def test_a_killed_process_leaves_what_was_flushed(tmp_path: Path) -> None:
 
 def test_nothing_is_overwritten(record: Callable[..., Any], tmp_path: Path) -> None:
     path = record(5).path
-    with pytest.raises(BadInput, match=r"session\.mcap' exists already"):
+    with pytest.raises(BadInput, match=r"session\.mcap' already exists"):
         RecordingWriter(path)
     Path(tmp_path / "other.mcap.part").touch()
-    with pytest.raises(BadInput, match=r"other\.mcap\.part' exists already"):
+    with pytest.raises(BadInput, match=r"other\.mcap\.part' already exists"):
         RecordingWriter(tmp_path / "other.mcap")
     with pytest.raises(BadInput, match=r"name ends in \.mcap"):
         RecordingWriter(tmp_path / "session.rrd")

@@ -67,12 +67,12 @@ def test_the_name_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with LiveSource("tcp://localhost:7710") as source:
-        assert told(source) == "the name 'localhost' is not known (name or service not known)"
+        assert told(source) == "unknown host 'localhost' (name or service not known)"
 
 
 def test_there_is_no_socket_file(tmp_path: Path) -> None:
     with LiveSource(f"ipc://{tmp_path}/nowhere") as source:
-        assert told(source).startswith(f"there is no socket file {tmp_path}/nowhere/telemetry")
+        assert told(source).startswith(f"no socket file {tmp_path}/nowhere/telemetry")
 
 
 def test_the_socket_file_is_of_an_engine_that_ended(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_the_socket_file_is_of_an_engine_that_ended(tmp_path: Path) -> None:
 
 def test_somebody_else_listens() -> None:
     with listener() as port, LiveSource(f"tcp://127.0.0.1:{port}") as source:
-        assert told(source).startswith(f"something listens at 127.0.0.1:{port}, but it does not answer")
+        assert told(source).startswith(f"something listens at 127.0.0.1:{port}, but it is not a kvscope engine")
     with web_server() as port, LiveSource(f"tcp://127.0.0.1:{port}") as source:
         reason = told(source)
         assert f"127.0.0.1:{port}" in reason

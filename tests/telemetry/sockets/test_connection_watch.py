@@ -233,7 +233,7 @@ def test_the_limit_of_open_files_is_raised_or_the_start_refused(folder: Path) ->
     if hard != resource.RLIM_INFINITY and hard < 5_000:
         pytest.skip(f"this machine allows {hard} open files")
     assert started_with(folder, 256, 5_000) == "5000 5000"
-    assert "may open 2000 files: at least 4096 are needed" in started_with(folder, 256, 2_000)
+    assert "may open only 2000 files: at least 4096 are needed" in started_with(folder, 256, 2_000)
 
 
 def test_big_replies_that_nobody_reads_are_refused_then_bounded_over_all(
@@ -259,7 +259,7 @@ def test_big_replies_that_nobody_reads_are_refused_then_bounded_over_all(
     assert [reply.tag for reply in replies if isinstance(reply, BlockText | Failed)] == list(range(50))
     refused = [reply for reply in replies if isinstance(reply, Failed)]
     assert refused
-    assert "read them before asking for more" in refused[0].reason
+    assert "read them before sending more" in refused[0].reason
     dealer.close(linger=0)
     context.term()
 

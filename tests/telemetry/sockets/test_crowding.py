@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope_telemetry.sockets.crowding import CROWDED_HZ, NAP_S, Crowding
+from kvscope_telemetry.sockets.server_sockets import CROWDED_HZ, NAP_S, Crowding
 
 
 def naps(crowding, hz, begin_s, seconds=1.0):

@@ -6,7 +6,7 @@ import threading
 
 from kvscope_telemetry.ledger import BlockRows
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
-from kvscope_telemetry.sockets.outbox import Outbox
+from kvscope_telemetry.sockets.server_sockets import Outbox
 
 
 def frame(seq: int, num_rows: int = 0) -> Frame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope_telemetry.sockets.reply_backlogs import Delivery, ReplyBacklogs
+from kvscope_telemetry.sockets.reply_sender import Delivery, ReplyBacklogs
 
 
 class Wire:

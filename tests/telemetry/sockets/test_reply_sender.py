@@ -11,8 +11,7 @@ import zmq
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, Failed
 from kvscope_telemetry.messages.wire import decode_reply
 from kvscope_telemetry.sockets import reply_sender
-from kvscope_telemetry.sockets.reply_backlogs import MAX_ANSWER_BYTES
-from kvscope_telemetry.sockets.reply_sender import BIG_REPLY_BYTES, ReplySender
+from kvscope_telemetry.sockets.reply_sender import BIG_REPLY_BYTES, MAX_ANSWER_BYTES, ReplySender
 
 
 @dataclass
@@ -94,4 +93,4 @@ def test_what_is_asked_for_while_too_much_waits_is_refused_by_its_tag(trackers: 
     refused = decode_reply(router.taken[2])
     assert isinstance(refused, Failed)
     assert refused.tag == 2
-    assert "read them before asking for more" in refused.reason
+    assert "read them before sending more" in refused.reason

@@ -449,7 +449,7 @@ def test_the_directory_and_its_sockets_are_private(folder: Path) -> None:
 
 def test_a_directory_others_may_write_to_is_refused(folder: Path) -> None:
     folder.chmod(0o770)
-    with pytest.raises(BadInput, match="others may write"):
+    with pytest.raises(BadInput, match="others can write"):
         Server(f"ipc://{folder}")
 
 
@@ -472,9 +472,9 @@ def test_a_lock_that_is_no_plain_file_is_refused_in_one_line(folder: Path, make:
 def test_a_parent_in_which_others_may_replace_it_is_refused(folder: Path) -> None:
     (folder / "open").mkdir()
     (folder / "open").chmod(0o777)
-    with pytest.raises(BadInput, match="others may replace"):
+    with pytest.raises(BadInput, match="others can replace"):
         Server(f"ipc://{folder}/open/kv")
-    with pytest.raises(BadInput, match="others may replace"):
+    with pytest.raises(BadInput, match="others can replace"):
         Server(f"ipc://{folder}/open/deeper/kv")
     (folder / "open").chmod(0o1777)
     Server(f"ipc://{folder}/open/kv").sockets.close()

@@ -201,7 +201,7 @@ def test_what_is_not_accepted_is_named(fake_ssh: FakeSsh, address: str, words: s
 
 def test_where_there_is_no_ssh_it_is_said_what_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BadInput, match="needs OpenSSH's client"):
+    with pytest.raises(BadInput, match="needs the OpenSSH client"):
         Address("ssh://box").check()
 
 

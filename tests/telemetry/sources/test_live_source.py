@@ -195,7 +195,7 @@ def test_an_engine_that_dies_without_a_word_is_told(
     _see_frames(source, 20)
     first.close(goodbye=False)
     _see_state(source, SourceState.ENDED)
-    assert "goodbye" in source.status.reason
+    assert "stopped unexpectedly" in source.status.reason
     second = serve(endpoint, epoch=2)
     _see_state(source, SourceState.LIVE)
     assert_mirrors(source, second)

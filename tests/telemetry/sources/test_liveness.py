@@ -112,7 +112,7 @@ def test_a_lost_connection_on_this_machine_is_a_process_that_is_gone() -> None:
     assert _state(liveness, 0.5) is SourceState.LIVE
     state, reason = liveness.state(START + S)
     assert state is SourceState.ENDED
-    assert "goodbye" in reason
+    assert "unexpectedly" in reason
     remote = _live(is_local=False)
     remote.connection(False)
     assert _state(remote, 1.0) is SourceState.LIVE
@@ -126,7 +126,7 @@ def test_goodbye_ends_and_a_snapshot_begins_again() -> None:
     liveness.began()
     assert _state(liveness, 0.1) is SourceState.LIVE
     liveness.goodbye("")
-    assert liveness.state(START)[1] == "the engine ended"
+    assert liveness.state(START)[1] == "the engine stopped"
 
 
 def test_loading_is_told_with_how_far_it_is() -> None:

@@ -48,7 +48,7 @@ def test_what_waits_is_bounded_in_bytes() -> None:
     outgoing = Outgoing()
     for _ in range(MAX_WAITING_BYTES // (7 << 20)):
         outgoing.put(Submit(request_id="r", prompt="x" * (7 << 20)))
-    with pytest.raises(EngineDead, match="wait for it already"):
+    with pytest.raises(EngineDead, match="are queued already"):
         outgoing.put(Submit(request_id="r", prompt="x" * (7 << 20)))
     outgoing.send_all(lambda data: True)
     outgoing.put(Submit(request_id="r", prompt="x" * (7 << 20)))

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvscope_telemetry.state.block_tables import BlockTables
+from kvscope_telemetry.state.request_mirror import BlockTables
 
 
 def _write(tables: BlockTables, lengths: list[int], changes: list[tuple[int, int, list[int]]]) -> None:

@@ -15,8 +15,7 @@ from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import RequestInfo, RequestRows
 from kvscope_telemetry.state.coalesce import join_request_rows
-from kvscope_telemetry.state.request_changes import read_changes
-from kvscope_telemetry.state.request_mirror import RequestMirror, equal_requests
+from kvscope_telemetry.state.request_mirror import RequestMirror, equal_requests, read_changes
 
 NO_ROWS = RequestRows()
 

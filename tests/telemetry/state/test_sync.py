@@ -13,9 +13,8 @@ from tests.conftest import examples
 
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
 from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.held_frames import MAX_BYTES, HeldFrames
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.state.sync import BEHIND_GRACE_NS, REQUEST_INTERVAL_NS, Sync
+from kvscope_telemetry.state.sync import BEHIND_GRACE_NS, MAX_BYTES, REQUEST_INTERVAL_NS, HeldFrames, Sync
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 MS = 1_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from kvscope_telemetry.messages.telemetry import Heartbeat
-from kvscope_telemetry.summaries.stall import Stall
+from kvscope_telemetry.summaries.summarizer import Stall
 
 HALF_NS = 500_000_000
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import DeviceSample, Frame, MemoryBreakdown, Snapshot, TelemetryMessage
-from kvscope_telemetry.recordings.log_clock import LogClock
+from kvscope_telemetry.recordings.writer import LogClock
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.request_mirror import REQUEST_COLUMNS, equal_requests

@@ -149,7 +149,7 @@ def test_a_folder_that_will_not_do_is_told(tmp_path: Path) -> None:
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o755)  # whatever the umask is
-    assert "others may look into it" in Ring(open_to_all).failure
+    assert "others can read it" in Ring(open_to_all).failure
 
 
 def test_on_a_folder_that_became_unwritable_the_session_goes_on(
@@ -176,7 +176,7 @@ def test_on_a_folder_that_became_unwritable_the_session_goes_on(
     while not ring.pause:
         session.go_on(10)
         ring.flush(60.0)
-    assert "Read-only file system; it is tried again" in ring.pause
+    assert "Read-only file system; retrying" in ring.pause
     until_s = time.monotonic() + 60.0
     while ring.pause and time.monotonic() < until_s:
         session.go_on(10)
@@ -245,7 +245,7 @@ print(engine.seq)
 def test_on_a_full_disk_what_was_written_can_be_read_and_the_ring_begins_again(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "ring")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "takes no more: File too large; it is tried again" in done.stdout
+    assert "File too large; retrying" in done.stdout
     last = int(done.stdout.split()[-1])
     segments = [Recording.open(path) for path in segments_in(tmp_path / "ring").values()]
     first, *_, again = segments

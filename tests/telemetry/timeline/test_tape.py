@@ -195,7 +195,7 @@ def test_another_file_in_its_place_is_not_it(tmp_path: Path, make_session: MakeS
         make_session(other).go_on(20)
     (tmp_path / "x.mcap.part").rename(tmp_path / "moved.mcap.part")
     (tmp_path / "y.mcap").rename(tmp_path / "x.mcap")
-    with pytest.raises(BadInput, match="another file took its place"):
+    with pytest.raises(BadInput, match="the file was replaced"):
         recording.grow()
     (tmp_path / "x.mcap").unlink()
     with pytest.raises(BadInput, match="No such file"):

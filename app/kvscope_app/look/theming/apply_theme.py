@@ -2,22 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import shiboken6
+from PySide6.QtCore import QCoreApplication, QEvent, Qt
 from PySide6.QtGui import QColor, QPalette
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QWidget
 
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.look.theming.stylesheet import stylesheet
-from kvscope_app.look.zoom import fit_own_fonts, zoom_of
+from kvscope_app.look.zoom import fit_own_font, zoom_of
 
 
 def apply_theme(app: QApplication, theme: Theme) -> None:
     """Give the whole application the palette and stylesheet of `theme`."""
-    app.setStyleSheet("")  # one in place of another reaches only the widgets whose rules are remembered
-    if app.style().objectName().lower() != "fusion":  # only without a stylesheet it is the style below that tells
+    for _ in restyled(app, theme):
+        pass
+
+
+def restyled(app: QApplication, theme: Theme) -> Iterator[None]:
+    """The same in two steps: the first is for what is seen, the second for the rest.
+
+    Qt itself would go to every widget three times: to take back the old stylesheet, to forget it, and for the new one.
+    """
+    if app.style().objectName().lower() != "fusion" and not app.styleSheet():  # a stylesheet's style has no name
         app.setStyle("Fusion")
+    forget_rules(app)  # who is remembered would be polished by Qt, and his children, and theirs again
     app.setPalette(palette(theme))
     app.setStyleSheet(stylesheet(theme, zoom_of(app)))
-    fit_own_fonts(app)
+    polished = [widget for widget in app.allWidgets() if widget.testAttribute(Qt.WidgetAttribute.WA_WState_Polished)]
+    unseen = []
+    for widget in polished:
+        if widget.visibleRegion().isEmpty():
+            unseen.append(widget)
+        else:
+            _polish(app, widget)
+    yield
+    around = set()
+    for widget in unseen:
+        if shiboken6.isValid(widget):
+            _polish(app, widget)
+            around.add(widget.parentWidget())
+    for parent in around:
+        if parent is not None and parent.isVisible():  # a status bar is as high as its hidden labels too
+            QCoreApplication.sendEvent(parent, QEvent(QEvent.Type.LayoutRequest))
+
+
+def _polish(app: QApplication, widget: QWidget) -> None:
+    widget.style().polish(widget)
+    QCoreApplication.sendEvent(widget, QEvent(QEvent.Type.StyleChange))
+    fit_own_font(app, widget)
 
 
 def forget_rules(app: QApplication) -> None:

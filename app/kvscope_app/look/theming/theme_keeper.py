@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Final
 
-from PySide6.QtCore import QObject, QSettings, Qt, Signal
+from PySide6.QtCore import QObject, QSettings, Qt, QTimer, Signal
 from PySide6.QtWidgets import QApplication
 
-from kvscope_app.look.theme import THEMES, Theme
-from kvscope_app.look.theming.apply_theme import apply_theme
-from kvscope_app.look.theming.safe_palette import SAFE_THEMES
+from kvscope_app.look.theme import SAFE_THEMES, THEMES, Theme
+from kvscope_app.look.theming.apply_theme import apply_theme, restyled
 from kvscope_app.look.zoom import apply_zoom, zoom_of
 from kvscope_app.settings.settings import ZOOM_STEPS, Settings
 from kvscope_app.settings.settings_keeper import SettingsKeeper
 
 CHOICES: Final = ("auto", "dark", "light")
 PALETTES: Final = {"usual": THEMES, "safe": SAFE_THEMES}
+_UNSEEN_MS: Final = 20
+"""Between turns of the event loop that restyle what is not seen: what is seen is painted first."""
 
 
 class ThemeKeeper(QObject):
@@ -36,6 +39,11 @@ class ThemeKeeper(QObject):
         self.theme: Theme = self._wanted()
         apply_zoom(app, self.settings.values.zoom_percent)
         apply_theme(app, self.theme)
+        self._waiting: list[Callable[[], None]] = []
+        self._unseen: Iterator[None] = iter(())
+        """What is still to be restyled, a part a step."""
+        self._turns = QTimer(self, interval=_UNSEEN_MS)
+        self._turns.timeout.connect(self._restyle_more)
         app.styleHints().colorSchemeChanged.connect(self._follow)
         app.applicationStateChanged.connect(self._look)
         self.settings.changed.connect(self._on_settings)
@@ -65,6 +73,15 @@ class ThemeKeeper(QObject):
             wanted = 100
         self.settings.change(zoom_percent=wanted)
 
+    def afterwards(self, work: Callable[[], None]) -> None:
+        """Whoever is told of a change has this done once what is seen was painted, unless all changes again first."""
+        self._waiting.append(work)
+
+    def finish(self) -> None:
+        """Do now what waits for its turn: something comes in sight."""
+        while self._turns.isActive():
+            self._restyle_more()
+
     def _look(self, state: Qt.ApplicationState) -> None:
         """Another desktop may have changed something while this one had no focus."""
         if state == Qt.ApplicationState.ApplicationActive:
@@ -78,18 +95,29 @@ class ThemeKeeper(QObject):
         if percent != zoom_of(self._app):
             self.zooming.emit()
             apply_zoom(self._app, percent)
-            apply_theme(self._app, self._wanted())
-            self.theme = self._wanted()
-            self.changed.emit(self.theme)
+            self._restyle(self._wanted())
             return
         self._follow()
 
     def _follow(self) -> None:
         theme = self._wanted()
         if theme is not self.theme:
-            self.theme = theme
-            apply_theme(self._app, theme)
-            self.changed.emit(theme)
+            self._restyle(theme)
+
+    def _restyle(self, theme: Theme) -> None:
+        """What is seen at once, the rest after it was painted."""
+        self.theme = theme
+        restyling = restyled(self._app, theme)
+        next(restyling)
+        self._waiting = []
+        self.changed.emit(theme)
+        self._unseen = chain(restyling, (work() for work in self._waiting))
+        self._turns.start()
+
+    def _restyle_more(self) -> None:
+        if next(self._unseen, self) is self:
+            self._turns.stop()
+            self._unseen, self._waiting = iter(()), []  # they know windows
 
     def _wanted(self) -> Theme:
         themes = PALETTES[self.settings.values.palette]

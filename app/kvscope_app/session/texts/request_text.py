@@ -23,7 +23,7 @@ _MOST_OWNERS: Final = 8
 """Whose blocks a text may have gone through."""
 _MOST_FOUND: Final = 8192
 PROMPT, BETWEEN, OUTPUT = "Prompt", "Prompt ends, output begins", "Output"
-NOT_IN_BLOCKS: Final = "None of its tokens is in a block at this moment."
+NOT_IN_BLOCKS: Final = "None of its tokens is in a block at this time."
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,18 +11,17 @@ import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.session.background import Background
-from kvscope_telemetry.messages.commands import BlockContent, BlockText, Failed, GetBlockText, Reply
+from kvscope_telemetry.messages.commands import BlockContent, BlockText, Command, Failed, GetBlockText, Reply
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.texts.block_texts import Asked
 
 if TYPE_CHECKING:
     from kvscope_app.session.kept.recorded_texts import RecordedTexts
-    from kvscope_app.session.texts.telling import Telling
 
 MAX_KEPT: Final = 16_384
 MAX_ASKED: Final = 128
@@ -34,12 +33,12 @@ _RETRY_S: Final = 2.0
 _FIRST_TAG: Final = 1 << 40
 """Tags of ours are above those of other askers on the same socket."""
 
-NOT_IN_RECORDING: Final = "This recording has no texts. Record with texts to have them."
-NOT_TOLD: Final = "The engine does not tell this text."
-NOT_OF_BLOCK: Final = "No text of this was recorded."
-NOT_KEPT: Final = "Texts of this time were not kept. Record with texts to have them."
-FOR_OPERATORS: Final = "Texts are for operators: you are a viewer at this engine."
-NO_ENGINE: Final = "Nobody can be asked for texts here."
+NOT_IN_RECORDING: Final = "This recording has no text. Record with text to include it."
+NOT_TOLD: Final = "The engine did not report this text."
+NOT_OF_BLOCK: Final = "This text was not recorded."
+NOT_KEPT: Final = "No text was kept for this time. Record with text to include it."
+FOR_OPERATORS: Final = "Text is for operators only: you are a viewer at this engine."
+NO_ENGINE: Final = "Text is not available here."
 Key = tuple[int, int, int, int]
 
 
@@ -241,3 +240,28 @@ def _key(asked: Asked) -> Key:
     if asked.hash:
         return asked.epoch, -1, 0, asked.hash
     return asked.epoch, asked.block, (asked.owner << 32) + asked.filled, 0
+
+
+class Telling(Protocol):
+    """What texts ask of a session: what is shown, what is at the end, and who may be asked.
+
+    A session, as far as texts go.
+    """
+
+    is_file: bool
+    replies: Any
+    """A signal with a list of replies."""
+
+    @property
+    def mirror(self) -> Mirror: ...
+    @property
+    def live_mirror(self) -> Mirror: ...
+    @property
+    def cursor_ns(self) -> int: ...
+    @property
+    def recorded_texts(self) -> RecordedTexts | None: ...
+    @property
+    def is_viewer(self) -> bool: ...
+    @property
+    def tells_texts(self) -> bool: ...
+    def send(self, command: Command) -> bool: ...

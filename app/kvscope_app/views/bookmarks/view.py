@@ -5,9 +5,18 @@ Owns the bar and the selection. What there is, and undo, is the session's.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
-from PySide6.QtCore import QEvent, QItemSelectionModel, Qt, Signal
+from PySide6.QtCore import (
+    QAbstractListModel,
+    QEvent,
+    QItemSelectionModel,
+    QModelIndex,
+    QObject,
+    QPersistentModelIndex,
+    Qt,
+    Signal,
+)
 from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -20,16 +29,23 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.look.makers import empty_state, head_row, set_icon, tool_button
-from kvscope_app.look.theme import Theme
+from kvscope_app.look.mark_signs import sign_pixmap
+from kvscope_app.look.number_text import seconds
+from kvscope_app.look.plain_text import plain_tip
+from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.widgets import Segments
+from kvscope_app.playback.mark_words import mark_text
+from kvscope_app.session.kept.bookmarks import Bookmarks
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
-from kvscope_app.views.bookmarks.mark_model import MarkModel
 from kvscope_telemetry.summaries.bookmark import Bookmark
 
+Index = QModelIndex | QPersistentModelIndex
+_ROLE = Qt.ItemDataRole
+ALL, MINE, ALARMS = range(3)
 EMPTY_TEXT: Final = (
-    "No bookmarks yet.\nCtrl+B marks the moment that is shown, with a note if you like."
-    " Alarms are listed here as they ring."
+    "No bookmarks yet.\nCtrl+B bookmarks the current moment, with an optional note. Alarms are listed here "
+    "when they fire."
 )
 _NUM_BUTTONS: Final = 5
 
@@ -85,14 +101,12 @@ class BookmarksView(View):
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setTextElideMode(Qt.TextElideMode.ElideRight)
         self.list.setFrameShape(QListView.Shape.NoFrame)
-        self.choices = Segments(["All", "Mine", "Alarms"], "Which are listed")
-        self.add = tool_button("Bookmark", "Mark the moment that is shown (Ctrl+B)")
-        self.rename = tool_button("Rename", "Change the words of the chosen bookmark (F2)")
-        self.delete = tool_button("Delete", "Delete the chosen bookmarks (Del); Undo brings them back")
-        self.loop = tool_button(
-            "Loop", "Play over and over: between two chosen bookmarks, or while a chosen alarm rang"
-        )
-        self.undo = tool_button("Undo", "Bring back the bookmark that was deleted last")
+        self.choices = Segments(["All", "Mine", "Alarms"], "Filter")
+        self.add = tool_button("Bookmark", "Bookmark the current moment (Ctrl+B)")
+        self.rename = tool_button("Rename", "Rename the selected bookmark (F2)")
+        self.delete = tool_button("Delete", "Delete the selected bookmarks (Del); can be undone")
+        self.loop = tool_button("Loop", "Loop between two selected bookmarks, or over a selected alarm")
+        self.undo = tool_button("Undo", "Restore the bookmark deleted last")
         self.undo.hide()
         self._bar = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         self._lay_out()
@@ -224,3 +238,60 @@ class BookmarksView(View):
         self._stack = QStackedLayout(self)
         self._stack.addWidget(empty_state(EMPTY_TEXT))
         self._stack.addWidget(body)
+
+
+class MarkModel(QAbstractListModel):
+    """Bookmarks and alarms as a list, oldest first. Owns which are shown; renaming tells their owner.
+
+    Of `bookmarks`.
+    """
+
+    def __init__(self, bookmarks: Bookmarks, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.theme: Theme = DARK
+        self.choice = ALL
+        self.marks: list[Bookmark] = []
+        self._bookmarks = bookmarks
+
+    def refresh(self) -> bool:
+        """Show what there is; whether anything changed. What was selected is not any more."""
+        wanted = [mark for mark in self._bookmarks.shown if self.choice in (ALL, MINE if mark.is_note else ALARMS)]
+        if wanted == self.marks:
+            return False
+        self.beginResetModel()
+        self.marks = wanted
+        self.endResetModel()
+        return True
+
+    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
+        return 0 if parent.isValid() else len(self.marks)
+
+    def flags(self, index: Index) -> Qt.ItemFlag:
+        flags = super().flags(index)
+        is_mine = index.isValid() and self._bookmarks.is_kept(self.marks[index.row()])
+        return flags | Qt.ItemFlag.ItemIsEditable if is_mine else flags
+
+    def data(self, index: Index, role: int = _ROLE.DisplayRole) -> Any:
+        if not index.isValid():
+            return None
+        mark = self.marks[index.row()]
+        if role == _ROLE.DisplayRole:
+            return _line(mark)
+        if role == _ROLE.ToolTipRole:
+            return plain_tip(_line(mark))
+        if role == _ROLE.EditRole:
+            return mark.text
+        if role == _ROLE.DecorationRole:
+            return sign_pixmap(is_note=mark.is_note, theme=self.theme)
+        return None
+
+    def setData(self, index: Index, value: Any, role: int = _ROLE.EditRole) -> bool:
+        if role != _ROLE.EditRole or not index.isValid() or str(value).strip() == self.marks[index.row()].text:
+            return False
+        self._bookmarks.rename(self.marks[index.row()], str(value))
+        return True
+
+
+def _line(mark: Bookmark) -> str:
+    lasted = f"  ({seconds((mark.until_ns - mark.time_ns) / 1e9)})" if mark.until_ns else ""
+    return mark_text(mark) + lasted

@@ -22,7 +22,7 @@ class GapBands(pg.GraphicsObject):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.gaps: tuple[tuple[float, float], ...] = ()
-        self._color = QColor()
+        self.color = QColor()
         self._bounds = QRectF()
         self.setZValue(_BEHIND)
 
@@ -34,7 +34,7 @@ class GapBands(pg.GraphicsObject):  # type: ignore[misc]
 
     def set_color(self, color: str) -> None:
         """Of all of them."""
-        self._color = QColor(color)
+        self.color = QColor(color)
         self.update()
 
     def boundingRect(self) -> QRectF:
@@ -48,10 +48,14 @@ class GapBands(pg.GraphicsObject):  # type: ignore[misc]
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None) -> None:
         """In the coordinates of the screen or picture: an SVG file has too few digits for seconds since the boot."""
-        seen, to_picture = self.boundingRect(), painter.worldTransform()
+        to_picture = painter.worldTransform()
         painter.save()
         painter.setWorldTransform(QTransform())
         for first, last in self.gaps:
-            band = QRectF(first, seen.top(), last - first, seen.height()).intersected(seen)
-            painter.fillRect(to_picture.mapRect(band), self._color)
+            painter.fillRect(self.place_of(to_picture, first, last), self.color)
         painter.restore()
+
+    def place_of(self, to_picture: QTransform, first: float, last: float) -> QRectF:
+        """What is seen from x to x, in the coordinates of the picture."""
+        seen = self.boundingRect()
+        return to_picture.mapRect(QRectF(first, seen.top(), last - first, seen.height()).intersected(seen))

@@ -7,25 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyqtgraph as pg  # type: ignore[import-untyped]
 from PySide6.QtCore import QEvent, QPointF, QSize, Qt, Signal
-from PySide6.QtWidgets import QVBoxLayout, QWidget
+from PySide6.QtGui import QColor, QPaintEngine, QPainter, QPen, QTransform
+from PySide6.QtWidgets import QStyleOptionGraphicsItem, QVBoxLayout, QWidget
 
 from kvscope_app.look.announce import announce, is_listened_to
+from kvscope_app.look.fonts import sans
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.look.zoom import scaled
 from kvscope_app.session.shown_stops import StopBand
 from kvscope_app.views.chart.axes import TimeAxis, ValueAxis, color_axis
 from kvscope_app.views.chart.chart_legend import Legend, LegendEntry
-from kvscope_app.views.chart.curve_item import CurveItem
 from kvscope_app.views.chart.curves import FloatArray, close_areas, decimate, join_near, nice_ceiling
 from kvscope_app.views.chart.gap_bands import GapBands
 from kvscope_app.views.chart.plot import Plot
-from kvscope_app.views.chart.stop_bands import StopBands
 
+_PAD: Final = 4.0
 PLOT_MIN_HEIGHT = 64
 TEXT_MARGIN = 7
 """Half a line of text: the outermost values of the axis reach beyond the plot."""
@@ -322,3 +324,96 @@ class ChartPanel(QWidget):
 
 def _mark_tip(x: float, y: float, data: Mark) -> str:
     return plain_tip(data.text)
+
+
+class CurveItem(pg.PlotCurveItem):  # type: ignore[misc]
+    """A curve as wide as it looks on any screen and in pictures of any scale, which can be drawn into an SVG file.
+
+    A pen of one pixel, which no scale widens, would be a hair on a screen of many pixels. Into an SVG file it is
+    drawn in the coordinates of the picture: numbers there have six digits, too few for seconds since the boot, and
+    readers differ in what a line of one pixel is where its coordinates are stretched.
+
+    pyqtgraph's, on every screen.
+    """
+
+    def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None) -> None:
+        """Draw it."""
+        if painter.paintEngine().type() is not QPaintEngine.Type.SVG:
+            self._draw_as_wide(painter, option, widget)
+        elif self.xData is not None and len(self.xData):
+            self._draw_into_svg(painter)
+
+    def _draw_as_wide(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None) -> None:
+        thin, view = self.opts["pen"], self.getViewWidget()
+        on_screen = 0.0 if view is None else (self.sceneTransform() * view.viewportTransform()).m22()
+        scale = painter.deviceTransform().m22() / on_screen if on_screen else 1.0  # with the screen's own
+        wide = QPen(thin)
+        wide.setWidthF(max(1.0, thin.widthF()) * max(1.0, scale))
+        self.opts["pen"] = wide
+        try:
+            super().paint(painter, option, widget)
+        finally:
+            self.opts["pen"] = thin
+
+    def _draw_into_svg(self, painter: QPainter) -> None:
+        to_picture = painter.worldTransform()
+        painter.save()
+        painter.setWorldTransform(QTransform())
+        if self.opts["fillLevel"] is not None and self.opts["brush"] is not None:
+            painter.fillPath(to_picture.map(self._getFillPath()), self.opts["brush"])
+        painter.setPen(self.opts["pen"])
+        painter.setBrush(Qt.BrushStyle.NoBrush)
+        painter.drawPath(to_picture.map(self.getPath()))
+        painter.restore()
+
+
+def stop_ground(theme: Theme) -> str:
+    """What is behind everything while the engine stands still."""
+    return mix(theme.base, theme.warn, 0.17)
+
+
+class StopBands(GapBands):
+    """Bands over the time in which the engine stood still: paused by somebody, or suspended. They say so where they are
+    wide enough, and everywhere in the tooltip. Of two runs, A's take the upper half and B's the lower.
+
+    Shows `bands`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bands: tuple[StopBand, ...] = ()
+        self._ink = QColor()
+
+    def show_bands(self, bands: Sequence[StopBand]) -> None:
+        """These, and no others."""
+        if self.bands != (shown := tuple(bands)):
+            self.bands = shown
+            self.update()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self._ink = QColor(theme.warn)
+        self.set_color(stop_ground(theme))
+
+    def words_at(self, x: float) -> str:
+        """Of the bands at `x`; empty where there are none."""
+        return "; ".join(band.texts[0] for band in self.bands if band.first_s <= x <= band.last_s)
+
+    def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None) -> None:
+        to_picture = painter.worldTransform()
+        painter.save()
+        painter.setWorldTransform(QTransform())
+        painter.setFont(sans(0.82))
+        painter.setPen(QPen(self._ink))
+        for band in self.bands:
+            place = self.place_of(to_picture, band.first_s, band.last_s)
+            if band.run:
+                place.setHeight(place.height() / 2)
+            if band.run == "B":
+                place.translate(0.0, place.height())
+            painter.fillRect(place, self.color)
+            for words in band.texts:
+                if painter.fontMetrics().horizontalAdvance(words) + 2 * _PAD <= place.width():
+                    painter.drawText(place.adjusted(_PAD, 1, 0, 0), Qt.AlignmentFlag.AlignTop, words)
+                    break
+        painter.restore()

@@ -30,12 +30,12 @@ class TimeBar(QWidget):
     def __init__(self, *, is_file: bool = False, inset: bool = True) -> None:
         """`is_file`: of a recording, where nothing is live. `inset`: with margins of its own."""
         super().__init__()
-        self.ranges = Segments(list(RANGES_S), "Time shown")
+        self.ranges = Segments(list(RANGES_S), "Visible range")
         self.ranges.set_current(list(RANGES_S).index(DEFAULT_RANGE))
         self.ranges.chosen.connect(lambda index: self.range_chosen.emit(list(RANGES_S.values())[index]))
         self.time = label(look="muted", elastic=True)
         word, what = ("Follow", "the cursor") if is_file else ("Live", "the present")
-        tip = f"Follow {what}. Drag a chart, or turn the wheel with Ctrl over it, to look back; a click goes there."
+        tip = f"Follow {what}. Drag a chart, or Ctrl+wheel over it, to look back; click to go there."
         self.live = tool_button(word, tip, checkable=True, checked=True)
         self.live.clicked.connect(self._on_live)
         layout = QHBoxLayout(self)

@@ -198,7 +198,7 @@ class Chat(QObject):
     def _send(self, answer: Answer, command: Command) -> None:
         try:
             if not self._session.send(command):
-                self._end(answer, "the engine takes no prompts now")
+                self._end(answer, "the engine accepts no prompts now")
         except KvscopeError as error:
             self._end(answer, str(error))
 
@@ -220,7 +220,7 @@ class Chat(QObject):
         if isinstance(reply, Tokens):
             answer.tokens(reply)
             if reply.num_missed:
-                self.told.emit(f"{reply.num_missed} pieces of this answer were lost while the connection was away.")
+                self.told.emit(f"{reply.num_missed} pieces of this answer were lost while disconnected.")
         elif isinstance(reply, Accepted):
             answer.accepted(reply)
             self._select(answer)
@@ -233,7 +233,7 @@ class Chat(QObject):
     def _give_up(self, answer: Answer) -> None:
         """The engine said long ago that it stopped this one, and no last word came: to it we are a stranger."""
         if not answer.is_ended:
-            answer.end("stopped", "the engine said no more about it")
+            answer.end("stopped", "the engine sent no reason")
 
     def _select(self, answer: Answer) -> None:
         if self.follow_on_map and answer.message.stats.number:
@@ -262,7 +262,7 @@ class Chat(QObject):
         status, epoch = self._session.status, self._session.live_mirror.epoch
         is_other = self._epoch is not None and epoch is not None and epoch != self._epoch
         if status.state is SourceState.ENDED or is_other:
-            reason = status.reason or "the engine ended"
+            reason = status.reason or "the engine stopped"
             for answer in self._answers.values():
                 if not answer.is_ended:
                     answer.end("interrupted", reason)

@@ -20,13 +20,13 @@ class ChatHead(QWidget):
         super().__init__()
         self.combo = combo
         self.title_line = QLineEdit()
-        self.title_line.setAccessibleName("Name of the conversation")
+        self.title_line.setAccessibleName("Conversation name")
         self.title_line.hide()
         self.new = tool_button("New", "New conversation (Ctrl+N)")
-        self.rename = tool_button("Rename", "Give this conversation a name (F2)")
+        self.rename = tool_button("Rename", "Rename this conversation (F2)")
         self.remove = tool_button("Delete", "Delete this conversation")
         self.follow = tool_button(
-            "Follow", "Select each new request, so that the page map shows its blocks", checkable=True, checked=True
+            "Follow", "Select each new request, so the page map shows its blocks", checkable=True, checked=True
         )
         self.settings = tool_button("Options", "System prompt and sampling options", checkable=True)
         self._theme: Theme = DARK

@@ -7,39 +7,55 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import Final
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QApplication,
+    QHBoxLayout,
+    QProgressBar,
+    QPushButton,
+    QScrollArea,
+    QSizePolicy,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
 
+from kvscope_app.load.sample_prompts import sample_prompts, short_prompts
 from kvscope_app.look.makers import label, tool_button
 from kvscope_app.look.number_text import count
-from kvscope_app.look.theme import Theme
+from kvscope_app.look.plain_text import plain_tip
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.views.console.answer import Phase
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.chat_head import ChatHead
 from kvscope_app.views.console.composer import Composer
-from kvscope_app.views.console.context_bar import ContextBar
 from kvscope_app.views.console.conversation import Conversation
 from kvscope_app.views.console.options import OptionsPanel
 from kvscope_app.views.console.picker import ConversationCombo, ConversationList, ConversationModel
-from kvscope_app.views.console.starters import Starters
 from kvscope_app.views.console.transcript import Transcript
 from kvscope_app.views.told import why_no_prompts
 from kvscope_telemetry.messages.sampling_params import ModelSampling
 from kvscope_telemetry.source import SourceState
 
+NUM_STARTERS = 3
+_TEXT_MARGINS = 34
+NEARLY_FULL: Final = 0.8
+FULL: Final = 0.95
 LIST_FROM_WIDTH = 640
 STATS_EVERY_S = 0.2
 _NOT_READY = {
     SourceState.CONNECTING: "Connecting to the engine…",
     SourceState.LOADING: "The model is loading…",
-    SourceState.ENDED: "The engine has ended",
-    SourceState.REFUSED: "The engine does not let you in",
+    SourceState.ENDED: "The engine has stopped",
+    SourceState.REFUSED: "The engine denied access",
 }
 
-_WRITTEN_ELSEWHERE = "Another window writes an answer here"
+_WRITTEN_ELSEWHERE = "Another window is writing an answer here"
 
 
 class ChatPage(QWidget):
@@ -65,7 +81,7 @@ class ChatPage(QWidget):
         self.context = ContextBar()
         self.notice = label(wraps=True)
         self.head = ChatHead(self.combo)
-        self.undo = tool_button("Undo", "Bring it back")
+        self.undo = tool_button("Undo", "Restore")
         self._lay_out()
         self._connect()
         self._tell("  ".join(chat.warnings))
@@ -115,13 +131,13 @@ class ChatPage(QWidget):
 
     def _blocked(self) -> str:
         if not self.session.takes_prompts:
-            return why_no_prompts(self.session.live_mirror.capabilities) or "This engine takes no prompts"
+            return why_no_prompts(self.session.live_mirror.capabilities) or "This engine accepts no prompts"
         if self.session.is_viewer:
-            return "You are a viewer: no prompts"
+            return "Viewers cannot send prompts"
         if self.chat.is_written_elsewhere(self.current):
             return _WRITTEN_ELSEWHERE
         if self.options.problem:
-            return "The sampling options need a look"
+            return "Check the sampling options"
         return _NOT_READY.get(self.session.status.state, "")
 
     def _on_send(self, text: str) -> None:
@@ -156,7 +172,7 @@ class ChatPage(QWidget):
         if self.chat.answer_of(self.current.key) is None:
             self._edited = index
             self.composer.set_text(self.current.messages[index].content)
-            self._tell("Changing an earlier prompt: what follows it is replaced. Esc keeps everything.")
+            self._tell("Editing an earlier prompt replaces what follows it. Esc cancels.")
 
     def _on_edit_cancelled(self) -> None:
         if self._edited is not None:
@@ -319,3 +335,108 @@ class ChatPage(QWidget):
         row.addWidget(self.notice, 1)
         row.addWidget(self.undo)
         return self._notice_row
+
+
+class ContextBar(QWidget):
+    """How full the model's context is: a thin bar and the two numbers.
+
+    Tokens of the conversation, and how many one request may have, 0 when that is not known.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bar = QProgressBar()
+        self.bar.setTextVisible(False)
+        self.bar.setRange(0, 1000)
+        self.bar.setFixedWidth(scaled(72))
+        self.bar.setAccessibleName("Context fill")
+        self.text = label(look="muted", elastic=True)
+        self._theme: Theme = DARK
+        self._share = 0.0
+        row = QHBoxLayout(self)
+        row.setContentsMargins(12, 0, 12, 0)
+        row.setSpacing(8)
+        row.addWidget(self.bar)
+        row.addWidget(self.text, 1)
+
+    def show_fill(self, used: int, limit: int) -> None:
+        """`used` of `limit` tokens."""
+        self._share = min(used / limit, 1.0) if limit else 0.0
+        self.bar.setVisible(limit > 0)
+        self.bar.setValue(round(self._share * 1000))
+        whole = f"{count(used)} of {count(limit)} context tokens" if limit else f"{count(used)} context tokens"
+        self.text.setText(whole if used or limit else "")
+        self.text.setToolTip(f"{self._share:.0%} of one request's maximum, by model and KV cache" if limit else "")
+        self._color()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Recolour."""
+        self._theme = theme
+        self._color()
+
+    def _color(self) -> None:
+        name = "bad" if self._share >= FULL else "warn" if self._share >= NEARLY_FULL else "accent"
+        sheet = f"QProgressBar::chunk {{ background: {getattr(self._theme, name)}; }}"
+        if self.bar.styleSheet() != sheet:
+            self.bar.setStyleSheet(sheet)
+
+
+# What an empty conversation shows: a few prompts to begin with.
+class Starters(QWidget):
+    """Buttons that send a prompt; with Shift they put it into the composer, to be edited first."""
+
+    chosen = Signal(str)
+    """To be sent."""
+    edit_wanted = Signal(str)
+
+    def __init__(self) -> None:
+        super().__init__()
+        column = QVBoxLayout(self)
+        column.setContentsMargins(12, 24, 12, 24)
+        column.setSpacing(8)
+        column.addStretch(1)
+        self._hint = hint = label("Ask the model something and watch the cache answer.", "muted", wraps=True)
+        hint.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        column.addWidget(hint)
+        for prompt in short_prompts(sample_prompts())[:NUM_STARTERS]:
+            column.addWidget(self._button(prompt))
+        column.addStretch(2)
+
+    def offer(self, can_be_sent: bool) -> None:
+        """Where nobody takes prompts, none is proposed."""
+        for part in (self._hint, *self.findChildren(StarterButton)):
+            part.setVisible(can_be_sent)
+
+    def _button(self, prompt: str) -> QPushButton:
+        button = StarterButton(prompt)
+        button.clicked.connect(lambda: self._choose(prompt))
+        return button
+
+    def _choose(self, prompt: str) -> None:
+        is_shifted = QApplication.keyboardModifiers() & Qt.KeyboardModifier.ShiftModifier
+        (self.edit_wanted if is_shifted else self.chosen).emit(prompt)
+
+
+class StarterButton(QPushButton):
+    """A prompt on one line, ended by "…" where there is no room."""
+
+    def __init__(self, prompt: str) -> None:
+        super().__init__()
+        self._prompt = prompt
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        self.setToolTip(plain_tip(f"{prompt}\n\nClick to send, Shift+click to edit first"))
+        self.setAccessibleName(prompt)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() in (QEvent.Type.FontChange, QEvent.Type.StyleChange):
+            self._fit()
+
+    def _fit(self) -> None:
+        room = self.width() - _TEXT_MARGINS
+        elided = self.fontMetrics().elidedText(self._prompt, Qt.TextElideMode.ElideRight, room)
+        self.setText(elided.replace("&", "&&"))  # a single one marks a key

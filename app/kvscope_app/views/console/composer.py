@@ -141,7 +141,7 @@ class Composer(QWidget):
 
     def _show_button(self) -> None:
         self.button.setText("Stop" if self._is_writing else "Send")
-        self.button.setToolTip("Stop the engine's work on this answer" if self._is_writing else "Enter sends")
+        self.button.setToolTip("Stop this answer" if self._is_writing else "Enter sends")
         set_look(self.button, "danger" if self._is_writing else "primary")
         has_text = bool(self.edit.toPlainText().strip())
         self.button.setEnabled(self._is_writing or (self._can_send and has_text))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
+import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from kvscope_app.views.console.conversation import Conversation
-from kvscope_app.views.console.conversation_merge import goes_on_from, take_over
-from kvscope_app.views.console.rescue import rescue, rescue_text
+from kvscope_app.views.console.conversation import Conversation, Message
 from kvscope_app.views.console.store import ChangedElsewhere, ConversationStore
 from kvscope_telemetry.errors import KvscopeError
 
@@ -22,7 +24,7 @@ RETRY_MS: Final = 5000
 """After a save that failed; what was not saved is held until one succeeds."""
 LOOK_MS: Final = 1000
 """How often is looked for what other windows wrote."""
-_SAVED_AGAIN: Final = "The conversations are saved again."
+_SAVED_AGAIN: Final = "Conversations are being saved again."
 
 
 class Keeper(QObject):
@@ -162,7 +164,7 @@ class Keeper(QObject):
     def _tell_how_it_went(self, failure: str) -> None:
         if failure:
             self._save_timer.start(RETRY_MS)
-            self.told.emit(f"{failure[0].upper()}{failure[1:]}. It is held here and tried again.")
+            self.told.emit(f"{failure[0].upper()}{failure[1:]}. Kept in memory; retrying.")
         elif self._failure:
             self.told.emit(_SAVED_AGAIN)
         self._failure = failure
@@ -170,3 +172,90 @@ class Keeper(QObject):
     def _save_within(self, milliseconds: int) -> None:
         if not self._save_timer.isActive() or self._save_timer.remainingTime() > milliseconds:
             self._save_timer.start(milliseconds)
+
+
+# Two windows changed the same conversation: which messages stand, so that no word is lost.
+def goes_on_from(later: Conversation, earlier: Conversation) -> bool:
+    """Whether `later` holds every word of `earlier`: the same messages, the last one perhaps longer, and more."""
+    return _covers(later.messages, earlier.messages)
+
+
+def take_over(ours: Conversation, theirs: Conversation) -> None:
+    """Become `theirs`. Messages that are the same stay the same objects: what shows them need not draw them anew."""
+    same = 0
+    while same < min(len(ours.messages), len(theirs.messages)) and ours.messages[same] == theirs.messages[same]:
+        same += 1
+    ours.messages[same:] = theirs.messages[same:]
+    ours.title, ours.named = theirs.title, theirs.named
+    ours.system, ours.sampling = theirs.system, theirs.sampling
+    ours.changed_s = theirs.changed_s
+
+
+def _covers(later: Sequence[Message], earlier: Sequence[Message]) -> bool:
+    if len(later) < len(earlier):
+        return False
+    if not earlier:
+        return True
+    last, its_successor = earlier[-1], later[len(earlier) - 1]
+    before = zip(earlier[:-1], later, strict=False)
+    return (
+        all(one.role == other.role and one.content == other.content for one, other in before)
+        and last.role == its_successor.role
+        and its_successor.content.startswith(last.content)
+    )
+
+
+# Words that could not be saved when a window closed: written as files, where there is room for them.
+#
+# In the conversations' own folder they are named as the store takes them in at the next start.
+def rescue(folder: Path, conversations: Iterable[Conversation]) -> tuple[list[Path], bool]:
+    """The files written, and whether all that was given is in them. Raises nothing."""
+    given = list(conversations)
+    paths = [path for path in (_write(folder, conversation) for conversation in given) if path is not None]
+    return paths, len(paths) == len(given)
+
+
+def rescue_text(paths: list[Path], is_all: bool, folder: Path) -> str:
+    """One line that says where they are."""
+    where = ", ".join(str(path) for path in paths)
+    if not is_all:
+        return f"Conversations could not be saved, and there was no space for a copy{f' but {where}' if where else ''}."
+    if all(path.parent == folder for path in paths):
+        return f"Conversations could not be saved; they are in {where} and will be imported at the next start."
+    return (
+        f"Conversations could not be saved; they are in {where}. Move them to {folder} to import them at the "
+        "next start."
+    )
+
+
+def _write(folder: Path, conversation: Conversation) -> Path | None:
+    data = msgspec.json.format(msgspec.json.encode(conversation), indent=1)
+    for place in _places(folder):
+        path = place / f"{conversation.key}.json"
+        try:
+            _write_whole(path, data)
+        except OSError:
+            continue
+        return path
+    return None
+
+
+def _places(folder: Path) -> Iterator[Path]:
+    yield folder
+    yield Path.home()
+    yield Path(tempfile.gettempdir())
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """All of it or nothing, readable by nobody else."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        os.unlink(part)
+        raise

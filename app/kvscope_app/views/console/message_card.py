@@ -14,7 +14,7 @@ from kvscope_app.views.console.conversation import AnswerStats, Message
 from kvscope_app.views.console.text_body import TextBody
 
 _ENDING_TEXT = {
-    "length": "reached its token limit",
+    "length": "token limit reached",
     "stopped": "stopped",
     "refused": "not accepted",
     "error": "failed",
@@ -45,7 +45,7 @@ class MessageCard(QFrame):
         self.stats = label(look="muted", wraps=True)
         self.link = tool_button("", "Select this request in every view")
         self.copy = tool_button("Copy", "Copy the text of this message")
-        self.redo = tool_button("Again", "Write this answer anew") if self._is_answer else _edit_button()
+        self.redo = tool_button("Regenerate", "Generate this answer again") if self._is_answer else _edit_button()
         self._connect()
         self._lay_out()
         self.show_whole()
@@ -126,7 +126,7 @@ def stats_text(stats: AnswerStats) -> str:
         cached = f", {count(stats.num_cached_tokens)} cached" if stats.num_cached_tokens else ""
         parts.append(f"prompt {plural(stats.num_prompt_tokens, 'token')}{cached}")
     if stats.total_s is not None:
-        parts.append(f"{seconds(stats.total_s)} in all")
+        parts.append(f"{seconds(stats.total_s)} in total")
     return "  ·  ".join(parts)
 
 
@@ -146,4 +146,4 @@ def _ending_text(message: Message) -> str:
 
 
 def _edit_button() -> QToolButton:
-    return tool_button("Edit", "Change this prompt and ask again; what follows it goes")
+    return tool_button("Edit", "Edit this prompt and ask again; what follows is removed")

@@ -31,7 +31,7 @@ class Field:
 
 
 FIELDS: Final = (
-    Field("max_tokens", "Max tokens", "Tokens to generate at most; empty: as many as fit", True, True),
+    Field("max_tokens", "Max tokens", "Maximum tokens to generate; empty: as many as fit", True, True),
     Field(
         "temperature",
         "Temperature",
@@ -41,13 +41,13 @@ FIELDS: Final = (
     Field(
         "top_p", "Top p", "Smallest set of tokens whose probability reaches it. Above 0, at most 1", may_be_empty=True
     ),
-    Field("top_k", "Top k", "Number of most likely tokens kept; 0 keeps all", True, True),
+    Field("top_k", "Top k", "Keeps the k most likely tokens; 0 keeps all", True, True),
     Field(
         "min_p", "Min p", "Drops tokens less likely than this share of the most likely one. 0 to 1", may_be_empty=True
     ),
-    Field("seed", "Seed", "The same seed draws the same random numbers; empty: others each time", True, True),
-    Field("presence_penalty", "Presence", "Taken from tokens that were generated already. −2 to 2"),
-    Field("frequency_penalty", "Frequency", "The same, times how often they were. −2 to 2"),
+    Field("seed", "Seed", "The same seed gives the same draws; empty: random", True, True),
+    Field("presence_penalty", "Presence", "Subtracted from tokens already generated. −2 to 2"),
+    Field("frequency_penalty", "Frequency", "Subtracted once per earlier occurrence. −2 to 2"),
     Field(
         "repetition_penalty",
         "Repetition",
@@ -66,14 +66,14 @@ class OptionsPanel(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.system = QPlainTextEdit()
-        self.system.setPlaceholderText("System prompt: who should answer, and how")
+        self.system.setPlaceholderText("System prompt")
         self.system.setAccessibleName("System prompt")
         self.system.setTabChangesFocus(True)
         self.system.setFixedHeight(3 * self.system.fontMetrics().lineSpacing() + 18)
         self.fields = {field.name: _line(field) for field in FIELDS}
         self.stop = QLineEdit()
         self.stop.setPlaceholderText("Stop strings: one | two")
-        self.stop.setToolTip(r"Texts that end the answer, with | between them; \n is a new line")
+        self.stop.setToolTip("Strings that end the answer, separated by |; \\n is a new line")
         self.stop.setAccessibleName("Stop strings")
         self.reset = QPushButton("Reset")
         self.error = label(wraps=True)
@@ -82,7 +82,7 @@ class OptionsPanel(QWidget):
         self._conversation: Conversation | None = None
         self._model: ModelSampling | None = None
         self.show_model(ModelSampling())
-        self.reset.setToolTip("Back to the default sampling options")
+        self.reset.setToolTip("Reset sampling options")
         self._lay_out()
         self._connect()
 
@@ -110,7 +110,7 @@ class OptionsPanel(QWidget):
             if field.name in LEFT_TO_THE_MODEL:
                 said_by_makers = getattr(model, field.name) is not None
                 self.fields[field.name].setPlaceholderText(f"{getattr(sent, field.name):.10g}")
-                source = "as the model's makers say" if said_by_makers else "this console's default"
+                source = "from the model's generation config" if said_by_makers else "this console's default"
                 self.fields[field.name].setToolTip(f"{field.tip}. Empty: {source}")
 
     def apply_theme(self, theme: Theme) -> None:

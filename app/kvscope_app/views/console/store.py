@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +17,26 @@ from typing import Final
 import msgspec
 
 from kvscope_app.own_engine.process_identity import is_alive, own_identity
+from kvscope_app.sqlite_files import Layout, open_sqlite
 from kvscope_app.views.console.conversation import Conversation
-from kvscope_app.views.console.conversation_files import conversation_files, mark_taken, read_files
-from kvscope_app.views.console.database import FILE_NAME, open_database
 from kvscope_telemetry.errors import KvscopeError
 
+FILE_NAME: Final = "conversations.sqlite3"
+_LAYOUT: Final = Layout(
+    version=1,
+    tables="""
+CREATE TABLE IF NOT EXISTS conversations (
+    key TEXT PRIMARY KEY, revision INTEGER NOT NULL, changed_s REAL NOT NULL, writer TEXT NOT NULL, data BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS unreadable (key TEXT, data BLOB, reason TEXT);
+""",
+    probe="SELECT key, revision, changed_s, writer, data FROM conversations LIMIT 0",
+    what="conversations",
+)
+MAX_FILE_BYTES: Final = 32 << 20
+_SUFFIX: Final = ".json"
+_TAKEN: Final = ".imported"
+_ASIDE: Final = ".unreadable"
 MAX_LOADED: Final = 200
 """The newest are loaded; the others stay where they are."""
 _UPSERT: Final = (
@@ -205,7 +220,7 @@ class ConversationStore:
                     raise ValueError("its key is another's")
             except (ValueError, msgspec.MsgspecError) as error:
                 self._set_aside(database, key, str(error))
-                warnings.append(f"A conversation could not be read and was kept aside in the database ({error})")
+                warnings.append(f"A conversation could not be read and was set aside in the database ({error})")
                 continue
             self._revisions[key] = revision
             self._note_writer(conversation, writer)
@@ -251,3 +266,53 @@ class ConversationStore:
 
 def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+# Conversations as they were kept before there was a database: a JSON file each. Read once, then set aside.
+def conversation_files(folder: Path) -> list[Path]:
+    """Files that were not read yet."""
+    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.is_file())
+
+
+def read_files(paths: list[Path], warnings: list[str]) -> Iterator[tuple[Path, Conversation]]:
+    """What is in them. One that cannot be read is kept aside and told of; it never hides the others."""
+    for path in paths:
+        try:
+            yield path, _read(path)
+        except OSError as error:
+            warnings.append(f"{path.name} was not read: {error.strerror or error}")
+        except (ValueError, msgspec.MsgspecError) as error:
+            warnings.append(_set_aside(path, error))
+
+
+def mark_taken(path: Path) -> None:
+    """It is in the database now; the file stays, under a name that is not read again."""
+    path.replace(path.with_suffix(_SUFFIX + _TAKEN))
+
+
+def _read(path: Path) -> Conversation:
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise ValueError(f"larger than {MAX_FILE_BYTES >> 20} MiB")
+    conversation = msgspec.json.decode(path.read_bytes(), type=Conversation)
+    if conversation.key != path.stem:
+        raise ValueError(f"key {conversation.key!r:.40} is not the file's name")
+    return conversation
+
+
+def _set_aside(path: Path, error: Exception) -> str:
+    aside = path.with_suffix(_SUFFIX + _ASIDE)
+    try:
+        path.replace(aside)
+    except OSError:
+        return f"A conversation could not be read and was not changed: {path.name} ({error})"
+    return f"A conversation could not be read and was set aside as {aside.name} ({error})"
+
+
+def open_database(folder: Path, warnings: list[str]) -> sqlite3.Connection:
+    """The file conversations are kept in, and the tables in it.
+
+    The database in `folder`, made when there is none. A damaged one is kept aside, which `warnings` tell.
+
+    Raises OSError or sqlite3.Error where there can be none now.
+    """
+    return open_sqlite(folder / FILE_NAME, _LAYOUT, warnings)

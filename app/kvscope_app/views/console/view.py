@@ -18,7 +18,7 @@ from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.chat_page import ChatPage
 from kvscope_app.views.console.store import ConversationStore
 
-NO_ENGINE_TO_TALK_TO: Final = "A recording is played: there is no engine to talk to."
+NO_ENGINE_TO_TALK_TO: Final = "This is a recording: there is no engine to prompt."
 
 
 class ConsoleView(View):

@@ -60,31 +60,38 @@ def _gib(value: float) -> str:
 
 
 QUANTITIES: Final = (
-    Quantity("GPU busy", "utilization", False, _share, _share, "The part of the time that a kernel ran", top=1.0),
-    Quantity("GPU memory", "memory_used_bytes", False, _gib, num_bytes, "By processes and by the driver", _GIB),
-    Quantity("Power", "power_watts", False, lambda v: f"{v:g} W", lambda v: f"{v:.0f} W", "Of the whole card"),
-    Quantity("Temperature", "temperature_celsius", False, lambda v: f"{v:g} °", lambda v: f"{v:.0f} °C", "Of the chip"),
     Quantity(
-        "Chip clock",
+        "GPU utilization", "utilization", False, _share, _share, "Share of time that a kernel was running", top=1.0
+    ),
+    Quantity("GPU memory", "memory_used_bytes", False, _gib, num_bytes, "Used by processes and the driver", _GIB),
+    Quantity("Power", "power_watts", False, lambda v: f"{v:g} W", lambda v: f"{v:.0f} W", "Power of the whole card"),
+    Quantity(
+        "Temperature",
+        "temperature_celsius",
+        False,
+        lambda v: f"{v:g} °",
+        lambda v: f"{v:.0f} °C",
+        "Temperature of the chip",
+    ),
+    Quantity(
+        "GPU clock",
         "sm_clock_mhz",
         False,
         lambda v: f"{v:g} GHz",
         lambda v: f"{v:.0f} MHz",
-        "It falls where a GPU is idle, too warm or at its power limit",
+        "Falls when the GPU is idle, too hot or power-limited",
         1000.0,
     ),
-    Quantity("PCIe", "pcie_bytes_s", False, lambda v: f"{v:g} G", _rate, "GiB a second, both ways together", _GIB),
+    Quantity("PCIe", "pcie_bytes_s", False, lambda v: f"{v:g} G", _rate, "GiB/s, both directions together", _GIB),
+    Quantity("NVLink", "nvlink_bytes_s", False, lambda v: f"{v:g} G", _rate, "GiB/s, both directions, all links", _GIB),
+    Quantity("CPU utilization", "utilization", True, _share, _share, "Of all the machine's cores", top=1.0),
     Quantity(
-        "NVLink", "nvlink_bytes_s", False, lambda v: f"{v:g} G", _rate, "GiB a second, both ways, over all links", _GIB
-    ),
-    Quantity("Cores busy", "utilization", True, _share, _share, "Of all cores of the machine", top=1.0),
-    Quantity(
-        "Memory of the machine",
+        "Host memory",
         "memory_used_bytes",
         True,
         _gib,
         num_bytes,
-        "What processes cannot have without swapping",
+        "Memory not available to processes without swapping",
         _GIB,
     ),
 )

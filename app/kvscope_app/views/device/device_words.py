@@ -31,7 +31,7 @@ def gpu_state(gpu: Gpu) -> tuple[str, str]:
     if gpu.fault:
         return f"Does not answer: {gpu.fault}", "bad"
     if gpu.ecc_uncorrected:
-        return f"{plural(gpu.ecc_uncorrected, 'error')} in its memory could not be corrected", "bad"
+        return f"{plural(gpu.ecc_uncorrected, 'error')} in its memory, uncorrected", "bad"
     if gpu.throttled_by is None:
         return "", "muted"
     if is_slowed(gpu.throttled_by):
@@ -42,39 +42,39 @@ def gpu_state(gpu: Gpu) -> tuple[str, str]:
 def gpu_figures(gpu: Gpu) -> list[Told]:
     """Every other figure of it."""
     return [
-        Told("Busy", percent(gpu.utilization, 0), "The part of the time that a kernel ran"),
-        Told("Memory busy", percent(gpu.memory_utilization, 0), "The part of the time memory was read or written"),
-        Told("Power", _of(_watts(gpu.power_watts), _watts(gpu.power_limit_watts)), "Now, and its limit"),
-        Told("Temperature", _temperatures(gpu), "Of the chip, and of its memory where the driver tells"),
-        Told("Chip clock", _of(_mhz(gpu.sm_clock_mhz), _mhz(gpu.max_sm_clock_mhz)), "Now, and the highest"),
-        Told("Memory clock", _of(_mhz(gpu.memory_clock_mhz), _mhz(gpu.max_memory_clock_mhz)), "Now, and the highest"),
+        Told("Busy", percent(gpu.utilization, 0), "Share of time that a kernel was running"),
+        Told("Memory utilization", percent(gpu.memory_utilization, 0), "Share of time that memory was read or written"),
+        Told("Power", _of(_watts(gpu.power_watts), _watts(gpu.power_limit_watts)), "Now, and the limit"),
+        Told("Temperature", _temperatures(gpu), "Of the chip, and of its memory where the driver reports it"),
+        Told("GPU clock", _of(_mhz(gpu.sm_clock_mhz), _mhz(gpu.max_sm_clock_mhz)), "Now, and the maximum"),
+        Told("Memory clock", _of(_mhz(gpu.memory_clock_mhz), _mhz(gpu.max_memory_clock_mhz)), "Now, and the maximum"),
         Told("PCIe", _traffic(gpu.pcie_sent_bytes_s, gpu.pcie_received_bytes_s), _pcie_meaning(gpu)),
         Told(
             "NVLink",
             _traffic(gpu.nvlink_sent_bytes_s, gpu.nvlink_received_bytes_s),
-            "Sent ↑ and received ↓ by the GPU a second, over all links; unknown without NVLink",
+            "Sent ↑ and received ↓ by the GPU per second, all links; unknown without NVLink",
         ),
         Told(
             "ECC errors",
             _errors(gpu),
-            "In its memory since the driver was loaded: corrected, and not to be corrected",
+            "Memory errors since the driver was loaded: corrected, uncorrected",
             is_bad=bool(gpu.ecc_uncorrected),
         ),
-        *([Told("Fan", percent(gpu.fan, 0), "Of its highest speed")] if gpu.fan is not None else []),
+        *([Told("Fan", percent(gpu.fan, 0), "Of the maximum speed")] if gpu.fan is not None else []),
     ]
 
 
 def host_figures(host: Host) -> list[Told]:
     """Of the machine."""
     return [
-        Told("Cores busy", _of(percent(busy_share(host), 0), plural(len(host.cores or ()), "core")), "All together"),
-        Told("Memory taken", num_bytes(host_taken_bytes(host)), "What processes cannot have without swapping"),
-        Told("Available", num_bytes(host.memory_available_bytes), "What is free, and most of what files take"),
-        Told("Files cached", num_bytes(host.cached_bytes), "The system gives it back when it is needed"),
+        Told("CPU utilization", _of(percent(busy_share(host), 0), plural(len(host.cores or ()), "core")), "Total"),
+        Told("Memory used", num_bytes(host_taken_bytes(host)), "Memory not available to processes without swapping"),
+        Told("Available", num_bytes(host.memory_available_bytes), "Free memory and most of the file cache"),
+        Told("File cache", num_bytes(host.cached_bytes), "The system frees it when needed"),
         Told(
             "Swap used",
             _of(num_bytes(host.swap_used_bytes), num_bytes(host.swap_total_bytes)) if host.swap_total_bytes else "none",
-            "Memory that had to go to the disk",
+            "Memory swapped to disk",
             is_bad=bool(host.swap_used_bytes),
         ),
     ]
@@ -92,7 +92,7 @@ def gpu_memory_line(gpu: Gpu) -> str:
 
 def no_gpu_words(devices: Devices) -> str:
     """Why there is none to show; empty where there is one, or nothing was asked."""
-    return f"No NVIDIA GPU is told of: {devices.fault}" if devices.fault and not devices.gpus else ""
+    return f"No NVIDIA GPU detected: {devices.fault}" if devices.fault and not devices.gpus else ""
 
 
 def rate_text(value: float | None) -> str:
@@ -128,7 +128,7 @@ def _traffic(sent: int | None, received: int | None) -> str:
 def _pcie_meaning(gpu: Gpu) -> str:
     known = gpu.pcie_generation and gpu.pcie_width
     link = f", over {gpu.pcie_width} lanes of generation {gpu.pcie_generation}" if known else ""
-    return f"Sent ↑ and received ↓ by the GPU a second{link}"
+    return f"Sent ↑ and received ↓ by the GPU per second{link}"
 
 
 def _errors(gpu: Gpu) -> str:

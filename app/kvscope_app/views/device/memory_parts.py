@@ -95,7 +95,7 @@ def _filled_up(pieces: list[Piece], taken: int) -> list[Piece]:
         size = min(piece.num_bytes, left)
         left -= size
         kept.append(Piece(piece.label, size, piece.place))
-    return [*kept, Piece("of no process that is told of", left)] if left else kept
+    return [*kept, Piece("no process reported", left)] if left else kept
 
 
 def _sum(*parts: int | None) -> int | None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from PySide6.QtCore import QItemSelectionModel, Qt, QTimer
+import numpy as np
+from PySide6.QtCore import QItemSelectionModel, QModelIndex, QObject, Qt, QTimer
 from PySide6.QtGui import QAction, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -30,10 +31,10 @@ from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
+from kvscope_app.views.events.event_entries import EventEntries, Index
 from kvscope_app.views.events.event_lines import EventExport
-from kvscope_app.views.events.event_search import EventSearch
+from kvscope_app.views.events.event_search import EventSearch, IntArray
 from kvscope_app.views.events.event_table import EventTable
-from kvscope_app.views.events.index_model import IndexModel
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.timed_session import Choice, TimedSession
 from kvscope_telemetry.summaries.event_index import KINDS, EventIndex
@@ -41,9 +42,7 @@ from kvscope_telemetry.summaries.summary import TimedEvent
 
 _NARROW: Final = 620
 _FILES: Final = "Comma separated (*.csv);;Tab separated (*.tsv)"
-EMPTY_TEXT: Final = (
-    "No events yet.\nRequests that are admitted, preempted, finished or refused are told here, with the cause."
-)
+EMPTY_TEXT: Final = "No events yet.\nAdmissions, preemptions, completions and refusals appear here, with their causes."
 
 
 class EventsView(View):
@@ -60,18 +59,18 @@ class EventsView(View):
         self._search = EventSearch()
         self._shown_state: tuple[object, ...] = ()
         self.model = IndexModel(self)
-        self.table = EventTable(self.model, "Events of the whole timeline")
+        self.table = EventTable(self.model, "Events")
         self.table.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.text = QLineEdit()
-        self.text.setPlaceholderText("Find words, or #12 for a request")
+        self.text.setPlaceholderText("Search, or #12 for a request")
         self.text.setAccessibleName("Find in events")
         self.text.setClearButtonEnabled(True)
-        self.kinds = tool_button("All kinds ▾", "Which kinds of events")
+        self.kinds = tool_button("All kinds ▾", "Kinds of events")
         self.kind_actions = self._make_kinds()
         self.of_selected = tool_button(
-            "Selected request", "Only what happened to the selected request, or was caused by it", checkable=True
+            "Selected request", "Only events of the selected request, or caused by it", checkable=True
         )
-        self.export = tool_button("Export…", "Write the events that are shown to a file")
+        self.export = tool_button("Export…", "Save the listed events to a file")
         self.count = ElidedLabel()
         self._later = QTimer(self, singleShot=True, interval=0)
         self._later.timeout.connect(self.refresh)
@@ -222,3 +221,57 @@ class EventsView(View):
         self._stack = QStackedLayout(self)
         self._stack.addWidget(empty_state(EMPTY_TEXT))
         self._stack.addWidget(body)
+
+
+class IndexModel(EventEntries):
+    """Events of a course as a table, newest first: nothing is kept a row but its serial. Owns which rows there are.
+
+    Times of a course are wall clock already.
+    """
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(0, parent)
+        self._events = EventIndex()
+        self._serials: IntArray = np.empty(0, np.int64)
+
+    def show_serials(self, events: EventIndex, serials: IntArray) -> None:
+        """These events, ascending; rows that stay are left alone."""
+        kept = self._serials[int(np.searchsorted(self._serials, events.num_forgotten)) :]
+        if events is not self._events or not np.array_equal(serials[: kept.size], kept):
+            self.beginResetModel()
+            self._events, self._serials = events, serials
+            self.endResetModel()
+            return
+        num_gone, num_fresh = self._serials.size - kept.size, serials.size - kept.size
+        if num_gone:
+            self.beginRemoveRows(QModelIndex(), kept.size, self._serials.size - 1)
+            self._serials = kept
+            self.endRemoveRows()
+        if num_fresh:
+            self.beginInsertRows(QModelIndex(), 0, num_fresh - 1)
+            self._serials = serials
+            self.endInsertRows()
+
+    def timed_at(self, row: int) -> TimedEvent | None:
+        """The event in a row; None where it was forgotten meanwhile."""
+        if not 0 <= row < self._serials.size:
+            return None
+        place = int(self._serials[-1 - row]) - self._events.num_forgotten
+        return self._events[place] if 0 <= place < len(self._events) else None
+
+    def entry_at(self, row: int) -> LoggedEvent | None:
+        timed = self.timed_at(row)
+        return None if timed is None else LoggedEvent(row + 1, timed.time_ns, timed.epoch, timed.event)
+
+    def num_ahead(self, time_ns: int) -> int:
+        """How many rows, from the first on, are later than `time_ns`."""
+        first = int(np.searchsorted(self._events.time_ns, time_ns, "right")) + self._events.num_forgotten
+        return int(self._serials.size - np.searchsorted(self._serials, first))
+
+    def shown_events(self) -> list[TimedEvent]:
+        """All that are shown, oldest first."""
+        places = self._serials - self._events.num_forgotten
+        return [self._events[place] for place in places[places >= 0].tolist()]
+
+    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
+        return 0 if parent.isValid() else int(self._serials.size)

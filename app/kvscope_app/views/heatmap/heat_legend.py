@@ -20,10 +20,10 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo
 
 _BETWEEN: Final = 14
 _SCALE_WIDTH: Final = 90
-_NOT_DRAWN: Final = ("held, empty", "no memory behind it")
+_NOT_DRAWN: Final = ("held, empty slots", "no memory behind it")
 """What the bins of a course do not tell."""
-GAP_WORD: Final = "nothing recorded"
-_OWNERS_WORD: Final = "each request its own colour"
+GAP_WORD: Final = "not recorded"
+_OWNERS_WORD: Final = "one colour per request"
 
 
 def heat_swatches(mode: HeatMode, theme: Theme, shown: Shown, device: DeviceInfo) -> list[Swatch]:
@@ -34,7 +34,7 @@ def heat_swatches(mode: HeatMode, theme: Theme, shown: Shown, device: DeviceInfo
     if mode is HeatMode.USED:
         return [free]
     if mode is HeatMode.OWNER:
-        return [Swatch(unheld_color(theme), "cached, held by none"), free]
+        return [Swatch(unheld_color(theme), "cached, not held"), free]
     tiers = [tier for tier in (Tier.HBM, Tier.HOST, Tier.DISK) if tier is Tier.HBM or tier in shown.tiers]
     return [*(Swatch(tier_colors(theme)[tier], tier_title(tier, device)) for tier in tiers), free]
 
@@ -114,8 +114,8 @@ class HeatLegend(QWidget):
         if self._mode is HeatMode.USED:
             words.insert(0, "blocks in use, from full to empty slots")
         if self._mode is HeatMode.OWNER:
-            words.insert(0, f"{_OWNERS_WORD} (of several in a row, the newest)")
-        strong = "" if self._mode in (HeatMode.USED, HeatMode.OWNER) else " The fewer blocks of a row, the fainter."
+            words.insert(0, f"{_OWNERS_WORD} (the newest of several per row)")
+        strong = "" if self._mode in (HeatMode.USED, HeatMode.OWNER) else " Fainter rows have fewer blocks."
         return f"Colours: {', '.join(words)}.{strong}"
 
     def _draw_swatch(self, painter: QPainter, placed: Placed) -> None:

@@ -5,50 +5,50 @@ Owns what colours mean and which parts there is room for. What is drawn comes fr
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Protocol, cast
 
 import numpy as np
-from PySide6.QtCore import QSize
+from PySide6.QtCore import QSize, SignalInstance
 from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLayout, QStackedLayout, QVBoxLayout, QWidget
 
 from kvscope_app.look.makers import empty_state, tool_button
+from kvscope_app.look.number_text import count, percent, plural
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.look.widgets import ElidedLabel, Segments
 from kvscope_app.session.course_window import first_of_note_ns
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.heatmap.address_rows import num_cells
-from kvscope_app.views.heatmap.canvas import Cell, HeatCanvas
+from kvscope_app.views.heatmap.canvas import Cell, HeatCanvas, RowLabel
 from kvscope_app.views.heatmap.cell_keys import HeatMode, look_up
 from kvscope_app.views.heatmap.heat_legend import HeatLegend
 from kvscope_app.views.heatmap.key_store import KeyStore
-from kvscope_app.views.heatmap.loss_strips import LossStrips
-from kvscope_app.views.heatmap.measures import MOST_LEVEL, NO_RUNS, num_sizes, run_keys
-from kvscope_app.views.heatmap.on_time import on_time
+from kvscope_app.views.heatmap.measures import MOST_LEVEL, NO_RUNS, internal, num_sizes, run_keys
 from kvscope_app.views.heatmap.pools import Pools
-from kvscope_app.views.heatmap.row_labels import address_labels, run_labels
-from kvscope_app.views.heatmap.strips import Ruler
+from kvscope_app.views.heatmap.strips import CurveStrip, Ruler
 from kvscope_app.views.heatmap.time_area import TimeArea, gutter
 from kvscope_app.views.heatmap.time_frame import Stance, TimeFrame
 from kvscope_app.views.heatmap.words import cell_words, runs_words
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
 from kvscope_app.views.page_map.legend_items import shown_in
+from kvscope_app.views.places import section_sizes, tier_title
 from kvscope_app.views.told import why_no_addresses
-from kvscope_telemetry.messages.telemetry import DeviceInfo
+from kvscope_telemetry.messages.telemetry import DeviceInfo, Hello
 from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.figures import fragmentation_of
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 EMPTY_TEXT: Final = (
-    "Nothing to look back on yet.\nA second after an engine begins to report, this shows which addresses held what."
+    "No history yet.\nOne second after an engine starts to report, this shows what each address held over time."
 )
 MODES: Final = tuple(HeatMode)
 _TIPS: Final = (
-    "What the blocks of each address did: active, shared, cached or free",
-    "How many slots of the blocks in use hold a token",
-    "Which request owns them; of many, the newest",
-    "Which memory they are in",
+    "State of the blocks at each address: active, shared, cached or free",
+    "Filled slots of the blocks in use",
+    "Owner request (the newest of several)",
+    "Tier that holds them",
 )
 _MAP_HEIGHT: Final = 92
 _RUNS_HEIGHT: Final = 78
@@ -253,10 +253,10 @@ class HeatmapView(View):
         self._by_worth = (strips.external, strips.internal, self.runs, strips.longest, strips.number)
         self._parts: tuple[TimeArea, ...] = (self.map, self.runs, *strips.all, self._ruler)
         self._words, self._legend = ElidedLabel(), HeatLegend()
-        self._runs_title = ElidedLabel("Lengths of free runs, in blocks; the stronger, the more runs")
+        self._runs_title = ElidedLabel("Free-run lengths (blocks); darker = more")
         self._modes = Segments([mode.capitalize() for mode in MODES], "Colour by")
-        self._fit = tool_button("Fit", "Show the whole time (F, or a double click)", checkable=True, checked=True)
-        self._follow = tool_button("Follow", "Keep the newest at the right edge", checkable=True)
+        self._fit = tool_button("Fit", "Show the whole timeline (F, or double-click)", checkable=True, checked=True)
+        self._follow = tool_button("Follow", "Keep the latest data at the right edge", checkable=True)
 
     def _lay_out(self) -> None:
         self._top = QHBoxLayout()
@@ -318,3 +318,88 @@ def run_colors(theme: Theme) -> Pixels:
         share = 0.4 + 0.6 * (level - 1) / (MOST_LEVEL - 1)
         colors[NO_RUNS + level] = mix(theme.base, theme.text, share)
     return np.array([pixel(color) for color in colors], np.uint32)
+
+
+class LossStrips:
+    """The four curves around the heatmap: how much is lost to either kind of fragmentation, and the free runs behind
+    it.
+
+    Owns which curves there are and what each shows of a course. Must not know where they stand.
+
+    On one time frame.
+    """
+
+    def __init__(self, frame: TimeFrame) -> None:
+        self.external = _share_strip(
+            frame, "External fragmentation", "Share of free blocks outside the longest free run", 1
+        )
+        self.longest = CurveStrip(
+            frame,
+            "Longest free run",
+            "Consecutive free blocks",
+            0,
+            lambda v: plural(round(v), "block"),
+            count,
+        )
+        self.number = CurveStrip(frame, "Free runs", "Number of runs of free blocks", 2, count, count)
+        self.internal = _share_strip(
+            frame, "Internal fragmentation", "Share of active blocks' slots that hold no token", 3
+        )
+        self.all = (self.external, self.longest, self.number, self.internal)
+        self._shown: tuple[Course, int, int] | None = None
+
+    def show_course(self, course: Course, pools: Pools, num_addresses: int) -> None:
+        """All of `course`, unless nothing is new in it."""
+        version = (course, course.version, num_addresses)
+        if version == self._shown:
+            return
+        self._shown = version
+        self.external.show_values(course.time_ns, fragmentation_of(course))
+        self.longest.show_values(course.time_ns, course.column("longest_free_run"))
+        self.number.show_values(course.time_ns, course.column("num_free_runs"))
+        self.internal.show_values(course.time_ns, internal(course, pools))
+
+
+def _share_strip(frame: TimeFrame, title: str, tip: str, series: int) -> CurveStrip:
+    return CurveStrip(frame, title, tip, series, percent, lambda share: percent(share, 0), top=1.0)
+
+
+class OnTime(Protocol):
+    """What the heatmap asks of a session besides what every view does: its course, and a cursor on it.
+
+    Times are nanoseconds since 1970, by the clock of the course.
+    """
+
+    course_changed: SignalInstance
+
+    @property
+    def course(self) -> Course: ...
+    @property
+    def cursor_ns(self) -> int: ...
+    def go_to(self, time_ns: int) -> object:
+        """Show the state at `time_ns`."""
+
+
+def on_time(session: Session) -> OnTime | None:
+    """The session's timeline; None of a session that keeps none."""
+    return cast(OnTime, session) if hasattr(session, "course") and hasattr(session, "go_to") else None
+
+
+# The words beside the rows: which addresses, or how long a run. Must not know how they are drawn.
+def address_labels(num_addresses: int, hello: Hello | None) -> list[RowLabel]:
+    """Where each memory begins; of one memory alone, its first and last address."""
+    cells = num_cells(num_addresses)
+    if hello is None or hello.cache.num_rows != num_addresses:
+        return [RowLabel(0, "0"), RowLabel(cells, count(num_addresses - 1))]
+    sizes, begin, labels = section_sizes(hello.cache), 0, []
+    for tier, size in sizes.items():
+        name = tier_title(tier, hello.device) if len(sizes) > 1 else "0"
+        labels.append(RowLabel(begin * cells / num_addresses, name, line=begin > 0))
+        begin += size
+    return [*labels, RowLabel(cells, count(num_addresses - 1))] if len(sizes) == 1 else labels
+
+
+def run_labels(num_sizes: int) -> list[RowLabel]:
+    """The shortest run of each row, the longest row first."""
+    top = num_sizes - 1
+    return [RowLabel(top - power, f"{count(1 << power)}" + ("+" if power else "")) for power in range(top, -1, -1)]

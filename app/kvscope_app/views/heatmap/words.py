@@ -28,7 +28,7 @@ def cell_words(course: Course, pools: Pools, time_ns: int, address: int) -> str:
         return f"{clock_text(time_ns)}  ·  nothing recorded"
     epoch, num_rows = int(course.epoch[place]), int(course.column("num_rows")[place])
     if address >= num_rows:
-        return f"{clock_text(time_ns)}  ·  not there: the cache had {plural(num_rows, 'place')} then"
+        return f"{clock_text(time_ns)}  ·  outside the cache, which had {plural(num_rows, 'place')} then"
     row = int(np.searchsorted(bin_edges(num_rows), address, "right")) - 1
     first, last = bin_edges(num_rows)[row : row + 2].tolist()
     cache = pools.cache_of(epoch, num_rows)
@@ -50,7 +50,7 @@ def runs_words(course: Course, time_ns: int, exponent: int) -> str:
     number = runs[exponent] if exponent < len(runs) else 0
     noun = "free block" if exponent == 0 else "free blocks"
     longest = int(course.column("longest_free_run")[place])
-    told = f"{plural(number, 'run')} of {size_text(exponent)} {noun}, of {count(sum(runs))} in all"
+    told = f"{plural(number, 'run')} of {size_text(exponent)} {noun}, {count(sum(runs))} in total"
     return f"{clock_text(time_ns)}  ·  {told}  ·  longest {plural(longest, 'block')}"
 
 
@@ -63,7 +63,7 @@ def _use(course: Course, place: int, row: int, size: int) -> list[str]:
     told = [", ".join(shares) if shares else "free"]
     in_use = at["active"] + at["cached"]
     if in_use:
-        told.append(f"{min(round(at['filled'] / in_use * 100), 100)} % of the slots used")
+        told.append(f"{min(round(at['filled'] / in_use * 100), 100)} % of slots used")
     if at["active"] and at["owner"] >= 0:
         told.append(f"request #{at['owner']}" + (" is the newest owner" if size > 1 else ""))
     return told

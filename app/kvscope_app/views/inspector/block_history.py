@@ -38,7 +38,7 @@ _STEP_NS: Final = 250_000_000
 """How often the end of a life that goes on is moved."""
 _QUIET_NS: Final = 600_000_000_000
 """How long an engine may do nothing; a clock that is further ahead is another machine's."""
-NOT_KEPT: Final = "What was before is not kept"
+NOT_KEPT: Final = "Earlier history is not available"
 
 
 class BlockHistory(QObject):
@@ -248,7 +248,7 @@ def reading_order(cursor_ns: int, first_ns: int, last_ns: int) -> Iterator[tuple
 def known_text(part: LifePart) -> str:
     """How much of a life is known."""
     begin_ns = max(part.begin_ns, int(part.rows["time_ns"][0])) if part.rows.size else part.end_ns
-    return f"{seconds((part.end_ns - begin_ns) / 1e9)} known"
+    return f"over {seconds((part.end_ns - begin_ns) / 1e9)}"
 
 
 def _read_pieces(

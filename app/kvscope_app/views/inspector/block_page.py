@@ -25,7 +25,7 @@ def block_page(mirror: Mirror, block: int, content: BlockContent | None = None, 
         facts.title,
         ("Block", _state(mirror, facts)),
         ("In block tables", _tables(mirror, facts, size)),
-        ("Next to it in memory", _neighbours(mirror, block, size)),
+        ("Neighbours in memory", _neighbours(mirror, block, size)),
         ("Text", _text(content, instead)),
     )
 
@@ -47,10 +47,10 @@ def _state(mirror: Mirror, facts: BlockFacts) -> Iterator[Fact]:
             "Empty slots", f"{cache.block_size - int(ledger.filled[block])} of {plural(cache.block_size, 'slot')}"
         )
     if told.ref_counts:
-        yield Fact("References", count(int(ledger.ref_count[block])), tip="How many block tables hold it")
+        yield Fact("References", count(int(ledger.ref_count[block])), tip="Number of block tables that hold it")
     if cache.block_bytes:
-        yield Fact("Size", num_bytes(cache.block_bytes), tip="K and V of its tokens in all layers")
-    yield Fact("Row of the ledger", count(block))
+        yield Fact("Size", num_bytes(cache.block_bytes), tip="Keys and values of its tokens in all layers")
+    yield Fact("Ledger row", count(block))
 
 
 def _tables(mirror: Mirror, facts: BlockFacts, block_size: int) -> Iterator[Fact]:
@@ -63,7 +63,7 @@ def _tables(mirror: Mirror, facts: BlockFacts, block_size: int) -> Iterator[Fact
         tokens = f"tokens {count(first)} to {count(first + block_size - 1)}"
         where = f"{count(index + 1)} of {plural(len(table), 'block')}, {tokens}"
         yield Fact(f"Request #{count(number)}", where, request_link(number))
-        for name, at in (("Block before it", index - 1), ("Block after it", index + 1)):
+        for name, at in (("Previous block", index - 1), ("Next block", index + 1)):
             if 0 <= at < len(table):
                 other = int(table[at])
                 yield Fact(name, _brief(mirror, other, block_size), block_link(other))

@@ -18,8 +18,8 @@ _WIDTH: Final = 560
 _ROW: Final = 34
 _MAX_ROWS: Final = 11
 _MOST: Final = 24
-_HELP: Final = "A block: 17, H3 in host memory, D3 on disk. A request: #12 or its id. A step. Words that blocks hold."
-_NOTHING: Final = "Nothing is called that at this moment."
+_HELP: Final = "Block: 17, H3 (host memory), D3 (disk). Request: #12 or its id. Step number. Text in blocks."
+_NOTHING: Final = "No match at this time."
 
 
 class FindSheet(QFrame):

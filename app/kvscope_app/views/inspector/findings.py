@@ -82,7 +82,7 @@ def _request(mirror: Mirror, course: Course, number: int) -> Iterator[Finding]:
         places = course.events.find(request=(epoch, number))
         told = [course.events[place] for place in places.tolist() if course.events[place].event.number == number]
         if told:
-            where = "" if epoch == mirror.epoch else ", in another start of the engine"
+            where = "" if epoch == mirror.epoch else ", in another engine run"
             detail = f"{told[0].event.kind} at {clock_text(told[0].time_ns)}{where}"
             yield Finding(f"Request #{count(number)}", detail, request=number, epoch=epoch, time_ns=told[0].time_ns)
 

@@ -21,5 +21,5 @@ def inspector_actions(window: WindowBody, group: str) -> list[ActionSpec]:
 
     return [
         ActionSpec("find", "Find a block, request or text…", group, find, ("Ctrl+F",), "find"),
-        ActionSpec("inspect", "Inspect what is selected", group, inspect, ("Ctrl+I",), "inspect"),
+        ActionSpec("inspect", "Inspect selection", group, inspect, ("Ctrl+I",), "inspect"),
     ]

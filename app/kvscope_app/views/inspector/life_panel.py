@@ -33,7 +33,7 @@ class MomentTable(QTableView):
         super().__init__()
         self._moments = model
         self.setModel(model)
-        self.setAccessibleName("What happened to the block")
+        self.setAccessibleName("Block history")
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setShowGrid(False)
         self.setWordWrap(False)
@@ -88,10 +88,10 @@ class LifePanel(QWidget):
         self.model.text_of = self._text_of
         session.texts.arrived.connect(self._on_texts)
         self.table = MomentTable(self.model)
-        self.heading = label("Life of the block", "heading")
+        self.heading = label("Block history", "heading")
         self.note = ElidedLabel()
         self.note.setProperty("look", "muted")
-        self.fit = tool_button("Fit", "Show all of its life that is known (double click)")
+        self.fit = tool_button("Fit", "Show its whole known history (double-click)")
         for part in (self.strip, self.table):
             part.chosen.connect(self._go)
         self.fit.clicked.connect(self.strip.fit)
@@ -163,7 +163,7 @@ class LifePanel(QWidget):
             return f"Reading what was… {percent(history.share, 0)}"
         if part is None or not part.rows.size:
             return history.failure
-        known = f"{plural(len(part.moments), 'moment')}, {known_text(part)}"
+        known = f"{plural(len(part.moments), 'event')}, {known_text(part)}"
         return f"{known}. {history.failure}" if history.failure else known
 
     def _go(self, time_ns: int) -> None:

@@ -56,7 +56,7 @@ class LifeStrip(QWidget):
         self._dragged_to: QPointF | None = None
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setAccessibleName("Life of the block along time")
+        self.setAccessibleName("Block history over time")
 
     def show_part(self, part: LifePart | None, block_size: int, cursor_ns: int) -> None:
         """Draw this."""

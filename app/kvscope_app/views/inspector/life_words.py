@@ -31,35 +31,35 @@ KIND_COLORS: Final = {
 def moment_text(moment: Moment) -> str:
     """`taken by request #12`."""
     who = f"request #{count(moment.request)}" if moment.request != NO_OWNER else ""
-    held = f"{count(moment.ref_count)} requests hold it"
+    held = f"Shared by {count(moment.ref_count)} requests"
     if moment.kind is Kind.KNOWN:
         return f"Known from here: {_how(moment.state, moment.ref_count, moment.request, moment.filled)}"
     if moment.kind is Kind.SHARED:
         return f"Shared with {who}: {held}" if who else f"Shared: {held}"
     if moment.kind is Kind.LEFT:
-        return "One let go: one request holds it" if moment.ref_count == 1 else f"One let go: {held}"
+        return "Released by one; one request holds it" if moment.ref_count == 1 else f"One let go: {held}"
     return {
-        Kind.LOST: "Not known from here: frames are missing",
-        Kind.RESTARTED: "The engine was started anew",
-        Kind.BORN: f"Taken by {who}" if who else "Taken",
+        Kind.LOST: "Unknown from here: frames are missing",
+        Kind.RESTARTED: "Engine restarted",
+        Kind.BORN: f"Taken by {who}" if who else "Allocated",
         Kind.COPIED: f"Copied on write for {who}" if who else "Copied on write",
         Kind.LOADED: f"Loaded from a lower tier for {who}" if who else "Loaded from a lower tier",
         Kind.SAVED: f"Saved here for {who}" if who else "Saved here",
         Kind.FILLED: f"Full: {count(moment.filled)} tokens",
-        Kind.REUSED: f"Used again by {who}" if who else "Used again",
-        Kind.IDLE: "Let go, kept for its prefix",
+        Kind.REUSED: f"Used again by {who}" if who else "Reused",
+        Kind.IDLE: "Released, kept in prefix cache",
         Kind.EVICTED: "Evicted",
         Kind.FREED: "Freed",
-        Kind.REWRITTEN: f"Taken over by {who}" if who else "Taken over by another",
-        Kind.MAPPED: "Memory was mapped behind it",
-        Kind.UNMAPPED: "Its memory was taken away",
+        Kind.REWRITTEN: f"Taken over by {who}" if who else "Reassigned to another request",
+        Kind.MAPPED: "Memory mapped",
+        Kind.UNMAPPED: "Memory unmapped",
     }[moment.kind]
 
 
 def row_text(row: np.void) -> str:
     """How the block was while a row of its life stood."""
     if row["how"] == How.LOST:
-        return "not known"
+        return "unknown"
     return _how(int(row["state"]), int(row["ref_count"]), int(row["owner"]), int(row["filled"]))
 
 

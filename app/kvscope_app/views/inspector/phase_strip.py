@@ -42,7 +42,7 @@ class PhaseStrip(QWidget):
         self.setVisible(bool(shown))
         if shown != self.phases:
             self.phases = shown
-            self.setAccessibleName("Where the time went: " + ", ".join(map(_words, shown)))
+            self.setAccessibleName("Time spent: " + ", ".join(map(_words, shown)))
             self.update()
 
     def apply_theme(self, theme: Theme) -> None:

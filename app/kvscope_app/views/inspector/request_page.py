@@ -62,17 +62,15 @@ def _columns(mirror: Mirror, history: History, row: int) -> Iterator[Fact]:
     for column in COLUMNS[1:]:
         yield Fact(column.title, column.text(columns, 0), tip=column.tip)
     requests = mirror.requests
-    yield Fact(
-        "Computed", f"{count(int(requests.num_computed_tokens[row]))} tokens", tip="Tokens whose KV is in blocks"
-    )
+    yield Fact("Computed", f"{count(int(requests.num_computed_tokens[row]))} tokens", tip="Tokens with KV in blocks")
     if num_drafts := int(columns.num_draft_tokens[0]):
         num_right = int(columns.num_accepted_tokens[0])
-        value = f"{count(num_right)} of {count(num_drafts)} tokens right, {percent(num_right / num_drafts)}"
-        yield Fact("Guessed ahead", value, tip="Drafts of its next tokens that one step checked together")
+        value = f"{count(num_right)} of {count(num_drafts)} drafts accepted, {percent(num_right / num_drafts)}"
+        yield Fact("Speculation", value, tip="Draft tokens checked in one step")
     if priority := int(requests.priority[row]):
         yield Fact("Priority", str(priority))
     if index := int(requests.index[row]):
-        yield Fact("Completion", f"{index + 1} of the same prompt")
+        yield Fact("Completion", f"{index + 1} of this prompt")
 
 
 def _phases(
@@ -88,7 +86,7 @@ def _times(mirror: Mirror, history: History, hello: Hello, row: int) -> Iterator
         ("Arrived", int(requests.arrival_ns[row])),
         ("First ran", int(times.started_ns(number)[0])),
         ("First token", int(times.first_token_ns(number)[0])),
-        ("Newest token", int(times.last_token_ns(number)[0])),
+        ("Latest token", int(times.last_token_ns(number)[0])),
         ("Ended", int(requests.finished_ns[row])),
     )
     for name, time_ns in told:
@@ -105,7 +103,7 @@ def _blocks(mirror: Mirror, hello: Hello, number: int) -> Iterator[Fact]:
             block = int(table[at])
             yield Fact(name, place_of(hello.cache, block).name, block_link(block))
     if (cold := cold_blocks(mirror, number)) is not None:
-        yield Fact("Cold blocks", cold.words, tip="By the attention that was measured last, of all layers and heads")
+        yield Fact("Cold blocks", cold.words, tip="By the last attention measurement, over all layers and heads")
         place = f"{place_of(hello.cache, cold.coldest).name}, {percent(cold.coldest_share, 2)}"
         yield Fact("Coldest block", place, block_link(cold.coldest))
 

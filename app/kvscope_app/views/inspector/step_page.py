@@ -22,11 +22,11 @@ from kvscope_telemetry.state.mirror import Mirror
 
 _MAX_REQUESTS: Final = 300
 _PHASES: Final = {
-    "schedule_ns": ("Schedule", "Choosing who runs, and finding blocks"),
-    "run_ns": ("Run", "Handing steps to the device, and waiting for this one"),
-    "forward_ns": ("Forward pass", "On the device, inside the model: in that time, or beside the rest"),
-    "commit_ns": ("Commit", "Taking in the tokens, hashing full blocks"),
-    "record_ns": ("Record", "Writing down the step before"),
+    "schedule_ns": ("Schedule", "Choosing requests and allocating blocks"),
+    "run_ns": ("Run", "Launching steps and waiting for this one"),
+    "forward_ns": ("Forward pass", "On the device, inside the model: within that time, or overlapped"),
+    "commit_ns": ("Commit", "Appending tokens, hashing full blocks"),
+    "record_ns": ("Record", "Recording the previous step"),
 }
 Series = Mapping[str, npt.NDArray[np.int64]]
 
@@ -50,8 +50,8 @@ def step_page(
         f"Step {count(mirror.step)}",
         (THIS_EVENT, event),
         ("Step", _step(mirror, can_step=can_step)),
-        ("Took", _phases(frame) if frame is not None else _newest_phases(mirror, newest)),
-        ("Ran", () if frame is None else how_it_ran(frame, mirror.hello.device)),
+        ("Duration", _phases(frame) if frame is not None else _newest_phases(mirror, newest)),
+        ("Execution", () if frame is None else how_it_ran(frame, mirror.hello.device)),
         ("Work", _work(mirror, frame, newest)),
         ("Batch", _batch(frame) if frame is not None else _newest_batch(mirror, newest, why_no_batch)),
         ("Changed", () if frame is None else _changed(frame)),
@@ -63,12 +63,12 @@ def _step(mirror: Mirror, *, can_step: bool) -> Iterator[Fact]:
     assert mirror.hello is not None, "there are steps only once there is an engine"
     if mirror.seq:
         yield Fact("Time", wall_text(mirror.time_ns + wall_offset_ns(mirror.hello)))
-    yield Fact("Frame", count(mirror.seq), tip="Frames of this engine start so far")
+    yield Fact("Frame", count(mirror.seq), tip="Frames so far in this engine run")
     yield Fact("Running", plural(mirror.counters.num_running, "request"))
     yield Fact("Waiting", plural(mirror.counters.num_waiting, "request"))
     if can_step:
-        yield Fact("Go to", "the frame before", Link(Goal.FRAMES, -1))
-        yield Fact("Go to", "the frame after", Link(Goal.FRAMES, 1))
+        yield Fact("Go to", "previous frame", Link(Goal.FRAMES, -1))
+        yield Fact("Go to", "next frame", Link(Goal.FRAMES, 1))
 
 
 def _phases(frame: Frame) -> Iterator[Fact]:
@@ -110,13 +110,13 @@ def _newest_batch(mirror: Mirror, newest: Series, why: str) -> Iterator[Fact]:
         size, prefill, decode = (int(newest[f][-1]) for f in ("batch_size", "prefill_tokens", "decode_tokens"))
         yield from _sizes(size, prefill, decode)
     if why:
-        yield Fact("Who ran", why)
+        yield Fact("Requests run", why)
 
 
 def _sizes(num_requests: int, num_prefill: int, num_decode: int) -> Iterator[Fact]:
     yield Fact("Requests", count(num_requests))
-    yield Fact("Prefill", plural(num_prefill, "token"), tip="Tokens of prompts that were computed")
-    yield Fact("Decode", plural(num_decode, "token"), tip="Requests that went on by a token")
+    yield Fact("Prefill", plural(num_prefill, "token"), tip="Prompt tokens computed")
+    yield Fact("Decode", plural(num_decode, "token"), tip="Requests that decoded one token")
 
 
 def _batch(frame: Frame) -> Iterator[Fact]:
@@ -139,7 +139,7 @@ def _changed(frame: Frame) -> Iterator[Fact]:
         ("Blocks", len(frame.blocks.ids), "block"),
         ("Evicted", len(moves.evicted), "block"),
         ("Copied on write", len(moves.copied), "block"),
-        ("Saved below", len(moves.saved), "block"),
+        ("Saved to a lower tier", len(moves.saved), "block"),
         ("Loaded", len(moves.loaded), "block"),
         ("First tokens", len(frame.first_token_ns) // 2, "request"),
         ("New", 4 * len(frame.new_requests), "request"),

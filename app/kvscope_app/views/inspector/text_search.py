@@ -144,7 +144,7 @@ class TextSearch(QObject):
             at = max(text.text.casefold().find(self._text), 0)
             self._num_found += 1
             self.found.emit(self._finding(text.block, text.text, at, text))
-        self._end(self._summary() + (f" Other times cannot be read: {failure}." if failure else ""))
+        self._end(self._summary() + (f" Other times could not be searched: {failure}." if failure else ""))
 
     def _match(self, place: Place, text: str) -> None:
         """In the block's text, and where it goes on from the one before it in the same table."""
@@ -179,7 +179,7 @@ class TextSearch(QObject):
         return Finding(f"“{snippet}”", detail, block=block, epoch=epoch, time_ns=when, is_text=True)
 
     def _summary(self) -> str:
-        told = f"Texts of {plural(self._num_read, 'block')} were searched"
+        told = f"Searched the text of {plural(self._num_read, 'block')}"
         without = (
             f"; {count(self._num_without)} {'has' if self._num_without == 1 else 'have'} none"
             if self._num_without
@@ -191,7 +191,7 @@ class TextSearch(QObject):
         if self._session.texts.is_reading:  # a long recording, for the first time
             self._give_up.start()
         else:
-            self._end("The engine does not answer about texts")
+            self._end("The engine does not answer text requests")
 
     def _end(self, note: str) -> None:
         self._open, self._left = [], iter(())
@@ -210,7 +210,7 @@ class TextSearch(QObject):
             self.changed.emit()
 
 
-_HOW_NEXT: Final = "Enter goes to the next, Shift+Enter to the one before."
+_HOW_NEXT: Final = "Enter: next, Shift+Enter: previous."
 _MOST_KNOWN: Final = 256
 """Places that may be there now as well, and are told already."""
 

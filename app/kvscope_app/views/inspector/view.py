@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from functools import partial
 from typing import ClassVar, Final
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QHBoxLayout, QSplitter, QStackedLayout, QVBoxLayout, QWidget
 
 from kvscope_app.look.makers import empty_state, head_row, label, set_icon, tool_button
 from kvscope_app.look.theme import Theme, owner_color
 from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_app.session.kept.recorded_lookup import RecordedLookup
 from kvscope_app.session.session import Session
 from kvscope_app.session.texts.request_text import text_blocks, text_parts
 from kvscope_app.views.base import View
@@ -27,25 +28,30 @@ from kvscope_app.views.inspector.life_panel import LifePanel
 from kvscope_app.views.inspector.phase_strip import PhaseStrip
 from kvscope_app.views.inspector.request_page import request_page, wall_offset_ns
 from kvscope_app.views.inspector.step_page import Series, newest_timings, step_page
-from kvscope_app.views.inspector.step_reader import StepReader
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.requests.first_tokens import FirstTokens, find_first_token
 from kvscope_app.views.roofline.step_facts import phases_of
 from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
 from kvscope_telemetry.source import Update
 
+_BEFORE_S: Final = 2.0
+_AFTER_S: Final = 0.5
+Place = tuple[int, int]
+"""Epoch and number of a frame."""
 BLOCK, REQUEST, STEP = range(3)
 EMPTY_TEXTS: Final = (
-    "No block is selected.\nClick one in the page map, or find it by its number (Ctrl+F).",
-    "No request is selected.\nClick one in the table, on the timeline or in the page map, or find it (Ctrl+F).",
+    "No block selected.\nClick one in the page map, or find it by number (Ctrl+F).",
+    "No request selected.\nClick one in the table, timeline or page map, or find it (Ctrl+F).",
     "No step has run yet.",
 )
 GONE_TEXTS: Final = (
-    "There is no such block at this moment.",
-    "Nothing is known of this request at this moment.\nIts events and the timeline lead to when it ran.",
+    "This block does not exist at this time.",
+    "Nothing is known of this request at this time.\nIts events and the timeline show when it ran.",
     EMPTY_TEXTS[STEP],
 )
-_PAUSE_FIRST: Final = "shown when time stands still (Space)"
+_PAUSE_FIRST: Final = "pause (Space) to list them"
 
 
 class InspectorView(View):
@@ -58,8 +64,8 @@ class InspectorView(View):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
         self.subject = BLOCK
-        self.subjects = Segments(["Block", "Request", "Step"], "Tell about")
-        self.copy_button = tool_button("Copy", "Copy all rows as text, tab separated (Ctrl+C in the table)")
+        self.subjects = Segments(["Block", "Request", "Step"], "Show")
+        self.copy_button = tool_button("Copy", "Copy all rows as tab-separated text (Ctrl+C in the table)")
         self.heading = ElidedLabel()
         self.heading.setProperty("look", "heading")
         self.table = FactTable()
@@ -263,7 +269,7 @@ class InspectorView(View):
         self.session.texts.arrived.connect(self._refresh_if_seen)
 
     def _lay_out(self) -> None:
-        self.subjects.set_tip(STEP, "The step that is shown: how long it took, who ran in it, what it changed")
+        self.subjects.set_tip(STEP, "The current step: duration, requests run, what changed")
         bar = QHBoxLayout()
         bar.setContentsMargins(8, 6, 6, 6)
         bar.setSpacing(8)
@@ -298,3 +304,23 @@ class InspectorView(View):
         column.setSpacing(0)
         column.addWidget(head_row(rows))
         column.addWidget(body, 1)
+
+
+class StepReader(RecordedLookup[Place, Frame]):
+    """The frame of the step that is shown, read from what was recorded on a thread. Reads nothing while time goes on.
+
+    Ask for the frame of a place with `get`; the last one is kept.
+    """
+
+    def __init__(self, session: Session, parent: QObject | None = None) -> None:
+        super().__init__(session, _read, "kvscope-step", 1, parent)
+
+
+def _read(recorded: Recorded, place: Place, at_ns: int, watch: Watch) -> Frame | None:
+    at_s = (at_ns - recorded.start_ns) / 1e9
+    for frame in recorded.frames(max(at_s - _BEFORE_S, 0.0), at_s + _AFTER_S):
+        if not watch(0.0):
+            raise OpeningCancelled
+        if (frame.epoch, frame.seq) == place:
+            return frame
+    return None

@@ -23,8 +23,9 @@ from kvscope_telemetry.state.pool_use import PoolUse, pool_use
 _COUNTED: Final = ("weights", "kv_active", "kv_cached", "kv_free")
 """Without these there is no account that something could be missing in."""
 _REST_MEANING: Final = (
-    "What the engine's process has beyond the parts above, by the driver or the system: libraries, the program itself,"
-    " and what nobody counts. Negative: the parts above are reserved, and nothing lies behind some of it yet"
+    "Memory of the engine's process beyond the parts above, as reported by the driver or system: "
+    "libraries, the program itself, and anything uncounted. Negative when reserved parts are not backed by "
+    "memory yet"
 )
 
 
@@ -59,22 +60,24 @@ def account(
     host = host_tier_bytes(mirror)
     parts = [
         Part("weights", "Weights", memory.weights_bytes if memory else None, "weights", _weights_meaning(memory)),
-        Part("kv_active", "KV in use", kv[0], "block_active", "Blocks that a request holds"),
-        Part(
-            "kv_cached", "KV cached", kv[1], "block_cached", "Blocks nobody holds, kept for prompts that begin the same"
-        ),
-        Part("kv_free", "KV free", kv[2], "kv_free", "Blocks that hold nothing: reserved by the pool, ready to use"),
-        *([Part("kv_host", "KV host tier", host, "block_host", "All places of the host tier")] if host else []),
+        Part("kv_active", "KV in use", kv[0], "block_active", "Blocks held by requests"),
+        Part("kv_cached", "KV cached", kv[1], "block_cached", "Blocks not held, kept for prompts with the same prefix"),
+        Part("kv_free", "KV free", kv[2], "kv_free", "Empty blocks, reserved by the pool"),
+        *([Part("kv_host", "KV host tier", host, "block_host", "All blocks of the host tier")] if host else []),
         *workspace_parts(memory),
     ]
     owned = sum(part.num_bytes or 0 for part in parts)
     is_told = memory is not None and all(part.num_bytes is not None for part in parts if part.key in _COUNTED)
     rest = use.taken - owned if use.taken is not None and is_told else None
     parts += [
-        Part("other", "Not explained", rest, "other", _REST_MEANING),
-        Part("others", "Other processes", use.others, "others", "Everybody else on this device"),
-        *([Part("driver", "Driver", use.reserved, "driver", "Kept by driver and firmware")] if use.reserved else []),
-        Part("free", "Free on device", use.free, "free", "Nobody uses it"),
+        Part("other", "Unattributed", rest, "other", _REST_MEANING),
+        Part("others", "Other processes", use.others, "others", "All other processes on this device"),
+        *(
+            [Part("driver", "Driver", use.reserved, "driver", "Reserved by driver and firmware")]
+            if use.reserved
+            else []
+        ),
+        Part("free", "Free on device", use.free, "free", "Unused"),
     ]
     return Account(tuple(parts), use.total)
 

@@ -25,11 +25,11 @@ def counter_rows(counters: Counters, told: Capabilities = OWN_ENGINE) -> list[Ro
     """What happened to blocks since the engine began; nothing where it does not count."""
     if not (counters.admitted or counters.evicted_blocks or counters.copied_blocks):
         return []
-    copied = "Copied on write", plural(counters.copied_blocks, "block"), "Shared blocks that one request had to change"
+    copied = "Copied on write", plural(counters.copied_blocks, "block"), "Copies of shared blocks made before a write"
     return [
-        ("Evicted", plural(counters.evicted_blocks, "block"), "Cached blocks that were taken for other tokens, in all"),
+        ("Evicted", plural(counters.evicted_blocks, "block"), "Cached blocks reused for other tokens, in total"),
         *([copied] if told.ref_counts else []),
-        ("Preempted", f"{count(counters.preemptions)} ×", "Requests whose blocks were taken for another's"),
+        ("Preempted", f"{count(counters.preemptions)} ×", "Requests that gave up their blocks to another"),
     ]
 
 
@@ -41,12 +41,12 @@ def _slots(detail: KVDetail) -> list[Row]:
             count(use.num_held),
             "Slots of the blocks that requests hold: those used, reserved and wasted",
         ),
-        ("  used", _share(use.num_used, use.num_held), "They hold a token; one that is shared counts once"),
+        ("  used", _share(use.num_used, use.num_held), "Slots with a token; shared ones count once"),
         (
             "  reserved",
             _share(use.num_reserved, use.num_held),
-            "Empty, and set aside for tokens of their request that may come: nobody else can have them meanwhile."
-            " Only allocators that reserve ahead have any (contiguous, buddy)",
+            "Empty, reserved for future tokens of their request; unavailable to others. Only allocators "
+            "that reserve ahead have any (contiguous, buddy)",
         ),
         ("  wasted", _share(use.num_wasted, use.num_held), _wasted_meaning(detail.allocator)),
     ]
@@ -54,10 +54,10 @@ def _slots(detail: KVDetail) -> list[Row]:
 
 def _wasted_meaning(allocator: str) -> str:
     if allocator == VIRTUAL:
-        return "Empty, and held: what is left of the last pages of requests"
+        return "Empty, held: the rest of requests' last pages"
     if allocator in RESERVING:
-        return "Empty, and held beyond the most tokens that their request may have"
-    return "Empty, and held: the ends of requests that do not fill their last block"
+        return "Empty, held beyond the request's maximum length"
+    return "Empty, held: the unfilled ends of requests' last blocks"
 
 
 def _fragmentation(detail: KVDetail) -> list[Row]:
@@ -66,18 +66,21 @@ def _fragmentation(detail: KVDetail) -> list[Row]:
         (
             "Internal fragmentation",
             "nothing in use" if use.internal_fragmentation is None else percent(use.internal_fragmentation),
-            "Wasted slots of those held",
+            "Wasted share of held slots",
         ),
         (
             "External fragmentation",
-            "nothing is free" if scattered is None else percent(scattered),
-            "1 − largest free run / free: how much of what is free is not in one piece. It costs nothing where any"
-            " block will do (paged), and refuses requests where runs are needed (contiguous, buddy)",
+            "no free blocks" if scattered is None else percent(scattered),
+            "1 − largest free run / free. Harmless where any block will do (paged); refuses requests where "
+            "runs are needed (contiguous, buddy)",
         ),
         (
             "Largest free run",
             f"{count(use.largest_free_run)} of {count(use.num_free)}",
-            "Slots of the most free blocks in a row, of all free slots; under virtual any page can be mapped anywhere",
+            (
+                "Slots of the longest run of free blocks, of all free slots; with the virtual allocator any "
+                "page can be mapped anywhere"
+            ),
         ),
     ]
 
@@ -89,30 +92,29 @@ def _others(detail: KVDetail) -> list[Row]:
         (
             "Memory behind blocks",
             num_bytes(detail.resident_bytes),
-            "Measured: what the system has behind the addresses of blocks now. Pages of requests that ended stay"
-            " until another needs them",
+            "Measured: physical memory behind block addresses now. Pages of ended requests stay mapped until needed",
         )
     ]
     return [
         *(resident if detail.allocator == VIRTUAL else []),
-        ("Cached tokens", f"{count(use.num_cached)} tokens", "Kept for prompts that begin the same"),
+        ("Cached tokens", f"{count(use.num_cached)} tokens", "Kept for prompts with the same prefix"),
         (
-            "Room left",
+            "Available",
             f"{count(use.num_free + use.num_cached)} tokens" if told.free_rows else UNKNOWN,
-            "Slots of free and cached blocks: what fits before a request waits or is preempted",
+            "Slots of free and cached blocks: what fits before requests wait or are preempted",
         ),
         (
             "Saved by sharing",
             saved if told.ref_counts else UNKNOWN,
-            "What would be needed more if requests with the same beginning did not share its blocks",
+            "Extra memory needed if requests did not share prefix blocks",
         ),
         (
-            "KV of one token",
+            "KV per token",
             UNKNOWN if detail.token_bytes is None else num_bytes(detail.token_bytes),
-            "Keys and values over all layers, with their scales where they are quantized",
+            "Keys and values in all layers, with scales if quantized",
         ),
         ("Block", f"{detail.block_size} slots, {num_bytes(detail.block_bytes or None)}", "The unit of allocation"),
-        ("KV type", detail.dtype or UNKNOWN, "The type of the numbers in blocks (--kv-cache-dtype)"),
+        ("KV type", detail.dtype or UNKNOWN, "Data type of the blocks (--kv-cache-dtype)"),
     ]
 
 

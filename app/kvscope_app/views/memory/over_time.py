@@ -51,19 +51,19 @@ _CHARTS: Final = (
             CurveSpec("active_blocks", "in use", "block_active", filled=True),
         ),
         True,
-        "Bytes of the pool's blocks; what is cached lies on top of what is in use",
+        "Bytes of the pool's blocks; cached is stacked on in use",
     ),
     _Chart(
         "Lower tiers",
         (CurveSpec("host_blocks", "host", "block_host"), CurveSpec("disk_blocks", "disk", "block_disk")),
         True,
-        "Bytes of the places of host memory and disk in use",
+        "Bytes used in host memory and disk tiers",
     ),
     _Chart(
         "Device memory",
-        (CurveSpec("memory_used_bytes", "used by all", 7), CurveSpec("process_bytes", "by the engine", 0)),
+        (CurveSpec("memory_used_bytes", "all processes", 7), CurveSpec("process_bytes", "by the engine", 0)),
         False,
-        "As the driver or the system tells it",
+        "As reported by the driver or system",
     ),
 )
 _COLUMNS: Final = frozenset(curve.name for chart in _CHARTS for curve in chart.curves)

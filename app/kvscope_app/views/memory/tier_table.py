@@ -20,9 +20,9 @@ from kvscope_telemetry.messages.telemetry import Counters
 _KINDS: Final = ("swapped", "cached", "free")
 _WORDS: Final = {"swapped": "Swapped out", "cached": "Cached", "free": "Free"}
 _MEANINGS: Final = {
-    "swapped": "Blocks of preempted requests, kept here instead of being computed again",
-    "cached": "Prefixes that sank from above; they come back on a hit and give way when room is needed",
-    "free": "Places that keep nothing",
+    "swapped": "Blocks of preempted requests, kept instead of recomputed",
+    "cached": "Prefixes moved down from the tier above; loaded on a hit, evicted when space is needed",
+    "free": "Empty blocks",
 }
 _COLORS: Final = {Tier.HOST: "block_host", Tier.DISK: "block_disk"}
 _BAR_HEIGHT: Final = 14

@@ -5,8 +5,7 @@ Paints an `Account` and a `KVDetail`; how they are worked out is in `memory_acco
 
 from __future__ import annotations
 
-import time
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from PySide6.QtCore import QSettings, Qt
 from PySide6.QtGui import QResizeEvent
@@ -14,6 +13,7 @@ from PySide6.QtWidgets import (
     QBoxLayout,
     QFrame,
     QGridLayout,
+    QHBoxLayout,
     QLabel,
     QPushButton,
     QScrollArea,
@@ -23,8 +23,9 @@ from PySide6.QtWidgets import (
 )
 from shiboken6 import isValid
 
+from kvscope_app.look.icons import pixmap
 from kvscope_app.look.makers import empty_state, label, number_label, set_look
-from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent, signed_bytes
+from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent, seconds, signed_bytes
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.session.session import Session
@@ -32,21 +33,24 @@ from kvscope_app.views.base import View
 from kvscope_app.views.memory.account import Account, account, kv_detail
 from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
 from kvscope_app.views.memory.detail_rows import counter_rows, detail_rows
-from kvscope_app.views.memory.forecast_line import ForecastLine
 from kvscope_app.views.memory.over_time import MemoryOverTime
 from kvscope_app.views.memory.part import Part
 from kvscope_app.views.memory.segments.sheet import SegmentsSheet, why_not
 from kvscope_app.views.memory.tier_table import TierTable
 from kvscope_app.views.memory.tiers import tier_uses
 from kvscope_app.views.memory.workspace import allocator_rows
+from kvscope_telemetry.alarms.figures import forecast_at
+from kvscope_telemetry.alarms.forecast import WINDOW_S
 
-EMPTY_TEXT = "No engine has reported yet.\nIts memory is shown once it has."
+_SOON_S: Final = 60.0
+_TIP: Final = (
+    f"From the slope of the last {WINDOW_S} seconds. Cached blocks count as free: they are evicted on "
+    "demand. After that, requests wait or are preempted"
+)
+EMPTY_TEXT = "Waiting for the engine's first report."
 _WIDE = 680
 """From this width on the two tables stand side by side."""
-_SEGMENTS_TIP = "A map of the segments and blocks of torch's allocator, as the engine tells it now"
-_MANY_BLOCKS = 100_000
-_DETAIL_EVERY_S = 1.0
-"""The pool in detail is worked out from every block: a millisecond and a half for a million of them."""
+_SEGMENTS_TIP = "A map of the segments and blocks of PyTorch's allocator, as reported now"
 _SERIES = {"weights": 6, "workspace": 7, "other": 4, "others": 3, "torch_cache": 5, "context": 2, "driver": 1}
 
 
@@ -56,24 +60,24 @@ class MemoryView(View):
     title: ClassVar[str] = "Memory"
     object_name: ClassVar[str] = "memory"
     refresh_hz: ClassVar[float] = 4.0
+    in_step: ClassVar[bool] = True
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
         self.heading = ElidedLabel()
         self.heading.setProperty("look", "heading")
         self.bar = StackedBar()
-        self.bar.setAccessibleName("Memory of the device")
+        self.bar.setAccessibleName("Device memory")
         self.forecast = ForecastLine(session)
         self.table = PartTable()
         self.details = DetailTable()
         self.tiers = TierTable()
         self.own = DetailTable()
-        self._own_heading = label("The engine's own in detail", "heading")
-        self.segments_button = QPushButton("Torch's segments…")
+        self._own_heading = label("Engine memory in detail", "heading")
+        self.segments_button = QPushButton("PyTorch segments…")
         self.segments_button.clicked.connect(self.open_segments)
         self.segments_sheet: SegmentsSheet | None = None
         self.over_time = MemoryOverTime(session)
-        self._detailed_s = 0.0
         self._lay_out()
 
     def refresh(self) -> None:
@@ -89,11 +93,9 @@ class MemoryView(View):
         self.forecast.refresh()
         self.table.show_account(now)
         self.tiers.show_uses(tier_uses(mirror), mirror.counters, mirror.capabilities)
-        if mirror.num_rows < _MANY_BLOCKS or time.monotonic() - self._detailed_s >= _DETAIL_EVERY_S:
-            self._detailed_s = time.monotonic()
-            rows = detail_rows(kv_detail(mirror, history.memory))
-            self.details.show_rows([*rows, *counter_rows(mirror.counters, mirror.capabilities)])
-            self._show_own(allocator_rows(history.memory))
+        rows = detail_rows(kv_detail(mirror, history.memory))
+        self.details.show_rows([*rows, *counter_rows(mirror.counters, mirror.capabilities)])
+        self._show_own(allocator_rows(history.memory))
         self.over_time.refresh()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -108,7 +110,6 @@ class MemoryView(View):
         self.refresh()
 
     def draw_all(self) -> None:
-        self._detailed_s = 0.0
         self.refresh()
         self.over_time.refresh_all()
 
@@ -209,7 +210,7 @@ class PartTable(QWidget):
             _show_value(size, signed_bytes(part.num_bytes))
             _show_value(share, percent(now.share(part)) if now.share(part) is not None else "")
         if "total" not in self._rows:
-            self._add_row("total", "Whole device", "All memory of the device")
+            self._add_row("total", "Whole device", "All device memory")
         _show_value(self._rows["total"][1], num_bytes(now.total_bytes))
         self._color_swatches()
 
@@ -306,3 +307,47 @@ def _show_value(shown: QLabel, text: str) -> None:
     if shown.text() != text:
         shown.setText(text)
         set_look(shown, "muted" if text == UNKNOWN else str(shown.property("base_look") or ""))
+
+
+class ForecastLine(QWidget):
+    """One line: when free and cached blocks are gone at the present rate. There is none while they are not going.
+
+    At the cursor of `session`; hidden while there is nothing to say.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+        self._sign = label()
+        self._text = ElidedLabel()
+        self.setToolTip(_TIP)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(8)
+        row.addWidget(self._sign)
+        row.addWidget(self._text, 1)
+        self.hide()
+
+    @property
+    def text(self) -> str:
+        """What is said, empty when nothing is."""
+        return "" if self.isHidden() else self._text.text()
+
+    def refresh(self) -> None:
+        """Show what there is to say of the moment that is shown."""
+        left_s = forecast_at(self._session.course, self._session.cursor_ns)
+        self.setVisible(left_s is not None)
+        if left_s is not None:
+            about = f"{left_s:.0f} s" if left_s < 60 else seconds(left_s)
+            self._text.setText(f"{self._which()} run out in {about} at this rate")
+            self._sign.setVisible(left_s < _SOON_S)
+
+    def _which(self) -> str:
+        """What is still there to be gone: where no block is free, those in the cache are given up."""
+        course, place = self._session.course, self._session.course.place_at(self._session.cursor_ns)
+        there = [word for word in ("free", "cached") if course.column(f"{word}_blocks")[place] > 0]
+        return f"{' and '.join(there).capitalize()} blocks"
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self._sign.setPixmap(pixmap("warning", theme.warn, 16))

@@ -17,7 +17,7 @@ _TIERS: Final = {
     Tier.HBM: "device memory",
     Tier.HOST: "host memory",
     Tier.DISK: "disk",
-    Tier.UNKNOWN: "a tier of a newer engine",
+    Tier.UNKNOWN: "an unknown tier",
 }
 _STATES: Final = {
     BlockState.FREE: "free",
@@ -29,14 +29,11 @@ _STATES: Final = {
 _COLORS: Final = {Tier.HOST: "block_host", Tier.DISK: "block_disk"}
 """Of lower tiers; those of the pool are named after the state."""
 _EMPTY: Final = {
-    "free": "Holds nothing; the next request that needs room may take it.",
-    "unmapped": "Address space with no memory behind it yet: it costs nothing until tokens come.",
+    "free": "Empty; available to the next request.",
+    "unmapped": "Address space without memory yet: free of cost until tokens arrive.",
 }
-_NOT_GIVEN_OUT: Final = (
-    "A slot that no block was given: whether the engine uses one more is not told. Blocks are seen while their prefix"
-    " is kept."
-)
-_EMPTY_PLACE: Final = "An empty place: holds nothing until a block is swapped out or sinks to it."
+_NOT_GIVEN_OUT: Final = "No known block here. This engine reports blocks only while their prefix is cached."
+_EMPTY_PLACE: Final = "Empty, until a block is swapped out or moved down."
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,7 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
     return BlockFacts(
         block=block,
         title=place.name if told.physical_rows else place.name.replace("Block", "Slot", 1),
-        state=state if told.free_rows or holds else "not given out",
+        state=state if told.free_rows or holds else "not assigned",
         color=_color(ledger, block, state),
         rows=tuple(_rows(mirror, block, block_size, holders)) if holds else (),
         holders=holders,
@@ -131,12 +128,14 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     if (tier := Tier(int(ledger.tier[block]))) is not Tier.HBM:
         rows.append(("In", _TIERS[tier]))
     if block in mirror.pinned:
-        rows.append(("Pinned", f"by {mirror.pinned_by or 'somebody'}: not evicted"))
+        rows.append(("Pinned", f"by {mirror.pinned_by or 'somebody'}: protected from eviction"))
     rows.append(("Last used", _age(mirror, block)))
     if (share := attention_share(int(ledger.attention[block]))) is not None:
         rows.append(("Attention", f"{percent(share, _digits(share))} of {_whose(mirror, block, holders)}"))
     if (skipped := skipped_share(int(ledger.skipped[block]))) is not None:
-        rows.append(("Passed over", f"by {percent(skipped)} of layers and heads that choose" if skipped else "by none"))
+        rows.append(
+            ("Skipped by attention", f"by {percent(skipped)} of the sparse layers and heads" if skipped else "by none")
+        )
     if told.prefix_hits and (prefix_hits := int(ledger.prefix_hits[block])):
         rows.append(("Prefix hits", count(prefix_hits)))
     if block_hash := int(ledger.hash[block]):
@@ -159,7 +158,7 @@ def _owner(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
         return UNKNOWN
     if owner == NO_OWNER:
         return "none"
-    return f"request #{owner}" if holders else f"request #{owner}, which let go of it"
+    return f"request #{owner}" if holders else f"request #{owner}, which released it"
 
 
 def _named(holders: tuple[int, ...], refs: int) -> str:

@@ -21,7 +21,7 @@ from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, Shown, Swatc
 _BETWEEN: Final = 16
 _SCALE_WIDTH: Final = 120
 _MAX_LINES: Final = 3
-_OWNERS_WORD: Final = "each request its own colour, dimmer when only cached"
+_OWNERS_WORD: Final = "one colour per request, dimmer when only cached"
 
 
 class Legend(QWidget):
@@ -164,7 +164,7 @@ def _explained(told: list[Swatch]) -> str:
     """All of it, also what found no room."""
     colors = ", ".join(s.word for s in told if s.flash is None and not s.is_pin)
     owners = [_OWNERS_WORD.capitalize() + "."] if any(s.word.startswith("#") for s in told) else []
-    pins = ["A corner: pinned, and not evicted."] if any(s.is_pin for s in told) else []
+    pins = ["Corner mark: pinned, protected from eviction."] if any(s.is_pin for s in told) else []
     flashes = [f"{s.word}: {FLASH_MEANINGS[s.flash]}" for s in told if s.flash is not None]
-    lights = ["A cell lights up for a moment when its block was", *flashes] if flashes else []
+    lights = ["A cell flashes when its block was", *flashes] if flashes else []
     return "\n".join([f"Colours: {colors}.", *owners, *pins, *lights])

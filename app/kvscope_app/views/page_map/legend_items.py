@@ -35,7 +35,7 @@ SCALES: Final[dict[ColorMode, Scale]] = {
     ColorMode.AGE: (age_stops, "long unused", "used now"),
     ColorMode.ATTENTION: (attention_stops, "0.01 %", "all attention"),
 }
-_CHOSEN: Final[Scale] = (attention_stops, "chosen by few heads", "by all")
+_CHOSEN: Final[Scale] = (attention_stops, "selected by few heads", "by all")
 """Of attention that is not measured, where decodes choose among blocks."""
 
 
@@ -91,10 +91,10 @@ _FLASH_WORDS: Final = {
     FlashKind.LOADED: "loaded",
 }
 FLASH_MEANINGS: Final = {
-    FlashKind.EVICTED: "given up as a cached prefix, to make room",
-    FlashKind.COPIED: "made as a copy of a shared one, for the request that writes to it",
-    FlashKind.SAVED: "written in a lower tier: swapped out, or sunk from the tier above",
-    FlashKind.LOADED: "read back from the tier below",
+    FlashKind.EVICTED: "evicted from the prefix cache",
+    FlashKind.COPIED: "copied on write from a shared block",
+    FlashKind.SAVED: "written to a lower tier",
+    FlashKind.LOADED: "loaded from a lower tier",
 }
 
 
@@ -145,9 +145,9 @@ def swatches(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
 
 def _states(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
     if mode is ColorMode.SHARING:
-        return [Swatch(mix(theme.block_cached, theme.block_free, 0.62), "cached, held by none")]
+        return [Swatch(mix(theme.block_cached, theme.block_free, 0.62), "cached, not held")]
     if mode is ColorMode.ATTENTION:
-        nobody = [Swatch(passed_over(theme), "passed over by all")] if shown.choices else []
+        nobody = [Swatch(passed_over(theme), "skipped by all")] if shown.choices else []
         return [*nobody, Swatch(unmeasured(theme), "not measured")]
     if mode is ColorMode.OWNER:
         colors = owner_colors(theme)
@@ -156,9 +156,9 @@ def _states(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
         return []
     unknown = [Swatch(theme.muted, "unknown")] if shown.unknown else []
     if shown.prefixes_alone:
-        return [Swatch(theme.block_cached, "keeps a prefix"), *_lower_cached(theme, shown), *unknown]
+        return [Swatch(theme.block_cached, "cached prefix"), *_lower_cached(theme, shown), *unknown]
     if shown.reserved:  # nothing is shared or cached then
-        held = Swatch(hollow(theme.block_active, theme), "held, empty")
+        held = Swatch(hollow(theme.block_active, theme), "held, empty slots")
         return [Swatch(theme.block_active, "active"), held, *unknown]
     pool = [(theme.block_active, "active"), (theme.block_shared, "shared"), (theme.block_cached, "cached")]
     return [Swatch(*told) for told in pool] + _lower(theme, shown) + unknown
@@ -176,7 +176,7 @@ def _lower_cached(theme: Theme, shown: Shown) -> list[Swatch]:
     """Of tiers of which only is told what they keep."""
     tiers = ((Tier.HOST, theme.block_host, "host"), (Tier.DISK, theme.block_disk, "disk"))
     return [
-        Swatch(lower_cached(color, theme), f"{word}: keeps a prefix")
+        Swatch(lower_cached(color, theme), f"{word}: cached prefix")
         for tier, color, word in tiers
         if tier in shown.tiers
     ]
@@ -184,7 +184,7 @@ def _lower_cached(theme: Theme, shown: Shown) -> list[Swatch]:
 
 def _without_content(theme: Theme, shown: Shown) -> list[Swatch]:
     if shown.prefixes_alone:
-        return [Swatch(theme.block_free, "slot not given out, or its block is unknown")]
+        return [Swatch(theme.block_free, "unused or unknown")]
     unmapped = [Swatch(theme.base, "no memory behind it")] if shown.unmapped else []
     return [Swatch(theme.block_free, "free"), *unmapped]
 

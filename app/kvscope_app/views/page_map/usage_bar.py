@@ -50,8 +50,8 @@ class UsageBar(QWidget):
         if used_share == self._used_share:
             return
         self._used_share = used_share
-        known = f"{percent(used_share)} in use, the rest is cached or free"
-        self.setToolTip(known if used_share >= 0 else "How much of the pool is in use is not known")
+        known = f"{percent(used_share)} in use, the rest cached or free"
+        self.setToolTip(known if used_share >= 0 else "Pool usage is unknown")
         self.setAccessibleName(self.toolTip())
         self.update()
 

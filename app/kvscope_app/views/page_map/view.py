@@ -23,12 +23,13 @@ from kvscope_app.views.page_map.block_card import BlockCard
 from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
 from kvscope_app.views.page_map.canvas import ZOOM_STEP, Canvas
 from kvscope_app.views.page_map.color_modes import ColorMode
-from kvscope_app.views.page_map.drawing.cells import distinct
+from kvscope_app.views.page_map.drawing.cells import Ids, distinct
+from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
+from kvscope_app.views.page_map.drawing.flashes import MAX_MOVES_AT_ONCE
 from kvscope_app.views.page_map.drawing.headings import headings
 from kvscope_app.views.page_map.drawing.scene import Scene
 from kvscope_app.views.page_map.legend import Legend
 from kvscope_app.views.page_map.legend_items import may_flash, owners_in, shown_in
-from kvscope_app.views.page_map.moves import PendingMoves
 from kvscope_app.views.page_map.usage_bar import UsageBar
 from kvscope_app.views.places import section_sizes
 from kvscope_app.views.told import SLOTS, why_no_mode
@@ -37,14 +38,15 @@ from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.mirror import Mirror
 
+_NOTHING: Final = np.empty(0, np.uint32)
 MODES: Final = tuple(ColorMode)
 _MODE_TIPS: Final = (
-    "What each block does: active, shared, cached or free",
+    "State of each block: active, shared, cached or free",
     "Which request owns it",
-    "How many of its slots hold a token",
-    "How many requests hold it",
-    "How long ago it was used",
-    "Which share of its request's attention fell on it, or which decodes passed it over, when that was measured last",
+    "Filled slots",
+    "Number of requests that hold it",
+    "Time since last use",
+    "Share of its request's attention on it, or skipped by sparse decode, at the last measurement",
 )
 _ZOOM_TIPS: Final = {"zoom_out": "Zoom out", "zoom_in": "Zoom in", "fit": "Zoom to fit"}
 """By the names of the actions that do the same."""
@@ -366,7 +368,7 @@ def summaries(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
     active, cached = f"{count(mirror.num_active)} active", f"{count(mirror.num_cached)} cached"
     if cache.num_physical_blocks:  # rows are addresses: what there is memory for is what counts
         counts = [
-            f"{plural(cache.num_physical_blocks, 'block')} of memory in {count(cache.num_blocks)} places",
+            f"{plural(cache.num_physical_blocks, 'block')} of memory in {count(cache.num_blocks)} locations",
             active,
             *([cached] if mirror.num_cached else []),
             f"{count(mirror.num_free)} more mapped",
@@ -387,7 +389,35 @@ def summaries(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
 def _summaries_of_slots(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
     """Where rows are slots that kvscope gives out."""
     in_use = percent(mirror.used_share) if mirror.used_share >= 0 else UNKNOWN
-    counts = [plural(cache.num_blocks, "block"), f"in use: {in_use}", f"{count(mirror.num_cached)} keep a prefix"]
+    counts = [plural(cache.num_blocks, "block"), f"in use: {in_use}", f"{count(mirror.num_cached)} cached prefixes"]
     tokens = f"{plural(cache.block_size, 'token')} each"
     known = ([*counts, tokens, SLOTS], [*counts, SLOTS], counts)
     return tuple("  ·  ".join(parts) for parts in known)
+
+
+class PendingMoves:
+    """Moves of blocks that came since the map was last drawn: bounded, the newest win.
+
+    Takes updates, gives the ids of each kind; knows which kinds this engine has shown.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[FlashKind, Ids] = {}
+        self.seen: set[FlashKind] = set()
+
+    def add(self, update: Update) -> None:
+        """Remember the moves of `update`."""
+        for kind, ids in zip(MOVES, (update.evicted, update.copied, update.saved, update.loaded), strict=True):
+            if ids.size:
+                self.seen.add(kind)
+                kept = np.concatenate([self._ids.get(kind, _NOTHING), ids[-MAX_MOVES_AT_ONCE:]])
+                self._ids[kind] = kept[-MAX_MOVES_AT_ONCE:]
+
+    def take(self) -> dict[FlashKind, Ids]:
+        """The ids of each kind that there are, oldest first; they are gone afterwards."""
+        taken, self._ids = self._ids, {}
+        return taken
+
+    def forget(self) -> None:
+        """Another engine, or another state of it: nothing is pending."""
+        self._ids.clear()

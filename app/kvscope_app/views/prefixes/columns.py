@@ -90,7 +90,7 @@ def where_words(tree: PrefixTree, node: int) -> str:
 
 def holder_words(holders: int) -> str:
     """By how many requests."""
-    return "idle" if not holders else "1 request" if holders == 1 else f"{count(holders)} share"
+    return "idle" if not holders else "1 request" if holders == 1 else f"shared by {count(holders)}"
 
 
 def idle_words(moment: Moment, node: int) -> str:
@@ -99,7 +99,7 @@ def idle_words(moment: Moment, node: int) -> str:
     if moment.tree.holders[node]:
         return "now"
     if moment.is_before_all(node):
-        return f"over {_long(seconds)}" if seconds else "not known"
+        return f"over {_long(seconds)}" if seconds else "unknown"
     return _long(seconds) if seconds else "now"
 
 
@@ -143,23 +143,23 @@ def _if_told(capability: str, column: Column) -> Column:
 COLUMNS: Final = (
     _text(
         "Prefix",
-        "Text, one row until texts part: Right opens it, Left closes it",
+        "Text up to where prompts diverge. Right expands, Left collapses",
         "",
         lambda m, n: node_words(m.tree, n, m.cache),
         lambda m: np.arange(len(m.tree)),
     ),
-    _number("With below", "Blocks of this row and of all below it", "00 000", lambda m: m.tree.num_with_all),
-    _number("Blocks", "Blocks of this row, each once", "00 000", lambda m: m.tree.num_blocks),
+    _number("Subtree blocks", "Blocks of this row and its subtree", "00 000", lambda m: m.tree.num_with_all),
+    _number("Blocks", "Blocks of this row", "00 000", lambda m: m.tree.num_blocks),
     _number("Tokens", "Tokens of this row", "000 000", lambda m: m.num_tokens),
     _if_told(
         "prefix_hits",
-        _number("Hits", "How often a prompt found its most wanted block", "00 000", lambda m: m.tree.hits),
+        _number("Hits", "Hits of its most used block", "00 000", lambda m: m.tree.hits),
     ),
     _if_told(
         "last_used",
         Column(
             "Idle",
-            "How long nobody has held or used it",
+            "Time since last use",
             "over 00 min",
             text=idle_words,
             plain=lambda m, n: str(m.idle_s(n)),
@@ -170,7 +170,7 @@ COLUMNS: Final = (
         "ref_counts",
         _number(
             "Held by",
-            "Requests that hold its most held block; what is idle may be evicted",
+            "Requests that hold its most shared block; idle prefixes may be evicted",
             "00 requests",
             lambda m: m.tree.holders,
             holder_words,
@@ -178,12 +178,12 @@ COLUMNS: Final = (
     ),
     _text(
         "Where",
-        "Tiers that have its blocks",
+        "Tiers that hold its blocks",
         "memory 000, host 00",
         lambda m, n: where_words(m.tree, n),
         lambda m: m.tree.num_in_tier[:, Tier.HOST] + 2 * m.tree.num_in_tier[:, Tier.DISK],
     ),
-    _number("Size", "Of its keys and values, in all tiers together", "00.0 MiB", lambda m: m.num_bytes, num_bytes),
+    _number("Size", "Bytes of keys and values, all tiers", "00.0 MiB", lambda m: m.num_bytes, num_bytes),
 )
 PREFIX: Final = 0
 WITH_BELOW: Final = 1

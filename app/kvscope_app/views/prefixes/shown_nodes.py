@@ -29,7 +29,7 @@ class Which(StrEnum):
     SHARED = "Shared now"
     HELD = "In use"
     IDLE = "Idle"
-    HIT = "Hit before"
+    HIT = "Has hits"
     LOWER = "On host or disk"
     CUT = "Beginning evicted"
 

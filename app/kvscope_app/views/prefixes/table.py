@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
-from PySide6.QtCore import QModelIndex, QPoint, QSize, Qt, Signal
-from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent
-from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QMenu, QTableView
+from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QPoint, QPointF, QRect, QSize, Qt, Signal
+from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent, QPainter, QPen
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QHeaderView,
+    QMenu,
+    QStyle,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QTableView,
+)
 
-from kvscope_app.look.theme import Theme
-from kvscope_app.views.prefixes.branch_delegate import SIGN_WIDTH, BranchDelegate
+from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.prefixes.columns import COLUMNS, PREFIX, WITH_BELOW
 from kvscope_app.views.prefixes.model import PrefixModel
 
+INDENT: Final = 16
+SIGN_WIDTH: Final = 18
+_MAX_LEVELS: Final = 12
+"""Deeper nodes are indented no more: their text would not be seen."""
 _SORT_ARROW = """
 QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-position: top center; width: 9px; height: 7px; }
 """
@@ -121,8 +133,8 @@ class PrefixTable(QTableView):
         if row >= 0 and self._prefixes.has_below(row):
             is_open = self._prefixes.is_open(row)
             menu.addAction("Close" if is_open else "Open", partial(self._prefixes.set_open, row, not is_open))
-        menu.addAction("Open all", partial(self._prefixes.set_all_open, True))
-        menu.addAction("Close all", partial(self._prefixes.set_all_open, False))
+        menu.addAction("Expand all", partial(self._prefixes.set_all_open, True))
+        menu.addAction("Collapse all", partial(self._prefixes.set_all_open, False))
         menu.addSeparator()
         menu.addAction("Copy rows", self.copy_selected).setEnabled(bool(self.chosen_rows()))
         menu.addAction("Clear selection", self.released.emit)
@@ -153,3 +165,48 @@ class PrefixTable(QTableView):
 
 def _one_line(text: str) -> str:
     return text.replace("\t", " ").replace("\n", "⏎").replace("\r", "")
+
+
+class BranchDelegate(QStyledItemDelegate):
+    """How the first column of the prefix table is painted: as deep as the node is, with a sign that opens it.
+
+    The text as always, moved to the right.
+    """
+
+    theme: Theme = DARK
+
+    def __init__(self, model: PrefixModel) -> None:
+        super().__init__()
+        self._model = model
+
+    def sign_right(self, row: int) -> int:
+        """Where the sign ends and the text begins, from the left of the cell."""
+        return SIGN_WIDTH + INDENT * min(self._model.level_at(row), _MAX_LEVELS)
+
+    def paint(
+        self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
+    ) -> None:
+        whole: QRect = QRect(option.rect)
+        shift = self.sign_right(index.row())
+        _fill_selected(painter, option, whole)
+        option.rect = whole.adjusted(shift, 0, 0, 0)
+        super().paint(painter, option, index)
+        if self._model.has_below(index.row()):
+            self._draw_sign(painter, whole, shift, self._model.is_open(index.row()))
+
+    def _draw_sign(self, painter: QPainter, cell: QRect, shift: int, is_open: bool) -> None:
+        x, y = cell.left() + shift - SIGN_WIDTH / 2, cell.center().y() + 0.5
+        painter.save()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(QPen(self.theme.color("muted"), 1.6, c=Qt.PenCapStyle.RoundCap, j=Qt.PenJoinStyle.RoundJoin))
+        if is_open:
+            painter.drawPolyline([QPointF(x - 4, y - 2), QPointF(x, y + 2), QPointF(x + 4, y - 2)])
+        else:
+            painter.drawPolyline([QPointF(x - 2, y - 4), QPointF(x + 2, y), QPointF(x - 2, y + 4)])
+        painter.restore()
+
+
+def _fill_selected(painter: QPainter, option: QStyleOptionViewItem, cell: QRect) -> None:
+    """The ground of a selected row begins where the row does."""
+    if option.state & QStyle.StateFlag.State_Selected:
+        painter.fillRect(cell, option.palette.highlight())

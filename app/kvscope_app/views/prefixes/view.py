@@ -5,42 +5,49 @@ Owns the filter bar, and when a new tree is looked for and shown.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import ClassVar, Final
 
+import numpy as np
 from PySide6.QtCore import QSettings, Qt, QTimer
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QResizeEvent, QTextOption
 from PySide6.QtWidgets import (
     QBoxLayout,
     QComboBox,
     QHBoxLayout,
     QLineEdit,
+    QPlainTextEdit,
     QStackedLayout,
     QVBoxLayout,
     QWidget,
 )
 
+from kvscope_app.look.fonts import mono
 from kvscope_app.look.makers import empty_state, head_row, label
-from kvscope_app.look.number_text import count, plural
+from kvscope_app.look.number_text import count, num_bytes, plural
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import PREFIX_FILTER, PREFIX_ORDER
 from kvscope_app.views.base import View
 from kvscope_app.views.in_sight import in_sight
-from kvscope_app.views.prefixes.columns import COLUMNS, Moment
-from kvscope_app.views.prefixes.detail import MAX_BLOCKS, PrefixDetail
+from kvscope_app.views.prefixes.columns import COLUMNS, Moment, holder_words, idle_words, where_words
 from kvscope_app.views.prefixes.labels import LABEL_BLOCKS, Labels
 from kvscope_app.views.prefixes.model import PrefixModel
-from kvscope_app.views.prefixes.search import find
 from kvscope_app.views.prefixes.selection import PrefixSelection
 from kvscope_app.views.prefixes.shown_nodes import Mask, Which
 from kvscope_app.views.prefixes.step_times import StepTimes
 from kvscope_app.views.prefixes.table import PrefixTable
 from kvscope_app.views.prefixes.tree_keeper import TreeKeeper
+from kvscope_telemetry.ledger import NO_OWNER
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.summary import SECOND_NS
 from kvscope_telemetry.texts.block_texts import Asked
 
+MAX_BLOCKS: Final = 64
+"""Whose text is read."""
+_LINES: Final = 4
+_MAX_DIGITS = 10
 _NARROW: Final = 520
 _LOW: Final = 320
 """Below this height the rows need all the room there is."""
@@ -51,12 +58,10 @@ FEWEST_LETTERS: Final = 2
 MAX_SEARCHED: Final = 8192
 """Blocks whose texts are asked for when words are looked for."""
 _ORDERS: Final = {"ascending": Qt.SortOrder.AscendingOrder, "descending": Qt.SortOrder.DescendingOrder}
-NOTHING_YET: Final = "No cached prefixes yet.\nWhen a block is full, its text is kept for prompts that begin the same."
-NO_POOL: Final = "This address tells of devices alone, and there is no prefix cache."
-NO_CACHE: Final = "This engine keeps no prefixes: it was started without its prefix cache."
-NO_PARENTS: Final = (
-    "There is no tree to show.\nThis was told by an older engine, whose blocks do not say which block was before them."
-)
+NOTHING_YET: Final = "No cached prefixes yet.\nFull blocks are kept for prompts with the same prefix."
+NO_POOL: Final = "This address reports devices only; it has no prefix cache."
+NO_CACHE: Final = "This engine was started without a prefix cache."
+NO_PARENTS: Final = "No tree: this engine does not report which block precedes another."
 
 
 class PrefixesView(View):
@@ -76,10 +81,10 @@ class PrefixesView(View):
         self.detail = PrefixDetail()
         self.which = QComboBox()
         self.which.addItems([which.value for which in Which])
-        self.which.setAccessibleName("Which prefixes")
+        self.which.setAccessibleName("Filter")
         self.search = QLineEdit()
         self.search.setAccessibleName("Find in prefixes")
-        self.search.setPlaceholderText("Find text, a block, or #12 for a request")
+        self.search.setPlaceholderText("Search text, a block, or #12 for a request")
         self.search.setClearButtonEnabled(True)
         self.count = ElidedLabel()
         self._empty = empty_state(NOTHING_YET)
@@ -314,3 +319,80 @@ def _why_none(mirror: Mirror) -> str:
     if not mirror.hello.cache.prefix_caching:
         return NO_CACHE
     return "" if mirror.hello.cache.has_parents else NO_PARENTS
+
+
+def find(moment: Moment, words: str, mirror: Mirror, containing: Set[int]) -> Mask:
+    """What a person looks for in the prefix tree: `#12` a request's, `345` a block's, anything else words of its text.
+
+    Nodes that match, shape (nodes,). `containing`: hashes of the blocks known to have the words.
+    """
+    tree = moment.tree
+    found = np.zeros(len(tree), np.bool_)
+    number = words.removeprefix("#").strip()
+    is_number = number.isdecimal() and len(number) <= _MAX_DIGITS
+    if words.startswith("#"):
+        wanted = int(number) if is_number else NO_OWNER - 1
+        found |= tree.owner == wanted
+        found[tree.nodes_of(mirror.requests.table(wanted))] = True
+        return found
+    if is_number:
+        found[tree.nodes_of(np.array([int(number)]))] = True
+    there = np.isin(tree.row_hash, np.array(list(containing), np.uint64))
+    found[tree.nodes_of(tree.rows[there])] = True
+    return found
+
+
+class PrefixDetail(QWidget):
+    """What there is to read of the chosen prefix: a line of facts and its text, as far as it is known.
+
+    Hidden until something is chosen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.facts = ElidedLabel()
+        self.text = QPlainTextEdit()
+        self.text.setReadOnly(True)
+        self.text.setWordWrapMode(QTextOption.WrapMode.WrapAnywhere)
+        self.text.setAccessibleName("Text of the selected prefix")
+        self.text.setTabChangesFocus(True)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(8, 4, 8, 6)
+        column.setSpacing(4)
+        column.addWidget(self.facts)
+        column.addWidget(self.text)
+        self.hide()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the size of letters."""
+        self.text.setFont(mono(0.92))
+        self.text.setFixedHeight(_LINES * self.text.fontMetrics().lineSpacing() + 12)
+
+    def show_node(self, moment: Moment, node: int, text: str | None) -> None:
+        """`text`: as far as it is known; None where it cannot be had."""
+        words = facts_line(moment, node)
+        if words != self.facts.text():
+            self.facts.setText(words)
+        self.text.setVisible(bool(text))
+        if text and text != self.text.toPlainText():
+            self.text.setPlainText(text)
+        self.show()
+
+
+def facts_line(moment: Moment, node: int) -> str:
+    """The node in one line."""
+    tree, told = moment.tree, moment.told
+    blocks, owner, before = int(tree.num_blocks[node]), int(tree.owner[node]), int(tree.num_before[node])
+    if not blocks:
+        return f"The beginning of {plural(int(tree.num_with_all[node]), 'block')} below was evicted"
+    place = "after what was evicted" if before < 0 else f"from token {count(before * moment.cache.block_size)}"
+    parts = [
+        f"{plural(blocks, 'block')}, {plural(int(moment.num_tokens[node]), 'token')} {place}",
+        f"in {where_words(tree, node)}",
+        *([num_bytes(int(moment.num_bytes[node]))] if moment.cache.block_bytes else []),
+        *([holder_words(int(tree.holders[node]))] if told.ref_counts else []),
+        *([f"used {idle_words(moment, node)}{' ago' if moment.idle_s(node) else ''}"] if told.last_used else []),
+        *([plural(int(tree.hits[node]), "hit")] if told.prefix_hits and tree.hits[node] else []),
+        *([f"written by request #{owner}"] if told.owners and owner != NO_OWNER and owner else []),
+    ]
+    return "  ·  ".join(parts)

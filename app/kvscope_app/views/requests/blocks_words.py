@@ -17,7 +17,7 @@ def blocks_sentence(mirror: Mirror, number: int) -> str:
     cache, num_blocks = mirror.hello.cache, ids.size
     if not num_blocks:
         left = int(np.count_nonzero((mirror.ledger.owner == number) & (mirror.ledger.state == BlockState.CACHED)))
-        cached = f" {plural(left, 'block')} it left {'is' if left == 1 else 'are'} still cached." if left else ""
+        cached = f" {plural(left, 'block')} {'is' if left == 1 else 'are'} still cached." if left else ""
         return f"Request #{count(number)} holds no blocks now.{cached}"
     size = f", {num_bytes(num_blocks * cache.block_bytes)}" if cache.block_bytes else ""
     num_tokens = int(mirror.ledger.filled[ids].astype(np.int64).sum())

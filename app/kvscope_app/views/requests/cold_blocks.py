@@ -34,7 +34,7 @@ def cold_blocks(mirror: Mirror, number: int) -> ColdBlocks | None:
     cold = shares < COLD / measured.size
     coldest = int(shares.argmin())
     words = (
-        f"{count(int(cold.sum()))} of {plural(measured.size, 'block')} get less than a tenth of an even share, together"
-        f" {percent(float(shares[cold].sum()))} of the attention"
+        f"{count(int(cold.sum()))} of {plural(measured.size, 'block')} get less than a tenth of an even "
+        f"share; together {percent(float(shares[cold].sum()))} of the attention"
     )
     return ColdBlocks(words, int(table[measured[coldest]]), float(shares[coldest]))

@@ -106,24 +106,24 @@ def _preempted_text(columns: RequestColumns, row: int) -> str:
 
 
 COLUMNS: Final = (
-    Column("#", "number", _counted("number"), "Number of the request in this engine"),
+    Column("#", "number", _counted("number"), "Request number in this engine"),
     Column(
         "State",
         "state",
         _state_text,
-        "Waiting, prefill, running, preempted; finished, or aborted or refused before; ended: nobody saw how",
+        "Waiting, prefill, running, preempted; finished, aborted or refused; ended (cause not seen)",
         False,
     ),
     Column("Prompt", "num_prompt_tokens", _counted("num_prompt_tokens"), "Tokens of the prompt"),
-    Column("Output", "num_output_tokens", _output_text, "Tokens generated, of at most"),
+    Column("Output", "num_output_tokens", _output_text, "Tokens generated, of the maximum"),
     Column("Blocks", "num_blocks", _counted("num_blocks"), "Blocks in its block table"),
-    Column("Speed", "tokens_per_s", _speed_text, "Output tokens a second since its first token"),
-    Column("Time", "time_s", _timed("time_s"), "Since it arrived, until it ended"),
-    Column("TTFT", "ttft_s", _timed("ttft_s"), "Time to first token, since it arrived"),
-    Column("Queued", "queue_s", _timed("queue_s"), "From its arrival until it first ran"),
+    Column("Speed", "tokens_per_s", _speed_text, "Output tokens per second since the first token"),
+    Column("Time", "time_s", _timed("time_s"), "From arrival to end"),
+    Column("TTFT", "ttft_s", _timed("ttft_s"), "Time from arrival to first token"),
+    Column("Queued", "queue_s", _timed("queue_s"), "From arrival until it first ran"),
     Column("Cached", "num_cached_tokens", _cached_text, "Prompt tokens taken from the prefix cache"),
-    Column("Preempted", "num_preemptions", _preempted_text, "How often its blocks were taken for another"),
-    Column("Id", "request_ids", lambda columns, row: columns.request_ids[row], "The client's name for it", False),
+    Column("Preempted", "num_preemptions", _preempted_text, "Number of preemptions"),
+    Column("Id", "request_ids", lambda columns, row: columns.request_ids[row], "The client's id for it", False),
 )
 _HEAD: Final = TableHead(
     [column.title for column in COLUMNS],

@@ -17,14 +17,14 @@ from kvscope_telemetry.state.mirror import Mirror
 _COLUMNS: Final = 2
 _LARGER: Final = 1.9
 _NUMBERS: Final = (
-    ("num_running", "Running", "They have blocks, and tokens come"),
-    ("num_waiting", "Waiting", "In the queue of the engine"),
-    ("finished", "Finished", "Since the engine began to count"),
-    ("aborted", "Aborted", "Since the engine began to count"),
-    ("preemptions", "Preemptions", "How often one stood aside for another"),
-    ("cached_tokens", "Prompt tokens from the cache", "Of new requests: found in the cache, and not computed"),
-    ("prompt_tokens", "Prompt tokens computed", "Of new requests: without those from the cache"),
-    ("generation_tokens", "Tokens generated", "Since the engine began to count"),
+    ("num_running", "Running", "Requests that hold blocks and generate tokens"),
+    ("num_waiting", "Waiting", "In the engine's queue"),
+    ("finished", "Finished", "Since the engine started"),
+    ("aborted", "Aborted", "Since the engine started"),
+    ("preemptions", "Preemptions", "Times that a request gave up its blocks to another"),
+    ("cached_tokens", "Prompt tokens from the cache", "New requests' prompt tokens found in the cache"),
+    ("prompt_tokens", "Prompt tokens computed", "New requests' prompt tokens not in the cache"),
+    ("generation_tokens", "Tokens generated", "Since the engine started"),
 )
 """Fields of `Counters`, their names and what they mean."""
 

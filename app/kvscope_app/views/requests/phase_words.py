@@ -32,7 +32,7 @@ def phases(
     requests = mirror.requests
     own = [event for event in events if event.number == number]
     if waits := why_waits(mirror, number):
-        yield "Waits", f"{waits[0].upper()}{waits[1:]}."
+        yield "Waiting", f"{waits[0].upper()}{waits[1:]}."
     arrival, ended = int(requests.arrival_ns[row]), int(requests.finished_ns[row])
     until = ended if ended >= 0 else max(mirror.time_ns, arrival)
     started = _started_ns(times, own, number)
@@ -49,7 +49,7 @@ def phases(
         yield from _written(mirror, row, first, last)
     yield from _preempted(mirror, row, own)
     if stopped_ns := mirror.stops.stopped_ns(arrival, until):
-        yield "Paused", f"{seconds(stopped_ns / 1e9)}, counted in none of these"
+        yield "Paused", f"{seconds(stopped_ns / 1e9)}, excluded"
 
 
 def _started_ns(times: RequestTimes, own: list[Event], number: int) -> int:
@@ -87,8 +87,8 @@ def _preempted(mirror: Mirror, row: int, own: list[Event]) -> Iterator[tuple[str
     if not times and not told:
         return
     away_ns = sum(event.data.waited_ns for event in own if event.kind == "resumed" and event.data is not None)
-    away = f", {seconds(away_ns / 1e9)} until it came back" if away_ns else ""
+    away = f", resumed after {seconds(away_ns / 1e9)}" if away_ns else ""
     times = max(times, len(told))
     yield "Preempted", f"{plural(times, 'time')}{away}"
     if told and (cause := cause_text(told[-1])):
-        yield "Because" if times == 1 else "The last time", f"{cause[0].upper()}{cause[1:]}."
+        yield "Reason" if times == 1 else "The last time", f"{cause[0].upper()}{cause[1:]}."

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from functools import partial
+from html import escape
+from typing import Final
 
 import numpy as np
 from PySide6.QtCore import QSize, Qt, Signal
@@ -17,11 +20,15 @@ from kvscope_app.views.events.event_model import EventFilter, EventModel
 from kvscope_app.views.events.event_table import EventTable
 from kvscope_app.views.requests.block_strip import BlockStrip
 from kvscope_app.views.requests.blocks_words import blocks_sentence
-from kvscope_app.views.requests.delay_words import delays_of, linked
 from kvscope_app.views.requests.first_tokens import FirstTokens, find_first_token
 from kvscope_app.views.requests.phase_words import phases
 from kvscope_app.views.requests.reuse_words import prompt_of, reuse_text
+from kvscope_telemetry.delays import KINDS, Delays
+from kvscope_telemetry.latencies import Moments
 
+_NAMED: Final = re.compile(r"#(\d{1,10})\b")
+_MAX_EVENTS: Final = 20_000
+"""The newest that are looked through; of what was before, nobody is named."""
 NOTHING_SELECTED = "Select a request to see its blocks."
 
 
@@ -53,7 +60,7 @@ class RequestDetail(QTabWidget):
         self.all_events = EventModel(offset_ns, self)
         self.filter = QComboBox()
         self.filter.addItems([wanted.value for wanted in EventFilter])
-        self.filter.setAccessibleName("Which events")
+        self.filter.setAccessibleName("Kinds of events")
         self.filter.currentTextChanged.connect(self._on_filter)
         self._tables = [
             EventTable(self.own_events, "Events of the request"),
@@ -196,3 +203,39 @@ def _column(head: QWidget, body: QWidget) -> QWidget:
     column.addLayout(framed)
     column.addWidget(body, 1)
     return page
+
+
+# What delayed a request that missed its goals, as the session's events tell it, with links to whom it names.
+def delays_of(session: Session, number: int) -> tuple[str, ...]:
+    """The chain of `Delays` of one that the mirror knows."""
+    mirror, history = session.mirror, session.history
+    row = mirror.requests.row_of(number)
+    if row is None or mirror.hello is None:
+        return ()
+    told = history.events.of_kinds(KINDS, _MAX_EVENTS)
+    events = (entry.event for entry in told if entry.epoch == mirror.epoch)
+    numbers = np.array([number])
+    last_ns = history.request_times.last_token_ns(numbers)[0]
+    moments = Moments(
+        int(mirror.requests.arrival_ns[row]),
+        _known(history.request_times.started_ns(numbers)[0]),
+        _known(history.request_times.first_token_ns(numbers)[0]),
+        _known(last_ns if last_ns >= 0 else mirror.requests.finished_ns[row]),
+        mirror.stops,
+    )
+    limit = mirror.limits[0] or mirror.hello.cache.max_num_seqs
+    return Delays(events, limit).chain(number, moments, int(mirror.requests.num_output_tokens[row]))
+
+
+def linked(lines: Iterable[str], number: int | None) -> str:
+    """As HTML, a line each: `#7` is a link to request 7, but for `number` itself."""
+
+    def link(found: re.Match[str]) -> str:
+        other = found.group(1)
+        return found.group() if int(other) == number else f'<a href="{int(other)}">#{other}</a>'
+
+    return "<br>".join(_NAMED.sub(link, escape(line, quote=False)) for line in lines)
+
+
+def _known(time_ns: int) -> int | None:
+    return None if time_ns < 0 else int(time_ns)

@@ -52,7 +52,7 @@ def _begun(event: Event, prompt: Prompt) -> str:
 
 def _nothing(prompt: Prompt, event: Event) -> str:
     if not prompt.has_cache:
-        return f"Reused nothing: the engine keeps no prefixes. {_all_of(prompt)} computed."
+        return f"Reused nothing: prefix caching is off. {_all_of(prompt)} computed."
     why = "" if event.data is None else "; ".join([*reuse_clauses(event.data), *filter(None, [miss_text(event.data)])])
     said = f"Reused none of its {plural(prompt.num_tokens, 'prompt token')}"
     return _sentence(f"{said}: {why}" if why else said)
@@ -63,7 +63,7 @@ def _all_of(prompt: Prompt) -> str:
 
 
 def _resumed(event: Event) -> str:
-    what = f"with {plural(event.num_tokens, 'token')} it need not compute" if event.num_tokens else "and computes all"
+    what = f"with {plural(event.num_tokens, 'token')} already cached" if event.num_tokens else "and computes everything"
     return _sentence("; ".join([f"Came back {what}", *_reasons(event)]))
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QItemSelection, QPoint, QSize, Qt, Signal
-from PySide6.QtGui import QAction, QGuiApplication
-from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QMenu, QTableView
+from PySide6.QtCore import QItemSelection, QModelIndex, QPersistentModelIndex, QPoint, QRect, QSize, Qt, Signal
+from PySide6.QtGui import QAction, QColor, QGuiApplication, QPainter
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QHeaderView,
+    QMenu,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QTableView,
+)
 
 from kvscope_app.look.table_text import as_tsv, chosen_rows
-from kvscope_app.look.theme import Theme
-from kvscope_app.views.requests.delegate import ProgressDelegate
-from kvscope_app.views.requests.model import COLUMNS, OUTPUT_COLUMN, RequestModel
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.views.requests.model import COLUMNS, OUTPUT_COLUMN, PROGRESS_ROLE, RequestModel
 
+_BAR_HEIGHT = 2
+_MARGIN = 6
 _SORT_ARROW = """
 QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-position: top center; width: 9px; height: 7px; }
 """
@@ -121,3 +129,26 @@ class RequestTable(QTableView):
     def _copy_json(self) -> None:
         if text := self._requests.json_at(self.currentIndex().row()):
             QGuiApplication.clipboard().setText(text)
+
+
+class ProgressDelegate(QStyledItemDelegate):
+    """How the output column of the request table is painted: a small bar below the tokens.
+
+    Text as always, and a bar as long as the share that is there.
+    """
+
+    theme: Theme = DARK
+
+    def paint(
+        self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
+    ) -> None:
+        super().paint(painter, option, index)
+        share = index.data(PROGRESS_ROLE)
+        if share is None:
+            return
+        box: QRect = option.rect
+        width = box.width() - 2 * _MARGIN
+        top = box.bottom() - _BAR_HEIGHT - 1
+        painter.fillRect(box.left() + _MARGIN, top, width, _BAR_HEIGHT, QColor(self.theme.border))
+        filled = round(width * min(max(share, 0.0), 1.0))
+        painter.fillRect(box.left() + _MARGIN, top, filled, _BAR_HEIGHT, QColor(self.theme.accent))

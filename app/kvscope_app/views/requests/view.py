@@ -70,7 +70,7 @@ class RequestsView(View):
         """Instead of both, of an engine that does not tell of each."""
         self.filter = QComboBox()
         self.filter.addItems([wanted.value for wanted in Filter])
-        self.filter.setAccessibleName("Which requests")
+        self.filter.setAccessibleName("Filter")
         self.goals = QLineEdit()
         """Seen with the filter that needs them."""
         self.goals.setPlaceholderText("Goals in ms, as ttft:200 tpot:50")
@@ -185,7 +185,7 @@ class RequestsView(View):
         if row < 0 or self.model.is_finished(row):
             return
         request_id = self.model.request_id_at(row)
-        question = f"Abort the request {request_id}? What it has written stays, the rest is not written."
+        question = f"Abort request {request_id}? Tokens generated so far are kept."
         ask(self, question, "Abort", partial(self._abort, request_id))
 
     def _abort(self, request_id: str) -> None:
@@ -256,7 +256,7 @@ class RequestsView(View):
     def _show_count(self) -> None:
         if self.model.filter is Filter.MISSED:
             self.count.setText(
-                "Not accepted, write as ttft:200" if self._goals_error else _goodput_text(self.model.judged)
+                "Not accepted; write it as ttft:200" if self._goals_error else _goodput_text(self.model.judged)
             )
             return
         shown, there = self.model.rowCount(), self.model.num_requests

@@ -33,14 +33,14 @@ def why_waits(mirror: Mirror, number: int) -> str:
     running = int(np.count_nonzero(requests.state == RequestState.RUNNING))
     limit = mirror.limits[0] or cache.max_num_seqs
     if limit and running >= limit:
-        parts.append(f"{plural(running, 'request')} {'runs' if running == 1 else 'run'}, which is as many as may")
+        parts.append(f"{plural(running, 'request')} {'runs' if running == 1 else 'run'}, the maximum")
     needed, what = _needed(mirror, row)
     free, idle = mirror.num_room, mirror.num_cached
     kept_back = 0 if not running or cache.allocator != "paged" else max(1, cache.num_blocks // 100)
     there = f"{count(free)} free" + (f" and {count(idle)} idle in the cache" if idle else "")
     parts.append(f"it needs {what}, {there}")
     if kept_back and needed + kept_back > free + idle:
-        parts.append(f"{plural(kept_back, 'block')} {'is' if kept_back == 1 else 'are'} left to those who run")
+        parts.append(f"{plural(kept_back, 'block')} {'is' if kept_back == 1 else 'are'} left to running requests")
     return "; ".join(parts)
 
 
@@ -95,7 +95,7 @@ def queue_note(mirror: Mirror, log: EventLog, wall_ns: int) -> str:
     first = first_waiting(mirror)
     if first is not None:
         num_waiting = int(np.count_nonzero(np.isin(mirror.requests.state, _WAITS)))
-        waits = f"{count(num_waiting)} wait" if num_waiting > 1 else "1 waits"
+        waits = f"{count(num_waiting)} waiting" if num_waiting > 1 else "1 waiting"
         parts.append(f"{waits}. #{count(first)} is next: {why_waits(mirror, first)}.")
     refused = log.of_kinds({"refused"}, _MAX_REFUSED)
     if refused:

@@ -18,7 +18,7 @@ from kvscope_app.views.roofline.log_scale import LogScale, bounds
 from kvscope_app.views.roofline.points import NO_POINTS, Points
 from kvscope_telemetry.messages.telemetry import DeviceInfo
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 12, 36
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 14, 12, 36
 _REACH_PX: Final = 12.0
 _LEAST_DECADES: Final = 2.0
 UNKNOWN: Final = DeviceInfo(kind="")
@@ -41,7 +41,7 @@ class RooflineCanvas(QWidget):
         self.setMouseTracking(True)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
-        self.setAccessibleName("Roofline: arithmetic intensity against achieved FLOP/s, a point a step")
+        self.setAccessibleName("Roofline: arithmetic intensity against achieved FLOP/s, one point per step")
 
     def show_points(self, points: Points, device: DeviceInfo, selected: int | None) -> None:
         """These, under the roofs of `device`; `selected` is the place of one of them."""

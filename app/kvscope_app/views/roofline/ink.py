@@ -39,9 +39,9 @@ def grid(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, theme: 
         painter.drawLine(QLineF(box.left(), y, box.right(), y))
         painter.setPen(theme.color("muted"))
         words = QRectF(0, y - height / 2, box.left() - 6, height)
-        painter.drawText(words, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, tick_text(value, "F/s"))
+        painter.drawText(words, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, tick_text(value, "FLOP/s"))
     below = QRectF(box.left(), box.bottom() + height + 1, box.width(), height)
-    painter.drawText(below, Qt.AlignmentFlag.AlignHCenter, "FLOP a byte")
+    painter.drawText(below, Qt.AlignmentFlag.AlignHCenter, "FLOP/byte")
 
 
 def roofs(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, device: DeviceInfo, theme: Theme) -> None:
@@ -79,7 +79,12 @@ def _along(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, read:
     painter.save()
     painter.translate(across.at(begin), up.at(begin * read))
     painter.rotate(angle)
-    painter.drawText(QPointF(scaled(14), -scaled(5)), with_prefix(read, "B/s"))
+    words, metrics = with_prefix(read, "B/s"), painter.fontMetrics()
+    has_room_above = (
+        up.at(begin * read) - box.top() > metrics.horizontalAdvance(words) * abs(slope) + 2 * metrics.height()
+    )
+    down = -scaled(5) if has_room_above else scaled(3) + metrics.ascent()
+    painter.drawText(QPointF(scaled(14), down), words)
     painter.restore()
 
 

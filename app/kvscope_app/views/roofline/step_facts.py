@@ -22,16 +22,14 @@ def how_it_ran(frame: Frame, device: DeviceInfo) -> Iterator[Fact]:
     elif work.graph_tokens:
         told = f"CUDA graphs of {plural(work.graph_tokens, 'token')}, attention kernel by kernel"
     else:
-        told = "kernel by kernel" if device.kind == "cuda" else "eagerly"
-    yield Fact("As", told, tip="A CUDA graph is launched at once; without one the host launches each kernel")
+        told = "kernel by kernel" if device.kind == "cuda" else "eager"
+    yield Fact("Execution", told, tip="A CUDA graph is launched as one; without it the host launches each kernel")
     if work.launches:
-        yield Fact("Launches", count(work.launches), tip="Handed to the device by the host")
+        yield Fact("Launches", count(work.launches), tip="Launched by the host")
     if work.wait_ns:
-        yield Fact("Waited", seconds(work.wait_ns / 1e9), tip="Until the device was done and its tokens were read back")
+        yield Fact("Waited", seconds(work.wait_ns / 1e9), tip="Until the device finished and its tokens were read back")
     if work.copy_ns:
-        yield Fact(
-            "Tier copies", seconds(work.copy_ns / 1e9), tip="Between the pool, host memory and disk, as measured"
-        )
+        yield Fact("Tier copies", seconds(work.copy_ns / 1e9), tip="Between the pool, host memory and disk (measured)")
 
 
 def work_facts(work: Work, forward_ns: int, device: DeviceInfo) -> Iterator[Fact]:
@@ -40,27 +38,28 @@ def work_facts(work: Work, forward_ns: int, device: DeviceInfo) -> Iterator[Fact
     if not work.flops or not total:
         return
     parts = {
-        "Weights": (work.weights_bytes, "All that the step needs of them, once"),
-        "KV read": (work.kv_read_bytes, "Of every sequence that ran, in every layer"),
-        "KV written": (work.kv_written_bytes, "Of the tokens that were computed"),
-        "Activations": (work.other_bytes, "What linear layers take and give, and logits"),
+        "Weights": (work.weights_bytes, "Weights that the step reads, once"),
+        "KV read": (work.kv_read_bytes, "Every sequence, in every layer"),
+        "KV written": (work.kv_written_bytes, "Of the computed tokens"),
+        "Activations": (work.other_bytes, "Inputs and outputs of linear layers, and logits"),
     }
-    yield Fact("Moved", num_bytes(total), tip="Read from and written to the device's memory at least")
+    yield Fact("Moved", num_bytes(total), tip="Minimum bytes read from and written to device memory")
     for name, (size, tip) in parts.items():
         if size:
             yield Fact(name, f"{num_bytes(size)}, {percent(size / total, 0)}", tip=tip)
     if work.streamed_bytes:
         rate = f", {bytes_text(work.streamed_bytes * 1e9 / forward_ns, 0)}" if forward_ns else ""
-        tip = "Weights that stay in host memory (--cpu-offload-gb) and are copied to the device for this step"
+        tip = "Offloaded weights (--cpu-offload-gb) copied to the device for this step"
         yield Fact("Streamed", f"{num_bytes(work.streamed_bytes)}{rate}", tip=tip)
     attention = percent(work.attention_flops / work.flops, 0)
     yield Fact("Computed", f"{with_prefix(work.flops, 'FLOP')}, attention {attention}")
-    yield Fact("Intensity", f"{work.flops / total:.3g} FLOP a byte")
+    yield Fact("Intensity", f"{work.flops / total:.3g} FLOP/byte")
     if forward_ns:
         yield Fact("Memory", bytes_text(total * 1e9 / forward_ns, device.read_bytes_per_s))
-        yield Fact("Arithmetic", flops_text(work.flops * 1e9 / forward_ns, device.flops_per_s))
-    if bound := bound_text(work.flops / total, device):
-        yield Fact("Bound by", bound, tip="Which of the two limits a step of this intensity meets first")
+        yield Fact("Compute", flops_text(work.flops * 1e9 / forward_ns, device.flops_per_s))
+        bound = bound_text(total * 1e9 / forward_ns, work.flops * 1e9 / forward_ns, device)
+        if bound:
+            yield Fact("Bound by", bound, tip="The limit that this step came closer to")
 
 
 def phases_of(timings: Timings) -> tuple[Phase, ...]:

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from PySide6.QtCore import QSettings, Qt
-from PySide6.QtWidgets import QHBoxLayout, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtCore import QPointF, QRectF, QSettings, QSize, Qt
+from PySide6.QtGui import QPainter, QPaintEvent, QPolygonF
+from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QStackedLayout, QVBoxLayout, QWidget
 
 from kvscope_app.look.makers import empty_state, label
-from kvscope_app.look.theme import Theme
+from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.widgets import Segments
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import ROOFLINE_RANGE
 from kvscope_app.views.base import View
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.inspector.request_page import wall_offset_ns
 from kvscope_app.views.roofline.canvas import UNKNOWN, RooflineCanvas
-from kvscope_app.views.roofline.legend import RooflineLegend
-from kvscope_app.views.roofline.points import NO_POINTS, Points, points_of
-from kvscope_app.views.roofline.words import bound_text, point_text
+from kvscope_app.views.roofline.points import NO_POINTS, Kind, Points, points_of
+from kvscope_app.views.roofline.words import KIND_COLORS, KIND_WORDS, bound_text, point_text
 from kvscope_app.views.timed_session import Choice
 from kvscope_app.views.timeline.lane_words import STEP_TOLD_NS
 from kvscope_app.views.timeline.step_feed import StepFeed
@@ -29,18 +30,15 @@ from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_app.views.told import engine_name
 from kvscope_telemetry.messages.telemetry import DeviceInfo
 
-NO_ENGINE: Final = "No engine has reported yet.\nEach step becomes a point here."
-NO_STEPS: Final = "No step ran in this time.\nSend a prompt, or go to when the engine was busy."
-NOT_KEPT: Final = "The past of this session is not kept, and steps are read from it."
+_SIGN, _GAP, _APART = 8, 5, 14
+_ORDER: Final = (Kind.DECODE, Kind.MIXED, Kind.PREFILL)
+NO_ENGINE: Final = "Waiting for the engine's first report.\nEach step becomes a point."
+NO_STEPS: Final = "No step ran in this range.\nSend a prompt, or go to a time when the engine was busy."
+NOT_KEPT: Final = "This session keeps no history, from which steps are read."
 RANGES_S: Final = {"10 s": 10, "30 s": 30, "2 min": 120}
-NO_STEPS_HERE: Final = (
-    "This address tells of devices alone.\nNo steps run here, so that none can be held against what the device can do."
-)
-NOT_RECORDED: Final = (
-    "The work of its steps is not in this recording.\n"
-    "An engine of this version tells it; older ones and simulations do not."
-)
-_HELP: Final = "A click on a point goes to its step"
+NO_STEPS_HERE: Final = "This address reports devices only; no steps run here."
+NOT_RECORDED: Final = "This recording does not contain the work of steps (simulations have none)."
+_HELP: Final = "Click a point to go to its step"
 
 
 class RooflineView(View):
@@ -54,7 +52,7 @@ class RooflineView(View):
         super().__init__(session, parent)
         self.canvas = RooflineCanvas()
         self.legend = RooflineLegend()
-        self.ranges = Segments(list(RANGES_S), "Time shown")
+        self.ranges = Segments(list(RANGES_S), "Visible range")
         self.words = label("", "muted", wraps=True, elastic=True)
         self.words.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.words.setMinimumHeight(3 * self.words.fontMetrics().lineSpacing())  # so that the chart stays as it is
@@ -162,7 +160,7 @@ class RooflineView(View):
         if has_run or not told.steps:
             if self.session.is_file and told.steps:
                 return NOT_RECORDED
-            return f"{engine_name(told)} does not tell the work of its steps.\nkvscope's own engine does."
+            return f"{engine_name(told)} does not report the work of its steps.\nkvscope's own engine does."
         if self.feed.failure:
             return f"Steps cannot be read: {self.feed.failure}"
         return "Reading…" if self.feed.is_reading and not len(self.feed.steps) else NO_STEPS
@@ -180,7 +178,7 @@ class RooflineView(View):
         if at is None or not 0 <= at < len(self.points):
             self.words.setText(_HELP if len(self.points) else "")
             return
-        bound = bound_text(float(self.points.intensity[at]), self.device)
+        bound = bound_text(float(self.points.bytes_per_s[at]), float(self.points.flops_per_s[at]), self.device)
         told = point_text(self.points, at, self.device) + (f" · bound by {bound}" if bound else "")
         self.words.setText(told)
 
@@ -217,7 +215,7 @@ class RooflineView(View):
         self.session.cursor_changed.connect(self._refresh_if_seen)
 
     def _lay_out(self) -> None:
-        self.ranges.setToolTip("So much time up to the step that is shown")
+        self.ranges.setToolTip("Range before the current step")
         top = QHBoxLayout()
         top.setSpacing(10)
         top.addWidget(self.ranges)
@@ -233,3 +231,50 @@ class RooflineView(View):
         layout.addLayout(top)
         layout.addWidget(pages, 1)
         layout.addWidget(self.words)
+
+
+class RooflineLegend(QWidget):
+    """What the dots of a roofline mean: a sign and a word a kind of step. Owns no data.
+
+    Three signs on a line.
+    """
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.theme: Theme = DARK
+        self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+        self.setAccessibleName("Circle: decode step, diamond: mixed, square: prefill")
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Other colours."""
+        self.theme = theme
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        metrics = self.fontMetrics()
+        words = sum(metrics.horizontalAdvance(KIND_WORDS[kind]) for kind in _ORDER)
+        return QSize(words + 3 * scaled(_SIGN + _GAP) + 2 * scaled(_APART) + 8, metrics.height() + 4)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        left, middle, size = 0.0, self.height() / 2, scaled(_SIGN)
+        for kind in _ORDER:
+            painter.setPen(Qt.PenStyle.NoPen)
+            painter.setBrush(self.theme.color(KIND_COLORS[kind]))
+            box = QRectF(left, middle - size / 2, size, size)
+            if kind is Kind.DECODE:
+                painter.drawEllipse(box)
+            elif kind is Kind.PREFILL:
+                painter.drawRect(box)
+            else:
+                x, half = box.center().x(), size / 2
+                corners = (QPointF(x, box.top()), QPointF(x + half, middle), QPointF(x, box.bottom()))
+                painter.drawPolygon(QPolygonF([*corners, QPointF(x - half, middle)]))
+            painter.setPen(self.theme.color("muted"))
+            left += size + scaled(_GAP)
+            words = KIND_WORDS[kind]
+            width = painter.fontMetrics().horizontalAdvance(words)
+            painter.drawText(QRectF(left, 0, width + 2, self.height()), Qt.AlignmentFlag.AlignVCenter, words)
+            left += width + scaled(_APART)
+        painter.end()

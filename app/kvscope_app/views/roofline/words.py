@@ -12,16 +12,18 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo
 KIND_WORDS: Final = {Kind.DECODE: "decode", Kind.MIXED: "mixed", Kind.PREFILL: "prefill"}
 KIND_COLORS: Final = {Kind.DECODE: "good", Kind.MIXED: "warn", Kind.PREFILL: "block_active"}
 """Prefill and decode as on the timeline."""
+_OVERHEAD_BELOW: Final = 0.2
+"""Share of either limit under which launches, copies and Python are what a step waits for."""
 
 
 def bytes_text(rate: float, limit: float) -> str:
     """`3.1 GB/s, 61 % of what it can read`."""
-    return with_prefix(rate, "B/s") + (f", {percent(rate / limit, 0)} of its memory" if limit else "")
+    return with_prefix(rate, "B/s") + (f", {percent(rate / limit, 0)} of memory bandwidth" if limit else "")
 
 
 def flops_text(rate: float, limit: float) -> str:
     """`5.2 GFLOP/s, 4 % of what it can compute`."""
-    return with_prefix(rate, "FLOP/s") + (f", {percent(rate / limit, 0)} of its arithmetic" if limit else "")
+    return with_prefix(rate, "FLOP/s") + (f", {percent(rate / limit, 0)} of peak FLOP/s" if limit else "")
 
 
 def point_text(points: Points, at: int, device: DeviceInfo) -> str:
@@ -39,9 +41,14 @@ def point_text(points: Points, at: int, device: DeviceInfo) -> str:
     )
 
 
-def bound_text(intensity: float, device: DeviceInfo) -> str:
-    """Which of the two limits a step of this intensity meets first; empty where they are unknown."""
+def bound_text(bytes_per_s: float, flops_per_s: float, device: DeviceInfo) -> str:
+    """What held the step up: the limit that it came closer to, or neither where it used little of both.
+
+    Empty where the device's limits are unknown.
+    """
     if not device.read_bytes_per_s or not device.flops_per_s:
         return ""
-    ridge = device.flops_per_s / device.read_bytes_per_s
-    return "memory" if intensity < ridge else "arithmetic"
+    memory, compute = bytes_per_s / device.read_bytes_per_s, flops_per_s / device.flops_per_s
+    if max(memory, compute) < _OVERHEAD_BELOW:
+        return "neither: overhead"
+    return "memory" if memory > compute else "compute"

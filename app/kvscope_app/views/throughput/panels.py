@@ -132,7 +132,7 @@ PANELS: Final = (
         seconds,
         join_gap_s=_JOIN_LATENCIES_S,
         needs="queue_p50_s",
-        tip=f"{QUEUED.counts}: this part of the time to its first token nobody worked on it.",
+        tip=f"{QUEUED.counts}.",
     ),
     PanelSpec(
         "itl",
@@ -155,9 +155,8 @@ PANELS: Final = (
         seconds,
         join_gap_s=_JOIN_LATENCIES_S,
         needs="run_ns",
-        tip="Where the time of a step goes, on average. Schedule: who runs, with which blocks. Forward: the model."
-        " Sample: what else runs on the device, inputs and the choice of tokens. Commit: what came is written down,"
-        " and told.",
+        tip="Average step time by part. Schedule: choosing requests and blocks. Forward: the model. Sample: "
+        "inputs, sampling and other device work. Commit: storing and reporting results.",
     ),
     PanelSpec(
         "hits",
@@ -172,14 +171,14 @@ PANELS: Final = (
     ),
     PanelSpec(
         "drafts",
-        "Guessed ahead, right",
+        "Draft acceptance",
         (CurveSpec("draft_share", "", 6),),
         lambda value: percent(value, 0),
         _share,
         top=1.0,
         join_gap_s=_JOIN_LATENCIES_S,
         needs="draft_tokens",
-        tip="Speculation: of the tokens that were guessed ahead and checked, the share that the model says too.",
+        tip="Speculation: share of draft tokens that the model accepted.",
     ),
     PanelSpec(
         "evicted",
@@ -188,7 +187,7 @@ PANELS: Final = (
         short,
         _blocks,
         needs="evicted_blocks",
-        tip="Cached blocks that were taken for other tokens.",
+        tip="Cached blocks reused for other tokens.",
     ),
     PanelSpec(
         "copied",
@@ -197,17 +196,17 @@ PANELS: Final = (
         short,
         _blocks,
         needs="copied_blocks",
-        tip="Shared blocks that one request had to change.",
+        tip="Copies of shared blocks made before a write.",
     ),
     PanelSpec(
         "busy",
-        "Device busy",
+        "Device utilization",
         (CurveSpec("utilization", "", 4),),
         lambda value: percent(value, 0),
         _share,
         top=1.0,
         needs="utilization",
-        tip="A GPU: the part of the time it computes. A CPU: the engine's share of all cores.",
+        tip="GPU: share of time it computes. CPU: the engine's share of all cores.",
     ),
     PanelSpec("power", "Power", (CurveSpec("power_watts", "", 3),), short, _watts, needs="power_watts"),
     PanelSpec(
@@ -217,7 +216,7 @@ PANELS: Final = (
         lambda value: f"{value:.0f} °",
         _celsius,
         needs="temperature_celsius",
-        tip="Of the device, as its driver tells it.",
+        tip="As reported by the driver.",
     ),
 )
 _RATES: Final = {

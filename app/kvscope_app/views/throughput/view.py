@@ -42,7 +42,7 @@ from kvscope_app.views.throughput.panels import (
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.summaries.course import Course
 
-EMPTY_TEXT = "No engine has reported yet.\nCurves begin with its first message."
+EMPTY_TEXT = "Waiting for the engine's first report."
 SHORTEST_S = min(RANGES_S.values())
 _PANEL_MIN_WIDTH = 310
 _SILENT_EVERY_S = 3.0

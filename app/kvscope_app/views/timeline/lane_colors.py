@@ -23,14 +23,14 @@ PHASE_WORDS: Final = {
     Phase.RUNNING: "runs",
     Phase.DECODE: "decodes",
     Phase.PREFILL: "prefills",
-    Phase.QUEUED: "waits",
-    Phase.PREEMPTED: "preempted, to be computed again",
+    Phase.QUEUED: "waiting",
+    Phase.PREEMPTED: "preempted, to be recomputed",
     Phase.SWAPPED: "preempted, swapped to a lower tier",
     Phase.ABORTED: "aborted",
     Phase.REFUSED: "refused",
 }
 PHASE_LEGEND: Final = {
-    Phase.QUEUED: "waits",
+    Phase.QUEUED: "waiting",
     Phase.PREFILL: "prefill",
     Phase.DECODE: "decode",
     Phase.PREEMPTED: "preempted",

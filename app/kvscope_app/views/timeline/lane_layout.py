@@ -61,7 +61,7 @@ LANES: Final = (
     Lane("preempted", "Preemptions", 11, 14),
     Lane("swapped", "Swaps", 11, 14),
     Lane("evicted", "Evictions", 11, 14),
-    Lane("copied", "Copies on write", 11, 14),
+    Lane("copied", "Copy-on-write", 11, 14),
     Lane("refused", "Refusals", 11, 14),
     Lane("gaps", "Gaps", 11, 14),
     Lane(PAUSED, "Paused", 11, 14),

@@ -56,7 +56,7 @@ def found_in_lane(name: str, shown: Shown, time_ns: int, reach_ns: int) -> Found
     place = course.place_at(time_ns)
     is_known = place >= 0 and time_ns - int(course.time_ns[place]) < SECOND_NS
     if name in ("usage", "running", "waiting"):
-        return Found(time_ns, _state_words(course, place) if is_known else "nothing is known of this second")
+        return Found(time_ns, _state_words(course, place) if is_known else "no data for this second")
     if name == STEPS:
         return _step_found(shown, time_ns, reach_ns, place if is_known else -1)
     if name == MARKS:
@@ -82,7 +82,7 @@ def _step_found(shown: Shown, time_ns: int, reach_ns: int, second: int) -> Found
     place = None if steps is None else steps.at(time_ns, reach_ns)
     if steps is None or place is None:
         if second < 0:
-            return Found(time_ns, "nothing is known of this second")
+            return Found(time_ns, "no data for this second")
         told = {name: float(shown.course.column(name)[second]) for name in _TOKENS}
         numbers = {name: int(np.nan_to_num(value)) for name, value in told.items()}
         tokens = f"{count(numbers['prefill_tokens'])} prefill and {count(numbers['decode_tokens'])} decode tokens"
@@ -158,7 +158,7 @@ def _event_words(near: list[TimedEvent], nearest: TimedEvent) -> str:
     in_order = sorted(near, key=lambda timed: abs(timed.time_ns - nearest.time_ns))
     lines = [_one_event(timed) for timed in in_order[:_MOST_NAMED]]
     more = len(near) - len(lines)
-    return "\n".join([*lines, f"and {count(more)} more near here: zoom in"] if more > 0 else lines)
+    return "\n".join([*lines, f"and {count(more)} more here: zoom in"] if more > 0 else lines)
 
 
 def _one_event(timed: TimedEvent) -> str:

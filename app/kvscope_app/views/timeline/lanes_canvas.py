@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 from PySide6.QtCore import QEvent, QPoint, QRect, Qt, Signal
 from PySide6.QtGui import (
     QHelpEvent,
@@ -30,7 +31,6 @@ from kvscope_app.views.timeline.lane_words import STEP_TOLD_NS, Found, found_in_
 from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.raster import Pixels
 from kvscope_app.views.timeline.request_lanes import RequestLanes
-from kvscope_app.views.timeline.row_steps import next_in_rows
 from kvscope_app.views.timeline.step_lane import steps_are_apart
 from kvscope_app.views.timeline.steps import Steps
 from kvscope_app.views.timeline.time_span import SHORTEST_NS, TimeSpan, whole_span
@@ -460,3 +460,36 @@ class LanesCanvas(QWidget):
             painter.setPen(self.theme.color("text"))
             painter.fillRect(left + 1, 0, right - left - 1, axis_height() - 5, self.theme.color("raised"))
             painter.drawText(QRect(left, 0, right - left, axis_height() - 5), Qt.AlignmentFlag.AlignCenter, words)
+
+
+def next_in_rows(
+    shown: Shown, selected: tuple[int, int] | None, sign: int, cursor_ns: int, in_sight: range
+) -> tuple[int, Found] | None:
+    """From a request of the timeline to the one in the row above or below.
+
+    A row and whom it is about; None where no request is in the span.
+
+    `selected` is epoch and number; from one that is not in `in_sight`, the rows that are seen, it goes on at their
+    edge. Of requests that share a row the one nearest to `cursor_ns` is meant.
+    """
+    last = shown.num_rows - 1
+    if last < 0:
+        return None
+    row = _row_of(shown, selected)
+    if row in in_sight:
+        row = min(max(row + sign, 0), last)
+    else:
+        row = min(in_sight.start if sign > 0 else in_sight.stop - 1, last)
+    lives = shown.lanes.lives
+    places = np.flatnonzero(shown.rows == row)
+    begins, ends = lives["begin"][places], np.minimum(lives["end"][places], shown.until_ns)
+    away = np.maximum(begins - cursor_ns, cursor_ns - ends).clip(0)
+    nearest = int(away.argmin())
+    life = int(places[nearest])
+    time_ns = min(max(cursor_ns, int(begins[nearest])), int(ends[nearest]))
+    return row, Found(time_ns, epoch=int(lives["epoch"][life]), number=int(lives["number"][life]))
+
+
+def _row_of(shown: Shown, selected: tuple[int, int] | None) -> int:
+    life = None if selected is None else shown.lanes.life_of(*selected)
+    return -1 if life is None or life >= shown.rows.size else int(shown.rows[life])

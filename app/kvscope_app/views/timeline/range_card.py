@@ -33,7 +33,7 @@ class RangeCard(QFrame):
         self._title = label("", "heading")
         self._grid = QGridLayout()
         self._delayed = QHBoxLayout()
-        self.copy_button = tool_button("Copy", "Copy all of it as text")
+        self.copy_button = tool_button("Copy", "Copy as text")
         self.close_button = tool_button("Close", "Close (Esc)")
         for button in (self.copy_button, self.close_button):
             button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the keys stay the timeline's

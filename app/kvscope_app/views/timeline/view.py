@@ -41,14 +41,14 @@ _LENGTHS: Final[dict[str, int | None]] = {
 _ROOM_FOR_WORDS: Final = 80
 _SPACING: Final = 8
 _HELPS: Final = (
-    "Wheel zooms, dragging moves, Shift+drag measures, a click goes there; double click shows all",
-    "Wheel zooms, dragging moves, Shift+drag measures, a click goes there",
-    "Wheel zooms, dragging moves, a click goes there",
-    "A click goes there",
+    "Wheel: zoom. Drag: pan. Shift+drag: measure. Click: go there. Double-click: show all",
+    "Wheel: zoom. Drag: pan. Shift+drag: measure. Click: go there",
+    "Wheel: zoom. Drag: pan. Click: go there",
+    "Click to go there",
     "",
 )
 """What can be done, as far as there is room to say it."""
-EMPTY_TEXT: Final = "No time has passed yet.\nOnce the engine runs, its whole course is drawn here, second by second."
+EMPTY_TEXT: Final = "No history yet.\nThe whole session is drawn here, second by second."
 
 
 class TimelineView(View):
@@ -70,14 +70,14 @@ class TimelineView(View):
         self._measured_of: tuple[object, ...] = ()
         """What the card was made of."""
         self.steps = StepFeed(session, self)
-        self.lengths = Segments(list(_LENGTHS), "Time shown")
-        self.orders = Segments(["Packed", "By arrival"], "Rows of requests")
-        self.follow = tool_button("Follow", "Keep the cursor in sight as time goes on", checkable=True, checked=True)
-        self.fit = tool_button("Fit", "Show all of the time")
+        self.lengths = Segments(list(_LENGTHS), "Visible range")
+        self.orders = Segments(["Packed", "By arrival"], "Request rows")
+        self.follow = tool_button("Follow", "Keep the cursor in view", checkable=True, checked=True)
+        self.fit = tool_button("Fit", "Show the whole timeline")
         self.pointed = FittingLabel(*_HELPS)
         self.pointed.setProperty(HINT, True)
         self.rows = QScrollBar(Qt.Orientation.Vertical)
-        self.rows.setAccessibleName("Rows of requests")
+        self.rows.setAccessibleName("Request rows")
         self._later = QTimer(self, singleShot=True, interval=0)
         self._later.timeout.connect(self.refresh)
         self._lay_out()

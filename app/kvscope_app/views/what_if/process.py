@@ -14,9 +14,7 @@ from PySide6.QtCore import QObject, Signal
 from kvscope_app.own_engine.line_child import LineChild, complaint, engine_command
 from kvscope_telemetry.messages.what_if import Answer, Memory
 
-NOT_INSTALLED: Final = (
-    "Comparing policies needs the engine, which is not installed here: pip install 'kvscope[engine]'."
-)
+NOT_INSTALLED: Final = "Comparing allocators needs the engine, which is not installed: pip install 'kvscope[engine]'."
 _MAX_ANSWER_BYTES: Final = 4 << 20
 
 Rows = list[list[int]]

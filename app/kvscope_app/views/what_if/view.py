@@ -6,31 +6,61 @@ changed. What is asked is in `workload`, how it is worked out in the engine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
-from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QFrame, QScrollArea, QStackedLayout, QVBoxLayout, QWidget
+import numpy as np
+import numpy.typing as npt
+from PySide6.QtCore import QSize
+from PySide6.QtGui import QImage, QPainter, QPaintEvent, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import (
+    QBoxLayout,
+    QFrame,
+    QGridLayout,
+    QLabel,
+    QScrollArea,
+    QSizePolicy,
+    QStackedLayout,
+    QVBoxLayout,
+    QWidget,
+)
 
-from kvscope_app.look.makers import empty_state, label
-from kvscope_app.look.theme import Theme
+from kvscope_app.look.makers import empty_state, label, set_look
+from kvscope_app.look.plain_text import plain_tip
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.told import why_no_addresses, why_no_requests
-from kvscope_app.views.what_if.card_grid import CardGrid
+from kvscope_app.views.what_if import words
 from kvscope_app.views.what_if.process import Rows, WhatIfProcess
 from kvscope_app.views.what_if.what_if_legend import Legend
-from kvscope_app.views.what_if.words import HEADING, HEADING_TIP
-from kvscope_app.views.what_if.workload import memory_of, running_rows
-from kvscope_telemetry.messages.what_if import Answer, Memory
-
-NO_ENGINE: Final = "No engine has reported yet.\nWhere other policies would put the requests that run is drawn here."
-WORKING: Final = "Working out where other policies would put what runs…"
-NOTHING: Final = "Nothing is running.\nSend a prompt or start the load, to see where other policies would put it."
-NOTHING_THEN: Final = (
-    "Nothing ran at this moment of the recording.\nAt another, this shows where other policies would have put what ran."
+from kvscope_app.views.what_if.words import HEADING, HEADING_TIP, map_colors
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.what_if import (
+    HOST_PAGE_BYTES,
+    MAX_REQUESTS,
+    PAGE_BYTES,
+    Answer,
+    MapKind,
+    Memory,
+    PolicyUse,
 )
+from kvscope_telemetry.state.mirror import Mirror
+
+HEIGHT: Final = 54
+BESIDE_HEIGHT: Final = 72
+"""Of a map that stands beside its words."""
+MIN_CARD_WIDTH: Final = 152
+_GAP: Final = 8
+NO_ENGINE: Final = (
+    "Waiting for the engine's first report.\nThis shows how other allocators would place the running requests."
+)
+WORKING: Final = "Calculating how other allocators would place the running requests…"
+NOTHING: Final = "Nothing is running.\nSend a prompt or start the load to compare allocators."
+NOTHING_THEN: Final = "Nothing ran at this time of the recording."
 
 Question = tuple[int | None, Memory, Rows]
 """Epoch, memory, the requests that run."""
@@ -67,7 +97,7 @@ class WhatIfView(View):
         if memory is None:
             self._say(NO_ENGINE)
         elif reason:
-            self._say(f"{reason}.\nWhere other policies would put what runs cannot be worked out.")
+            self._say(f"{reason}.\nAllocators cannot be compared.")
         elif not self._failure:
             self._ask((self.session.mirror.epoch, memory, running_rows(self.session.mirror)))
 
@@ -136,3 +166,215 @@ class WhatIfView(View):
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self.empty)
         self._stack.addWidget(scroll)
+
+
+# What is asked: the memory and the requests of a mirror. O(requests); no block is looked at.
+def memory_of(mirror: Mirror) -> Memory | None:
+    """The engine's KV memory; None before there is an engine, or when it has no blocks."""
+    if mirror.hello is None or not mirror.hello.cache.num_blocks:
+        return None
+    cache, model = mirror.hello.cache, mirror.hello.model
+    return Memory(
+        num_blocks=cache.num_physical_blocks or cache.num_blocks,
+        block_size=cache.block_size,
+        block_bytes=cache.block_bytes,
+        num_layers=model.num_layers,
+        max_model_len=model.max_model_len,
+        allocator=cache.allocator,
+        page_bytes=PAGE_BYTES if mirror.hello.device.kind == "cuda" else HOST_PAGE_BYTES,
+    )
+
+
+def running_rows(mirror: Mirror) -> Rows:
+    """The requests that hold blocks, the oldest first: number, tokens computed, limit (0: unknown), prompt."""
+    requests = mirror.requests
+    holds = (requests.state == RequestState.RUNNING) & (requests.num_blocks > 0) & (requests.num_computed_tokens > 0)
+    rows = np.flatnonzero(holds)[:MAX_REQUESTS]
+    prompt, limit = requests.num_prompt_tokens[rows], requests.max_tokens[rows]
+    limits = np.where(limit > 0, prompt + limit, 0)
+    columns = (requests.number[rows], requests.num_computed_tokens[rows], limits, prompt)
+    result: Rows = np.stack(columns, axis=1).tolist()
+    return result
+
+
+# Cards side by side, as many in a row as have room.
+class CardGrid(QWidget):
+    """Owns the cards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cards: list[Card] = []
+        self._theme = DARK
+        self._num_columns = 1
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setSpacing(_GAP)
+
+    def show_answer(self, answer: Answer) -> None:
+        """A card a policy: the one in use first, then in the answer's order."""
+        if len(answer.policies) != len(self.cards):
+            self._make(len(answer.policies))
+        for card, use in zip(self.cards, sorted(answer.policies, key=lambda use: not use.is_current), strict=True):
+            card.show_use(use, answer)
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Recolour the maps."""
+        self._theme = theme
+        for card in self.cards:
+            card.apply_theme(theme)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._arrange()
+
+    def _make(self, number: int) -> None:
+        for card in self.cards[number:]:
+            self._grid.removeWidget(card)
+            card.deleteLater()
+        del self.cards[number:]
+        while len(self.cards) < number:
+            self.cards.append(Card())
+            self.cards[-1].apply_theme(self._theme)
+        self._num_columns = 0
+        self._arrange()
+
+    def _arrange(self) -> None:
+        fitting = max(1, (self.width() + _GAP) // (MIN_CARD_WIDTH + _GAP))
+        num_columns = num_columns_of(len(self.cards), fitting)
+        if num_columns == self._num_columns:
+            return
+        for column in range(max(self._num_columns, num_columns)):
+            self._grid.setColumnStretch(column, 1 if column < num_columns else 0)
+        self._num_columns = num_columns
+        for index, card in enumerate(self.cards):
+            card.set_beside(num_columns == 1)
+            self._grid.addWidget(card, index // num_columns, index % num_columns)
+
+
+def num_columns_of(num_cards: int, fitting: int) -> int:
+    """As few as need no more rows than `fitting` columns would, so that rows are as full as they can be."""
+    num_rows = -(-max(1, num_cards) // fitting)
+    return -(-max(1, num_cards) // num_rows)
+
+
+# One policy: its name, its map, what it wastes, who could run. Knows one answer's words and cells only.
+class Card(QFrame):
+    """As narrow as it must be: its words are elided, and the tooltip has them all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setProperty("look", "card")
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self.name = ElidedLabel()
+        self.name.setProperty("look", "heading")
+        self.map = SmallMap()
+        self.waste = _large()
+        self.share, self.placed, self.difference = ElidedLabel(), ElidedLabel(), ElidedLabel()
+        for muted in (self.share, self.difference):
+            muted.setProperty("look", "muted")
+        self._lay_out()
+
+    def show_use(self, use: PolicyUse, answer: Answer) -> None:
+        """Fill in what the policy makes of the requests."""
+        set_look(self, "current" if use.is_current else "card")
+        self.name.setText(words.name(use))
+        self.map.show_cells(use.cells)
+        self.waste.setText(words.waste(use, answer))
+        self.share.setText(words.waste_share(use))
+        self.placed.setText(words.placed(use))
+        set_look(self.difference, "accent" if use.is_current else "muted")
+        set_look(self.placed, "warning" if use.num_waiting or use.refused else "")
+        self.difference.setText(words.difference(use, answer))
+        self.setToolTip(plain_tip(words.tip(use, answer)))
+        self.setAccessibleName(self.name.text())
+        self.setAccessibleDescription(self.summary)
+
+    @property
+    def summary(self) -> str:
+        """What it says, in one line."""
+        parts = (self.waste.text(), self.share.text(), self.placed.text(), self.difference.text())
+        return ", ".join(part for part in parts if part)
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Recolour the map."""
+        self.map.apply_theme(theme)
+
+    def set_beside(self, beside: bool) -> None:
+        """Whether the words are beside the map, as in a narrow panel, or below it."""
+        direction = QBoxLayout.Direction.LeftToRight if beside else QBoxLayout.Direction.TopToBottom
+        self._body.setDirection(direction)
+        self._body.setSpacing(12 if beside else 5)
+        self.map.setFixedHeight(BESIDE_HEIGHT if beside else HEIGHT)
+
+    def _lay_out(self) -> None:
+        texts = QVBoxLayout()
+        texts.setSpacing(3)
+        for line in (self.waste, self.share, self.placed, self.difference):
+            texts.addWidget(line)
+        self._body = QBoxLayout(QBoxLayout.Direction.TopToBottom)
+        self._body.addWidget(self.map, 2)
+        self._body.addLayout(texts, 3)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(11, 8, 11, 9)
+        column.setSpacing(5)
+        column.addWidget(self.name)
+        column.addLayout(self._body)
+        self.set_beside(False)
+
+
+def _large() -> QLabel:
+    made = ElidedLabel()
+    font = made.font()
+    font.setPointSizeF(font.pointSizeF() * 1.4)
+    font.setBold(True)
+    made.setFont(font)
+    return made
+
+
+class SmallMap(QWidget):
+    """A policy's memory as a few thousand cells in the order of addresses: one small image, scaled to the widget.
+
+    Rows from the top, each from the left.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cells: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._ink: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setFixedHeight(HEIGHT)
+        self.apply_theme(DARK)
+
+    def show_cells(self, cells: bytes) -> None:
+        """A `MapKind` each; kinds of a later version are shown as free."""
+        kinds = np.frombuffer(cells, np.uint8)
+        if not np.array_equal(kinds, self._cells):
+            self._cells = np.where(kinds < len(MapKind), kinds, np.uint8(MapKind.FREE))
+            self.update()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        colors = map_colors(theme)
+        names = [*(colors[kind] for kind in MapKind), theme.panel]
+        self._ink = np.array([0xFF000000 | int(color[1:], 16) for color in names], np.uint32)
+        self.update()
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(60, self.minimumHeight())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        pixels = self.pixels()
+        image = QImage(pixels.data, pixels.shape[1], pixels.shape[0], 4 * pixels.shape[1], QImage.Format.Format_RGB32)
+        painter.drawImage(self.rect(), image)
+        painter.end()
+
+    def pixels(self) -> npt.NDArray[np.uint32]:
+        """A pixel a cell, shape (rows, columns): about as wide as high on the widget. The rest of the last row is
+        the background."""
+        num_cells = max(1, self._cells.size)
+        columns = max(1, round(math.sqrt(num_cells * self.width() / self.height())))
+        columns = min(columns, num_cells)
+        kinds = np.full((-(-num_cells // columns), columns), len(MapKind), np.uint8)
+        kinds.flat[: self._cells.size] = self._cells
+        return self._ink[kinds]

@@ -8,17 +8,16 @@ from kvscope_app.look.number_text import count, num_bytes, percent, plural
 from kvscope_app.look.theme import Theme, mix
 from kvscope_telemetry.messages.what_if import Answer, MapKind, PolicyUse
 
-HEADING: Final = "The requests running now, placed by other policies into the same memory."
+HEADING: Final = "The running requests, placed by other allocators into the same memory."
 HEADING_TIP: Final = (
-    "Requests come, grow and go here as they do in the engine. No prefix is shared and nothing is kept for later"
-    " prompts: it is the placing alone that is compared."
+    "Requests arrive, grow and end as in the engine. Without prefix sharing or caching: only placement is compared."
 )
 _NAMES: Final = {"contiguous": "Contiguous", "buddy": "Buddy", "virtual": "Virtual", "paged": "Paged"}
 _MEANINGS: Final = {
-    "contiguous": "When a request starts, the longest there may be is reserved for it, in one piece.",
-    "buddy": "In one piece: the prompt, and for the output a power of two that doubles when it is outgrown.",
-    "virtual": "A range of addresses for each request; physical pages are mapped in each layer as tokens come.",
-    "paged": "Blocks from anywhere, as tokens come.",
+    "contiguous": "Reserves the maximum length for each request, in one piece.",
+    "buddy": "One piece: the prompt, plus a power of two for output that doubles when exceeded.",
+    "virtual": "An address range per request; physical pages are mapped in each layer as tokens arrive.",
+    "paged": "Any free block, as tokens arrive.",
 }
 _MAP_WORDS: Final = {
     MapKind.USED: "used",
@@ -54,13 +53,13 @@ def legend(theme: Theme) -> list[tuple[str, str]]:
 def name(use: PolicyUse) -> str:
     """The policy, with its size of block where that is what differs."""
     known = _NAMES.get(use.allocator, use.allocator)
-    return f"{known}, {use.block_size} a block" if use.allocator == "paged" else known
+    return f"{known}, {use.block_size} per block" if use.allocator == "paged" else known
 
 
 def waste(use: PolicyUse, answer: Answer) -> str:
     """How much is held and empty: bytes, or slots where a slot's bytes are not known."""
     if use.refused:
-        return "Cannot run here"
+        return "Does not fit"
     return _amount(use.num_wasted, answer)
 
 
@@ -74,7 +73,7 @@ def waste_share(use: PolicyUse) -> str:
 def placed(use: PolicyUse) -> str:
     """How many run, and how many could not."""
     if use.refused:
-        return "the memory is too small for it"
+        return "not enough memory"
     if not use.num_waiting:
         return f"all {count(use.num_placed)} running" if use.num_placed > 1 else f"{count(use.num_placed)} running"
     return f"{count(use.num_placed)} running, {count(use.num_waiting)} waiting"
@@ -101,10 +100,10 @@ def tip(use: PolicyUse, answer: Answer) -> str:
     rows = [
         ("Used", use.num_used),
         ("Reserved, may be used", use.num_reserved),
-        ("Wasted, never to be used", use.num_internal),
-        ("Wasted by rounding up to a power of two", use.num_rounding),
+        ("Wasted", use.num_internal),
+        ("Wasted by rounding up", use.num_rounding),
         ("Free", use.num_external),
-        ("Too little for a block", use.num_outside),
+        ("Less than a block", use.num_outside),
     ]
     lines = [f"{what}: {_both(slots, answer)}" for what, slots in rows if slots]
     if use.allocator == "virtual":

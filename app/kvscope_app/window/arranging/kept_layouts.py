@@ -1,20 +1,26 @@
-"""Layouts under names: keep the present one, go back to one, forget one. They are the same in all windows."""
+"""Layouts under names, the same in all windows, and as files: keep the present one, go back to one, forget one."""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Final
 
-from PySide6.QtCore import QByteArray, QObject, Qt
-from PySide6.QtWidgets import QInputDialog, QMenu
+from PySide6.QtCore import QObject, Qt
+from PySide6.QtWidgets import QFileDialog, QInputDialog, QMenu
 
-from kvscope_app.setting_names import LAYOUT_VERSION
-from kvscope_app.settings.settings import KeptLayout, Settings
+from kvscope_app.look.file_dialogs import FileDialog
+from kvscope_app.settings.layout_value import WindowLayout, read_layout, write_layout
+from kvscope_app.settings.settings import Settings
 from kvscope_app.window.actions import Actions, ActionSpec
+from kvscope_app.window.arranging.arrangement import VIEWS, layout_of, show_layout
 from kvscope_app.window.arranging.layout_watch import LayoutWatch
+from kvscope_app.window.remembered import choices_of, choose
 from kvscope_app.window.window_body import WindowBody
+from kvscope_telemetry.errors import BadInput
 
 LAYOUTS: Final = "Layouts"
+FILES: Final = "Layouts (*.json);;All files (*)"
 _MAX_NAME: Final = 60
 _NOTICE_MS: Final = 6000
 
@@ -29,8 +35,10 @@ class KeptLayouts(QObject):
         self._menu: QMenu | None = None
         self._names: list[str] = []
         for spec in (
-            ActionSpec("save_layout", "Save this layout as…", LAYOUTS, self._ask_name),
-            ActionSpec("forget_layout", "Forget a layout…", LAYOUTS, self._ask_which),
+            ActionSpec("save_layout", "Save layout as…", LAYOUTS, self._ask_name),
+            ActionSpec("export_layout", "Save layout to file…", LAYOUTS, self._ask_target),
+            ActionSpec("open_layout", "Open layout…", LAYOUTS, self._ask_file),
+            ActionSpec("forget_layout", "Delete layout…", LAYOUTS, self._ask_which),
             ActionSpec("reset_layout", "Reset to default layout", LAYOUTS, self._reset, (), "layout"),
         ):
             actions.add(spec)
@@ -48,14 +56,14 @@ class KeptLayouts(QObject):
         name = name.strip()[:_MAX_NAME]
         if not name:
             return
-        fresh = KeptLayout(bytes(self._window.saveState(LAYOUT_VERSION).data()), LAYOUT_VERSION)
+        fresh = layout_of(self._window)
         old = self._choices.values.layouts.get(name)
         self._put(name, fresh)
         if old is not None:
             self._window.undo.did(
-                f"saving the layout “{name}” anew", partial(self._put, name, old), partial(self._put, name, fresh)
+                f"overwriting the layout “{name}”", partial(self._put, name, old), partial(self._put, name, fresh)
             )
-        self._window.statusBar().showMessage(f"The layout is kept as “{name}”", _NOTICE_MS)
+        self._window.statusBar().showMessage(f"Layout saved as “{name}”", _NOTICE_MS)
 
     def forget(self, name: str) -> None:
         """This name is no layout any more."""
@@ -63,7 +71,7 @@ class KeptLayouts(QObject):
         if old is not None:
             self._put(name, None)
             self._window.undo.did(
-                f"forgetting the layout “{name}”", partial(self._put, name, old), partial(self._put, name, None)
+                f"deleting the layout “{name}”", partial(self._put, name, old), partial(self._put, name, None)
             )
 
     def show(self, name: str) -> None:
@@ -71,15 +79,40 @@ class KeptLayouts(QObject):
         kept = self._choices.values.layouts.get(name)
         if kept is None:
             return
-        self._watch.about_to(f"going to the layout “{name}”")
-        if not self._window.restoreState(QByteArray(kept.state), kept.version):
-            self._window.statusBar().showMessage(f"The layout “{name}” is of another version of kvscope", _NOTICE_MS)
+        try:
+            self.put(kept, f"applying the layout “{name}”")
+        except BadInput as error:
+            self._window.banner.tell(f"The layout “{name}” cannot be used", str(error), passes=True)
+
+    def put(self, layout: WindowLayout, words: str) -> None:
+        """Put the docks where `layout` has them. Raises BadInput, and changes nothing, where there is no such view."""
+        layout.check(VIEWS)
+        views = self._window.views
+        before = partial(choose, views, choices_of(views))
+        self._watch.about_to(words, (before, partial(choose, views, layout.choices)))
+        show_layout(self._window, layout)
+
+    def write(self, path: str) -> None:
+        """The layout of now, as a file."""
+        try:
+            write_layout(path, layout_of(self._window))
+        except BadInput as error:
+            self._window.banner.tell("The layout could not be saved", str(error), passes=True)
+            return
+        self._window.statusBar().showMessage(f"Layout saved to {path}", _NOTICE_MS)
+
+    def read(self, path: str) -> None:
+        """Put the docks where the file has them; one that cannot be read is told, and changes nothing."""
+        try:
+            self.put(read_layout(path, VIEWS), f"opening the layout {Path(path).name}")
+        except BadInput as error:
+            self._window.banner.tell("The layout cannot be opened", str(error), passes=True)
 
     def _reset(self) -> None:
         self._watch.about_to("resetting the layout")
         self._window.reset_layout()
 
-    def _put(self, name: str, layout: KeptLayout | None) -> None:
+    def _put(self, name: str, layout: WindowLayout | None) -> None:
         def change(now: Settings) -> dict[str, object]:
             others = {key: value for key, value in now.layouts.items() if key != name}
             return {"layouts": others if layout is None else {**others, name: layout}}
@@ -103,15 +136,31 @@ class KeptLayouts(QObject):
         self._names = wanted
         self._actions["forget_layout"].setEnabled(bool(wanted))
 
+    def _ask_target(self) -> None:
+        dialog = FileDialog(self._window, "Save layout", filter=FILES)
+        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+        dialog.setDefaultSuffix("json")
+        dialog.selectFile("kvscope-layout.json")
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.fileSelected.connect(self.write)
+        dialog.open()
+
+    def _ask_file(self) -> None:
+        dialog = FileDialog(self._window, "Open layout", filter=FILES)
+        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.fileSelected.connect(self.read)
+        dialog.open()
+
     def _ask_name(self) -> None:
-        dialog = self._dialog("Save this layout", "Name (a layout that has it already is replaced):")
+        dialog = self._dialog("Save layout", "Name (replaces a layout of the same name):")
         dialog.setTextValue(f"Layout {len(self._names) + 1}")
         dialog.textValueSelected.connect(self.save)
         dialog.open()
 
     def _ask_which(self) -> None:
         if self._names:
-            dialog = self._dialog("Forget a layout", "Layout to forget:")
+            dialog = self._dialog("Delete layout", "Layout:")
             dialog.setComboBoxItems(self._names)
             dialog.textValueSelected.connect(self.forget)
             dialog.open()

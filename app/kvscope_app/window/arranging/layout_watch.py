@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -24,6 +25,7 @@ class LayoutWatch(QObject):
         self._settled: QByteArray | None = None
         self._stood: dict[str, tuple[bool, bool]] = {}
         self._words = ""
+        self._beside: tuple[Callable[[], object], Callable[[], object]] | None = None
         self._moved = ""
         self._clock = QTimer(self, singleShot=True, interval=_SETTLE_MS)
         self._clock.timeout.connect(self._settle)
@@ -35,11 +37,11 @@ class LayoutWatch(QObject):
         """Where the docks are now is what the first undo goes back to."""
         self._settled, self._stood = self._window.saveState(LAYOUT_VERSION), self._stand()
 
-    def about_to(self, words: str) -> None:
-        """The whole layout changes now, in one go."""
+    def about_to(self, words: str, beside: tuple[Callable[[], object], Callable[[], object]] | None = None) -> None:
+        """The whole layout changes now, in one go; `beside`: what undoes and does again what changes with it."""
         if self._settled is not None and not self._window.undo.is_at_work:
             self._settled = self._window.saveState(LAYOUT_VERSION)  # with sizes as they are
-            self._words = words
+            self._words, self._beside = words, beside
             self._clock.start()
 
     def _note(self, name: str, *_: object) -> None:
@@ -52,10 +54,12 @@ class LayoutWatch(QObject):
     def _settle(self) -> None:
         before, words = self._settled, self._words or self._what_changed()
         self.begin()
+        beside, self._beside = self._beside, None
         self._words = ""
         now = self._settled
-        if before is not None and now is not None and now != before:
-            self._window.undo.did(words, partial(self._put, before), partial(self._put, now))
+        if before is not None and now is not None and (now != before or beside is not None):
+            undo, redo = beside or (None, None)
+            self._window.undo.did(words, partial(self._put, before, undo), partial(self._put, now, redo))
 
     def _what_changed(self) -> str:
         """What it is called: what a dock became comes before what moved for it."""
@@ -72,6 +76,8 @@ class LayoutWatch(QObject):
         """Whether each dock is closed, and whether it stands alone."""
         return {name: (dock.isHidden(), dock.isFloating()) for name, dock in self._window.docks.items()}
 
-    def _put(self, state: QByteArray) -> None:
+    def _put(self, state: QByteArray, beside: Callable[[], object] | None = None) -> None:
         self._window.restoreState(state, LAYOUT_VERSION)
+        if beside is not None:
+            beside()
         self.begin()

@@ -30,7 +30,7 @@ class ZoomedSizes(QObject):
 
     def __init__(self, window: QMainWindow, docks: Mapping[str, QDockWidget], themes: ThemeKeeper) -> None:
         super().__init__(window)
-        self._window, self._docks = window, docks
+        self._window, self._docks, self._themes = window, docks, themes
         self._wanted: _Sizes | None = None
         self._left: _Sizes | None = None
         """As they were after the last change of the zoom."""
@@ -49,6 +49,7 @@ class ZoomedSizes(QObject):
         self._later.start()
 
     def _settle(self) -> None:
+        self._themes.finish()  # what is not seen asks for room as well
         wanted, window = self._wanted, self._window
         if wanted is None or not window.isVisible():
             return

@@ -26,7 +26,7 @@ from kvscope_app.window.keys.keymap import Chosen, Command, given, keys_of, riva
 from kvscope_app.window.sheets.help_sheets import Sheet
 
 _NAME = Qt.ItemDataRole.UserRole
-_HINT = "Choose a command, press the keys it is to have, then Set."
+_HINT = "Select a command, press its new shortcut, then Set."
 
 
 class ShortcutEditor(Sheet):
@@ -44,9 +44,9 @@ class ShortcutEditor(Sheet):
         self.list = QTreeWidget()
         self.keys = QKeySequenceEdit()
         self.keys.setMaximumSequenceLength(1)
-        self.keys.setAccessibleName("New keys")
+        self.keys.setAccessibleName("New shortcut")
         self.words = label(_HINT, "muted", wraps=True)
-        self.set, self.none, self.own = (QPushButton(text) for text in ("Set", "No key", "Usual key"))
+        self.set, self.none, self.own = (QPushButton(text) for text in ("Set", "Clear", "Default"))
         self.all_own = QPushButton("Reset all")
         self._set_up_list()
         self._lay_out()
@@ -75,10 +75,10 @@ class ShortcutEditor(Sheet):
         if others and self._doubted != (command.name, keys):
             self._doubted = (command.name, keys)
             names = " and ".join(f"“{other.text.rstrip('…')}”" for other in others)
-            self.words.setText(f"{_native(keys)} is the key of {names}. Set once more takes it from there.")
+            self.words.setText(f"{_native(keys)} is assigned to {names}. Press Set again to reassign it.")
             return
         self._change(command, lambda commands, chosen: given(command, (keys,), commands, chosen))
-        self.words.setText(f"{_native(keys)} is “{command.text.rstrip('…')}” now.")
+        self.words.setText(f"{_native(keys)} is now “{command.text.rstrip('…')}”.")
 
     def _on_none(self) -> None:
         if (command := self._command) is not None:
@@ -133,7 +133,7 @@ class ShortcutEditor(Sheet):
         return [item for item in found if item is not None]
 
     def _set_up_list(self) -> None:
-        self.list.setAccessibleName("Commands and their keys")
+        self.list.setAccessibleName("Commands and shortcuts")
         self.list.setHeaderLabels(["Command", "Keys", "Menu"])
         self.list.setRootIsDecorated(False)
         self.list.setUniformRowHeights(True)

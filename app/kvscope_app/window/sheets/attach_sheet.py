@@ -23,12 +23,12 @@ from kvscope_telemetry.keys.connections import Connection, forget, read_connecti
 _NEW: Final = "Another engine"
 _SIZE: Final = (640, 330)
 _WORDS: Final = {
-    "kvscope": "Where it listens: ipc:///DIR/telemetry on this machine, or tcp://HOST:PORT. On another machine it wants"
-    " a key file, made there with kvscope-engine keys new NAME; or ssh://HOST, through your ssh, wants none.",
-    "vllm": "Host and port of its HTTP server. Its blocks are seen where it publishes KV events, which its option"
-    " kv-events-config turns on; without them its metrics are shown alone.",
-    "sglang": "Host and port of its HTTP server, with metrics turned on (its option enable-metrics). Its blocks are"
-    " seen where it publishes KV events, which its option kv-events-config turns on.",
+    "kvscope": "Its endpoint: ipc:///DIR/telemetry on this machine, tcp://HOST:PORT with a key file made there by "
+    "kvscope-engine keys new NAME, or ssh://HOST, which needs no key file.",
+    "vllm": "Host and port of its HTTP server. Blocks are visible if it publishes KV events (its option "
+    "kv-events-config); otherwise only metrics are shown.",
+    "sglang": "Host and port of its HTTP server, started with enable-metrics. Blocks are visible if it publishes KV "
+    "events (its option kv-events-config).",
 }
 
 

@@ -10,11 +10,12 @@ from PySide6.QtGui import QAction, QKeyEvent, QKeySequence, QShowEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QListWidget, QListWidgetItem, QVBoxLayout, QWidget
 
 from kvscope_app.look.plain_text import PlainLabel
+from kvscope_app.look.zoom import scaled
 
 _WIDTH: Final = 560
 _ROW: Final = 34
 _MAX_ROWS: Final = 11
-NOTHING_FOUND: Final = "Nothing that can be done now is called that"
+NOTHING_FOUND: Final = "No matching command"
 
 
 class CommandPalette(QFrame):
@@ -47,7 +48,7 @@ class CommandPalette(QFrame):
         self._line.clear()
         self._filter("")
         window = self._window
-        self.setFixedWidth(min(_WIDTH, max(240, window.width() - 40)))
+        self.setFixedWidth(min(scaled(_WIDTH), max(240, window.width() - 40)))
         self.move(window.mapToGlobal(QPoint((window.width() - self.width()) // 2, min(90, window.height() // 6))))
         self.show()
 
@@ -75,13 +76,13 @@ class CommandPalette(QFrame):
         if not found:
             self._say(NOTHING_FOUND)
         self._list.setCurrentRow(0 if found else -1)
-        self._list.setFixedHeight(_ROW * min(_MAX_ROWS, max(1, self._list.count())) + 4)
+        self._list.setFixedHeight(scaled(_ROW) * min(_MAX_ROWS, max(1, self._list.count())) + 4)
         self.adjustSize()
 
     def _say(self, text: str) -> None:
         item = QListWidgetItem(text, self._list)
         item.setFlags(Qt.ItemFlag.NoItemFlags)
-        item.setSizeHint(QSize(0, _ROW))
+        item.setSizeHint(QSize(0, scaled(_ROW)))
 
     def _add(self, group: str, action: QAction) -> None:
         item = QListWidgetItem(self._list)
@@ -100,7 +101,7 @@ class CommandPalette(QFrame):
             key.setProperty("look", "key")
             line.addWidget(key)
         hint = row.sizeHint()
-        hint.setHeight(_ROW)
+        hint.setHeight(scaled(_ROW))
         item.setSizeHint(hint)
         self._list.setItemWidget(item, row)
 

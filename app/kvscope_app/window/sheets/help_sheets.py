@@ -32,37 +32,37 @@ _MAP_KEYS: Final = (
     ("Move the cursor", "Arrow keys"),
     ("Ten rows", "Page Up, Page Down"),
     ("Select the request that holds the block", "Enter or click"),
-    ("Next holder of a shared block", "Click again"),
+    ("Select the next request that shares it", "Click again"),
     ("Clear the selection", "Esc"),
     ("Pan", "Drag, or Shift+Arrow keys"),
     ("Zoom at the pointer", "Wheel"),
 )
 _CHART_KEYS: Final = (
-    ("Zoom the time at the pointer", "Ctrl+Wheel"),
-    ("Move in time", "Drag"),
-    ("Read all values of a moment", "Point at it, or Shift+Left, Shift+Right"),
-    ("Go to that moment", "Enter or click"),
-    ("Move the time, with the focus on a chart", "Left, Right"),
+    ("Zoom in time at the pointer", "Ctrl+Wheel"),
+    ("Pan in time", "Drag"),
+    ("Show all values at a time", "Point at it, or Shift+Left, Shift+Right"),
+    ("Go to that time", "Enter or click"),
+    ("Pan in time (focused chart)", "Left, Right"),
 )
 _TIMELINE_KEYS: Final = (
-    ("Move the cursor, by steps where they are seen", "Left, Right"),
-    ("Move the time", "A, D, Shift+Left, Shift+Right, or drag"),
-    ("Zoom the time at the pointer", "Wheel, or W, S"),
+    ("Move the cursor (by steps when zoomed in)", "Left, Right"),
+    ("Pan in time", "A, D, Shift+Left, Shift+Right, or drag"),
+    ("Zoom in time at the pointer", "Wheel, or W, S"),
     ("Measure a range: figures until Esc", "Shift+Drag"),
     ("Select the request in the row above, below", "Up, Down"),
     ("Scroll the requests", "Page Up, Page Down"),
-    ("Show the whole time", "Double click"),
+    ("Show the whole timeline", "Double click"),
 )
 _HEATMAP_KEYS: Final = (
     ("Move the cell", "Arrow keys, Page Up, Page Down"),
     ("Go to the second of the cell", "Enter or click"),
-    ("Zoom the time at the pointer", "Wheel"),
-    ("Move in time", "Drag"),
-    ("Show the whole time", "Double click"),
+    ("Zoom in time at the pointer", "Wheel"),
+    ("Pan in time", "Drag"),
+    ("Show the whole timeline", "Double click"),
 )
 
 
-_WIDE_WORDS: Final = "Move the cursor, by steps where they are seen "
+_WIDE_WORDS: Final = "Move the cursor (by steps when zoomed in) "
 """As much of a line as stands beside the widest key."""
 
 
@@ -76,6 +76,14 @@ class Sheet(QDialog):
         self.column = QVBoxLayout(self)
         self.column.setContentsMargins(22, 20, 22, 18)
         self.column.setSpacing(12)
+
+    def resize_comfortably(self, width: int, height: int = 0) -> None:
+        """To a size of the design at 100 % text: higher where its words take more, never beyond the screen."""
+        most = self.screen().availableGeometry().size() * 0.94
+        wide = min(scaled(width), most.width())
+        self.ensurePolished()
+        needed = self.column.totalHeightForWidth(wide) if self.column.hasHeightForWidth() else 0
+        self.resize(wide, min(max(scaled(height), needed), most.height()))
 
     def add_close(self, other: QWidget | None = None) -> None:
         """The button at the end; `other` stands across from it."""
@@ -119,7 +127,7 @@ def shortcut_sheet(parent: QWidget, entries: Iterable[tuple[str, QAction]], chan
     other = QPushButton("Change…")
     other.clicked.connect(lambda: (sheet.close(), change()))
     sheet.add_close(other)
-    sheet.resize(_wide_enough(sheet, body), scaled(640))
+    sheet.resize(_wide_enough(sheet, body), min(scaled(640), round(sheet.screen().availableGeometry().height() * 0.94)))
     return sheet
 
 
@@ -148,10 +156,11 @@ def about_sheet(parent: QWidget) -> Sheet:
     row.addWidget(mark, 0, Qt.AlignmentFlag.AlignTop)
     text.addWidget(name)
     text.addWidget(words)
+    text.addStretch()
     row.addLayout(text, 1)
     sheet.column.addLayout(row)
     sheet.add_close()
-    sheet.resize(scaled(440), scaled(260))
+    sheet.resize_comfortably(440)
     return sheet
 
 
@@ -164,7 +173,7 @@ def log_sheet(parent: QWidget, log: str) -> Sheet:
     text.setAccessibleName("Engine log")
     sheet.column.addWidget(text)
     sheet.add_close()
-    sheet.resize(scaled(820), scaled(520))
+    sheet.resize_comfortably(820, 520)
     text.verticalScrollBar().setValue(text.verticalScrollBar().maximum())
     return sheet
 

@@ -26,24 +26,22 @@ KERNELS: Final = ("decode", "prefill", "write", "layer", "copy", "forms", "heat"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="where the operations run")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="device to run on")
     parser.add_argument(
-        "--dtype", choices=DTYPES, default="auto", help="of queries and of caches that are not of 8 bits"
+        "--dtype", choices=DTYPES, default="auto", help="data type of queries and of caches that are not 8-bit"
     )
-    parser.add_argument("--only", action="append", choices=KERNELS, help="one of them; repeatable (without it: all)")
-    parser.add_argument(
-        "--rounds", type=whole_number, default=9, metavar="N", help="times each is timed; medians count"
-    )
-    parser.add_argument(
-        "--num-threads", type=whole_number, metavar="N", help="CPU threads (without it: torch's choice)"
-    )
+    parser.add_argument("--only", action="append", choices=KERNELS, help="one operation; repeatable (default: all)")
+    parser.add_argument("--rounds", type=whole_number, default=9, metavar="N", help="repetitions; medians are reported")
+    parser.add_argument("--num-threads", type=whole_number, metavar="N", help="CPU threads (default: torch's choice)")
     parser.add_argument(
         "--tune",
         action="store_true",
-        help="instead of measuring: try tile sizes, warps and stages of the attention kernels on this GPU, and keep "
-        "the fastest in a table that the engine reads from then on",
+        help="instead of measuring: tune tile sizes, warps and stages of the attention kernels on this GPU and "
+        "save the fastest in a table that the engine reads",
     )
-    parser.add_argument("--table", metavar="FILE", help="with --tune: write the table there instead of the user's own")
+    parser.add_argument(
+        "--table", metavar="FILE", help="with --tune: write the table to this file instead of the user's own"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -130,7 +130,7 @@ class ServerCodec:
                     return dialect
             except NoAnswer:
                 pass
-        raise NoAnswer("the server tells no tokens")
+        raise NoAnswer("the server reports no tokens")
 
     def _ids(self, text: str, specials: bool) -> list[int]:
         tokens = self._ask("/tokenize", {self._dialect.asked: text, self._dialect.specials: specials}).get("tokens")

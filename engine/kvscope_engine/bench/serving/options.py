@@ -21,22 +21,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_servers(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--base-url", metavar="URL", help="measure this server, which runs already, and start none: http://HOST:PORT")
-    add("--api-key-file", type=Path, metavar="FILE", help="its API key (without it: the variable KVSCOPE_API_KEY)")
-    add("--tls-ca", type=Path, metavar="FILE", help="who signed its certificate, where the system does not know")
-    add("--served-model-name", metavar="NAME", help="what it calls its model (without it: the first of /v1/models)")
-    add("--model", metavar="M", default="default", help="of the servers that are started (as `serve --model`)")
-    add("--device", choices=DEVICES, default="auto", help="where they run it")
-    add("--num-threads", type=whole_number, metavar="N", help="of the model on a CPU, for each (without it: its cores)")
-    add("--engine-args", metavar="OPTIONS", help="more options of our `serve`, in one word: '--dtype float32'")
-    add("--only", action="append", choices=NAMES, help="start this one; repeatable (without it: all that are there)")
-    add("--repeats", type=whole_number, metavar="N", help="rounds (without it: 3, with --base-url 1)")
+    add("--base-url", metavar="URL", help="measure this running server instead of starting any: http://HOST:PORT")
+    add("--api-key-file", type=Path, metavar="FILE", help="its API key (default: the variable KVSCOPE_API_KEY)")
+    add("--tls-ca", type=Path, metavar="FILE", help="file with its certificate authority, if not known to the system")
+    add("--served-model-name", metavar="NAME", help="the server's model name (default: the first of /v1/models)")
+    add(
+        "--model", metavar="M", default="default", help="model of the servers that are started (as for `serve --model`)"
+    )
+    add("--device", choices=DEVICES, default="auto", help="device of the servers")
+    add("--num-threads", type=whole_number, metavar="N", help="CPU threads of each server (default: its cores)")
+    add("--engine-args", metavar="OPTIONS", help="more options for kvscope's `serve`, quoted: '--dtype float32'")
+    add(
+        "--only", action="append", choices=NAMES, help="start this server; repeatable (default: all that are installed)"
+    )
+    add("--repeats", type=whole_number, metavar="N", help="rounds (default: 3; with --base-url 1)")
     add(
         "--ready-check-timeout-sec",
         type=number,
         default=600.0,
         metavar="S",
-        help="for a server to load its model",
+        help="seconds to wait for a server to load its model",
     )
 
 
@@ -46,31 +50,48 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
         "--dataset-name",
         choices=("random", "prefix_repetition", "conversations"),
         default="random",
-        help="random tokens of given lengths; a few prefixes that many prompts share; or short questions and longer"
-        " answers with long tails, like those of ShareGPT",
+        help="random tokens of given lengths; a few prefixes shared by many prompts; or short questions and "
+        "longer answers with long tails, like ShareGPT",
     )
-    add("--num-prompts", type=whole_number, default=32, metavar="N", help="requests of a round")
-    add("--num-warmups", type=whole_number, default=2, metavar="N", help="requests before, which count nowhere")
-    add("--request-rate", type=number, default=float("inf"), metavar="R", help="requests a second; inf: all at once")
+    add("--num-prompts", type=whole_number, default=32, metavar="N", help="requests per round")
+    add("--num-warmups", type=whole_number, default=2, metavar="N", help="warm-up requests, not counted")
+    add("--request-rate", type=number, default=float("inf"), metavar="R", help="requests per second; inf: all at once")
     add(
         "--burstiness",
         type=number,
         default=1.0,
         metavar="B",
-        help="of their gaps, a gamma distribution: 1 is a Poisson process, less comes in bursts, more evenly",
+        help="burstiness of arrivals (gamma distribution): 1 is a Poisson process, less is burstier, more is more even",
     )
-    add("--max-concurrency", type=whole_number, metavar="N", help="at a time; others wait here, untimed")
-    add("--seed", type=whole_number, default=0, metavar="N", help="of prompts, lengths and gaps; a round adds 1")
-    add("--endpoint", choices=ENDPOINTS, default=ENDPOINTS[0], help="which way they are asked")
+    add(
+        "--max-concurrency",
+        type=whole_number,
+        metavar="N",
+        help="maximum concurrent requests; others wait in the client, untimed",
+    )
+    add(
+        "--seed",
+        type=whole_number,
+        default=0,
+        metavar="N",
+        help="seed for prompts, lengths and arrivals; each round adds 1",
+    )
+    add("--endpoint", choices=ENDPOINTS, default=ENDPOINTS[0], help="API endpoint to use")
     add(
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="answers are as long as asked; servers that do not know the field need --no-ignore-eos",
+        help="generate exactly the requested length; servers without this field need --no-ignore-eos",
     )
     add("--temperature", type=number, default=0.0, metavar="T", help="of sampling")
     add("--tokenizer", type=Path, metavar="DIR", help="of prompts (without it: the server's /tokenize, else words)")
-    add("--timeout", type=number, default=3600.0, metavar="S", help="for one request, its wait in a queue included")
+    add(
+        "--timeout",
+        type=number,
+        default=3600.0,
+        metavar="S",
+        help="time limit of one request, including its time in the queue",
+    )
 
 
 def _add_shapes(group: argparse._ArgumentGroup) -> None:
@@ -80,7 +101,11 @@ def _add_shapes(group: argparse._ArgumentGroup) -> None:
     tokens("--random-input-len", 128, "of a prompt, behind the prefix")
     tokens("--random-output-len", 64, "of an answer")
     group.add_argument(
-        "--random-range-ratio", type=number, default=0.0, metavar="X", help="lengths from 1 - X to 1 + X times these"
+        "--random-range-ratio",
+        type=number,
+        default=0.0,
+        metavar="X",
+        help="vary lengths from 1 - X to 1 + X times these",
     )
     tokens("--random-prefix-len", 0, "of a prefix that all prompts share")
     tokens("--prefix-repetition-prefix-len", 256, "of each prefix")
@@ -94,9 +119,11 @@ def _add_figures(group: argparse._ArgumentGroup) -> None:
         "--goodput",
         nargs="+",
         metavar="NAME:MS",
-        help="also requests a second that keep all of these limits, of ttft, tpot and e2el: ttft:200 tpot:50",
+        help="also count requests per second that meet all of these limits in ms (ttft, tpot, e2el): ttft:200 tpot:50",
     )
     group.add_argument(
-        "--percentile-metrics", default="ttft,tpot,itl,e2el", metavar="NAMES", help="in the table, of these four"
+        "--percentile-metrics", default="ttft,tpot,itl,e2el", metavar="NAMES", help="latencies to show in the table"
     )
-    group.add_argument("--metric-percentiles", default="90,99", metavar="P,…", help="beside mean and median")
+    group.add_argument(
+        "--metric-percentiles", default="90,99", metavar="P,…", help="percentiles to show beside mean and median"
+    )

@@ -49,7 +49,7 @@ class Server:
     def check(self, name: str, when: str) -> None:
         """Raise KvscopeError where it has ended."""
         if (code := self._child.poll()) is not None:
-            raise KvscopeError(f"{name} ended with {code} {when}: {_last_line(self._said) or 'it said nothing'}")
+            raise KvscopeError(f"{name} ended with {code} {when}: {_last_line(self._said) or 'it printed nothing'}")
 
 
 def free_port() -> int:

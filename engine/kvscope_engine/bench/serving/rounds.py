@@ -4,6 +4,7 @@ another. Owns the requests: the same for all in a round, others in the next, for
 from __future__ import annotations
 
 import dataclasses
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from kvscope_engine.bench.serving.arrivals import arrivals
+import numpy as np
+
 from kvscope_engine.bench.serving.client import Driven, Pace, count_tokens, drive
 from kvscope_engine.bench.serving.codec import Codec, codec_of
 from kvscope_engine.bench.serving.contenders import OURS, Contender
@@ -148,3 +150,18 @@ def measure_there(plan: Plan, address: ForeignAddress, model: str, tell: Tell) -
 
 def _prefixed(tell: Tell, where: str) -> Tell:
     return lambda line: tell(where + line)
+
+
+def arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
+    """When each request is sent, in seconds from the start: as vLLM's client has it. Pure.
+
+    All at once for an infinite `rate`, else with gaps of a gamma distribution whose shape is `burstiness`.
+
+    1 is a Poisson process, less comes in bursts, more is more even, infinite is a beat. The last comes at
+    `count / rate` exactly, so that seeds differ in order and not in load.
+    """
+    if math.isinf(rate):
+        return [0.0] * count
+    gaps = np.ones(count) if math.isinf(burstiness) else np.random.default_rng(seed).gamma(burstiness, 1.0, count)
+    ends = np.cumsum(gaps)
+    return [float(end) for end in ends * (count / rate / ends[-1])]

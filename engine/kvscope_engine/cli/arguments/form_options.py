@@ -19,11 +19,11 @@ NAMES: Final = ("json_schema", "json_object", "regex", "grammar", "choice")
 
 def add_form_options(parser: argparse.ArgumentParser) -> None:
     """In a group of their own."""
-    add = parser.add_argument_group("form of the answer (one of them)").add_argument
-    add("--json-schema", metavar="FILE|JSON", help="a file with a JSON schema, or the schema itself")
-    add("--json-object", action="store_true", help="any JSON object")
-    add("--regex", metavar="REGEX", help="that the whole answer matches")
-    add("--grammar", metavar="FILE|GBNF", help="a file with a grammar, or the grammar itself; its rule root is used")
+    add = parser.add_argument_group("structured output (one of these)").add_argument
+    add("--json-schema", metavar="FILE|JSON", help="a JSON schema, or a file with one")
+    add("--json-object", action="store_true", help="the answer is any JSON object")
+    add("--regex", metavar="REGEX", help="a regular expression that the whole answer matches")
+    add("--grammar", metavar="FILE|GBNF", help="an EBNF grammar with a rule named root, or a file with one")
     add("--choice", action="append", default=[], metavar="TEXT", help="the answer is one of these; repeatable")
 
 
@@ -63,5 +63,5 @@ def _text_or_file(value: str, mark: str) -> str:
     try:
         return Path(value).read_text("utf-8")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise BadInput(f"{value!r:.80} is neither a text with {mark!r} nor a file that can be read: {reason}") from None

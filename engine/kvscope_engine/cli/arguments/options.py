@@ -60,8 +60,8 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         help="`default` (SmolLM2-135M-Instruct), a Hugging Face id, a folder with safetensors,"
         " a .gguf file, or dummy:CONFIG.json for random weights",
     )
-    group.add_argument("--device", choices=DEVICES, default="auto", help="where the model runs")
-    group.add_argument("--dtype", choices=DTYPES, default="auto", help="of weights and activations")
+    group.add_argument("--device", choices=DEVICES, default="auto", help="device of the model")
+    group.add_argument("--dtype", choices=DTYPES, default="auto", help="data type of weights and activations")
     group.add_argument(
         "--quantization",
         choices=QUANTIZATIONS,
@@ -83,13 +83,13 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         "--max-model-len",
         type=whole_number,
         metavar="TOKENS",
-        help="tokens of prompt and output together (without it: the model's own limit)",
+        help="maximum tokens of prompt and output together (default: the model's limit)",
     )
     group.add_argument(
         "--seed",
         type=whole_number,
         metavar="N",
-        help=f"of the random numbers of requests that bring no seed (without it: {DEFAULTS.seed})",
+        help=f"seed for requests without one (default: {DEFAULTS.seed})",
     )
     group.add_argument(
         "--tensor-parallel-size",
@@ -97,16 +97,16 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         type=whole_number,
         metavar="N",
         default=DEFAULTS.tensor_parallel_size,
-        help="share the model out among N GPUs of this machine, or N processes of its CPU, which are started along;"
-        " torchrun's are taken where it started this command",
+        help="split the model across N GPUs of this machine, or N CPU processes, which are started "
+        "automatically (or by torchrun)",
     )
     group.add_argument(
         "--cpu-offload-gb",
         type=number,
         metavar="GIB",
         default=DEFAULTS.cpu_offload_gb,
-        help="on a GPU: GiB of weights that stay in host memory, whole layers from the last one back, and are copied to"
-        " the GPU in each step, so that larger models fit; steps run without CUDA graphs (0: none)",
+        help="on a GPU: GiB of weights to keep in host memory (whole layers, from the last), copied to the GPU "
+        "in each step, so that larger models fit; disables CUDA graphs (0: none)",
     )
     group.add_argument(
         "--enforce-eager",
@@ -118,27 +118,28 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         "--piecewise-graphs",
         action="store_true",
         default=None,
-        help="on a GPU: also run steps with prefills as CUDA graphs, of all between attention, up to 512 tokens a step",
+        help="on a GPU: also run steps with prefills as CUDA graphs (all but attention), up to 512 tokens per step",
     )
     group.add_argument(
         "--attention-backend",
         type=backend_name,
         choices=ATTENTION_BACKENDS,
         default=DEFAULTS.attention_backend,
-        help="on a GPU: whose attention runs prompts; auto takes FlashInfer or flash-attn where it is installed, fits"
-        " the model, computes the same and is measured faster at the start, kvscope's own kernels otherwise",
+        help="on a GPU: attention library for prompts; auto takes FlashInfer or flash-attn if installed, "
+        "suitable for the model, equal in results and measured faster at the start; kvscope's own kernels "
+        "otherwise",
     )
     group.add_argument(
         "--async-scheduling",
         action=argparse.BooleanOptionalAction,
-        help="schedule and launch a step while the one before it runs; the tokens are the same (without it: on a GPU)",
+        help="schedule and launch a step while the previous one runs; the tokens are the same (default: on a GPU)",
     )
     group.add_argument(
         "--num-threads",
         type=whole_number,
         metavar="N",
-        help="CPU threads, always that many (without it: OMP_NUM_THREADS, or one for each physical core that affinity"
-        " and control groups let this process use; fewer while other programs keep threads waiting for a core)",
+        help="fixed number of CPU threads (default: OMP_NUM_THREADS, or one per physical core available to this "
+        "process; fewer while other programs compete for cores)",
     )
 
 
@@ -148,47 +149,49 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
         type=whole_number,
         metavar="SLOTS",
         default=DEFAULTS.block_size,
-        help="slots, one token each, in a block",
+        help="tokens per block",
     )
     group.add_argument(
         "--kv-memory",
         dest="kv_memory_bytes",
         type=parse_size,
         metavar="SIZE",
-        help="memory for the block pool, such as 512MiB (without it: chosen by device)",
+        help="memory for the block pool, such as 512MiB (default: by device)",
     )
     group.add_argument(
         "--num-gpu-blocks-override",
         type=whole_number,
         metavar="BLOCKS",
-        help="exactly this many blocks, on a CPU too (without it: as many as the memory holds)",
+        help="exact number of blocks, on a CPU too (default: as many as fit in memory)",
     )
     group.add_argument(
         "--gpu-memory-utilization",
         type=number,
         metavar="SHARE",
         default=DEFAULTS.gpu_memory_utilization,
-        help="share of the GPU's memory the engine may take, above 0 and at most 1",
+        help="fraction of the GPU's memory the engine may use, above 0 and at most 1",
     )
     group.add_argument(
         "--kv-cache-dtype",
         choices=KV_DTYPES,
         default="auto",
-        help="of the blocks: that of the activations (auto), or 8 bits with a scale per token and KV head,"
-        " e4m3 (fp8, also called fp8_e4m3) or int8",
+        help="data type of the KV cache: that of the activations (auto), or 8 bits with a scale per token and "
+        "KV head: e4m3 (fp8, also called fp8_e4m3) or int8",
     )
     group.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
-        help="reuse the blocks of prompts that begin alike (without it: yes, where the allocator shares blocks)",
+        help=(
+            "reuse cached blocks for prompts with the same prefix (default: yes, where the allocator can share blocks)"
+        ),
     )
     group.add_argument(
         "--kv-events-config",
         metavar="JSON",
-        help="publish what enters and leaves the prefix cache as vLLM does, with vLLM's fields, such as"
-        ' \'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}\';'
-        " everybody who reaches these endpoints reads the tokens of prompts; engines with the same --seed give the same"
-        " text the same hash (without it: nothing is published)",
+        help="publish KV cache events as vLLM does, with vLLM's fields, such as '{\"enable_kv_cache_events\": "
+        'true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}\'; anyone who reaches '
+        "these endpoints can read prompt tokens; engines with the same --seed give the same text the same "
+        "hash (default: off)",
     )
     group.add_argument(
         "--page-heat",
@@ -213,7 +216,7 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
         "--allocator",
         choices=ENGINE_ALLOCATORS,
         default="paged",
-        help="how a request gets its blocks; all but paged place them in a row and have no prefix cache",
+        help="allocator; all but paged place a request's blocks in a row and have no prefix cache",
     )
 
 
@@ -223,35 +226,34 @@ def _add_tier_options(group: argparse._ArgumentGroup) -> None:
         dest="host_kv_memory_bytes",
         type=parse_size,
         metavar="SIZE",
-        help="host memory below the block pool, such as 4GiB, for preempted requests and evicted prefixes"
-        " (without it: none)",
+        help="host memory tier for preempted requests and evicted prefixes, such as 4GiB (default: none)",
     )
     group.add_argument(
         "--kv-disk",
         dest="disk_kv_memory_bytes",
         type=parse_size,
         metavar="SIZE",
-        help="a file of this size below host memory, such as 32GiB (without it: none)",
+        help="disk tier below host memory, such as 32GiB (default: none)",
     )
     group.add_argument(
         "--kv-disk-path",
         dest="disk_kv_path",
         metavar="FILE",
-        help="that file, on a fast drive (without it: a temporary one)",
+        help="file of the disk tier, on a fast drive (default: a temporary one)",
     )
     group.add_argument(
         "--kv-disk-keep",
         dest="keep_disk_kv",
         action="store_true",
         default=None,
-        help="keep the file at exit, and use what it holds at the next start with the same model",
+        help="keep the disk tier's file at exit and reuse it at the next start with the same model",
     )
     group.add_argument(
         "--preemption",
         choices=PREEMPTIONS,
         default=DEFAULTS.preemption,
-        help="of a preempted request's tokens: compute them again, move their blocks to host memory and back,"
-        " or what is cheaper as measured",
+        help="what happens to a preempted request's tokens: recompute them, swap their blocks to host memory "
+        "and back, or whichever was measured to be cheaper",
     )
 
 
@@ -261,13 +263,13 @@ def _add_scheduler_options(group: argparse._ArgumentGroup) -> None:
         type=whole_number,
         metavar="REQUESTS",
         default=DEFAULTS.max_num_seqs,
-        help="requests that run in one step at most",
+        help="maximum requests per step",
     )
     group.add_argument(
         "--max-num-batched-tokens",
         type=whole_number,
         metavar="TOKENS",
-        help="tokens computed in one step at most; prefill is cut to fit (without it: chosen by device)",
+        help="maximum tokens computed per step; prefills are chunked to fit (default: by device)",
     )
     group.add_argument(
         "--speculative-config",

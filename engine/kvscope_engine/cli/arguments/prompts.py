@@ -39,7 +39,7 @@ def read_prompts(
     if file is not None:
         submits += _from_file(file, base)
     if not submits:
-        raise BadInput("no prompt is given: --prompt TEXT or --prompts FILE.jsonl")
+        raise BadInput("no prompt given: use --prompt TEXT or --prompts FILE.jsonl")
     return [msgspec.structs.replace(submit, request_id=f"prompt-{i}") for i, submit in enumerate(submits)]
 
 
@@ -65,7 +65,7 @@ def _from_file(path: Path, base: Submit) -> Iterator[Submit]:
     except OSError as error:
         raise BadInput(f"prompts file {str(path)!r} cannot be read: {error.strerror}") from None
     if lines[0].startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise BadInput(f"prompts file {str(path)!r} is not accepted: it is UTF-16, UTF-8 is read")
+        raise BadInput(f"prompts file {str(path)!r} is not accepted: it is UTF-16; UTF-8 is needed")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -82,7 +82,7 @@ def _half_a_pair(line: bytes) -> str:
     except (ValueError, RecursionError):
         return ""
     half = _SURROGATE.search(value)
-    return f"{half[0]!r} is half of a surrogate pair, no character" if half else ""
+    return f"{half[0]!r} is half of a surrogate pair, not a character" if half else ""
 
 
 def _from_line(line: bytes, base: Submit) -> Submit:

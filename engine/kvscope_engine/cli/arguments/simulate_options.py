@@ -37,28 +37,30 @@ def add_workload_options(group: argparse._ArgumentGroup) -> None:
         "--requests",
         type=whole_number,
         metavar="N",
-        help=f"how many to make up, or to take of a file (without it: {DEFAULT_REQUESTS}, or all of the file)",
+        help=(
+            f"number of requests to generate, or to take from a file (default: {DEFAULT_REQUESTS}, or all of the file)"
+        ),
     )
     group.add_argument(
         "--rate",
         type=number,
         metavar="REQUESTS/S",
-        help="on average; a trace or recording has its own (without it: all at once)",
+        help="mean arrival rate; traces and recordings have their own (default: all at once)",
     )
-    group.add_argument("--arrivals", choices=ARRIVALS, help="how made-up requests come (without it: poisson)")
+    group.add_argument("--arrivals", choices=ARRIVALS, help="arrival process of generated requests (default: poisson)")
     group.add_argument(
         "--shared-prefix",
         type=whole_number,
         metavar="TOKENS",
-        help="that all made-up prompts begin with (without it: 0)",
+        help="tokens of a prefix that generated prompts share (default: 0)",
     )
     group.add_argument(
         "--num-prefixes",
         type=whole_number,
         metavar="N",
-        help="how many such beginnings there are, the n-th used 1/n times as often as the first (without it: 1)",
+        help="number of such prefixes; the n-th is used 1/n times as often as the first (default: 1)",
     )
-    group.add_argument("--seed", type=whole_number, metavar="N", help="of what is made up (without it: 0)")
+    group.add_argument("--seed", type=whole_number, metavar="N", help="seed of the generator (default: 0)")
 
 
 def add_engine_options(group: argparse._ArgumentGroup) -> None:
@@ -67,32 +69,32 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
         "--allocator",
         action="append",
         choices=(*ALLOCATORS, "all"),
-        help="how a request gets its blocks; repeatable (without it: paged)",
+        help="allocator; repeatable (default: paged)",
     )
     group.add_argument(
         "--num-gpu-blocks-override",
         type=whole_number,
         metavar="BLOCKS",
-        help="size of the pool (without it: what the preset's device holds)",
+        help="size of the pool (default: what the preset's device holds)",
     )
-    group.add_argument("--block-size", type=whole_number, metavar="SLOTS", default=16, help="slots, one token each")
+    group.add_argument("--block-size", type=whole_number, metavar="SLOTS", default=16, help="tokens per block")
     group.add_argument(
-        "--max-num-seqs", type=whole_number, metavar="REQUESTS", default=256, help="requests in one step at most"
+        "--max-num-seqs", type=whole_number, metavar="REQUESTS", default=256, help="maximum requests per step"
     )
     group.add_argument(
-        "--max-num-batched-tokens", type=whole_number, metavar="TOKENS", default=2048, help="tokens in one step at most"
+        "--max-num-batched-tokens", type=whole_number, metavar="TOKENS", default=2048, help="maximum tokens per step"
     )
     group.add_argument(
         "--max-model-len",
         type=whole_number,
         metavar="TOKENS",
-        help="tokens of prompt and output together (without it: the preset's)",
+        help="maximum tokens of prompt and output together (default: the preset's)",
     )
     group.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="reuse the blocks of prompts that begin alike, under paged; the other policies share nothing",
+        help="reuse cached blocks for prompts with the same prefix (paged only)",
     )
 
 
@@ -102,30 +104,32 @@ def add_tier_options(group: argparse._ArgumentGroup) -> None:
         "--kv-host-memory",
         type=parse_size,
         metavar="SIZE",
-        help="host memory below the pool, such as 64GiB, for preempted requests and evicted prefixes; under paged, the"
-        " other policies run without (without it: none)",
+        help="host memory tier for preempted requests and evicted prefixes, such as 64GiB (paged only; default: none)",
     )
-    group.add_argument(
-        "--kv-disk", type=parse_size, metavar="SIZE", help="a disk of this size below host memory (without it: none)"
-    )
+    group.add_argument("--kv-disk", type=parse_size, metavar="SIZE", help="disk tier below host memory (default: none)")
     group.add_argument(
         "--preemption",
         choices=PREEMPTIONS,
         default="auto",
-        help="of a preempted request's tokens: compute them again, move their blocks to host memory and back, or what"
-        " is cheaper",
+        help="what happens to a preempted request's tokens: recompute, swap to host memory and back, or "
+        "whichever is cheaper",
     )
 
 
 def add_cost_options(group: argparse._ArgumentGroup) -> None:
     """How fast its device is."""
     add = group.add_argument
-    add("--model-preset", choices=tuple(PRESETS), default="opt-13b", help="model and device; the others override it")
-    add("--costs", metavar="FILE.json", help="measured by `bench costs --save`, in place of the preset")
+    add(
+        "--model-preset",
+        choices=tuple(PRESETS),
+        default="opt-13b",
+        help="model and device; the options below override it",
+    )
+    add("--costs", metavar="FILE.json", help="costs measured by `bench costs --save`, instead of the preset's")
     add("--weight-bytes", type=parse_size, metavar="SIZE", help="weights, read in each step")
     add("--kv-bytes-per-token", type=parse_size, metavar="SIZE", help="keys and values of all layers")
     add("--num-layers", type=whole_number, metavar="N", help="layers; under virtual each has pages of its own")
-    add("--page-size", type=parse_size, metavar="SIZE", help="memory that virtual maps at once (without it: 2MiB)")
+    add("--page-size", type=parse_size, metavar="SIZE", help="page size of the virtual allocator (default: 2MiB)")
     add("--flops-per-token", type=number, metavar="FLOP", help="of the dense layers, such as 25.7e9")
     add("--attention-flops-per-pair", type=number, metavar="FLOP", help="of a token and one it attends to, all layers")
     add("--memory-bandwidth", type=parse_size, metavar="SIZE", help="bytes/s, such as 1555GB")

@@ -2,7 +2,7 @@
 
 Types alone; ranges are `SamplingParams`' to check. A field that is not here is refused by name. `IgnoredFields` is the
 list of those that clients send and that change nothing here; `NEUTRAL` of those accepted at such values alone.
-docs/openai-api.md names all of both.
+docs/reference/openai-api.md names all of both.
 """
 
 from __future__ import annotations

@@ -46,11 +46,11 @@ MAX_PRIORITY: Final = 1000
 def completion_sampling(body: CompletionBody) -> SamplingParams:
     """How a completion is sampled. Raises ApiError for what is not accepted."""
     if body.echo:
-        raise ApiError(400, "echo=true is not accepted: the prompt is not told again", param="echo")
+        raise ApiError(400, "echo=true is not accepted: prompts are not echoed", param="echo")
     if body.suffix:
-        raise ApiError(400, "suffix is not accepted: text is only ever continued", param="suffix")
+        raise ApiError(400, "suffix is not accepted: text can only be continued", param="suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise ApiError(400, f"best_of={body.best_of} is not accepted: all n completions are told", param="best_of")
+        raise ApiError(400, f"best_of={body.best_of} is not accepted: all n completions are returned", param="best_of")
     _check_neutral(body, COMPLETION_NEUTRAL)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     return _sampling(body, max_tokens, body.logprobs)

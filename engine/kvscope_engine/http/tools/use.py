@@ -13,10 +13,11 @@ from kvscope_engine.http.shapes.bodies import ChatBody, Function
 from kvscope_engine.http.shapes.errors import ApiError
 from kvscope_engine.http.tools.forcing import forced_format, structural_tag
 from kvscope_engine.http.tools.formats import UNKNOWN, ToolFormat, format_of
-from kvscope_engine.http.tools.marked_text import MarkedText, hidden_tokens
 from kvscope_engine.http.tools.reader import MAX_CALLS, ToolCallReader
+from kvscope_engine.model.text.detokenizer import IncrementalDecoder
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import Finished, Tokens
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.structured import Structured
 
@@ -113,3 +114,28 @@ def _name(choice: dict[str, Any]) -> str:
     except msgspec.ValidationError as error:
         message = f"tool_choice={choice!r:.60} is not accepted: {CHOICES} ({error})"
         raise ApiError(400, message, param="tool_choice") from None
+
+
+class MarkedText:
+    """An answer's text with the marks around calls in it, where these are tokens that its text does not show.
+
+    Of one completion: made here from its tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+        def decode(ids: Sequence[int]) -> str:
+            return tokenizer.decode([token for token in ids if token not in hidden])
+
+        self._decoder = IncrementalDecoder(decode)
+
+    def add(self, said: Tokens | Finished) -> str:
+        """What it adds."""
+        if isinstance(said, Finished):
+            return self._decoder.flush()
+        return "".join(map(self._decoder.add, said.token_ids))
+
+
+def hidden_tokens(tool_format: ToolFormat, tokenizer: Tokenizer) -> frozenset[int] | None:
+    """Tokens that stay hidden when the format's marks are shown; None where its marks are text anyway."""
+    shown = {token for text, token in tokenizer.special_texts.items() if text and text in tool_format.marks}
+    return tokenizer.special_token_ids - shown if shown else None

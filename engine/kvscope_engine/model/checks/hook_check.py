@@ -16,11 +16,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvscope_engine.model.checks.bad_weights import bad_weight
 from kvscope_engine.model.checks.eager_check import check_equals_eager
 from kvscope_engine.model.checks.layer_trace import LayerPlace, Trace, decoder_layer_of
-from kvscope_engine.model.checks.pass_on import pass_on
 from kvscope_engine.model.loading.hf_config import position_limit
+from kvscope_engine.model.loading.support import uses_interface
 from kvscope_engine.model.running.attention import (
     ATTENTION_NAME,
     AttentionContext,
@@ -30,6 +29,7 @@ from kvscope_engine.model.running.attention import (
 from kvscope_engine.model.running.kv_storage import LayerShape
 from kvscope_telemetry.errors import BadInput
 
+KEYWORD: Final = "paged"
 NUM_TOKENS: Final = 5
 _FAILURES: Final = (BadInput, RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
 """A foreign model raises what it likes: one line of it is enough."""
@@ -276,3 +276,47 @@ def _check_windows(calls: list[LayerCall], text_config: Any) -> None:
 
 def _heads(tensor: torch.Tensor) -> str:
     return f"{tensor.shape[1]} x {tensor.shape[2]}"
+
+
+@torch.inference_mode()
+def bad_weight(module: nn.Module) -> str | None:
+    """Weights that are no numbers: looked for when a model's results are wrong, as reading all of them takes time.
+
+    The first weight that holds NaN or infinity, and which; None when all are finite.
+    """
+    for name, tensor in module.named_parameters():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            what = "NaN" if bool(tensor.isnan().any()) else "infinity"
+            return f"{name} holds {what}"
+    return None
+
+
+def pass_on(module: nn.Module) -> None:
+    """Handing the step's `PagedContext` past layers that do not pass keywords on to their attention.
+
+    Owns two hooks a layer: one keeps what the layer was given, the other gives it to the attention inside. A context
+    lies on its layer only while that runs. Models of other architectures are left alone.
+
+    From now on the attention in each layer of `module` gets the keyword that the layer was called with.
+    """
+    for layer in list(module.modules()):
+        for child in layer.children():
+            if uses_interface(type(child)):
+                _bridge(layer, child)
+
+
+def _bridge(layer: nn.Module, attention: nn.Module) -> None:
+    held: dict[str, Any] = {}
+
+    def keep(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        held.update((name, kwargs[name]) for name in (KEYWORD,) if name in kwargs)
+
+    def give(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, held | kwargs
+
+    def drop(*_: Any) -> None:
+        held.clear()
+
+    layer.register_forward_pre_hook(keep, with_kwargs=True)
+    attention.register_forward_pre_hook(give, with_kwargs=True)
+    layer.register_forward_hook(drop, always_call=True)

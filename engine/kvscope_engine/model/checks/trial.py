@@ -15,12 +15,30 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvscope_engine.model.checks.agreement import share_of_spread
 from kvscope_engine.model.checks.check_script import far_positions
-from kvscope_engine.model.checks.unseen_ops import UnseenOps
 from kvscope_engine.model.running.attention import AttentionContext, AttentionOptions
 
+UNSEEN: Final = frozenset(
+    {
+        "aten::arange",
+        "aten::ceil",
+        "aten::clamp",
+        "aten::clamp_max",
+        "aten::clamp_min",
+        "aten::floor",
+        "aten::floor_divide",
+        "aten::hardtanh",
+        "aten::maximum",
+        "aten::minimum",
+        "aten::remainder",
+        "aten::round",
+        "aten::trunc",
+        "aten::where",
+    }
+)
 POSITIONS: Final = (3, 17, 0, 90, 41)
 TOLERANCE: Final = {torch.float32: 1e-4, torch.float64: 1e-4}
 LOW_PRECISION_TOLERANCE: Final = 2e-2
@@ -176,3 +194,22 @@ def _same(one: AttentionOptions, other: AttentionOptions) -> bool:
         and one.sliding_window == other.sliding_window
         and one.softcap == other.softcap
     )
+
+
+class UnseenOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Operations that a trial on a few tokens may leave without effect: bounds, rounding down, counting.
+
+    Owns their list, and the watch for them. Whoever replaces a part of a model must do them as well.
+
+    Which of them run inside; in place or not is the same.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket._qualified_op_name.removesuffix("_")
+        if name in UNSEEN:
+            self.names.add(name)
+        return func(*args, **(kwargs or {}))

@@ -25,7 +25,7 @@ def cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise KvscopeError(
-            f"cannot make the cache folder {str(folder)!r}: {error.strerror}; KVSCOPE_CACHE names another"
+            f"cannot create the cache folder {str(folder)!r}: {error.strerror}; set KVSCOPE_CACHE to another"
         ) from error
     return folder
 
@@ -65,8 +65,8 @@ def told(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise KvscopeError(
-            f"cannot use {str(path)!r} in the cache: {error.strerror or error};"
-            " make room or rights there, or name another folder with KVSCOPE_CACHE"
+            f"cannot use {str(path)!r} in the cache: {error.strerror or error}; free space or fix "
+            "permissions there, or set KVSCOPE_CACHE to another folder"
         ) from error
 
 
@@ -75,7 +75,7 @@ def _opened_lock(lock: Path) -> int:
     with told(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
         if lock.is_symlink() or (lock.exists() and not lock.is_file()):
-            raise KvscopeError(f"{str(lock)!r} is no plain file, so no lock: remove it, and start again")
+            raise KvscopeError(f"{str(lock)!r} is not a regular file and cannot be a lock: remove it and start again")
         return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 

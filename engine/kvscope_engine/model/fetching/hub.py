@@ -70,13 +70,15 @@ def _named_errors(repository: str) -> Iterator[None]:
     try:
         yield
     except GatedRepoError as error:
-        raise BadInput(
-            f"model {repository!r} is closed to this user: its licence must be accepted at the hub"
-        ) from error
+        raise BadInput(f"model {repository!r} is gated: accept its licence on the Hugging Face hub") from error
     except RepositoryNotFoundError as error:
-        raise BadInput(f"model {repository!r} is not there: no such folder, and none of that id at the hub") from error
+        raise BadInput(
+            f"model {repository!r} not found: no such folder, and no such id on the Hugging Face hub"
+        ) from error
     except LocalEntryNotFoundError as error:
-        raise KvscopeError(f"model {repository!r} is not on this machine, and the hub cannot be reached") from error
+        raise KvscopeError(
+            f"model {repository!r} is not on this machine, and the Hugging Face hub cannot be reached"
+        ) from error
     except (HfHubHTTPError, OSError) as error:
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise KvscopeError(f"model {repository!r} cannot be downloaded: {line:.200}") from error

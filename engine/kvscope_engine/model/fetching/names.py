@@ -44,7 +44,7 @@ def parse_model_name(text: str) -> ModelName:
     if path.exists():
         raise BadInput(f"model {text!r} is not accepted: a file must be a .gguf file")
     if _looks_like_path(text):
-        raise BadInput(f"model {text!r} is not there: no such file or folder")
+        raise BadInput(f"model {text!r} not found: no such file or folder")
     if not _HUB_ID.fullmatch(text) or ".." in text or "--" in text:
         raise BadInput(f"model {text!r} is not accepted: {ACCEPTED}")
     return ModelName("hub", text)

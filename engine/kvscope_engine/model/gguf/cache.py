@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
 
 import torch
+from safetensors import SafetensorError
 
 from kvscope_engine.model.fetching.cache_folder import cache_folder, exclusive, replace_folder, scratch_folder
 from kvscope_engine.model.fetching.checksum import remembered_sha256
 from kvscope_engine.model.fetching.progress import ProgressCallback
-from kvscope_engine.model.gguf.convert import convert_gguf, recast
+from kvscope_engine.model.fetching.quiet import quiet_gguf, quiet_transformers
+from kvscope_engine.model.gguf.config import config_of
 from kvscope_engine.model.gguf.entries import MANIFEST, entry_of, fingerprint, is_intact
+from kvscope_engine.model.gguf.header import GgufHeader, check_gguf
+from kvscope_engine.model.gguf.rope import ROPE_TENSORS
+from kvscope_engine.model.loading.checkpoint import check_report, load_weights
 from kvscope_engine.model.loading.device import dtype_name
-from kvscope_telemetry.errors import KvscopeError
+from kvscope_engine.model.loading.hf_config import read_config
+from kvscope_engine.model.loading.shortage import is_no_memory
+from kvscope_engine.model.loading.support import blueprint
+from kvscope_engine.model.text.tokenizer_files import save_tokenizer
+from kvscope_telemetry.errors import BadInput, KvscopeError
+
+_HARMLESS: Final = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
+"""Rotations computed ahead, which old writers left in; no program reads them."""
 
 
 def converted_gguf(gguf: Path, dtype: torch.dtype, progress: ProgressCallback) -> Path:
@@ -47,8 +66,8 @@ def _build(gguf: Path, dtype: torch.dtype, entry: Path, progress: ProgressCallba
     except OSError as error:
         reason = error.strerror or error
         raise KvscopeError(
-            f"cannot write the converted model to {str(entry)!r}: {reason};"
-            " make room or rights there, or name another folder with KVSCOPE_CACHE"
+            f"cannot write the converted model to {str(entry)!r}: {reason}; free space or fix permissions "
+            "there, or set KVSCOPE_CACHE to another folder"
         ) from error
 
 
@@ -58,3 +77,118 @@ def _fill(gguf: Path, dtype: torch.dtype, entry: Path, new: Path, progress: Prog
         recast(exact, dtype, new, gguf.name, progress)
     else:
         convert_gguf(gguf, dtype, new, progress)
+
+
+# One GGUF file to a folder with safetensors, through transformers' own GGUF loader. Slow, so done once.
+def convert_gguf(gguf: Path, dtype: torch.dtype, folder: Path, progress: ProgressCallback) -> None:
+    """Write config, weights in `dtype` and tokenizer of `gguf` into `folder`.
+
+    Raises BadInput when the file is damaged, or holds a model that cannot be served.
+    """
+    header = check_gguf(gguf)
+    source: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True, "trust_remote_code": False}
+    try:
+        model, tokenizer = _read(gguf, header, dtype, source, progress)
+    except BadInput as error:
+        raise BadInput(f"{gguf} cannot be converted: {error}") from error
+    except Exception as error:  # a foreign file: transformers raises nearly anything
+        if is_no_memory(error):
+            raise KvscopeError(
+                f"not enough memory to convert {gguf} to {dtype_name(dtype)}: close other programs"
+            ) from error
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"{gguf} cannot be converted: {line:.200}") from error
+    # Dequantized, it is an ordinary model; transformers refuses to write it while it says where it is from.
+    model.hf_quantizer = None
+    model.config.__dict__.pop("quantization_config", None)
+    blueprint(model.config, gguf.name)
+    _save(model, dtype, folder, gguf.name, progress)
+    save_tokenizer(tokenizer, folder)
+
+
+def _read(
+    gguf: Path, header: GgufHeader, dtype: torch.dtype, source: dict[str, Any], progress: ProgressCallback
+) -> tuple[Any, Any]:
+    """The model and its tokenizer, with all that the file says in them."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    auto: Any = AutoModelForCausalLM
+    with quiet_gguf(progress, gguf.name), watched_tensors() as used:
+        config = config_of(gguf, header)
+        model, report = auto.from_pretrained(
+            gguf.parent, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **source
+        )
+        check_report(gguf, report)
+        check_used(header, used)
+        return model, AutoTokenizer.from_pretrained(gguf.parent, **source)
+
+
+def recast(entry: Path, dtype: torch.dtype, folder: Path, detail: str, progress: ProgressCallback) -> None:
+    """Write the converted float32 model in the folder `entry` into `folder` in `dtype`: the same, but sooner."""
+    model = load_weights(entry, read_config(entry / "config.json"), dtype, torch.device("cpu"), detail, progress)
+    for path in entry.iterdir():
+        if path.suffix != ".safetensors":
+            shutil.copyfile(path, folder / path.name)
+    _save(model, dtype, folder, detail, progress)
+
+
+def _save(model: Any, dtype: torch.dtype, folder: Path, detail: str, progress: ProgressCallback) -> None:
+    with quiet_transformers(progress, "convert", f"{detail}, writing {dtype_name(dtype)}", "files"):
+        try:
+            model.save_pretrained(folder, max_shard_size="1TB")
+        except SafetensorError as error:  # what the file system said, in other words
+            raise OSError(_file_system_reason(str(error))) from error
+
+
+def _file_system_reason(text: str) -> str:
+    """`No space left on device` out of `Error while serializing: I/O error: No space left on device (os error 28)`."""
+    number = re.search(r"os error (\d+)", text)
+    return os.strerror(int(number[1])) if number else text
+
+
+# Which tensors of a GGUF file became weights: transformers' loader drops those it has no place for.
+#
+# Owns the watching of that loader. Knows tensors by name alone.
+@contextmanager
+def watched_tensors() -> Iterator[set[str]]:
+    """The names that the loader found a place for inside, as far as it came."""
+    from transformers import modeling_gguf_pytorch_utils as gguf_loader
+
+    used: set[str] = set()
+    with patch.object(gguf_loader, "TENSOR_PROCESSORS", _Watched(gguf_loader.TENSOR_PROCESSORS, used)):
+        yield used
+
+
+def check_used(header: GgufHeader, used: set[str]) -> None:
+    """Raise BadInput, naming one, when a tensor of the file is in no weight of the model."""
+    left = sorted(header.shapes.keys() - used - set(ROPE_TENSORS))
+    left = [name for name in left if not _HARMLESS.fullmatch(name)]
+    if left:
+        raise BadInput(
+            f"it is not accepted: {len(left)} of its tensors, {left[0]} for one, have no place in"
+            f" architecture {header.architecture!r} here; without them its answers would be others"
+        )
+
+
+class _Watched:
+    """transformers' processors by architecture, each told to say what it takes."""
+
+    def __init__(self, processors: dict[str, Any], used: set[str]) -> None:
+        self._processors, self._used = processors, used
+
+    def get(self, architecture: str, default: Any) -> Callable[..., Any]:
+        kind = self._processors.get(architecture, default)
+        return lambda config: _watch(kind(config=config), self._used)
+
+
+def _watch(processor: Any, used: set[str]) -> Any:
+    process = processor.process
+
+    def watched(weights: Any, name: str, **options: Any) -> Any:
+        result = process(weights=weights, name=name, **options)
+        if result.name is None or result.name in options["tensor_key_mapping"]:  # None: it has put it away itself
+            used.add(name)
+        return result
+
+    processor.process = watched
+    return processor

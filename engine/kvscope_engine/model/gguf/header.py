@@ -90,7 +90,7 @@ class _Reader:
         """Step over `count` bytes; where they began."""
         start = self.offset
         if count > self.left:
-            raise BadInput(f"it is cut short: {count} bytes are needed at byte {start}, {self.left} are left")
+            raise BadInput(f"it is truncated: {count} bytes are needed at byte {start}, {self.left} are left")
         self.offset = start + count
         return start
 
@@ -129,7 +129,7 @@ class _Reader:
 
 def _read(reader: _Reader) -> GgufHeader:
     if reader.data[:4] != MAGIC:
-        raise BadInput("it is no GGUF file")
+        raise BadInput("it is not a GGUF file")
     reader.take(4)
     version = reader.whole("I")
     if version not in VERSIONS:
@@ -177,7 +177,7 @@ def _read_tensors(reader: _Reader, num_tensors: int, header: GgufHeader) -> None
     for _ in range(num_tensors):
         name = reader.string()
         if name in header.shapes:
-            raise BadInput(f"tensor {name!r:.60} is there twice")
+            raise BadInput(f"tensor {name!r:.60} occurs twice")
         shape = _shape(reader, name)
         kind = reader.whole("I")
         places.append((name, reader.whole("Q"), _num_bytes(name, shape, kind)))
@@ -230,7 +230,7 @@ def _check_places(places: list[tuple[str, int, int]], alignment: Scalar, reader:
 def _check_sizes(header: GgufHeader) -> None:
     """What a loader makes tensors of is no larger than the tensors that are there."""
     if not header.architecture or not header.shapes:
-        raise BadInput("it holds no model")
+        raise BadInput("it contains no model")
     largest = max(max(shape) for shape in header.shapes.values())
     limits = dict.fromkeys(_SIZE_FIELDS, largest) | {"block_count": len(header.shapes)}
     for name, limit in limits.items():

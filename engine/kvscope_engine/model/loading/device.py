@@ -68,7 +68,7 @@ def unused_gpu(gpus: Sampled | None = None) -> str:
 def device_notes(wanted: str, device: torch.device, gpus: Sampled | None = None) -> list[str]:
     """What a person should know of the device that `auto` came to."""
     unused = unused_gpu(gpus) if wanted == "auto" and device.type == "cpu" else ""
-    return [f"runs on the CPU: {unused} (--device cpu says that it is meant)"] if unused else []
+    return [f"running on the CPU: {unused} (--device cpu if this is intended)"] if unused else []
 
 
 def gpu_uuids(count: int) -> tuple[str, ...]:

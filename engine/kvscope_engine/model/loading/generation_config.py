@@ -91,7 +91,7 @@ def _sampling(
     for name, harmless in refused.items():
         value = fields.get(name)
         if value is not None and value not in harmless:
-            raise _refusal(where, name, value, "that is not done here")
+            raise _refusal(where, name, value, "that is not supported here")
     values = {ours: fields[name] for name, ours in done.items() if fields.get(name) is not None}
     try:
         return msgspec.convert(values, ModelSampling)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -15,7 +15,7 @@ from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF_SHA256, default_gguf
 from kvscope_engine.model.fetching.hub import hub_folder
 from kvscope_engine.model.fetching.names import ModelName, parse_model_name
-from kvscope_engine.model.fetching.progress import ProgressCallback
+from kvscope_engine.model.fetching.progress import Meter, ProgressCallback
 from kvscope_engine.model.gguf.cache import converted_gguf, entry_folder
 from kvscope_engine.model.gguf.entries import is_intact
 from kvscope_engine.model.gguf.file import gguf_file
@@ -23,12 +23,17 @@ from kvscope_engine.model.host_weights.at_hand import LayersAtHand
 from kvscope_engine.model.host_weights.split import GIB, check_streaming, layers_for_host, place_others
 from kvscope_engine.model.loading.checkpoint import check_weights, load_weights
 from kvscope_engine.model.loading.device import choose_device, choose_dtype, device_notes, dtype_name, free_bytes
-from kvscope_engine.model.loading.dummy import random_model
 from kvscope_engine.model.loading.fingerprint import model_fingerprint
 from kvscope_engine.model.loading.generation_config import model_sampling
-from kvscope_engine.model.loading.hf_config import eos_token_ids, head_dim, num_kv_heads, num_query_heads, read_config
+from kvscope_engine.model.loading.hf_config import (
+    eos_token_ids,
+    head_dim,
+    num_kv_heads,
+    num_query_heads,
+    position_limit,
+    read_config,
+)
 from kvscope_engine.model.loading.quantization import choose_quantization, filed_bits, shown
-from kvscope_engine.model.loading.rope import freeze_rope, resolve_max_model_len
 from kvscope_engine.model.loading.support import Blueprint, blueprint
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
 from kvscope_engine.model.memory.memory_plan import check_weights_fit
@@ -45,12 +50,14 @@ from kvscope_engine.model.text.tokenizer_files import load_tokenizer
 from kvscope_engine.model.tiers.host_room import free_host_bytes
 from kvscope_kernels.native.compiler import must_build
 from kvscope_kernels.native.library import library
-from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.sampling_params import ModelSampling
 from kvscope_telemetry.messages.telemetry import ModelInfo, Progress
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+BATCH_DEPENDENT: Final = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True)
@@ -295,3 +302,78 @@ def _info(
         quantization=chosen[0],
         sampling=chosen[1],
     )
+
+
+def random_model(
+    hf_config: Any, dtype: torch.dtype, device: torch.device, seed: int, progress: ProgressCallback
+) -> torch.nn.Module:
+    """A model of random weights for a configuration: for benchmarks and tests, where what it says matters not.
+
+    The causal language model of `hf_config`, initialised on `device` in `dtype`; a seed gives it again.
+    """
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    with Meter(progress, "load", "random weights"), torch.random.fork_rng(_devices(device)), device:
+        torch.manual_seed(seed)
+        model: torch.nn.Module = auto.from_config(
+            hf_config, dtype=dtype, attn_implementation="eager", trust_remote_code=False
+        )
+    return model
+
+
+def _devices(device: torch.device) -> list[int]:
+    return [torch.cuda.current_device()] if device.type == "cuda" else []
+
+
+# How long a context the model's rotary embedding allows, and keeping it the same for all requests of a batch.
+#
+# Rotary embeddings of type `dynamic` and `longrope` look at the longest sequence of the batch: a request's tokens
+# would depend on who runs beside it, and each step would wait for the device. Below their first limit they are
+# constant, so the context is limited to that, and the looking switched off.
+def resolve_max_model_len(config: Any, asked: int | None, name: str) -> int:
+    """Tokens of prompt and output together. Raises BadInput when `asked` is more than the model can."""
+    limit, reason = _limit(config)
+    if limit is None and asked is None:
+        raise BadInput(f"model {name!r} does not state its context length: give max_model_len")
+    if limit is not None and asked is not None and asked > limit:
+        raise BadInput(f"max_model_len={asked} is not accepted: model {name!r} can do {limit}{reason}")
+    length = asked or limit
+    assert length is not None, "one of them is given"
+    return length
+
+
+def freeze_rope(model: torch.nn.Module) -> None:
+    """Switch off the looking at the batch; call when `max_model_len` is resolved."""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if isinstance(kinds, str) and _is_batch_dependent(kinds):
+            module.rope_type = "default"  # type: ignore[assignment]
+        elif isinstance(kinds, dict):
+            kinds |= {key: "default" for key, kind in kinds.items() if _is_batch_dependent(kind)}
+
+
+def _limit(config: Any) -> tuple[int | None, str]:
+    limit = position_limit(config)
+    for parameters in _rope_parameters(config):
+        kind = str(parameters.get("rope_type", "default"))
+        if not _is_batch_dependent(kind):
+            continue
+        original = parameters.get("original_max_position_embeddings")
+        if kind == "longrope" and original is None:
+            original = getattr(config, "original_max_position_embeddings", None)
+        bounds = [value for value in (limit, original) if isinstance(value, int)]
+        return min(bounds, default=None), f" with its rotary embedding of type {kind!r}"
+    return limit, ""
+
+
+def _rope_parameters(config: Any) -> list[dict[str, Any]]:
+    """The parameters of the one rotary embedding, or of each kind of layer."""
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if "rope_type" in parameters:
+        return [parameters]
+    return [value for value in parameters.values() if isinstance(value, dict)]
+
+
+def _is_batch_dependent(kind: str) -> bool:
+    return any(name in kind for name in BATCH_DEPENDENT)

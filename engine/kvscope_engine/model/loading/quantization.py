@@ -71,7 +71,7 @@ def _reads_filed(
 def _check(wanted: str, device: torch.device, dtype: torch.dtype) -> None:
     if device.type != "cpu":
         if wanted == FILED_A8:
-            raise BadInput(f"quantization={wanted!r} is not accepted on a GPU: activations have 8 bits on a CPU alone")
+            raise BadInput(f"quantization={wanted!r} is not accepted on a GPU: 8-bit activations run only on a CPU")
         return
     if dtype == torch.float16:
         raise BadInput(f"quantization={wanted!r} is not accepted with float16 on a CPU: bfloat16 or float32")

@@ -50,9 +50,9 @@ def _check_config(config: PretrainedConfig, name: str) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise BadInput(f"model {name!r} is not supported: {kind} is an encoder-decoder, only decoders are")
     if config.get_text_config(decoder=True) is not config:
-        raise BadInput(f"model {name!r} is not supported: {kind} reads more than text, only text models are")
+        raise BadInput(f"model {name!r} is not supported: {kind} is multimodal; only text models are")
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise BadInput(f"model {name!r} is not supported: {kind} is no causal language model")
+        raise BadInput(f"model {name!r} is not supported: {kind} is not a causal language model")
     quantization = getattr(config, "quantization_config", None)
     if quantization is not None:
         method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization

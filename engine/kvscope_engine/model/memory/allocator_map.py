@@ -29,9 +29,7 @@ def allocator_map(
 ) -> AllocatorMap:
     """How the allocator divides the memory of `device` now. Raises BadInput for a CPU."""
     if device.type != "cuda":
-        raise BadInput(
-            f"the engine runs on {device.type!r}: torch divides memory into segments on a GPU alone (--device cuda)"
-        )
+        raise BadInput(f"the engine runs on {device.type!r}: PyTorch segments exist only on a GPU (--device cuda)")
     began_ns = time.monotonic_ns()
     index = torch.cuda.current_device() if device.index is None else device.index
     segments = [_segment(told) for told in snapshot() if told["device"] == index]

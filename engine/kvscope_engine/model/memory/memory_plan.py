@@ -121,7 +121,7 @@ class MemoryPlan:
         if asked <= there:
             share = math.ceil(100 * (asked + self.others) / self.total) / 100
             return f"free some, or give --gpu-memory-utilization {share:.2f}"
-        return "free some, or give a smaller --max-num-batched-tokens, --max-num-seqs or model"
+        return "free some, or use a smaller --max-num-batched-tokens, --max-num-seqs or model"
 
     def _weights_that_fit(self) -> int:
         """With what a step of this model takes beside them."""
@@ -150,7 +150,7 @@ def _offload_that_fits(on_host: int | None, needed: int, room: int) -> str:
     if on_host is None:
         return ""
     num_gib = math.ceil((on_host + needed - WEIGHTS_SHARE * room) / GIB)
-    return f", or --cpu-offload-gb {num_gib} (slower: these come from host memory in each step)"
+    return f", or --cpu-offload-gb {num_gib} (slower: copied from host memory in each step)"
 
 
 def gib(num_bytes: int | float) -> str:

@@ -50,7 +50,7 @@ def _holders(shortage: Shortage) -> str:
     named = {
         "weights": memory.weights_bytes,
         "KV cache": memory.kv_bytes,
-        "kept by torch and in no tensor": kept,
+        "cached by PyTorch": kept,
         "other programs and contexts": _others(shortage),
         "free": shortage.free,
     }

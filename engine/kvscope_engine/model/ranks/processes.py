@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,8 +24,8 @@ FOLDER_KEY: Final = "kvscope-ranks"
 MEET_S: Final = 120.0
 """For torchrun's ranks to say where they meet."""
 PREFIX: Final = "kvscope-ranks-"
-END_S: Final = 5.0
-"""For a rank to end by itself."""
+END_S: Final = 3.0
+"""For all ranks together to end by themselves, and for as long again after a signal: a stop has ten seconds."""
 
 
 def torchrun_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
@@ -78,11 +79,13 @@ class RankProcesses:
 
     def close(self, told: Container[int] = ()) -> None:
         """End all that are left: those that were told to may do it by themselves, the rest by signals. Idempotent."""
+        deadline_s = time.monotonic() + END_S
         for rank, child in self.children.items():
-            if rank not in told or not self.ended(rank, END_S):
+            if rank not in told or not self.ended(rank, max(0.0, deadline_s - time.monotonic())):
                 child.terminate()
+        deadline_s = time.monotonic() + END_S
         for rank, child in self.children.items():
-            if not self.ended(rank, END_S):
+            if not self.ended(rank, max(0.0, deadline_s - time.monotonic())):
                 child.kill()
                 child.wait()
         self.children.clear()

@@ -35,7 +35,7 @@ class CaptureFailures:
         self._not_before_s[key] = time.monotonic() + RETRY_S if has_no_memory else math.inf
         torch.cuda.empty_cache()
         if is_new:
-            later = "; it is tried again later" if has_no_memory else ""
+            later = "; it will be retried later" if has_no_memory else ""
             self._tell(f"no CUDA graph for {size}, which run slower: {failure_words(error)}{later}")
 
 

@@ -1,11 +1,13 @@
 """A form's own process: compiles it, tries it, and then says which tokens may come next for each of its completions.
 
 Whatever a form costs, it costs here: the engine kills this process when that is too much. Compiling and trying are on a
-thread that yields to everybody's; a token's mask is not, it is waited for.
+thread that yields to everybody's; a token's mask is not, it is waited for. What a step asks for comes in one packet and
+is answered in one, unless it takes long: then those that are there are told first.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import resource
@@ -24,7 +26,6 @@ from kvscope_engine.model.structured.compiling import OUT_OF_MEMORY, compile_for
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.structured import Structured
 
-WORD_BITS: Final = 32
 HOLDS_JSON: Final = ("json_schema", "json_object", "structural_tag")
 """Kinds whose texts are, or have in them, JSON."""
 MAX_MASK_S: Final = 0.02
@@ -35,6 +36,8 @@ MAX_WALK: Final = 24
 MAX_TRYING_S: Final = 0.25
 MAX_MORE_BYTES: Final = 256 << 20
 """Of address space beyond what the keeper has."""
+MAX_UNTOLD_NS: Final = 1_000_000
+"""Of computing, after which the masks that are there are told."""
 YIELDING: Final = 19
 """`nice`."""
 MIB: Final = 1 << 20
@@ -44,16 +47,19 @@ def run_form(
     line: socket.socket, info: Any, num_logits: int, ends: Collection[int], no_controls: NDArray[np.int32]
 ) -> None:
     """Until the engine closes `line`: first the form, then its completions."""
-    descriptor = os.pidfd_open(os.getpid())
-    socket.send_fds(line, [os.getpid().to_bytes(4, "little")], [descriptor])
-    os.close(descriptor)
+    descriptors = [os.pidfd_open(os.getpid()), os.memfd_create("masks")]
+    masks = wire.masks_in(descriptors[1], num_logits)
+    socket.send_fds(line, [os.getpid().to_bytes(4, "little")], descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
     try:
         asked = msgspec.msgpack.decode(wire.receive_long(line), type=Structured)
         _bound_memory()
-        trial = _Trial(asked, info, num_logits, ends, no_controls)
+        trial = _Trial(asked, info, masks, ends, no_controls)
         thread = threading.Thread(target=trial.run)
         thread.start()
         thread.join()
+        _give_back()
         wire.send_long(line, msgspec.msgpack.encode(trial.proof))
         if trial.form is not None:
             _serve(line, trial.form)
@@ -64,12 +70,14 @@ def run_form(
 class _Form:
     """Compiled."""
 
-    def __init__(self, compiled: Any, num_logits: int, ends: Collection[int], within: NDArray[np.int32] | None) -> None:
-        """`within` is a mask of the only tokens that may ever come; None: all."""
+    def __init__(
+        self, compiled: Any, masks: NDArray[np.int32], ends: Collection[int], within: NDArray[np.int32] | None
+    ) -> None:
+        """Masks are written into the rows of `masks`; `within` has the only tokens that may ever come; None: all."""
         self._compiled = compiled
         self._ends = ends
         self._within = within
-        self.words = np.zeros((1, -(-num_logits // WORD_BITS)), np.int32)
+        self._masks = masks
 
     def matcher(self) -> Any:
         """XGrammar's, at the beginning of the form."""
@@ -77,14 +85,14 @@ class _Form:
 
         return xgrammar.GrammarMatcher(self._compiled, terminate_without_stop_token=not self._ends)
 
-    def mask(self, matcher: Any) -> NDArray[np.int32]:
-        """Which tokens may come next, good until the next call."""
-        self.words[0] = -1  # what is not written when everything may
-        matcher.fill_next_token_bitmask(self.words, 0)
-        row: NDArray[np.int32] = self.words[0]
+    def mask(self, matcher: Any, row: int = 0) -> NDArray[np.int32]:
+        """Which tokens may come next, written into this row."""
+        mask: NDArray[np.int32] = self._masks[row]
+        mask.fill(-1)  # what is not written when everything may
+        matcher.fill_next_token_bitmask(self._masks, row)
         if self._within is not None:
-            row &= self._within
-        return row
+            mask &= self._within
+        return mask
 
 
 class _Trial:
@@ -94,7 +102,7 @@ class _Trial:
         self,
         asked: Structured,
         info: Any,
-        num_logits: int,
+        masks: NDArray[np.int32],
         ends: Collection[int],
         no_controls: NDArray[np.int32],
     ) -> None:
@@ -102,7 +110,7 @@ class _Trial:
         self.proof = wire.Proof(reason=f"{asked.kind} is not accepted: its compiler failed")
         self._asked = asked
         self._info = info
-        self._num_logits = num_logits
+        self._masks = masks
         self._ends = ends
         self._within = no_controls if asked.kind in HOLDS_JSON else None
 
@@ -124,12 +132,12 @@ class _Trial:
         import xgrammar
 
         compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
-        form = _Form(compile_form(compiler, self._asked), self._num_logits, self._ends, self._within)
+        form = _Form(compile_form(compiler, self._asked), self._masks, self._ends, self._within)
         first = form.mask(form.matcher()).copy()
         if not first.any():
             raise BadInput(f"{self._asked.kind} is not accepted: no text of this model's tokens is of that form")
         self._walk(form)
-        self.proof = wire.Proof(mask=first.tobytes(), num_bytes=_own_bytes())
+        self.proof = wire.Proof(mask=first.tobytes())
         self.form = form
 
     def _walk(self, form: _Form) -> None:
@@ -145,8 +153,8 @@ class _Trial:
                 now = time.thread_time()
                 if now - started > MAX_MASK_S:
                     raise BadInput(
-                        f"{self._asked.kind} is too costly: a token of it takes {(now - started) * 1e3:.0f} ms of"
-                        f" computing, {MAX_MASK_S * 1e3:.0f} ms are accepted: a simpler one is"
+                        f"{self._asked.kind} is too costly: one token takes {(now - started) * 1e3:.0f} ms "
+                        f"of computing, at most {MAX_MASK_S * 1e3:.0f} ms are accepted; use a simpler one"
                     )
                 if now - began > MAX_TRYING_S:
                     return
@@ -156,24 +164,42 @@ class _Trial:
 
 def _serve(line: socket.socket, form: _Form) -> None:
     matchers: dict[int, Any] = {}
-    nothing = bytes(form.words.nbytes)
-    while data := line.recv(wire.ASK.size):
-        what, number, token = wire.ASK.unpack(data)
-        if what == wire.DROP:
-            matchers.pop(number, None)
-            continue
-        started = time.thread_time_ns()
-        matcher = matchers.get(number)
-        if matcher is None:
-            matcher = matchers[number] = form.matcher()
-        mask, state = nothing, wire.GOES_ON
-        if not matcher.accept_token(token):
-            state = wire.REFUSED
-        elif matcher.is_terminated():
-            state = wire.ENDED
-        else:
-            mask = form.mask(matcher).tobytes()
-        line.sendall(wire.ANSWER.pack(number, state, time.thread_time_ns() - started) + mask)
+    while data := line.recv(wire.PACKET_BYTES):
+        answers, longest_ns, told_ns = bytearray(), 0, time.thread_time_ns()
+        started_ns, any_dropped = told_ns, False
+        for what, row, number, token in wire.ASK.iter_unpack(data):
+            if what == wire.DROP:
+                any_dropped |= matchers.pop(number, None) is not None
+                continue
+            matcher = matchers.get(number)
+            if matcher is None:
+                matcher = matchers[number] = form.matcher()
+            answers += wire.ANSWER.pack(number, _next_mask(form, matcher, row, token))
+            now_ns = time.thread_time_ns()
+            longest_ns, started_ns = max(longest_ns, now_ns - started_ns), now_ns
+            if now_ns - told_ns > MAX_UNTOLD_NS:
+                line.sendall(wire.LONGEST.pack(longest_ns) + answers)
+                answers, longest_ns, told_ns = bytearray(), 0, now_ns
+        if answers:
+            line.sendall(wire.LONGEST.pack(longest_ns) + answers)
+        if any_dropped and not matchers:
+            _give_back()
+
+
+def _next_mask(form: _Form, matcher: Any, row: int, token: int) -> int:
+    """Written into `row`; what has become of the completion."""
+    if not matcher.accept_token(token):
+        return wire.REFUSED
+    if matcher.is_terminated():
+        return wire.ENDED
+    return wire.GOES_ON if form.mask(matcher, row).any() else wire.STUCK
+
+
+def _give_back() -> None:
+    """To the system, what compiling or answers took and need no more."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    if trim is not None:
+        trim(0)
 
 
 def _bound_memory() -> None:
@@ -181,10 +207,3 @@ def _bound_memory() -> None:
         num_bytes = int(file.read().split()[0]) * resource.getpagesize() + MAX_MORE_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _own_bytes() -> int:
-    """Of memory that no other process shares."""
-    with open("/proc/self/smaps_rollup", encoding="ascii") as file:
-        lines = (line.split() for line in file)
-        return sum(int(words[1]) << 10 for words in lines if words[0] in ("Private_Dirty:", "Swap:"))

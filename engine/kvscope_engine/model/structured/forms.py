@@ -37,9 +37,12 @@ MAX_WAIT_S: Final = 60.0
 """For that much computing, beside what else the machine does."""
 MAX_FORMS: Final = 64
 """At a time, a process each: those in use, being compiled, and kept."""
+MAX_BYTES: Final = 1 << 30
+"""Of their processes' memory together, beyond which no other form is accepted."""
 MAX_KEPT: Final = 32
-MAX_KEPT_BYTES: Final = 256 << 20
-UNWANTED: Final = "nobody waits for this form any more"
+MAX_KEPT_BYTES: Final = 64 << 20
+"""A larger one is there only while it is used."""
+UNWANTED: Final = "no client waits for this form any more"
 
 Wanted = Callable[[], bool]
 
@@ -74,7 +77,8 @@ class Forms:
         self._keeper: Keeper | None = None
         self._keeper_lock = threading.Lock()
         self._busy: set[FormProcess] = set()
-        """The engine's thread's: those that owe it an answer."""
+        """Those that owe the engine's thread an answer, or are to be told of completions that are over: any thread adds
+        such, so that one goes through a copy."""
         self._is_closed = False
 
     def has(self, asked: Structured) -> bool:
@@ -91,6 +95,8 @@ class Forms:
         """
         _check_text(asked)
         keeper = self._ready_keeper(asked)
+        if not self.has(asked):
+            self._measure()
         with self._lock:
             form = self._alive.get(asked)
             if form is not None and not form.process.failure:
@@ -111,6 +117,11 @@ class Forms:
                 if not is_wanted():
                     raise BadInput(UNWANTED) from None
 
+    def send(self) -> None:
+        """Ask the processes for the masks after all tokens that were accepted: a packet each."""
+        for process in list(self._busy):
+            process.send()
+
     def await_masks(self, *, is_idle: bool) -> None:
         """Take in what the processes say, and wait a moment for those that will answer in it.
 
@@ -119,7 +130,7 @@ class Forms:
         deadline_s = time.monotonic() + SLOW_S
         while self._busy:
             heard = [process.pump() for process in list(self._busy)]
-            awaited = [process for process in self._busy if is_idle or process.is_waited_for]
+            awaited = [process for process in list(self._busy) if is_idle or process.is_waited_for]
             left_s = deadline_s - time.monotonic()
             if not awaited or left_s <= 0 or (is_idle and any(heard)):
                 return
@@ -128,6 +139,8 @@ class Forms:
     def close(self) -> None:
         """End every process."""
         self._is_closed = True
+        if (keeper := self._keeper) is not None:
+            keeper.kill()  # whoever waits for it to start holds the lock
         with self._keeper_lock, self._lock:
             for form in list(self._alive.values()):
                 form.process.end()
@@ -171,14 +184,14 @@ class Forms:
                 proof = process.proof()
             except EOFError:
                 raise BadInput(
-                    f"{asked.kind} is too costly: its compiler ended at its memory, or in its depth"
+                    f"{asked.kind} is too costly: its compiler ran out of memory or recursion depth"
                 ) from None
             if proof is not None:
                 return proof
             if process.computed_s > self._max_s:
                 raise BadInput(
-                    f"{asked.kind} is too costly: it takes more than {self._max_s:g} s to compile and try:"
-                    " a simpler one is accepted"
+                    f"{asked.kind} is too costly: it takes more than {self._max_s:g} s to compile and try; "
+                    "use a simpler one"
                 )
             if time.monotonic() > deadline_s:
                 raise BadInput(f"the engine is behind: {asked.kind} was not compiled within {MAX_WAIT_S:g} s")
@@ -196,27 +209,46 @@ class Forms:
                     self._keeper.close()
                     self._keeper = None
                 try:
-                    self._keeper = Keeper(vocabulary_of(self._tokenizer, self._num_logits, self._ends))
+                    self._keeper = keeper = Keeper()
+                    if self._is_closed:
+                        keeper.kill()
+                    keeper.introduce(vocabulary_of(self._tokenizer, self._num_logits, self._ends))
                 except KvscopeError as error:
                     raise BadInput(f"{asked.kind} is not accepted: {error}") from None
             return self._keeper
 
     def _make_room(self, asked: Structured) -> None:
         """Under the lock. Raises BadInput when all are in use."""
-        while self._kept and len(self._alive) + len(self._trials) >= MAX_FORMS:
+        while self._kept and (len(self._alive) + len(self._trials) >= MAX_FORMS or self._num_bytes() > MAX_BYTES):
             self._kept.popitem(last=False)  # its process ends, unless it is in use
         if len(self._alive) + len(self._trials) >= MAX_FORMS:
             reason = f"{MAX_FORMS} forms are in use already, and {asked.kind} is another one"
             raise BadInput(f"the engine is behind: {reason}")
+        if self._num_bytes() > MAX_BYTES:
+            reason = f"forms in use take {MAX_BYTES >> 20} MiB already, and {asked.kind} is another one"
+            raise BadInput(f"the engine is behind: {reason}")
+
+    def _measure(self) -> None:
+        """Those that are used grow."""
+        with self._lock:
+            forms = list(self._alive.values())
+        for form in forms:
+            form.num_bytes = form.process.own_bytes
+
+    def _num_bytes(self) -> int:
+        return sum(form.num_bytes for form in list(self._alive.values()))
 
     def _keep(self, asked: Structured, form: Form) -> None:
+        if _num_bytes(asked, form) > MAX_KEPT_BYTES:
+            self._kept.pop(asked, None)
+            return
         self._kept[asked] = form
         self._kept.move_to_end(asked)
         while len(self._kept) > 1 and (len(self._kept) > MAX_KEPT or self._kept_bytes() > MAX_KEPT_BYTES):
             self._kept.popitem(last=False)
 
     def _kept_bytes(self) -> int:
-        return sum(form.num_bytes + 4 * len(asked.text) for asked, form in self._kept.items())
+        return sum(_num_bytes(asked, form) for asked, form in self._kept.items())
 
 
 class PreparedPrompt(list[int]):
@@ -241,6 +273,10 @@ def prepared(
 def matcher_for(token_ids: list[int]) -> FormMatcher | None:
     """Of one completion of a prompt; None where no form is asked for."""
     return token_ids.form.matcher() if isinstance(token_ids, PreparedPrompt) else None
+
+
+def _num_bytes(asked: Structured, form: Form) -> int:
+    return form.num_bytes + 4 * len(asked.text)
 
 
 def _check_text(asked: Structured) -> None:

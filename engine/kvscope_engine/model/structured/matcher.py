@@ -5,17 +5,14 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Collection
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvscope_engine.model.structured import wire
 from kvscope_engine.model.structured.processes import MAX_SILENT_S, FormProcess, wait_for_any
-from kvscope_engine.model.structured.wire import Proof
+from kvscope_engine.model.structured.wire import WORD_BITS, Proof
 from kvscope_telemetry.errors import KvscopeError
-
-WORD_BITS: Final = 32
 
 
 class Form:
@@ -25,7 +22,8 @@ class Form:
         self.process = process
         self.ends = ends
         self.first_mask = np.frombuffer(proof.mask, np.int32)
-        self.num_bytes = proof.num_bytes
+        self.num_bytes = process.own_bytes
+        """Of memory, when it was last measured."""
         weakref.finalize(self, process.end)
 
     def matcher(self) -> FormMatcher:
@@ -34,12 +32,14 @@ class Form:
 
 
 class FormMatcher:
-    """A `TokenMatcher`. The mask after a token is asked for as soon as the token is accepted."""
+    """A `TokenMatcher`. The mask after a token is asked for with the next `Forms.send`."""
 
     def __init__(self, form: Form) -> None:
         self._form = form
         self._mask: NDArray[np.int32] | None = form.first_mask
         """None while it is computed."""
+        self._is_stuck = False
+        """No token goes on: the mask says nothing."""
         self._has_ended = False
         self._number = form.process.follow(self)
 
@@ -51,7 +51,7 @@ class FormMatcher:
     def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:
         """Write which tokens may come next; waits for it where that is not known yet."""
         mask = self._known_mask()
-        if mask is None or not mask.any():
+        if mask is None or self._is_stuck:
             words[row] = -1  # a row without any token is no distribution; `accept` ends the request
             return
         words[row] = mask
@@ -62,10 +62,10 @@ class FormMatcher:
         """Go on by a token that was sampled."""
         mask = self._known_mask()
         if mask is None:
-            raise KvscopeError(self._form.process.failure or "its form has ended")
-        if not mask.any():
+            raise KvscopeError(self._form.process.failure or "its structured output has ended")
+        if self._is_stuck:
             raise KvscopeError("no token of this model goes on in the form that was asked for")
-        if not mask.view(np.uint32)[token_id // WORD_BITS] >> np.uint32(token_id % WORD_BITS) & 1:
+        if not int(mask[token_id // WORD_BITS]) >> token_id % WORD_BITS & 1:
             raise KvscopeError(f"token {token_id} was sampled, which is not of the form that was asked for")
         self._mask = None
         if token_id in self._form.ends:
@@ -83,10 +83,13 @@ class FormMatcher:
     def answered(self, state: int, mask: NDArray[np.int32]) -> None:
         """Of the form's process."""
         self._has_ended = state == wire.ENDED
-        self._mask = np.zeros_like(mask) if state == wire.REFUSED else mask
+        self._is_stuck = state != wire.GOES_ON
+        self._mask = mask
 
     def _known_mask(self) -> NDArray[np.int32] | None:
         """Waits for it; None when the form failed."""
+        if self._mask is not None:
+            return self._mask
         process, deadline_s = self._form.process, time.monotonic() + MAX_SILENT_S
         while not self.is_ready and time.monotonic() < deadline_s:
             if not process.pump():

@@ -48,9 +48,10 @@ class Awaiting(Protocol):
 
 
 class Keeper:
-    """Made with the first form. Raises KvscopeError, with the reason, where it cannot run."""
+    """Made with the first form; it forks once it was told the vocabulary. Raises KvscopeError, with the reason, where
+    it cannot run."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self) -> None:
         if importlib.util.find_spec("xgrammar") is None:
             raise KvscopeError("xgrammar is not installed here")
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -64,11 +65,14 @@ class Keeper:
             except OSError as error:
                 self._line.close()
                 raise KvscopeError(f"its process does not start: {error}") from error
+
+    def introduce(self, vocabulary: Vocabulary) -> None:
+        """Tell it, and wait until it has imported what it needs. Raises KvscopeError, also after `kill`."""
         try:
             self._line.settimeout(START_S)
             wire.send_long(self._line, msgspec.msgpack.encode(vocabulary))
             if not self._line.recv(1):
-                raise EOFError("it ended at once")
+                raise EOFError("it stopped immediately")
             self._line.settimeout(None)
         except (OSError, EOFError) as error:
             self.close()
@@ -88,16 +92,25 @@ class Keeper:
             except OSError as error:
                 ours.close()
                 raise KvscopeError(f"the process of forms has ended: {error}") from error
+        descriptors: list[int] = []
         try:
             ours.settimeout(START_S)
-            data, descriptors, _, _ = socket.recv_fds(ours, 4, 1)
-            if not data:
-                raise EOFError("it ended at once")
+            data, descriptors, _, _ = socket.recv_fds(ours, 4, 2)
+            if len(descriptors) != 2:
+                raise EOFError("it stopped immediately" if not data else "no file can be opened any more")
             ours.settimeout(None)
+            masks = wire.masks_in(descriptors[1])
+            os.close(descriptors.pop())
         except (OSError, EOFError) as error:
             ours.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
             raise KvscopeError(f"a form's process does not start: {error}") from error
-        return FormProcess(ours, int.from_bytes(data, "little"), descriptors[0], busy)
+        return FormProcess(ours, int.from_bytes(data, "little"), descriptors[0], masks, busy)
+
+    def kill(self) -> None:
+        """Nobody waits for it any more. On any thread."""
+        self._process.kill()
 
     def close(self) -> None:
         """It ends, and all that it forked."""
@@ -109,16 +122,23 @@ class Keeper:
 class FormProcess:
     """One form's. After `prove` its methods are the engine's thread's, but `end`."""
 
-    def __init__(self, line: socket.socket, pid: int, descriptor: int, busy: set[FormProcess]) -> None:
+    def __init__(
+        self, line: socket.socket, pid: int, descriptor: int, masks: NDArray[np.int32], busy: set[FormProcess]
+    ) -> None:
         self.failure = ""
         """Why it answers no more."""
         self._line = line
         self._pid = pid
         self._descriptor = descriptor
+        self._masks = masks
         self._busy = busy
+        self._rows: dict[int, int] = {}
+        """Of `masks`, by a completion's number, from its first token on."""
+        self._free_rows: list[int] = []
+        """Those of them that were given back."""
         self._awaiting: weakref.WeakValueDictionary[int, Awaiting] = weakref.WeakValueDictionary()
         self._dropped: deque[int] = deque()
-        self._outgoing: deque[bytes] = deque()
+        self._outgoing = bytearray()
         self._num_unanswered = 0
         self._last_number = 0
         self._since_ns = 0
@@ -143,6 +163,16 @@ class FormProcess:
             raise EOFError(str(error)) from error
 
     @property
+    def own_bytes(self) -> int:
+        """Of its memory that no other process shares."""
+        try:
+            with open(f"/proc/{self._pid}/smaps_rollup", encoding="ascii") as file:
+                lines = [line.split() for line in file]
+        except OSError:
+            return 0  # it has ended
+        return sum(int(words[1]) << 10 for words in lines if words[0] in ("Private_Dirty:", "Swap:"))
+
+    @property
     def computed_s(self) -> float:
         """Of a processor's time, so far."""
         return self._cpu_ns() / 1e9
@@ -153,19 +183,19 @@ class FormProcess:
         """The number of a new completion, which is at the beginning of the form."""
         self._last_number += 1
         self._awaiting[self._last_number] = completion
-        weakref.finalize(completion, self._dropped.append, self._last_number).atexit = False
+        weakref.finalize(completion, self._drop, self._last_number).atexit = False
         return self._last_number
 
     def accept(self, number: int, token: int) -> None:
-        """Ask for the mask after one more token."""
+        """Ask for the mask after one more token, with the next `send`. Raises KvscopeError for one too many."""
+        row = self._rows.get(number)
+        if row is None:
+            row = self._rows[number] = self._free_row()
         if not self._num_unanswered:
             self._since_ns, self._since_cpu_ns = time.monotonic_ns(), self._cpu_ns()
         self._num_unanswered += 1
         self._busy.add(self)
-        while self._dropped:
-            self._outgoing.append(wire.ASK.pack(wire.DROP, self._dropped.popleft(), 0))
-        self._outgoing.append(wire.ASK.pack(wire.ACCEPT, number, token))
-        self._send()
+        self._outgoing += wire.ASK.pack(wire.ACCEPT, row, number, token)
 
     @property
     def is_waited_for(self) -> bool:
@@ -178,22 +208,22 @@ class FormProcess:
 
     def pump(self) -> bool:
         """Take in what it said, without waiting; whether there was anything. One that takes too long is killed."""
-        self._send()
+        self.send()
         any_heard = False
-        while not self.failure:
+        while self._num_unanswered and not self.failure:
             try:
-                data = self._line.recv(wire.MAX_ANSWER_BYTES, socket.MSG_DONTWAIT)
+                data = self._line.recv(wire.PACKET_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
             except OSError as error:
-                self._fail(f"its form's process is lost: {error}")
+                self._fail(f"the process of its structured output stopped unexpectedly: {error}")
                 break
             if not data:
-                self._fail("its form's process ended before its time")
+                self._fail("the process of its structured output stopped unexpectedly")
                 break
             self._hear(data)
             any_heard = True
-        if self._num_unanswered:
+        if self._num_unanswered and not self.failure:
             self._look()
         else:
             self._busy.discard(self)
@@ -208,24 +238,48 @@ class FormProcess:
             os.close(self._descriptor)
             self._line.close()
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Ask all that was not asked yet, in one packet."""
+        self._take_dropped()
         try:
             while self._outgoing:
-                self._line.send(self._outgoing[0], socket.MSG_DONTWAIT)
-                self._outgoing.popleft()
+                self._line.send(self._outgoing[: wire.MAX_ASK_BYTES], socket.MSG_DONTWAIT)
+                del self._outgoing[: wire.MAX_ASK_BYTES]
         except BlockingIOError:
             return  # it computes: what it has not read goes later
         except OSError:
             self._outgoing.clear()  # it has ended, as will be read
 
     def _hear(self, data: bytes) -> None:
-        number, state, took_ns = wire.ANSWER.unpack_from(data)
-        self._num_unanswered -= 1
-        self._is_slow = took_ns > SLOW_S * 1e9
+        (longest_ns,) = wire.LONGEST.unpack_from(data)
+        self._is_slow = longest_ns > SLOW_S * 1e9
         self._since_ns, self._since_cpu_ns = time.monotonic_ns(), self._cpu_ns()
-        completion = self._awaiting.get(number)
-        if completion is not None:
-            completion.answered(state, np.frombuffer(data, np.int32, offset=wire.ANSWER.size))
+        for number, state in wire.ANSWER.iter_unpack(memoryview(data)[wire.LONGEST.size :]):
+            self._num_unanswered -= 1
+            completion = self._awaiting.get(number)
+            if completion is not None:
+                completion.answered(state, self._masks[self._rows[number]])
+
+    def _drop(self, number: int) -> None:
+        """On any thread."""
+        self._dropped.append(number)
+        self._busy.add(self)
+
+    def _take_dropped(self) -> None:
+        while self._dropped:
+            number = self._dropped.popleft()
+            row = self._rows.pop(number, None)
+            if row is not None:
+                self._outgoing += wire.ASK.pack(wire.DROP, row, number, 0)
+                self._free_rows.append(row)
+
+    def _free_row(self) -> int:
+        self._take_dropped()
+        if self._free_rows:
+            return self._free_rows.pop()
+        if len(self._rows) == wire.MAX_ROWS:
+            raise KvscopeError(f"{wire.MAX_ROWS} completions of its form are being made already")
+        return len(self._rows)
 
     def _look(self) -> None:
         """How long the answer that is due takes."""
@@ -233,14 +287,15 @@ class FormProcess:
         if silent_s <= SLOW_S:
             return
         self._is_slow = True
-        if not self._is_yielding:
+        computed_ns = self._cpu_ns() - self._since_cpu_ns
+        if computed_ns > SLOW_S * 1e9 and not self._is_yielding:
             self._is_yielding = True
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, self._pid, YIELDING)
-        if self._cpu_ns() - self._since_cpu_ns > MAX_TOKEN_S * 1e9:
-            self._fail(f"its form took more than {MAX_TOKEN_S:g} s of computing for a token")
+        if computed_ns > MAX_TOKEN_S * 1e9:
+            self._fail(f"its structured output took more than {MAX_TOKEN_S:g} s of computing for one token")
         elif silent_s > MAX_SILENT_S:
-            self._fail(f"its form's process said nothing for {MAX_SILENT_S:g} s")
+            self._fail(f"the process of its structured output did not respond for {MAX_SILENT_S:g} s")
 
     def _fail(self, reason: str) -> None:
         self.failure = reason

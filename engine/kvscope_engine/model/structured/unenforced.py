@@ -1,7 +1,8 @@
 """Parts of a JSON schema that XGrammar (0.2.8) reads over in silence: refused by name, so that an answer is never less
 than its schema says.
 
-What XGrammar warns of is refused by its own words (`compiling`); docs/forms.md lists what is enforced.
+What XGrammar warns of is refused by its own words (`compiling`); docs/reference/structured-output.md
+lists what is enforced.
 """
 
 from __future__ import annotations

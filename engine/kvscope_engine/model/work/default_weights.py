@@ -14,8 +14,8 @@ from kvscope_engine.model.quantized.gguf_blocks import main_bits, main_format, p
 from kvscope_engine.model.work.weights_line import own_bits, size
 from kvscope_kernels.native.library import library
 
-NO_COMPILER: Final = "widened: there is no C compiler that works (cc, gcc or clang), and decoding is slower without"
-NO_FILE: Final = "as its file will hold them, which was not fetched yet"
+NO_COMPILER: Final = "widened: no working C compiler (cc, gcc or clang), so decoding is slower"
+NO_FILE: Final = "as in its file, which is not downloaded yet"
 
 
 def default_weights() -> tuple[str, bool]:

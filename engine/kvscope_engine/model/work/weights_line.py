@@ -35,7 +35,7 @@ def size(num_bytes: int) -> str:
 def _held(loaded: LoadedModel, fused: Fused) -> str:
     filed, activations = filed_format(loaded.module), ""
     if loaded.device.type == "cpu" and loaded.quantization not in (FILED, "none"):
-        activations = ", activations in 8 bits"
+        activations = ", 8-bit activations"
     if fused.int4 or fused.int8:
         bits = 4 if fused.int4 else 8
         is_own = loaded.quantization in (FILED, FILED_A8)

@@ -5,12 +5,13 @@ Owns which runs are free (`buddy_list`). It has no prefix cache: a cached block 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from kvscope_engine.policy.allocation.buddy_list import BuddyList
 from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.blocks.free_list import AllMapped
 
 
 class RunPool(BlockPool):
@@ -41,3 +42,119 @@ class RunPool(BlockPool):
         self._activate(np.arange(buddy, buddy + len(run), dtype=np.int64), owner)
         start = min(buddy, run[0])
         return list(range(start, start + 2 * len(run)))
+
+
+class BuddyList(AllMapped):
+    """The ids of free blocks as runs: a buddy allocator (Knowlton 1965), for policies that want blocks in a row.
+
+    Owns which runs are free. A run has a power of two of blocks and starts at a multiple of its length; halves of a
+    run ("buddies") that are both free are one run, always, so what is free is split no further than it must be.
+    Stands in for `FreeList` in a pool: the same methods, and `take_run`.
+
+    Free runs of `num_blocks` blocks, all free at first.
+
+    A number of blocks that is no power of two begins as one run for each of its binary digits, longest first.
+    Taking and giving a run back costs O(log num_blocks).
+    """
+
+    __slots__ = ("_count", "_num_blocks", "_starts")
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._count = 0
+        # [order]: first blocks of the free runs of 2**order; a dict for its order, so that equal runs are equal
+        self._starts: list[dict[int, None]] = [{} for _ in range(num_blocks.bit_length())]
+        self._give_span(0, num_blocks)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """The free ids, shape `(len,)`. O(len): for the integrity check."""
+        spans = [np.arange(start, start + length, dtype=np.int64) for start, length in self.runs()]
+        return np.concatenate(spans) if spans else np.empty(0, np.int64)
+
+    @property
+    def longest(self) -> int:
+        """Blocks of the longest free run, 0 when nothing is free."""
+        return next((1 << order for order in reversed(range(len(self._starts))) if self._starts[order]), 0)
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """Every free run: its first block and its length."""
+        for order, starts in enumerate(self._starts):
+            for start in starts:
+                yield start, 1 << order
+
+    def take_run(self, length: int) -> int:
+        """The first block of a run of `length`, a power of two of at most `longest`.
+
+        Comes from the shortest free run that is long enough, split in halves.
+        """
+        assert length & (length - 1) == 0 < length <= self.longest, f"no run of {length} blocks is free"
+        order = length.bit_length() - 1
+        found = next(higher for higher in range(order, len(self._starts)) if self._starts[higher])
+        start = self._starts[found].popitem()[0]
+        for half in reversed(range(order, found)):
+            self._starts[half][start + (1 << half)] = None
+        self._count -= length
+        return start
+
+    def has_buddy(self, start: int, length: int) -> bool:
+        """Whether the other half of the run twice as long is free."""
+        return start ^ length in self._starts[length.bit_length() - 1]
+
+    def take_buddy(self, start: int, length: int) -> int:
+        """Take the other half, which is free, of the run twice as long; returns its first block."""
+        assert self.has_buddy(start, length), f"the other half to the run of {length} blocks at {start} is not free"
+        buddy = start ^ length
+        del self._starts[length.bit_length() - 1][buddy]
+        self._count -= length
+        return buddy
+
+    def take_one(self) -> int:
+        """A free block. There must be one."""
+        return self.take_run(1)
+
+    def take(self, count: int) -> list[int]:
+        """Any `count` free blocks, at most `len(self)`, not in a row."""
+        assert 0 <= count <= self._count, f"{count} blocks were taken from a buddy list of {self._count}"
+        return [self.take_run(1) for _ in range(count)]
+
+    def give(self, ids: npt.NDArray[np.int64]) -> None:
+        """Take `ids` back, in whatever order; each once."""
+        if len(ids):
+            in_order = np.sort(ids)
+            for span in np.split(in_order, np.flatnonzero(np.diff(in_order) != 1) + 1):
+                self._give_span(int(span[0]), int(span[-1]) + 1)
+
+    def check(self) -> None:
+        """Raise AssertionError unless runs are aligned, inside the pool, apart and merged where they can be."""
+        end = 0
+        for start, length in sorted(self.runs()):
+            assert start % length == 0, f"a free run of {length} blocks starts at {start}"
+            assert start >= end, f"block {start} is in two free runs"
+            end = start + length
+            buddy = start ^ length
+            assert buddy not in self._starts[length.bit_length() - 1], f"the free runs at {start} and {buddy} are apart"
+        assert end <= self._num_blocks, f"a free run ends at {end}, the pool at {self._num_blocks}"
+        assert sum(length for _, length in self.runs()) == self._count, f"{self._count} blocks are not what is free"
+
+    def _give_span(self, start: int, stop: int) -> None:
+        """Blocks `start` to `stop` (exclusive), cut into the longest runs that are aligned."""
+        self._count += stop - start
+        assert self._count <= self._num_blocks, f"{stop - start} blocks given back to a full buddy list"
+        while start < stop:
+            order = (stop - start).bit_length() - 1
+            if start:
+                order = min(order, (start & -start).bit_length() - 1)
+            self._merge(start, order)
+            start += 1 << order
+
+    def _merge(self, start: int, order: int) -> None:
+        """Enter a run, together with its buddy as long as that is free."""
+        while order < len(self._starts) and (start ^ (1 << order)) in self._starts[order]:
+            del self._starts[order][start ^ (1 << order)]
+            start &= ~(1 << order)
+            order += 1
+        self._starts[order][start] = None

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope_engine.policy.drafting.config import SpeculativeConfig
-from kvscope_engine.policy.drafting.ngram import find_draft
 from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.request import Request
 
@@ -77,3 +76,30 @@ class _Text:
         self._array[known:size] = self._request.tokens(known, size)
         self._size = size
         return self._array[:size]
+
+
+def find_draft(tokens: NDArray[np.int32], count: int, shortest: int, longest: int) -> list[int]:
+    """What may follow a text, by what followed its last tokens when they were there before. Arithmetic on token ids.
+
+    Of the matches the longest is taken, of those of its length the first in the text, as vLLM does: it has most
+    behind it.
+
+    Up to `count` tokens to follow `tokens`; none where their last `shortest` were not there before.
+
+    One pass over the tokens, and one over the places left for each token more that matches.
+    """
+    size = len(tokens)
+    if size <= shortest or count < 1:
+        return []
+    ends = np.flatnonzero(tokens[:-1] == tokens[-1])
+    found = -1
+    for length in range(1, longest + 1):
+        if length > 1:
+            ends = ends[ends >= length - 1]
+            ends = ends[tokens[ends - (length - 1)] == tokens[size - length]]
+        if not len(ends):
+            break
+        if length >= shortest:
+            found = int(ends[0])
+    draft: list[int] = tokens[found + 1 : found + 1 + count].tolist() if found >= 0 else []
+    return draft

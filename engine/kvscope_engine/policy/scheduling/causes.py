@@ -131,13 +131,13 @@ def _guessed(request: Request) -> str:
     """How many of the tokens that were guessed ahead were right; nothing where none were."""
     if not request.num_draft_tokens:
         return ""
-    return f", {request.num_accepted_tokens} of {request.num_draft_tokens} guessed ahead were right"
+    return f", {request.num_accepted_tokens} of {request.num_draft_tokens} draft tokens accepted"
 
 
 def finished(request: Request, now_ns: int, num_blocks: int) -> Event:
     """The request ended by itself. `num_blocks` were released."""
     reasons = {
-        "stop": "reached its stop condition",
+        "stop": "stopped",
         "length": f"reached its limit of {request.max_tokens} new tokens",
         "error": "ended by an error",
     }

@@ -41,12 +41,12 @@ change the limits (`set_limits`). Rule 3 holds beside pinned blocks: `add` and `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from kvscope_engine.policy.allocation.protocol import AllocationPolicy
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.drafting.drafter import Drafter
-from kvscope_engine.policy.fit import check_fits
+from kvscope_engine.policy.fit import check_fits, num_blocks_in_the_end
 from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_engine.policy.ranked_queue import RankedQueue
@@ -58,10 +58,9 @@ from kvscope_engine.policy.scheduling.ahead import Ahead
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
 from kvscope_engine.policy.scheduling.changes import ChangeLog, Changes
 from kvscope_engine.policy.scheduling.drafting import Drafting
-from kvscope_engine.policy.scheduling.held_forks import HeldForks
-from kvscope_engine.policy.scheduling.pins import check_fits_beside_pins, check_pins
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.scheduling.preemption import GivenUp, Preemption, victim_order
+from kvscope_engine.policy.scheduling.request_prefixes import usable_digests
 from kvscope_engine.policy.scheduling.writing import write_down
 from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
 from kvscope_engine.policy.tiers.mover_protocol import TierMover
@@ -172,6 +171,13 @@ class Scheduler:
         (self._held if self._is_held_back(request) else self._waiting).add(request)
         self._changes.add(request)
 
+    def list_aborted(self, request: Request, now_ns: int) -> None:
+        """Note a request that was aborted before it got here: it is listed, and never queued."""
+        request.state, request.finish_reason = RequestState.FINISHED, "abort"
+        self.totals.aborted += 1
+        self._changes.add(request)
+        self._changes.event(causes.aborted(request, now_ns, 0, "requested by the client before its prompt was read"))
+
     def refuse(self, cause: str, now_ns: int, *, number: int = 0) -> None:
         """Note that a request was refused before it got here (`add` notes its own refusals)."""
         self.totals.refused += 1
@@ -257,7 +263,7 @@ class Scheduler:
         self.totals.finished += 1
         self._changes.event(causes.finished(request, now_ns, num_blocks))
 
-    def abort(self, request: Request, now_ns: int, cause: str = "the client asked for it") -> None:
+    def abort(self, request: Request, now_ns: int, cause: str = "requested by the client") -> None:
         """End a request in any state, also between schedule and commit. Nothing happens when it ended."""
         if request.is_finished:
             return
@@ -542,3 +548,84 @@ class Scheduler:
         for child in self._held.take(request):
             self._waiting.add(child)
         return num_blocks
+
+
+class HeldForks:
+    """Requests that wait for the prompt of another to be computed, whose blocks they will share.
+
+    Children by the number of their parent, in the order they came. Knows nothing of blocks.
+    """
+
+    def __init__(self) -> None:
+        self._children: dict[int, list[Request]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    def __contains__(self, child: Request) -> bool:
+        return child in self._children.get(child.parent, ())
+
+    def any_of(self, parent: Request) -> bool:
+        """Whether anybody waits for `parent`."""
+        return parent.number in self._children
+
+    def add(self, child: Request) -> None:
+        """`child.parent` says whom it waits for."""
+        self._children.setdefault(child.parent, []).append(child)
+        self._count += 1
+
+    def remove(self, child: Request) -> None:
+        """It ends before its parent is ready. It must be here."""
+        siblings = self._children[child.parent]
+        siblings.remove(child)
+        self._count -= 1
+        if not siblings:
+            del self._children[child.parent]
+
+    def take(self, parent: Request) -> list[Request]:
+        """All that waited for `parent`; they wait no more."""
+        children = self._children.pop(parent.number, [])
+        self._count -= len(children)
+        return children
+
+
+# Pinned blocks against requests: whoever is in the queue must be able to run beside them.
+#
+# The rule that keeps a queue from standing still for ever: each unfinished request fits, alone, into the blocks that
+# are not pinned and the pinned ones that its own text begins with. Reads everything, changes nothing.
+def check_fits_beside_pins(pool: BlockPool, request: Request) -> None:
+    """Raise BadInput, with the numbers and the way out, when pinned blocks leave the request too little."""
+    missing = num_missing(pool, request, pool.pinned)
+    if missing > 0:
+        raise BadInput(
+            f"it needs {num_blocks_in_the_end(request, pool.block_size)} blocks: {len(pool.pinned)} of the pool's"
+            f" {pool.num_blocks} are pinned, and {missing} of those must be unpinned first"
+        )
+
+
+def check_pins(pool: BlockPool, requests: Iterable[Request], blocks: Iterable[int]) -> None:
+    """Raise BadInput unless every request could still run were `blocks` pinned as well."""
+    pinned = pool.pinned | set(blocks)
+    for request in requests:
+        if num_missing(pool, request, pinned) > 0:
+            raise BadInput(
+                f"pinning these would leave {pool.num_blocks - len(pinned)} of {pool.num_blocks} blocks to others, and"
+                f" request {request.number} may need {num_blocks_in_the_end(request, pool.block_size)}"
+            )
+
+
+def num_missing(pool: BlockPool, request: Request, pinned: Set[int]) -> int:
+    """Blocks that the request could lack, alone, if `pinned` were never evicted."""
+    if not pinned:
+        return 0
+    own = 0
+    for digest in usable_digests(pool, request):
+        block = pool.index.get(digest) if pool.index is not None else None
+        if block not in pinned:
+            break
+        own += 1
+    return num_blocks_in_the_end(request, pool.block_size) - own - (pool.num_blocks - len(pinned))

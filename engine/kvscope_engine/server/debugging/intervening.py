@@ -6,11 +6,11 @@ Owns the pins of clients and the steps that are asked for one by one. Every meth
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from kvscope_engine.server.command_desk import CommandDesk, Told
-from kvscope_engine.server.debugging.pin_book import PinBook
-from kvscope_engine.server.debugging.single_steps import SingleSteps
 from kvscope_engine.server.served_engine import ServedEngine
 from kvscope_telemetry.messages.commands import (
     Control,
@@ -57,9 +57,9 @@ class Intervening:
     def step(self, client: bytes, command: Control) -> Reply | None:
         """Run steps though somebody holds them; None: it is answered when they ran."""
         if not self._desk.paused:
-            return refuse(command, "nobody holds the engine's steps: they run by themselves")
+            return refuse(command, "the engine is not paused")
         if not self._engine.num_unfinished:
-            return refuse(command, "no request is unfinished: there is no step to run")
+            return refuse(command, "no unfinished request: there is no step to run")
         self.steps.ask(client, command.tag, command.num_steps)
         return None
 
@@ -74,12 +74,12 @@ class Intervening:
             return
         self.steps.ran(self._engine.step_count)
         if not self._engine.num_unfinished:
-            self.steps.end(self._engine.step_count, "no request is unfinished any more")
+            self.steps.end(self._engine.step_count, "no unfinished request left")
 
     def look_at_holders(self) -> None:
         """Who holds the engine may have let it go."""
         if not self._desk.paused and self.steps.any:
-            self.steps.end(self._engine.step_count, "the engine goes on by itself")
+            self.steps.end(self._engine.step_count, "engine resumed")
 
     def reset(self) -> None:
         """The prefix cache was emptied: no block is pinned any more."""
@@ -103,7 +103,7 @@ class Intervening:
             blocks = does.pin(command.blocks, by, with_prefix=command.with_prefix)
             self._pins.add(client, by, blocks)
             left = "" if command.with_prefix or len(blocks) == len(set(command.blocks)) else "; others hold no prefix"
-            return f"{_blocks(len(blocks))} pinned while you are here{left}"
+            return f"{_blocks(len(blocks))} pinned until you disconnect{left}"
         if isinstance(command, Unpin):
             return self._unpin(client, command)
         if isinstance(command, Evict):
@@ -120,7 +120,7 @@ class Intervening:
             total += count
         left = len(set(command.blocks) & set(self._engine.interventions.pinned))
         others = f"; {_blocks(left)} pinned by {self._pins.names}" if left else ""
-        nothing = "nothing of that was pinned" + ("" if command.anyones else " by you")
+        nothing = "none of these was pinned" + ("" if command.anyones else " by you")
         return (f"{_blocks(total)} unpinned" if total else nothing) + others
 
     def _tell(self) -> None:
@@ -131,3 +131,112 @@ class Intervening:
 
 def _blocks(count: int) -> str:
     return "1 block is" if count == 1 else f"{count} blocks are"
+
+
+class PinBook:
+    """Whose a pin is: a block stays pinned until nobody holds it there any more, and a pin ends with who set it.
+
+    Knows neither the engine nor sockets. Belongs to the engine's thread.
+
+    Blocks by the clients that pinned them.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[bytes, set[int]] = {}
+        self._names: dict[bytes, str] = {}
+
+    @property
+    def names(self) -> str:
+        """Of all that pin something, for people; empty when nobody does."""
+        return ", ".join(dict.fromkeys(self._names.values()))
+
+    @property
+    def holders(self) -> list[bytes]:
+        """The clients that do."""
+        return list(self._blocks)
+
+    def name(self, client: bytes) -> str:
+        """What a client that pins something is called."""
+        return self._names.get(client, "somebody")
+
+    def add(self, client: bytes, name: str, blocks: Iterable[int]) -> None:
+        """The client pinned `blocks`."""
+        self._blocks.setdefault(client, set()).update(blocks)
+        self._names[client] = name
+
+    def take(self, client: bytes, blocks: Iterable[int] = ()) -> tuple[int, list[int]]:
+        """The client's pins on `blocks`, all it has where none are given, end: how many, and those nobody else has."""
+        held = self._blocks.get(client, set())
+        ended = held & set(blocks) if blocks else set(held)
+        held -= ended
+        if not held:
+            self._blocks.pop(client, None)
+            self._names.pop(client, None)
+        others = set().union(*self._blocks.values()) if self._blocks else set()
+        return len(ended), sorted(ended - others)
+
+    def clear(self) -> None:
+        """No block is pinned any more."""
+        self._blocks.clear()
+        self._names.clear()
+
+
+@dataclass(slots=True)
+class _Asked:
+    client: bytes
+    tag: int
+    num_wanted: int
+    num_run: int = 0
+
+
+class SingleSteps:
+    """Steps that are asked for one by one while somebody holds the engine: who waits for how many more.
+
+    Owns the queue of askers. Knows neither the engine nor sockets: it is told when a step ran. Belongs to the
+    engine's thread.
+
+    Answers through `reply` when the steps that were asked for ran, or none can follow.
+    """
+
+    def __init__(self, reply: Callable[[bytes, Reply], None]) -> None:
+        self._reply = reply
+        self._asked: deque[_Asked] = deque()
+
+    @property
+    def any(self) -> bool:
+        """Whether a step is to be run though somebody holds the engine."""
+        return bool(self._asked)
+
+    @property
+    def first(self) -> bytes | None:
+        """The client whose turn it is."""
+        return self._asked[0].client if self._asked else None
+
+    def ask(self, client: bytes, tag: int, num_steps: int) -> None:
+        """Run so many, after those that were asked for before."""
+        self._asked.append(_Asked(client, tag, num_steps))
+
+    def ran(self, step: int) -> None:
+        """Step `step` ran; does nothing when nobody asked for it."""
+        if self._asked:
+            first = self._asked[0]
+            first.num_run += 1
+            if first.num_run == first.num_wanted:
+                self._asked.popleft()
+                self._answer(first, step)
+
+    def end(self, step: int, why: str) -> None:
+        """There will be no more of them; `step` was the last."""
+        while self._asked:
+            self._answer(self._asked.popleft(), step, why)
+
+    def forget(self, client: bytes) -> None:
+        """Nobody waits for what it asked for."""
+        self._asked = deque(asked for asked in self._asked if asked.client != client)
+
+    def _answer(self, asked: _Asked, step: int, why: str = "") -> None:
+        if asked.num_run > 1:
+            what = f"steps {step - asked.num_run + 1} to {step} ran"
+        else:
+            what = f"step {step} ran" if asked.num_run else "no step ran"
+        self._reply(asked.client, Done(tag=asked.tag, what=f"{what}: {why}" if why else what))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -17,9 +18,11 @@ from kvscope_engine.policy.fit import num_blocks_for
 from kvscope_engine.policy.request import Request
 from kvscope_engine.simulator.what_if.candidates import Candidate, check
 from kvscope_engine.simulator.what_if.slot_map import Spans
-from kvscope_engine.simulator.what_if.twin import tell_output, twin
 from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.what_if import MapKind, Running
+
+_SAMPLING: Final = ResolvedSampling()
 
 
 class Shadow:
@@ -156,3 +159,40 @@ class Shadow:
         limit = self._limits[request.number] or reserved
         end = self._allocation.num_held(request) * size
         return first + computed, first + max(computed, min(limit, reserved)), first + reserved, first + end
+
+
+class NumTokens(list[int]):
+    """A request as allocation policies see it: how many tokens it has, and none of them.
+
+    A list of which only the length is there, so that a long request costs no more than a short one.
+    """
+
+    __slots__ = ("count_",)
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count_ = count
+
+    def __len__(self) -> int:
+        return self.count_
+
+
+def twin(running: Running) -> Request:
+    """A request of which nothing is computed yet."""
+    prompt = running.num_prompt_tokens
+    request = Request(
+        number=running.number,
+        request_id=str(running.number),
+        prompt_token_ids=NumTokens(prompt),
+        sampling=_SAMPLING,
+        max_tokens=max(0, running.max_tokens - prompt),
+        arrival_ns=0,
+    )
+    tell_output(request, running)
+    return request
+
+
+def tell_output(request: Request, running: Running) -> None:
+    """The output so far: once the prompt is computed there is one token more than are computed."""
+    num_output = running.num_tokens + 1 - running.num_prompt_tokens
+    request.output_token_ids = NumTokens(max(0, num_output))

@@ -48,7 +48,7 @@ def whole(name: str, value: int, low: int) -> int:
 def from_first_arrival(path: Path, requests: list[WorkloadRequest]) -> tuple[WorkloadRequest, ...]:
     """Requests in the order they come, the first at 0. Raises BadInput when there is none."""
     if not requests:
-        raise BadInput(f"trace {str(path)!r} holds no request")
+        raise BadInput(f"trace {str(path)!r} contains no requests")
     requests.sort(key=lambda request: request.arrival_ns)  # stable: equal times keep the file's order
     start_ns = requests[0].arrival_ns
     return tuple(

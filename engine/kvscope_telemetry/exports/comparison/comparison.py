@@ -6,12 +6,12 @@ Made of the courses alone: it costs no replaying. Knows no words but the figures
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from kvscope_telemetry.exports.comparison.figures import FIGURES, windows
 from kvscope_telemetry.exports.comparison.spread import (
     MIN_WINDOW_S,
     NUM_WINDOWS,
@@ -22,10 +22,13 @@ from kvscope_telemetry.exports.comparison.spread import (
 )
 from kvscope_telemetry.exports.digest import Digest, digest
 from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.summaries import figures
 from kvscope_telemetry.summaries.course import Course
-from kvscope_telemetry.summaries.figures import Figure
+from kvscope_telemetry.summaries.figures import Figure, rows_in
+from kvscope_telemetry.summaries.summary import SECOND_NS
 
-_EACH, _BOUNDS = "told one by one", "upper bounds, from histograms"
+FIGURES: Final = tuple(figure for figure in figures.FIGURES if figure.is_compared)
+_EACH, _BOUNDS = "exact", "upper bounds, from histograms"
 _POOL: Final = {
     "num_blocks": "blocks",
     "block_size_tokens": "block size",
@@ -165,3 +168,22 @@ def _word(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def windows(course: Course, span: Span, number: int) -> list[tuple[slice, Span]]:
+    """Which figures two runs are compared by, and the parts of a run that tell how far each strays.
+
+    What they are is `summaries.figures`'.
+
+    `span` in so many parts of equal length, each with whole seconds of the course.
+    """
+    rows = rows_in(course, span)
+    edges = span.from_ns + (span.until_ns - span.from_ns) * np.arange(number + 1) // number
+    cuts = np.searchsorted(course.time_ns[rows], edges[1:-1], "left") + rows.start
+    places = [rows.start, *cuts.tolist(), rows.stop]
+    found = []
+    for first, last in pairwise(places):
+        begin = max(int(course.time_ns[first]), span.from_ns) if first < last else span.from_ns
+        end = min(int(course.time_ns[last - 1]) + SECOND_NS, span.until_ns) if first < last else span.from_ns
+        found.append((slice(first, last), Span(span.start_ns, begin, end)))
+    return found

@@ -41,7 +41,7 @@ class Verdict(StrEnum):
     """What a difference is beside how much the runs vary by themselves."""
 
     EQUAL = "equal"
-    OPEN = "not told apart"
+    OPEN = "not significant"
     """Two runs of the same may be as far apart: that they are alike is not said."""
     DIFFERENT = "different"
     """Two runs of the same are that far apart in 1 of 20 cases."""

@@ -7,11 +7,13 @@ the range.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import BinaryIO, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.exports.digest import Digest, digest
@@ -20,17 +22,25 @@ from kvscope_telemetry.exports.lives import Life, within
 from kvscope_telemetry.exports.marks import end_of, name_of
 from kvscope_telemetry.exports.report.charts import (
     ALARM_INK,
+    BOTTOM,
+    LEFT,
     NOTE_INK,
+    PLOT_WIDTH,
     STANDING_INK,
     STOP_INK,
+    TOP,
     Band,
     Line,
     Mark,
     TimeAxis,
     chart,
+    frame,
+    mark_lines,
+    svg,
 )
-from kvscope_telemetry.exports.report.heatmap import heatmap
+from kvscope_telemetry.exports.report.inks import DARK, LIGHT, rgb
 from kvscope_telemetry.exports.report.page import clean, figures, keys, page, section, table
+from kvscope_telemetry.exports.report.png import png
 from kvscope_telemetry.exports.report.requests import event_rows, missed_rows, request_lanes, request_rows
 from kvscope_telemetry.exports.report.worst import worst_requests
 from kvscope_telemetry.exports.span import Exported, Span
@@ -40,7 +50,11 @@ from kvscope_telemetry.running_time import stop_words
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.figures import BY_KEY, Figure, pool_of, rows_in, usage_of
+from kvscope_telemetry.summaries.summary import SECOND_NS
 
+HEIGHT: Final = 250
+_MAX_COLUMNS: Final = 480
+_MAX_ROWS: Final = 256
 _LATENCY_KEYS: Final = tuple(f"{latency.key}_p{p}_s" for latency in LATENCIES for p in (50, 95))
 _UNKNOWN: Final = "unknown"
 """A figure that is this is left out."""
@@ -66,7 +80,7 @@ def write_report(
     title = f"KV cache of {found.model or 'an engine'}"
     body = [
         _head(title, recording, found),
-        section("In figures", figures(_figures(found)), _stopped(course, span)),
+        section("Summary", figures(_figures(found)), _stopped(course, span)),
         _bookmarks(marks, span),
         *_curves(course, span, axis),
         _heatmap(course, span, axis),
@@ -101,13 +115,13 @@ def _figures(found: Digest) -> list[tuple[str, str, str]]:
         ("Requests finished", text("finished"), f"{text('admitted')} admitted"),
         (BY_KEY["waiting_peak"].name, text("waiting_peak"), "requests in the queue"),
         ("Preemptions", text("preemptions"), f"{text('swapped_blocks')} blocks swapped out"),
-        ("Turned away", text("refused"), f"{text('aborted')} aborted"),
+        ("Refused", text("refused"), f"{text('aborted')} aborted"),
         ("Decode", text("decode_tokens_per_s"), f"{text('decode_tokens')} tokens"),
         ("Prefill", text("prefill_tokens_per_s"), f"{text('prefill_tokens')} tokens"),
         (BY_KEY["hit_rate"].name, text("hit_rate"), f"{text('cached_tokens')} of {text('new_prompt_tokens')} tokens"),
-        ("Restored", text("restored_tokens"), f"tokens after preemptions, {text('recomputed_tokens')} computed again"),
+        ("Restored", text("restored_tokens"), f"tokens after preemptions, {text('recomputed_tokens')} recomputed"),
         ("First token, p95", text("first_token_p95_s"), f"p50 {text('first_token_p50_s')}"),
-        ("Next tokens, p95", text("inter_token_p95_s"), f"p50 {text('inter_token_p50_s')}"),
+        ("Between tokens, p95", text("inter_token_p95_s"), f"p50 {text('inter_token_p50_s')}"),
         ("Queue, p95", text("queued_p95_s"), "from arrival to the first run"),
         ("Blocks evicted", text("evicted_blocks"), f"{text('copied_blocks')} copied on write"),
         ("Gaps", f"{text('num_lost_frames')} frames", f"{text('num_silences')} silences, {text('silent_s')}"),
@@ -139,7 +153,7 @@ def _stopped(course: Course, span: Span) -> str:
     for stop in course.stops.within(span.from_ns, span.until_ns):
         whose[stop_words(stop)] = whose.get(stop_words(stop), 0) + stop.end_ns - stop.begin_ns
     parts = ", ".join(f"{words} for {length_ns / 1e9:,.1f} s" for words, length_ns in whose.items())
-    left_out = "No latency and no rate counts it; in the pictures it is a band."
+    left_out = "Excluded from latencies and rates; shown as a band in the charts."
     return f'<p class="note">The engine stood still for {stopped_ns / 1e9:,.1f} s: {clean(parts)}. {left_out}</p>'
 
 
@@ -192,14 +206,14 @@ def _curves(course: Course, span: Span, axis: TimeAxis) -> list[str]:
     waits = [
         Line("first token, p95", "first", factor * values("first_token_p95_s")),
         Line("queue, p95", "queue", factor * values("queued_p95_s")),
-        Line("next tokens, p95", "next", factor * values("inter_token_p95_s")),
+        Line("between tokens, p95", "next", factor * values("inter_token_p95_s")),
     ]
     charts = (
         ("KV usage, % of the pool", usage, "%", 100.0),
         ("Requests", queue, "", None),
-        ("Tokens a second", tokens, "", None),
-        ("Preemptions, evictions and swaps a second", lost, "", None),
-        ("Latencies of each second", waits, unit_of_waits, None),
+        ("Tokens per second", tokens, "", None),
+        ("Preemptions, evictions and swaps per second", lost, "", None),
+        ("Latencies per second", waits, unit_of_waits, None),
     )
     return [
         section(title, _keys(lines, axis), chart(axis, times_s, lines, unit=unit, top=top))
@@ -230,8 +244,8 @@ def _requests(course: Course, lives: Sequence[Life], span: Span, axis: TimeAxis)
     more = f'<p class="soft">{num_events - len(rows):,} more are not shown.</p>' if num_events > len(rows) else ""
     return [
         section(
-            "Who had the worst of it",
-            f'<p class="soft">Of {len(there):,} requests, those that waited and stood aside longest.</p>',
+            "Most delayed requests",
+            f'<p class="soft">Of {len(there):,} requests, those that were queued or preempted longest.</p>',
             keys(phases),
             request_lanes(worst, axis, span),
             table(header, request_rows(worst)),
@@ -244,9 +258,9 @@ def _requests(course: Course, lives: Sequence[Life], span: Span, axis: TimeAxis)
 
 def _goals(kept: GoalsKept) -> str:
     more = kept.num_missed - len(kept.missed)
-    header = (("Request", False), ("Missed", False), ("What delayed it, from its arrival on", False))
+    header = (("Request", False), ("Missed", False), ("What delayed it, since its arrival", False))
     return section(
-        "Goals of requests",
+        "Latency goals",
         figures([("Goodput", kept.share_text, kept.of_text)]),
         table(header, missed_rows(kept.missed)) if kept.missed else "",
         f'<p class="soft">{more:,} more are not shown.</p>' if more > 0 else "",
@@ -279,3 +293,65 @@ def _band_key(axis: TimeAxis) -> list[tuple[str, str]]:
 
 def _time(seconds: float) -> str:
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.1f} ms"
+
+
+def heatmap(course: Course, axis: TimeAxis, start_ns: int) -> str:
+    """The pool over time as a picture: time across, address down, colour by what blocks hold.
+
+    SVG with the picture inside; empty where the course has no bins.
+    """
+    seconds = max(1, round(axis.until_s - axis.from_s))
+    num_columns = min(_MAX_COLUMNS, seconds)
+    middles = axis.from_s + (np.arange(num_columns) + 0.5) * (axis.until_s - axis.from_s) / num_columns
+    places = np.array([_place(course, start_ns + round(at_s * 1e9)) for at_s in middles.tolist()], np.int64)
+    active, cached = course.bins("active", places), course.bins("cached", places)
+    if not active.size:
+        return ""
+    active, cached = _fewer(active), _fewer(cached)
+    num_rows = int(course.column("num_rows")[places.max(initial=0)])
+    height = HEIGHT - TOP - BOTTOM
+    place = f'x="{LEFT}" y="{TOP}" width="{PLOT_WIDTH}" height="{height}"'
+    picture = "".join(
+        f'<image class="{css}" href="data:image/png;base64,{_encoded(_pixels(active, cached, colors))}" {place}'
+        ' preserveAspectRatio="none" style="image-rendering:pixelated"/>'
+        for css, colors in (("if-light", LIGHT), ("if-dark", DARK))
+    )
+    labels = "".join(
+        f'<text class="label end" x="{LEFT - 6}" y="{y}">{text}</text>'
+        for y, text in ((TOP + 10, "block 0"), (TOP + height, f"{max(0, num_rows - 1):,}"))
+    )
+    words = "Blocks over time, by address: held by requests, cached, free"
+    return svg(HEIGHT, words, frame(axis, HEIGHT) + picture + labels + mark_lines(axis, HEIGHT))
+
+
+def _place(course: Course, time_ns: int) -> int:
+    """Of the second at `time_ns`, -1 in a silence."""
+    place = course.place_at(time_ns)
+    return place if place >= 0 and time_ns - int(course.time_ns[place]) < 2 * SECOND_NS else -1
+
+
+def _fewer(shares: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+    """Shape (columns, rows): bins put together until they are few; shares 0 to 1."""
+    values = shares.astype(np.float64) / 255
+    if values.shape[1] <= _MAX_ROWS:
+        return values
+    edges = np.arange(_MAX_ROWS) * values.shape[1] // _MAX_ROWS
+    sizes = np.diff(np.append(edges, values.shape[1]))
+    put_together: npt.NDArray[np.float64] = np.add.reduceat(values, edges, axis=1) / sizes
+    return put_together
+
+
+def _encoded(pixels: npt.NDArray[np.uint8]) -> str:
+    return base64.b64encode(png(pixels)).decode("ascii")
+
+
+def _pixels(
+    active: npt.NDArray[np.float64], cached: npt.NDArray[np.float64], colors: dict[str, str]
+) -> npt.NDArray[np.uint8]:
+    """Colour by the greater part, opacity by how much there is at all; free is the page's ground."""
+    total = np.clip(active + cached, 0, 1)
+    part = np.divide(active, active + cached, out=np.zeros_like(active), where=total > 0)[..., None]
+    colour = part * np.array(rgb(colors["active"])) + (1 - part) * np.array(rgb(colors["cached"]))
+    pixels = np.concatenate((colour, 255 * np.sqrt(total)[..., None]), axis=2)
+    rounded: npt.NDArray[np.uint8] = np.round(pixels).astype(np.uint8).transpose(1, 0, 2)
+    return rounded

@@ -142,10 +142,10 @@ def _gaps(course: Course, span: Span) -> Iterator[tuple[int, str, str]]:
             yield time_ns, "gap", f"{num_lost:,.0f} frames were lost in this second"
     for before_ns, after_ns in pairwise(times):
         if after_ns - before_ns > SECOND_NS:
-            yield before_ns + SECOND_NS, "gap", f"nothing was recorded for {(after_ns - before_ns) / 1e9 - 1:,.0f} s"
+            yield before_ns + SECOND_NS, "gap", f"not recorded for {(after_ns - before_ns) / 1e9 - 1:,.0f} s"
     for time_ns, (before, after) in zip(times[1:], pairwise(course.epoch[rows].tolist()), strict=True):
         if before != after:
-            yield time_ns, "start", "the engine was started anew"
+            yield time_ns, "start", "the engine was restarted"
 
 
 def _few(reasons: Sequence[str], count: int = 4) -> list[str]:

@@ -53,4 +53,4 @@ def _reasons(life: Life, until_ns: int) -> list[str]:
             reasons.append(f"{verb}{whom}, {aside_s:.2f} s aside{without(stopped_ns)}{cause}")
     if life.end in ("refused", "aborted"):
         reasons.append(f"{life.end}: {life.end_reason}" if life.end_reason else life.end)
-    return reasons or ["waited a little, several times"]
+    return reasons or ["several short waits"]

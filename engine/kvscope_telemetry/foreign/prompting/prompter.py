@@ -49,7 +49,7 @@ class Prompter:
         elif isinstance(command, Abort):
             self._abort(command)
         else:
-            self._box.put([refuse(command, f"{self._address.product} can be watched, and not be told what to do")])
+            self._box.put([refuse(command, f"{self._address.product} can be watched but not controlled")])
 
     def take_replies(self) -> list[Reply]:
         """Answers since the last call, oldest first."""
@@ -89,13 +89,13 @@ class Prompter:
             if self._is_closed:
                 return f"the connection to {self._address.name} is closed"
             if key in self._open:
-                return f"request_id={key!r} is not accepted: a request of that name is on its way"
+                return f"request_id={key!r} is not accepted: it is in use"
             if len(self._open) >= MAX_ON_THEIR_WAY:
-                return f"{MAX_ON_THEIR_WAY} requests are on their way to {self._address.name} already"
+                return f"{MAX_ON_THEIR_WAY} requests are already in progress at {self._address.name}"
             try:
                 thread.start()
             except RuntimeError as error:
-                return f"this machine lets us begin no more requests at once ({error})"
+                return f"this machine cannot start more concurrent requests ({error})"
             self._open[key] = (exchange, thread)
         return ""
 

@@ -92,7 +92,7 @@ def _turn(message: ChatMessage) -> dict[str, Any]:
 
 def _sampling(sampling: SamplingParams, engine: str, path: str) -> dict[str, Any]:
     if sampling.logprobs is not None:
-        why = "its API tells tokens as text, without their ids"
+        why = "its API returns tokens as text, without ids"
         raise BadInput(f"logprobs={sampling.logprobs} is not accepted for {ENGINES[engine]}: {why}")
     fields: dict[str, Any] = {name: value for name in _ALWAYS if (value := getattr(sampling, name)) is not None}
     if sampling.top_k is not None:

@@ -104,9 +104,9 @@ class ServedModel:
         try:
             cards = msgspec.json.decode(body, type=_Cards).data
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            raise NoAnswer(f"{url} is no list of models: is it another program's port?") from None
+            raise NoAnswer(f"{url} is not a list of models: is it another program's port?") from None
         if not cards:
-            raise NoAnswer(f"{url} names no model: there is nothing to send prompts to")
+            raise NoAnswer(f"{url} lists no model to send prompts to")
         wanted = self._address.model
         card = next((one for one in cards if one.id == wanted), cards[0])
         return Model(wanted or card.id, card.owned_by in ENGINES)

@@ -9,7 +9,7 @@ from PySide6.QtCore import QPoint
 from PySide6.QtGui import QColor, QImage, QPainter
 from PySide6.QtWidgets import QWidget
 
-from kvscope_app.views.chart.curve_item import CurveItem
+from kvscope_app.views.chart.panel import CurveItem
 
 
 @pytest.mark.parametrize("scale", [1, 2, 3])

@@ -9,8 +9,8 @@ from PySide6.QtGui import QGuiApplication
 
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.console import ConsoleView
+from kvscope_app.views.console.chat_page import StarterButton
 from kvscope_app.views.console.conversation import Conversation, sampling_to_send
-from kvscope_app.views.console.starters import StarterButton
 from kvscope_app.views.console.store import ConversationStore
 from kvscope_telemetry.messages.commands import Abort, Accepted, Finished, Refused, RequestTiming, Submit, Tokens, Usage
 from kvscope_telemetry.messages.sampling_params import ModelSampling, SamplingParams
@@ -96,10 +96,10 @@ def test_enter_sends_and_the_answer_streams_in(talk, qtbot):
     talk.finish()
     assert talk.card.body.toPlainText() == "Good day"
     assert talk.card.stats.text() == (
-        "4 tokens  ·  2 tok/s  ·  first after 250 ms  ·  prompt 11 tokens, 8 cached  ·  1.75 s in all"
+        "4 tokens  ·  2 tok/s  ·  first after 250 ms  ·  prompt 11 tokens, 8 cached  ·  1.75 s in total"
     )
     assert talk.page.composer.button.text() == "Send"
-    assert talk.page.context.text.text() == "15 tokens of context"
+    assert talk.page.context.text.text() == "15 context tokens"
 
 
 def test_the_next_turn_sends_all_that_was_said(talk, qtbot):
@@ -176,7 +176,7 @@ def test_an_engine_that_dies_leaves_the_part_that_came(talk, qtbot):
     assert talk.card.message.ending == "interrupted"
     assert talk.card.notice.text() == "Interrupted: killed by signal 9"
     assert talk.card.body.toPlainText() == "half an ans"
-    assert talk.page.composer.edit.placeholderText() == "The engine has ended"
+    assert talk.page.composer.edit.placeholderText() == "The engine has stopped"
     qtbot.keyClicks(talk.page.composer.edit, "more")
     qtbot.keyClick(talk.page.composer.edit, Qt.Key.Key_Return)
     assert len(talk.submits) == 1
@@ -289,7 +289,7 @@ def test_empty_fields_show_and_send_what_the_models_makers_say(talk, qtbot):
     assert (sampling.temperature, sampling.top_p) == (0.7, 0.95)
     panel.show_model(makers)
     assert shown() == ["0.6", "1", "20", "0"]
-    assert "makers" in panel.fields["temperature"].toolTip()
+    assert "generation config" in panel.fields["temperature"].toolTip()
     conversation = Conversation(key="k", sampling=SamplingParams(top_p=1.0))
     sent = sampling_to_send(conversation, makers)
     assert (sent.temperature, sent.top_p, sent.top_k) == (None, 1.0, None)
@@ -337,7 +337,7 @@ def test_a_corrupt_file_is_told(make_talk, tmp_path):
     folder.mkdir()
     (folder / "x.json").write_text("{")
     talk = make_talk()
-    assert "kept aside as x.json.unreadable" in talk.page.notice.text()
+    assert "set aside as x.json.unreadable" in talk.page.notice.text()
     assert talk.page.notice.isVisible()
 
 
@@ -465,12 +465,12 @@ def test_the_context_is_what_one_request_may_hold(talk, engine, poll):
     engine.source.updates.append(Update(snapshot=engine._snapshot()))
     poll(talk.session)
     talk.page.show_status()
-    assert talk.page.context.text.text().endswith("of 1\u202f536 tokens of context")
+    assert talk.page.context.text.text().endswith("of 1\u202f536 context tokens")
 
 
 def test_the_context_bar_warns_when_nearly_full(talk):
     talk.page.context.show_fill(7_900, 8_192)
-    assert talk.page.context.text.text() == "7\u202f900 of 8\u202f192 tokens of context"
+    assert talk.page.context.text.text() == "7\u202f900 of 8\u202f192 context tokens"
     assert THEMES["dark"].bad in talk.page.context.bar.styleSheet()
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvscope_app.views.console.conversation import Conversation, Message
-from kvscope_app.views.console.keeper import Keeper
-from kvscope_app.views.console.rescue import rescue, rescue_text
+from kvscope_app.views.console.keeper import Keeper, rescue, rescue_text
 from kvscope_app.views.console.store import ConversationStore
 from kvscope_telemetry.errors import KvscopeError
 
@@ -54,7 +53,7 @@ def test_what_still_fails_is_in_a_file_that_the_next_start_takes_in(keeper, monk
     said = made.shut_down()
     (path,) = made._store.folder.glob("*.json")
     assert str(path) in said
-    assert "the next start takes them in" in said
+    assert "imported at the next start" in said
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     again = ConversationStore(made._store.folder)
     (found,) = again.load().conversations
@@ -71,4 +70,4 @@ def test_where_the_folder_takes_nothing_the_home_does(tmp_path, monkeypatch):
     paths, is_all = rescue(folder, [conversation("x")])
     assert is_all
     assert [path.parent for path in paths] == [home]
-    assert f"Moved to {folder}" in rescue_text(paths, is_all, folder)
+    assert f"Move them to {folder}" in rescue_text(paths, is_all, folder)

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from kvscope_app.views.console.conversation import Conversation, Message, new_conversation, title_from, to_send
-from kvscope_app.views.console.database import FILE_NAME
-from kvscope_app.views.console.store import ChangedElsewhere, ConversationStore
+from kvscope_app.views.console.store import FILE_NAME, ChangedElsewhere, ConversationStore
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 

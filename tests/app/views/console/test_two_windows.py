@@ -134,7 +134,7 @@ def test_a_failed_save_is_said_held_and_tried_again(open_window, tmp_path, monke
     window.finish()
     window.chat.save()
     assert "was not saved" in window.page.notice.text()
-    assert "tried again" in window.page.notice.text()
+    assert "retrying" in window.page.notice.text()
     (tmp_path / "conversations").unlink()
     qtbot.waitUntil(lambda: "saved again" in window.page.notice.text(), timeout=120_000)
     assert kept(tmp_path) == ["Hello", "Hi"]

@@ -87,7 +87,7 @@ def test_every_gpu_has_a_card_and_so_has_the_machine(view, tell):
     assert first.value("NVLink") == "unknown"
     assert second.state.text() == "Idle"
     assert machine.title.text() == "Machine · A Processor"
-    assert machine.value("Cores busy") == "50 % of 2 cores"
+    assert machine.value("CPU utilization") == "50 % of 2 cores"
     assert machine.value("Swap used") == "none"
 
 
@@ -113,11 +113,11 @@ def test_a_machine_without_a_gpu_says_why(view, tell_host):
     tell_host(fault="no library")
     view.refresh()
     assert view.note.isVisible()
-    assert view.note.text() == "No NVIDIA GPU is told of: no library"
+    assert view.note.text() == "No NVIDIA GPU detected: no library"
     assert list(view.cards) == ["host"]
     assert [title for title, panel in view.charts.panels.items() if panel.isVisibleTo(view)] == [
-        "Cores busy",
-        "Memory of the machine",
+        "CPU utilization",
+        "Host memory",
     ]
 
 
@@ -151,9 +151,9 @@ def test_charts_of_what_was_told(view, tell, nvml, session):
         tell()
     view.draw_all()
     shown = [title for title, panel in view.charts.panels.items() if panel.isVisibleTo(view)]
-    assert shown[:4] == ["GPU busy", "GPU memory", "Power", "Temperature"]
-    assert "Cores busy" in shown
-    busy = view.charts.panels["GPU busy"]
+    assert shown[:4] == ["GPU utilization", "GPU memory", "Power", "Temperature"]
+    assert "CPU utilization" in shown
+    busy = view.charts.panels["GPU utilization"]
     assert [curve.label for curve in busy.curves] == ["GPU 0", "GPU 1"]
     assert busy.legend.values["GPU-aaaa"] == f"{nvml.gpus[0].busy} %"
     view.charts.show_last(RANGES_S["All"])

@@ -34,7 +34,7 @@ def test_the_segments_of_a_bar_add_up_to_what_is_taken():
     assert sum(piece.num_bytes for piece in pieces) == 60 * GIB
     assert [piece.place for piece in pieces[:MAX_NAMED]] == list(range(MAX_NAMED))
     assert pieces[MAX_NAMED].label == "3 more processes"
-    assert pieces[-1].label == "of no process that is told of"
+    assert pieces[-1].label == "no process reported"
     assert sum(piece.num_bytes for piece in host_pieces(HOST)) == 6 * GIB
     assert gpu_pieces(Gpu(index=0)) == host_pieces(Host()) == []
 
@@ -44,9 +44,9 @@ def test_the_segments_of_a_bar_add_up_to_what_is_taken():
     [
         (Gpu(index=0), ("", "muted")),
         (Gpu(index=0, throttled_by=()), ("At full clocks", "muted")),
-        (Gpu(index=0, throttled_by=("hw_thermal",)), ("Slowed down: too hot (hardware)", "warn")),
+        (Gpu(index=0, throttled_by=("hw_thermal",)), ("Slowed down: thermal limit (hardware)", "warn")),
         (Gpu(index=0, throttled_by=("news",)), ("Slowed down: news", "warn")),
-        (Gpu(index=0, ecc_uncorrected=2), ("2 errors in its memory could not be corrected", "bad")),
+        (Gpu(index=0, ecc_uncorrected=2), ("2 errors in its memory, uncorrected", "bad")),
     ],
 )
 def test_the_state_of_a_gpu_in_words(gpu, state):
@@ -56,7 +56,7 @@ def test_the_state_of_a_gpu_in_words(gpu, state):
 def test_a_link_is_explained_by_its_lanes_and_errors_by_what_became_of_them():
     gpu = Gpu(index=0, pcie_generation=5, pcie_width=16, pcie_sent_bytes_s=1, ecc_corrected=3, ecc_uncorrected=0)
     told = {told.name: told for told in gpu_figures(gpu)}
-    assert told["PCIe"].meaning == "Sent ↑ and received ↓ by the GPU a second, over 16 lanes of generation 5"
+    assert told["PCIe"].meaning == "Sent ↑ and received ↓ by the GPU per second, over 16 lanes of generation 5"
     assert told["ECC errors"].value == "3 corrected, 0 uncorrected"
 
 

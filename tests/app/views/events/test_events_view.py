@@ -123,7 +123,7 @@ def test_rows_are_copied_with_tabs(view, timed_session, qtbot):
     assert head.split("\t")[:4] == ["time", "time_ns", "event", "request"]
     assert [row.split("\t")[2] for row in rows] == ["preempted", "admitted"]
     assert rows[0].split("\t")[1] == str(START_NS + 30 * SECOND_NS)
-    assert "chosen as the newest" in rows[0]
+    assert "chosen, being the newest" in rows[0]
 
 
 @pytest.mark.parametrize(("name", "delimiter"), [("events.csv", ","), ("events.tsv", "\t")])

@@ -137,7 +137,7 @@ def test_a_silence_is_hatched_and_what_is_not_yet_is_empty(engine, course, make_
     assert len(set(silent.tolist())) == 2
     after = column_of(view, begin_ns + 30 * SECOND_NS)
     assert set(after.tolist()) == {pixel(DARK.base)}
-    assert "nothing recorded" in view._legend.accessibleName()
+    assert "not recorded" in view._legend.accessibleName()
 
 
 def test_a_second_more_draws_few_columns(make_engine, course, make_view, second):
@@ -243,7 +243,7 @@ def test_hovering_tells_what_is_there(engine, filled, course, make_view, second,
     assert told == cell_words(course, view.pools, begin_ns + 12 * SECOND_NS + SECOND_NS // 2, 5)
     assert "Block 5" in told
     assert "active" in told
-    assert "50 % of the slots used" in told
+    assert "50 % of slots used" in told
     assert "request #42" in told
 
 

@@ -103,7 +103,7 @@ def test_a_recordings_block_has_its_whole_life(recording, played, show, qtbot):
         expected = tuple(int(getattr(mirror.ledger, name)[block]) for name in LASTING)
         assert row_at(part, file.start_ns + round(seconds * 1e9)) == expected
     assert view.life.model.rowCount() == len(part.moments) > 10
-    assert "known" in view.life.note.text()
+    assert "12 events" in view.life.note.text()
     assert view.life.strip.grab().width() > 0
 
 
@@ -197,7 +197,7 @@ def test_a_step_tells_who_ran_in_it(recording, played, show, qtbot):
         facts = [rows.fact_at(row) for row in range(rows.rowCount())]
         return {fact.name: fact.value for fact in facts if fact is not None}
 
-    qtbot.waitUntil(lambda: "Who ran" not in names(), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: "Requests run" not in names(), timeout=WAIT_MS)
     frame = next(frame for frame in file.frames() if frame.seq == played.mirror.seq)
     numbers = np.frombuffer(frame.batch.number, "<u4").tolist()
     assert names()["Requests"] == str(len(numbers))
@@ -238,7 +238,7 @@ def test_without_a_ring_it_begins_where_one_looks(engine, session, show, poll):
     engine.hold([7], owner=2, ref_count=0, state=2)
     poll(session)
     view.refresh()
-    assert "not kept" in view.life.note.text()
+    assert "not available" in view.life.note.text()
     kinds = [str(moment.kind) for moment in view.life.history.part.moments]
     assert kinds == ["known", "shared", "idle"]
 

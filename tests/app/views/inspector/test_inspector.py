@@ -76,7 +76,7 @@ def test_a_block_is_told_with_who_holds_it_and_what_is_next_to_it(shared, show):
     assert view.heading.text() == "Block 7"
     assert ("State", "shared") in facts
     assert ("Request #2", "1 of 2 blocks, tokens 0 to 15") in facts
-    assert ("Block after it", "Block 20: active, request #2") in facts
+    assert ("Next block", "Block 20: active, request #2") in facts
     assert ("Request #5", "1 of 1 block, tokens 0 to 15") in facts
     assert ("Before", "Block 6: free") in facts
     assert ("References", "2") in facts
@@ -97,7 +97,7 @@ def test_where_attention_fell_is_told_of_blocks_and_of_requests(engine, shared, 
     shared.select_block(7)
     assert ("Attention", f"3.1 % of a request's, {ago} steps ago") in told(view)
     shared.select_request(2)
-    words = "2 of 2 blocks get less than a tenth of an even share, together 3.1 % of the attention"
+    words = "2 of 2 blocks get less than a tenth of an even share; together 3.1 % of the attention"
     assert ("Cold blocks", words) in told(view)
     assert ("Coldest block", "Block 20, 0.02 %") in told(view)
     shared.select_block(6)
@@ -107,13 +107,13 @@ def test_where_attention_fell_is_told_of_blocks_and_of_requests(engine, shared, 
 def test_guesses_are_told_of_a_request_that_has_some(engine, shared, show, poll):
     view = show(shared)
     shared.select_request(2)
-    assert "Guessed ahead" not in dict(told(view))
+    assert "Speculation" not in dict(told(view))
     standing = shared.mirror.requests.pack(np.array([0]), np.array([2]))
     guessed = msgspec.structs.replace(standing, num_draft_tokens=b"\x08\0\0\0", num_accepted_tokens=b"\6\0\0\0")
     engine.frame(requests=(guessed,))
     poll(shared)
     view.refresh()
-    assert ("Guessed ahead", "6 of 8 tokens right, 75.0 %") in told(view)
+    assert ("Speculation", "6 of 8 drafts accepted, 75.0 %") in told(view)
 
 
 def test_how_many_passed_a_block_over_is_told(engine, shared, show, poll):
@@ -123,17 +123,17 @@ def test_how_many_passed_a_block_over_is_told(engine, shared, show, poll):
     poll(shared)
     view = show(shared)
     shared.select_block(7)
-    assert ("Passed over", "by 25.0 % of layers and heads that choose") in told(view)
+    assert ("Skipped by attention", "by 25.0 % of the sparse layers and heads") in told(view)
     shared.select_block(20)
-    assert ("Passed over", "by none") in told(view)
+    assert ("Skipped by attention", "by none") in told(view)
     shared.select_block(6)
-    assert "Passed over" not in dict(told(view))
+    assert "Skipped by attention" not in dict(told(view))
 
 
 def test_links_lead_to_blocks_and_requests(shared, show, qtbot):
     view = show(shared)
     shared.select_block(7)
-    click(view, qtbot, "Block after it")
+    click(view, qtbot, "Next block")
     assert shared.selected_block == 20
     assert view.heading.text() == "Block 20"
     click(view, qtbot, "Owner")
@@ -148,7 +148,7 @@ def test_links_lead_to_blocks_and_requests(shared, show, qtbot):
 def test_a_name_can_be_clicked_without_going_anywhere(shared, show, qtbot):
     view = show(shared)
     shared.select_block(7)
-    click(view, qtbot, "Block after it", column=0)
+    click(view, qtbot, "Next block", column=0)
     assert shared.selected_block == 7
 
 
@@ -227,7 +227,7 @@ def test_a_step_tells_its_parts_and_that_time_must_stand_for_more(engine, sessio
     view.refresh()
     facts = dict(told(view))
     assert facts["Running"] == "4 requests"
-    assert facts["Who ran"].startswith("shown when time stands still")
+    assert facts["Requests run"].startswith("pause (Space) to list them")
     assert view.heading.text() == f"Step {session.mirror.step}"
 
 

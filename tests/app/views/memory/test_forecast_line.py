@@ -34,14 +34,14 @@ def test_said_while_blocks_are_going(view, session):
     assert view.forecast.text == ""
     fill(session, rate=10)
     view.refresh()
-    assert view.forecast.text == "Cached blocks gone in 22 s at the present rate"
+    assert view.forecast.text == "Cached blocks run out in 22 s at this rate"
     assert view.forecast._sign.isVisible()
 
 
 def test_further_away_it_is_no_warning(view, session):
     fill(session, rate=2)
     view.refresh()
-    assert view.forecast.text == "Cached blocks gone in 3:10 min at the present rate"
+    assert view.forecast.text == "Cached blocks run out in 3:10 min at this rate"
     assert not view.forecast._sign.isVisible()
 
 

@@ -82,7 +82,7 @@ def test_the_view_shows_bars_and_bytes(tiered, make_session, show):
     assert view.tiers.value(Tier.HOST, "swapped") == "720.0 KiB"
     assert view.tiers.value(Tier.HOST, "cached") == "360.0 KiB"
     assert view.tiers.value(Tier.DISK, "free") == "3.16 MiB"
-    assert view.tiers.moved == "3 blocks swapped out, 1 sunk, 1\u202f200 loaded back"
+    assert view.tiers.moved == "3 blocks swapped out, 1 moved down, 1\u202f200 loaded back"
     for theme in THEMES.values():
         view.apply_theme(theme)
         bar = view.tiers._parts[Tier.HOST]._bar
@@ -119,4 +119,4 @@ def test_tiers_come_and_go_with_the_engine(tiered, make_engine, make_session, sh
 
 def test_lost_blocks_are_told_when_there_are_any():
     assert "lost" not in moved_text(Counters())
-    assert moved_text(Counters(lost_blocks=2)).endswith("2 lost and computed again")
+    assert moved_text(Counters(lost_blocks=2)).endswith("2 lost and recomputed")

@@ -36,7 +36,13 @@ def test_tiers_and_flashes_take_a_second_line_where_there_is_height(legend):
     assert legend.sizeHint().height() > one
     legend.set_low(True)
     assert legend.sizeHint().height() == one
-    for word in ("host: swapped", "disk: cached", "no memory behind it", "evicted: given up", "loaded: read back"):
+    for word in (
+        "host: swapped",
+        "disk: cached",
+        "no memory behind it",
+        "evicted: evicted from the prefix cache",
+        "loaded: loaded from a lower tier",
+    ):
         assert word in legend.toolTip()
 
 
@@ -100,7 +106,7 @@ def test_every_mode_explains_flashes_and_missing_memory(legend, mode, theme):
 
 def test_where_blocks_are_held_ahead_that_has_a_colour(legend, make_engine, make_session):
     legend.show_mode(ColorMode.STATE, DARK, Shown(reserved=True))
-    assert "held, empty" in legend.accessibleName()
+    assert "held, empty slots" in legend.accessibleName()
     assert "shared" not in legend.accessibleName()
     assert not shown_in(make_session(make_engine()).mirror, ()).reserved
 

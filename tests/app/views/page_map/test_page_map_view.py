@@ -280,8 +280,8 @@ def test_choices_of_decodes_are_explained_where_attention_is_not_measured(make_e
     view.set_mode(ColorMode.ATTENTION)
     assert view.mode is ColorMode.ATTENTION
     told = view._legend.accessibleName()
-    assert "from chosen by few heads to by all" in told
-    assert "passed over by all" in told
+    assert "from selected by few heads to by all" in told
+    assert "skipped by all" in told
     assert color_at(view, 3) == passed_over(DARK)
     assert color_at(view, 4) == unmeasured(DARK)
 

@@ -11,10 +11,9 @@ from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.page_map import PageMapView
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import ColorMode
-from kvscope_app.views.page_map.drawing.fitting import fit
 from kvscope_app.views.page_map.drawing.grid import Grid
 from kvscope_app.views.page_map.drawing.ink import Ink, lower_cached, pixel
-from kvscope_app.views.page_map.drawing.scene import Scene
+from kvscope_app.views.page_map.drawing.scene import Scene, fit
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier
 
 PREEMPTED = 2
@@ -201,13 +200,13 @@ def test_the_card_of_a_place_says_whose_block_it_holds(tiered, make_session, sho
     session = make_session(tiered)
     view = show(session)
     facts = block_facts(session.mirror, 76, 16)
-    assert facts.sentence.startswith("Host place 12: swapped out, holds block 3 of request #7 (swapped out)")
+    assert facts.sentence.startswith("Host block 12: swapped out, holds block 3 of request #7 (swapped out)")
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(76).center())
-    assert view._card._title.text() == "Host place 12"
+    assert view._card._title.text() == "Host block 12"
     assert "block 3 of request #7 (swapped out)" in view._card._rows.text()
-    assert block_facts(session.mirror, 84, 16).title == "Disk place 0"
+    assert block_facts(session.mirror, 84, 16).title == "Disk block 0"
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(90).center())
-    assert "empty place" in view._card._rows.text()
+    assert "Empty" in view._card._rows.text()
 
 
 def test_a_swapped_request_is_chosen_and_lit_in_its_places(tiered, make_session, show, qtbot):
@@ -227,7 +226,7 @@ def test_facts_of_address_space_without_memory(engine, make_session, show):
     session = make_session(engine)
     facts = block_facts(session.mirror, 3, 16)
     assert (facts.state, facts.color, facts.rows, facts.asked) == ("unmapped", "block_unmapped", (), None)
-    assert "no memory" in facts.empty
+    assert "without memory" in facts.empty
     view = show(session)
     assert "1 without memory" in view._summary.longest
     assert "no memory behind it" in view._legend.accessibleName()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope_app.look.theme import THEMES
-from kvscope_app.views.requests.delay_words import linked
+from kvscope_app.views.requests.request_detail import linked
 from kvscope_app.views.requests.view import RequestsView
 from kvscope_telemetry.messages.telemetry import EventData
 
@@ -71,7 +71,7 @@ def test_the_filter_shows_who_missed_and_the_goodput(view):
 def test_what_is_no_goal_is_said_and_the_old_ones_hold(view):
     choose(view, "ttft:10")
     choose(view, "ttft:soon")
-    assert view.count.text() == "Not accepted, write as ttft:200"
+    assert view.count.text() == "Not accepted; write it as ttft:200"
     assert "'ttft:soon' is not accepted" in view.goals.toolTip()
     assert shown(view) == [2]
 

@@ -162,7 +162,7 @@ def test_the_block_table_of_the_selected_request(view, session):
     ledger = session.mirror.ledger
     ledger.owner[[30, 31]], ledger.state[[30, 31]] = 3, BlockState.CACHED
     view.detail.refresh()
-    assert view.detail.summary.text() == "Request #3 holds no blocks now. 2 blocks it left are still cached."
+    assert view.detail.summary.text() == "Request #3 holds no blocks now. 2 blocks are still cached."
 
 
 def test_events_tell_who_why_and_how_much(view, engine, session, poll):

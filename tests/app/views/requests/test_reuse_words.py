@@ -25,17 +25,17 @@ def admitted(data, num_tokens=0, **fields):
     [
         (
             admitted(HIT, 96),
-            "Reused 96 of 140 prompt tokens; 2 blocks came back from lower tiers;"
+            "Reused 96 of 140 prompt tokens; 2 blocks loaded from lower tiers;"
             " not more, since it first differs from what is cached at token 96.",
         ),
-        (admitted(MISS), "Reused none of its 140 prompt tokens: nothing that begins like it was ever seen."),
+        (admitted(MISS), "Reused none of its 140 prompt tokens: no cached prefix matches."),
         (
             admitted(EventData(kind="forked"), 139, other=3, num_blocks=9),
             "Forked from request #3; shares its 9 blocks until one of them writes.",
         ),
         (
             admitted(EventData(kind="started", num_known_tokens=140, num_lost_tokens=16)),
-            "Reused none of its 140 prompt tokens: 16 tokens could not be read back whole and are computed again.",
+            "Reused none of its 140 prompt tokens: 16 tokens could not be read back completely and are recomputed.",
         ),
         (admitted(None, 96, cause="waited 3 ms; of an older engine"), "Reused 96 of 140 prompt tokens."),
         (admitted(None, 139, other=3, cause="forked from request 3; so"), "Forked from request 3; so."),
@@ -49,14 +49,14 @@ def test_how_a_request_began(event, told):
 
 def test_without_a_prefix_cache_it_says_so():
     told = reuse_text([admitted(EventData(kind="started", num_known_tokens=140))], 7, Prompt(140, 0, has_cache=False))
-    assert told == "Reused nothing: the engine keeps no prefixes. All 140 prompt tokens computed."
+    assert told == "Reused nothing: prefix caching is off. All 140 prompt tokens computed."
 
 
 def test_how_it_came_back_is_told_too():
     data = EventData(kind="started", waited_ns=5_000_000, num_known_tokens=366, num_loaded_blocks=23)
     back = Event(kind="resumed", time_ns=2, number=7, data=data, num_tokens=365)
     told = reuse_text([admitted(MISS), back], 7, PROMPT).splitlines()
-    assert told[1] == "Came back with 365 tokens it need not compute; 23 blocks came back from lower tiers."
+    assert told[1] == "Came back with 365 tokens already cached; 23 blocks loaded from lower tiers."
 
 
 def test_events_of_others_are_not_taken_for_its_own():

@@ -53,7 +53,7 @@ def test_who_waits_is_told_what_it_needs_and_who_is_before_it(busy):
     assert first_waiting(mirror) == 2
     assert num_ahead(mirror, mirror.requests.row_of(3)) == 1
     assert why_waits(mirror, 2) == (
-        "it needs up to 9 blocks, 4 free and 2 idle in the cache; 1 block is left to those who run"
+        "it needs up to 9 blocks, 4 free and 2 idle in the cache; 1 block is left to running requests"
     )
     assert why_waits(mirror, 3).startswith("1 request is ahead of it; it needs up to 3 blocks")
     assert why_waits(mirror, 1) == ""
@@ -72,11 +72,11 @@ def test_who_reserves_needs_more_than_the_text_takes(busy, allocator, needed):
 
 def test_as_many_run_as_may(busy):
     busy.mirror.limits = (1, 0)
-    assert why_waits(busy.mirror, 2).startswith("1 request runs, which is as many as may")
+    assert why_waits(busy.mirror, 2).startswith("1 request runs, the maximum")
 
 
 def test_a_line_tells_who_waits_and_who_was_refused(view, engine, busy, poll):
-    assert view.note.text().startswith("2 wait. #2 is next: it needs up to 9 blocks")
+    assert view.note.text().startswith("2 waiting. #2 is next: it needs up to 9 blocks")
     refused = Event(kind="refused", time_ns=5, cause="the prompt has 5000 tokens: at most 799 are accepted")
     engine.frame([], events=(refused,))
     poll(busy)
@@ -95,7 +95,7 @@ def test_nobody_waits_and_nothing_is_said(session):
 
 def test_a_waiting_request_says_why_in_its_details(view, busy):
     busy.select_request(3)
-    assert "Waits: 1 request is ahead of it" in view.detail.phases.text()
+    assert "Waiting: 1 request is ahead of it" in view.detail.phases.text()
 
 
 def rows(number, tokens):
@@ -126,9 +126,9 @@ def test_phases_come_from_events_and_what_was_seen(engine, session, poll):
     assert found["Queued"] == "2.00 s"
     assert found["Prefill"] == "500 ms, until its first token: 20 of 20 prompt tokens, 0 cached"
     assert found["Decode"] == "4.50 s, 11 tokens, 450 ms between tokens"
-    assert found["Preempted"] == "1 time, 1.00 s until it came back"
-    assert found["Because"].startswith(
-        "Request #1 needed 2 blocks and 1 could be had; request #4 was chosen as the newest"
+    assert found["Preempted"] == "1 time, resumed after 1.00 s"
+    assert found["Reason"].startswith(
+        "Request #1 needed 2 blocks and only 1 was available; request #4 was chosen, being the newest"
     )
     assert "not seen" in told(mirror, 4, events)["Prefill"]
 

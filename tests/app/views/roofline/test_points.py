@@ -70,7 +70,7 @@ def test_rates_are_read(value, text):
 
 
 def test_ticks_say_no_more_than_they_must():
-    assert [tick_text(value, "F/s") for value in (1e9, 1e11)] == ["1 GF/s", "100 GF/s"]
+    assert [tick_text(value, "FLOP/s") for value in (1e9, 1e11)] == ["1 GFLOP/s", "100 GFLOP/s"]
     assert [tick_text(value, "") for value in (0.1, 10, 1000)] == ["0.1", "10", "1 k"]
 
 
@@ -79,13 +79,14 @@ def test_what_a_step_did_is_told_with_its_limits():
     told = {fact.name: fact.value for fact in work_facts(work, 10**9, DEVICE)}
     assert told["Weights"] == "150 B, 75 %"
     assert told["Computed"] == "800 FLOP, attention 25 %"
-    assert told["Memory"] == "200 B/s, 20 % of its memory"
-    assert told["Arithmetic"] == "800 FLOP/s, 10 % of its arithmetic"
+    assert told["Memory"] == "200 B/s, 20 % of memory bandwidth"
+    assert told["Compute"] == "800 FLOP/s, 10 % of peak FLOP/s"
     assert told["Bound by"] == "memory"
-    assert bound_text(9.0, DEVICE) == "arithmetic"
+    assert bound_text(100, 4_000, DEVICE) == "compute"
+    assert bound_text(100, 400, DEVICE) == "neither: overhead"
     frame = Frame(epoch=1, seq=1, step=1, time_ns=1, work=work)
     assert {fact.name: fact.value for fact in how_it_ran(frame, DEVICE)} == {
-        "As": "a CUDA graph of 8 requests",
+        "Execution": "a CUDA graph of 8 requests",
         "Waited": "2 µs",
     }
 
@@ -107,7 +108,7 @@ def test_how_a_step_ran_is_told():
     assert told(gpu) == "kernel by kernel"
     assert told(gpu, graph_size=1) == "a CUDA graph of 1 request"
     assert told(gpu, graph_tokens=64) == "CUDA graphs of 64 tokens, attention kernel by kernel"
-    assert told(DeviceInfo(kind="cpu")) == "eagerly"
+    assert told(DeviceInfo(kind="cpu")) == "eager"
 
 
 def test_nothing_is_told_of_an_engine_that_tells_nothing():

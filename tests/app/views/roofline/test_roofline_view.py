@@ -114,7 +114,7 @@ def test_a_step_that_is_clicked_is_shown_everywhere(show, told, qtbot):
 
     qtbot.waitUntil(is_told, timeout=WAIT_MS)  # steps around it may be read once more
     assert view.canvas.selected == view.points.of_step(session.mirror.epoch, step) is not None
-    assert "of its memory" in view.words.text()
+    assert "of memory bandwidth" in view.words.text()
 
     def facts():
         inspector.refresh()
@@ -122,7 +122,7 @@ def test_a_step_that_is_clicked_is_shown_everywhere(show, told, qtbot):
         return {} if page is None else {fact.name: fact.value for group in page.groups for fact in group.facts}
 
     qtbot.waitUntil(lambda: "Intensity" in facts(), timeout=WAIT_MS)
-    assert facts()["As"] == "eagerly"
+    assert facts()["Execution"] == "eager"
     assert inspector.strip.isVisible()
     inspector.shut_down()
 

@@ -56,7 +56,7 @@ def test_figures_are_those_of_the_whole_seconds_that_are_touched():
     assert found.title.startswith("2.7")
     assert told["Requests finished"] == "3"
     assert told["Preemptions"] == "1"
-    assert told["Decode tokens a second"] == "50.0 tokens/s"
+    assert told["Decode tokens per second"] == "50.0 tokens/s"
     whole = WholeSeconds.of(span(4.2, 6.9))
     assert BY_KEY["decode_tokens_per_s"].of(course, whole) == pytest.approx(50)
     assert BY_KEY["finished"].of(course, WholeSeconds.of(span(4, 5))) == 1, "its end is not in it"

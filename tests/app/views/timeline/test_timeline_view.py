@@ -126,7 +126,7 @@ def test_what_is_selected_elsewhere_is_outlined(view, timed_session):
 def test_what_is_under_the_pointer_is_told_with_its_cause(view):
     words = view.canvas.found_at(point(view, 35, row=0)).words
     assert "#1 preempted, swapped" in words
-    assert "request #1 was chosen as the newest" in words
+    assert "request #1 was chosen, being the newest" in words
     assert "preempted #1: request #2 needed" in view.canvas.found_at(point(view, 30, lane="preempted")).words
     assert "50.0 % in use: 50 blocks active" in view.canvas.found_at(point(view, 30.5, lane="usage")).words
     assert view.canvas.found_at(point(view, 65, lane="gaps")).words == "nothing came for 10.0 s"

@@ -10,11 +10,17 @@ import pytest
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.what_if import words
-from kvscope_app.views.what_if.card_grid import num_columns_of
 from kvscope_app.views.what_if.process import NOT_INSTALLED
-from kvscope_app.views.what_if.small_map import SmallMap
-from kvscope_app.views.what_if.view import NO_ENGINE, NOTHING, NOTHING_THEN, WhatIfView
-from kvscope_app.views.what_if.workload import memory_of, running_rows
+from kvscope_app.views.what_if.view import (
+    NO_ENGINE,
+    NOTHING,
+    NOTHING_THEN,
+    SmallMap,
+    WhatIfView,
+    memory_of,
+    num_columns_of,
+    running_rows,
+)
 from kvscope_telemetry.messages.telemetry import ModelInfo
 from kvscope_telemetry.messages.what_if import HOST_PAGE_BYTES, PAGE_BYTES, Answer, MapKind, PolicyUse
 from kvscope_telemetry.source import Update
@@ -151,7 +157,7 @@ def test_cards_show_the_answer_the_policy_in_use_first(make_view, busy, qtbot):
     assert view.grid.isVisible()
     first, second, third = view.grid.cards
     assert (first.name.text(), first.summary) == (
-        "Paged, 16 a block",
+        "Paged, 16 per block",
         "8.00 KiB, wasted, 25.0 %, all 4 running, in use now",
     )
     assert first.property("look") == "current"
@@ -160,7 +166,7 @@ def test_cards_show_the_answer_the_policy_in_use_first(make_view, busy, qtbot):
         "488.0 KiB, wasted, 95.3 %, 1 running, 3 waiting, 480.0 KiB more",
     )
     assert second.placed.property("look") == "warning"
-    assert third.summary == "Cannot run here, the memory is too small for it"
+    assert third.summary == "Does not fit, not enough memory"
     assert "the memory is smaller" in third.toolTip()
 
 
@@ -334,4 +340,4 @@ def test_amounts_are_slots_where_bytes_are_not_known():
     use, blind = ANSWER.policies[0], msgspec.structs.replace(ANSWER, slot_bytes=0.0)
     assert words.waste(use, blind) == "488 slots"
     assert words.difference(use, blind) == "480 slots more"
-    assert "Wasted, never to be used: 488 slots" in words.tip(use, blind)
+    assert "Wasted: 488 slots" in words.tip(use, blind)

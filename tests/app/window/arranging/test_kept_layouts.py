@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from PySide6.QtWidgets import QInputDialog
 
-from kvscope_app.settings.settings import KeptLayout
+from kvscope_app.settings.layout_value import Part, WindowLayout
 from kvscope_app.settings.settings_keeper import read_settings
 from kvscope_app.window.arranging.kept_layouts import LAYOUTS
 
@@ -18,7 +18,7 @@ def window(session, make_window):
 
 
 def names(window):
-    return [window.actions_by_name[spec.name].text() for spec in window.actions_by_name.in_group(LAYOUTS)][3:]
+    return [window.actions_by_name[spec.name].text() for spec in window.actions_by_name.in_group(LAYOUTS)][5:]
 
 
 def test_a_layout_is_kept_and_shown_again(window, settings, qtbot):
@@ -30,7 +30,7 @@ def test_a_layout_is_kept_and_shown_again(window, settings, qtbot):
     qtbot.waitUntil(lambda: window.undo.count() > 0)
     window.actions_by_name["layout_no memory & more"].trigger()
     assert window.docks["memory"].isHidden()
-    qtbot.waitUntil(lambda: window.undo.undoText() == "going to the layout “no memory & more”")
+    qtbot.waitUntil(lambda: window.undo.undoText() == "applying the layout “no memory & more”")
     window.undo.undo()
     assert not window.docks["memory"].isHidden()
 
@@ -76,7 +76,7 @@ def test_it_asks_for_the_name(window, settings):
     assert read_settings(settings).layouts == {}
 
 
-def test_one_that_qt_does_not_take_is_told(window):
-    window.themes.settings.change(layouts={"odd": KeptLayout(b"?", 99)})
+def test_one_that_names_a_view_that_there_is_not_is_told(window):
+    window.themes.settings.change(layouts={"odd": WindowLayout(left=Part(tabs=("newer",)))})
     window.layouts.show("odd")
-    assert "another version" in window.statusBar().currentMessage()
+    assert "'newer'" in window.banner.accessibleName()

@@ -124,8 +124,8 @@ def test_commands_and_keys_are_found(editor):
     everything = len(shown())
     editor.search.setText("ctrl+shift+p")
     assert shown() == ["Command palette"]
-    editor.search.setText("  empty the PREFIX ")
-    assert shown() == ["Empty the prefix cache"]
+    editor.search.setText("  reset PREFIX ")
+    assert shown() == ["Reset prefix cache"]
     editor.search.clear()
     assert len(shown()) == everything > 60
 

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from kvscope_engine.bench.serving.arrivals import arrivals
+from kvscope_engine.bench.serving.rounds import arrivals
 
 
 def variation(times_s: list[float]) -> float:

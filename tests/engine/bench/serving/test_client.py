@@ -131,17 +131,17 @@ def no_json(call: Call) -> None:
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        (broken_in_the_middle, "hung up before its answer was whole"),
-        (ended_in_the_middle, "hung up before its answer was whole"),
+        (broken_in_the_middle, "closed the connection before its answer was complete"),
+        (ended_in_the_middle, "closed the connection before its answer was complete"),
         (error_in_the_middle, "ended its answer: out of memory"),
         (no_json, "its answer cannot be read"),
-        (lambda call: call.answer(200, b"<html>", "text/html; charset=utf-8"), "a web page and no stream of events"),
-        (lambda call: call.answer(200, {"choices": []}), "application/json and no stream of events"),
+        (lambda call: call.answer(200, b"<html>", "text/html; charset=utf-8"), "a web page instead of an event stream"),
+        (lambda call: call.answer(200, {"choices": []}), "application/json instead of an event stream"),
         (lambda call: call.answer(400, {"error": {"message": "ignore_eos is not known"}}), "400: ignore_eos is not"),
         (lambda call: call.answer(429, b"busy", "text/plain"), "HTTP 429: busy"),
-        (lambda call: call.answer(401, b""), "wants an API key: give it by --api-key-file"),
+        (lambda call: call.answer(401, b""), "needs an API key: use --api-key-file"),
         (lambda call: call.answer(500, b""), "answers with HTTP 500"),
-        (lambda call: call.answer(307, b"", location="http://elsewhere"), "sends us elsewhere"),
+        (lambda call: call.answer(307, b"", location="http://elsewhere"), "redirects"),
     ],
 )
 def test_what_goes_wrong_is_said(fake: FakeOpenAI, ask: Ask, script: Callable[[Call], None], words: str) -> None:

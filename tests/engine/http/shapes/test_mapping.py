@@ -168,7 +168,7 @@ def test_usage_of_a_stream() -> None:
         wants_usage(completion(stream_options={"include_usage": True}))
 
 
-DOCS = (Path(__file__).parents[4] / "docs" / "openai-api.md").read_text()
+DOCS = (Path(__file__).parents[4] / "docs" / "reference" / "openai-api.md").read_text()
 
 
 @pytest.mark.parametrize("name", IgnoredFields.__struct_fields__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvscope_engine.http.tools.formats import BY_NAME
-from kvscope_engine.http.tools.marked_text import MarkedText, hidden_tokens
 from kvscope_engine.http.tools.reader import ToolCallReader
+from kvscope_engine.http.tools.use import MarkedText, hidden_tokens
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Tokens, Usage
 

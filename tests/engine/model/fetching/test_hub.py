@@ -120,8 +120,8 @@ def test_a_download(hub: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("repository", "error"),
     [
-        ("owner/nothing", "BadInput: model 'owner/nothing' is not there"),
-        ("owner/closed", "BadInput: model 'owner/closed' is closed"),
+        ("owner/nothing", "BadInput: model 'owner/nothing'"),
+        ("owner/closed", "BadInput: model 'owner/closed' is gated"),
     ],
 )
 def test_what_the_hub_does_not_give(hub: dict[str, str], repository: str, error: str) -> None:
@@ -130,7 +130,9 @@ def test_what_the_hub_does_not_give(hub: dict[str, str], repository: str, error:
 
 def test_a_hub_that_cannot_be_reached(hub: dict[str, str]) -> None:
     answer, _, _ = ask("owner/model", hub | {"HF_ENDPOINT": "http://127.0.0.1:9"})
-    assert answer == "KvscopeError: model 'owner/model' is not on this machine, and the hub cannot be reached"
+    assert (
+        answer == "KvscopeError: model 'owner/model' is not on this machine, and the Hugging Face hub cannot be reached"
+    )
 
 
 def test_offline_and_not_here() -> None:

@@ -145,4 +145,4 @@ converted_gguf(gguf, torch.float32, lambda _: None)
     done = warm_python.run(["-c", program])
     last = done.stderr.splitlines()[-1]
     assert "KvscopeError: cannot write the converted model to" in last
-    assert "File too large; make room" in last
+    assert "File too large; free space" in last

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kvscope_engine.model.gguf.convert import convert_gguf, recast
+from kvscope_engine.model.gguf.cache import convert_gguf, recast
 from kvscope_engine.model.loading.checkpoint import load_weights
 from kvscope_engine.model.loading.hf_config import read_config
 from kvscope_engine.model.text.tokenizer_files import load_tokenizer

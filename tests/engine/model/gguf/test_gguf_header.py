@@ -85,7 +85,7 @@ def replace_after(content: bytes, mark: bytes, offset: int, code: str, value: An
         (b"GGUF", 0, "I", 0x03000000, "version"),
         (b"GGUF", 4, "Q", 1 << 62, "tensors"),
         (b"GGUF", 12, "Q", 1 << 62, "fields"),
-        (b"GGUF", 20, "Q", (1 << 64) - 1, "cut short"),
+        (b"GGUF", 20, "Q", (1 << 64) - 1, "truncated"),
         (b"llama.block_count", 4, "I", 1 << 31, "block_count"),
         (b"llama.embedding_length", 4, "I", 1 << 31, "embedding_length"),
         (b"llama.vocab_size", 4, "I", 0, "vocab_size"),

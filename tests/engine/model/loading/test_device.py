@@ -95,9 +95,9 @@ def test_a_driver_that_is_too_old_never_silently_means_a_cpu(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "init", init)
     (note,) = device_notes("auto", CPU, Names("NVIDIA GeForce RTX 4090"))
     assert note == (
-        "runs on the CPU: NVIDIA GeForce RTX 4090 cannot be used: The NVIDIA driver on your system is too old"
+        "running on the CPU: NVIDIA GeForce RTX 4090 cannot be used: The NVIDIA driver on your system is too old"
         " (found version 12020); CUDA 13.0 of this torch needs an NVIDIA driver 580 or newer"
-        " (--device cpu says that it is meant)"
+        " (--device cpu if this is intended)"
     )
     assert device_notes("cpu", CPU, Names("NVIDIA GeForce RTX 4090")) == [], "it was asked for"
     assert device_notes("auto", CPU, Names()) == [], "there is none"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_engine.model.loading.dummy import random_model
+from kvscope_engine.model.loading.loader import random_model
 from kvscope_telemetry.messages.telemetry import Progress
 
 CPU = torch.device("cpu")

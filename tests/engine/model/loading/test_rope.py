@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_engine.model.loading.rope import freeze_rope, resolve_max_model_len
+from kvscope_engine.model.loading.loader import freeze_rope, resolve_max_model_len
 from kvscope_telemetry.errors import BadInput
 
 SMALL = {

@@ -67,7 +67,7 @@ def test_a_gpu_of_which_torch_has_nothing() -> None:
 
 
 def test_a_cpu_has_none() -> None:
-    with pytest.raises(BadInput, match="on a GPU alone"):
+    with pytest.raises(BadInput, match="only on a GPU"):
         allocator_map(torch.device("cpu"), 1)
 
 

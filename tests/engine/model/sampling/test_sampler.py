@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.sampling.random_numbers import keys
-from kvscope_engine.model.sampling.sampler import Sampler
-from kvscope_engine.model.sampling.token_draw import draw
+from kvscope_engine.model.sampling.sampler import Sampler, draw
 from kvscope_engine.model.sampling.token_filter import filter_inputs, thresholds
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.request_words import RequestState

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvscope_engine.model.sampling.random_numbers import keys
-from kvscope_engine.model.sampling.token_draw import draw
+from kvscope_engine.model.sampling.sampler import draw
 from kvscope_engine.model.sampling.vocabulary_pieces import first_largest, sums
 
 

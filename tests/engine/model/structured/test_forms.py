@@ -8,6 +8,7 @@ import random
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -143,6 +144,34 @@ def test_completions_go_their_own_ways(forms: Forms) -> None:
     assert allowed(second) != allowed(first)
 
 
+def test_many_are_asked_at_once_and_each_has_its_own_mask(forms: Forms) -> None:
+    form = forms.get(Structured(kind="regex", text="a[bc]|d[ef]|g[hi]"))
+    for _ in range(3):
+        matchers = [form.matcher() for _ in range(40)]
+        firsts = [token for token in allowed(matchers[0]) if token < 256][:3]
+        for number, matcher in enumerate(matchers):
+            matcher.accept(firsts[number % 3])
+        forms.send()
+        while not all(matcher.is_ready for matcher in matchers):
+            forms.await_masks(is_idle=True)
+        found = [tuple(allowed(matcher)) for matcher in matchers]
+        assert len(set(found[:3])) == 3
+        assert found == (found[:3] * 14)[:40]
+
+
+def test_those_in_use_have_a_bound_of_memory_together(
+    default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("xgrammar")
+    with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
+        kept = forms.get(Structured(kind="regex", text="kept"))
+        monkeypatch.setattr(forms_module, "MAX_BYTES", 1)
+        with pytest.raises(BadInput, match="the engine is behind: forms in use take"):
+            forms.get(Structured(kind="regex", text="another"))
+        del kept
+        assert allowed(forms.get(Structured(kind="regex", text="another")).matcher())
+
+
 def test_without_an_end_in_the_vocabulary_a_whole_text_is_the_end(default_tokenizer: Tokenizer) -> None:
     pytest.importorskip("xgrammar")
     with closing(Forms(default_tokenizer, NUM_LOGITS, ())) as forms:
@@ -257,7 +286,7 @@ def test_a_token_that_takes_too_long_ends_its_request_and_nobody_else_waits(
     words = np.zeros((1, NUM_LOGITS // 32), np.int32)
     late.fill(words, 0, may_end=True)
     assert late.is_ready
-    with pytest.raises(KvscopeError, match=r"its form took more than 0.25 s of computing for a token"):
+    with pytest.raises(KvscopeError, match=r"its structured output took more than 0.25 s of computing for one token"):
         late.accept(3)
 
 
@@ -276,7 +305,7 @@ def test_a_form_that_nobody_waits_for_is_given_up(forms: Forms) -> None:
     for thread in threads:
         thread.start()
     is_wanted.clear()
-    assert [reasons.get(timeout=LONG_S) for _ in threads] == ["nobody waits for this form any more"] * 2
+    assert [reasons.get(timeout=LONG_S) for _ in threads] == ["no client waits for this form any more"] * 2
     for thread in threads:
         thread.join()
 
@@ -296,7 +325,7 @@ def test_a_lost_process_ends_its_requests_and_the_next_ask_makes_another(default
         keeper.kill()
         keeper.wait()
         allowed(matcher)
-        with pytest.raises(KvscopeError, match="its form's process"):
+        with pytest.raises(KvscopeError, match="the process of its structured output"):
             go_on(matcher, 100)
         del matcher
         assert allowed(forms.get(asked).matcher())
@@ -327,3 +356,29 @@ def test_where_it_cannot_start_forms_are_refused_with_the_reason(
 def test_a_model_without_text_has_no_forms() -> None:
     with pytest.raises(BadInput, match="no tokenizer"):
         prepared([1], Structured(kind="json_object"), None)
+
+
+def test_an_engine_that_ends_waits_for_no_process_that_starts(default_tokenizer: Tokenizer) -> None:
+    pytest.importorskip("xgrammar")
+    forms = Forms(default_tokenizer, NUM_LOGITS, {2})
+    refusals: queue.SimpleQueue[BadInput] = queue.SimpleQueue()
+
+    def ask() -> None:
+        with pytest.raises(BadInput) as refusal:
+            forms.get(Structured(kind="choice", text=json.dumps(["a", "b"])))
+        refusals.put(refusal.value)
+
+    asking, ending = threading.Thread(target=ask, daemon=True), threading.Thread(target=forms.close, daemon=True)
+    before = set(psutil.Process().children())
+    asking.start()
+    deadline_s = time.monotonic() + LONG_S
+    while not (new := set(psutil.Process().children()) - before):
+        assert time.monotonic() < deadline_s, "no process was started"
+        time.sleep(0.005)
+    (keeper,) = new
+    keeper.suspend()  # a busy machine gives it no time
+    ending.start()
+    ending.join(LONG_S)
+    assert not ending.is_alive(), "half of what a process may take to start"
+    refusals.get(timeout=LONG_S)
+    assert not keeper.is_running() or keeper.status() == psutil.STATUS_ZOMBIE

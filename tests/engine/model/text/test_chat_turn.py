@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.model.text.chat_turn import as_template_reads
-from kvscope_engine.model.text.tokenizer import Tokenizer
+from kvscope_engine.model.text.tokenizer import Tokenizer, as_template_reads
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import ChatMessage, ToolCall
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope_engine.model.tiers.pending_copies import PendingCopies
+from kvscope_engine.model.tiers.staged_copies import PendingCopies
 
 
 @pytest.fixture

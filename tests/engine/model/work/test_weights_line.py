@@ -33,7 +33,7 @@ def test_the_words_follow_what_became_of_the_layers(tiny_loaded: Load) -> None:
         return weights_line(found, replace(PLAIN, int8=int8, int4=int4), work)
 
     assert told("none") == "weights: float32, widened from the file (Q4_1), 98 MB read a step"
-    rounded = "activations in 8 bits, 98 MB read a step"
+    rounded = "8-bit activations, 98 MB read a step"
     assert told("int8", int8=9) == f"weights: 8 bits (int8, as asked for), {rounded}"
     assert told("int4", int8=1, int4=8) == f"weights: 4 bits (int4, as asked for), {rounded}"
     assert told(FILED, int8=1, int4=8) == "weights: the file's own 4 bits (Q4_1), 98 MB read a step"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.conftest import examples
 
-from kvscope_engine.policy.allocation.buddy_list import BuddyList
+from kvscope_engine.policy.allocation.run_pool import BuddyList
 
 
 def runs(free: BuddyList) -> list[tuple[int, int]]:

@@ -43,7 +43,7 @@ def test_contiguous_holds_the_maximum_from_the_start(reserve: Make) -> None:
     assert (first.num_reserved_tokens, second.num_reserved_tokens) == (64, 64)
     assert one.pool.num_free == 8
     told = [event.cause for event in one.scheduler.take_events() if event.kind == "admitted"]
-    assert ["a run of 16 blocks set aside for it, of which its tokens take" in cause for cause in told] == [True] * 2
+    assert ["a run of 16 blocks reserved for it, " in cause for cause in told] == [True] * 2
 
 
 def test_contiguous_admits_what_has_a_run_and_no_more(reserve: Make) -> None:
@@ -155,7 +155,7 @@ def test_buddy_preempts_when_there_is_no_run_and_says_so(reserve: Make, expected
     assert (first.num_preemptions, second.num_preemptions) == (0, 1)
     (event,) = [event for event in one.scheduler.take_events() if event.kind == "preempted"]
     assert event.cause.startswith(
-        "request #1 needed 1 block and none could be had; request #2 was chosen as the newest"
+        "request #1 needed 1 block and none was available; request #2 was chosen, being the newest"
     )
     for request in (first, second):
         assert request.output_token_ids == expected_completion(request.prompt_token_ids, 8)

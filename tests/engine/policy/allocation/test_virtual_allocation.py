@@ -124,7 +124,7 @@ def test_the_newest_gives_up_its_pages_and_computes_again(virtual: Make, expecte
     assert [request.num_preemptions for request in requests] == [0, 0, 1]
     (event,) = [event for event in one.scheduler.take_events() if event.kind == "preempted"]
     assert event.cause.startswith(
-        "request #1 needed 1 block and none could be had; request #3 was chosen as the newest"
+        "request #1 needed 1 block and none was available; request #3 was chosen, being the newest"
     )
     assert one.pages.num_unmapped > 0
     for request in requests:

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from kvscope_engine.policy.drafting.ngram import find_draft
+from kvscope_engine.policy.drafting.drafter import find_draft
 
 
 def plainly(tokens: list[int], count: int, shortest: int, longest: int) -> list[int]:

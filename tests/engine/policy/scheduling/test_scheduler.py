@@ -239,13 +239,13 @@ def test_a_preemption_says_why(drive: Make) -> None:
     assert (event.number, event.other) == (new.number, old.number)
     assert (event.num_blocks, event.num_tokens) == (3, 12)
     assert event.cause == (
-        "request #1 needed 1 block and none could be had; request #2 was chosen as the newest;"
+        "request #1 needed 1 block and none was available; request #2 was chosen, being the newest;"
         " 12 tokens in 3 blocks to recompute"
     )
     one.run()
     (event,) = events(one, "resumed")
     assert event.number == new.number
-    assert event.cause.startswith("came back ")
+    assert event.cause.startswith("resumed ")
     assert " after its preemption; 4 blocks needed; all 13 tokens to compute" in event.cause
 
 
@@ -257,7 +257,7 @@ def test_the_newest_gives_way_when_it_needs_the_block_itself(drive: Make) -> Non
     assert old.num_preemptions == 0
     (event,) = events(one, "preempted")
     assert (event.number, event.other) == (new.number, new.number)
-    assert "it is itself next to give way" in event.cause
+    assert "it was itself the next to be preempted" in event.cause
     one.run()
 
 
@@ -268,7 +268,7 @@ def test_the_lowest_priority_is_preempted_first(drive: Make) -> None:
         one.step()
     assert high.num_preemptions == 0
     (event,) = events(one, "preempted")
-    assert "request #1 was chosen for its low priority (-1)" in event.cause
+    assert "request #1 was chosen, having the lowest priority (-1)" in event.cause
     one.run()
 
 
@@ -418,7 +418,7 @@ def test_eviction_is_told_once_a_step(drive: Make) -> None:
     one.run()
     (event,) = events(one, "evicted")
     assert (event.num_blocks, event.other) == (1, 2)
-    assert event.cause == "no block was free; 1 cached, unused for longest, was evicted, first for request #2"
+    assert event.cause == "no block was free; the least recently used cached block was evicted for request #2"
     assert one.pool.evicted_blocks == 1
 
 
@@ -519,7 +519,7 @@ def test_a_client_that_runs_nothing_gets_a_place_from_one_that_runs_several(driv
     assert [request.state for request in many[:3]] == [RequestState.RUNNING] * 2 + [RequestState.PREEMPTED]
     (event,) = events(one, "preempted")
     assert (event.number, event.other) == (3, few.number)
-    assert f"made way for request #{few.number}, whose client ran nothing" in event.cause
+    assert f"made way for request #{few.number}, whose client had none running" in event.cause
     second = one.submit([21, 21], 5, client="few")
     one.step()
     assert second.state is RequestState.WAITING, "one that runs something waits for its turn"

@@ -93,17 +93,15 @@ def test_a_swapped_request_says_where_its_blocks_are(drive: Make) -> None:
     assert one.pool.ledger.filled[new.saved_rows].tolist() == [4, 4, 4]
     (event,) = events(one, "preempted")
     assert event.cause == (
-        "request #1 needed 1 block and none could be had; request #2 was chosen as the newest;"
-        " 12 tokens in 3 blocks moved to a lower tier (about 0.0 ms there and back)"
+        "request #1 needed 1 block and none was available; request #2 was chosen, being the newest;"
+        " 12 tokens in 3 blocks swapped to a lower tier (about 0.0 ms round trip)"
     )
     moves = one.scheduler.take_changes().moves
     assert np.frombuffer(moves.saved, "<u4").tolist() == new.saved_rows
     one.run()
     assert not new.saved_rows
     (event,) = events(one, "resumed")
-    assert (
-        "12 of 13 tokens were there already, 0 blocks in the pool; 3 blocks came back from lower tiers" in event.cause
-    )
+    assert "12 of 13 tokens were there already, 0 blocks in the pool; 3 blocks loaded from lower tiers" in event.cause
     assert len(one.scheduler.take_changes().moves.loaded) == 3 * 4
     assert old.is_finished
 
@@ -165,9 +163,7 @@ def test_evicted_prefixes_sink_and_come_back(drive: Make) -> None:
     one.run()
     assert first.num_cached_tokens == 20
     (event,) = events(one, "admitted")
-    assert (
-        "20 of 21 tokens were there already, 0 blocks in the pool; 5 blocks came back from lower tiers" in event.cause
-    )
+    assert "20 of 21 tokens were there already, 0 blocks in the pool; 5 blocks loaded from lower tiers" in event.cause
 
 
 def test_a_drive_that_is_behind_is_not_waited_for(drive: Make, expected_completion: Make) -> None:
@@ -250,8 +246,8 @@ def test_moves_are_empty_when_nothing_moved(drive: Make) -> None:
     [
         ([[1] * 12], [2] * 12, "it first differs from what is cached at token 0"),
         ([[1] * 12], [1, 1, 1, 1, 1, 1, 3, 1, 1, 1, 1, 1], "it first differs from what is cached at token 6"),
-        ([[1] * 9], [1] * 20, "what comes after token 8 was never seen"),
-        ([], [1] * 12, "nothing that begins like it was ever seen"),
+        ([[1] * 9], [1] * 20, "no cached prefix continues after token 8"),
+        ([], [1] * 12, "no cached prefix matches"),
         ([[1] * 12, [2] * 30], [1] * 13, "the block from token 4 was evicted at step 2"),
     ],
 )

@@ -290,7 +290,7 @@ def test_a_capture_that_fails_in_service_costs_no_request(fake_gpu: Any) -> None
     second = runner.launch(StepPlan((Scheduled(request, 21, 1, True),), 1), first)
     assert [len(step.result().token_ids) for step in (first, second)] == [1, 1]
     assert fake_gpu.seen.replays == 2, "the next larger graph"
-    why = "OutOfMemoryError: CUDA out of memory; it is tried again later"
+    why = "OutOfMemoryError: CUDA out of memory; it will be retried later"
     assert runner.notes == [f"no CUDA graph for batches of 1, which run slower: {why}"]
 
 

@@ -12,8 +12,7 @@ from tests.telemetry.conftest import record
 from tests.telemetry.exports.comparison.conftest import START_NS, MakeRun
 
 from kvscope_telemetry.exports.comparison.alignment import PEAK, Alignment, Moment, moments, shared
-from kvscope_telemetry.exports.comparison.comparison import Comparison, Row, Run, compare
-from kvscope_telemetry.exports.comparison.figures import FIGURES, windows
+from kvscope_telemetry.exports.comparison.comparison import FIGURES, Comparison, Row, Run, compare, windows
 from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Method, Verdict
 from kvscope_telemetry.exports.comparison.table import comparison_table, write_comparison_csv
 from kvscope_telemetry.exports.digest import digest

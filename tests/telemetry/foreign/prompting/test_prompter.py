@@ -149,15 +149,15 @@ def test_several_completions(fake: FakeOpenAI, prompt: Prompt) -> None:
     ("status", "body", "kind", "words"),
     [
         (400, {"error": {"message": "max_tokens is too large"}}, "application/json", "HTTP 400: max_tokens is too"),
-        (401, {"error": "Unauthorized"}, "application/json", "wants an API key: give it by --api-key-file (HTTP 401)"),
+        (401, {"error": "Unauthorized"}, "application/json", "needs an API key: use --api-key-file (HTTP 401)"),
         (404, {"error": {"message": "no model `m`"}}, "application/json", "answers with HTTP 404: no model `m`"),
-        (404, b"", "text/plain", "is not there (HTTP 404)"),
+        (404, b"", "text/plain", "not found (HTTP 404)"),
         (422, {"detail": [{"msg": "bad field"}]}, "application/json", "answers with HTTP 422: bad field"),
         (429, {"error": {"message": "too many"}}, "application/json", "answers with HTTP 429: too many"),
         (500, b"<html>oops</html>", "text/html", "answers with HTTP 500"),
-        (302, b"", "text/plain", "sends us elsewhere (HTTP 302)"),
-        (200, b"<html>hello</html>", "text/html", "answers with a web page and no stream of events"),
-        (200, {"choices": []}, "application/json", "answers with application/json and no stream of events"),
+        (302, b"", "text/plain", "redirects (HTTP 302)"),
+        (200, b"<html>hello</html>", "text/html", "answers with a web page instead of an event stream"),
+        (200, {"choices": []}, "application/json", "answers with application/json instead of an event stream"),
     ],
 )
 def test_what_is_not_taken_is_refused(
@@ -185,7 +185,11 @@ def test_a_model_that_is_gone_is_asked_for_again(fake: FakeOpenAI, prompt: Promp
 
 @pytest.mark.parametrize(
     ("models", "words"),
-    [(b"<html>", "/v1/models is no list of models"), ({"data": []}, "/v1/models names no model"), (b"", "is no list")],
+    [
+        (b"<html>", "/v1/models is not a list of models"),
+        ({"data": []}, "/v1/models lists no model"),
+        (b"", "is not a list"),
+    ],
 )
 def test_a_server_without_a_model(fake: FakeOpenAI, prompt: Prompt, models: Any, words: str) -> None:
     fake.models = models
@@ -197,8 +201,8 @@ def test_a_server_without_a_model(fake: FakeOpenAI, prompt: Prompt, models: Any,
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (lambda call: None, "hung up before its answer was whole"),
-        (lambda call: call.done(), "hung up before its answer was whole"),
+        (lambda call: None, "closed the connection before its answer was complete"),
+        (lambda call: call.done(), "closed the connection before its answer was complete"),
         (lambda call: call.event(error={"message": "out of memory"}), "ended its answer: out of memory"),
         (lambda call: call.piece(b"data: {\n\n"), "its answer cannot be read"),
         (lambda call: call.piece(b"data: " + b"x" * 1_100_000), "one event of the answer has more than 1 MB"),
@@ -303,9 +307,9 @@ def test_what_is_refused_here(fake: FakeOpenAI, prompt: Prompt, monkeypatch: pyt
     prompter.send(Submit(request_id="b", prompt="x"))
     option, status, twice, many = prompter.take_replies()
     assert "logprobs=1 is not accepted for vLLM" in option.reason  # type: ignore[union-attr]
-    assert status == Failed(reason="vLLM can be watched, and not be told what to do", tag=5)
+    assert status == Failed(reason="vLLM can be watched but not controlled", tag=5)
     assert "request_id='a' is not accepted" in twice.reason  # type: ignore[union-attr]
-    assert "1 requests are on their way" in many.reason  # type: ignore[union-attr]
+    assert "1 requests are already in progress" in many.reason  # type: ignore[union-attr]
     with pytest.raises(BadInput, match="more than 8 MB"):
         prompter.send(Submit(request_id="big", prompt="x" * 9_000_000))
     assert not fake.num_hung_up

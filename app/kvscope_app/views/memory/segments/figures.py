@@ -36,18 +36,18 @@ def figure_rows(told: AllocatorMap) -> list[Row]:
     """Name, value and meaning."""
     scattered = fragmentation(told)
     return [
-        ("Segments", count(told.num_segments), "Pieces of memory that torch has of the device"),
-        ("Blocks", count(told.num_blocks), "What segments are divided into"),
+        ("Segments", count(told.num_segments), "Device memory segments held by torch"),
+        ("Blocks", count(told.num_blocks), "Subdivisions of segments"),
         ("Held", num_bytes(told.total_bytes), "All segments together"),
         ("Allocated", num_bytes(told.allocated_bytes), "In blocks of tensors, rounded up as torch does"),
-        ("Pending", num_bytes(told.pending_bytes), "Freed, and waiting for a stream that may still read them"),
-        ("Cached", num_bytes(told.cached_bytes), "Kept for the next tensors"),
-        ("Split", num_bytes(told.split_bytes), "Of those cached, in segments partly in use: they cannot be given back"),
-        ("Largest cached", num_bytes(told.largest_cached_bytes), "The most that fits without asking the device"),
+        ("Pending", num_bytes(told.pending_bytes), "Freed, waiting for a stream that may still read them"),
+        ("Cached", num_bytes(told.cached_bytes), "Kept for new tensors"),
+        ("Split", num_bytes(told.split_bytes), "Cached, in partly used segments: cannot be returned to the device"),
+        ("Largest cached", num_bytes(told.largest_cached_bytes), "Largest allocation possible without a new segment"),
         (
             "Fragmentation",
             "nothing is cached" if scattered is None else percent(scattered),
-            "1 − largest cached block / cached: how much of what is cached is not in one piece",
+            "1 − largest cached block / cached",
         ),
     ]
 
@@ -59,7 +59,7 @@ def left_out(told: AllocatorMap, segments: list[TorchSegment]) -> str:
         words.append(f"the largest {count(len(segments))} of {plural(told.num_segments, 'segment')} are shown")
     drawn = sum(len(one.sizes) for one in segments)
     if drawn < told.num_blocks and len(segments) == told.num_segments:
-        words.append(f"{count(told.num_blocks)} blocks are drawn as {count(drawn)}: the smallest neighbours are joined")
+        words.append(f"{count(told.num_blocks)} blocks are drawn as {count(drawn)}: the smallest neighbours are merged")
     return "; ".join(words)
 
 
@@ -83,7 +83,7 @@ def segment_tip(one: TorchSegment) -> str:
     """A segment as a whole."""
     parts = ((state, one.bytes_of(state)) for state in State)
     told = ", ".join(f"{num_bytes(size)} {state_words(state)}" for state, size in parts if size)
-    return f"{segment_name(one)}, at {one.address:#x}: {plural(len(one.sizes), 'block')}; {told or 'nothing told'}"
+    return f"{segment_name(one)}, at {one.address:#x}: {plural(len(one.sizes), 'block')}; {told or 'not reported'}"
 
 
 def block_tip(one: TorchSegment, block: int) -> str:

@@ -34,9 +34,9 @@ from kvscope_telemetry.state.allocator_map import State, TorchSegment, unpack_ma
 _FIRST_TAG: Final = 1 << 46
 """Tags of ours are above those of other askers on the same socket."""
 _WAIT_MS: Final = 10_000
-NOT_IN_RECORDING: Final = "A recording does not hold torch's segments: a running engine is asked for them"
-NOT_TOLD: Final = "This engine cannot be asked for torch's segments"
-_NO_ANSWER: Final = "The engine has not answered yet. It does between two steps."
+NOT_IN_RECORDING: Final = "Recordings do not contain PyTorch memory segments; a running engine provides them"
+NOT_TOLD: Final = "This engine does not provide PyTorch memory segments"
+_NO_ANSWER: Final = "Waiting for the engine, which answers between two steps."
 _tags = itertools.count(_FIRST_TAG)
 
 
@@ -51,7 +51,7 @@ class SegmentsSheet(Sheet):
     """Not modal. What it shows is of the moment of the answer, wherever the session's cursor is."""
 
     def __init__(self, parent: QWidget, session: Session, theme: Theme) -> None:
-        super().__init__("Torch's segments", parent)
+        super().__init__("PyTorch memory segments", parent)
         self._session = session
         self._tag = -1
         self._segments: list[TorchSegment] = []
@@ -62,9 +62,9 @@ class SegmentsSheet(Sheet):
         self.again, self.copy = QPushButton("Refresh"), QPushButton("Copy as text")
         self.again.clicked.connect(self.ask)
         self.copy.clicked.connect(self._copy)
-        self.copy.setToolTip("A line a block, with tabs")
+        self.copy.setToolTip("One line per block, tab-separated")
         self.to_scale = QCheckBox("Lengths to scale")
-        self.to_scale.setToolTip("Otherwise each segment has the whole width, so that blocks of small ones are seen")
+        self.to_scale.setToolTip("Off: every segment has full width, so small ones stay visible")
         self.to_scale.setChecked(True)
         self.to_scale.toggled.connect(self.bars.set_to_scale)
         self._wait = QTimer(self)
@@ -78,7 +78,7 @@ class SegmentsSheet(Sheet):
         self._lay_out()
         self.apply_theme(theme)
         session.replies.connect(self._read)
-        self.resize(900, 560)
+        self.resize_comfortably(900, 560)
         self.ask()
 
     def ask(self) -> None:
@@ -87,7 +87,7 @@ class SegmentsSheet(Sheet):
         reason = why_not(self._session)
         try:
             if not reason and not self._session.send(GetAllocatorMap(tag=self._tag)):
-                reason = "There is no engine to ask"
+                reason = "No engine is attached"
         except KvscopeError as error:
             reason = str(error)
         if reason:
@@ -125,7 +125,7 @@ class SegmentsSheet(Sheet):
 
     def _show(self, told: AllocatorMap, segments: list[TorchSegment]) -> None:
         if not segments:
-            self._say("Torch holds no memory of the device")
+            self._say("PyTorch holds no device memory")
             return
         self._segments = segments
         self._rest()

@@ -14,7 +14,7 @@ from kvscope_app.views.memory.view import MemoryView
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import AllocatorMap, Failed, GetAllocatorMap
 from kvscope_telemetry.state.allocator_map import pack_map, unpack_map
-from kvscope_telemetry.synthetic.allocator import synthetic_allocator_map
+from kvscope_telemetry.synthetic.server import synthetic_allocator_map
 
 TELLS = Capabilities(allocator_map=True)
 
@@ -113,7 +113,7 @@ def test_a_refusal_is_shown_and_can_be_asked_again(ask):
 def test_nothing_held_and_damage_are_said(ask):
     sheet, answer = ask()
     answer(pack_map([]))
-    assert sheet.words.text() == "Torch holds no memory of the device"
+    assert sheet.words.text() == "PyTorch holds no device memory"
     sheet.again.click()
     answer(AllocatorMap(segment_pool=b"\1"))
     assert "columns of segments differ" in sheet.words.text()
@@ -142,7 +142,7 @@ def test_a_recording_is_not_asked():
 def test_what_is_not_drawn_is_said():
     whole = synthetic_allocator_map(0)
     told = pack_map(unpack_map(whole), max_blocks=100)
-    assert "the smallest neighbours are joined" in left_out(told, unpack_map(told))
+    assert "the smallest neighbours are merged" in left_out(told, unpack_map(told))
     assert left_out(whole, unpack_map(whole)) == ""
     cut = pack_map(unpack_map(whole), max_segments=3)
     assert "the largest 3 of 26 segments" in left_out(cut, unpack_map(cut))
@@ -153,7 +153,7 @@ def test_what_is_not_drawn_is_said():
 def test_an_answer_that_does_not_come_is_said_and_may_come_late(ask):
     sheet, answer = ask()
     sheet._wait.timeout.emit()
-    assert "has not answered yet" in sheet.words.text()
+    assert "Waiting for the engine" in sheet.words.text()
     assert sheet.again.isEnabled()
     answer(synthetic_allocator_map(0))
     assert sheet.value("Blocks") == "762"

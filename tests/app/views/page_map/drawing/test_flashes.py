@@ -13,7 +13,7 @@ from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES, FlashK
 from kvscope_app.views.page_map.drawing.flashes import MAX_MOVES_AT_ONCE, Flashes
 from kvscope_app.views.page_map.drawing.ink import Ink, pixel
 from kvscope_app.views.page_map.drawing.scene import Scene
-from kvscope_app.views.page_map.moves import PendingMoves
+from kvscope_app.views.page_map.view import PendingMoves
 from kvscope_telemetry.ledger import BlockState, Ledger
 from kvscope_telemetry.source import Update
 
@@ -160,7 +160,7 @@ def test_moves_of_a_frame_light_up_and_the_legend_explains_them(engine, session,
     view._refresh_slowly()
     assert "flash: evicted" in view._legend.accessibleName()
     assert "copied" not in view._legend.accessibleName()
-    assert "to make room" in view._legend.toolTip()
+    assert "evicted from the prefix cache" in view._legend.toolTip()
     view.set_flashing(False)
     assert "evicted" not in view._legend.accessibleName()
 

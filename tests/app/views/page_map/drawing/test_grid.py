@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from kvscope_app.views.page_map.drawing.fitting import fit
 from kvscope_app.views.page_map.drawing.grid import MAX_PITCH, MIN_CELL_PITCH, Camera, Grid
+from kvscope_app.views.page_map.drawing.scene import fit
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 7, 64, 500, 1456, 44_444, 300_000, 1_000_000])

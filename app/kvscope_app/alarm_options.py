@@ -1,0 +1,56 @@
+"""Options of the command line for alarms: rules for this run, and where alarms are posted. Imports no Qt."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.alarms.rules import Rule
+
+_DEFAULT: Final = "default"
+
+
+def add_alarm_options(parser: argparse.ArgumentParser, which: str) -> None:
+    """`--alarm` and `--alarm-webhook`; `which` says what there is without the first."""
+    parser.add_argument(
+        "--alarm",
+        metavar="RULE",
+        action="append",
+        default=[],
+        help="an alarm for this run: '[NAME:] EXPRESSION [for N s]', such as 'Slow: ttft_p99_ms > 500 for 10 s' "
+        f"(repeatable; {which}). A wrong figure lists all figures; see docs/alarms.md",
+    )
+    parser.add_argument(
+        "--alarm-webhook",
+        metavar="URL",
+        default="",
+        help="http:// or https:// URL that receives a JSON POST when an alarm fires or ends",
+    )
+
+
+def alarm_rules(args: argparse.Namespace, *, has_own: bool) -> tuple[Rule, ...]:
+    """Those that were given; `default` stands for the predefined ones. Without `has_own`, a webhook alone gets these.
+    Raises BadInput."""
+    texts: list[str] = args.alarm or ([_DEFAULT] if args.alarm_webhook and not has_own else [])
+    if not texts:
+        return ()
+    from kvscope_telemetry.alarms.rules import DEFAULT_RULES, checked, parse_rule
+    from kvscope_telemetry.errors import BadInput
+
+    rules: list[Rule] = []
+    for text in texts:
+        try:
+            rules += DEFAULT_RULES if text.strip() == _DEFAULT else [parse_rule(text)]
+        except BadInput as error:
+            raise BadInput(f"--alarm {text!r:.80}: {error}") from None
+    return checked(rules)
+
+
+def alarm_webhook(args: argparse.Namespace) -> str:
+    """The URL that was given. Raises BadInput for one that will not do."""
+    if not args.alarm_webhook:
+        return ""
+    from kvscope_telemetry.alarms.webhook import checked_url
+
+    return checked_url(args.alarm_webhook)

@@ -1,0 +1,71 @@
+"""Alarms of a recording that is made without a window: into the file, to the terminal, and to a webhook.
+
+Owns the course of the last minutes, made of what the writer summarizes. Its thread is who records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvscope_app.commands.segments import SegmentedWriter
+from kvscope_telemetry.alarms.alarm_engine import Alarm, AlarmEngine, alarm_text, bookmark_of
+from kvscope_telemetry.alarms.expression import MAX_WINDOW_S
+from kvscope_telemetry.alarms.rules import Rule, rule_text
+from kvscope_telemetry.alarms.webhook import Webhook, payload
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
+
+_KEPT_NS: Final = 2 * MAX_WINDOW_S * SECOND_NS
+_END_S: Final = 6.0
+"""The longest that the end of a recording waits for its last posts."""
+
+
+class RecordedAlarms:
+    """By `rules`, of what `writer` records of the engine at the address `instance`. `say` prints a line."""
+
+    def __init__(
+        self, rules: Sequence[Rule], url: str, writer: SegmentedWriter, instance: str, say: Callable[[str], None]
+    ) -> None:
+        self._engine = AlarmEngine(rules)
+        self._webhook = Webhook(url) if url else None
+        self._writer, self._instance, self._say = writer, instance, say
+        self._course = Course()
+        self._seen_ns = -1
+        self._has_failed = False
+
+    def look(self) -> None:
+        """Take in the seconds that are over."""
+        told = self._writer.course
+        while told:
+            item = told.popleft()
+            if isinstance(item, Summary):
+                self._course.extend([item])
+        first, last = self._course.place_at(self._seen_ns) + 1, len(self._course)
+        if first < last:
+            for alarm in self._engine.read(self._course, first, last):
+                self._tell(alarm)
+            self._seen_ns = int(self._course.time_ns[last - 1])
+            self._course.forget_before(self._seen_ns - _KEPT_NS)
+        self._tell_failure()
+
+    def close(self) -> None:
+        """Post what waits."""
+        if self._webhook is not None:
+            self._webhook.close(_END_S)
+            self._tell_failure()
+
+    def _tell(self, alarm: Alarm) -> None:
+        self._writer.mark(bookmark_of(alarm))
+        what = f"{alarm.name} is over" if alarm.until_ns else rule_text(alarm.rule)
+        how = alarm_text(alarm)
+        self._say(f"alarm: {what}" + (f" ({how})" if how else ""))
+        if self._webhook is not None:
+            self._webhook.post(payload(alarm, self._writer.engine, self._instance))
+
+    def _tell_failure(self) -> None:
+        """Once, until a post gets through again."""
+        failure = "" if self._webhook is None else self._webhook.failure
+        if failure and not self._has_failed:
+            self._say(f"alarm not posted: {failure}")
+        self._has_failed = bool(failure)

@@ -1,0 +1,146 @@
+"""A window's layout as a value, and as a file that a person can read and edit. Knows no Qt and no view.
+
+Sizes are shares, so that a layout fits any screen. The same value is kept under a name in the settings.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from kvscope_telemetry.errors import BadInput
+
+VERSION: Final = 1
+"""Of the file; one of another version is refused."""
+_MAX_BYTES: Final = 1 << 20
+_MAX_DEPTH: Final = 20
+
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Place = Annotated[float, msgspec.Meta(ge=-1, le=2)]
+"""Of a window of its own: of the screen's width or height."""
+AREAS: Final = ("left", "right", "bottom", "top")
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Views behind tabs, parts side by side (`across`), or parts one below another (`down`): one of the three."""
+
+    share: Share = 1.0
+    """Of what it is part of; of an area, how much of the window's width (left, right) or height."""
+    tabs: tuple[str, ...] = ()
+    front: str = ""
+    """Which of the tabs is seen; empty: the first."""
+    across: tuple[Part, ...] = ()
+    down: tuple[Part, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What it is divided into."""
+        return self.across or self.down
+
+    @property
+    def first(self) -> str:
+        """The first view in it."""
+        return self.tabs[0] if self.tabs else self.parts[0].first
+
+    def leaves(self) -> Iterator[Part]:
+        """Its stacks of tabs."""
+        if self.tabs:
+            yield self
+        for part in self.parts:
+            yield from part.leaves()
+
+
+class Choices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is chosen in the views. What is not said stays as it is."""
+
+    color_mode: Literal["state", "owner", "fill", "sharing", "age", "attention"] | None = None
+    flashes: bool | None = None
+    request_filter: str | None = None
+    request_columns: dict[str, Annotated[int, msgspec.Meta(ge=1, le=4000)]] | None = None
+    event_kinds: tuple[str, ...] | None = None
+    views: dict[str, str] = {}
+    """What views keep between starts, by the names in `setting_names`."""
+
+
+class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which views are open, and where. A view that is not named is closed."""
+
+    left: Part | None = None
+    right: Part | None = None
+    bottom: Part | None = None
+    top: Part | None = None
+    floating: dict[str, tuple[Place, Place, Share, Share]] = {}
+    """Views in windows of their own: left, top, width and height, of the screen."""
+    choices: Choices = Choices()
+
+    @property
+    def areas(self) -> dict[str, Part]:
+        """Those in which there is anything."""
+        return {name: part for name in AREAS if (part := getattr(self, name)) is not None}
+
+    def view_names(self) -> list[str]:
+        """All that are open."""
+        docked = [name for part in self.areas.values() for leaf in part.leaves() for name in leaf.tabs]
+        return [*docked, *self.floating]
+
+    def check(self, known: tuple[str, ...]) -> None:
+        """Raises BadInput where views are named that there are not, or twice, or a part is not one of the three."""
+        for part in self.areas.values():
+            _check_part(part)
+        names = self.view_names()
+        for name in names:
+            if name not in known:
+                raise BadInput(f"there is no view {name!r}; there are {', '.join(known)}")
+            if names.count(name) > 1:
+                raise BadInput(f"the view {name!r} stands twice")
+
+
+def read_layout(path: str | Path, known: tuple[str, ...]) -> WindowLayout:
+    """Raises BadInput, in one line, for what is no layout of this version of views in `known`."""
+    try:
+        if os.path.getsize(path) > _MAX_BYTES:
+            raise BadInput(f"{path} is not a layout: it is larger than 1 MiB")
+        raws = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, msgspec.Raw])
+        version = msgspec.json.decode(raws.pop("kvscope_layout"), type=int)
+    except OSError as error:
+        raise BadInput(f"layout {path} cannot be read: {error.strerror or error}") from error
+    except (KeyError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise BadInput(f"{path} is not a layout of kvscope") from error
+    if version != VERSION:
+        raise BadInput(f"{path} is a layout of version {version}; this kvscope reads version {VERSION}")
+    try:
+        layout = msgspec.json.decode(msgspec.json.encode(raws), type=WindowLayout)
+        layout.check(known)
+    except (RecursionError, msgspec.MsgspecError, BadInput) as error:
+        raise BadInput(f"layout {path} cannot be used: {error}") from error
+    return layout
+
+
+def write_layout(path: str | Path, layout: WindowLayout) -> None:
+    """Whole or not at all: what was there is replaced. Raises BadInput where it cannot be written."""
+    target = Path(path)
+    fresh = target.with_name(f"{target.name}.{os.getpid()}.part")
+    said = {"kvscope_layout": VERSION, **msgspec.to_builtins(layout)}
+    try:
+        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(said), indent=2) + b"\n")
+        fresh.replace(target)
+    except OSError as error:
+        with suppress(OSError):
+            fresh.unlink()
+        raise BadInput(f"layout {path} cannot be written: {error.strerror or error}") from error
+
+
+def _check_part(part: Part, depth: int = 0) -> None:
+    if sum(map(bool, (part.tabs, part.across, part.down))) != 1:
+        raise BadInput("each part needs one of tabs, across and down")
+    if part.front and part.front not in part.tabs:
+        raise BadInput(f"{part.front!r} is in front of tabs that it is none of")
+    if depth > _MAX_DEPTH:
+        raise BadInput(f"parts lie in more than {_MAX_DEPTH} others")
+    for each in part.parts:
+        _check_part(each, depth + 1)

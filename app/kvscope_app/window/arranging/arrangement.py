@@ -1,0 +1,220 @@
+"""Reads a window's layout off its docks, and puts the docks where a layout says. Knows no file.
+
+Qt packs a layout in pixels, for the same window at the next start; this is for other windows and other screens. Where
+docks lie is read off their rectangles: docks always lie so that straight cuts part them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from PySide6.QtCore import QRect, Qt
+from PySide6.QtWidgets import QTabBar
+
+from kvscope_app.settings.layout_value import Part, WindowLayout
+from kvscope_app.window.layout import DOCKS
+from kvscope_app.window.remembered import choices_of, choose
+from kvscope_app.window.window_body import WindowBody
+
+VIEWS: Final = tuple(spec.name for spec in DOCKS)
+"""The names that a layout may have."""
+_AREAS: Final = {
+    "left": Qt.DockWidgetArea.LeftDockWidgetArea,
+    "right": Qt.DockWidgetArea.RightDockWidgetArea,
+    "bottom": Qt.DockWidgetArea.BottomDockWidgetArea,
+    "top": Qt.DockWidgetArea.TopDockWidgetArea,
+}
+_ACROSS, _DOWN = Qt.Orientation.Horizontal, Qt.Orientation.Vertical
+_DIGITS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """Views behind tabs, and where they are."""
+
+    tabs: tuple[str, ...]
+    front: str
+    rect: QRect
+
+
+def layout_of(window: WindowBody) -> WindowLayout:
+    """Where its docks are now, and what is chosen in its views."""
+    stacks = _stacks(window)
+    areas = {}
+    for name, area in _AREAS.items():
+        found = [stack for stack in stacks if window.dockWidgetArea(window.docks[stack.tabs[0]]) == area]
+        if found:
+            around = _around(found)
+            is_side = name in ("left", "right")
+            share = around.width() / window.width() if is_side else around.height() / window.height()
+            areas[name] = _part(found, share)
+    return WindowLayout(**areas, floating=_floating(window), choices=choices_of(window.views))
+
+
+def show_layout(window: WindowBody, layout: WindowLayout) -> None:
+    """Put the docks where `layout` says, in a window of this size; take its choices. Raises BadInput for views that
+    there are not, and changes nothing then."""
+    layout.check(VIEWS)
+    docks, size = window.docks, window.size()
+    for dock in docks.values():
+        dock.setFloating(False)
+        window.removeDockWidget(dock)
+    for name, part in layout.areas.items():
+        window.addDockWidget(_AREAS[name], docks[part.first])
+        _split(window, part)
+    for part in layout.areas.values():
+        for leaf in part.leaves():
+            for name in leaf.tabs[1:]:
+                window.tabifyDockWidget(docks[leaf.tabs[0]], docks[name])
+    _place_others(window, layout)
+    for name in layout.view_names():
+        docks[name].show()
+    for part in layout.areas.values():
+        for leaf in part.leaves():
+            docks[leaf.front or leaf.tabs[0]].raise_()
+    if window.isVisible() and not window.isMaximized() and not window.isFullScreen():
+        window.resize(size)  # while docks moved side by side they may have asked for more
+    for name, part in layout.areas.items():
+        is_side = name in ("left", "right")
+        length = part.share * (window.width() if is_side else window.height())
+        window.resizeDocks([docks[part.first]], [max(round(length), 1)], _ACROSS if is_side else _DOWN)
+    for name, part in layout.areas.items():
+        across = part.share * window.width() if name in ("left", "right") else _middle(layout, window.width())
+        down = part.share * window.height() if name in ("top", "bottom") else float(window.height())
+        _share_out(window, part, across, down)
+    choose(window.views, layout.choices)
+
+
+def _middle(layout: WindowLayout, width: int) -> float:
+    """What the sides leave."""
+    return width * max(1 - sum(part.share for name, part in layout.areas.items() if name in ("left", "right")), 0.1)
+
+
+def _split(window: WindowBody, part: Part) -> None:
+    """The first view of each part has its place; within tabs the others follow later, as a tab cannot be split."""
+    orientation = _ACROSS if part.across else _DOWN
+    for before, after in zip(part.parts, part.parts[1:], strict=False):
+        window.splitDockWidget(window.docks[before.first], window.docks[after.first], orientation)
+    for each in part.parts:
+        _split(window, each)
+
+
+def _share_out(window: WindowBody, part: Part, across: float, down: float) -> None:
+    whole = sum(each.share for each in part.parts)
+    if not part.parts:
+        return
+    length = across if part.across else down
+    sizes = [max(length * each.share / whole, 1.0) for each in part.parts]
+    firsts = [window.docks[each.first] for each in part.parts]
+    window.resizeDocks(firsts, [round(size) for size in sizes], _ACROSS if part.across else _DOWN)
+    for each, size in zip(part.parts, sizes, strict=True):
+        _share_out(window, each, size if part.across else across, size if part.down else down)
+
+
+def _place_others(window: WindowBody, layout: WindowLayout) -> None:
+    """Those that stand alone, and those that are closed: they open where they were at first, behind what is there."""
+    screen, names = window.screen().availableGeometry(), layout.view_names()
+    for spec in DOCKS:
+        dock, stands = window.docks[spec.name], layout.floating.get(spec.name)
+        if spec.name in names and stands is None:
+            continue
+        others = [other for other in window.docks.values() if other is not dock and not other.isFloating()]
+        beside = next((other for other in others if window.dockWidgetArea(other) == spec.area), None)
+        window.addDockWidget(spec.area, dock)
+        if beside is not None:
+            window.tabifyDockWidget(beside, dock)
+        dock.hide()
+        if stands is not None:
+            left, top, width, height = stands
+            dock.setFloating(True)
+            dock.setGeometry(
+                screen.left() + round(left * screen.width()),
+                screen.top() + round(top * screen.height()),
+                max(round(width * screen.width()), 1),
+                max(round(height * screen.height()), 1),
+            )
+
+
+def _stacks(window: WindowBody) -> list[_Stack]:
+    """Qt says who shares tabs. Their order only a tab bar knows, and some of those are left over from before."""
+    docked = [name for name, dock in window.docks.items() if not dock.isHidden() and not dock.isFloating()]
+    stacks: list[_Stack] = []
+    seen: set[str] = set()
+    for name in docked:
+        if name in seen:
+            continue
+        beside = window.tabifiedDockWidgets(window.docks[name])
+        tabs = tuple(each for each in docked if each == name or window.docks[each] in beside)
+        seen.update(tabs)
+        stacks.append(_stack(window, tabs))
+    return stacks
+
+
+def _stack(window: WindowBody, tabs: tuple[str, ...]) -> _Stack:
+    names = {window.docks[name].windowTitle(): name for name in tabs}
+    for bar in window.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly):
+        titles = [bar.tabText(place) for place in range(bar.count())]
+        if len(tabs) > 1 and not bar.isHidden() and set(titles) == set(names):
+            front = names[bar.tabText(bar.currentIndex())]
+            rect = window.docks[front].geometry().united(bar.geometry())
+            return _Stack(tuple(names[title] for title in titles), front, rect)
+    front = next((name for name in tabs if not window.docks[name].visibleRegion().isEmpty()), tabs[0])
+    return _Stack(tabs, front, window.docks[front].geometry())
+
+
+def _floating(window: WindowBody) -> dict[str, tuple[float, float, float, float]]:
+    screen, found = window.screen().availableGeometry(), {}
+    for name, dock in window.docks.items():
+        if dock.isFloating() and not dock.isHidden():
+            rect = dock.geometry()
+            shares = (
+                min(max((rect.left() - screen.left()) / screen.width(), -1.0), 2.0),
+                min(max((rect.top() - screen.top()) / screen.height(), -1.0), 2.0),
+                min(max(rect.width() / screen.width(), 0.01), 1.0),
+                min(max(rect.height() / screen.height(), 0.01), 1.0),
+            )
+            left, top, width, height = (round(share, _DIGITS) for share in shares)
+            found[name] = (left, top, width, height)
+    return found
+
+
+def _part(stacks: Sequence[_Stack], share: float) -> Part:
+    share = round(min(max(share, 0.01), 1.0), _DIGITS)
+    if len(stacks) > 1:
+        for orientation in (_DOWN, _ACROSS):
+            bundles = _cut(stacks, orientation)
+            if len(bundles) > 1:
+                lengths = [_length(_around(bundle), orientation) for bundle in bundles]
+                parts = tuple(
+                    _part(bundle, length / sum(lengths)) for bundle, length in zip(bundles, lengths, strict=True)
+                )
+                return Part(share=share, across=parts) if orientation is _ACROSS else Part(share=share, down=parts)
+    tabs = tuple(name for stack in stacks for name in stack.tabs)
+    front = stacks[0].front
+    return Part(share=share, tabs=tabs, front="" if front == tabs[0] else front)
+
+
+def _cut(stacks: Sequence[_Stack], orientation: Qt.Orientation) -> list[list[_Stack]]:
+    """Bundles between which a straight cut goes through, in their order."""
+    begin: Callable[[QRect], int] = QRect.left if orientation is _ACROSS else QRect.top
+    bundles: list[list[_Stack]] = []
+    end = -1
+    for stack in sorted(stacks, key=lambda each: begin(each.rect)):
+        if not bundles or begin(stack.rect) >= end:
+            bundles.append([])
+        bundles[-1].append(stack)
+        end = max(end, begin(stack.rect) + _length(stack.rect, orientation))
+    return bundles
+
+
+def _length(rect: QRect, orientation: Qt.Orientation) -> int:
+    return rect.width() if orientation is _ACROSS else rect.height()
+
+
+def _around(stacks: Sequence[_Stack]) -> QRect:
+    rect = stacks[0].rect
+    for stack in stacks[1:]:
+        rect = rect.united(stack.rect)
+    return rect

@@ -1,0 +1,94 @@
+"""The reference of a command, made from its parser when the pages are built, so that it cannot be out of date.
+
+    ```{command-reference} kvscope
+    ```
+
+writes a section a subcommand: what it does, how it is called, and each argument with its help. Needs our packages and
+no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from kvscope_app.command_line import build_parser as desktop_parser
+from kvscope_app.main import COMMANDS
+from kvscope_engine.cli.main import build_parser as engine_parser
+
+PARSERS = {"kvscope": lambda: desktop_parser(COMMANDS), "kvscope-engine": engine_parser}
+
+
+class CommandReference(SphinxDirective):
+    """The sections of one program."""
+
+    required_arguments = 1
+
+    def run(self) -> Sequence[nodes.Node]:
+        """Of the program that is named."""
+        lines = list(reference(PARSERS[self.arguments[0]](), level=2))
+        return self.parse_text_to_nodes("\n".join(lines), allow_section_headings=True)
+
+
+def reference(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
+    """MyST Markdown for a parser and all commands under it; `level` is that of its heading."""
+    yield f"{'#' * level} {parser.prog}\n"
+    yield f"{_text(parser.description or '')}\n"
+    yield f"```text\n{_usage(parser)}\n```\n"
+    commands: list[argparse.ArgumentParser] = []
+    for group in parser._action_groups:
+        shown = [action for action in group._group_actions if action.help is not argparse.SUPPRESS]
+        for action in shown:
+            if isinstance(action, argparse._SubParsersAction):
+                commands += dict.fromkeys(action.choices.values())
+        rows = [row for action in shown for row in _row(parser, action)]
+        if rows:
+            yield f"**{(group.title or 'options').capitalize()}**\n"
+            if group.description and group.title != "commands":
+                yield f"{_text(group.description)}\n"
+            yield "| argument | meaning |\n|---|---|"
+            yield from rows
+            yield ""
+    for command in commands:
+        yield from reference(command, level + 1)
+
+
+def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> Iterator[str]:
+    if isinstance(action, argparse._SubParsersAction):
+        for choice in action._choices_actions:
+            yield f"| `{choice.dest}` | {_text(choice.help or '')} |"
+        return
+    formatter = parser._get_formatter()
+    name = formatter._format_action_invocation(action).replace("|", r"\|")
+    yield f"| `{name}` | {_text(formatter._expand_help(action) if action.help else '')} |"
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    """Short: the table lists the options."""
+    positionals = [a for a in parser._actions if not a.option_strings and a.help is not argparse.SUPPRESS]
+    required = [a for a in parser._actions if a.option_strings and a.required]
+    formatter: Any = parser._get_formatter()
+    words = [parser.prog, "[OPTIONS]", *(f"{a.option_strings[-1]} {a.metavar or a.dest.upper()}" for a in required)]
+    return " ".join([*words, *(formatter._format_args(a, a.metavar or a.dest) for a in positionals)])
+
+
+def _text(text: str) -> str:
+    """One line of Markdown that says the same; whose home this is built in is nobody's business."""
+    plain = " ".join(text.split()).replace(str(Path.home()), "~")
+    return "".join(
+        part if part.startswith("`") else re.sub(r"([\\|*_<>\[\]$#{}~])", r"\\\1", part)
+        for part in re.split(r"(`[^`]*`)", plain)
+    )
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """What Sphinx calls."""
+    app.add_directive("command-reference", CommandReference)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,333 @@
+"""An expression over figures of a second, as a person writes it: `free_blocks < 0.05 * num_blocks and running > 8`.
+
+Owns what is accepted (figures, numbers, comparisons, and, or, not, + - * /, min, max, abs, mean, sum, and nothing else:
+what is written is read by Python's `ast` and never run) and what it comes to. Where a figure is not known, so is what
+depends on it, and `and`, `or`, `not` go by that: a condition is 1, 0, or NaN.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.alarms.figures import SECOND_FIGURES, FloatArray, SecondFigure
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+MAX_LENGTH: Final = 500
+MAX_WINDOW_S: Final = 600
+_MAX_DEPTH: Final = 40
+_OF_NUMBERS: Final = ("min", "max", "abs")
+_OVER_TIME: Final = ("mean", "sum")
+_FUNCTIONS: Final = (*_OF_NUMBERS, *_OVER_TIME)
+_ARITHMETIC: Final[dict[type[ast.operator], np.ufunc]] = {
+    ast.Add: np.add,
+    ast.Sub: np.subtract,
+    ast.Mult: np.multiply,
+    ast.Div: np.divide,
+}
+_COMPARISONS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
+_GRAMMAR: Final = f"figures, numbers, comparisons, and, or, not, + - * / and {', '.join(_FUNCTIONS)}"
+
+
+class Expression:
+    """A condition. Raises BadInput for what is none, with the word that is wrong and what is accepted."""
+
+    def __init__(self, text: str) -> None:
+        self.text = " ".join(text.split())
+        self._root = _parsed(self.text)
+        _check_condition(self._root, self.text, 0)
+        names = dict.fromkeys(node.id for node in _nodes(self._root) if isinstance(node, ast.Name))
+        self.figures: tuple[SecondFigure, ...] = tuple(SECOND_FIGURES[name] for name in names if name not in _FUNCTIONS)
+        """That it names, each once."""
+        if not self.figures:
+            raise BadInput(f"{self.text!r} names no figure; accepted: {', '.join(SECOND_FIGURES)}")
+        self._told, self.rises = _what_is_told(self._root)
+        self._bounded = any(figure.read_low is not None for figure in self.figures)
+
+    def holds(self, course: Course, rows: slice, slack: float = 0.0) -> FloatArray:
+        """Of each of these seconds, shape (n,): 1 where it holds, 0 where not, NaN where that is not known. With
+        `slack` thresholds are so much easier to pass: 0.05 is 5 %. A latency that is told as a range makes it known
+        where both ends of the range agree."""
+        at = _At(course, rows, slack)
+        high = _condition(self._root, at)
+        if not self._bounded:
+            return high
+        return np.where(high == _condition(self._root, replace(at, is_low=True)), high, np.nan)
+
+    def value(self, course: Course, rows: slice) -> FloatArray:
+        """What the first comparison holds against its threshold, shape (n,); NaN where it is not known."""
+        at = _At(course, rows)
+        value = _number(self._told, at)
+        return np.where(np.isinf(value), _number(self._told, replace(at, is_low=True)), value)
+
+    @property
+    def unit(self) -> str:
+        """Of `value`; empty where it is made of several figures."""
+        names = {node.id for node in _nodes(self._told) if isinstance(node, ast.Name)} - set(_FUNCTIONS)
+        is_plain = not any(isinstance(node, ast.BinOp) for node in _nodes(self._told))
+        return SECOND_FIGURES[names.pop()].unit if is_plain and len(names) == 1 else ""
+
+
+# What is accepted
+
+
+def _parsed(text: str) -> ast.expr:
+    if not text:
+        raise BadInput("an expression is needed, such as ttft_p99_ms > 500")
+    if len(text) > MAX_LENGTH:
+        raise BadInput(f"an expression of {len(text)} characters is not accepted: at most {MAX_LENGTH}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # of numbers that run into words
+            return ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        word = _word_at(text, error.offset or len(text) + 1)
+        is_open = "never closed" in error.msg
+        where = (
+            f"{word!r} is not closed" if is_open else f"{word!r} cannot be read here" if word else "it ends too early"
+        )
+        raise BadInput(f"{where}; accepted: {_GRAMMAR}") from None
+    except (ValueError, RecursionError, MemoryError):
+        raise BadInput(f"{text[:40]!r} cannot be read; accepted: {_GRAMMAR}") from None
+
+
+def _word_at(text: str, offset: int) -> str:
+    """The word, or the signs, that begin at or lie around a place, which is counted from 1."""
+    for found in re.finditer(r"[\w.]+|[^\w\s]+", text):
+        if found.end() >= offset:
+            return found.group()
+    return ""
+
+
+def _check_condition(node: ast.expr, text: str, depth: int) -> None:
+    _check_depth(depth)
+    match node:
+        case ast.BoolOp(values=values):
+            for value in values:
+                _check_condition(value, text, depth + 1)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            _check_condition(operand, text, depth + 1)
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            for op in ops:
+                if not isinstance(op, _COMPARISONS):
+                    word = "is" if isinstance(op, ast.Is | ast.IsNot) else "in"
+                    raise BadInput(f"{word!r} is not accepted; accepted: <, <=, >, >=, ==, !=")
+            for number in (left, *others):
+                _check_number(number, text, depth + 1)
+        case _:
+            _check_number(node, text, depth)
+            raise BadInput(f"{_source(node, text)!r} is a number; a comparison is needed, such as {_example(node)}")
+
+
+def _check_number(node: ast.expr, text: str, depth: int) -> None:
+    _check_depth(depth)
+    match node:
+        case ast.Constant(value=value):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+                raise BadInput(f"{_source(node, text)!r} is not accepted; accepted: {_GRAMMAR}")
+        case ast.Name(id=name):
+            if name in _FUNCTIONS:
+                raise BadInput(f"{name!r} needs brackets, such as {_call_example(name)}")
+            if name not in SECOND_FIGURES:
+                raise BadInput(f"{name!r} is not a figure{_meant(name)}; accepted: {', '.join(SECOND_FIGURES)}")
+        case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
+            _check_number(operand, text, depth + 1)
+        case ast.BinOp(left=left, op=op, right=right):
+            if type(op) not in _ARITHMETIC:
+                raise BadInput(f"{_sign(op)!r} is not accepted; accepted: + - * /")
+            _check_number(left, text, depth + 1)
+            _check_number(right, text, depth + 1)
+        case ast.Call():
+            _check_call(node, text, depth)
+        case ast.BoolOp() | ast.Compare() | ast.UnaryOp(op=ast.Not()):
+            raise BadInput(f"{_source(node, text)!r} is a condition; a number is needed there")
+        case _:
+            raise BadInput(f"{_source(node, text)!r} is not accepted; accepted: {_GRAMMAR}")
+
+
+def _check_call(node: ast.Call, text: str, depth: int) -> None:
+    name = node.func.id if isinstance(node.func, ast.Name) else ""
+    if name not in _FUNCTIONS:
+        raise BadInput(f"{_source(node.func, text)!r} is not a function; accepted: {', '.join(_FUNCTIONS)}")
+    num_given = len(node.args)
+    fits = num_given == 1 if name == "abs" else num_given == 2 if name in _OVER_TIME else num_given >= 2
+    if node.keywords or not fits:
+        raise BadInput(f"{_source(node, text)!r} is not accepted; accepted: {_call_example(name)}")
+    for number in node.args:
+        _check_number(number, text, depth + 1)
+    if name in _OVER_TIME and not 1 <= _literal(node.args[1]) <= MAX_WINDOW_S:
+        given = _source(node.args[1], text)
+        raise BadInput(f"{given!r} is not accepted in {name}(); accepted: 1 to {MAX_WINDOW_S} seconds, as a number")
+
+
+def _literal(node: ast.expr) -> float:
+    """A number that stands there; 0 for what is none."""
+    return float(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, int | float) else 0.0
+
+
+def _check_depth(depth: int) -> None:
+    if depth > _MAX_DEPTH:
+        raise BadInput(f"brackets and signs nest too deeply: at most {_MAX_DEPTH} levels are accepted")
+
+
+def _source(node: ast.expr, text: str) -> str:
+    found = ast.get_source_segment(text, node) or text
+    return found if len(found) <= 40 else f"{found[:39]}…"
+
+
+def _sign(op: ast.operator) -> str:
+    signs: dict[type[ast.operator], str] = {ast.Mod: "%", ast.Pow: "**", ast.FloorDiv: "//", ast.MatMult: "@"}
+    return signs.get(type(op), {"BitAnd": "&", "BitOr": "|", "BitXor": "^"}.get(type(op).__name__, "<<, >>"))
+
+
+def _meant(name: str) -> str:
+    near = difflib.get_close_matches(name, SECOND_FIGURES, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _example(node: ast.expr) -> str:
+    return f"{node.id} > 100" if isinstance(node, ast.Name) else "running > 8"
+
+
+def _call_example(name: str) -> str:
+    return {"abs": "abs(a)", "mean": "mean(a, 10)", "sum": "sum(a, 10)"}.get(name, f"{name}(a, b)")
+
+
+def _nodes(root: ast.expr) -> Iterator[ast.AST]:
+    return ast.walk(root)
+
+
+def _what_is_told(root: ast.expr) -> tuple[ast.expr, bool]:
+    """Of the first comparison with a figure, the side with it, and whether it is worse the greater it is."""
+    comparisons = [node for node in _nodes(root) if isinstance(node, ast.Compare)]
+    first = min(comparisons, key=lambda node: (not _has_figure(node), node.lineno, node.col_offset))
+    rises = isinstance(first.ops[0], ast.Gt | ast.GtE | ast.Eq | ast.NotEq)
+    return (first.left, rises) if _has_figure(first.left) else (first.comparators[0], not rises)
+
+
+def _has_figure(root: ast.expr) -> bool:
+    return any(isinstance(node, ast.Name) and node.id in SECOND_FIGURES for node in _nodes(root))
+
+
+# What it comes to
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """Where and how it is read."""
+
+    course: Course
+    rows: slice
+    slack: float = 0.0
+    is_low: bool = False
+    """Of latencies that are told as a range, the lower end."""
+
+    @property
+    def stopped(self) -> npt.NDArray[np.bool_]:
+        """Seconds in which the engine stood still, shape (n,)."""
+        begins = self.course.time_ns[self.rows]
+        running: npt.NDArray[np.int64] = self.course.stops.running_between(begins, begins + SECOND_NS)
+        return running < SECOND_NS
+
+
+def _condition(node: ast.expr, at: _At) -> FloatArray:
+    match node:
+        case ast.BoolOp(op=op, values=values):
+            parts = np.stack([_condition(value, at) for value in values])
+            decides = 0.0 if isinstance(op, ast.And) else 1.0
+            unknown = np.where(np.isnan(parts).any(axis=0), np.nan, 1.0 - decides)
+            return np.where((parts == decides).any(axis=0), decides, unknown)
+        case ast.UnaryOp(operand=operand):
+            return 1.0 - _condition(operand, replace(at, slack=-at.slack))
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            numbers = [_number(each, at) for each in (left, *others)]
+            pairs = zip(ops, numbers, numbers[1:], strict=False)
+            parts = np.stack([_compared(op, one, other, at.slack) for op, one, other in pairs])
+            found: FloatArray = np.where(np.isnan(parts).any(axis=0), np.nan, parts.min(axis=0))
+            return found
+    raise AssertionError(f"{ast.dump(node)} was checked to be a condition")
+
+
+def _compared(op: ast.cmpop, one: FloatArray, other: FloatArray, slack: float) -> FloatArray:
+    with np.errstate(invalid="ignore"):
+        room = slack * np.where(np.isfinite(other), np.abs(other), 0.0)
+        match op:
+            case ast.Gt():
+                holds = one > other - room
+            case ast.GtE():
+                holds = one >= other - room
+            case ast.Lt():
+                holds = one < other + room
+            case ast.LtE():
+                holds = one <= other + room
+            case ast.Eq():
+                holds = one == other
+            case _:
+                holds = one != other
+    return np.where(np.isnan(one) | np.isnan(other), np.nan, holds)
+
+
+def _number(node: ast.expr, at: _At) -> FloatArray:
+    match node:
+        case ast.Constant():
+            return np.full(at.rows.stop - at.rows.start, _literal(node))
+        case ast.Name(id=name):
+            return _figure(SECOND_FIGURES[name], at)
+        case ast.UnaryOp(op=op, operand=operand):
+            number = _number(operand, at)
+            return -number if isinstance(op, ast.USub) else number
+        case ast.BinOp(left=left, op=op, right=right):
+            with np.errstate(all="ignore"):
+                made: FloatArray = _ARITHMETIC[type(op)](_number(left, at), _number(right, at))
+            is_by_zero = isinstance(op, ast.Div) & (_number(right, at) == 0)
+            return np.where(is_by_zero, np.nan, made)
+        case ast.Call(func=ast.Name(id=name), args=args):
+            if name in _OVER_TIME:
+                return _over_time(name, args[0], _literal(args[1]), at)
+            numbers = np.stack([_number(each, at) for each in args])
+            if name == "abs":
+                numbers = np.abs(numbers)
+            reduced: FloatArray = numbers.min(axis=0) if name == "min" else numbers.max(axis=0)
+            return reduced
+    raise AssertionError(f"{ast.dump(node)} was checked to be a number")
+
+
+def _figure(figure: SecondFigure, at: _At) -> FloatArray:
+    read = figure.read_low if at.is_low and figure.read_low is not None else figure.read
+    values = read(at.course, at.rows)
+    has_stops = len(at.course.stops) > 0  # mostly not, and looking for them takes longer than all else
+    return np.where(at.stopped, np.nan, values) if has_stops and not figure.outlives_stops else values
+
+
+def _over_time(name: str, node: ast.expr, seconds: float, at: _At) -> FloatArray:
+    """Of the last `seconds` seconds of the same engine start, those of which it is known. A mean is not known before
+    there were so many; both are not known of a second in which the engine stood still."""
+    times, epochs = at.course.time_ns, at.course.epoch[: at.rows.stop]
+    starts = np.concatenate(([0], np.flatnonzero(epochs[1:] != epochs[:-1]) + 1))
+    begins_ns = times[at.rows] - round(seconds * 1e9) + SECOND_NS
+    first = int(np.searchsorted(times, begins_ns[0])) if begins_ns.size else at.rows.start
+    values = _number(node, replace(at, rows=slice(first, at.rows.stop)))
+    found = np.full(at.rows.stop - at.rows.start, np.nan)
+    for place, begin_ns in enumerate(begins_ns.tolist()):
+        row = at.rows.start + place
+        start = int(starts[np.searchsorted(starts, row, "right") - 1])
+        since = max(int(np.searchsorted(times, begin_ns)), start)
+        inside = values[since - first : row - first + 1]
+        known = inside[~np.isnan(inside)]
+        is_whole = name == "sum" or times[start] <= begin_ns
+        if known.size and is_whole:
+            found[place] = known.mean() if name == "mean" else known.sum()
+    if not len(at.course.stops):
+        return found
+    is_now_unknown = np.isnan(values[at.rows.start - first :])
+    return np.where(at.stopped & is_now_unknown, np.nan, found)

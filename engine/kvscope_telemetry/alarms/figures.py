@@ -1,0 +1,248 @@
+"""The figures of one second that alarms are made of: their names, what they count, and where they are read.
+
+A figure is read off a course for many seconds at once, by the definition that views and exports have. NaN: not known.
+Add one here and every rule can name it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.alarms.forecast import WINDOW_S, seconds_left
+from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED, Latency
+from kvscope_telemetry.messages.capabilities import Capabilities
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.figures import ACCEPTED, BY_KEY, HIT_RATE, Share, fragmentation_of, pool_of, usage_of
+from kvscope_telemetry.summaries.summary import SECOND_NS
+from kvscope_telemetry.summaries.unknown import unknown_fields
+
+FloatArray = npt.NDArray[np.float64]
+Read = Callable[[Course, slice], FloatArray]
+"""The values of these seconds, shape (n,)."""
+_TOLD_BY_USAGE: Final = {"active_blocks"}
+"""What follows from the share in use, which an engine tells that does not tell its free blocks."""
+_USUAL_FOR_NS: Final = 600 * SECOND_NS
+_TIMES_USUAL: Final = 4.0
+"""A step may take so many times as long as those before it: a busy neighbour makes an engine slow, not stuck."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecondFigure:
+    """One number of a second."""
+
+    name: str
+    """As an expression has it, with its unit."""
+    words: str
+    unit: str
+    """"share" (0 to 1), "blocks", "ms", "/s", …"""
+    group: str
+    columns: tuple[str, ...]
+    """Of the course, all of which must be known."""
+    read: Read
+    read_low: Read | None = None
+    """Where a server tells a histogram, the value is at least this and at most what `read` gives."""
+    outlives_stops: bool = False
+    """Whether it means something while the engine is paused."""
+
+    def is_told(self, told: Capabilities) -> bool:
+        """Whether such an engine tells it."""
+        return (unknown_fields(told) - _TOLD_BY_USAGE).isdisjoint(self.columns)
+
+
+def forecast_at(course: Course, time_ns: int) -> float | None:
+    """Seconds until free blocks are gone, as it looked at `time_ns`; None where there is nothing to say."""
+    last = course.place_at(time_ns) + 1
+    if not last or time_ns - int(course.time_ns[last - 1]) > 5_000_000_000:
+        return None
+    first = max(0, last - WINDOW_S)
+    first += int(np.count_nonzero(course.epoch[first:last] != course.epoch[last - 1]))
+    if course.stops.stopped_ns(int(course.time_ns[first]), time_ns):
+        return None  # what fell before need not fall afterwards
+    active, cached, free = (course.column(f"{name}_blocks")[first:last] for name in ("active", "cached", "free"))
+    pool = float(active[-1] + cached[-1] + free[-1])
+    return seconds_left((course.time_ns[first:last] - course.time_ns[first]) / 1e9, cached + free, pool)
+
+
+def _run_out_s(course: Course, rows: slice) -> FloatArray:
+    """Infinite where blocks are not going, and once they are gone."""
+    room = course.column("cached_blocks")[rows] + course.column("free_blocks")[rows]
+    left = [forecast_at(course, time_ns) for time_ns in (course.time_ns[rows] + SECOND_NS - 1).tolist()]
+    found = np.array([np.inf if each is None else each for each in left], np.float64)
+    return np.where(np.isnan(room), np.nan, np.where(room <= 0, np.inf, found))
+
+
+def _stalled_s(course: Course, rows: slice) -> FloatArray:
+    """0 while steps merely take what they lately took, or a few times that."""
+    stalled = course.column("stalled_s")
+    values = stalled[rows].copy()
+    for place in np.flatnonzero(values > 0).tolist():
+        at = rows.start + place
+        if values[place] <= _TIMES_USUAL * _usual_step_s(course, at):
+            values[place] = 0.0
+    return values
+
+
+def _usual_step_s(course: Course, at: int) -> float:
+    """The longest step that ended in the ten minutes before the end of the second at `at`."""
+    first = int(np.searchsorted(course.time_ns, int(course.time_ns[at]) - _USUAL_FOR_NS))
+    first += int(np.count_nonzero(course.epoch[first : at + 1] != course.epoch[at]))
+    num_steps, run_ns = (course.column(name)[first : at + 1] for name in ("num_steps", "run_ns"))
+    before = np.nan_to_num(course.column("stalled_s")[first : at + 1])
+    waited_s = np.concatenate(([0.0], before[:-1]))
+    ended = num_steps > 0
+    took_s = np.maximum(run_ns[ended] / num_steps[ended] / 1e9, waited_s[ended])
+    return float(took_s.max(initial=0.0))
+
+
+def _column(name: str, scale: float, course: Course, rows: slice) -> FloatArray:
+    return course.column(name)[rows] * scale
+
+
+def _percentile_low(column: str, course: Course, rows: slice) -> FloatArray:
+    """Just above the lower edge of its bucket; the value itself where it is known."""
+    above = course.column(f"{column}_above_s")[rows]
+    exact = course.column(f"{column}_s")[rows]
+    return np.where(np.isnan(above), exact, np.nextafter(above, np.inf)) * 1e3
+
+
+def _percentile(column: str, course: Course, rows: slice) -> FloatArray:
+    """The upper edge of its bucket, infinite in the last one; the value itself where it is known."""
+    above, value = course.column(f"{column}_above_s")[rows], course.column(f"{column}_s")[rows]
+    return np.where(np.isnan(value) & ~np.isnan(above), np.inf, value) * 1e3
+
+
+def _share(share: Share, course: Course, rows: slice) -> FloatArray:
+    return share.over({name: course.column(name)[rows] for name in share.names()})
+
+
+def _step_ms(course: Course, rows: slice) -> FloatArray:
+    num_steps = course.column("num_steps")[rows]
+    took: FloatArray = course.column("run_ns")[rows] / np.where(num_steps > 0, num_steps, np.nan) / 1e6
+    return took
+
+
+def _plain(
+    group: str, name: str, words: str, unit: str, column: str = "", *, outlives_stops: bool = False
+) -> SecondFigure:
+    read = partial(_column, column or name, 1.0)
+    return SecondFigure(name, words, unit, group, (column or name,), read, outlives_stops=outlives_stops)
+
+
+def _per_s(group: str, column: str, words: str = "") -> SecondFigure:
+    words = words or f"{BY_KEY[column].name} per second"
+    return SecondFigure(f"{column}_per_s", words, "/s", group, (column,), partial(_column, column, 1.0))
+
+
+def _latency(short: str, latency: Latency, percent: int) -> SecondFigure:
+    column = f"{latency.key}_p{percent}"
+    return SecondFigure(
+        f"{short}_p{percent}_ms",
+        f"{latency.name}, p{percent} of the second",
+        "ms",
+        "Latency",
+        (),
+        partial(_percentile, column),
+        partial(_percentile_low, column),
+    )
+
+
+_BLOCKS: Final = "blocks"
+_POOL, _REQUESTS, _TOKENS, _CACHE, _STEPS, _DEVICE = "Pool", "Requests", "Tokens", "Cache", "Steps", "Device"
+_ALL: Final = (
+    SecondFigure(
+        "kv_usage",
+        "Share of the pool held by requests, 0 to 1",
+        "share",
+        _POOL,
+        ("active_blocks",),
+        usage_of,
+    ),
+    SecondFigure("num_blocks", "Blocks of the pool", _BLOCKS, _POOL, (), pool_of),
+    _plain(_POOL, "active_blocks", "Blocks held by requests", _BLOCKS),
+    _plain(_POOL, "cached_blocks", "Blocks held by nobody, kept for their prefix", _BLOCKS),
+    _plain(_POOL, "free_blocks", "Free blocks", _BLOCKS),
+    _plain(_POOL, "shared_blocks", "Blocks that several requests hold", _BLOCKS),
+    _plain(_POOL, "host_blocks", "Blocks in host memory", _BLOCKS),
+    _plain(_POOL, "disk_blocks", "Blocks on disk", _BLOCKS),
+    SecondFigure(
+        "external_fragmentation",
+        "Share of free blocks outside the longest free run",
+        "share",
+        _POOL,
+        ("free_blocks", "longest_free_run"),
+        fragmentation_of,
+    ),
+    SecondFigure(
+        "blocks_run_out_s",
+        "Seconds until free and cached blocks are gone at the current rate",
+        "s",
+        _POOL,
+        ("cached_blocks", "free_blocks"),
+        _run_out_s,
+    ),
+    _plain(_REQUESTS, "running", "Requests running", "requests", "num_running"),
+    _plain(_REQUESTS, "waiting", "Requests waiting", "requests", "num_waiting"),
+    _plain(_REQUESTS, "longest_wait_s", "Longest wait of a request for its first step", "s"),
+    *(_per_s(_REQUESTS, name) for name in ("admitted", "finished", "aborted", "refused", "preemptions")),
+    *(
+        _latency(short, latency, percent)
+        for short, latency in (("ttft", FIRST_TOKEN), ("itl", INTER_TOKEN), ("queue", QUEUED))
+        for percent in (50, 95, 99)
+    ),
+    *(
+        _per_s(_TOKENS, name, BY_KEY[f"{name}_per_s"].name)
+        for name in ("prefill_tokens", "decode_tokens", "generation_tokens")
+    ),
+    _per_s(_TOKENS, "recomputed_tokens"),
+    SecondFigure(
+        "accepted_share",
+        BY_KEY["accepted_share"].name,
+        "share",
+        _TOKENS,
+        ACCEPTED.names(),
+        partial(_share, ACCEPTED),
+    ),
+    SecondFigure(
+        "hit_rate",
+        BY_KEY["hit_rate"].name,
+        "share",
+        _CACHE,
+        HIT_RATE.names(),
+        partial(_share, HIT_RATE),
+    ),
+    *(_per_s(_CACHE, f"{name}_blocks") for name in ("evicted", "copied", "swapped", "sunk", "loaded")),
+    _plain(_STEPS, "steps_per_s", "Steps per second", "/s", "num_steps"),
+    SecondFigure("step_ms", "Mean duration of a step", "ms", _STEPS, ("num_steps", "run_ns"), _step_ms),
+    SecondFigure(
+        "stalled_s",
+        "Time without a finished step while requests are unfinished",
+        "s",
+        _STEPS,
+        ("stalled_s", "num_steps", "run_ns"),
+        _stalled_s,
+    ),
+    _plain(_DEVICE, "utilization", "Utilization of the device, 0 to 1", "share", outlives_stops=True),
+    _plain(_DEVICE, "power_watts", "Power of the device", "W", outlives_stops=True),
+    _plain(_DEVICE, "temperature_celsius", "Temperature of the device", "°C", outlives_stops=True),
+    _plain(_DEVICE, "memory_used_bytes", "Memory used on the device", "bytes", outlives_stops=True),
+    _plain(_DEVICE, "process_bytes", "Memory of the engine's process on the device", "bytes", outlives_stops=True),
+    _plain("Telemetry", "lost_frames", "Telemetry frames lost", "frames", "num_lost_frames", outlives_stops=True),
+)
+SECOND_FIGURES: Final = {figure.name: figure for figure in _ALL}
+
+
+def value_text(value: float, unit: str) -> str:
+    """`97.0 %`, `31 s`, `731 ms`, `1.5/s`."""
+    if unit == "share":
+        return f"{100 * value:.1f} %"
+    if unit == "bytes":
+        return f"{value / (1 << 30):.2f} GiB"
+    digits = 0 if unit in ("s", "ms", "°C", "W") and abs(value) >= 10 else 1
+    number = f"{value:,.0f}" if value == round(value) else f"{value:,.{digits}f}"
+    return f"{number}{'' if unit.startswith('/') or not unit else ' '}{unit}"

@@ -1,0 +1,138 @@
+"""A webhook: each alarm that rings or is over is posted to a URL as JSON, by a thread of its own.
+
+Owns the payload (`docs/alarms.md`), the queue before the thread, and what is done when nobody answers: who posts never
+waits.
+"""
+
+from __future__ import annotations
+
+import http.client
+import math
+import queue
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from kvscope_telemetry.alarms.alarm_engine import Alarm, alarm_text, bookmark_of
+from kvscope_telemetry.errors import BadInput
+
+TIMEOUT_S: Final = 5.0
+RETRY_AFTER_S: Final = (1.0, 4.0)
+"""Twice more, so long after each failure."""
+MAX_QUEUED: Final = 100
+
+
+def checked_url(url: str) -> str:
+    """`url` without spaces around it. Raises BadInput for what is none of http or https."""
+    url = url.strip()
+    try:
+        parts = urlsplit(url)
+        is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_sound = False
+    if not is_sound or not url.isascii() or not url.isprintable() or " " in url:
+        raise BadInput(f"webhook {url!r:.80} is not accepted: http://HOST/… or https://HOST/…")
+    if parts.username is not None:
+        raise BadInput("a webhook with a user or password in its URL is not accepted: http://HOST/… or https://HOST/…")
+    return url
+
+
+def payload(alarm: Alarm, engine: str, instance: str) -> dict[str, Any]:
+    """What is posted of an alarm, of the engine at the address `instance`."""
+    told = bookmark_of(alarm)
+    return {
+        "name": alarm.name,
+        "expression": alarm.rule.expression,
+        "for_s": alarm.rule.seconds,
+        "state": "resolved" if alarm.until_ns else "firing",
+        "value": _known(alarm.value),
+        "worst": _known(alarm.worst),
+        "summary": f"{alarm.name}: {alarm_text(alarm)}".removesuffix(": "),
+        "time": _time_text(alarm.until_ns or alarm.rang_ns),
+        "startsAt": _time_text(alarm.begin_ns),
+        "endsAt": _time_text(alarm.until_ns) if alarm.until_ns else None,
+        "engine": engine,
+        "instance": instance,
+        "fingerprint": told.bookmark_id,
+    }
+
+
+class Webhook:
+    """Posts to `url`. Raises BadInput for one that will not do."""
+
+    def __init__(self, url: str) -> None:
+        self.url = checked_url(url)
+        self.failure = ""
+        """Why the last post was given up, for a person; empty while all is well."""
+        self._posts: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED + 1)
+        self._closing = threading.Event()
+        self._opener = urllib.request.build_opener(_NoRedirects)
+        self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
+        self._thread.start()
+
+    def post(self, told: Mapping[str, Any]) -> bool:
+        """Never blocks. False: too many wait, and it is dropped."""
+        if self._posts.qsize() >= MAX_QUEUED or self._closing.is_set():
+            self.failure = f"{self._where}: {MAX_QUEUED} alarms wait to be posted; more are dropped"
+            return False
+        self._posts.put_nowait(msgspec.json.encode(told))
+        return True
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """Post what waits, each once, and end; waits for it no longer than `timeout_s`. Idempotent."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._posts.put_nowait(None)
+        self._thread.join(timeout_s)
+
+    @property
+    def _where(self) -> str:
+        """The rest of a URL may be a secret."""
+        return f"webhook at {urlsplit(self.url).netloc}"
+
+    def _run(self) -> None:
+        while (data := self._posts.get()) is not None:
+            failure = self._try(data)
+            for pause_s in RETRY_AFTER_S:
+                if not failure or self._closing.wait(pause_s):
+                    break
+                failure = self._try(data)
+            self.failure = f"{self._where}: {failure}" if failure else ""
+
+    def _try(self, data: bytes) -> str:
+        """Why it could not be posted; empty when it was."""
+        headers = {"Content-Type": "application/json", "User-Agent": "kvscope"}
+        request = urllib.request.Request(self.url, data, headers, method="POST")
+        try:
+            with self._opener.open(request, timeout=TIMEOUT_S):
+                return ""
+        except urllib.error.HTTPError as error:
+            error.close()
+            return f"it answered {error.code} {error.reason}"
+        except urllib.error.URLError as error:
+            return str(getattr(error.reason, "strerror", None) or error.reason)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            return str(error) or type(error).__name__
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirected POST would become a GET, elsewhere."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _time_text(time_ns: int) -> str:
+    """RFC 3339, in milliseconds."""
+    moment = datetime.fromtimestamp(time_ns // 1_000_000 / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

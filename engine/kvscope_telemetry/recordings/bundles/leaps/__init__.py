@@ -1,1 +1,0 @@
-"""How leaps lie in a recording, and how many of them are read as one."""

@@ -1,0 +1,102 @@
+"""The frames of about a second as one message of columns: all of them, those about a block, or joined into one.
+
+Owns what lies beside their columns: when each was by the wall clock, and its place among the other messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.ledger import U4, BlockRows
+from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint
+from kvscope_telemetry.messages.telemetry import Counters, Frame, Moves, RequestRows
+from kvscope_telemetry.recordings.columns import Columns, Ints, Numbers, pack
+
+TimedFrame = tuple[int, Frame]
+"""Log time in ns, and a frame or the delta checkpoint in the place of some."""
+_OFFSET: Final = "log_time_offset_ns"
+"""Log time less `time_ns`."""
+_BEFORE: Final = "messages_before"
+"""Messages of the same chunk, frames apart, that came before the frame."""
+
+
+def pack_frames(timed: Sequence[TimedFrame], messages_before: Sequence[int]) -> bytes:
+    """Raises ValueError or OverflowError for frames that contradict themselves."""
+    offsets = [log_time_ns - frame.time_ns for log_time_ns, frame in timed]
+    return pack([frame for _, frame in timed], {_OFFSET: offsets, _BEFORE: messages_before})
+
+
+class FrameBatch:
+    """What `pack_frames` made. Raises ProtocolError, here and later, for what is none."""
+
+    def __init__(self, data: bytes) -> None:
+        self._columns = Columns(data)
+        if self._columns.kind != Frame.__name__:
+            raise ProtocolError(f"columns of {self._columns.kind:.40} where frames are expected")
+        self.num_frames = self._columns.num_records
+        self.log_times: Ints = self._columns.numbers("time_ns") + self._columns.numbers(_OFFSET)
+
+    def frames(self, picks: Sequence[int] | None = None) -> list[TimedFrame]:
+        """All, or those at some places."""
+        times = self.log_times if picks is None else self.log_times[picks]
+        return list(zip(times.tolist(), self._columns.records(Frame, picks), strict=True))
+
+    @property
+    def messages_before(self) -> list[int]:
+        """How many of the other messages in the chunk came before each frame."""
+        before: list[int] = self._columns.numbers(_BEFORE).tolist()
+        return before
+
+    def joined(self) -> tuple[int, DeltaCheckpoint] | None:
+        """All as a delta checkpoint; None where they do not follow one another."""
+        columns = self._columns
+        if not self._follow_one_another():
+            return None
+        return int(self.log_times[-1]), self._between(
+            0,
+            self.num_frames,
+            blocks=columns.table(BlockRows, "blocks"),
+            requests=columns.table(RequestRows, "requests"),
+            new_requests=tuple(chain.from_iterable(columns.objects(Frame, "new_requests"))),
+            counters=columns.table(Counters, "counters"),
+        )
+
+    def about(self, block: int) -> Iterator[tuple[int, TimedFrame]]:
+        """The frames that name a block, each with its place, and empty delta checkpoints in the place of the others."""
+        if not self._follow_one_another():
+            yield from enumerate(self.frames())
+            return
+        picks = self._that_name(block).tolist()
+        at = 0
+        for place, timed in zip(picks, self.frames(picks) if picks else (), strict=True):
+            if place > at:
+                yield place - 1, (int(self.log_times[place - 1]), self._between(at, place))
+            yield place, timed
+            at = place + 1
+        if at < self.num_frames:
+            yield self.num_frames - 1, (int(self.log_times[-1]), self._between(at, self.num_frames))
+
+    def _that_name(self, block: int) -> Ints:
+        named = np.zeros(self.num_frames, np.bool_)
+        told: list[tuple[Numbers, Ints]] = [self._columns.keys("blocks", "ids")]
+        told += [self._columns.packed(f"moves.{name}", U4) for name in Moves.__struct_fields__]
+        for ids, counts in told:
+            named[np.repeat(np.arange(len(counts)), counts)[ids == block]] = True
+        return np.flatnonzero(named)
+
+    def _follow_one_another(self) -> bool:
+        seqs, epochs = self._columns.numbers("seq"), self._columns.numbers("epoch")
+        return bool((np.diff(seqs) == 1).all() and (epochs == epochs[0]).all())
+
+    def _between(self, begin: int, end: int, **parts: Any) -> DeltaCheckpoint:
+        """From before frame `begin` to after the one before `end`."""
+        epoch, seq, step, time_ns = (
+            int(self._columns.numbers(name)[end - 1]) for name in ("epoch", "seq", "step", "time_ns")
+        )
+        since_seq = int(self._columns.numbers("seq")[begin]) - 1
+        return DeltaCheckpoint(epoch=epoch, seq=seq, step=step, time_ns=time_ns, since_seq=since_seq, **parts)

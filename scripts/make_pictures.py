@@ -1,0 +1,281 @@
+"""Makes the pictures in docs/ anew, from the sample recording, two simulations, and a real engine under load.
+
+    python scripts/make_pictures.py            # all of them
+    python scripts/make_pictures.py compare    # those of that name alone
+
+Needs no display: windows are drawn on Qt's offscreen platform, with settings of their own. The engine of `window` and
+`debugger` is started, loaded and stopped; nothing else of the machine is in the pictures but what it measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from PySide6.QtWidgets import QWidget
+
+    from kvscope_app.desktop import Desktop
+    from kvscope_app.window.main_window import MainWindow
+
+DOCS: Final = Path(__file__).resolve().parent.parent / "docs" / "pictures"
+IN_WINDOW: Final = {
+    "timeline": (28.0, (1100, 660)),
+    "heatmap": (28.0, (960, 420)),
+    "prefixes": (20.0, (1120, 394)),
+}
+"""Views of the sample with their buttons: at which second, and how large."""
+EXPORTED: Final = {
+    "tiers.png": ("--view", "page-map", "--at", "24", "--size", "900x440"),
+    "what-if.png": ("--view", "what-if", "--at", "24", "--size", "960x410"),
+    "page-map.webp": ("--to", "video", "--view", "page-map", "--speed", "4", "--fps", "8", "--size", "760x400"),
+}
+"""What `kvscope export sample` is told for each."""
+SIMULATED: Final = (
+    *("--requests", "120", "--num-gpu-blocks-override", "600", "--model-preset", "opt-13b"),
+    *("--shared-prefix", "0", "--seed", "3"),
+)
+ENGINE: Final = (
+    *("--model", "default", "--device", "cpu", "--num-gpu-blocks-override", "96", "--max-model-len", "2048"),
+    *("--kv-host-memory", "24MiB", "--kv-disk", "32MiB", "--preemption", "swap"),
+)
+WINDOW: Final = (1440, 900)
+SCREEN: Final = {"name": "screen", "x": 0, "y": 0, "width": 1920, "height": 1080, "dpr": 1, "logicalDpi": 96}
+LOADED_S: Final = 40.0
+"""So long is the engine under load before its picture is taken."""
+WAIT_S: Final = 600.0
+
+
+def main() -> int:
+    """Make those that were asked for."""
+    parser = argparse.ArgumentParser(description="Make the pictures in docs/.")
+    parser.add_argument("names", nargs="*", help="without the suffix (default: all)")
+    wanted = set(parser.parse_args().names)
+    makers: dict[str, Callable[[Path], None]] = {
+        **dict.fromkeys(IN_WINDOW, views),
+        **{Path(name).stem: _exported(name) for name in EXPORTED},
+        "compare": compare,
+        "recordings": recordings,
+        "window": live,
+        "debugger": live,
+    }
+    if unknown := wanted - set(makers):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(makers)}")
+    with tempfile.TemporaryDirectory(prefix="kvscope-pictures-") as folder:
+        screens = Path(folder) / "screens.json"
+        screens.write_text(json.dumps({"screens": [SCREEN]}), "utf-8")
+        os.environ["QT_QPA_PLATFORM"] = f"offscreen:configfile={screens}"
+        for kind in ("CONFIG", "DATA"):
+            os.environ[f"XDG_{kind}_HOME"] = f"{folder}/{kind.lower()}"
+        for make in dict.fromkeys(make for name, make in makers.items() if not wanted or name in wanted):
+            make(Path(folder))
+    return 0
+
+
+def _exported(name: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        made = folder / name
+        subprocess.run([_program("kvscope"), "export", "sample", "--out", str(made), *EXPORTED[name]], check=True)
+        made.replace(DOCS / name)
+
+    return make
+
+
+def views(folder: Path) -> None:
+    """Views of the sample, each in a window of its own."""
+    with a_desktop(folder, "dark") as desktop:
+        from kvscope_app.library.sample import sample_recording
+        from kvscope_telemetry.recordings.reader import Recording
+
+        window = desktop.open_recording(Recording.open(sample_recording()), 0.0)
+        prepare(window)
+        until(lambda: window.session.is_course_whole)
+        begin_ns = window.session.timeline_range_ns[0]
+        for name, (at_s, size) in IN_WINDOW.items():
+            window.session.go_to(begin_ns + round(at_s * 1e9))
+            dock = window.docks[name]
+            dock.setFloating(True)
+            dock.show()
+            window.focus_view(name)
+            window.views[name].setMinimumSize(*size)
+            dock.resize(*size)
+            settle(3.0)
+            if name == "prefixes":
+                window.views[name].model.set_all_open(True)
+            window.setFocus()
+            settle(1.0)
+            keep(window.views[name], f"{name}.png")
+
+
+def compare(folder: Path) -> None:
+    """The same requests on the same memory, paged and contiguous."""
+    a, b = simulated(folder)
+    with a_desktop(folder, "dark") as desktop:
+        from kvscope_telemetry.recordings.reader import Recording
+
+        window = desktop.compare(Recording.open(a), Recording.open(b))
+        window.resize(*WINDOW)
+        pair = window.pair
+        until(lambda: all(len(session.course) and session.is_course_whole for session in (pair.a, pair.b)))
+        pair.go_to(pair.origin_ns + 14_500_000_000)
+        settle(2.0)
+        window.refresh_course()
+        keep(window, "compare.png")
+
+
+def recordings(folder: Path) -> None:
+    """The list of recordings, with the two simulations and a copy of the sample."""
+    from importlib import resources
+
+    a, b = simulated(folder)
+    sample = folder / "under-pressure.mcap"
+    sample.write_bytes((resources.files("kvscope_resources") / "sample.mcap").read_bytes())
+    with a_desktop(folder, "dark") as desktop:
+        from kvscope_telemetry.recordings.reader import Recording
+
+        for path in (sample, a, b):
+            desktop.open_recording(Recording.open(path))
+        window = desktop.windows[-1]
+        window.actions_by_name["recordings"].trigger()
+        sheet = window.findChild(_sheet())
+        sheet.resize(1240, 420)
+        settle(6.0)
+        keep(sheet, "recordings.png")
+
+
+def live(folder: Path) -> None:
+    """A window while the load generator runs, then one on the same engine, paused, in the light theme."""
+    socket = folder / "engine"
+    socket.mkdir()
+    words = [_program("kvscope-engine"), "serve", "--endpoint", f"ipc://{socket}/telemetry", *ENGINE]
+    engine = subprocess.Popen(words, start_new_session=True)
+    try:
+        with a_desktop(folder, "dark") as desktop:
+            desktop.attach(f"ipc://{socket}/telemetry")
+            window = desktop.windows[-1]
+            prepare(window)
+            _load(window)
+            settle(LOADED_S)
+            _ask(window, "Why is the sky blue? One sentence.")
+            settle(6.0)
+            keep(window, "window.png")
+            desktop._themes.choose("light")
+            window.actions_by_name["hold"].trigger()
+            settle(5.0)
+            numbers, states = window.session.mirror.requests.number, window.session.mirror.requests.state
+            running = [int(number) for number, state in zip(numbers, states, strict=True) if state == 1]
+            window.session.select_request(max(running, key=lambda n: len(window.session.mirror.requests.table(n))))
+            settle(2.0)
+            keep(window, "debugger.png")
+            window.actions_by_name["resume"].trigger()
+            settle(1.0)
+    finally:
+        engine.send_signal(signal.SIGTERM)
+        engine.wait(60.0)
+
+
+def prepare(window: MainWindow) -> None:
+    """As large as its picture, all its views there, the console open."""
+    until(lambda: not window._unloaded and window.session.mirror.num_blocks > 0)
+    window.resize(*WINDOW)
+    window.focus_view("requests")
+    window.focus_view("console")
+    settle(2.0)
+
+
+def _load(window: MainWindow) -> None:
+    from kvscope_app.load.view import LoadView
+
+    load = window.findChild(LoadView)
+    until(lambda: load.button.isEnabled())
+    load.toggle()
+
+
+def _ask(window: MainWindow, prompt: str) -> None:
+    from PySide6.QtCore import Qt
+    from PySide6.QtTest import QTest
+
+    from kvscope_app.views.console.composer import PromptEdit
+
+    window.focus_view("console")
+    line = window.findChild(PromptEdit)
+    line.setPlainText(prompt)
+    QTest.keyClick(line, Qt.Key.Key_Return)
+
+
+def simulated(folder: Path) -> tuple[Path, Path]:
+    """Recordings of 120 requests on 600 blocks: paged, and contiguous."""
+    paths = folder / "paged.mcap", folder / "contiguous.mcap"
+    for path in paths:
+        if not path.exists():
+            words = ["simulate", "sharegpt", "--allocator", path.stem, "--record", str(path), *SIMULATED]
+            subprocess.run([_program("kvscope-engine"), *words], check=True, stdout=subprocess.DEVNULL)
+    return paths
+
+
+@contextmanager
+def a_desktop(folder: Path, theme: str) -> Iterator[Desktop]:
+    """A desktop of its own settings; it is closed in the end."""
+    from PySide6.QtCore import QCoreApplication, QSettings
+
+    from kvscope_app.command_line import Options
+    from kvscope_app.desktop import Desktop, make_application
+
+    app = QCoreApplication.instance() or make_application()
+    desktop = Desktop(app, Options(theme=theme), QSettings(str(folder / "s.ini"), QSettings.Format.IniFormat))  # type: ignore[arg-type]
+    try:
+        yield desktop
+    finally:
+        for window in list(desktop.windows):
+            window.close()
+        desktop.close()
+        settle(0.5)
+
+
+def settle(seconds: float) -> None:
+    """Let everything go on for so long."""
+    from PySide6.QtCore import QCoreApplication
+
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        QCoreApplication.processEvents()
+        time.sleep(0.005)
+
+
+def until(is_so: Callable[[], object]) -> None:
+    """Let everything go on until it is so."""
+    end_s = time.monotonic() + WAIT_S
+    while not is_so():
+        if time.monotonic() > end_s:
+            raise TimeoutError("what the picture is to show did not come about")
+        settle(0.05)
+
+
+def keep(widget: QWidget, name: str) -> None:
+    """What it shows now, as the picture of that name."""
+    widget.grab().save(str(DOCS / name))
+    print(DOCS / name)
+
+
+def _sheet() -> type[QWidget]:
+    from kvscope_app.library.recordings_sheet import RecordingsSheet
+
+    return RecordingsSheet
+
+
+def _program(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Seeking by delta checkpoints: the same state as by every frame, with damage and holes in between."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint, check_delta_checkpoint
+from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.state.request_mirror import REQUEST_COLUMNS, equal_requests
+
+LONG_NS = 1 << 60
+NOT_TIMES = [name for name in REQUEST_COLUMNS if name not in ("first_seen_ns", "finished_ns")]
+"""When something was seen is as fine as what is seen at once."""
+
+
+def assert_same(found: Mirror, expected: Mirror) -> None:
+    assert found.seq == expected.seq
+    assert found.ledger.differences(expected.ledger) == []
+    assert equal_requests(found.requests, expected.requests, NOT_TIMES)
+    assert found.counters == expected.counters
+    assert (found.num_active, found.num_cached, found.num_free) == (
+        expected.num_active,
+        expected.num_cached,
+        expected.num_free,
+    )
+
+
+def test_any_moment_is_as_it_was(record: Callable[..., Any]) -> None:
+    recorded = record(900, keyframe_interval_ns=LONG_NS)
+    recording = Recording.open(recorded.path)
+    times = {message.seq: at for at, message in recording.messages() if isinstance(message, Frame)}
+    for seq in random.sample(range(1, 901), 40):
+        num_read = sum(1 for _ in recording.run_up(times[seq]))
+        assert num_read < 150, "a seek goes by delta checkpoints"
+        assert_same(recording.state_at(times[seq]), recorded.mirror_after(seq + 2))
+
+
+def damaged(path: Path, chunk: Any) -> Recording:
+    """The same file with a byte of a chunk changed."""
+    data = bytearray(path.read_bytes())
+    data[chunk.offset + chunk.stored_bytes // 2] ^= 1
+    path.write_bytes(data)
+    return Recording.open(path)
+
+
+@pytest.mark.parametrize("which", [slice(4, 5), slice(2, 9), slice(0, None)])
+def test_damaged_delta_checkpoints_cost_time_and_nothing_else(record: Callable[..., Any], which: slice) -> None:
+    recorded = record(600, keyframe_interval_ns=LONG_NS)
+    chunks = Recording.open(recorded.path)._chunks.checkpoints[which]
+    recording = [damaged(recorded.path, chunk) for chunk in chunks][-1]
+    times = {message.seq: at for at, message in recording.messages() if isinstance(message, Frame)}
+    assert_same(recording.state_at(1e9), recorded.mirror_after(602))
+    assert recording.num_damaged == len(chunks)
+    for seq in random.sample(range(200, 600), 8):
+        assert_same(recording.state_at(times[seq]), recorded.mirror_after(seq + 2))
+
+
+def test_batches_of_frames_are_gone_over_as_a_whole(record: Callable[..., Any]) -> None:
+    recorded = record(900, keyframe_interval_ns=LONG_NS)
+    for chunk in Recording.open(recorded.path)._chunks.checkpoints:
+        recording = damaged(recorded.path, chunk)
+    told = [message for _, message in recording.run_up(1e9)]
+    joined = [message for message in told if isinstance(message, DeltaCheckpoint)]
+    assert sum(checkpoint.seq - checkpoint.since_seq for checkpoint in joined) > 900 - 150
+    assert (type(told[-1]), told[-1].seq) == (Frame, 900), "the last step is told as it was"
+
+
+def test_behind_a_hole_there_is_no_state(record: Callable[..., Any]) -> None:
+    recorded = record(900, keyframe_interval_ns=LONG_NS)
+    whole = Recording.open(recorded.path)
+    for chunk in whole._chunks.checkpoints:
+        damaged(recorded.path, chunk)
+    recording = damaged(recorded.path, next(chunk for chunk in whole._chunks.told[5:] if chunk.num_frames))
+    before = recording.state_at(1e9).seq
+    assert 0 < before < 900
+    assert_same(recording.state_at(1e9), recorded.mirror_after(before + 2))
+
+
+def test_no_delta_checkpoint_is_over_a_hole(record: Callable[..., Any], make_messages: Callable[..., Any]) -> None:
+    messages = make_messages(600)
+    lost = [m for m in messages if not (isinstance(m, Frame) and m.seq == 300)]
+    recorded = record(lost, keyframe_interval_ns=LONG_NS)
+    recording = Recording.open(recorded.path)
+    assert recording.state_at(1e9).seq == 299
+    other = record([*lost[:400], *make_messages(300, epoch=2, seed=5)], "two.mcap", keyframe_interval_ns=LONG_NS)
+    assert_same(Recording.open(other.path).state_at(1e9), other.mirror_after(len(other.messages)))
+
+
+@pytest.mark.parametrize("since", [3, 4, -1])
+def test_a_delta_checkpoint_that_goes_nowhere_is_refused(since: int) -> None:
+    with pytest.raises(ProtocolError):
+        check_delta_checkpoint(DeltaCheckpoint(epoch=1, seq=3, step=3, time_ns=1, since_seq=since))

@@ -1,0 +1,90 @@
+"""The documentation: commands are accepted by their parsers, links lead somewhere, pages are short, the site builds."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvscope_app.command_line import build_parser as desktop_parser
+from kvscope_app.main import COMMANDS
+from kvscope_engine.cli.bench import benchmark_names
+from kvscope_engine.cli.main import build_parser as engine_parser
+from kvscope_engine.cli.parser import CommandParser
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+_FENCE = re.compile(r"```(?:sh|bash|)\n(.*?)```", re.DOTALL)
+_LIMITS = {"README.md": 5000, "ARCHITECTURE.md": 8000, "CHANGELOG.md": 4000}
+
+
+def _commands() -> list[tuple[str, str]]:
+    """Page and line of each command of ours in a block of shell; a line of Markdown may hold it indented."""
+    found = []
+    for page in PAGES:
+        for block in _FENCE.findall(page.read_text("utf-8")):
+            for line in block.replace("\\\n", " ").splitlines():
+                if re.match(r"\s*kvscope(-engine)?( |$)", line):
+                    found.append((str(page.relative_to(ROOT)), line.strip()))
+    return found
+
+
+@pytest.mark.parametrize(("page", "line"), _commands())
+def test_a_documented_command_is_accepted(page: str, line: str) -> None:
+    words = shlex.split(line, comments=True)
+    words = words[: next((at for at, word in enumerate(words) if word in (">", "|", "&&")), len(words))]
+    words = [word for word in words if word not in ("[ADDRESS", "…]")]
+    program, *arguments = words
+    if arguments[:1] == ["bench"] and program == "kvscope-engine":
+        parser, arguments = _benchmark(arguments[1]), arguments[2:]
+    else:
+        parser = desktop_parser(COMMANDS) if program == "kvscope" else engine_parser()
+    assert isinstance(parser.parse_args(arguments), argparse.Namespace)
+
+
+def _benchmark(name: str) -> argparse.ArgumentParser:
+    assert name in benchmark_names()
+    parser = CommandParser()
+    importlib.import_module(f"kvscope_engine.bench.{name.replace('-', '_')}").add_arguments(parser)
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def test_the_guides_have_commands() -> None:
+    """Else the pattern above finds nothing, and everything passes."""
+    assert len(_commands()) > 60
+
+
+@pytest.mark.parametrize(("name", "limit"), _LIMITS.items())
+def test_a_page_is_short(name: str, limit: int) -> None:
+    assert len((ROOT / name).read_bytes()) <= limit
+
+
+def test_the_glossary_is_short() -> None:
+    glossary = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("## Glossary")[2].partition("\n## ")[0]
+    rows = [line for line in glossary.splitlines() if line.startswith("| ")]
+    assert 1 < len(rows) - 1 <= 20  # beside the head
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text("utf-8"))
+    assert not [target for target in targets if not (page.parent / target).exists()]
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    if importlib.util.find_spec("sphinx") is None:
+        pytest.skip("sphinx is not installed: pip install '.[docs]'")
+    build = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-d", str(tmp_path / "trees")]
+    done = subprocess.run([*build, str(ROOT / "docs"), str(tmp_path / "html")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    reference = (tmp_path / "html" / "reference" / "kvscope-engine.html").read_text("utf-8")
+    assert "--gpu-memory-utilization" in reference
+    assert str(Path.home()) not in reference
