@@ -1,15 +1,15 @@
 """What an engine says about itself: messages, ledger, mirror, sources, recordings. No torch, no Qt."""
 
-from typing import TYPE_CHECKING, Any
-
-from kvscope_telemetry.addresses import open_source
-from kvscope_telemetry.source import Source, SourceState, SourceStatus, Update
-from kvscope_telemetry.sources.live_source import LiveSource
-from kvscope_telemetry.state.mirror import Mirror
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from kvscope_telemetry.addresses import open_source as connect
     from kvscope_telemetry.recordings.reader import Recording
     from kvscope_telemetry.recordings.writer import RecordingWriter
+    from kvscope_telemetry.source import Source, SourceState, SourceStatus, Update
+    from kvscope_telemetry.sources.live_source import LiveSource
+    from kvscope_telemetry.state.mirror import Mirror
 
 __all__ = [
     "LiveSource",
@@ -23,18 +23,25 @@ __all__ = [
     "connect",
 ]
 
-connect = open_source
-"""`with connect("ipc:///…/telemetry") as source:` watches the engine there; `vllm://HOST:PORT` as well."""
+_PLACES: Final = {
+    "LiveSource": "sources.live_source",
+    "Mirror": "state.mirror",
+    "Recording": "recordings.reader",
+    "RecordingWriter": "recordings.writer",
+    "Source": "source",
+    "SourceState": "source",
+    "SourceStatus": "source",
+    "Update": "source",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Recordings on demand: who only watches does not pay for importing mcap and its compressors."""
-    if name == "Recording":
-        from kvscope_telemetry.recordings.reader import Recording
+    """Each name is imported when it is asked for: a command that needs none does not pay for sockets or recordings.
 
-        return Recording
-    if name == "RecordingWriter":
-        from kvscope_telemetry.recordings.writer import RecordingWriter
-
-        return RecordingWriter
+    `with connect("ipc:///…/telemetry") as source:` watches the engine there; `vllm://HOST:PORT` as well.
+    """
+    if name == "connect":
+        return import_module("kvscope_telemetry.addresses").open_source
+    if name in _PLACES:
+        return getattr(import_module(f"kvscope_telemetry.{_PLACES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

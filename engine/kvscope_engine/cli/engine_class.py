@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvscope_engine.cli.interrupts import leaving_on_interrupt
@@ -12,18 +14,24 @@ if TYPE_CHECKING:
 
 
 def engine_class() -> type[Engine]:
-    """`Engine`, imported with the garbage collector at rest.
+    """`Engine`, imported with the garbage collector at rest."""
+    with quick_imports(), leaving_on_interrupt():
+        from kvscope_engine.engine import Engine
+    return Engine
 
-    An import makes some 400,000 objects that stay, and the collector looks at all of them again and again: measured,
-    a fifth of the time to the first token. Afterwards it leaves them alone, so its pauses are short in the steps too.
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """The garbage collector rests meanwhile, and leaves alone afterwards what was made.
+
+    Torch and transformers make some 400,000 objects that stay, and the collector looks at all of them again and again:
+    measured, a fifth of the time to the first token or plan. Its pauses are short in the steps, too.
     """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        with leaving_on_interrupt():
-            from kvscope_engine.engine import Engine
+        yield
     finally:
         if was_enabled:
             gc.enable()
     gc.freeze()
-    return Engine

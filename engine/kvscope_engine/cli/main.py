@@ -12,16 +12,28 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
 
-from kvscope_engine.cli import bench, doctor, generate, keys, plan, sample, serve, simulate, what_if
 from kvscope_engine.cli.parser import CommandParser
-from kvscope_engine.http import command as http
-from kvscope_engine.metrics import command as dashboard
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 PROGRAM = "kvscope-engine"
-COMMANDS = (serve, http, dashboard, keys, generate, bench, simulate, plan, what_if, sample, doctor)
+COMMANDS: Final = {
+    "serve": "cli.serve",
+    "http": "http.command",
+    "dashboard": "metrics.command",
+    "keys": "cli.keys",
+    "generate": "cli.generate",
+    "bench": "cli.bench",
+    "simulate": "cli.simulate",
+    "plan": "cli.plan",
+    "what-if": "cli.what_if",
+    "sample": "cli.sample",
+    "doctor": "cli.doctor",
+}
+"""The module of each command, which has `add_parser`. Only that of the command that is run is imported."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,25 +75,23 @@ def _leave(code: int) -> None:
         os._exit(code)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of every command. Each sets `run`: arguments in, exit code out."""
+def build_parser(command: str = "") -> argparse.ArgumentParser:
+    """The parser of `command`, or of every command. Each sets `run`: arguments in, exit code out."""
     parser = CommandParser(
         prog=PROGRAM, description="An inference engine with a paged KV cache that reports all about it."
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {program_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for module in COMMANDS:
-        command = module.add_parser(commands)
-        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.set_defaults(names=list(commands.choices))
+    for name in [command] if command in COMMANDS else COMMANDS:
+        one = import_module(f"kvscope_engine.{COMMANDS[name]}").add_parser(commands)
+        one.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 
 def _run(arguments: list[str]) -> int:
-    parser = build_parser()
-    args = parser.parse_args(arguments)
+    args = build_parser(arguments[0] if arguments else "").parse_args(arguments)
     if args.command is None:
-        raise BadInput(f"no command given: use one of {', '.join(args.names)} (see `{PROGRAM} --help`)")
+        raise BadInput(f"no command given: use one of {', '.join(COMMANDS)} (see `{PROGRAM} --help`)")
     code: int = args.run(args)
     return code
 

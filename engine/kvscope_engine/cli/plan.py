@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from kvscope_engine.cli.engine_class import quick_imports
 from kvscope_engine.cli.parser import CommandParser, number, parse_size, whole_number
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.plan import PlanAnswer
@@ -87,14 +88,16 @@ def _answers(args: argparse.Namespace) -> Iterator[PlanAnswer]:
     """Where the memory goes in serving, then all of it."""
     if args.gpu_memory is None:
         raise BadInput("--gpu-memory is missing: the memory of one GPU, such as 24GiB")
-    question, training, lengths = _serving_question(args), _training_question(args), _lengths(args.lengths)
-    from kvscope_engine.planning.answer import answer
-    from kvscope_engine.planning.inference import plan_inference
-    from kvscope_engine.planning.skeleton import read_skeleton
-    from kvscope_engine.planning.training import plan_training
+    lengths = _lengths(args.lengths)
+    with quick_imports():
+        question, training = _serving_question(args), _training_question(args)
+        from kvscope_engine.planning.answer import answer
+        from kvscope_engine.planning.inference import plan_inference
+        from kvscope_engine.planning.skeleton import read_skeleton
+        from kvscope_engine.planning.training import plan_training
 
-    skeleton = read_skeleton(args.model)
-    plan = plan_inference(skeleton, question)
+        skeleton = read_skeleton(args.model)  # imports the model's own code
+        plan = plan_inference(skeleton, question)
     yield answer(skeleton, plan, lengths, is_first=True)
     yield answer(skeleton, plan, lengths, None if training is None else plan_training(skeleton, training))
 

@@ -20,7 +20,7 @@ class Interrupting:
 
 sys.meta_path.insert(0, Interrupting())
 sys.argv[1:] = ["generate", "--prompt", "x", "--model", "dummy:nowhere.json"]
-main()
+sys.exit(main())
 """
 
 
@@ -31,7 +31,9 @@ def test_ctrl_c_while_importing_is_one_line(name: str) -> None:
 
 
 def test_what_a_terminal_cannot_show_comes_as_its_code() -> None:
-    program = "from kvscope_engine.cli import main; main.build_parser = lambda: print('é 😀') or exit(0); main.main([])"
+    program = (
+        "from kvscope_engine.cli import main; main.build_parser = lambda _: print('é 😀') or exit(0); main.main([])"
+    )
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout.strip()) == (0, r"\xe9 \U0001f600")
