@@ -23,6 +23,7 @@ from kvscope_app.command_line import PROGRAM, Options
 from kvscope_app.library.library import Library
 from kvscope_app.library.place import library_folder
 from kvscope_app.library.sample import is_sample
+from kvscope_app.linked_times import LinkedTimes
 from kvscope_app.look.fonts import apply_fonts
 from kvscope_app.look.icons import app_icon
 from kvscope_app.look.theming.apply_theme import forget_rules
@@ -84,6 +85,7 @@ class Desktop(QObject):
         self.layout: WindowLayout | None = None
         """How windows that open are arranged; None: as they were last time."""
         self.sessions = SessionGroup(self)
+        self.linked_times = LinkedTimes(self)
         self._library = Library(library_folder(), self)
         self._left_rings: LeftRings | None = None
         self._fleets: FleetKeeper | None = None
@@ -253,6 +255,7 @@ class Desktop(QObject):
         if self.layout is not None:
             window.views_loaded.connect(partial(window.layouts.put, self.layout, "opening the layout"))
         self.windows.append(window)
+        self.linked_times.add(window)
         session.start()
         window.show()
         return window

@@ -48,6 +48,8 @@ class SourceTimeline(QObject):
     paused_changed = Signal()
     cursor_changed = Signal()
     """What is shown is another moment than before, or its past is known better."""
+    moved = Signal()
+    """Somebody went somewhere, played, paused or changed the speed; what is shown follows."""
     event_shown = Signal()
     """An event is shown, the other side of it, or none any more."""
     noticed = Signal(str)
@@ -180,6 +182,7 @@ class SourceTimeline(QObject):
         if self.player is not None:
             self.player.set_speed(factor)
         self._speed = factor
+        self.moved.emit()
 
     def set_paused(self, paused: bool) -> None:
         """Stand still here, or be live again."""
@@ -197,6 +200,7 @@ class SourceTimeline(QObject):
         elif not self.is_file:
             self._cursor.stand(self._end.mirror)
             self.paused_changed.emit()
+        self.moved.emit()
 
     def play(self) -> None:
         """Go on from here. Never jumps: where nothing is kept in between, the present is what comes next."""
@@ -213,6 +217,7 @@ class SourceTimeline(QObject):
         elif self._cursor.is_away:
             self._cursor.wants_play = True
             self._leave(self.cursor_ns)
+        self.moved.emit()
 
     def go_live(self) -> None:
         """Glue the cursor to the end again; of a recording, go to its end."""
@@ -220,12 +225,12 @@ class SourceTimeline(QObject):
         self._pace.keep(is_busy=True)
         if self._end.player is not None:
             self._end.player.seek(self._end.player.duration, with_past=False)
-        if not self._cursor.is_away:
-            return
-        self._cursor.come_back()
-        self._follow_epoch()
-        self.paused_changed.emit()
-        self.cursor_changed.emit()
+        if self._cursor.is_away:
+            self._cursor.come_back()
+            self._follow_epoch()
+            self.paused_changed.emit()
+            self.cursor_changed.emit()
+        self.moved.emit()
 
     def go_to(self, time_ns: int) -> None:
         """Move the cursor to `time_ns`; beyond the end a live session is live."""
@@ -242,6 +247,7 @@ class SourceTimeline(QObject):
                 self.pause()
             self._leave(max(time_ns, around[0]))
         self._pace.keep(is_busy=True)
+        self.moved.emit()
 
     def jump_by(self, seconds: float) -> None:
         """Forward, or back with a negative number."""
@@ -262,6 +268,7 @@ class SourceTimeline(QObject):
             self._leave(self.cursor_ns)
             self._cursor.wanted_seq = max(shown + num_frames, 0)
         self._pace.keep(is_busy=True)
+        self.moved.emit()
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
         """Show the next event of `kinds` (None: of any), or the one before; which that is."""
@@ -302,6 +309,7 @@ class SourceTimeline(QObject):
             self._cursor.go_to(max(timed.time_ns, around[0]), self.kept, timed, before=before)
         self._pace.keep(is_busy=True)
         self.event_shown.emit()
+        self.moved.emit()
 
     def switch_event_side(self) -> TimedEvent | None:
         """Show the state before the event that is shown, and from there the one after it; None where none is."""

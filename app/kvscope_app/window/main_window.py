@@ -114,6 +114,15 @@ class MainWindow(WindowBody):
         if session.live_mirror.hello is not None:
             self.show_map()
 
+    def can_link(self, possible: bool) -> None:
+        """Whether there is another window whose time may be linked with this one's."""
+        self.actions_by_name["link_times"].setEnabled(possible)
+
+    def show_linked(self, words: str) -> None:
+        """How this window's time is linked with that of the others; empty: it is not."""
+        self.actions_by_name["link_times"].setChecked(bool(words))
+        self._status.show_linked(words)
+
     # Qt's side
 
     def showEvent(self, event: QShowEvent) -> None:

@@ -24,6 +24,7 @@ _MAX_STATE: Final = 80
 _CHANGING: Final = ("recording", "device", "rate", "frames", "latency", "display")
 _TIPS: Final = {
     "recording": "Recorded so far (Time ▸ Stop recording)",
+    "linked": "Cursor, play, speed, visible range and selection are those of the window in use (Time ▸ Link times)",
     "course": "Computing the charts: this recording has no summaries",
     "state": "Connection to the engine",
     "role": "Viewer: prompts, control and block text are for operators only",
@@ -34,7 +35,9 @@ _TIPS: Final = {
     "latency": "Delay from the end of a step to its frame here",
     "display": "Window updates in the last second",
 }
-_WORTH: Final = ("state", "role", "recording", "course", "frames", "model", "device", "rate", "latency", "display")
+_WORTH: Final = (
+    *("state", "role", "recording", "linked", "course", "frames", "model", "device", "rate", "latency", "display"),
+)
 """Where there is no room for all, the last of these go first."""
 _UNDER_MESSAGES: Final = ("state", "role", "model")
 """Qt hides these while a message is told."""
@@ -104,6 +107,12 @@ class StatusBar(QStatusBar):
         """Show how things stand."""
         self._show_words()
         self._fit()
+
+    def show_linked(self, words: str) -> None:
+        """How this window's time is linked with that of others; empty: it is not."""
+        if self._labels["linked"].text() != words:
+            self._set("linked", words)
+            self._fit()
 
     def _fit(self) -> None:
         """As many labels as there is room for, what matters most first; a message takes its room before them."""
@@ -176,7 +185,7 @@ class StatusBar(QStatusBar):
         self.addWidget(left)
         self.addWidget(self._labels["role"])
         self.addWidget(self._labels["model"])
-        for name in ("recording", "course", "device", "rate", "frames", "latency", "display"):
+        for name in ("linked", "recording", "course", "device", "rate", "frames", "latency", "display"):
             self.addPermanentWidget(self._labels[name])
 
     def _set_frames_tip(self, tip: str) -> None:

@@ -47,6 +47,7 @@ THEME: Final = "Theme"
 PALETTE: Final = "Colours"
 HELP: Final = "Help"
 EVENTS: Final = "Step through…"
+_LINK: Final = "Move, play, zoom and select in all windows together"
 _NOTICE_MS: Final = 6000
 _LAST_DIGIT: Final = 9
 _NEED_A_PAST: Final = (
@@ -74,7 +75,17 @@ _A8_ENDS: Final = (
 )
 _AFTER_A_LINE: Final = frozenset(
     {
-        *("back", "event_before", "slower", "keep_last", "kept_bounds", "bookmark", "loop_begin", "alarm_rules"),
+        *(
+            "back",
+            "event_before",
+            "slower",
+            "link_times",
+            "keep_last",
+            "kept_bounds",
+            "bookmark",
+            "loop_begin",
+            "alarm_rules",
+        ),
         *("reset_cache", "attach", "open", "compare", "close"),
         *("copy_rows", "save_picture", "larger", "zoom_in", "focus_map", "new_chat", "toggle_console"),
         *("theme_toggle", "about", "segments"),
@@ -86,7 +97,12 @@ _AFTER_A_LINE: Final = frozenset(
 def add_actions(window: WindowBody, actions: Actions) -> None:
     """Everything a person can do in `window`."""
     jumps = EventJumps(window.session, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
-    time = (*playback_actions(window.session, jumps), *event_kind_actions(jumps, EVENTS), *recording_actions(window))
+    time = (
+        *playback_actions(window.session, jumps),
+        *event_kind_actions(jumps, EVENTS),
+        ActionSpec("link_times", "Link times", TIME, window.linking.emit, ("Ctrl+Shift+L",), checkable=True, tip=_LINK),
+        *recording_actions(window),
+    )
     for spec in (
         *time,
         *mark_actions(window),

@@ -62,6 +62,8 @@ class WindowBody(QMainWindow):
 
     closing = Signal(object)
     """The window itself, for the last time."""
+    linking = Signal(bool)
+    """The person links the times of all windows, or no longer."""
     notices: Notices
     actions_by_name: Actions
     settings: QSettings

@@ -120,6 +120,13 @@ class HeatmapView(View):
     def show_range(self, begin_ns: int, end_ns: int) -> None:
         self.frame.show_only(begin_ns, end_ns)
 
+    @property
+    def range_shown(self) -> tuple[int, int] | None:
+        return None if self.frame.stance is Stance.FIT else (self.frame.scale.begin_ns, self.frame.scale.end_ns)
+
+    def show_all(self) -> None:
+        self.frame.fit()
+
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
         for part in self._parts:

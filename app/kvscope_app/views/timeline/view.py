@@ -118,6 +118,14 @@ class TimelineView(View):
     def show_range(self, begin_ns: int, end_ns: int) -> None:
         self.canvas.show_span(TimeSpan(begin_ns, end_ns))
 
+    @property
+    def range_shown(self) -> tuple[int, int] | None:
+        span = self.canvas.shown.span
+        return None if self.canvas.length_ns is None else (span.begin_ns, span.end_ns)
+
+    def show_all(self) -> None:
+        self.canvas.fit()
+
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
         self.canvas.apply_theme(theme)

@@ -1,0 +1,250 @@
+"""Windows in step: what a person does with time in one window, the others follow.
+
+Owns which windows are linked, how their clocks lie side by side, and what each was last told. The window that is active
+leads, from the moment in which a person moves something there; the others go to the same moment, stand or play as it
+does, show the same stretch of time, and select the same request or block where they show the same engine start. A
+follower never leads. Where one has nothing recorded it stands at its nearest end and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from PySide6.QtCore import QObject, QTimer
+from PySide6.QtWidgets import QApplication
+
+from kvscope_app.session.session import Session
+from kvscope_app.window.main_window import MainWindow
+
+TICK_MS: Final = 33
+_AHEAD_S: Final = 0.1
+"""Of what is played in this time, a follower may be ahead before it waits."""
+_BEHIND_S: Final = 0.5
+"""And so much behind before it jumps."""
+_SAME_NS: Final = 1_000_000
+VIEWS_ON_TIME: Final = ("timeline", "heatmap")
+
+Range = tuple[int, int]
+
+
+@dataclass(eq=False)
+class Member:
+    """A linked window."""
+
+    window: MainWindow
+    offset_ns: int | None = None
+    """What its clock is ahead of the first window's; None while one of them has no time yet."""
+    sent_ns: int | None = None
+    """Where it was last sent to stand."""
+    ranges: dict[str, Range | None] = field(default_factory=dict)
+    """What its views on time showed when it was last looked at."""
+
+    @property
+    def session(self) -> Session:
+        """The window's."""
+        return self.window.session
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it shows the present."""
+        return not self.session.is_file and not self.session.paused
+
+
+class LinkedTimes(QObject):
+    """All main windows of a desktop, linked or not. `is_active` says whether a window is the one that is used."""
+
+    def __init__(self, parent: QObject | None = None, is_active: Callable[[MainWindow], bool] | None = None) -> None:
+        super().__init__(parent)
+        self._is_active = is_active or _is_active
+        self._members: list[Member] = []
+        self._leader: Member | None = None
+        self._is_following = False
+        """What happens now is done by us, not by a person."""
+        self.is_on = False
+        self._clock = QTimer(self, interval=TICK_MS)
+        self._clock.timeout.connect(self.follow)
+
+    def add(self, window: MainWindow) -> None:
+        """A window was opened; where times are linked it joins."""
+        member = Member(window)
+        self._members.append(member)
+        window.linking.connect(self.link)
+        window.closing.connect(self._remove)
+        window.session.moved.connect(partial(self._on_moved, member))
+        window.session.selection_changed.connect(partial(self._on_selected, member))
+        self._tell()
+
+    def link(self, on: bool) -> None:
+        """Link the times of all windows, or let each go its own way."""
+        self.is_on = on and len(self._members) > 1
+        self._leader = None
+        for member in self._members:
+            member.offset_ns = member.sent_ns = None
+            member.ranges = _ranges(member.window)
+        if self.is_on:
+            self._leader = next((member for member in self._members if self._is_active(member.window)), None)
+            self._leader = self._leader or self._members[0]
+            self._clock.start()
+            self.follow()
+        else:
+            self._clock.stop()
+        self._tell()
+
+    def follow(self) -> None:
+        """Bring all to where the leader is."""
+        leader = self._leader
+        if leader is None:
+            return
+        self._align()
+        self._is_following = True
+        try:
+            for member in self._members:
+                if member is not leader and leader.offset_ns is not None and member.offset_ns is not None:
+                    self._follow_time(member, leader, member.offset_ns - leader.offset_ns)
+            self._follow_ranges()
+        finally:
+            self._is_following = False
+
+    # private: what a person does
+
+    def _on_moved(self, member: Member) -> None:
+        if self.is_on and not self._is_following and self._is_active(member.window):
+            self._leader = member
+            member.sent_ns = None
+
+    def _on_selected(self, member: Member) -> None:
+        if not self.is_on or self._is_following or not self._is_active(member.window):
+            return
+        self._is_following = True
+        try:
+            lead = member.session
+            for other in self._members:
+                if (
+                    other is not member
+                    and lead.mirror.epoch is not None
+                    and other.session.mirror.epoch == lead.mirror.epoch
+                ):
+                    _select_alike(other.session, lead)
+        finally:
+            self._is_following = False
+
+    def _remove(self, window: MainWindow) -> None:
+        self._members = [member for member in self._members if member.window is not window]
+        if self._leader is not None and self._leader.window is window:
+            self._leader = self._members[0] if self._members else None
+        if self.is_on and len(self._members) < 2:
+            self.link(False)
+        self._tell()
+
+    # private: the others
+
+    def _align(self) -> None:
+        """Clocks count alike where two were recorded at the same time, else from their starts; once for each window."""
+        first = self._members[0].session.timeline_range_ns
+        for member in self._members:
+            own = member.session.timeline_range_ns
+            if member.offset_ns is None and own is not None and first is not None:
+                overlaps = first[0] <= own[1] and own[0] <= first[1]
+                member.offset_ns = 0 if overlaps else own[0] - first[0]
+                self._tell()
+
+    def _follow_time(self, member: Member, leader: Member, offset_ns: int) -> None:
+        session, lead = member.session, leader.session
+        if leader.is_live and not session.is_file:
+            member.sent_ns = None
+            if session.paused:
+                session.go_live()
+            member.window.show_linked(self._words(member))
+            return
+        around = session.timeline_range_ns
+        if around is None:
+            return
+        wanted_ns = lead.cursor_ns + offset_ns
+        nearest_ns = max(around[0], min(wanted_ns, around[1]))
+        is_there = abs(nearest_ns - wanted_ns) <= _SAME_NS or (wanted_ns > around[1] and not session.is_file)
+        member.window.show_linked(self._words(member, is_there=is_there))
+        if lead.is_playing and is_there:
+            _play_along(member, lead, wanted_ns)
+        else:
+            _stand(member, nearest_ns)
+
+    def _follow_ranges(self) -> None:
+        """What the person sees of time in the active window is seen in the others."""
+        active = next((member for member in self._members if self._is_active(member.window)), None)
+        for member in self._members:
+            before, member.ranges = member.ranges, _ranges(member.window)
+            if member is active and member.offset_ns is not None:
+                changed = {name: now for name, now in member.ranges.items() if now != before.get(name)}
+                for other in self._members:
+                    if changed and other is not active and other.offset_ns is not None:
+                        _show_ranges(other, changed, other.offset_ns - member.offset_ns)
+
+    def _tell(self) -> None:
+        for member in self._members:
+            member.window.can_link(len(self._members) > 1)
+            member.window.show_linked(self._words(member) if self.is_on else "")
+
+    def _words(self, member: Member, *, is_there: bool = True) -> str:
+        if not is_there:
+            return "Times linked: nothing recorded then"
+        return "Times linked" if not member.offset_ns else "Times linked by their starts"
+
+
+def _play_along(member: Member, lead: Session, wanted_ns: int) -> None:
+    """At the same speed; whoever is ahead waits, and far behind it jumps."""
+    session, member.sent_ns = member.session, None
+    if session.speed != lead.speed:
+        session.set_speed(lead.speed)
+    ahead_s = (session.cursor_ns - wanted_ns) / 1e9 / lead.speed
+    if ahead_s < -_BEHIND_S or ahead_s > _BEHIND_S:
+        session.go_to(wanted_ns)
+    if ahead_s > _AHEAD_S and session.is_playing:
+        session.pause()
+    elif ahead_s <= _AHEAD_S and not session.is_playing:
+        session.play()
+
+
+def _stand(member: Member, time_ns: int) -> None:
+    session = member.session
+    if session.is_playing:
+        session.pause()
+    if member.sent_ns is None or abs(member.sent_ns - time_ns) > _SAME_NS:
+        member.sent_ns = time_ns
+        if abs(session.cursor_ns - time_ns) > _SAME_NS:
+            session.go_to(time_ns)
+
+
+def _select_alike(session: Session, lead: Session) -> None:
+    if lead.selected_batch:
+        session.select_batch(lead.selected_batch)
+    elif lead.selected_blocks is not None:
+        session.select_blocks(lead.selected_blocks)
+    else:
+        session.select_request(lead.selected_request)
+    session.select_block(lead.selected_block)
+
+
+def _ranges(window: MainWindow) -> dict[str, Range | None]:
+    return {name: window.views[name].range_shown for name in VIEWS_ON_TIME if name in window.views}
+
+
+def _show_ranges(member: Member, ranges: dict[str, Range | None], offset_ns: int) -> None:
+    for name, shown in ranges.items():
+        view = member.window.views.get(name)
+        if view is None:
+            continue
+        if shown is None:
+            view.show_all()
+        else:
+            view.show_range(shown[0] + offset_ns, shown[1] + offset_ns)
+
+
+def _is_active(window: MainWindow) -> bool:
+    """Whether the person uses `window`, or a dialog of it."""
+    active = QApplication.activeWindow()
+    while active is not None and active is not window:
+        active = active.parentWidget()
+    return active is window

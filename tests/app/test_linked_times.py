@@ -1,0 +1,193 @@
+"""Windows in step: what is done with time in the active window, the others follow, and they alone."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from PySide6.QtCore import QCoreApplication, QEvent, QSettings
+from PySide6.QtWidgets import QLabel
+from tests.app.compare.conftest import BEGAN_NS, record
+
+from kvscope_app.command_line import Options
+from kvscope_app.desktop import Desktop
+from kvscope_app.own_engine.engine_process import EngineProcess
+from kvscope_telemetry.recordings.reader import Recording
+
+WAIT_MS = 120_000
+SECOND_NS = 1_000_000_000
+DAY_NS = 86_400 * SECOND_NS
+SYNTHETIC = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", "{endpoint}", "--blocks", "300"]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    """Two that were recorded at the same time, the second a second later and shorter; and one of the next day."""
+    folder = tmp_path_factory.mktemp("recordings")
+    return (
+        record(folder / "first.mcap", 700, 120),
+        record(folder / "second.mcap", 250, 120, wall_ns=BEGAN_NS + SECOND_NS),
+        record(folder / "next_day.mcap", 700, 120, wall_ns=BEGAN_NS + DAY_NS),
+    )
+
+
+@pytest.fixture
+def desktop(qapp, tmp_path):
+    made = Desktop(qapp, Options(theme="dark"), QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat))
+    yield made
+    for window in list(made.windows):
+        window.close()
+    made.close()
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+    made.deleteLater()
+
+
+@pytest.fixture
+def open_paused(desktop, qtbot):
+    """Windows on recordings that stand still, with all their views."""
+
+    def open_them(*paths):
+        made = [desktop.open_recording(Recording.open(path), at_s=0.5) for path in paths]
+        for window in made:
+            qtbot.waitUntil(lambda window=window: set(window.docks) <= set(window.views), timeout=WAIT_MS)
+            qtbot.waitUntil(lambda window=window: window.session.mirror.hello is not None, timeout=WAIT_MS)
+        return made
+
+    return open_them
+
+
+def use(window, qtbot):
+    """The person turns to `window`."""
+    with qtbot.waitActive(window, timeout=WAIT_MS):
+        window.raise_()
+        window.activateWindow()
+
+
+def seconds(window):
+    """Where it is, from the begin of all."""
+    return (window.session.cursor_ns - BEGAN_NS) / 1e9
+
+
+def at(window, wanted_s, qtbot):
+    qtbot.waitUntil(lambda: abs(seconds(window) - wanted_s) < 0.05, timeout=WAIT_MS)
+
+
+def told(window):
+    """The words in the status bar."""
+    return [label.text() for label in window.statusBar().findChildren(QLabel)]
+
+
+def link(window, qtbot):
+    use(window, qtbot)
+    window.actions_by_name["link_times"].trigger()
+
+
+def test_what_was_recorded_at_the_same_time_is_shown_at_the_same_time(open_paused, paths, qtbot):
+    first, second = open_paused(*paths[:2])
+    link(first, qtbot)
+    assert all(window.actions_by_name["link_times"].isChecked() for window in (first, second))
+    first.session.go_to(BEGAN_NS + 2 * SECOND_NS)
+    at(second, 2, qtbot)
+    use(second, qtbot)
+    second.session.go_to(BEGAN_NS + 3 * SECOND_NS)
+    at(first, 3, qtbot)
+
+
+def test_a_day_apart_they_begin_together(open_paused, paths, qtbot):
+    first, next_day = open_paused(paths[0], paths[2])
+    link(first, qtbot)
+    first.session.go_to(BEGAN_NS + 4 * SECOND_NS)
+    at(next_day, 86_400 + 4, qtbot)
+    assert any("by their starts" in words for words in told(next_day))
+
+
+def test_where_one_has_nothing_it_stands_at_its_end_and_says_so(open_paused, paths, qtbot):
+    first, second = open_paused(*paths[:2])
+    link(first, qtbot)
+    first.session.go_to(BEGAN_NS + 9 * SECOND_NS)
+    end_ns = second.session.timeline_range_ns[1]
+    qtbot.waitUntil(lambda: abs(second.session.cursor_ns - end_ns) < SECOND_NS // 20, timeout=WAIT_MS)
+    assert any("nothing recorded then" in words for words in told(second))
+    use(second, qtbot)  # to look at it moves nothing
+    qtbot.wait(200)
+    at(first, 9, qtbot)
+
+
+def test_they_play_at_the_same_speed_and_stop_together(open_paused, paths, qtbot):
+    first, second = open_paused(*paths[:2])
+    link(first, qtbot)
+    first.session.go_to(BEGAN_NS + round(1.2 * SECOND_NS))
+    first.session.set_speed(0.5)
+    first.session.play()
+    qtbot.waitUntil(lambda: second.session.is_playing and second.session.speed == 0.5, timeout=WAIT_MS)
+    use(second, qtbot)
+    second.session.pause()
+    qtbot.waitUntil(lambda: not first.session.is_playing, timeout=WAIT_MS)
+    at(first, seconds(second), qtbot)
+
+
+def test_the_visible_range_and_the_selection_are_the_same(open_paused, paths, qtbot):
+    first, second = open_paused(*paths[:2])
+    link(first, qtbot)
+    for name in ("timeline", "heatmap"):
+        first.docks[name].show()
+        second.docks[name].show()
+        second.docks[name].raise_()
+        first.docks[name].raise_()
+        first.views[name].refresh()
+        second.views[name].refresh()
+        first.views[name].show_range(BEGAN_NS + 2 * SECOND_NS, BEGAN_NS + 3 * SECOND_NS)
+        qtbot.waitUntil(lambda name=name: second.views[name].range_shown is not None, timeout=WAIT_MS)
+        begin_ns, end_ns = second.views[name].range_shown
+        assert begin_ns <= BEGAN_NS + 2 * SECOND_NS
+        assert end_ns >= BEGAN_NS + round(2.9 * SECOND_NS)
+    first.session.select_block(11)
+    number = int(first.session.mirror.requests.number[0])
+    first.session.select_request(number)
+    assert (second.session.selected_block, second.session.selected_request) == (11, number)
+
+
+def test_unlinked_again_each_goes_its_own_way(open_paused, paths, qtbot):
+    first, second = open_paused(*paths[:2])
+    link(first, qtbot)
+    first.session.go_to(BEGAN_NS + 2 * SECOND_NS)
+    at(second, 2, qtbot)
+    link(second, qtbot)
+    assert not first.actions_by_name["link_times"].isChecked()
+    first.session.go_to(BEGAN_NS + 4 * SECOND_NS)
+    qtbot.wait(200)
+    at(second, 2, qtbot)
+
+
+def test_a_single_window_has_nobody_to_link_with(open_paused, paths, qtbot, desktop):
+    first, second = open_paused(*paths[:2])
+    link(first, qtbot)
+    second.close()
+    action = first.actions_by_name["link_times"]
+    qtbot.waitUntil(lambda: not action.isEnabled() and not action.isChecked(), timeout=WAIT_MS)
+
+
+def test_live_windows_stand_and_are_live_together(desktop, qtbot):
+    processes = [EngineProcess(command=SYNTHETIC) for _ in range(2)]
+    try:
+        windows = []
+        for process in processes:
+            process.start()
+            windows.append(desktop.open_window(process.endpoint))
+        for window in windows:
+            qtbot.waitUntil(lambda window=window: window.session.timeline_range_ns is not None, timeout=WAIT_MS)
+        first, second = windows
+        link(first, qtbot)
+        qtbot.wait(1500)
+        first.session.pause()
+        qtbot.waitUntil(lambda: second.session.paused and not second.session.is_playing, timeout=WAIT_MS)
+        qtbot.waitUntil(
+            lambda: abs(second.session.cursor_ns - first.session.cursor_ns) < SECOND_NS // 10, timeout=WAIT_MS
+        )
+        first.session.go_live()
+        qtbot.waitUntil(lambda: not second.session.paused, timeout=WAIT_MS)
+    finally:
+        for window in list(desktop.windows):
+            window.close()
+        for process in processes:
+            process.close()
