@@ -144,12 +144,17 @@ def _as_text(recording: Recording, found: Digest) -> str:
         ("hit rate", _hit_rate(found)),
         ("first token", _latency(found.first_token_p50_s, found.first_token_p95_s, found)),
         ("between tokens", _latency(found.inter_token_p50_s, found.inter_token_p95_s, found)),
-        ("paused", f"{found.figures['stopped_s'] or 0:,.1f} s, excluded from latencies and rates"),
+        ("paused", _paused(found)),
         ("gaps", _gaps(found)),
         ("texts", "contains prompt and answer text" if recording.has_texts else "none"),
         ("file", _damage(recording)),
     ]
     return "\n".join(f"{name:<12} {text}" for name, text in rows)
+
+
+def _paused(found: Digest) -> str:
+    stopped_s = found.figures["stopped_s"]
+    return f"{stopped_s:,.1f} s, excluded from latencies and rates" if stopped_s else "never"
 
 
 def _hit_rate(found: Digest) -> str:
@@ -182,4 +187,4 @@ def _gaps(found: Digest) -> str:
 
 def _damage(recording: Recording) -> str:
     size = f"{recording.path.stat().st_size / 1e6:,.1f} MB"
-    return " ".join([size + ("," if recording.detail else ", whole"), *recording.detail.splitlines()])
+    return " ".join([size + ("," if recording.detail else ", complete"), *recording.detail.splitlines()])

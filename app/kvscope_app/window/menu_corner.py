@@ -40,7 +40,7 @@ class Corner(QWidget):
         row.setContentsMargins(0, 0, _AT_END, 0)
         row.setSpacing(_SPACING)
         self._state.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-        self._live = QPushButton("Go live")
+        self._live = QPushButton("Go live", self)
         if live is not None:
             self._live.setToolTip(live.toolTip())
             self._live.clicked.connect(live.trigger)
@@ -48,7 +48,9 @@ class Corner(QWidget):
         kept.setRetainSizeWhenHidden(True)
         self._live.setSizePolicy(kept)
         self._live.hide()
-        row.addWidget(self._live)
+        self._has_live = live is not None
+        if self._has_live:
+            row.addWidget(self._live)
         row.addWidget(self._state)
         self._buttons = [_button(action) for action in buttons]
         for button in self._buttons:
@@ -100,14 +102,19 @@ class Corner(QWidget):
             self._show("", self._theme.muted)
 
     def _fit(self) -> None:
-        """Without the buttons, all of which are in the menus, and with a short state, where menus need the room."""
+        """Without the buttons, all of which are in the menus, and with a short state, where menus need the room; where
+        that is too wide still, without the state, which the status bar has."""
         if self._bar is None:
             return
         menus = self._bar.sizeHint().width() - self.sizeHint().width()
-        others = [self._live, *self._buttons]
+        if self._bar.actions():  # in line with the menus, with or without buttons
+            self.setMinimumHeight(self._bar.actionGeometry(self._bar.actions()[0]).height())
+        others = [*([self._live] if self._has_live else []), *self._buttons]
         wide = self._state_width() + sum(other.sizeHint().width() + _SPACING for other in others) + _AT_END
         is_narrow, before = menus + wide > self._bar.width(), self._state.width()
-        self._state.setFixedWidth(self._state_width(is_narrow))
+        live = self._live.sizeHint().width() + _SPACING if self._has_live else 0
+        has_room = menus + live + self._state_width(is_narrow=True) + _AT_END <= self._bar.width()
+        self._state.setFixedWidth(self._state_width(is_narrow) if has_room else 0)
         if is_narrow is not self._is_narrow:
             self._is_narrow = is_narrow
             for button in self._buttons:

@@ -50,6 +50,8 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default in (None, False, argparse.SUPPRESS, []) or not action.option_strings:
             return action.help
+        if "(default:" in (action.help or ""):  # with a unit, or in words
+            return action.help
         return super()._get_help_string(action)
 
 

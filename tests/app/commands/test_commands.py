@@ -38,7 +38,7 @@ def test_info_in_words_and_as_json(record: Callable, capsys: pytest.CaptureFixtu
     words = capsys.readouterr().out
     assert "400 blocks of 16 tokens" in words
     assert "600 of 1 engine start" in words
-    assert words.splitlines()[-1].endswith("MB, whole")
+    assert words.splitlines()[-1].endswith("MB, complete")
     assert main(["info", "sample"]) == 0
     assert "allocator paged" in capsys.readouterr().out, "the one that comes with kvscope"
     assert main(["info", "--json", str(path)]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from importlib.metadata import version
 import pytest
 
 from kvscope_engine.cli import doctor
+from kvscope_engine.cli.main import COMMANDS
 from kvscope_telemetry.errors import EndpointInUse
 
 Run = Callable[..., tuple[int, str, str]]
@@ -101,3 +103,13 @@ def test_as_a_process_it_ends_with_the_code_even_with_torch_around() -> None:
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith("kvscope-engine: bench 'nothing' is not known")
+
+
+@pytest.mark.parametrize("words", [*((name,) for name in COMMANDS), ("bench", "memory")])
+def test_no_option_tells_its_default_twice(
+    words: tuple[str, ...], run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(*words, "--help")
+    text = " ".join(capsys.readouterr().out.split())
+    assert not re.search(r"\(default: [^)]*\) \(default", text)

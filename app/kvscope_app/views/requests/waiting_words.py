@@ -40,7 +40,7 @@ def why_waits(mirror: Mirror, number: int) -> str:
     there = f"{count(free)} free" + (f" and {count(idle)} idle in the cache" if idle else "")
     parts.append(f"it needs {what}, {there}")
     if kept_back and needed + kept_back > free + idle:
-        parts.append(f"{plural(kept_back, 'block')} {'is' if kept_back == 1 else 'are'} left to running requests")
+        parts.append(f"{plural(kept_back, 'block')} {'is' if kept_back == 1 else 'are'} reserved for running requests")
     return "; ".join(parts)
 
 

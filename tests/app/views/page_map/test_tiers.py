@@ -168,7 +168,7 @@ def test_headings_name_the_tiers_and_what_they_keep(tiered, make_engine, make_se
     view = show(make_session(tiered))
     titles = [heading.title for heading in view.canvas._headings]
     assert titles == ["Memory", "Host memory", "Disk"]
-    assert view.canvas._headings[1].details == ("2 swapped out", "1 cached", "20 places", "7.03 MiB")
+    assert view.canvas._headings[1].details == ("2 swapped out", "1 cached", "20 blocks", "7.03 MiB")
     on_gpu = show(make_session(make_engine(num_host=4, device="cuda")))
     assert [heading.title for heading in on_gpu.canvas._headings] == ["GPU memory", "Host memory"]
 

@@ -53,7 +53,7 @@ def test_who_waits_is_told_what_it_needs_and_who_is_before_it(busy):
     assert first_waiting(mirror) == 2
     assert num_ahead(mirror, mirror.requests.row_of(3)) == 1
     assert why_waits(mirror, 2) == (
-        "it needs up to 9 blocks, 4 free and 2 idle in the cache; 1 block is left to running requests"
+        "it needs up to 9 blocks, 4 free and 2 idle in the cache; 1 block is reserved for running requests"
     )
     assert why_waits(mirror, 3).startswith("1 request is ahead of it; it needs up to 3 blocks")
     assert why_waits(mirror, 1) == ""

@@ -37,7 +37,7 @@ def headings(mirror: Mirror, cache: CacheInfo, device: DeviceInfo) -> tuple[Head
 
 
 def _details(mirror: Mirror, cache: CacheInfo, tier: Tier, size: int) -> tuple[str, ...]:
-    parts = [plural(size, "block") if tier is Tier.HBM else plural(size, "place")]
+    parts = [plural(size, "block")]
     if cache.block_bytes:
         parts.append(num_bytes(size * cache.block_bytes))
     if tier is Tier.HBM:  # its other numbers stand above the map
