@@ -6,6 +6,7 @@ import builtins
 import gc
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ from tests.warm_python import WarmPython
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: children would ignore Ctrl-C, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 STORMS = bool(os.environ.get("KVSCOPE_STORMS") or os.environ.get("KVSCOPE_SOAK"))
 

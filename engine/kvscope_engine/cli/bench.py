@@ -17,7 +17,6 @@ from kvscope_telemetry.errors import BadInput
 
 BENCHMARKS: Final = (
     "decode",
-    "serve",
     "kernels",
     "telemetry",
     "memory",

@@ -28,7 +28,7 @@ from kvscope_engine.http.shapes.answers import (
 )
 from kvscope_engine.http.shapes.bodies import ChatBody
 from kvscope_engine.http.shapes.logprobs import chat_logprobs
-from kvscope_engine.http.shapes.mapping import chat_sampling, submission, wants_usage
+from kvscope_engine.http.shapes.mapping import StreamUsage, chat_sampling, submission, wants_usage
 from kvscope_engine.http.tools.use import ToolUse, check_tool_choice, tool_use
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_telemetry.messages.commands import Finished, Tokens
@@ -37,17 +37,17 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 async def chat(request: Request) -> Response:
     """The endpoint."""
-    answer, with_usage = await _asked(request)
-    return await generated_response(request, answer, with_usage=with_usage)
+    answer, usage = await _asked(request)
+    return await generated_response(request, answer, usage)
 
 
-async def _asked(request: Request) -> tuple[_Answer, bool]:
-    """The answer to be, and whether a stream ends with its usage. The body is not kept."""
+async def _asked(request: Request) -> tuple[_Answer, StreamUsage]:
+    """The answer to be, and which events of a stream tell its usage. The body is not kept."""
     api: Api = request.app.state.api
     body = await read_body(request, ChatBody, api.settings.limits)
     api.check_model(body.model)
     check_tool_choice(body)
-    with_usage, sampling = wants_usage(body), chat_sampling(body)
+    usage, sampling = wants_usage(body), chat_sampling(body)
     slot, asker = slot_of(request), asker_of(request)
     slot.choose(sampling.n)
     tokenizer = await api.text.tokenizer(api.hello.model)
@@ -55,7 +55,7 @@ async def _asked(request: Request) -> tuple[_Answer, bool]:
     sampling = use.sampling(sampling)
     prompt = await unless_gone(request, chat_prompt(api, asker, tokenizer, body, slot.body_bytes))
     slot.give_body()
-    return _Answer(api, slot.client, body, sampling, prompt, tokenizer, use), with_usage
+    return _Answer(api, slot.client, body, sampling, prompt, tokenizer, use), usage
 
 
 class _Answer:
@@ -93,25 +93,26 @@ class _Answer:
             usage = generation.usage
         return ChatCompletion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
 
-    async def events(self, *, with_usage: bool) -> Events:
+    async def events(self, usage: StreamUsage) -> Events:
         """What was said, as it is said. Everything was taken in before."""
-        usage = None if with_usage else UNSET
         begin = ChatDelta(role="assistant", content="")
 
-        def chunk(number: int, text: str) -> ChatChunk:
-            return self._chunk([ChatChunkChoice(number, ChatDelta(content=text))], usage)
+        def chunk(choice: ChatChunkChoice) -> ChatChunk:
+            if usage is StreamUsage.EACH:
+                return self._chunk([choice], self.generation.usage_so_far)
+            return self._chunk([choice], UNSET if usage is StreamUsage.NONE else None)
 
-        texts = TextEvents(chunk)
+        texts = TextEvents(lambda number, text: chunk(ChatChunkChoice(number, ChatDelta(content=text))))
         with self.generation as generation:
-            yield encoded(self._chunk([ChatChunkChoice(n, begin)], usage) for n in range(self._num_choices))
+            yield encoded(chunk(ChatChunkChoice(n, begin)) for n in range(self._num_choices))
             while news := await generation.next():
                 yield b"".join(
-                    encoded([self._chunk([choice], usage)])
-                    if (text := _text_alone(choice)) is None
+                    encoded([chunk(choice)])
+                    if (text := _text_alone(choice)) is None or usage is StreamUsage.EACH
                     else texts.event(choice.index, text)
                     for choice in self._deltas(news)
                 )
-            if with_usage:
+            if usage is not StreamUsage.NONE:
                 yield encoded([self._chunk([], generation.usage)])
 
     def _choice(self, index: int, pieces: list[Tokens | Finished]) -> ChatChoice:

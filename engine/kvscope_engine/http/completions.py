@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from msgspec.structs import replace
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,11 +16,11 @@ from kvscope_engine.http.gate import asker_of, read_body, slot_of
 from kvscope_engine.http.generation import Generation, News
 from kvscope_engine.http.pages import generated_response
 from kvscope_engine.http.prompts import Prompt, text_prompts
-from kvscope_engine.http.shapes.answers import Completion, CompletionChoice, CompletionLogprobs
+from kvscope_engine.http.shapes.answers import Completion, CompletionChoice, CompletionLogprobs, UsageInfo
 from kvscope_engine.http.shapes.bodies import MAX_PROMPTS, CompletionBody
 from kvscope_engine.http.shapes.errors import ApiError
 from kvscope_engine.http.shapes.logprobs import completion_logprobs, joined
-from kvscope_engine.http.shapes.mapping import completion_sampling, submission, wants_usage
+from kvscope_engine.http.shapes.mapping import StreamUsage, completion_sampling, submission, wants_usage
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_telemetry.messages.commands import Finished
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -28,22 +28,22 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 async def completions(request: Request) -> Response:
     """The endpoint."""
-    answer, with_usage = await _asked(request)
-    return await generated_response(request, answer, with_usage=with_usage)
+    answer, usage = await _asked(request)
+    return await generated_response(request, answer, usage)
 
 
-async def _asked(request: Request) -> tuple[_Answer, bool]:
-    """The answer to be, and whether a stream ends with its usage. The body is not kept."""
+async def _asked(request: Request) -> tuple[_Answer, StreamUsage]:
+    """The answer to be, and which events of a stream tell its usage. The body is not kept."""
     api: Api = request.app.state.api
     body = await read_body(request, CompletionBody, api.settings.limits)
     api.check_model(body.model)
-    with_usage, sampling = wants_usage(body), completion_sampling(body)
+    usage, sampling = wants_usage(body), completion_sampling(body)
     slot, given = slot_of(request), _given(body)
     slot.choose(len(given) * sampling.n)
     tokenizer = await api.text.tokenizer(api.hello.model)
     prompts = await unless_gone(request, text_prompts(api, asker_of(request), tokenizer, given))
     slot.give_body()
-    return _Answer(api, slot.client, body, sampling, prompts, tokenizer), with_usage
+    return _Answer(api, slot.client, body, sampling, prompts, tokenizer), usage
 
 
 def _given(body: CompletionBody) -> Sequence[str | list[int]]:
@@ -96,25 +96,27 @@ class _Answer:
             parts: dict[int, list[CompletionChoice]] = {number: [] for number in range(self._num_choices)}
             for choice in choices:
                 parts[choice.index].append(choice)
-            return self._completion([_whole(number, part) for number, part in parts.items()], with_usage=True)
+            return self._completion([_whole(number, part) for number, part in parts.items()], generation.usage)
 
-    async def events(self, *, with_usage: bool) -> Events:
+    async def events(self, usage: StreamUsage) -> Events:
         """What was said, as it is said. Everything was taken in before."""
 
-        def chunk(number: int, text: str) -> Completion:
-            return self._completion([CompletionChoice(number, text)], says_none=with_usage)
+        def chunk(choice: CompletionChoice) -> Completion:
+            if usage is StreamUsage.EACH:
+                return self._completion([choice], self.generation.usage_so_far)
+            return self._completion([choice], UNSET if usage is StreamUsage.NONE else None)
 
-        texts = TextEvents(chunk)
+        texts = TextEvents(lambda number, text: chunk(CompletionChoice(number, text)))
         with self.generation as generation:
             while news := await generation.next():
                 yield b"".join(
-                    encoded([self._completion([choice], says_none=with_usage)])
-                    if choice.finish_reason or choice.logprobs
+                    encoded([chunk(choice)])
+                    if choice.finish_reason or choice.logprobs or usage is StreamUsage.EACH
                     else texts.event(choice.index, choice.text)
                     for choice in self._choices(news)
                 )
-            if with_usage:
-                yield encoded([self._completion([], with_usage=True)])
+            if usage is not StreamUsage.NONE:
+                yield encoded([self._completion([], generation.usage)])
 
     def _choices(self, news: News) -> list[CompletionChoice]:
         choices = []
@@ -129,13 +131,8 @@ class _Answer:
                 choices.append(CompletionChoice(number, said.text, logprobs))
         return choices
 
-    def _completion(
-        self, choices: list[CompletionChoice], *, with_usage: bool = False, says_none: bool = False
-    ) -> Completion:
-        answer = Completion(id=self._id, created=self._created, model=self._model, choices=choices)
-        if with_usage:
-            return replace(answer, usage=self.generation.usage)
-        return replace(answer, usage=None) if says_none else answer
+    def _completion(self, choices: list[CompletionChoice], usage: UsageInfo | UnsetType | None) -> Completion:
+        return Completion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
 
 
 def _whole(number: int, parts: Sequence[CompletionChoice]) -> CompletionChoice:

@@ -31,6 +31,7 @@ class Generation:
         self._num_each = submits[0].sampling.n
         self._num_left = len(submits) * self._num_each
         self._finished: list[Finished] = []
+        self._num_prompt_tokens = self._num_new_tokens = 0
 
     async def begin(self) -> None:
         """Submit all; returns once the engine has taken all in. Raises ApiError for the first that it refuses."""
@@ -50,6 +51,7 @@ class Generation:
                     raise refused(said.reason)
                 if isinstance(said, Accepted):
                     num_waiting -= 1
+                    self._num_prompt_tokens += said.num_prompt_tokens
                 else:
                     self._early += self._news(number, said)
             self._check()
@@ -90,6 +92,12 @@ class Generation:
         cached = sum(usage.cached_tokens for usage in firsts)
         return UsageInfo(prompt, completion, prompt + completion, CachedTokens(cached))
 
+    @property
+    def usage_so_far(self) -> UsageInfo:
+        """Of what was said up to now; what was found in the cache is known at the end."""
+        prompt, new = self._num_prompt_tokens, self._num_new_tokens
+        return UsageInfo(prompt, new, prompt + new)
+
     def close(self) -> None:
         """Abort what has not ended."""
         for request_id in self._request_ids:
@@ -109,6 +117,8 @@ class Generation:
                 raise failed(said.error)
             self._num_left -= 1
             self._finished.append(said)
+        else:
+            self._num_new_tokens += len(said.token_ids)
         return [(number * self._num_each + said.index, said)]
 
     def _check(self) -> None:

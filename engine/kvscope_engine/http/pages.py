@@ -17,6 +17,7 @@ from kvscope_engine.http.prompts import chat_ids, text_ids
 from kvscope_engine.http.shapes.answers import Detokenized, Health, Model, ModelList, Tokenized, Version
 from kvscope_engine.http.shapes.bodies import DetokenizeBody, TokenizeBody
 from kvscope_engine.http.shapes.errors import ApiError
+from kvscope_engine.http.shapes.mapping import StreamUsage
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.messages.commands import Status
@@ -43,14 +44,14 @@ class Generated(Protocol):
 
     async def whole(self) -> msgspec.Struct: ...
 
-    def events(self, *, with_usage: bool) -> Events: ...
+    def events(self, usage: StreamUsage) -> Events: ...
 
 
-async def generated_response(request: Request, answer: Generated, *, with_usage: bool) -> Response:
+async def generated_response(request: Request, answer: Generated, usage: StreamUsage) -> Response:
     """`answer`, in the way that was asked for; nothing is generated for a client that hung up."""
     if answer.is_stream:
         await unless_gone(request, answer.generation.begin_or_close())
-        return EventStream(request, answer.events(with_usage=with_usage), answer.generation.close)
+        return EventStream(request, answer.events(usage), answer.generation.close)
     return json_response(await unless_gone(request, answer.whole()))
 
 

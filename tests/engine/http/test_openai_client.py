@@ -68,6 +68,18 @@ def test_a_stream_says_what_a_whole_answer_says(client: openai.OpenAI) -> None:
     assert last.usage.completion_tokens == whole.usage.completion_tokens
 
 
+def test_each_event_tells_the_usage_so_far_where_it_is_asked_for(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "default", "messages": HELLO, "temperature": 0, "max_tokens": 16}
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = client.chat.completions.create(**asked, stream=True, stream_options=options)
+    told = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
+    assert len(told) == len(chunks)
+    assert told == sorted(told)
+    assert last.usage is not None
+    assert told[-1] == last.usage.completion_tokens
+    assert {chunk.usage.prompt_tokens for chunk in chunks if chunk.usage is not None} == {last.usage.prompt_tokens}
+
+
 def test_stop_strings(client: openai.OpenAI) -> None:
     asked: Any = {"model": "default", "prompt": "One, two, three, four,", "temperature": 0, "max_tokens": 12}
     whole = client.completions.create(**asked).choices[0]

@@ -51,6 +51,17 @@ def test_a_stream_with_usage(served: Served) -> None:
         assert [choice["finish_reason"] for choice in own] == [None, None, None, "length"]
 
 
+def test_a_stream_that_tells_its_usage_each_time(served: Served) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": "abc", "max_tokens": 3, "stream": True, "stream_options": options}
+    *chunks, last, done = events(read_all(served.post(COMPLETIONS, body, "Connection: close")))
+    assert (last["choices"], done) == ([], "[DONE]")
+    told = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert told == sorted(told)
+    assert (told[-1], last["usage"]["completion_tokens"]) == (3, 3)
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {last["usage"]["prompt_tokens"]}
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [

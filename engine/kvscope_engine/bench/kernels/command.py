@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import json
+import os
+import platform
 from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.bench.kernels.report import text
 from kvscope_engine.bench.measure import teller
-from kvscope_engine.bench.serving.machine import machine
 from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.config import DEVICES, DTYPES
+from kvscope_engine.model.running.cpu_count import usable_cores
+from kvscope_telemetry.about import program_version
+from kvscope_telemetry.devices.gpus import Gpus
+from kvscope_telemetry.devices.host import HostReader
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
@@ -136,3 +143,26 @@ def _driver() -> str | None:
         return str(pynvml.nvmlSystemGetDriverVersion())
     except Exception:  # not installed, no driver, a driver that does not answer: NVML has an error for each
         return None
+
+
+def machine() -> dict[str, Any]:
+    """Where and with what is measured, now: every table and JSON object says it. Asks NVML for GPUs."""
+    gpus = [gpu.name for gpu in Gpus().sample() if gpu.name]
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": ", ".join(gpus) or HostReader(()).sample().name,
+        "gpus": gpus,
+        "cores": usable_cores(),
+        "load_average": os.getloadavg()[0],
+        "versions": {"kvscope": program_version(), "python": platform.python_version(), **_libraries()},
+    }
+
+
+def _libraries() -> dict[str, str]:
+    found = {}
+    for name in ("torch", "transformers", "triton"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

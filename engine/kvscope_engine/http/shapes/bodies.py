@@ -26,6 +26,8 @@ class StreamOptions(_Body, frozen=True, kw_only=True):
     """How a stream is told."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """vLLM's: each event has the usage so far, beside `include_usage`."""
     include_obfuscation: bool | None = None
     """Accepted, and none is added."""
 

@@ -6,6 +6,7 @@ The one file that knows both. A field that the engine's messages do not have is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, Final
 
 import msgspec
@@ -81,11 +82,22 @@ def submission(request_id: str, body: SamplingBody, sampling: SamplingParams, *,
     return Submit(request_id=request_id, sampling=sampling, raw=raw, **fields, **prompt)
 
 
-def wants_usage(body: SamplingBody) -> bool:
-    """Whether a stream ends with its usage. Raises ApiError for options of a stream without one."""
+class StreamUsage(Enum):
+    """Which events of a stream tell its usage."""
+
+    NONE = "none"
+    LAST = "last"
+    EACH = "each"
+    """With the tokens so far."""
+
+
+def wants_usage(body: SamplingBody) -> StreamUsage:
+    """Which events of a stream tell its usage. Raises ApiError for options of a stream without one."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is not accepted without stream=true", param="stream_options")
-    return body.stream_options is not None and bool(body.stream_options.include_usage)
+    if body.stream_options is None or not body.stream_options.include_usage:
+        return StreamUsage.NONE
+    return StreamUsage.EACH if body.stream_options.continuous_usage_stats else StreamUsage.LAST
 
 
 def _check_neutral(body: SamplingBody, accepted: Mapping[str, tuple[Any, ...]]) -> None:

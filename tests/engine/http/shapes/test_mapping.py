@@ -18,7 +18,13 @@ from kvscope_engine.http.shapes.bodies import (
     IgnoredFields,
 )
 from kvscope_engine.http.shapes.errors import ApiError
-from kvscope_engine.http.shapes.mapping import chat_sampling, completion_sampling, submission, wants_usage
+from kvscope_engine.http.shapes.mapping import (
+    StreamUsage,
+    chat_sampling,
+    completion_sampling,
+    submission,
+    wants_usage,
+)
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
@@ -162,8 +168,13 @@ def test_a_submission() -> None:
 
 
 def test_usage_of_a_stream() -> None:
-    assert not wants_usage(completion(stream=True))
-    assert wants_usage(completion(stream=True, stream_options={"include_usage": True}))
+    def asked(**options: bool) -> StreamUsage:
+        return wants_usage(completion(stream=True, stream_options=options))
+
+    assert wants_usage(completion(stream=True)) is StreamUsage.NONE
+    assert asked(include_usage=True) is StreamUsage.LAST
+    assert asked(include_usage=True, continuous_usage_stats=True) is StreamUsage.EACH
+    assert asked(continuous_usage_stats=True) is StreamUsage.NONE
     with pytest.raises(ApiError, match="stream_options"):
         wants_usage(completion(stream_options={"include_usage": True}))
 
