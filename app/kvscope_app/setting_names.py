@@ -1,19 +1,14 @@
 """The names of what is in the INI file of the user's configuration folder, and its versions. Reads and writes none.
 
-What a person chose is not there but in `settings.settings.Settings`, in the JSON file beside: of these, the INI has
-what earlier versions kept, which is read once. It keeps what Qt packs for each window. A name never changes its
-meaning: what is kept in another form gets another version, or another name.
+What a person chose is not there but in `settings.settings.Settings`, in the JSON file beside. The INI keeps what Qt
+packs for each window, and what views remember. A name never changes its meaning: what is kept in another form gets
+another name.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-THEME: Final = "theme"
-"""`auto`, `dark` or `light`; of earlier versions."""
-KEPT_MINUTES: Final = "timeline/minutes"
-KEPT_MEGABYTES: Final = "timeline/megabytes"
-"""How much of the past a live session keeps on the disk, at most; of earlier versions."""
 RECORD_TEXTS: Final = "recording/texts"
 """Whether recordings, and what is kept of a live session, hold prompts and answers: `yes` or `no`, once asked."""
 PICTURE_SCALE: Final = "picture/scale"
@@ -33,9 +28,7 @@ PREFIX_FILTER: Final = "prefixes/filter"
 PREFIX_ORDER: Final = "prefixes/order"
 """Which rows of the prefix tree, a word of its box, and by which column: `With_below descending`."""
 LAYOUT_VERSION: Final = 3
-"""Of a window's docks. A saved layout of another version is not restored, but for those before that are named here."""
-LAYOUT_BEFORE_TIMELINE: Final = 2
-LAYOUT_BEFORE_WHAT_IF: Final = 1
+"""Of a window's docks. A saved layout of another version is not restored: the window opens as at the first start."""
 
 
 def window_group(kind: str, slot: int) -> str:

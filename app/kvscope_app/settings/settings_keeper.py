@@ -12,8 +12,7 @@ from typing import Any, Final, get_origin, get_type_hints
 import msgspec
 from PySide6.QtCore import QObject, QSettings, Signal
 
-from kvscope_app.setting_names import KEPT_MEGABYTES, KEPT_MINUTES, THEME
-from kvscope_app.settings.settings import MEGABYTES, MINUTES, Settings
+from kvscope_app.settings.settings import Settings
 
 _TYPES: Final[dict[str, Any]] = get_type_hints(Settings, include_extras=True)
 _MAX_BYTES: Final = 4 << 20
@@ -28,9 +27,8 @@ def settings_file(settings: QSettings) -> SettingsFile:
 
 
 def read_settings(settings: QSettings) -> Settings:
-    """What is chosen now; of earlier versions, where nothing was chosen since."""
-    file = settings_file(settings)
-    return file.read() if file.exists else msgspec.structs.replace(Settings(), **old_choices(settings))
+    """What is chosen now."""
+    return settings_file(settings).read()
 
 
 class SettingsKeeper(QObject):
@@ -45,8 +43,6 @@ class SettingsKeeper(QObject):
         self._stamp = self._file.stamp
         self.failure = ""
         self.values = read_settings(settings)
-        if not self._file.exists and (old := old_choices(settings)):
-            self.change(**old)
 
     def change(self, **fields: object) -> None:
         """Set these fields, here and in the file."""
@@ -74,32 +70,6 @@ class SettingsKeeper(QObject):
         self.values = self._file.read()
         if self.values != before:
             self.changed.emit(before)
-
-
-def old_choices(settings: QSettings) -> dict[str, object]:
-    """What the INI file of earlier versions says, read once: when there is no settings file yet.
-
-    Fields of `Settings` by name, of what is there and makes sense.
-    """
-    found: dict[str, object] = {}
-    theme = str(settings.value(THEME, ""))
-    if theme in ("auto", "dark", "light"):
-        found["theme"] = theme
-    for field, name, accepted in (
-        ("timeline_minutes", KEPT_MINUTES, MINUTES),
-        ("timeline_megabytes", KEPT_MEGABYTES, MEGABYTES),
-    ):
-        number = _whole(settings.value(name))
-        if number is not None:
-            found[field] = max(accepted[0], min(number, accepted[2]))
-    return found
-
-
-def _whole(value: object) -> int | None:
-    try:
-        return int(str(value))
-    except ValueError:
-        return None
 
 
 class SettingsFile:

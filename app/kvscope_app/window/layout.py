@@ -11,8 +11,6 @@ from PySide6.QtCore import QByteArray, QPoint, QRect, QSettings, QSize, Qt
 from PySide6.QtWidgets import QMainWindow
 
 from kvscope_app.setting_names import (
-    LAYOUT_BEFORE_TIMELINE,
-    LAYOUT_BEFORE_WHAT_IF,
     LAYOUT_VERSION,
     geometry_name,
     layout_name,
@@ -73,11 +71,6 @@ DOCKS: Final = (
     DockSpec("roofline", "Roofline", "kvscope_app.views.roofline.view", "RooflineView", _RIGHT, 400, "chart", False),
 )
 _BEHIND_REQUESTS: Final = ("what_if", "timeline", "heatmap", "events", "prefixes")
-_NEW_SINCE: Final = {
-    LAYOUT_BEFORE_TIMELINE: ("timeline", "heatmap", "events"),
-    LAYOUT_BEFORE_WHAT_IF: ("what_if", "timeline", "heatmap", "events"),
-}
-"""Docks that a saved layout of an older version has no place for."""
 
 
 def prepare(window: QMainWindow) -> None:
@@ -152,26 +145,7 @@ def restore_docks(window: QMainWindow, settings: QSettings, group: str = "window
     state = settings.value(layout_name(group))
     if not isinstance(state, QByteArray):
         return False
-    return window.restoreState(state, LAYOUT_VERSION) or _restore_older(window, state)
-
-
-def _restore_older(window: QMainWindow, state: QByteArray) -> bool:
-    """A layout of an older version: docks that are new go behind the requests, or are closed where these are not."""
-    version = next((version for version in _NEW_SINCE if window.restoreState(state, version)), None)
-    if version is None:
-        return False
-    docks = {dock.objectName(): dock for dock in window.findChildren(Dock)}
-    requests = docks["dock_requests"]
-    for name in _NEW_SINCE[version]:
-        new = docks[f"dock_{name}"]
-        new.setFloating(False)
-        if requests.isHidden() or requests.isFloating():
-            new.hide()
-            continue
-        window.tabifyDockWidget(requests, new)
-        new.show()
-        requests.raise_()
-    return True
+    return window.restoreState(state, LAYOUT_VERSION)
 
 
 def has_place(settings: QSettings, group: str) -> bool:

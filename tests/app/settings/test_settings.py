@@ -9,10 +9,9 @@ import sys
 import pytest
 from PySide6.QtCore import QSettings
 
-from kvscope_app.setting_names import KEPT_MEGABYTES, KEPT_MINUTES, THEME
 from kvscope_app.settings.layout_value import Part, WindowLayout
 from kvscope_app.settings.settings import Settings
-from kvscope_app.settings.settings_keeper import SettingsFile, SettingsKeeper, read_settings
+from kvscope_app.settings.settings_keeper import SettingsFile, SettingsKeeper
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule
 
 
@@ -33,20 +32,6 @@ def test_what_was_chosen_is_there_at_the_next_start(settings):
 def test_defaults_without_a_file(file):
     assert file.read() == Settings()
     assert not file.exists
-
-
-def test_old_keys_are_read_once(settings):
-    for name, value in ((THEME, "light"), (KEPT_MINUTES, 5_000_000), (KEPT_MEGABYTES, "much")):
-        settings.setValue(name, value)
-    assert read_settings(settings).theme == "light"
-    keeper = SettingsKeeper(settings)
-    assert (keeper.values.theme, keeper.values.timeline_minutes, keeper.values.timeline_megabytes) == (
-        "light",
-        24 * 60,
-        512,
-    )
-    settings.setValue(THEME, "dark")  # by an earlier version, later
-    assert SettingsKeeper(settings).values.theme == "light"
 
 
 @pytest.mark.parametrize(

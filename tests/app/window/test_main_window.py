@@ -371,34 +371,6 @@ def test_what_if_is_behind_another_view_at_first(session, make_window, qtbot):
     qtbot.waitUntil(lambda: in_front(window, "throughput") and not in_front(window, "what_if"), timeout=120_000)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("hidden", [(), ("requests",), ("memory",)])
-def test_a_layout_from_before_some_docks_is_kept(session, make_window, settings, qtbot, hidden, version):
-    window = make_window(session, size=(1500, 900))
-    window.reset_layout()
-    fresh = layout._NEW_SINCE[version]
-    for name in fresh:
-        window.removeDockWidget(window.docks[name])
-    for name in hidden:
-        window.docks[name].hide()
-    window.resizeDocks([window.docks["console"]], [350], Qt.Orientation.Horizontal)
-    qtbot.waitUntil(lambda: window.docks["console"].width() == 350, timeout=120_000)
-    state, geometry = window.saveState(version), window.saveGeometry()
-    window.close()
-    settings.setValue("window/state", state)
-    settings.setValue("window/geometry", geometry)
-    again = make_window(session, size=(1500, 900))
-    assert abs(again.docks["console"].width() - 350) <= 1
-    assert {name for name, dock in again.docks.items() if dock.isHidden()} == {
-        *hidden,
-        *(fresh if "requests" in hidden else []),
-        *(spec.name for spec in DOCKS if not spec.is_open),
-    }
-    if "requests" not in hidden:
-        assert {f"dock_{name}" for name in fresh} <= tabs(again, "requests")
-        qtbot.waitUntil(lambda: in_front(again, "requests") and not in_front(again, fresh[0]), timeout=120_000)
-
-
 def test_a_small_window_stays_small_while_its_views_are_loaded(engine, session, make_window, poll, qtbot):
     poll(session)
     window = make_window(session, with_views=True, size=(1040, 640))

@@ -1,6 +1,6 @@
 """A conversation: its messages, system prompt and sampling options, and what of it is sent. No Qt.
 
-Values as they are kept on disk; new fields have defaults, so that older files stay readable.
+Values as they are kept on disk.
 """
 
 from __future__ import annotations
