@@ -27,8 +27,8 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         description="Write a recording, or a range of it: a table (csv, parquet or arrow; metrics has a row a second,"
         " requests a row a request, events a row an event, bookmarks a row a bookmark or alarm), a trace for"
         " ui.perfetto.dev (perfetto), a report in one file to send to somebody (html), a picture of a view at a moment"
-        " (png, svg), or a video of it over the range (video: .mp4 by ffmpeg, .webp and .gif by Pillow, .apng by"
-        " itself). None needs a display. Nothing is overwritten.",
+        " (png, svg), or a video of it over the range (video: .mp4 by ffmpeg, .webp, .gif and .apng by Pillow)."
+        " None needs a display. Nothing is overwritten.",
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE.mcap", type=recording_file, help="a recording; or the word sample")

@@ -1,7 +1,7 @@
-"""Who writes the frames of a video into a file, by the file's name. Frames are taken one at a time: memory does not
-grow with their number, or their number is bounded and that is said.
+"""Writes the frames of a video into a file: ffmpeg writes `.mp4`, Pillow `.webp`, `.gif` and `.apng`.
 
-`.apng` needs nothing, `.webp` and `.gif` are Pillow's, `.mp4` is ffmpeg's. Knows no Qt.
+ffmpeg and WebP take a frame at a time. For a GIF or an APNG Pillow keeps all of them, so their number is bounded. Knows
+no Qt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.pictures.apng import write_apng
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 if TYPE_CHECKING:
@@ -25,8 +24,9 @@ if TYPE_CHECKING:
 Frame = npt.NDArray[np.uint8]
 """Red, green and blue, shape (height, width, 3)."""
 _MAX_WEBP_FRAMES: Final = 10_000
-_MAX_GIF_BYTES: Final = 256 << 20
-_MISSING: Final = "Pillow is not installed: pip install 'kvscope[export]', or write an .apng, which needs nothing"
+_MAX_PIXELS: Final = {".gif": 256 << 20, ".apng": 128 << 20}
+"""Of all frames together: Pillow keeps a byte for each pixel of a GIF, and eight for each of an APNG."""
+_MISSING: Final = "Pillow is not installed: pip install pillow"
 _FFMPEG: Final = "ffmpeg"
 
 
@@ -50,12 +50,12 @@ def require_encoder(suffix: str, num_frames: int, width: int, height: int) -> No
     """Raises BadInput, naming what is missing or too much, before anything is drawn."""
     if suffix == ".mp4" and shutil.which(_FFMPEG) is None:
         raise BadInput("an .mp4 is written by ffmpeg, which is not on PATH: install it, or write .webp, .gif or .apng")
-    if suffix in (".webp", ".gif") and find_spec("PIL") is None:
+    if not is_there(suffix):
         raise BadInput(f"{suffix}: {_MISSING}")
     if suffix == ".webp" and num_frames > _MAX_WEBP_FRAMES:
         raise BadInput(_too_many(num_frames, _MAX_WEBP_FRAMES, suffix))
-    if suffix == ".gif" and num_frames * width * height > _MAX_GIF_BYTES:
-        raise BadInput(_too_many(num_frames, _MAX_GIF_BYTES // (width * height), suffix))
+    if suffix in _MAX_PIXELS and num_frames * width * height > _MAX_PIXELS[suffix]:
+        raise BadInput(_too_many(num_frames, _MAX_PIXELS[suffix] // (width * height), suffix))
 
 
 def encode(film: Film, suffix: str, file: BinaryIO) -> None:
@@ -66,12 +66,15 @@ def encode(film: Film, suffix: str, file: BinaryIO) -> None:
 def _too_many(num_frames: int, most: int, suffix: str) -> str:
     return (
         f"{num_frames:,} frames are too many for one {suffix}, which takes {most:,} of this size: use a "
-        "higher --speed, fewer --fps, a shorter range, or .mp4 or .apng"
+        "higher --speed, fewer --fps, a shorter range, or .mp4 or .webp"
     )
 
 
 def _write_apng(film: Film, file: BinaryIO) -> None:
-    write_apng(film.frames, film.num_frames, film.frame_ms, film.width, film.height, file)
+    from PIL import Image
+
+    first, *rest = map(Image.fromarray, film.frames)
+    first.save(file, "PNG", save_all=True, append_images=rest, duration=film.frame_ms, loop=0)
 
 
 def _write_webp(film: Film, file: BinaryIO) -> None:
@@ -82,11 +85,11 @@ def _write_webp(film: Film, file: BinaryIO) -> None:
 def _write_gif(film: Film, file: BinaryIO) -> None:
     from PIL import Image
 
-    first, *_ = images = [
+    first, *rest = [
         Image.fromarray(frame).quantize(255, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
         for frame in film.frames
     ]
-    first.save(file, "GIF", save_all=True, append_images=images[1:], duration=film.frame_ms, loop=0)
+    first.save(file, "GIF", save_all=True, append_images=rest, duration=film.frame_ms, loop=0)
 
 
 def _moving_image(film: Film) -> Image:
@@ -150,5 +153,5 @@ _ENCODERS: Final[dict[str, Callable[[Film, BinaryIO], Any]]] = {
 
 
 def is_there(suffix: str) -> bool:
-    """Whether what writes it is here."""
-    return shutil.which(_FFMPEG) is not None if suffix == ".mp4" else suffix == ".apng" or find_spec("PIL") is not None
+    """Whether the program or library that writes it is installed."""
+    return shutil.which(_FFMPEG) is not None if suffix == ".mp4" else find_spec("PIL") is not None

@@ -30,7 +30,6 @@ _SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _FPS: Final = (5, 10, 15, 20, 30)
 _FIRST_S: Final = 20.0
 """So much of the time is offered at first."""
-_MISSING: Final = {".mp4": " (needs ffmpeg)", ".webp": " (needs Pillow)", ".gif": " (needs Pillow)"}
 
 
 class VideoDialog(QDialog):
@@ -53,14 +52,14 @@ class VideoDialog(QDialog):
         self.last = seconds_box(0.0, length_s, max(cursor_s, min(_FIRST_S, length_s)), "Until")
         self.speed = choice([f"{speed:g} ×" for speed in _SPEEDS], "Speed")
         self.fps = choice([f"{fps} per second" for fps in _FPS], "Frames")
-        self.form = choice([suffix + ("" if is_there(suffix) else _MISSING[suffix]) for suffix in VIDEOS], "Format")
+        self.form = choice([suffix + _missing(suffix) for suffix in VIDEOS], "Format")
         self.captioned = QCheckBox("Include")
         self.captioned.setToolTip("Model, view and time, below the picture")
         self.captioned.setAccessibleName("Include a caption")
         self.captioned.setChecked(True)
         self.speed.setCurrentIndex(_SPEEDS.index(1.0))
         self.fps.setCurrentIndex(_FPS.index(10))
-        self.form.setCurrentIndex(next(index for index, suffix in enumerate(VIDEOS) if is_there(suffix)))
+        self.form.setCurrentIndex(next((index for index, suffix in enumerate(VIDEOS) if is_there(suffix)), 0))
         self._told = label(look="muted")
         self._lay_out()
         self._show_told()
@@ -129,6 +128,10 @@ class VideoDialog(QDialog):
         column.addLayout(form)
         column.addWidget(self._told)
         column.addWidget(buttons)
+
+
+def _missing(suffix: str) -> str:
+    return "" if is_there(suffix) else " (needs ffmpeg)" if suffix == ".mp4" else " (needs Pillow)"
 
 
 def _begin(window: WindowBody, wish: PictureWish, path: str) -> None:
