@@ -37,7 +37,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.setting_names import window_group
 from kvscope_app.settings.layout_value import WindowLayout, read_layout
 from kvscope_app.window import layout
-from kvscope_app.window.arranging.arrangement import VIEWS
+from kvscope_app.window.arranging.arrangement import KNOWN
 from kvscope_app.window.error_notices import ErrorNotices, InternalErrors
 from kvscope_app.window.main_window import MainWindow, window_kind
 from kvscope_app.window.window_slots import WindowSlots
@@ -335,7 +335,7 @@ def _run(
     openings: Sequence[RecordingOpening],
     errors: InternalErrors,
 ) -> int:
-    arranged = read_layout(options.layout, VIEWS) if options.layout else None
+    arranged = read_layout(options.layout, KNOWN) if options.layout else None
     desktop = Desktop(app, options, QSettings(), errors)
     desktop.layout = arranged
     for address in options.attach or ((engine.endpoint,) if engine is not None else ()):

@@ -6,9 +6,8 @@ from kvscope_app.look.theme import DARK
 from kvscope_app.views.console.answer import Answer
 from kvscope_app.views.console.conversation import Conversation, Message
 from kvscope_app.views.page_map.block_facts import block_facts
-from kvscope_app.views.page_map.color_modes import FREE, UNKNOWN, ColorMode, keys
-from kvscope_app.views.page_map.drawing.ink import key_colors
-from kvscope_app.views.page_map.legend_items import shown_in, swatches
+from kvscope_app.views.page_map.color_modes import COLOR_MODES, FREE, STATE, UNKNOWN
+from kvscope_app.views.page_map.legend_items import shown_in
 from kvscope_app.views.places import place_of
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Usage
@@ -22,14 +21,14 @@ def test_blocks_in_an_unknown_state_or_tier_are_drawn_so(engine, session, poll, 
     engine.hold([4])
     poll(session)
     ledger = session.mirror.ledger
-    assert keys(ColorMode.STATE, ledger, slice(2, 5), 16, 1).tolist() == [FREE, UNKNOWN, UNKNOWN]
-    assert key_colors(ColorMode.STATE, DARK)[UNKNOWN] == DARK.muted
-    for mode in ColorMode:
-        assert keys(mode, ledger, slice(2, 5), 16, 1)[1] != FREE
+    assert STATE.keys(ledger, slice(2, 5), 16, 1).tolist() == [FREE, UNKNOWN, UNKNOWN]
+    assert STATE.key_colors(DARK)[UNKNOWN] == DARK.muted
+    for mode in COLOR_MODES:
+        assert mode.keys(ledger, slice(2, 5), 16, 1)[1] != FREE
     facts = block_facts(session.mirror, 3, 16)
     assert (facts.state, facts.color) == ("unknown", "muted")
     assert ("In", "an unknown tier") in block_facts(session.mirror, 4, 16).rows
-    assert "unknown" in [swatch.word for swatch in swatches(ColorMode.STATE, DARK, shown_in(session.mirror, ()))]
+    assert "unknown" in [swatch.word for swatch in STATE.legend(DARK, shown_in(session.mirror, ()))]
     assert session.mirror.count(BlockState.UNKNOWN) == session.mirror.count(BlockState.ACTIVE, Tier.UNKNOWN) == 1
     window = make_window(session)
     assert window.page_map.canvas.grab().toImage().width() > 0

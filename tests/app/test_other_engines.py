@@ -11,7 +11,7 @@ from kvscope_app.debugger.permission import why_not_control
 from kvscope_app.views.console.view import ConsoleView
 from kvscope_app.views.heatmap.view import HeatmapView
 from kvscope_app.views.memory.view import MemoryView
-from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.color_modes import COLOR_MODES, FILL, STATE
 from kvscope_app.views.page_map.view import summaries
 from kvscope_app.views.requests.view import RequestsView
 from kvscope_app.views.throughput.panels import _range_text
@@ -79,11 +79,11 @@ def test_it_takes_prompts_and_is_asked_for_tokens_and_told_nothing_else(vllm, wa
 def test_the_page_map_says_what_cells_are_and_disables_what_is_not_told(watched, make_window):
     window = make_window(watched)
     page_map = window.page_map
-    page_map.set_mode(ColorMode.FILL)
+    page_map.set_mode(FILL)
     page_map.draw_all()
-    assert page_map.mode is ColorMode.STATE
-    for mode in ColorMode:
-        is_possible = mode is ColorMode.STATE
+    assert page_map.mode is STATE
+    for mode in COLOR_MODES:
+        is_possible = mode is STATE
         action = window.actions_by_name[f"color_{mode}"]
         assert action.isEnabled() == is_possible
         assert ("does not tell" in action.toolTip()) != is_possible
@@ -98,12 +98,12 @@ def test_the_mode_that_was_chosen_comes_back_with_an_engine_that_tells_it(
     make_engine, make_session, make_window, poll, vllm, watched
 ):
     page_map = make_window(watched).page_map
-    page_map.set_mode(ColorMode.FILL)
+    page_map.set_mode(FILL)
     vllm.capabilities = Capabilities()
     vllm.begin(8)
     poll(watched)
     page_map.draw_all()
-    assert page_map.mode is ColorMode.FILL
+    assert page_map.mode is FILL
 
 
 def test_a_card_says_unknown_and_not_0(watched, make_window):

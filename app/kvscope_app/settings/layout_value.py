@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -55,10 +55,17 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             yield from part.leaves()
 
 
+class Known(NamedTuple):
+    """The names that a layout may have."""
+
+    views: tuple[str, ...]
+    color_modes: tuple[str, ...]
+
+
 class Choices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is chosen in the views. What is not said stays as it is."""
 
-    color_mode: Literal["state", "owner", "fill", "sharing", "age", "attention"] | None = None
+    color_mode: str | None = None
     flashes: bool | None = None
     request_filter: str | None = None
     request_columns: dict[str, Annotated[int, msgspec.Meta(ge=1, le=4000)]] | None = None
@@ -88,20 +95,23 @@ class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         docked = [name for part in self.areas.values() for leaf in part.leaves() for name in leaf.tabs]
         return [*docked, *self.floating]
 
-    def check(self, known: tuple[str, ...]) -> None:
-        """Raises BadInput where views are named that there are not, or twice, or a part is not one of the three."""
+    def check(self, known: Known) -> None:
+        """Raises BadInput for names that are not `known`, a view that stands twice, and what is no part."""
         for part in self.areas.values():
             _check_part(part)
         names = self.view_names()
         for name in names:
-            if name not in known:
-                raise BadInput(f"there is no view {name!r}; there are {', '.join(known)}")
+            if name not in known.views:
+                raise BadInput(f"there is no view {name!r}; there are {', '.join(known.views)}")
             if names.count(name) > 1:
                 raise BadInput(f"the view {name!r} stands twice")
+        mode = self.choices.color_mode
+        if mode is not None and mode not in known.color_modes:
+            raise BadInput(f"color_mode={mode!r:.40} is not accepted: one of {', '.join(known.color_modes)}")
 
 
-def read_layout(path: str | Path, known: tuple[str, ...]) -> WindowLayout:
-    """Raises BadInput, in one line, for what is no layout of this version of views in `known`."""
+def read_layout(path: str | Path, known: Known) -> WindowLayout:
+    """Raises BadInput, in one line, for what is no layout of this version of what is `known`."""
     try:
         if os.path.getsize(path) > _MAX_BYTES:
             raise BadInput(f"{path} is not a layout: it is larger than 1 MiB")

@@ -39,8 +39,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the last recording went; empty: where the person's documents are."""
     record_texts: bool | None = None
     """Whether texts of blocks are recorded; None: the person was not asked yet."""
-    color_mode: Literal["state", "owner", "fill", "sharing", "age", "attention"] = "state"
-    """What the colours of the page map mean at first."""
+    color_mode: str = "state"
+    """What the colours of the page map mean at first, by name (`page_map.color_modes`); an unknown one is `state`."""
     flashes: bool = True
     """Whether cells light up that change."""
     chart_range_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0

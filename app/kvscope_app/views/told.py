@@ -8,14 +8,6 @@ from kvscope_telemetry.alarms.rules import Rule, not_told
 from kvscope_telemetry.messages.capabilities import Capabilities
 
 _ENGINES: Final = {"kvscope": "This engine", "vllm": "vLLM", "sglang": "SGLang", "devices": "This address"}
-_NEEDED: Final = {
-    "owner": ("owners", "block owners"),
-    "fill": ("filled", "fill of blocks"),
-    "sharing": ("ref_counts", "reference counts"),
-    "age": ("last_used", "last use of blocks"),
-    "attention": ("attention", "attention per block"),
-}
-HOW_TO_MEASURE: Final = "start it with --page-heat 16 to measure it"
 DEVICES_ALONE: Final = (
     "This address reports GPUs, memory and cores only (see Devices).\nFor a KV cache, use Engine ▸ Attach to an engine."
 )
@@ -26,15 +18,6 @@ SLOTS: Final = "cell positions are assigned by kvscope, not by the server"
 def engine_name(told: Capabilities) -> str:
     """What a sentence begins with."""
     return _ENGINES.get(told.engine, told.engine)
-
-
-def why_no_mode(mode: str, told: Capabilities) -> str:
-    """Why blocks cannot be coloured by `mode`, a `ColorMode`; empty when they can."""
-    capability, words = _NEEDED.get(mode, ("", ""))
-    if not capability or getattr(told, capability) or (capability == "attention" and told.sparse_decode):
-        return ""
-    how = f": {HOW_TO_MEASURE}" if capability == "attention" and told.commands else ""
-    return f"{engine_name(told)} does not tell {words}{how}"
 
 
 def why_no_addresses(told: Capabilities) -> str:

@@ -19,7 +19,7 @@ from kvscope_app.settings.layout_value import Choices
 from kvscope_app.settings.settings_keeper import SettingsKeeper
 from kvscope_app.views.base import View
 from kvscope_app.views.page_map import PageMapView
-from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.color_modes import mode_named
 
 _MADE: Final = "made_widths"
 """Of a table: how wide its columns were made, at 100 %."""
@@ -28,7 +28,7 @@ _MADE: Final = "made_widths"
 def remember_map(view: PageMapView, choices: SettingsKeeper) -> None:
     """What colours mean, and whether cells light up."""
     chosen = choices.values
-    view.set_mode(ColorMode(chosen.color_mode))
+    view.set_mode(mode_named(chosen.color_mode))
     view.set_flashing(chosen.flashes)
     view.mode_changed.connect(lambda mode: choices.change(color_mode=str(mode)))
 
@@ -86,7 +86,7 @@ def choose(views: Mapping[str, View], choices: Choices) -> None:
     page_map, requests, events = (views.get(name) for name in ("page_map", "requests", "events"))
     if isinstance(page_map, PageMapView):
         if choices.color_mode is not None:
-            page_map.set_mode(ColorMode(choices.color_mode))
+            page_map.set_mode(mode_named(choices.color_mode))
         if choices.flashes is not None:
             page_map.set_flashing(choices.flashes)
     if requests is not None:

@@ -25,7 +25,7 @@ from kvscope_app.recording.export_actions import export_actions
 from kvscope_app.recording.recording_actions import recording_actions
 from kvscope_app.views.inspector.inspector_actions import inspector_actions
 from kvscope_app.views.page_map.color_actions import color_actions
-from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.color_modes import COLOR_MODES
 from kvscope_app.window.actions import Actions, ActionSpec
 from kvscope_app.window.arranging.kept_layouts import LAYOUTS, KeptLayouts
 from kvscope_app.window.edit_actions import EDIT, edit_actions, name_what_is_undone
@@ -380,7 +380,7 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
         session.epoch_changed.disconnect(colors)
 
     def colors() -> None:
-        for mode in ColorMode:
+        for mode in COLOR_MODES:
             reason = window.page_map.why_not(mode)
             actions[f"color_{mode}"].setEnabled(not reason)
             actions[f"color_{mode}"].setToolTip(reason)

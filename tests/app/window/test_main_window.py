@@ -13,7 +13,7 @@ from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.settings.settings_keeper import read_settings
 from kvscope_app.views.base import View
 from kvscope_app.views.in_sight import in_sight
-from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.color_modes import COLOR_MODES, OWNER, STATE
 from kvscope_app.window import layout
 from kvscope_app.window.layout import DOCKS
 from kvscope_app.window.main_window import MainWindow
@@ -156,17 +156,17 @@ def test_letters_and_digits_are_typed_into_a_line(session, make_window, qtbot):
     qtbot.keyClicks(line, "f2 ?-+")
     assert line.text() == "f2 ?-+"
     assert not session.paused
-    assert window.page_map.mode is ColorMode.STATE
+    assert window.page_map.mode is STATE
 
 
-@pytest.mark.parametrize(("index", "mode"), list(enumerate(ColorMode, start=1)))
+@pytest.mark.parametrize(("index", "mode"), list(enumerate(COLOR_MODES, start=1)))
 def test_number_keys_choose_the_colours(index, mode, make_engine, make_session, make_window, poll, qtbot):
     session = make_session(make_engine(capabilities=Capabilities(attention=True)))
     poll(session)
     window = make_window(session)
     window.page_map.canvas.setFocus()
     qtbot.waitUntil(window.isActiveWindow)
-    window.page_map.set_mode(ColorMode.STATE)
+    window.page_map.set_mode(STATE)
     qtbot.keyClick(window.page_map.canvas, Qt.Key(Qt.Key.Key_0.value + index))
     assert window.page_map.mode is mode
     assert window.actions_by_name[f"color_{mode}"].isChecked()
@@ -231,7 +231,7 @@ def test_the_palette_finds_and_runs(session, make_window, qtbot):
     qtbot.keyClicks(palette._line, "colour by ow")
     assert palette._list.count() >= 1
     qtbot.keyClick(palette._line, Qt.Key.Key_Return)
-    assert window.page_map.mode is ColorMode.OWNER
+    assert window.page_map.mode is OWNER
 
 
 @pytest.mark.qt_log_ignore("grabbing the keyboard", extend=True)

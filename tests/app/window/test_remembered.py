@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt
 
-from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.color_modes import AGE
 
 
 def test_choices_of_the_views_are_kept(session, make_window, qtbot):
@@ -21,7 +21,7 @@ def test_choices_of_the_views_are_kept(session, make_window, qtbot):
     first.close()
     second = make_window(session, with_views=("requests", "throughput", "events"), size=(1500, 900))
     requests, throughput, events = (second.views[name] for name in ("requests", "throughput", "events"))
-    assert second.page_map.mode is ColorMode.AGE
+    assert second.page_map.mode is AGE
     assert second.actions_by_name["color_age"].isChecked()
     assert not second.page_map.scene.flashing
     assert not second.actions_by_name["flash"].isChecked()

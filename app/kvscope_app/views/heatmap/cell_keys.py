@@ -15,8 +15,7 @@ import numpy.typing as npt
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.views.heatmap.address_rows import NO_ADDRESS
 from kvscope_app.views.page_map import color_modes as page_map
-from kvscope_app.views.page_map.color_modes import ColorMode
-from kvscope_app.views.page_map.drawing.ink import Pixels, key_colors, pixel
+from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.summaries.course import Course
 
@@ -123,7 +122,7 @@ def _fill_levels(colors: list[str], theme: Theme, solid: list[str]) -> None:
 
 
 def _state_colors(colors: list[str], theme: Theme) -> None:
-    own = key_colors(ColorMode.STATE, theme)
+    own = page_map.STATE.key_colors(theme)
     _fill_levels(colors, theme, [own[key] for key in _STATES])
 
 
@@ -132,13 +131,13 @@ def _tier_colors(colors: list[str], theme: Theme) -> None:
 
 
 def _used_colors(colors: list[str], theme: Theme) -> None:
-    own = key_colors(ColorMode.FILL, theme)
+    own = page_map.FILL.key_colors(theme)
     for key in range(page_map.FILL_FULL, page_map.FILL_FULL + page_map.FILL_STEPS + 1):
         colors[key] = own[key]
 
 
 def _owner_colors(colors: list[str], theme: Theme) -> None:
-    own = key_colors(ColorMode.OWNER, theme)
+    own = page_map.OWNER.key_colors(theme)
     colors[_UNHELD] = unheld_color(theme)
     for index in range(page_map.NUM_OWNER_KEYS):
         colors[_OWNER + index] = own[page_map.OWNER_ACTIVE + index]

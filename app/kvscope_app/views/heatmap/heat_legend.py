@@ -11,9 +11,9 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.heatmap.cell_keys import HeatMode, tier_colors, unheld_color
-from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.color_modes import FILL_SCALE, STATE
 from kvscope_app.views.page_map.legend_ink import LegendInk, Placed
-from kvscope_app.views.page_map.legend_items import SCALES, Shown, Swatch, swatches
+from kvscope_app.views.page_map.legend_items import Shown, Swatch
 from kvscope_app.views.places import tier_title
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import DeviceInfo
@@ -29,7 +29,7 @@ _OWNERS_WORD: Final = "one colour per request"
 def heat_swatches(mode: HeatMode, theme: Theme, shown: Shown, device: DeviceInfo) -> list[Swatch]:
     """The single colours of `mode`."""
     if mode is HeatMode.STATE:
-        return [swatch for swatch in swatches(ColorMode.STATE, theme, shown) if swatch.word not in _NOT_DRAWN]
+        return [swatch for swatch in STATE.legend(theme, shown) if swatch.word not in _NOT_DRAWN]
     free = Swatch(theme.block_free, "free")
     if mode is HeatMode.USED:
         return [free]
@@ -87,7 +87,7 @@ class HeatLegend(QWidget):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         if self._mode is HeatMode.USED:
-            self._ink.draw_scale(painter, self._theme, SCALES[ColorMode.FILL])
+            self._ink.draw_scale(painter, self._theme, FILL_SCALE)
         if self._mode is HeatMode.OWNER:
             self._ink.draw_owners(painter, self._theme, 0, _OWNERS_WORD)
         for placed in self._placed():
@@ -106,7 +106,7 @@ class HeatLegend(QWidget):
     def _begin(self) -> int:
         """Where the swatches begin: after the scale, or the owners."""
         if self._mode is HeatMode.USED:
-            return self._ink.scale_width(SCALES[ColorMode.FILL])
+            return self._ink.scale_width(FILL_SCALE)
         return self._ink.owners_width(_OWNERS_WORD) if self._mode is HeatMode.OWNER else 0
 
     def _words(self) -> str:

@@ -12,7 +12,7 @@ from kvscope_app.look.number_text import count, num_bytes, percent, plural
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
 from kvscope_app.views.memory.tiers import TierUse, moved_text
-from kvscope_app.views.page_map.drawing.ink import lower_cached
+from kvscope_app.views.page_map.color_modes import lower_cached
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import Counters

@@ -14,7 +14,7 @@ from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.zoom import scaled
 from kvscope_app.views.page_map.block_facts import BlockFacts
-from kvscope_app.views.page_map.drawing.ink import lower_cached
+from kvscope_app.views.page_map.color_modes import lower_cached
 from kvscope_telemetry.messages.commands import BlockContent
 
 _GAP: Final = 14

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.color_modes import COLOR_MODES, ColorMode
 from kvscope_app.window.actions import ActionSpec
 
 
@@ -21,5 +21,5 @@ def color_actions(group: str, set_mode: Callable[[ColorMode], object]) -> list[A
             checkable=True,
             exclusive="color",
         )
-        for number, mode in enumerate(ColorMode, start=1)
+        for number, mode in enumerate(COLOR_MODES, start=1)
     ]

@@ -1,18 +1,25 @@
-"""What a block's colour says: a key of one byte for each block, in six ways. numpy alone.
+"""What the page map can be coloured by. Each way is one `ColorMode` in `COLOR_MODES`; menus, keys, legends, tips and
+what settings and layouts accept follow from that list.
 
-Keys are ordered by what must not be missed: where several blocks share a pixel, the highest key is shown.
-Key 0 is "no block here", key 1 address space without memory, key 2 a free block.
+A mode gives each block a key of one byte, and each key a colour. Keys are ordered by what must not be missed: where
+several blocks share a pixel, the highest key is shown. Key 0 is "no block here", key 1 address space without memory,
+key 2 a free block. Knows no widgets.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from kvscope_app.look.theme import Theme, mix, owner_colors
+from kvscope_app.views.page_map.legend_items import Scale, Shown, Swatch, common_swatches
+from kvscope_app.views.told import engine_name
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier, attention_shares
+from kvscope_telemetry.messages.capabilities import Capabilities
 
 Keys = npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.uint32] | slice
@@ -20,6 +27,85 @@ Rows = npt.NDArray[np.uint32] | slice
 NONE: Final = 0
 UNMAPPED: Final = 1
 FREE: Final = 2
+NUM_KEYS: Final = 256
+_HOLLOW: Final = 0.66
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColorMode:
+    """One thing that colours can say, and everything that is said of it elsewhere. As text it is its name."""
+
+    name: str
+    """On its button, in menus, settings and layouts: never changes."""
+    tip: str
+    keys: Callable[[Ledger, Rows, int, int], Keys]
+    """The keys of `rows` (ids of shape (n,), or a slice) with a block size, at a step, shape (n,)."""
+    colors: Callable[[Theme], Mapping[int, str]]
+    """By key, of blocks with content."""
+    swatches: Callable[[Theme, Shown], Sequence[Swatch]] = lambda theme, shown: ()
+    """The single colours that a legend explains."""
+    scale: Callable[[Shown], Scale | None] = lambda shown: None
+    """The shades that a legend explains."""
+    is_told: Callable[[Capabilities], bool] = lambda told: True
+    """Whether an engine tells what the mode needs."""
+    needs: str = ""
+    """What that is, in words."""
+    hint: str = ""
+    """What a person can do where an engine of kvscope does not tell it."""
+    by_request: bool = False
+    """Each request has a colour: the legend names those that run, in one line, since they come and go."""
+    by_step: bool = False
+    """Colours change with each step, though no block does."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def why_not(self, told: Capabilities) -> str:
+        """Why blocks of such an engine cannot be coloured by this; empty when they can."""
+        if self.is_told(told):
+            return ""
+        how = f": {self.hint}" if self.hint and told.commands else ""
+        return f"{engine_name(told)} does not tell {self.needs}{how}"
+
+    def key_colors(self, theme: Theme) -> list[str]:
+        """The colour of each of the 256 keys; those not in use are the background's."""
+        colors = [theme.base] * NUM_KEYS
+        colors[UNMAPPED] = theme.block_unmapped
+        colors[FREE] = theme.block_free
+        for key, color in self.colors(theme).items():
+            colors[key] = color
+        return colors
+
+    def legend(self, theme: Theme, shown: Shown) -> list[Swatch]:
+        """The mode's single colours, then marks and flashes, which are the same in every mode."""
+        return [*self.swatches(theme, shown), *common_swatches(theme, shown)]
+
+
+def gradient(stops: tuple[str, ...], share: float) -> str:
+    """The colour at `share` (0 to 1) of evenly spaced stops."""
+    place = min(max(share, 0.0), 1.0) * (len(stops) - 1)
+    index = min(int(place), len(stops) - 2)
+    return mix(stops[index], stops[index + 1], place - index)
+
+
+def hollow(color: str, theme: Theme) -> str:
+    """Of the part of a cell whose slots hold no token, where the other is `color`."""
+    return mix(color, theme.block_free, _HOLLOW)
+
+
+HAS_CONTENT: Final = np.isin(np.arange(256), (BlockState.FREE, BlockState.UNMAPPED), invert=True)
+"""By `BlockState`."""
+
+
+def _without_content(result: Keys, state: npt.NDArray[np.uint8]) -> Keys:
+    """Blocks that hold nothing look the same in every mode."""
+    result[state == BlockState.FREE] = FREE
+    result[state == BlockState.UNMAPPED] = UNMAPPED
+    return result
+
+
+# By state: active, shared, cached, of a lower tier.
+
 DISK_CACHED: Final = 3
 HOST_CACHED: Final = 4
 DISK: Final = 5
@@ -30,24 +116,238 @@ ACTIVE: Final = 8
 SHARED: Final = 9
 UNKNOWN: Final = 10
 """In a state or a tier of a later version."""
+_KEYS: Final = np.full((256, 256), UNKNOWN, np.uint8)
+"""By tier and state."""
+_KEYS[Tier.HBM, :4] = (FREE, ACTIVE, CACHED, UNMAPPED)
+_KEYS[Tier.HOST, :4] = (FREE, HOST, HOST_CACHED, UNMAPPED)
+_KEYS[Tier.DISK, :4] = (FREE, DISK, DISK_CACHED, UNMAPPED)
+
+
+def _state_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
+    state, tier = ledger.state[rows], ledger.tier[rows]
+    result: Keys = _KEYS[Tier.HBM][state]
+    result[(ledger.ref_count[rows] > 1) & (state == BlockState.ACTIVE)] = SHARED
+    elsewhere = tier != Tier.HBM
+    if elsewhere.any():
+        result[elsewhere] = _KEYS[tier[elsewhere], state[elsewhere]]
+    return result
+
+
+def lower_cached(color: str, theme: Theme) -> str:
+    """A cached block of a lower tier whose needed blocks have `color`."""
+    return mix(color, theme.block_free, 0.6)
+
+
+def _state_colors(theme: Theme) -> dict[int, str]:
+    return {
+        DISK: theme.block_disk,
+        HOST: theme.block_host,
+        DISK_CACHED: lower_cached(theme.block_disk, theme),
+        HOST_CACHED: lower_cached(theme.block_host, theme),
+        CACHED: theme.block_cached,
+        ACTIVE: theme.block_active,
+        SHARED: theme.block_shared,
+        UNKNOWN: theme.muted,
+    }
+
+
+def _state_swatches(theme: Theme, shown: Shown) -> list[Swatch]:
+    unknown = [Swatch(theme.muted, "unknown")] if shown.unknown else []
+    if shown.prefixes_alone:
+        return [Swatch(theme.block_cached, "cached prefix"), *_kept_swatches(theme, shown), *unknown]
+    if shown.reserved:  # nothing is shared or cached then
+        held = Swatch(hollow(theme.block_active, theme), "held, empty slots")
+        return [Swatch(theme.block_active, "active"), held, *unknown]
+    pool = [(theme.block_active, "active"), (theme.block_shared, "shared"), (theme.block_cached, "cached")]
+    return [Swatch(*each) for each in pool] + _lower_swatches(theme, shown) + unknown
+
+
+def _lower_tiers(theme: Theme, shown: Shown) -> list[tuple[str, str]]:
+    """The colour and the word of each lower tier that is shown."""
+    tiers = ((Tier.HOST, theme.block_host, "host"), (Tier.DISK, theme.block_disk, "disk"))
+    return [(color, word) for tier, color, word in tiers if tier in shown.tiers]
+
+
+def _lower_swatches(theme: Theme, shown: Shown) -> list[Swatch]:
+    result = []
+    for color, word in _lower_tiers(theme, shown):
+        result += [Swatch(color, f"{word}: swapped"), Swatch(lower_cached(color, theme), f"{word}: cached")]
+    return result
+
+
+def _kept_swatches(theme: Theme, shown: Shown) -> list[Swatch]:
+    """Of tiers of which only is told what they keep."""
+    tiers = _lower_tiers(theme, shown)
+    return [Swatch(lower_cached(color, theme), f"{word}: cached prefix") for color, word in tiers]
+
+
+STATE: Final = ColorMode(
+    "state",
+    "State of each block: active, shared, cached or free",
+    _state_keys,
+    _state_colors,
+    _state_swatches,
+)
+
+
+# By the request that owns a block.
 
 OWNER_CACHED: Final = 3
 OWNER_ACTIVE: Final = 128
 NUM_OWNER_KEYS: Final = 96
 
+
+def _owner_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
+    state = ledger.state[rows]
+    result = (ledger.owner[rows] % NUM_OWNER_KEYS).astype(np.uint8)
+    result += np.where(state == BlockState.ACTIVE, np.uint8(OWNER_ACTIVE), np.uint8(OWNER_CACHED))
+    return _without_content(result, state)
+
+
+def _owner_colors(theme: Theme) -> dict[int, str]:
+    colors = owner_colors(theme)
+    active = {OWNER_ACTIVE + index: color for index, color in enumerate(colors)}
+    cached = {OWNER_CACHED + index: mix(color, theme.block_free, 0.62) for index, color in enumerate(colors)}
+    return active | cached
+
+
+def _owner_swatches(theme: Theme, shown: Shown) -> list[Swatch]:
+    colors = owner_colors(theme)
+    return [Swatch(colors[number % len(colors)], f"#{number}") for number in shown.owners]
+
+
+OWNER: Final = ColorMode(
+    "owner",
+    "Which request owns it",
+    _owner_keys,
+    _owner_colors,
+    _owner_swatches,
+    is_told=lambda told: told.owners,
+    needs="block owners",
+    by_request=True,
+)
+
+
+# By how many slots hold a token.
+
 FILL_FULL: Final = 3
 FILL_STEPS: Final = 100
 """Key `FILL_FULL + FILL_STEPS` is an empty block that is held: waste is what one looks for."""
 
+
+def _fill_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
+    filled = np.minimum(ledger.filled[rows], block_size)
+    by_filled = FILL_FULL + np.rint((1 - np.arange(block_size + 1) / block_size) * FILL_STEPS)
+    result = by_filled.astype(np.uint8)[filled]
+    return _without_content(result, ledger.state[rows])
+
+
+def _fill_stops(theme: Theme) -> tuple[str, ...]:
+    """From a full block to one that is held and empty."""
+    return (mix(theme.block_active, theme.base, 0.45), theme.block_active, theme.block_cached, theme.bad)
+
+
+def _fill_colors(theme: Theme) -> dict[int, str]:
+    return {FILL_FULL + index: gradient(_fill_stops(theme), index / FILL_STEPS) for index in range(FILL_STEPS + 1)}
+
+
+FILL_SCALE: Final[Scale] = (_fill_stops, "full", "empty slots")
+FILL: Final = ColorMode(
+    "fill",
+    "Filled slots",
+    _fill_keys,
+    _fill_colors,
+    scale=lambda shown: FILL_SCALE,
+    is_told=lambda told: told.filled,
+    needs="fill of blocks",
+)
+
+
+# By how many requests hold a block.
+
 UNHELD: Final = 3
 ONE_HOLDER: Final = 4
 MAX_HOLDERS: Final = 16
+
+
+def _sharing_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
+    holders = np.clip(ledger.ref_count[rows], 0, MAX_HOLDERS)
+    result = (holders + UNHELD).astype(np.uint8)
+    return _without_content(result, ledger.state[rows])
+
+
+def _sharing_stops(theme: Theme) -> tuple[str, ...]:
+    """From one holder to many."""
+    far = "#fff4c2" if theme.is_dark else "#4a0d3c"
+    return (theme.block_active, theme.block_shared, far)
+
+
+def _unheld(theme: Theme) -> str:
+    return mix(theme.block_cached, theme.block_free, 0.62)
+
+
+def _sharing_colors(theme: Theme) -> dict[int, str]:
+    steps = MAX_HOLDERS - 1
+    shades = [gradient(_sharing_stops(theme), (index / steps) ** 0.6) for index in range(steps + 1)]
+    return {UNHELD: _unheld(theme)} | {ONE_HOLDER + index: color for index, color in enumerate(shades)}
+
+
+SHARING: Final = ColorMode(
+    "sharing",
+    "Number of requests that hold it",
+    _sharing_keys,
+    _sharing_colors,
+    lambda theme, shown: [Swatch(_unheld(theme), "cached, not held")],
+    lambda shown: (_sharing_stops, "1 request", "16 or more"),
+    is_told=lambda told: told.ref_counts,
+    needs="reference counts",
+)
+
+
+# By the time since a block was last used.
 
 OLDEST: Final = 3
 AGE_STEPS: Final = 120
 _MAX_AGE: Final = (1 << 16) - 1
 _HALVINGS: Final = 14.0
 """Each doubling of the age is one of so many equal steps in colour."""
+_KEY_BY_AGE: Final = (
+    OLDEST + np.clip(AGE_STEPS * (1 - np.log2(np.arange(_MAX_AGE + 1) + 1.0) / _HALVINGS), 0, AGE_STEPS)
+).astype(np.uint8)
+
+
+def _age_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
+    last_used = ledger.last_used_step[rows]
+    now = np.uint32(step & 0xFFFFFFFF)
+    age = np.minimum(now - np.minimum(last_used, now), np.uint32(_MAX_AGE))
+    result: Keys = _KEY_BY_AGE[age]
+    return _without_content(result, ledger.state[rows])
+
+
+def _age_stops(theme: Theme) -> tuple[str, ...]:
+    """From long unused to used in this step."""
+    if theme.is_dark:
+        return ("#2b2f5e", "#6a3d9a", "#d2527f", "#ffb454", "#fff3b0")
+    return ("#cfd6ea", "#a9a3d8", "#a9559f", "#a32a55", "#5c0f1f")
+
+
+def _age_colors(theme: Theme) -> dict[int, str]:
+    return {OLDEST + index: gradient(_age_stops(theme), index / AGE_STEPS) for index in range(AGE_STEPS + 1)}
+
+
+AGE: Final = ColorMode(
+    "age",
+    "Time since last use",
+    _age_keys,
+    _age_colors,
+    scale=lambda shown: (_age_stops, "long unused", "used now"),
+    is_told=lambda told: told.last_used,
+    needs="last use of blocks",
+    by_step=True,
+)
+
+
+# By the share of attention on a block.
 
 UNMEASURED: Final = 3
 PASSED_OVER: Final = 4
@@ -58,92 +358,7 @@ ATTENTION_HALVINGS: Final = 13
 """Each halving of the share is one of so many equal steps in colour: the coldest gets 0.01 % or less."""
 
 
-class ColorMode(StrEnum):
-    """What the colour of a cell means."""
-
-    STATE = "state"
-    OWNER = "owner"
-    FILL = "fill"
-    SHARING = "sharing"
-    AGE = "age"
-    ATTENTION = "attention"
-
-
-def keys(mode: ColorMode, ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
-    """The keys of `rows` (ids of shape (n,), or a slice) in `mode`, shape (n,)."""
-    if mode is ColorMode.STATE:
-        return _state(ledger, rows)
-    if mode is ColorMode.OWNER:
-        return _owner(ledger, rows)
-    if mode is ColorMode.FILL:
-        return _fill(ledger, rows, block_size)
-    if mode is ColorMode.SHARING:
-        return _sharing(ledger, rows)
-    if mode is ColorMode.ATTENTION:
-        return _attention(ledger, rows)
-    return _age(ledger, rows, step)
-
-
-HAS_CONTENT: Final = np.isin(np.arange(256), (BlockState.FREE, BlockState.UNMAPPED), invert=True)
-"""By `BlockState`."""
-_KEYS: Final = np.full((256, 256), UNKNOWN, np.uint8)
-"""By tier and state."""
-_KEYS[Tier.HBM, :4] = (FREE, ACTIVE, CACHED, UNMAPPED)
-_KEYS[Tier.HOST, :4] = (FREE, HOST, HOST_CACHED, UNMAPPED)
-_KEYS[Tier.DISK, :4] = (FREE, DISK, DISK_CACHED, UNMAPPED)
-
-
-def _state(ledger: Ledger, rows: Rows) -> Keys:
-    state, tier = ledger.state[rows], ledger.tier[rows]
-    result: Keys = _KEYS[Tier.HBM][state]
-    result[(ledger.ref_count[rows] > 1) & (state == BlockState.ACTIVE)] = SHARED
-    elsewhere = tier != Tier.HBM
-    if elsewhere.any():
-        result[elsewhere] = _KEYS[tier[elsewhere], state[elsewhere]]
-    return result
-
-
-def _without_content(result: Keys, state: npt.NDArray[np.uint8]) -> Keys:
-    """Blocks that hold nothing look the same in every mode."""
-    result[state == BlockState.FREE] = FREE
-    result[state == BlockState.UNMAPPED] = UNMAPPED
-    return result
-
-
-def _owner(ledger: Ledger, rows: Rows) -> Keys:
-    state = ledger.state[rows]
-    result = (ledger.owner[rows] % NUM_OWNER_KEYS).astype(np.uint8)
-    result += np.where(state == BlockState.ACTIVE, np.uint8(OWNER_ACTIVE), np.uint8(OWNER_CACHED))
-    return _without_content(result, state)
-
-
-def _fill(ledger: Ledger, rows: Rows, block_size: int) -> Keys:
-    filled = np.minimum(ledger.filled[rows], block_size)
-    by_filled = FILL_FULL + np.rint((1 - np.arange(block_size + 1) / block_size) * FILL_STEPS)
-    result = by_filled.astype(np.uint8)[filled]
-    return _without_content(result, ledger.state[rows])
-
-
-def _sharing(ledger: Ledger, rows: Rows) -> Keys:
-    holders = np.clip(ledger.ref_count[rows], 0, MAX_HOLDERS)
-    result = (holders + UNHELD).astype(np.uint8)
-    return _without_content(result, ledger.state[rows])
-
-
-_KEY_BY_AGE: Final = (
-    OLDEST + np.clip(AGE_STEPS * (1 - np.log2(np.arange(_MAX_AGE + 1) + 1.0) / _HALVINGS), 0, AGE_STEPS)
-).astype(np.uint8)
-
-
-def _age(ledger: Ledger, rows: Rows, step: int) -> Keys:
-    last_used = ledger.last_used_step[rows]
-    now = np.uint32(step & 0xFFFFFFFF)
-    age = np.minimum(now - np.minimum(last_used, now), np.uint32(_MAX_AGE))
-    result: Keys = _KEY_BY_AGE[age]
-    return _without_content(result, ledger.state[rows])
-
-
-def _attention(ledger: Ledger, rows: Rows) -> Keys:
+def _attention_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     """By its share of the attention; where that is not measured, by the share of layers and heads that chose it."""
     units, skipped = ledger.attention[rows], ledger.skipped[rows]
     halvings = -np.log2(np.maximum(attention_shares(units), 2.0**-ATTENTION_HALVINGS))
@@ -152,3 +367,58 @@ def _attention(ledger: Ledger, rows: Rows) -> Keys:
     result[(units == 0) & (skipped == 0)] = UNMEASURED
     result[attention_shares(skipped) >= 1.0] = PASSED_OVER
     return _without_content(result, ledger.state[rows])
+
+
+def _attention_stops(theme: Theme) -> tuple[str, ...]:
+    """From hardly read to where all attention is."""
+    if theme.is_dark:
+        return ("#1c3f63", "#2f7fa3", "#c9b458", "#f2803a", "#fff1cf")
+    return ("#cfe3f2", "#86b6d6", "#e0b04a", "#d2541b", "#5c0f0f")
+
+
+def _unmeasured(theme: Theme) -> str:
+    return mix(theme.muted, theme.block_free, 0.7)
+
+
+def _passed_over(theme: Theme) -> str:
+    return mix(_attention_stops(theme)[0], theme.block_free, 0.6)
+
+
+def _attention_colors(theme: Theme) -> dict[int, str]:
+    stops = _attention_stops(theme)
+    shades = [gradient(stops, index / ATTENTION_STEPS) for index in range(ATTENTION_STEPS + 1)]
+    marks = {UNMEASURED: _unmeasured(theme), PASSED_OVER: _passed_over(theme)}
+    return marks | {COLDEST + index: color for index, color in enumerate(shades)}
+
+
+def _attention_swatches(theme: Theme, shown: Shown) -> list[Swatch]:
+    nobody = [Swatch(_passed_over(theme), "skipped by all")] if shown.choices else []
+    return [*nobody, Swatch(_unmeasured(theme), "not measured")]
+
+
+def _attention_scale(shown: Shown) -> Scale:
+    if shown.choices and not shown.attention:  # decodes choose among blocks, and attention is not measured
+        return _attention_stops, "selected by few heads", "by all"
+    return _attention_stops, "0.01 %", "all attention"
+
+
+ATTENTION: Final = ColorMode(
+    "attention",
+    "Share of its request's attention on it, or skipped by sparse decode, at the last measurement",
+    _attention_keys,
+    _attention_colors,
+    _attention_swatches,
+    _attention_scale,
+    is_told=lambda told: told.attention or told.sparse_decode,
+    needs="attention per block",
+    hint="start it with --page-heat 16 to measure it",
+)
+
+COLOR_MODES: Final = (STATE, OWNER, FILL, SHARING, AGE, ATTENTION)
+"""In the order of menus and keys."""
+MODE_NAMES: Final = tuple(mode.name for mode in COLOR_MODES)
+
+
+def mode_named(name: str) -> ColorMode:
+    """The mode of a name; `STATE` where there is none of it."""
+    return next((mode for mode in COLOR_MODES if mode.name == name), STATE)

@@ -10,13 +10,13 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.color_modes import STATE, ColorMode
 from kvscope_app.views.page_map.drawing.flash_glyphs import glyph
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
 from kvscope_app.views.page_map.drawing.ink import sign_color
 from kvscope_app.views.page_map.drawing.pin_marks import draw_corner
 from kvscope_app.views.page_map.legend_ink import LegendInk, Placed
-from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, Shown, Swatch, scale, swatches
+from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, Shown, Swatch
 
 _BETWEEN: Final = 16
 _SCALE_WIDTH: Final = 120
@@ -32,7 +32,7 @@ class Legend(QWidget):
         super().__init__(parent)
         self._ink = LegendInk(self, between=_BETWEEN, scale_width=_SCALE_WIDTH)
         self._theme = DARK
-        self._mode = ColorMode.STATE
+        self._mode = STATE
         self._shown = Shown()
         self._num_lines = 1
         self._is_low = False
@@ -67,7 +67,7 @@ class Legend(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        if (shades := scale(self._mode, self._shown)) is not None:
+        if (shades := self._mode.scale(self._shown)) is not None:
             self._ink.draw_scale(painter, self._theme, shades)
         fitting = self.fitting
         for placed in fitting:
@@ -75,7 +75,7 @@ class Legend(QWidget):
         right = self._after(fitting)
         if words := self.more_words:
             self._ink.draw_word(painter, self._theme, right, self._num_lines - 1, words)
-        if self._mode is ColorMode.OWNER and self._shown.is_plain and not self._shown.owners:
+        if self._mode.by_request and self._shown.is_plain and not self._shown.owners:
             room = self.width() - right - self._ink.owners_width("") + _BETWEEN
             words = self.fontMetrics().elidedText(_OWNERS_WORD, Qt.TextElideMode.ElideRight, room)
             self._ink.draw_owners(painter, self._theme, right, words)
@@ -101,7 +101,7 @@ class Legend(QWidget):
 
     @property
     def _num_more_owners(self) -> int:
-        return self._shown.num_more_owners if self._mode is ColorMode.OWNER else 0
+        return self._shown.num_more_owners if self._mode.by_request else 0
 
     def _after(self, shown: list[Placed]) -> int:
         """Where the last line goes on."""
@@ -115,19 +115,19 @@ class Legend(QWidget):
         shown = self._shown
         kinds = tuple(kind for kind in MOVES if kind in (*shown.flashes, *shown.may_flash))
         last = max((line for *_, line in self._placed(replace(shown, flashes=kinds))), default=0)
-        is_one = (shown.is_plain and not kinds) or self._is_low or self._mode is ColorMode.OWNER  # requests come and go
+        is_one = (shown.is_plain and not kinds) or self._is_low or self._mode.by_request  # requests come and go
         num_lines = 1 if is_one else min(last + 1, _MAX_LINES)
         if num_lines != self._num_lines:
             self._num_lines = num_lines
             self.updateGeometry()
 
     def _placed(self, shown: Shown | None = None) -> list[Placed]:
-        return list(self._ink.placed(swatches(self._mode, self._theme, shown or self._shown), self._begin))
+        return list(self._ink.placed(self._mode.legend(self._theme, shown or self._shown), self._begin))
 
     @property
     def _begin(self) -> int:
         """Where the swatches begin: after the scale."""
-        shades = scale(self._mode, self._shown)
+        shades = self._mode.scale(self._shown)
         return self._ink.scale_width(shades) if shades is not None else 0
 
     def _draw_swatch(self, painter: QPainter, placed: Placed) -> None:
@@ -147,12 +147,12 @@ class Legend(QWidget):
             painter.fillRect(QRectF(box.x() + 3 + x, box.y() + 3 + y, 1, 1), ink)
 
     def _describe(self) -> None:
-        told = swatches(self._mode, self._theme, self._shown)
+        told = self._mode.legend(self._theme, self._shown)
         words = [f"flash: {s.word}" if s.flash is not None else s.word for s in told]
-        if (shades := scale(self._mode, self._shown)) is not None:
+        if (shades := self._mode.scale(self._shown)) is not None:
             words = [f"from {shades[1]} to {shades[2]}", *words]
         self.setAccessibleName(f"Colours show {self._mode}: {', '.join(words)}")
-        plain = _OWNERS_WORD if self._mode is ColorMode.OWNER else ""
+        plain = _OWNERS_WORD if self._mode.by_request else ""
         self.setToolTip(plain if self._shown.is_plain and not self.more_words else _explained(told))
 
 

@@ -1,4 +1,4 @@
-"""What the legend has to explain: which colours and flashes can be on the map now, in words. No Qt."""
+"""What the legend explains beside the colours of a mode: tiers, marks and flashes that can be on the map. No Qt."""
 
 from __future__ import annotations
 
@@ -8,19 +8,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from kvscope_app.look.theme import Theme, mix, owner_colors
-from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.look.theme import Theme
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
-from kvscope_app.views.page_map.drawing.ink import (
-    age_stops,
-    attention_stops,
-    fill_stops,
-    hollow,
-    lower_cached,
-    passed_over,
-    sharing_stops,
-    unmeasured,
-)
 from kvscope_app.views.places import section_sizes
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.state.mirror import Mirror
@@ -28,15 +17,6 @@ from kvscope_telemetry.state.pool_use import RESERVING
 
 Scale = tuple[Callable[[Theme], tuple[str, ...]], str, str]
 """Stops, the word at the low end, the word at the high end."""
-
-SCALES: Final[dict[ColorMode, Scale]] = {
-    ColorMode.FILL: (fill_stops, "full", "empty slots"),
-    ColorMode.SHARING: (sharing_stops, "1 request", "16 or more"),
-    ColorMode.AGE: (age_stops, "long unused", "used now"),
-    ColorMode.ATTENTION: (attention_stops, "0.01 %", "all attention"),
-}
-_CHOSEN: Final[Scale] = (attention_stops, "selected by few heads", "by all")
-"""Of attention that is not measured, where decodes choose among blocks."""
 
 
 class Swatch(NamedTuple):
@@ -130,56 +110,10 @@ def owners_in(mirror: Mirror) -> tuple[tuple[int, ...], int]:
     return tuple(most.tolist()), numbers.size - most.size
 
 
-def scale(mode: ColorMode, shown: Shown) -> Scale | None:
-    """That of a mode whose colours are shades."""
-    if mode is ColorMode.ATTENTION and shown.choices and not shown.attention:
-        return _CHOSEN
-    return SCALES.get(mode)
-
-
-def swatches(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
-    """The single colours of a mode, then marks and flashes."""
+def common_swatches(theme: Theme, shown: Shown) -> list[Swatch]:
+    """What is the same in every mode: blocks that hold nothing, marks and flashes."""
     pins = [Swatch(theme.block_free, "pinned", is_pin=True)] if shown.pins else []
-    return [*_states(mode, theme, shown), *_without_content(theme, shown), *pins, *_flashes(theme, shown)]
-
-
-def _states(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
-    if mode is ColorMode.SHARING:
-        return [Swatch(mix(theme.block_cached, theme.block_free, 0.62), "cached, not held")]
-    if mode is ColorMode.ATTENTION:
-        nobody = [Swatch(passed_over(theme), "skipped by all")] if shown.choices else []
-        return [*nobody, Swatch(unmeasured(theme), "not measured")]
-    if mode is ColorMode.OWNER:
-        colors = owner_colors(theme)
-        return [Swatch(colors[number % len(colors)], f"#{number}") for number in shown.owners]
-    if mode is not ColorMode.STATE:
-        return []
-    unknown = [Swatch(theme.muted, "unknown")] if shown.unknown else []
-    if shown.prefixes_alone:
-        return [Swatch(theme.block_cached, "cached prefix"), *_lower_cached(theme, shown), *unknown]
-    if shown.reserved:  # nothing is shared or cached then
-        held = Swatch(hollow(theme.block_active, theme), "held, empty slots")
-        return [Swatch(theme.block_active, "active"), held, *unknown]
-    pool = [(theme.block_active, "active"), (theme.block_shared, "shared"), (theme.block_cached, "cached")]
-    return [Swatch(*told) for told in pool] + _lower(theme, shown) + unknown
-
-
-def _lower(theme: Theme, shown: Shown) -> list[Swatch]:
-    result = []
-    for tier, color, word in ((Tier.HOST, theme.block_host, "host"), (Tier.DISK, theme.block_disk, "disk")):
-        if tier in shown.tiers:
-            result += [Swatch(color, f"{word}: swapped"), Swatch(lower_cached(color, theme), f"{word}: cached")]
-    return result
-
-
-def _lower_cached(theme: Theme, shown: Shown) -> list[Swatch]:
-    """Of tiers of which only is told what they keep."""
-    tiers = ((Tier.HOST, theme.block_host, "host"), (Tier.DISK, theme.block_disk, "disk"))
-    return [
-        Swatch(lower_cached(color, theme), f"{word}: cached prefix")
-        for tier, color, word in tiers
-        if tier in shown.tiers
-    ]
+    return [*_without_content(theme, shown), *pins, *_flashes(theme, shown)]
 
 
 def _without_content(theme: Theme, shown: Shown) -> list[Swatch]:

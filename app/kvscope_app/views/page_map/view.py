@@ -22,7 +22,7 @@ from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.block_card import BlockCard
 from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
 from kvscope_app.views.page_map.canvas import ZOOM_STEP, Canvas
-from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.color_modes import COLOR_MODES, STATE, ColorMode
 from kvscope_app.views.page_map.drawing.cells import Ids, distinct
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
 from kvscope_app.views.page_map.drawing.flashes import MAX_MOVES_AT_ONCE
@@ -32,22 +32,13 @@ from kvscope_app.views.page_map.legend import Legend
 from kvscope_app.views.page_map.legend_items import may_flash, owners_in, shown_in
 from kvscope_app.views.page_map.usage_bar import UsageBar
 from kvscope_app.views.places import section_sizes
-from kvscope_app.views.told import SLOTS, why_no_mode
+from kvscope_app.views.told import SLOTS
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.mirror import Mirror
 
 _NOTHING: Final = np.empty(0, np.uint32)
-MODES: Final = tuple(ColorMode)
-_MODE_TIPS: Final = (
-    "State of each block: active, shared, cached or free",
-    "Which request owns it",
-    "Filled slots",
-    "Number of requests that hold it",
-    "Time since last use",
-    "Share of its request's attention on it, or skipped by sparse decode, at the last measurement",
-)
 _ZOOM_TIPS: Final = {"zoom_out": "Zoom out", "zoom_in": "Zoom in", "fit": "Zoom to fit"}
 """By the names of the actions that do the same."""
 _SLOW_MS: Final = 250
@@ -82,7 +73,7 @@ class PageMapView(View):
         self._wanted_mode = self.scene.mode
         """What the person chose: drawn where the engine tells what it needs."""
         self._keys: Mapping[str, str] = {}
-        self._modes = Segments([mode.capitalize() for mode in MODES], "Colour by", gives_way=True)
+        self._modes = Segments([mode.name.capitalize() for mode in COLOR_MODES], "Colour by", gives_way=True)
         self._buttons = [QToolButton() for _ in range(3)]
         self._build()
         self._connect()
@@ -113,14 +104,14 @@ class PageMapView(View):
             return f"{words} ({keys[name]})" if keys.get(name) else words
 
         self._keys = keys
-        for index, (mode, words) in enumerate(zip(MODES, _MODE_TIPS, strict=True)):
-            self._modes.set_tip(index, self.why_not(mode) or tip(words, f"color_{mode}"))
+        for index, mode in enumerate(COLOR_MODES):
+            self._modes.set_tip(index, self.why_not(mode) or tip(mode.tip, f"color_{mode}"))
         for button, (name, words) in zip(self._buttons, _ZOOM_TIPS.items(), strict=True):
             button.setToolTip(tip(words, name))
 
     def why_not(self, mode: ColorMode) -> str:
         """Why blocks cannot be coloured by `mode`, empty when they can."""
-        return why_no_mode(mode, self.session.capabilities)
+        return mode.why_not(self.session.capabilities)
 
     def zoom_in(self) -> None:
         """One step closer, around the centre."""
@@ -208,7 +199,7 @@ class PageMapView(View):
     def _connect(self) -> None:
         self.session.shown.connect(self._remember)
         self.session.selection_changed.connect(self._show_selection)
-        self._modes.chosen.connect(lambda index: self.set_mode(MODES[index]))
+        self._modes.chosen.connect(lambda index: self.set_mode(COLOR_MODES[index]))
         for button, slot in zip(self._buttons, (self.zoom_out, self.zoom_in, self.fit_all), strict=True):
             button.clicked.connect(slot)
         self.canvas.pointed.connect(self._show_card)
@@ -248,11 +239,11 @@ class PageMapView(View):
 
     def _follow_capabilities(self) -> None:
         """Colour by what was chosen, or by state where the engine does not tell what that needs."""
-        possible = [not self.why_not(mode) for mode in MODES]
-        mode = ColorMode.STATE if self.why_not(self._wanted_mode) else self._wanted_mode
+        possible = [not self.why_not(mode) for mode in COLOR_MODES]
+        mode = STATE if self.why_not(self._wanted_mode) else self._wanted_mode
         for index, is_possible in enumerate(possible):
             self._modes.set_possible(index, is_possible)
-        self._modes.set_current(MODES.index(mode))
+        self._modes.set_current(COLOR_MODES.index(mode))
         told = self.session.capabilities
         self.scene.tells_filled, self.scene.tells_addresses = told.filled, told.physical_rows
         if mode is not self.scene.mode:
@@ -308,7 +299,7 @@ class PageMapView(View):
     def _show_legend(self) -> None:
         flashes = self._moves.seen if self.scene.flashing else ()
         mirror = self.session.mirror
-        told = mirror.hello is not None and self.scene.mode is ColorMode.OWNER
+        told = mirror.hello is not None and self.scene.mode.by_request
         owners, num_more = owners_in(mirror) if told else ((), 0)
         shown = replace(
             shown_in(mirror, flashes),

@@ -13,12 +13,13 @@ from typing import Final
 from PySide6.QtCore import QRect, Qt
 from PySide6.QtWidgets import QTabBar
 
-from kvscope_app.settings.layout_value import Part, WindowLayout
+from kvscope_app.settings.layout_value import Known, Part, WindowLayout
+from kvscope_app.views.page_map.color_modes import MODE_NAMES
 from kvscope_app.window.layout import DOCKS
 from kvscope_app.window.remembered import choices_of, choose
 from kvscope_app.window.window_body import WindowBody
 
-VIEWS: Final = tuple(spec.name for spec in DOCKS)
+KNOWN: Final = Known(tuple(spec.name for spec in DOCKS), MODE_NAMES)
 """The names that a layout may have."""
 _AREAS: Final = {
     "left": Qt.DockWidgetArea.LeftDockWidgetArea,
@@ -54,9 +55,9 @@ def layout_of(window: WindowBody) -> WindowLayout:
 
 
 def show_layout(window: WindowBody, layout: WindowLayout) -> None:
-    """Put the docks where `layout` says, in a window of this size; take its choices. Raises BadInput for views that
+    """Put the docks where `layout` says, in a window of this size; take its choices. Raises BadInput for names that
     there are not, and changes nothing then."""
-    layout.check(VIEWS)
+    layout.check(KNOWN)
     docks, size = window.docks, window.size()
     for dock in docks.values():
         dock.setFloating(False)

@@ -13,7 +13,7 @@ from kvscope_app.look.file_dialogs import FileDialog
 from kvscope_app.settings.layout_value import WindowLayout, read_layout, write_layout
 from kvscope_app.settings.settings import Settings
 from kvscope_app.window.actions import Actions, ActionSpec
-from kvscope_app.window.arranging.arrangement import VIEWS, layout_of, show_layout
+from kvscope_app.window.arranging.arrangement import KNOWN, layout_of, show_layout
 from kvscope_app.window.arranging.layout_watch import LayoutWatch
 from kvscope_app.window.remembered import choices_of, choose
 from kvscope_app.window.window_body import WindowBody
@@ -85,8 +85,8 @@ class KeptLayouts(QObject):
             self._window.banner.tell(f"The layout “{name}” cannot be used", str(error), passes=True)
 
     def put(self, layout: WindowLayout, words: str) -> None:
-        """Put the docks where `layout` has them. Raises BadInput, and changes nothing, where there is no such view."""
-        layout.check(VIEWS)
+        """Put the docks where `layout` has them. Raises BadInput, and changes nothing, where a name is not known."""
+        layout.check(KNOWN)
         views = self._window.views
         before = partial(choose, views, choices_of(views))
         self._watch.about_to(words, (before, partial(choose, views, layout.choices)))
@@ -104,7 +104,7 @@ class KeptLayouts(QObject):
     def read(self, path: str) -> None:
         """Put the docks where the file has them; one that cannot be read is told, and changes nothing."""
         try:
-            self.put(read_layout(path, VIEWS), f"opening the layout {Path(path).name}")
+            self.put(read_layout(path, KNOWN), f"opening the layout {Path(path).name}")
         except BadInput as error:
             self._window.banner.tell("The layout cannot be opened", str(error), passes=True)
 

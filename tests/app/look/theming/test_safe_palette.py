@@ -9,8 +9,9 @@ import pytest
 from tests.app.look.color_vision import MACHADO, ciede2000, lab_seen
 
 from kvscope_app.look.theme import DARK, SAFE_DARK, SAFE_LIGHT, SAFE_THEMES, THEMES, mix
+from kvscope_app.views.page_map.color_modes import lower_cached
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES
-from kvscope_app.views.page_map.drawing.ink import lower_cached, sign_color
+from kvscope_app.views.page_map.drawing.ink import sign_color
 from kvscope_app.views.timeline.lane_colors import PHASE_COLORS
 
 LEAST = 10.0

@@ -14,8 +14,8 @@ from kvscope_app.views.heatmap.cell_keys import HeatMode
 from kvscope_app.views.heatmap.time_frame import Stance
 from kvscope_app.views.heatmap.view import EMPTY_TEXT, HeatmapView
 from kvscope_app.views.heatmap.words import cell_words
-from kvscope_app.views.page_map.color_modes import ColorMode, keys
-from kvscope_app.views.page_map.drawing.ink import key_colors, pixel
+from kvscope_app.views.page_map.color_modes import FILL, OWNER, STATE
+from kvscope_app.views.page_map.drawing.ink import pixel
 from kvscope_telemetry.ledger import Ledger, Tier
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -32,8 +32,8 @@ def cells_of(view, time_ns, num_rows):
 
 
 def page_map_pixels(mode, ledger, theme):
-    colors = key_colors(mode, theme)
-    return [pixel(colors[key]) for key in keys(mode, ledger, slice(None), 16, 0)]
+    colors = mode.key_colors(theme)
+    return [pixel(colors[key]) for key in mode.keys(ledger, slice(None), 16, 0)]
 
 
 def wheel(widget, x, steps):
@@ -69,9 +69,7 @@ def filled(engine, course, rng, second, scramble):
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
-@pytest.mark.parametrize(
-    ("mode", "same"), [(HeatMode.STATE, ColorMode.STATE), (HeatMode.USED, ColorMode.FILL)], ids=str
-)
+@pytest.mark.parametrize(("mode", "same"), [(HeatMode.STATE, STATE), (HeatMode.USED, FILL)], ids=str)
 def test_a_column_is_the_page_map(make_engine, course, make_view, rng, second, scramble, begin_ns, theme, mode, same):
     engine = make_engine(num_blocks=48, num_host=16, num_disk=8)
     ledgers = []
@@ -93,7 +91,7 @@ def test_owners_have_the_page_maps_colours(engine, filled, course, make_view, be
     view = make_view(engine, course)
     view.set_mode(HeatMode.OWNER)
     shown = cells_of(view, begin_ns + 11 * SECOND_NS, 64)
-    expected = page_map_pixels(ColorMode.OWNER, filled, DARK)
+    expected = page_map_pixels(OWNER, filled, DARK)
     for row, state in enumerate(filled.state.tolist()):
         wanted = expected[row] if state != 2 else pixel(mix(DARK.block_cached, DARK.block_free, 0.62))
         assert shown[row] == wanted

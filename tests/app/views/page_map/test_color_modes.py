@@ -9,9 +9,9 @@ import pytest
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.page_map import color_modes as modes
-from kvscope_app.views.page_map.color_modes import ColorMode, keys
+from kvscope_app.views.page_map.color_modes import AGE, ATTENTION, COLOR_MODES, FILL, OWNER, SHARING, STATE
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS
-from kvscope_app.views.page_map.drawing.ink import Ink, key_colors
+from kvscope_app.views.page_map.drawing.ink import Ink
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier, attention_units
 
 ALL = slice(None)
@@ -32,18 +32,18 @@ def ledger():
 
 def test_state(ledger):
     expected = [modes.FREE, modes.ACTIVE, modes.SHARED, modes.CACHED, modes.HOST, modes.DISK_CACHED]
-    assert keys(ColorMode.STATE, ledger, ALL, 16, 100).tolist() == expected
+    assert STATE.keys(ledger, ALL, 16, 100).tolist() == expected
 
 
 def test_owner_colours_repeat_and_cached_ones_differ_from_active(ledger):
-    result = keys(ColorMode.OWNER, ledger, ALL, 16, 100)
+    result = OWNER.keys(ledger, ALL, 16, 100)
     assert result[0] == modes.FREE
     assert result[1] == result[4] == modes.OWNER_ACTIVE + 5
     assert result[3] == modes.OWNER_CACHED + 7
 
 
 def test_fill_ranks_waste_highest(ledger):
-    result = keys(ColorMode.FILL, ledger, ALL, 16, 100)
+    result = FILL.keys(ledger, ALL, 16, 100)
     assert result[0] == modes.FREE
     assert result[1] == modes.FILL_FULL
     assert result[4] == modes.FILL_FULL + modes.FILL_STEPS
@@ -52,30 +52,30 @@ def test_fill_ranks_waste_highest(ledger):
 
 def test_sharing_counts_holders(ledger):
     ledger.ref_count[4] = 1000
-    result = keys(ColorMode.SHARING, ledger, ALL, 16, 100)
+    result = SHARING.keys(ledger, ALL, 16, 100)
     assert result.tolist()[:4] == [modes.FREE, modes.ONE_HOLDER, modes.ONE_HOLDER + 2, modes.UNHELD]
     assert result[4] == modes.UNHELD + modes.MAX_HOLDERS
 
 
 def test_age_ranks_the_newest_highest_and_survives_a_step_from_the_future(ledger):
-    result = keys(ColorMode.AGE, ledger, ALL, 16, 100).astype(int)
+    result = AGE.keys(ledger, ALL, 16, 100).astype(int)
     assert result[1] == modes.OLDEST + modes.AGE_STEPS
     assert result[1] > result[2] > result[3] > result[4] > result[0]
-    assert keys(ColorMode.AGE, ledger, ALL, 16, 10)[1] == modes.OLDEST + modes.AGE_STEPS
+    assert AGE.keys(ledger, ALL, 16, 10)[1] == modes.OLDEST + modes.AGE_STEPS
 
 
-@pytest.mark.parametrize("mode", list(ColorMode))
+@pytest.mark.parametrize("mode", COLOR_MODES, ids=str)
 def test_rows_by_ids_equal_rows_by_slice(mode, ledger):
     ids = np.array([5, 0, 3, 3], np.uint32)
-    whole = keys(mode, ledger, ALL, 16, 100)
-    assert keys(mode, ledger, ids, 16, 100).tolist() == whole[ids].tolist()
+    whole = mode.keys(ledger, ALL, 16, 100)
+    assert mode.keys(ledger, ids, 16, 100).tolist() == whole[ids].tolist()
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
-@pytest.mark.parametrize("mode", list(ColorMode))
+@pytest.mark.parametrize("mode", COLOR_MODES, ids=str)
 def test_every_key_in_use_has_a_colour_of_its_own(mode, theme, ledger):
-    colors = key_colors(mode, theme)
-    for key in keys(mode, ledger, ALL, 16, 100).tolist():
+    colors = mode.key_colors(theme)
+    for key in mode.keys(ledger, ALL, 16, 100).tolist():
         assert colors[key] != theme.base
     assert Ink(mode, theme).solid.shape == (3, len(LEVELS), 768)
 
@@ -110,7 +110,7 @@ def contrast(first, second):
 
 def test_attention_is_told_from_not_measured_and_its_share_ranks(ledger):
     ledger.attention[1:4] = attention_units(np.array([1.0, 0.03, 1e-7], np.float32))
-    result = keys(ColorMode.ATTENTION, ledger, ALL, 16, 100).astype(int)
+    result = ATTENTION.keys(ledger, ALL, 16, 100).astype(int)
     assert result[0] == modes.FREE
     assert result[1] == modes.COLDEST + modes.ATTENTION_STEPS
     assert modes.COLDEST < result[2] < result[1]
@@ -122,10 +122,10 @@ def test_what_decodes_passed_over_is_told_from_what_they_chose(ledger):
     """Where attention is measured as well, that is what shades mean; what nobody chose is of one colour in both."""
     ledger.skipped[1:5] = attention_units(np.array([0.0, 0.75, 1.0, 1.0], np.float32))
     ledger.attention[4] = attention_units(np.array([0.5], np.float32))[0]
-    result = keys(ColorMode.ATTENTION, ledger, ALL, 16, 100).astype(int)
+    result = ATTENTION.keys(ledger, ALL, 16, 100).astype(int)
     assert result[1] == modes.COLDEST + modes.ATTENTION_STEPS
     assert result[2] == modes.COLDEST + modes.ATTENTION_STEPS // 4
     assert result[3] == result[4] == modes.PASSED_OVER
     assert result[5] == modes.UNMEASURED
     ledger.attention[2] = attention_units(np.array([1.0], np.float32))[0]
-    assert keys(ColorMode.ATTENTION, ledger, ALL, 16, 100)[2] == modes.COLDEST + modes.ATTENTION_STEPS
+    assert ATTENTION.keys(ledger, ALL, 16, 100)[2] == modes.COLDEST + modes.ATTENTION_STEPS

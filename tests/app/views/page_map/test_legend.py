@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kvscope_app.look.theme import DARK, LIGHT, owner_color
-from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.color_modes import COLOR_MODES, OWNER, STATE
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES
 from kvscope_app.views.page_map.legend import Legend
-from kvscope_app.views.page_map.legend_items import MAX_OWNERS, Shown, may_flash, owners_in, shown_in, swatches
+from kvscope_app.views.page_map.legend_items import MAX_OWNERS, Shown, may_flash, owners_in, shown_in
 from kvscope_telemetry.ledger import Tier
 
 ALL = Shown(frozenset({Tier.HOST, Tier.DISK}), unmapped=True, flashes=MOVES)
@@ -26,13 +26,13 @@ def legend(qtbot, themes):
 def test_a_plain_pool_has_one_line_at_any_width(legend):
     one = legend.sizeHint().height()
     legend.resize(80, 20)
-    legend.show_mode(ColorMode.STATE, LIGHT, Shown())
+    legend.show_mode(STATE, LIGHT, Shown())
     assert legend.sizeHint().height() == one
 
 
 def test_tiers_and_flashes_take_a_second_line_where_there_is_height(legend):
     one = legend.sizeHint().height()
-    legend.show_mode(ColorMode.STATE, DARK, ALL)
+    legend.show_mode(STATE, DARK, ALL)
     assert legend.sizeHint().height() > one
     legend.set_low(True)
     assert legend.sizeHint().height() == one
@@ -50,10 +50,10 @@ def test_tiers_and_flashes_take_a_second_line_where_there_is_height(legend):
 @pytest.mark.parametrize("tiers", [frozenset(), frozenset({Tier.HOST})])
 def test_the_first_flash_of_a_kind_takes_no_further_line(legend, width, tiers):
     legend.resize(width, 20)
-    legend.show_mode(ColorMode.STATE, DARK, Shown(tiers, may_flash=MOVES))
+    legend.show_mode(STATE, DARK, Shown(tiers, may_flash=MOVES))
     before = legend.sizeHint().height()
     for num_seen in range(1, len(MOVES) + 1):
-        legend.show_mode(ColorMode.STATE, DARK, Shown(tiers, may_flash=MOVES, flashes=MOVES[:num_seen]))
+        legend.show_mode(STATE, DARK, Shown(tiers, may_flash=MOVES, flashes=MOVES[:num_seen]))
         assert legend.sizeHint().height() == before
     assert "loaded" in legend.accessibleName()
 
@@ -67,10 +67,10 @@ def test_kinds_of_flashes_that_can_come_follow_from_the_pool(make_engine, make_s
 @pytest.mark.parametrize("width", [60, 150, 260, 400, 700, 2000])
 @pytest.mark.parametrize("is_low", [False, True])
 def test_what_finds_no_room_is_counted(legend, width, is_low):
-    legend.show_mode(ColorMode.STATE, DARK, ALL)
+    legend.show_mode(STATE, DARK, ALL)
     legend.set_low(is_low)
     legend.resize(width, 20)
-    told, shown = swatches(ColorMode.STATE, DARK, ALL), [swatch for swatch, *_ in legend.fitting]
+    told, shown = STATE.legend(DARK, ALL), [swatch for swatch, *_ in legend.fitting]
     assert shown == told[: len(shown)]
     hidden = len(told) - len(shown)
     assert legend.more_words == (f"+{hidden} more" if hidden else "")
@@ -80,38 +80,38 @@ def test_what_finds_no_room_is_counted(legend, width, is_low):
 
 
 def test_a_plain_pool_that_finds_no_room_is_explained(legend):
-    legend.show_mode(ColorMode.STATE, DARK, Shown())
+    legend.show_mode(STATE, DARK, Shown())
     legend.resize(90, 20)
     assert legend.more_words
     assert "free" in legend.toolTip()
 
 
 def test_the_second_line_is_painted(legend):
-    legend.show_mode(ColorMode.STATE, DARK, ALL)
+    legend.show_mode(STATE, DARK, ALL)
     legend.resize(400, legend.sizeHint().height())
     image = legend.grab().toImage()
     below = {image.pixelColor(x, y).name() for x in range(40) for y in range(image.height() // 2, image.height())}
-    assert below & {s.color for s in swatches(ColorMode.STATE, DARK, ALL)}
+    assert below & {s.color for s in STATE.legend(DARK, ALL)}
 
 
-@pytest.mark.parametrize("mode", list(ColorMode))
+@pytest.mark.parametrize("mode", COLOR_MODES, ids=str)
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
 def test_every_mode_explains_flashes_and_missing_memory(legend, mode, theme):
     legend.show_mode(mode, theme, ALL)
     for word in ("free", "no memory behind it", "flash: saved"):
         assert word in legend.accessibleName()
-    assert ("host: swapped" in legend.accessibleName()) == (mode is ColorMode.STATE)
+    assert ("host: swapped" in legend.accessibleName()) == (mode is STATE)
     assert legend.grab().toImage().width() > 0
 
 
 def test_where_blocks_are_held_ahead_that_has_a_colour(legend, make_engine, make_session):
-    legend.show_mode(ColorMode.STATE, DARK, Shown(reserved=True))
+    legend.show_mode(STATE, DARK, Shown(reserved=True))
     assert "held, empty slots" in legend.accessibleName()
     assert "shared" not in legend.accessibleName()
     assert not shown_in(make_session(make_engine()).mirror, ()).reserved
 
 
-@pytest.mark.parametrize("mode", ColorMode)
+@pytest.mark.parametrize("mode", COLOR_MODES, ids=str)
 def test_the_corner_of_pins_is_explained_while_there_are_some(legend, mode):
     legend.show_mode(mode, LIGHT, Shown())
     assert "pinned" not in legend.accessibleName()
@@ -127,7 +127,7 @@ def test_the_corner_of_pins_is_explained_while_there_are_some(legend, mode):
 @pytest.mark.parametrize("width", [60, 200, 400, 2000])
 def test_owners_have_their_colours_and_the_others_are_counted(legend, width):
     shown = Shown(owners=(3, 5, 17), num_more_owners=40)
-    legend.show_mode(ColorMode.OWNER, DARK, shown)
+    legend.show_mode(OWNER, DARK, shown)
     legend.resize(width, 20)
     told = [swatch for swatch, *_ in legend.fitting]
     for swatch, number in zip(told, shown.owners, strict=False):
@@ -135,7 +135,7 @@ def test_owners_have_their_colours_and_the_others_are_counted(legend, width):
     assert legend.more_words == f"+{40 + 4 - len(told)} more", "free blocks have a colour as well"
     assert "#17" in legend.toolTip()
     assert legend.sizeHint().height() == Legend().sizeHint().height(), "requests come and go: the map stays where it is"
-    legend.show_mode(ColorMode.STATE, DARK, shown)
+    legend.show_mode(STATE, DARK, shown)
     assert not any(swatch.word.startswith("#") for swatch, *_ in legend.fitting)
 
 

@@ -12,8 +12,7 @@ from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.page_map import PageMapView
 from kvscope_app.views.page_map import canvas as canvas_module
 from kvscope_app.views.page_map.block_facts import block_facts
-from kvscope_app.views.page_map.color_modes import ColorMode
-from kvscope_app.views.page_map.drawing.ink import passed_over, unmeasured
+from kvscope_app.views.page_map.color_modes import ATTENTION, COLOR_MODES, PASSED_OVER, STATE, UNMEASURED
 from kvscope_telemetry.ledger import BlockState, attention_units
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
@@ -265,9 +264,9 @@ def test_dragging_pans_and_does_not_select(make_engine, make_session, show, qtbo
 
 def test_attention_waits_until_an_engine_measures_it(engine, session, show):
     view = show(session)
-    view.set_mode(ColorMode.ATTENTION)
-    assert view.mode is ColorMode.STATE
-    assert "--page-heat 16" in view.why_not(ColorMode.ATTENTION)
+    view.set_mode(ATTENTION)
+    assert view.mode is STATE
+    assert "--page-heat 16" in view.why_not(ATTENTION)
 
 
 def test_choices_of_decodes_are_explained_where_attention_is_not_measured(make_engine, make_session, show, poll):
@@ -277,16 +276,16 @@ def test_choices_of_decodes_are_explained_where_attention_is_not_measured(make_e
     engine.hold(range(10))
     poll(session)
     view = show(session)
-    view.set_mode(ColorMode.ATTENTION)
-    assert view.mode is ColorMode.ATTENTION
+    view.set_mode(ATTENTION)
+    assert view.mode is ATTENTION
     told = view._legend.accessibleName()
     assert "from selected by few heads to by all" in told
     assert "skipped by all" in told
-    assert color_at(view, 3) == passed_over(DARK)
-    assert color_at(view, 4) == unmeasured(DARK)
+    assert color_at(view, 3) == ATTENTION.colors(DARK)[PASSED_OVER]
+    assert color_at(view, 4) == ATTENTION.colors(DARK)[UNMEASURED]
 
 
-@pytest.mark.parametrize("mode", list(ColorMode))
+@pytest.mark.parametrize("mode", COLOR_MODES, ids=str)
 def test_each_mode_draws_and_explains_itself(mode, make_engine, make_session, show, poll):
     engine = make_engine(capabilities=Capabilities(attention=True))
     session = make_session(engine)
@@ -294,7 +293,7 @@ def test_each_mode_draws_and_explains_itself(mode, make_engine, make_session, sh
     poll(session)
     view = show(session)
     view.set_mode(mode)
-    assert mode in view._legend.accessibleName()
+    assert mode.name in view._legend.accessibleName()
     assert view.grab().toImage().width() > 0
     assert color_at(view, 0) != DARK.block_free
 

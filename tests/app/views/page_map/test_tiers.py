@@ -10,9 +10,9 @@ from PySide6.QtGui import QImage, QRegion
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.page_map import PageMapView
 from kvscope_app.views.page_map.block_facts import block_facts
-from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.color_modes import STATE, lower_cached
 from kvscope_app.views.page_map.drawing.grid import Grid
-from kvscope_app.views.page_map.drawing.ink import Ink, lower_cached, pixel
+from kvscope_app.views.page_map.drawing.ink import Ink, pixel
 from kvscope_app.views.page_map.drawing.scene import Scene, fit
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier
 
@@ -43,7 +43,7 @@ def show(qtbot, themes):
     return make
 
 
-def tiered_scene(sizes, size=(640, 400), mode=ColorMode.STATE):
+def tiered_scene(sizes, size=(640, 400), mode=STATE):
     scene = Scene()
     scene.flashing = False
     scene.set_mode(mode)
@@ -155,7 +155,7 @@ def test_a_block_without_memory_is_an_outline(tiered):
     scene, ledger = tiered_scene((64,))
     ledger.state[:] = BlockState.UNMAPPED
     scene.change(np.arange(64, dtype=np.uint32), 2, S)
-    ink = Ink(ColorMode.STATE, DARK)
+    ink = Ink(STATE, DARK)
     assert pixel_at(scene, 9) == pixel(DARK.block_unmapped)
     x, y = (int(v) for v in scene.camera.corner_of(*scene.grid.place_of(9)))
     cell = scene.pixels[y : y + int(scene.camera.pitch), x : x + int(scene.camera.pitch)]

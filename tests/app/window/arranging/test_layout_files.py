@@ -8,8 +8,8 @@ import pytest
 from PySide6.QtCore import Qt
 
 from kvscope_app.settings.layout_value import read_layout
-from kvscope_app.views.page_map.color_modes import ColorMode
-from kvscope_app.window.arranging.arrangement import VIEWS, layout_of
+from kvscope_app.views.page_map.color_modes import OWNER, STATE
+from kvscope_app.window.arranging.arrangement import KNOWN, layout_of
 from kvscope_telemetry.errors import BadInput
 
 WITH = ("requests", "throughput", "memory", "events")
@@ -60,19 +60,19 @@ def opened(window):
 
 def test_a_file_brings_everything_back(window, tmp_path, qtbot):
     arranged(window)
-    window.page_map.set_mode(ColorMode.OWNER)
+    window.page_map.set_mode(OWNER)
     qtbot.wait(50)
     before, open_before, rects = layout_of(window), opened(window), shares(window)
     path = tmp_path / "mine.json"
     window.layouts.write(str(path))
     window.actions_by_name["reset_layout"].trigger()
-    window.page_map.set_mode(ColorMode.STATE)
+    window.page_map.set_mode(STATE)
     assert opened(window) != open_before
     window.layouts.read(str(path))
     assert window.banner.accessibleName().strip() == ""
     qtbot.wait(50)
     assert opened(window) == open_before
-    assert window.page_map.mode is ColorMode.OWNER
+    assert window.page_map.mode is OWNER
     assert shares(window) == pytest.approx(rects, abs=0.02)
     after = layout_of(window)
     assert [leaf.tabs for leaf in after.left.leaves()] == [("memory",), ("events", "timeline")]
@@ -113,7 +113,7 @@ def test_opening_one_can_be_taken_back(window, written, qtbot):
     window.layouts.read(str(path))
     assert window.banner.accessibleName().strip() == ""
     assert opened(window) == {"memory"}
-    assert window.page_map.mode is ColorMode.OWNER
+    assert window.page_map.mode is OWNER
     qtbot.waitUntil(lambda: window.undo.undoText() == "opening the layout written.json")
     window.undo.undo()
     assert opened(window) == was
@@ -160,9 +160,9 @@ def test_no_layout_at_all_is_named(tmp_path, data):
     path = tmp_path / "x.json"
     path.write_bytes(data)
     with pytest.raises(BadInput, match="is not a layout of kvscope"):
-        read_layout(path, VIEWS)
+        read_layout(path, KNOWN)
     with pytest.raises(BadInput, match="No such file"):
-        read_layout(tmp_path / "none.json", VIEWS)
+        read_layout(tmp_path / "none.json", KNOWN)
 
 
 def test_a_file_that_cannot_be_written_is_told(window, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.views.page_map.color_modes import HAS_CONTENT, ColorMode, keys
+from kvscope_app.views.page_map.color_modes import HAS_CONTENT, ColorMode
 from kvscope_app.views.page_map.drawing.grid import Grid
 from kvscope_app.views.page_map.drawing.ink import Emphasis
 from kvscope_telemetry.ledger import BlockState, Ledger
@@ -60,12 +60,12 @@ class Cells:
 
     def refresh(self, ids: Ids) -> None:
         """Take the rows `ids`, shape (n,), from the ledger."""
-        fresh = keys(self.mode, self.ledger, ids, self.block_size, self.step)
+        fresh = self.mode.keys(self.ledger, ids, self.block_size, self.step)
         self._ranks[self.grid.cells_of(ids)] = self._emphasis[ids] | fresh
 
     def refresh_all(self) -> None:
         """Take every row from the ledger."""
-        fresh = keys(self.mode, self.ledger, slice(None), self.block_size, self.step)
+        fresh = self.mode.keys(self.ledger, slice(None), self.block_size, self.step)
         for part in self.grid.sections:
             blocks, cells = slice(part.start, part.end), slice(part.first_cell, part.first_cell + part.size)
             np.bitwise_or(self._emphasis[blocks], fresh[blocks], out=self._ranks[cells])

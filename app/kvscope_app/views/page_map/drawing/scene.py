@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.color_modes import STATE, ColorMode
 from kvscope_app.views.page_map.drawing.cell_raster import CellRaster
 from kvscope_app.views.page_map.drawing.cells import Cells, Ids
 from kvscope_app.views.page_map.drawing.dense_raster import DenseRaster
@@ -38,7 +38,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.pixels: Pixels = np.zeros((1, 1), np.uint32)
-        self.mode = ColorMode.STATE
+        self.mode = STATE
         self.flashing = True
         self.tells_filled = True
         """Whether the ledger says how full blocks are; for what is shown next."""
@@ -147,8 +147,8 @@ class Scene:
         return self._draw_lit(self._flashes.fade(now_ns))
 
     def grow_older(self, step: int) -> Span:
-        """Draw ages as of `step`, when ages are what is shown."""
-        if self.cells is None or self.mode is not ColorMode.AGE or self.cells.step == step:
+        """Draw ages as of `step`, when colours say how long ago something was."""
+        if self.cells is None or not self.mode.by_step or self.cells.step == step:
             return None
         self.cells.step = step
         return self._redraw(fresh_ranks=True)

@@ -7,7 +7,7 @@ import pytest
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.page_map import color_modes as modes
-from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.color_modes import AGE, OWNER, STATE
 from kvscope_app.views.page_map.drawing.ink import Emphasis, Ink, pixel
 from kvscope_app.views.page_map.drawing.scene import Scene, union
 from kvscope_telemetry.ledger import BlockState, Ledger
@@ -15,7 +15,7 @@ from kvscope_telemetry.ledger import BlockState, Ledger
 S = 1_000_000_000
 
 
-def make_scene(num_blocks, size=(640, 400), mode=ColorMode.STATE):
+def make_scene(num_blocks, size=(640, 400), mode=STATE):
     scene = Scene()
     scene.flashing = False
     scene.set_mode(mode)
@@ -57,7 +57,7 @@ def test_a_half_filled_block_is_solid_on_the_left_and_hollow_on_the_right():
     pitch = int(scene.camera.pitch)
     row = scene.pixels[y + pitch // 2, x : x + pitch]
     assert row[pitch // 4] == pixel(DARK.block_active)
-    assert row[pitch * 3 // 4] == Ink(ColorMode.STATE, DARK).hollow[0, 0, Emphasis.NORMAL << 8 | modes.ACTIVE]
+    assert row[pitch * 3 // 4] == Ink(STATE, DARK).hollow[0, 0, Emphasis.NORMAL << 8 | modes.ACTIVE]
 
 
 @pytest.mark.parametrize("num_blocks", [40_000, 300_000, 1_000_000])
@@ -74,7 +74,7 @@ def test_a_single_active_block_is_never_hidden(num_blocks):
 
 @pytest.mark.parametrize("num_blocks", [37, 500, 1456, 9_001, 44_000, 300_000])
 @pytest.mark.parametrize("zoom", [1.0, 1.7, 6.0])
-@pytest.mark.parametrize("mode", [ColorMode.STATE, ColorMode.OWNER])
+@pytest.mark.parametrize("mode", [STATE, OWNER])
 def test_incremental_drawing_equals_drawing_anew(num_blocks, zoom, mode):
     rng = np.random.default_rng(num_blocks)
     scene, ledger = make_scene(num_blocks, size=(331, 257), mode=mode)
@@ -107,7 +107,7 @@ def test_a_selection_stands_out_and_dims_the_rest():
     scene, ledger = make_scene(500)
     scene.change(hold(ledger, range(20)), 2, S)
     scene.select(np.array([3, 4], np.uint32))
-    ink = Ink(ColorMode.STATE, DARK)
+    ink = Ink(STATE, DARK)
     assert center(scene, 3) == pixel(DARK.block_active)
     assert center(scene, 5) == ink.solid[0, 0, Emphasis.DIMMED << 8 | modes.ACTIVE]
     x, y = (int(v) for v in scene.camera.corner_of(*divmod(3, scene.grid.columns)))
@@ -174,7 +174,7 @@ def test_light_theme_repaints_everything():
 
 
 def test_ages_follow_the_step():
-    scene, ledger = make_scene(500, mode=ColorMode.AGE)
+    scene, ledger = make_scene(500, mode=AGE)
     ledger.last_used_step[0] = 5
     scene.change(hold(ledger, [0]), 5, S)
     fresh = center(scene, 0)
