@@ -1,4 +1,4 @@
-"""Makes the pictures in docs/ anew, from the sample recording, two simulations, and a real engine under load.
+"""Makes the pictures in docs/ anew, from the sample recording, three simulations, and a real engine under load.
 
     python scripts/make_pictures.py            # all of them
     python scripts/make_pictures.py compare    # those of that name alone
@@ -10,6 +10,8 @@ Needs no display: windows are drawn on Qt's offscreen platform, with settings of
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import os
 import signal
@@ -23,9 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from PySide6.QtGui import QImage
     from PySide6.QtWidgets import QWidget
 
     from kvscope_app.desktop import Desktop
+    from kvscope_app.look.theme import Theme
     from kvscope_app.window.main_window import MainWindow
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs" / "pictures"
@@ -41,6 +45,30 @@ EXPORTED: Final = {
     "page-map.webp": ("--to", "video", "--view", "page-map", "--speed", "4", "--fps", "8", "--size", "760x400"),
 }
 """What `kvscope export sample` is told for each."""
+PREFIX, OTHER, MORE = 0, 1, 2
+EVICTED: Final = (
+    (0, 512, 16, (PREFIX,)),
+    (4200, 608, 16, (PREFIX,)),
+    (7200, 864, 12, (OTHER, MORE)),
+    (12400, 608, 14, (PREFIX,)),
+)
+"""Requests of the moving picture: arrival in ms, tokens of prompt and answer, texts that the prompt begins with."""
+CAPTIONS: Final = (
+    ("A request fills blocks with its prompt, then answers.", "It is done. What it computed stays in the cache."),
+    (
+        "A prompt with the same beginning: its blocks are found, not computed again.",
+        "Done. No request uses the prefix.",
+    ),
+    ("A large request needs room: the cached prefix is evicted, block by block.", "Only its first blocks are left."),
+    ("The prefix is wanted again: what is left is found, the rest is computed anew.", "Done."),
+)
+"""While each of them runs, and after it."""
+EVICTION: Final = (
+    *("--num-gpu-blocks-override", "60", "--max-num-batched-tokens", "32", "--max-model-len", "1024"),
+    *("--step-overhead-ms", "80"),
+)
+EVICTION_FPS, EVICTION_SPEED = 12, 2.0
+CAPTION_HEIGHT: Final = 46
 SIMULATED: Final = (
     *("--requests", "120", "--num-gpu-blocks-override", "600", "--model-preset", "opt-13b"),
     *("--shared-prefix", "0", "--seed", "3"),
@@ -64,6 +92,7 @@ def main() -> int:
     makers: dict[str, Callable[[Path], None]] = {
         **dict.fromkeys(IN_WINDOW, views),
         **{Path(name).stem: _exported(name) for name in EXPORTED},
+        "eviction": eviction,
         "compare": compare,
         "recordings": recordings,
         "window": live,
@@ -115,6 +144,76 @@ def views(folder: Path) -> None:
             window.setFocus()
             settle(1.0)
             keep(window.views[name], f"{name}.png")
+
+
+def eviction(folder: Path) -> None:
+    """A moving picture of the page map: a prefix is cached, found, evicted and wanted again."""
+    from PIL import Image
+    from PySide6.QtCore import QSize
+
+    from kvscope_app.look.theme import DARK
+    from kvscope_app.pictures.picture import PictureLook, png_of
+    from kvscope_app.pictures.stage import Stage, offscreen_application
+    from kvscope_telemetry.recordings.reader import Recording
+
+    keys = ("timestamp", "input_length", "output_length", "hash_ids")
+    trace, path = folder / "trace.jsonl", folder / "eviction.mcap"
+    trace.write_text("".join(json.dumps(dict(zip(keys, line, strict=True))) + "\n" for line in EVICTED), "utf-8")
+    words = [_program("kvscope-engine"), "simulate", str(trace), "--record", str(path), *EVICTION]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    times = folder / "requests.csv"
+    words = [_program("kvscope"), "export", str(path), "--kind", "requests", "--out", str(times)]
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+    offscreen_application()
+    recording = Recording.open(path)
+    changes = list(_captions(times))
+    stage = Stage(recording, "page-map", QSize(800, 340), DARK)
+    frames = []
+    try:
+        stage.go_to(0.0)
+        length_s = (recording.end_ns - recording.start_ns) / 1e9
+        for number in range(round(length_s / EVICTION_SPEED * EVICTION_FPS) + 1):
+            at_s = min(number / EVICTION_FPS * EVICTION_SPEED, length_s)
+            stage.now_ns = round(number / EVICTION_FPS * 1e9)
+            stage.play_to(at_s)
+            caption = [words for from_s, words in changes if from_s <= at_s][-1]
+            frames.append(Image.open(io.BytesIO(png_of(_captioned(stage.picture(PictureLook()), caption, DARK)))))
+    finally:
+        stage.close()
+    durations = [1000 // EVICTION_FPS] * len(frames)
+    durations[-1] = 1500
+    kept = DOCS / "eviction.webp"
+    frames[0].save(kept, save_all=True, append_images=frames[1:], duration=durations, loop=0, lossless=True, method=6)
+    print(kept)
+
+
+def _captions(requests: Path) -> Iterator[tuple[float, str]]:
+    """What is said of the requests in a table, from which second on."""
+    with requests.open(encoding="utf-8", newline="") as file:
+        for number, (row, (during, after)) in enumerate(zip(csv.DictReader(file), CAPTIONS, strict=True), 1):
+            arrival_s = float(row["arrival_s"])
+            yield arrival_s, f"{number}   {during}"
+            yield arrival_s + int(row["total_ns"]) / 1e9, f"     {after}"
+
+
+def _captioned(image: QImage, words: str, theme: Theme) -> QImage:
+    """With a line below it."""
+    from PySide6.QtCore import QRect, Qt
+    from PySide6.QtGui import QColor, QImage, QPainter
+
+    from kvscope_app.look.fonts import sans
+
+    whole = QImage(image.width(), image.height() + CAPTION_HEIGHT, QImage.Format.Format_RGB32)
+    whole.fill(QColor(theme.panel))
+    painter = QPainter(whole)
+    painter.drawImage(0, 0, image)
+    painter.fillRect(0, image.height(), image.width(), CAPTION_HEIGHT, QColor(theme.raised))
+    painter.setFont(sans(1.25))
+    painter.setPen(QColor(theme.text))
+    line = QRect(16, image.height(), image.width() - 32, CAPTION_HEIGHT)
+    painter.drawText(line, Qt.AlignmentFlag.AlignVCenter | Qt.TextFlag.TextDontClip, words)
+    painter.end()
+    return whole
 
 
 def compare(folder: Path) -> None:
