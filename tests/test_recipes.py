@@ -161,3 +161,120 @@ def test_a_colour_mode_of_the_page_map(recipe: Recipe) -> None:
         """
     )
     assert set(recipe.files) == listed("colour mode of the page map")
+
+
+def test_an_event_kind(recipe: Recipe) -> None:
+    kinds = "engine/kvscope_telemetry/messages/event_kinds.py"
+    recipe.insert(
+        kinds,
+        "EVENT_KINDS: Final",
+        """
+        def _migrated(event: Event, data: EventData) -> list[str]:
+            return [f"{_blocks(event.num_blocks)} moved to {data.why}"]
+
+
+        """,
+    )
+    recipe.replace(
+        kinds,
+        '    EventKind("aborted"',
+        '''    EventKind(
+        "migrated",
+        "flash_copied",
+        "migration",
+        {"migrated": _migrated},
+        EventLane("flash_copied"),
+        is_stepped=True,
+        is_first_named=True,
+    ),
+    EventKind("aborted"''',
+    )
+    causes = "engine/kvscope_engine/policy/scheduling/causes.py"
+    recipe.write(
+        causes,
+        (ROOT / causes).read_text(encoding="utf-8")
+        + textwrap.dedent(
+            '''
+
+            def migrated(number: int, num_blocks: int, where: str, now_ns: int) -> Event:
+                """The blocks of a request went to another machine."""
+                data = EventData(kind="migrated", why=where)
+                event = Event(kind="migrated", time_ns=now_ns, number=number, num_blocks=num_blocks, data=data)
+                return _in_words(event)
+            '''
+        ),
+    )
+    recipe.check(
+        """
+        from io import BytesIO
+        from pathlib import Path
+        from msgspec.structs import replace
+        from PySide6.QtCore import QSettings
+        from PySide6.QtWidgets import QApplication
+        from kvscope_app.look.theme import DARK
+        from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+        from kvscope_app.session.session import Session
+        from kvscope_app.views.timeline.lane_layout import LANES, LaneLayout
+        from kvscope_app.views.timeline.lane_picture import Shown, bare_lanes, draw
+        from kvscope_app.views.timeline.lane_words import found_in_lane
+        from kvscope_app.views.timeline.request_lanes import RequestLanes
+        from kvscope_app.views.timeline.time_span import TimeSpan
+        from kvscope_app.window.main_window import MainWindow
+        from kvscope_engine.policy.scheduling.causes import migrated
+        from kvscope_telemetry.exports.comparison.alignment import moments
+        from kvscope_telemetry.exports.export import Wanted, export
+        from kvscope_telemetry.playback.playback_source import PlaybackSource
+        from kvscope_telemetry.recordings.overview import read_course
+        from kvscope_telemetry.recordings.reader import Recording
+        from kvscope_telemetry.recordings.writer import RecordingWriter
+        from tests.telemetry.exports.conftest import story
+
+        messages = story()
+        event = migrated(2, 5, "another machine", messages[5].time_ns)
+        messages[5] = replace(messages[5], events=(event,))
+        with RecordingWriter(Path("told.mcap")) as writer:
+            for message in messages:
+                writer.write(message, wait=True)
+        recording = Recording.open(writer.path)
+        why = "5 blocks moved to another machine"
+        for name in ("events.csv", "report.html", "trace.pftrace"):
+            export(recording, Wanted.of(Path(name)))
+            data = Path(name).read_bytes()
+            assert b"migrated" in data and why.encode() in data, name
+
+        course = read_course(recording)
+        assert "first migration" in {moment.name for moment in moments(course)}
+        assert "migrated" not in bare_lanes(course)
+        place = next(place for place in range(len(course.events)) if course.events[place].event.kind == "migrated")
+        time_ns = course.events[place].time_ns
+        shown = Shown(course, RequestLanes(), TimeSpan(time_ns - 10**9, time_ns + 10**9), time_ns + 10**9)
+        layout = LaneLayout(904, 600)
+        lane, top, height = next(box for box in layout.boxes() if box[0].name == "migrated")
+        assert lane.title == "Migrations"
+        pixels = draw(shown, layout, DARK, 1.0)[top : top + height, 390:410]
+        assert int(DARK.flash_copied[1:], 16) in {pixel & 0xFFFFFF for pixel in pixels.flatten().tolist()}
+        assert why in found_in_lane("migrated", shown, time_ns, 10**6).words
+
+        app = QApplication([])
+        settings = QSettings("settings.ini", QSettings.Format.IniFormat)
+        source = PlaybackSource(recording, is_playing=False)
+        session = Session(source)
+        while not session.is_course_whole:
+            session.poll()
+        window = MainWindow(session, ThemeKeeper(app, settings, "dark"), settings)
+        window.resize(1500, 900)
+        window.show()
+        while "events" not in window.views:
+            app.processEvents()
+        assert window.actions_by_name["events_migrated"].text() == "Step by migrations"
+        events = window.views["events"]
+        events.kind_actions["migrated"].trigger()
+        events.refresh()
+        model = events.model
+        assert [model.index(0, column).data() for column in (1, 3)] == ["migrated", why]
+        assert model.kind_color(model.entry_at(0)).name() == DARK.flash_copied
+        window.close()
+        session.close()
+        """
+    )
+    assert set(recipe.files) == listed("event kind")

@@ -21,7 +21,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
-from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.telemetry import Event, EventData
 
 DUE_NS: Final = 500_000_000

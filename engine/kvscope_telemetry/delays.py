@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kvscope_telemetry.goals import time_text
 from kvscope_telemetry.latencies import Moments
-from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.telemetry import Event
 
 IntArray = npt.NDArray[np.int64]

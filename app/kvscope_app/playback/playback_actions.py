@@ -11,17 +11,11 @@ from kvscope_app.look.number_text import count
 from kvscope_app.playback.playback import BACK_S, STEP_S, change_speed, to_start, toggle
 from kvscope_app.playback.timeline_control import Timeline
 from kvscope_app.window.actions import ActionSpec
-from kvscope_telemetry.messages.event_words import cause_text, kind_text
+from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, cause_text, kind_text
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 TIME: Final = "Time"
-EVENT_KINDS: Final = {
-    "preempted": "preemptions",
-    "evicted": "evictions",
-    "refused": "refusals",
-    "finished": "request completions",
-    "": "all events",
-}
+STEPPED: Final = {kind.name: kind.plural for kind in EVENT_KINDS if kind.is_stepped} | {"": "all events"}
 """What the keys for events go by, and how it reads."""
 
 
@@ -41,7 +35,7 @@ class EventJumps:
         """There, and say what it is."""
         event = self._session.go_to_event([self.kind] if self.kind else None, forward=forward)
         if event is None:
-            self._tell(f"No {EVENT_KINDS[self.kind]} {'after' if forward else 'before'} this moment")
+            self._tell(f"No {STEPPED[self.kind]} {'after' if forward else 'before'} this moment")
         else:
             self._tell(_words(event))
 
@@ -106,7 +100,7 @@ def event_kind_actions(jumps: EventJumps, group: str) -> list[ActionSpec]:
             checkable=True,
             exclusive="event_kind",
         )
-        for kind, words in EVENT_KINDS.items()
+        for kind, words in STEPPED.items()
     ]
 
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Final, get_args
+from typing import Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.messages.telemetry import Event, EventKind
+from kvscope_telemetry.messages.event_kinds import KIND_CODES
+from kvscope_telemetry.messages.telemetry import Event
 
 _CLEARS: Final = itertools.count(1)
 """Of all logs together: who followed one of them sees that it follows another."""
-_CODES: Final[dict[str, int]] = {kind: code for code, kind in enumerate(get_args(EventKind))}
 
 
 class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
@@ -76,7 +76,7 @@ class EventLog:
             self._events.append(LoggedEvent(self.last_serial, time_ns, epoch, event))
         numbers = np.arange(len(self._events))
         self._time_ns[numbers] = [entry.time_ns for entry in self._events]
-        self._kind[numbers] = [_CODES[entry.event.kind] for entry in self._events]
+        self._kind[numbers] = [KIND_CODES[entry.event.kind] for entry in self._events]
         self._epoch[numbers] = [entry.epoch for entry in self._events]
         self._numbers[0, numbers] = [entry.event.number for entry in self._events]
         self._numbers[1, numbers] = [entry.event.other for entry in self._events]
@@ -108,12 +108,12 @@ class EventLog:
         times = self._time_ns[: len(self)]
         wanted = (times >= first_ns) & (times <= last_ns)
         if kind is not None:
-            wanted &= self._kind[: len(self)] == _CODES[kind]
+            wanted &= self._kind[: len(self)] == KIND_CODES[kind]
         return self._newest(wanted, limit)
 
     def of_kinds(self, kinds: Collection[str], limit: int) -> list[LoggedEvent]:
         """The newest `limit` events of some kinds, oldest first."""
-        codes = np.array(sorted(_CODES[kind] for kind in kinds), np.uint8)
+        codes = np.array(sorted(KIND_CODES[kind] for kind in kinds), np.uint8)
         return self._newest(np.isin(self._kind[: len(self)], codes), limit)
 
     def of_request(self, epoch: int, number: int, limit: int = 1000) -> list[LoggedEvent]:
@@ -131,7 +131,7 @@ class EventLog:
         """Of the newest events, which are in the ring already."""
         slots = np.arange(self.last_serial - len(events), self.last_serial) % self._max_events
         self._time_ns[slots] = [event.time_ns + offset_ns for event in events]
-        self._kind[slots] = [_CODES[event.kind] for event in events]
+        self._kind[slots] = [KIND_CODES[event.kind] for event in events]
         self._epoch[slots] = epoch
         self._numbers[0, slots] = [event.number for event in events]
         self._numbers[1, slots] = [event.other for event in events]

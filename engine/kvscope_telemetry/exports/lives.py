@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from kvscope_telemetry.latencies import Moments
-from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import (
     Event,

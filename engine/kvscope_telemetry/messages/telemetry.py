@@ -10,7 +10,7 @@ All `time_ns` are `time.monotonic_ns()` of the engine's machine; `Hello` pairs o
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -268,33 +268,15 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     """That they had lost, and computed again."""
 
 
-EventKind: TypeAlias = Literal[
-    "admitted",
-    "preempted",
-    "resumed",
-    "finished",
-    "aborted",
-    "refused",
-    "evicted",
-    "note",
-    "engine_paused",
-    "engine_resumed",
-    "single_step",
-    "process_suspended",
-]
-STOP_EVENTS: Final = ("engine_paused", "engine_resumed", "single_step", "process_suspended")
-"""Kinds that tell when the engine stood still (`RunningTime.note`)."""
-
-
 class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What the cause of an event is made of; `kind` says which fields are meant. Words are made of it in `event_words`.
+    """What the cause of an event is made of; `kind` says which fields are meant. Words are made of it in `event_kinds`.
 
     A later version may have other kinds and fields; who does not know them takes the words in `Event.cause`.
     """
 
     kind: str
     """"started" (admitted or resumed), "forked", "preempted", "made_way" (preempted for a client or a batch that ran
-    nothing), "asked" (preempted by a person), "evicted", "ended" (finished), or one of `STOP_EVENTS`."""
+    nothing), "asked" (preempted by a person), "evicted", "ended" (finished), or a kind that tells of a stop."""
     waited_ns: int = 0
     """started: running time (`RunningTime`) since the request came, or was preempted."""
     num_known_tokens: int = 0
@@ -346,7 +328,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     """Something that happened to a request, with its cause in words a person reads."""
 
     kind: str
-    """An `EventKind`; once decoded never any other."""
+    """The name of an `EventKind`; once decoded never any other."""
     time_ns: int
     number: int = 0
     """The request it happened to, 0 for none."""

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from kvscope_telemetry.ledger import BlockRows, BlockState, Tier
 from kvscope_telemetry.messages.commands import Finished, FinishReason, Phase, Reply, Status
+from kvscope_telemetry.messages.event_kinds import BY_NAME
 from kvscope_telemetry.messages.request_words import RequestState
-from kvscope_telemetry.messages.telemetry import EventKind, Frame, RequestRows, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Frame, RequestRows, Snapshot, TelemetryMessage
 
-EVENT_KINDS: Final = frozenset[str](get_args(EventKind))
 FINISH_REASONS: Final = frozenset[str](get_args(FinishReason))
 PHASES: Final = frozenset[str](get_args(Phase))
 
@@ -87,8 +87,8 @@ def known_snapshot(snapshot: Snapshot, unknowns: Unknowns) -> Snapshot:
 def _known_frame(frame: Frame, unknowns: Unknowns) -> Frame:
     blocks, requests = _known_blocks(frame.blocks, unknowns), _known_requests(frame.requests, unknowns)
     events = frame.events
-    if any(event.kind not in EVENT_KINDS for event in events):
-        events = tuple(event for event in events if event.kind in EVENT_KINDS)
+    if any(event.kind not in BY_NAME for event in events):
+        events = tuple(event for event in events if event.kind in BY_NAME)
         unknowns.events += len(frame.events) - len(events)
     if blocks is frame.blocks and requests is frame.requests and events is frame.events:
         return frame

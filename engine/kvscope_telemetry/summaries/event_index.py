@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
-from typing import Final, get_args
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.messages.telemetry import EventKind
+from kvscope_telemetry.messages.event_kinds import KIND_CODES
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 MAX_EVENTS: Final = 200_000
-KINDS: Final = tuple(get_args(EventKind))
-_CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
 _OTHER_CODE: Final = 255
 _SAME_NS: Final = 250_000_000
 _TIME, _EPOCH, _NUMBER, _OTHER, _KIND = range(5)
@@ -45,7 +43,7 @@ class EventIndex:
 
     @property
     def kind_codes(self) -> npt.NDArray[np.int64]:
-        """Place of each one's kind in `KINDS`, shape (n,)."""
+        """Of each one's kind (`KIND_CODES`), shape (n,)."""
         return self._rows[_KIND, : len(self)]
 
     def extend(self, events: Iterable[TimedEvent]) -> int:
@@ -80,7 +78,7 @@ class EventIndex:
         rows = self._rows[:, begin:end]
         wanted = np.ones(rows.shape[1], np.bool_)
         if kinds is not None:
-            wanted &= np.isin(rows[_KIND], [_CODES.get(kind, _OTHER_CODE) for kind in kinds])
+            wanted &= np.isin(rows[_KIND], [KIND_CODES.get(kind, _OTHER_CODE) for kind in kinds])
         if request is not None:
             epoch, number = request
             wanted &= (rows[_EPOCH] == epoch) & ((rows[_NUMBER] == number) | (rows[_OTHER] == number))
@@ -117,7 +115,7 @@ def _rows(fresh: Sequence[TimedEvent]) -> npt.NDArray[np.int64]:
             [timed.epoch for timed in fresh],
             [event.number for event in events],
             [event.other for event in events],
-            [_CODES.get(event.kind, _OTHER_CODE) for event in events],
+            [KIND_CODES.get(event.kind, _OTHER_CODE) for event in events],
         ],
         np.int64,
     )

@@ -21,7 +21,6 @@ from kvscope_telemetry.messages.telemetry import (
     Batch,
     Counters,
     Event,
-    EventKind,
     Frame,
     Heartbeat,
     RequestInfo,
@@ -366,7 +365,7 @@ class SyntheticEngine:
         self._say("preempted", request, num_blocks=num_blocks, other=other, cause=cause)
         return places
 
-    def _end(self, request: SyntheticRequest, kind: EventKind) -> None:
+    def _end(self, request: SyntheticRequest, kind: str) -> None:
         num_blocks = len(request.table)
         self._give_back(request)
         self._now.rows.append(request.row(RequestState.FINISHED))
@@ -465,9 +464,7 @@ class SyntheticEngine:
         slots = self._slots
         return list(zip(slots.requests, slots.computed.tolist(), slots.output.tolist(), strict=True))
 
-    def _say(
-        self, kind: EventKind, request: SyntheticRequest, *, num_blocks: int, other: int = 0, cause: str = ""
-    ) -> None:
+    def _say(self, kind: str, request: SyntheticRequest, *, num_blocks: int, other: int = 0, cause: str = "") -> None:
         cause = cause or (f"blocks for request {other}" if kind == "preempted" else "")
         self._now.events.append(
             Event(

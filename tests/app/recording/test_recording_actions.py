@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDialog, QFileDialog, QInputDialog, QLabel
 
-from kvscope_app.playback.playback_actions import EVENT_KINDS
+from kvscope_app.playback.playback_actions import STEPPED
 from kvscope_app.recording.kept_dialog import KeptDialog
 from kvscope_app.recording.left_rings import LeftRings
 from kvscope_app.recording.recording_actions import free_path, keep_last, minutes_offered, minutes_question, record
@@ -56,7 +56,7 @@ def test_every_action_of_time_does_what_it_says(window, qtbot):
         seq = session.mirror.seq
         actions[name].trigger()
         qtbot.waitUntil(lambda seq=seq, by=num_frames: session.mirror.seq == seq + by, timeout=WAIT_MS)
-    for kind in EVENT_KINDS:
+    for kind in STEPPED:
         actions[f"events_{kind or 'all'}"].trigger()
         assert actions[f"events_{kind or 'all'}"].isChecked()
     for name in ("event_next", "event_before", "back", "slower", "faster"):

@@ -14,7 +14,7 @@ from kvscope_app.views.inspector.view import REQUEST, STEP, InspectorView
 from kvscope_app.views.throughput.view import ThroughputView
 from kvscope_app.views.timeline.lane_words import Found, found_in_lane
 from kvscope_app.views.timeline.view import TimelineView
-from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording

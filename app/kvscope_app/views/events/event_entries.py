@@ -15,27 +15,13 @@ from kvscope_app.look.number_text import count, plural
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.views.table_head import TableHead
-from kvscope_telemetry.messages.event_words import cause_text, kind_text
+from kvscope_telemetry.messages.event_kinds import BY_NAME, cause_text, kind_text
 from kvscope_telemetry.messages.telemetry import Event
 
 Index = QModelIndex | QPersistentModelIndex
 HEADERS: Final = ("Time", "Event", "Request", "Why")
 _HEAD: Final = TableHead(HEADERS)
 WHY: Final = 3
-KIND_COLORS: Final = {
-    "admitted": "accent",
-    "resumed": "accent",
-    "finished": "good",
-    "preempted": "bad",
-    "refused": "bad",
-    "aborted": "warn",
-    "evicted": "muted",
-    "note": "muted",
-    "engine_paused": "warn",
-    "engine_resumed": "good",
-    "single_step": "accent",
-    "process_suspended": "warn",
-}
 
 
 class EventEntries(QAbstractTableModel):
@@ -82,7 +68,8 @@ class EventEntries(QAbstractTableModel):
 
     def kind_color(self, entry: LoggedEvent) -> QColor:
         """Of the word for what happened."""
-        return self.theme.color(KIND_COLORS.get(entry.event.kind, "text"))
+        kind = BY_NAME.get(entry.event.kind)
+        return self.theme.color("text" if kind is None else kind.color)
 
     def head(self, entry: LoggedEvent) -> tuple[str, str, str]:
         """Time, what happened, and to which request: the columns before the reason."""

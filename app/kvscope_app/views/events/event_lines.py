@@ -13,7 +13,7 @@ from typing import Final
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.views.events.event_entries import why_text
-from kvscope_telemetry.messages.event_words import kind_text
+from kvscope_telemetry.messages.event_kinds import kind_text
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.summaries.summary import TimedEvent
 

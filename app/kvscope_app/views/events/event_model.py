@@ -9,7 +9,8 @@ from typing import Final
 from PySide6.QtCore import QModelIndex, QObject
 
 from kvscope_app.session.event_log import EventLog, LoggedEvent
-from kvscope_app.views.events.event_entries import KIND_COLORS, EventEntries, Index
+from kvscope_app.views.events.event_entries import EventEntries, Index
+from kvscope_telemetry.messages.event_kinds import KIND_NAMES
 
 MAX_SHOWN: Final = 2_000
 
@@ -24,8 +25,8 @@ class EventFilter(StrEnum):
 
 
 _KINDS: Final[dict[EventFilter, tuple[str, ...]]] = {
-    EventFilter.ALL: tuple(KIND_COLORS),
-    EventFilter.REQUESTS: tuple(kind for kind in KIND_COLORS if kind not in ("evicted", "note")),
+    EventFilter.ALL: KIND_NAMES,
+    EventFilter.REQUESTS: tuple(kind for kind in KIND_NAMES if kind not in ("evicted", "note")),
     EventFilter.PREEMPTIONS: ("preempted", "resumed"),
     EventFilter.FAILURES: ("refused", "aborted"),
 }

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.views.events.event_entries import why_text
-from kvscope_telemetry.messages.event_words import kind_text
+from kvscope_telemetry.messages.event_kinds import kind_text
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.summary import TimedEvent

@@ -37,7 +37,8 @@ from kvscope_app.views.events.event_search import EventSearch, IntArray
 from kvscope_app.views.events.event_table import EventTable
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.timed_session import Choice, TimedSession
-from kvscope_telemetry.summaries.event_index import KINDS, EventIndex
+from kvscope_telemetry.messages.event_kinds import KIND_NAMES
+from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 _NARROW: Final = 620
@@ -156,7 +157,7 @@ class EventsView(View):
 
     def _on_kinds(self) -> None:
         wanted = [kind for kind, action in self.kind_actions.items() if action.isChecked()]
-        is_all = len(wanted) in (0, len(KINDS))
+        is_all = len(wanted) in (0, len(KIND_NAMES))
         self._search.set_kinds(None if is_all else wanted)
         few = ", ".join(wanted) if len(wanted) <= 2 else f"{len(wanted)} kinds"
         self.kinds.setText(f"{'All kinds' if is_all else few} ▾")
@@ -174,7 +175,7 @@ class EventsView(View):
     def _make_kinds(self) -> dict[str, QAction]:
         """A menu that stays a menu: each kind can be ticked; none ticked means all."""
         menu = QMenu(self.kinds)
-        actions = {kind: menu.addAction(kind) for kind in KINDS}
+        actions = {kind: menu.addAction(kind) for kind in KIND_NAMES}
         for action in actions.values():
             action.setCheckable(True)
             action.toggled.connect(self._on_kinds)

@@ -13,7 +13,7 @@ import numpy as np
 from kvscope_app.look.number_text import count, plural, seconds
 from kvscope_app.session.request_times import RequestTimes
 from kvscope_app.views.requests.waiting_words import why_waits
-from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.state.mirror import Mirror

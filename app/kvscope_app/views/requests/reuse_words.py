@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvscope_app.look.number_text import count, plural
-from kvscope_telemetry.messages.event_words import cause_text, miss_text, reuse_clauses
+from kvscope_telemetry.messages.event_kinds import cause_text, miss_text, reuse_clauses
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.state.mirror import Mirror
 

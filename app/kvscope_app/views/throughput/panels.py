@@ -20,7 +20,7 @@ from kvscope_app.views.chart.curves import FloatArray, trailing_mean
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, Mark
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED
 from kvscope_telemetry.messages.capabilities import Capabilities
-from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.summaries.figures import ACCEPTED, BY_KEY, HIT_RATE, USAGE
 from kvscope_telemetry.summaries.histograms import Range
 

@@ -40,15 +40,6 @@ PHASE_LEGEND: Final = {
 """In the order of a life; one that was refused is as red as one that was preempted, and a moment."""
 QUEUED_SOFT: Final = 0.35
 """Who waits holds nothing: a thin line, paler."""
-TICK_COLORS: Final = {
-    "preempted": "bad",
-    "swapped": "flash_saved",
-    "evicted": "flash_evicted",
-    "copied": "flash_copied",
-    "refused": "bad",
-    "gaps": "warn",
-    "paused": "warn",
-}
 STOPPED_COLOR: Final = "muted"
 """Of a request while the engine stands still, whatever it did before: nothing is done for it."""
 STOPPED_SOFT: Final = 0.45

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvscope_app.look.zoom import scaled
+from kvscope_telemetry.messages.event_kinds import EVENT_KINDS
 
 GUTTER: Final = 104
 """Names of the lanes stand here, left of the time."""
@@ -46,6 +47,37 @@ class Lane:
     """Its height in a low and in a high widget."""
 
 
+@dataclass(frozen=True, slots=True)
+class TickLane:
+    """A lane with a mark for each moment in which something happened."""
+
+    title: str
+    color: str
+    """Of the theme."""
+    column: str
+    """Of a summary: how many there were in a second; empty: nobody counts them."""
+    counted: str
+    """What one of those is called."""
+    kind: str = ""
+    """Of the events that tell them; empty: seconds alone do."""
+
+
+def _tick_lanes() -> dict[str, TickLane]:
+    """By name: one of each kind of event that has a lane, and beside it what only seconds tell."""
+    beside = {
+        "preempted": {"swapped": TickLane("Swaps", "flash_saved", "swapped_blocks", "swapped block", "preempted")},
+        "evicted": {"copied": TickLane("Copy-on-write", "flash_copied", "copied_blocks", "copied block")},
+    }
+    lanes = {}
+    for kind in EVENT_KINDS:
+        if (lane := kind.lane) is not None:
+            title = kind.plural.capitalize()
+            lanes[kind.name] = TickLane(title, lane.color, lane.column, lane.counted or kind.noun, kind.name)
+            lanes |= beside.get(kind.name, {})
+    return lanes
+
+
+TICK_LANES: Final = _tick_lanes()
 MARKS: Final = "marks"
 """There is no such lane while nothing is marked."""
 STEPS: Final = "steps"
@@ -58,11 +90,7 @@ LANES: Final = (
     Lane("running", "Running", 15, 26),
     Lane("waiting", "Waiting", 15, 26),
     Lane(STEPS, "Steps", 18, 30),
-    Lane("preempted", "Preemptions", 11, 14),
-    Lane("swapped", "Swaps", 11, 14),
-    Lane("evicted", "Evictions", 11, 14),
-    Lane("copied", "Copy-on-write", 11, 14),
-    Lane("refused", "Refusals", 11, 14),
+    *(Lane(name, lane.title, 11, 14) for name, lane in TICK_LANES.items()),
     Lane("gaps", "Gaps", 11, 14),
     Lane(PAUSED, "Paused", 11, 14),
 )

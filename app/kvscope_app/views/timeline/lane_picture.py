@@ -20,33 +20,26 @@ from kvscope_app.views.timeline.lane_colors import (
     STOPPED_COLOR,
     STOPPED_GROUND,
     STOPPED_SOFT,
-    TICK_COLORS,
     ink,
     softened,
 )
-from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS, LaneLayout, axis_height, row_height
+from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS, TICK_LANES, LaneLayout, axis_height, row_height
 from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.raster import FloatArray, IntArray, Pixels
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase, RequestLanes
 from kvscope_app.views.timeline.step_lane import draw_pieces, draw_steps, steps_are_apart
 from kvscope_app.views.timeline.steps import Steps
 from kvscope_app.views.timeline.time_span import TimeSpan
+from kvscope_telemetry.messages.event_kinds import KIND_CODES
 from kvscope_telemetry.summaries.course import Course
-from kvscope_telemetry.summaries.event_index import KINDS
 from kvscope_telemetry.summaries.figures import pool_of, usage_of
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _ROW_GAP: Final = 3
 _BETWEEN_SOFT: Final = 0.7
 """Seen so near that steps are boxes, what is between them is paler."""
-_EVENT_KINDS: Final = {name: KINDS.index(name) for name in ("preempted", "evicted", "refused")}
-_SECOND_COLUMNS: Final = {
-    "preempted": "preemptions",
-    "swapped": "swapped_blocks",
-    "evicted": "evicted_blocks",
-    "copied": "copied_blocks",
-    "refused": "refused",
-}
+_GAP_COLOR: Final = "warn"
+_PAUSED_COLOR: Final = "warn"
 
 
 @dataclass(slots=True)
@@ -102,7 +95,7 @@ def draw(shown: Shown, layout: LaneLayout, theme: Theme, scale: float) -> Pixels
         elif lane.name == STEPS:
             draw_steps(box, shown.course, shown.steps, edges, seconds, theme)
         elif lane.name == PAUSED:
-            raster.fill_below(box, stopped.astype(np.float64), ink(TICK_COLORS[PAUSED], theme))
+            raster.fill_below(box, stopped.astype(np.float64), ink(_PAUSED_COLOR, theme))
         elif lane.name != MARKS:  # that one is signs and words
             _draw_moments(box, lane.name, shown, edges, seconds, theme)
     _draw_requests(pixels, shown, layout, theme, scale, stopped)
@@ -125,8 +118,8 @@ def gaps(course: Course) -> tuple[IntArray, IntArray]:
 
 def bare_lanes(course: Course) -> frozenset[str]:
     """Lanes of moments in which nothing ever happened."""
-    bare = {name for name, column in _SECOND_COLUMNS.items() if not np.nan_to_num(course.column(column)).any()}
-    bare -= {name for name, code in _EVENT_KINDS.items() if (course.events.kind_codes == code).any()}
+    bare = {name for name in TICK_LANES if not _counts(name, course).any()}
+    bare -= {name for name in bare if (course.events.kind_codes == KIND_CODES.get(name, -1)).any()}
     if not np.nan_to_num(course.column("num_steps")).any():
         bare.add(STEPS)
     has_gap = gaps(course)[0].size or course.column("num_lost_frames").any()
@@ -140,9 +133,15 @@ def moments_of(name: str, shown: Shown) -> IntArray:
     if name == "swapped":
         spans = shown.lanes.spans
         return np.sort(spans["begin"][spans["phase"] == Phase.SWAPPED])
-    code = _EVENT_KINDS.get(name)
     events = shown.course.events
-    return np.empty(0, np.int64) if code is None else events.time_ns[events.kind_codes == code]
+    found: IntArray = events.time_ns[events.kind_codes == KIND_CODES.get(name, -1)]
+    return found
+
+
+def _counts(name: str, course: Course) -> FloatArray:
+    """How many there were in each second, as far as anybody counts them, shape (seconds,)."""
+    column = TICK_LANES[name].column
+    return np.nan_to_num(course.column(column)) if column else np.zeros(len(course))
 
 
 def _draw_usage(box: Pixels, course: Course, seconds: tuple[IntArray, IntArray], theme: Theme) -> None:
@@ -164,16 +163,16 @@ def _draw_moments(
     box: Pixels, name: str, shown: Shown, edges: IntArray, seconds: tuple[IntArray, IntArray], theme: Theme
 ) -> None:
     course = shown.course
-    color = ink(TICK_COLORS[name], theme)
     if name == "gaps":
+        color = ink(_GAP_COLOR, theme)
         raster.fill_below(box, raster.covered(*gaps(course), edges).astype(np.float64), color)
         raster.draw_ticks(box, raster.sums(course.column("num_lost_frames"), *seconds), ink("bad", theme))
         return
-    counts = raster.moments(moments_of(name, shown), edges)
-    values = course.column(_SECOND_COLUMNS[name])
-    if name != "copied":
+    lane, counts = TICK_LANES[name], raster.moments(moments_of(name, shown), edges)
+    values = _counts(name, course)
+    if lane.kind:
         values = np.where(course.time_ns < _exact_since(course), values, 0.0)
-    raster.draw_ticks(box, np.maximum(counts, raster.sums(values, *seconds)), color)
+    raster.draw_ticks(box, np.maximum(counts, raster.sums(values, *seconds)), ink(lane.color, theme))
 
 
 def _exact_since(course: Course) -> int:

@@ -13,11 +13,11 @@ from kvscope_app.playback.mark_words import mark_text
 from kvscope_app.session.shown_stops import words_at
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.timeline.lane_colors import PHASE_WORDS
-from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS
+from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS, TICK_LANES
 from kvscope_app.views.timeline.lane_picture import Shown, gaps, moments_of, usage_shares
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase
 from kvscope_app.views.timeline.steps import Steps
-from kvscope_telemetry.messages.event_words import kind_text
+from kvscope_telemetry.messages.event_kinds import kind_text
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
@@ -26,14 +26,6 @@ _MOST_NAMED: Final = 3
 STEP_TOLD_NS: Final = 1_000
 """After its end: seconds as floats lead there."""
 _TOKENS: Final = ("num_steps", "prefill_tokens", "decode_tokens")
-_EVENT_LANES: Final = {"preempted": "preempted", "swapped": "preempted", "evicted": "evicted", "refused": "refused"}
-_COUNTED: Final = {
-    "preempted": ("preemptions", "preemption"),
-    "swapped": ("swapped_blocks", "swapped block"),
-    "evicted": ("evicted_blocks", "evicted block"),
-    "copied": ("copied_blocks", "copied block"),
-    "refused": ("refused", "refusal"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +64,9 @@ def found_in_lane(name: str, shown: Shown, time_ns: int, reach_ns: int) -> Found
         nearest = min(near, key=lambda timed: abs(timed.time_ns - time_ns))
         words = _event_words(near, nearest)
         return Found(nearest.time_ns, words, nearest.epoch, nearest.event.number, event=nearest)
-    column, noun = _COUNTED[name]
-    number = int(np.nan_to_num(course.column(column)[place])) if is_known else 0
-    return Found(time_ns, f"{plural(number, noun)} in this second" if number else "")
+    lane = TICK_LANES[name]
+    number = int(np.nan_to_num(course.column(lane.column)[place])) if is_known and lane.column else 0
+    return Found(time_ns, f"{plural(number, lane.counted)} in this second" if number else "")
 
 
 def _step_found(shown: Shown, time_ns: int, reach_ns: int, second: int) -> Found:
@@ -142,7 +134,8 @@ def _is_of(timed: TimedEvent, number: int) -> bool:
 
 
 def _near(name: str, shown: Shown, time_ns: int, reach_ns: int) -> list[TimedEvent]:
-    if name not in _EVENT_LANES:
+    lane = TICK_LANES.get(name)
+    if lane is None or not lane.kind:
         return []
     events: EventIndex = shown.course.events
     first, last = time_ns - reach_ns, time_ns + reach_ns
@@ -150,7 +143,7 @@ def _near(name: str, shown: Shown, time_ns: int, reach_ns: int) -> list[TimedEve
         times = moments_of(name, shown)
         if np.searchsorted(times, first, "left") == np.searchsorted(times, last, "right"):
             return []
-    near = [events[place] for place in events.find(first, last, (_EVENT_LANES[name],)).tolist()]
+    near = [events[place] for place in events.find(first, last, (lane.kind,)).tolist()]
     return [timed for timed in near if name != "swapped" or (timed.event.data and timed.event.data.is_swapped)]
 
 

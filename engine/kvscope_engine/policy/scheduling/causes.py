@@ -1,6 +1,6 @@
 """What happened to a request, and why: events with what a person is told of them.
 
-Owns which data an event carries. The words are made of them in `event_words`, and sent along for older readers.
+Owns which data an event carries. The words are made of them in `event_kinds`, and sent along for older readers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kvscope_engine.policy.prefixes.prefix_history import Miss
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.preemption import GivenUp
 from kvscope_engine.policy.scheduling.reuse import Reusable
-from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.telemetry import Event, EventData
 from kvscope_telemetry.running_time import RunningTime
 

@@ -11,15 +11,11 @@ from typing import Final
 
 import numpy as np
 
+from kvscope_telemetry.messages.event_kinds import EVENT_KINDS
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.figures import usage_of
 
-_FIRST_OF: Final = {
-    "admitted": "first request",
-    "preempted": "first preemption",
-    "evicted": "first eviction",
-    "refused": "first refusal",
-}
+_FIRST_OF: Final = {kind.name: f"first {kind.noun}" for kind in EVENT_KINDS if kind.is_first_named}
 PEAK: Final = "peak of KV usage"
 
 

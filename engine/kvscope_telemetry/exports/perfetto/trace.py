@@ -14,9 +14,9 @@ from kvscope_telemetry.exports.lives import Life, PhaseKind, within
 from kvscope_telemetry.exports.marks import end_of, name_of
 from kvscope_telemetry.exports.perfetto import packets
 from kvscope_telemetry.exports.span import Exported, Span
-from kvscope_telemetry.messages.event_words import cause_text, kind_text
+from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, cause_text, kind_text
 from kvscope_telemetry.messages.model_words import short_name
-from kvscope_telemetry.messages.telemetry import STOP_EVENTS, Frame, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.running_time import stop_words
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
@@ -24,7 +24,7 @@ from kvscope_telemetry.summaries.figures import rows_in, usage_of
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _ENGINE, _STEPS, _REQUESTS, _EVENTS, _MARKS, _STOPS = 1, 2, 3, 4, 5, 6
-_OF_THE_ENGINE: Final = ("evicted", "note", "refused", *STOP_EVENTS)
+_TRACED: Final = tuple(kind.name for kind in EVENT_KINDS if kind.is_traced)
 _FIRST_COUNTER: Final = 10
 _FIRST_MARK: Final = 100
 _FIRST_REQUEST: Final = 100_000
@@ -113,7 +113,7 @@ def _marks(marks: Sequence[Bookmark], span: Span) -> Iterator[bytes]:
 def _events(course: Course, span: Span) -> Iterator[bytes]:
     """Those of no single request; the others are on the requests' tracks."""
     yield packets.track(_EVENTS, _ENGINE, "Events", rank=len(COUNTERS) + 1)
-    for place in course.events.find(span.from_ns, span.until_ns, kinds=_OF_THE_ENGINE).tolist():
+    for place in course.events.find(span.from_ns, span.until_ns, kinds=_TRACED).tolist():
         timed = course.events[place]
         values: packets.Values = {"cause": cause_text(timed.event), "blocks": timed.event.num_blocks}
         yield packets.instant(_EVENTS, timed.time_ns, kind_text(timed.event.kind), "event", values)

@@ -21,8 +21,7 @@ from kvscope_telemetry.exports.report.charts import (
 from kvscope_telemetry.exports.report.page import clean
 from kvscope_telemetry.exports.report.worst import WorstRequest, without
 from kvscope_telemetry.exports.span import Span
-from kvscope_telemetry.messages.event_words import cause_text, kind_text
-from kvscope_telemetry.messages.telemetry import STOP_EVENTS
+from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, STOP_KINDS, cause_text, kind_text
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.figures import rows_in
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -34,7 +33,7 @@ _CLASSES: Final = {
     PhaseKind.PREEMPTED: "preempted",
     PhaseKind.SWAPPED: "swapped",
 }
-NOTABLE: Final = ("preempted", "refused", "aborted", "note", *STOP_EVENTS)
+NOTABLE: Final = tuple(kind.name for kind in EVENT_KINDS if kind.is_reported)
 """Kinds of events that a report tells one by one."""
 _LANE: Final = 18
 _MAX_PHASES: Final = 200
@@ -117,7 +116,7 @@ def event_rows(course: Course, span: Span, count: int) -> tuple[list[list[str]],
     """Cells of the first notable events and gaps, and how many there are. Pauses go before others where there is no
     room for all: they explain them."""
     places = course.events.find(span.from_ns, span.until_ns, kinds=NOTABLE).tolist()
-    first = [place for place in places if course.events[place].event.kind in STOP_EVENTS][: count // 2]
+    first = [place for place in places if course.events[place].event.kind in STOP_KINDS][: count // 2]
     others = [place for place in places if place not in first][: count - len(first)]
     told = [(int(course.events.time_ns[place]), *_words(course, place)) for place in (*first, *others)]
     gaps = list(_gaps(course, span))

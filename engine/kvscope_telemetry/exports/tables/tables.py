@@ -15,7 +15,7 @@ from kvscope_telemetry.exports.marks import end_of, name_of
 from kvscope_telemetry.exports.span import Exported, Span
 from kvscope_telemetry.exports.tables.about import about
 from kvscope_telemetry.exports.tables.table import Column, Table
-from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import COURSE_COLUMNS, Course

@@ -7,7 +7,7 @@ import pytest
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages import wire
-from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame
 
 STARTED = EventData(

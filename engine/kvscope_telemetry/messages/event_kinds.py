@@ -1,22 +1,79 @@
-"""Events in words that a person understands, made of the numbers they carry. The one place that has them.
+"""What can happen in an engine. Each kind of event is one `EventKind` in `EVENT_KINDS`: its words, its colour, its mark
+on the timeline and where exports have it follow from that row.
 
-An event without data (of an older engine), or with data of a kind that is not known here, keeps the words it came
-with. Knows no engine and no widget.
+An event without data, or with data of a kind that is not known here, keeps the words it came with. Knows no engine and
+no widget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from kvscope_telemetry.messages.telemetry import Event, EventData
 
+Words = Callable[[Event, EventData], list[str]]
+"""Why it happened, in clauses."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventLane:
+    """A lane of the timeline with a mark for each event of a kind."""
+
+    color: str
+    """Of the theme."""
+    column: str = ""
+    """Of a summary: how many there were in a second, where single events are not kept; empty: nobody counts."""
+    counted: str = ""
+    """What one of those is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventKind:
+    """One kind of event, and everything that is said of it elsewhere."""
+
+    name: str
+    """On the wire, in recordings and exports: never changes."""
+    color: str
+    """Of its name in lists: a colour of the theme."""
+    noun: str = ""
+    """What one of it is called where they are counted or looked for; the plural has an s."""
+    words: Mapping[str, Words] = field(default_factory=dict)
+    """Why it happened, by the kind of its data."""
+    lane: EventLane | None = None
+    is_stop: bool = False
+    """It tells when the engine stood still (`RunningTime.note`)."""
+    is_stepped: bool = False
+    """A person can step through time from one to the next."""
+    is_first_named: bool = False
+    """The first one is a moment by which two runs are laid side by side."""
+    is_reported: bool = True
+    """A report tells it one by one."""
+    is_traced: bool = True
+    """A trace has it on the track of events; otherwise the phases of its request tell it."""
+
+    @property
+    def text(self) -> str:
+        """What it is called in a table: `engine paused`."""
+        return kind_text(self.name)
+
+    @property
+    def plural(self) -> str:
+        """Several of it."""
+        return f"{self.noun}s"
+
 
 def cause_text(event: Event) -> str:
     """Why it happened, in one line."""
-    data = event.data
-    make = None if data is None else _WORDS.get(data.kind)
+    data, kind = event.data, BY_NAME.get(event.kind)
+    make = None if data is None or kind is None else kind.words.get(data.kind)
     return event.cause if data is None or make is None else "; ".join(make(event, data))
+
+
+def kind_text(name: str) -> str:
+    """What a kind of event is called in a table: `engine paused`."""
+    return name.replace("_", " ")
 
 
 def reuse_clauses(data: EventData) -> list[str]:
@@ -138,25 +195,6 @@ def _suspended(_: Event, data: EventData) -> list[str]:
     return [f"the process was suspended for {_time(data.lasted_ns)}", *slept]
 
 
-def kind_text(kind: str) -> str:
-    """What a kind of event is called in a table: `engine paused`."""
-    return kind.replace("_", " ")
-
-
-_WORDS: Final[dict[str, Callable[[Event, EventData], list[str]]]] = {
-    "started": _started,
-    "forked": _forked,
-    "preempted": _preempted,
-    "made_way": _made_way,
-    "asked": _asked,
-    "evicted": _evicted,
-    "engine_paused": _paused,
-    "engine_resumed": _resumed,
-    "single_step": _single_step,
-    "process_suspended": _suspended,
-}
-
-
 def _about(duration_ns: int) -> str:
     return "" if duration_ns < 0 else f"about {_time(duration_ns)}"
 
@@ -167,3 +205,58 @@ def _blocks(count: int) -> str:
 
 def _time(duration_ns: int) -> str:
     return f"{duration_ns / 1e9:.1f} s" if duration_ns >= 1_000_000_000 else f"{duration_ns / 1e6:.1f} ms"
+
+
+EVENT_KINDS: Final = (
+    EventKind(
+        "admitted",
+        "accent",
+        "request",
+        {"started": _started, "forked": _forked},
+        is_first_named=True,
+        is_reported=False,
+        is_traced=False,
+    ),
+    EventKind(
+        "preempted",
+        "bad",
+        "preemption",
+        {"preempted": _preempted, "made_way": _made_way, "asked": _asked},
+        EventLane("bad", "preemptions", "preemption"),
+        is_stepped=True,
+        is_first_named=True,
+        is_traced=False,
+    ),
+    EventKind("resumed", "accent", words={"started": _started}, is_reported=False, is_traced=False),
+    EventKind(
+        "evicted",
+        "muted",
+        "eviction",
+        {"evicted": _evicted},
+        EventLane("flash_evicted", "evicted_blocks", "evicted block"),
+        is_stepped=True,
+        is_first_named=True,
+        is_reported=False,
+    ),
+    EventKind(
+        "refused",
+        "bad",
+        "refusal",
+        lane=EventLane("bad", "refused", "refusal"),
+        is_stepped=True,
+        is_first_named=True,
+    ),
+    EventKind("finished", "good", "request completion", is_stepped=True, is_reported=False, is_traced=False),
+    EventKind("aborted", "warn", is_traced=False),
+    EventKind("note", "muted"),
+    EventKind("engine_paused", "warn", words={"engine_paused": _paused}, is_stop=True),
+    EventKind("engine_resumed", "good", words={"engine_resumed": _resumed}, is_stop=True),
+    EventKind("single_step", "accent", words={"single_step": _single_step}, is_stop=True),
+    EventKind("process_suspended", "warn", words={"process_suspended": _suspended}, is_stop=True),
+)
+"""In the order of menus and lanes."""
+BY_NAME: Final = {kind.name: kind for kind in EVENT_KINDS}
+KIND_NAMES: Final = tuple(BY_NAME)
+KIND_CODES: Final = {name: code for code, name in enumerate(KIND_NAMES)}
+"""In columns of numbers, of one process alone."""
+STOP_KINDS: Final = tuple(kind.name for kind in EVENT_KINDS if kind.is_stop)
