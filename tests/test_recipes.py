@@ -19,14 +19,18 @@ ROOT = Path(__file__).parents[1]
 _PREAMBLE = '''
 import importlib.util, sys
 
+def folder_of(file):
+    folder, _, name = file.rpartition("/")
+    return {"submodule_search_locations": [folder]} if name == "__init__.py" else {}
+
 class Changed:
     """Finds the modules that a recipe changed."""
 
-    files = {files!r}
+    files = FILES
 
     def find_spec(self, name, path=None, target=None):
         file = self.files.get(name)
-        return None if file is None else importlib.util.spec_from_file_location(name, file)
+        return None if file is None else importlib.util.spec_from_file_location(name, file, **folder_of(file))
 
 sys.meta_path.insert(0, Changed())
 '''
@@ -61,10 +65,11 @@ class Recipe:
     def check(self, script: str) -> None:
         """Run it in a Python that has these files."""
         modules = {_module(path): str(file) for path, file in self.files.items()}
-        code = _PREAMBLE.format(files=modules) + textwrap.dedent(script)
+        check = self._folder / "check.py"
+        check.write_text(_PREAMBLE.replace("FILES", repr(modules)) + textwrap.dedent(script), encoding="utf-8")
         home = {f"XDG_{name}_HOME": str(self._folder / name.lower()) for name in ("CONFIG", "DATA", "CACHE", "STATE")}
         env = {**os.environ, **home, "QT_QPA_PLATFORM": "offscreen", "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, "-c", code], cwd=self._folder, capture_output=True, text=True, env=env)
+        done = subprocess.run([sys.executable, str(check)], cwd=self._folder, capture_output=True, text=True, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def _text(self, path: str) -> str:
@@ -278,3 +283,87 @@ def test_an_event_kind(recipe: Recipe) -> None:
         """
     )
     assert set(recipe.files) == listed("event kind")
+
+
+def test_a_view(recipe: Recipe) -> None:
+    recipe.write("app/kvscope_app/views/made_up/__init__.py", '"""A view that is made up."""')
+    recipe.write(
+        "app/kvscope_app/views/made_up/view.py",
+        textwrap.dedent(
+            """
+            from __future__ import annotations
+
+            from PySide6.QtGui import QPainter
+
+            from kvscope_app.views.base import View
+
+
+            class MadeUpView(View):
+                title = "Made up"
+                object_name = "made_up"
+
+                def paintEvent(self, event):
+                    QPainter(self).fillRect(self.rect(), self.theme.color("good"))
+            """
+        ),
+    )
+    recipe.replace(
+        "app/kvscope_app/views/docks.py",
+        '    DockSpec("events",',
+        """    DockSpec(
+        *("made_up", "Made up", "made_up.view", "MadeUpView", "bottom", 300, "chart", _REQUESTS), pictures="still"
+    ),
+    DockSpec("events",""",
+    )
+    recipe.check(
+        """
+        import argparse
+        from pathlib import Path
+        from PySide6.QtCore import QSettings, Qt
+        from kvscope_app.commands.export import add_export_parser
+        from kvscope_app.library.sample import sample_recording
+        from kvscope_app.look.theme import DARK
+        from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+        from kvscope_app.pictures.stage import offscreen_application
+        from kvscope_app.session.session import Session
+        from kvscope_app.window.arranging.arrangement import layout_of, show_layout
+        from kvscope_app.window.main_window import MainWindow
+        from tests.app.conftest import FakeEngine, poll_all
+
+        parser = add_export_parser(argparse.ArgumentParser().add_subparsers())
+        asked = [str(sample_recording()), "--out", "made_up.png", "--view", "made-up", "--size", "200x200"]
+        args = parser.parse_args(asked)
+        assert args.run(args) == 0 and Path("made_up.png").stat().st_size
+
+        app = offscreen_application()
+        settings = QSettings("settings.ini", QSettings.Format.IniFormat)
+        engine = FakeEngine()
+        session = Session(engine.source)
+        poll_all(session)
+        window = MainWindow(session, ThemeKeeper(app, settings, "dark"), settings)
+        window.resize(1500, 900)
+        window.show()
+        while "made_up" not in window.views:
+            app.processEvents()
+        window.reset_layout()  # as at the first start in a window of this size
+        dock = window.docks["made_up"]
+        assert dock.windowTitle() == "Made up"
+        assert window.dockWidgetArea(dock) == Qt.DockWidgetArea.BottomDockWidgetArea
+        assert window.docks["requests"] in window.tabifiedDockWidgets(dock)
+        menus = [action.text() for menu in window.menuBar().findChildren(type(window.menuBar().actions()[0].menu()))
+                 for action in menu.actions()]
+        assert "Go to Made up" in menus, menus
+        window.actions_by_name["focus_made_up"].trigger()
+        app.processEvents()
+        assert not dock.visibleRegion().isEmpty()
+        layout = layout_of(window)
+        assert "made_up" in layout.view_names()
+        show_layout(window, layout)
+        window.actions_by_name["toggle_made_up"].trigger()
+        assert dock.isHidden()
+        window.close()
+        session.close()
+        """
+    )
+    folder = "app/kvscope_app/views/made_up/"
+    assert {path for path in recipe.files if not path.startswith(folder)} == listed("view")

@@ -17,6 +17,7 @@ from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QApplication
 
 from kvscope_app.session.session import Session
+from kvscope_app.views.docks import VIEWS_ON_TIME
 from kvscope_app.window.main_window import MainWindow
 
 TICK_MS: Final = 33
@@ -25,7 +26,6 @@ _AHEAD_S: Final = 0.1
 _BEHIND_S: Final = 0.5
 """And so much behind before it jumps."""
 _SAME_NS: Final = 1_000_000
-VIEWS_ON_TIME: Final = ("timeline", "heatmap")
 
 Range = tuple[int, int]
 

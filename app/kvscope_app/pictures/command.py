@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 import numpy as np
 from PySide6.QtCore import QSize
@@ -15,14 +15,13 @@ from kvscope_app.pictures.names import STILLS, VIDEO_VIEWS
 from kvscope_app.pictures.picture import PictureLook, png_of, svg_of
 from kvscope_app.pictures.stage import Stage, offscreen_application
 from kvscope_app.pictures.wish import PictureWish
+from kvscope_app.views.docks import VIEWS_ON_TIME
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.new_file import new_file
 from kvscope_telemetry.exports.span import Span, span_of
 from kvscope_telemetry.recorded import Recorded
 
 Watch = Callable[[float], bool]
-_ON_TIME: Final = ("heatmap", "timeline")
-"""Views that show a range of time in which a cursor moves."""
 
 
 def make(recording: Recorded, wish: PictureWish, watch: Watch) -> None:
@@ -81,7 +80,7 @@ def _make_video(recording: Recorded, wish: PictureWish, span: Span, watch: Watch
         stage = _stage(recording, wish, watch)
         try:
             stage.go_to(span.from_s)
-            if wish.view in _ON_TIME and wish.has_range:
+            if wish.view in VIEWS_ON_TIME and wish.has_range:
                 stage.show_range(span.from_s, span.until_s)
                 stage.go_to(span.from_s)
             frames = _frames(stage, wish, shown, num_frames, watch)

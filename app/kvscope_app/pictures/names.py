@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from kvscope_app.views.docks import DOCKS
 from kvscope_telemetry.errors import BadInput
 
-VIEWS: Final = (
-    *("page-map", "heatmap", "timeline", "throughput", "memory", "requests", "events"),
-    *("prefixes", "what-if", "devices", "roofline"),
-)
-"""As a person types them, a dock's name has `_` for `-`. A recording alone fills these; the others are drawn from the
-window."""
-VIDEO_VIEWS: Final = ("page-map", "heatmap", "timeline", "throughput", "memory", "requests")
+VIEWS: Final = ("page-map", *(spec.picture_name for spec in DOCKS if spec.pictures))
+"""As a person types them. A recording alone fills these; the others are drawn from the window."""
+VIDEO_VIEWS: Final = ("page-map", *(spec.picture_name for spec in DOCKS if spec.pictures == "video"))
 STILLS: Final = (".png", ".svg")
 VIDEOS: Final = (".mp4", ".webp", ".gif", ".apng")
 MAX_SCALE: Final = 3

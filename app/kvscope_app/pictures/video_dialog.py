@@ -23,9 +23,10 @@ from kvscope_app.pictures.encoders import is_there
 from kvscope_app.pictures.names import VIDEOS
 from kvscope_app.pictures.video_making import make_video
 from kvscope_app.pictures.wish import PictureWish
+from kvscope_app.views.docks import DOCKS
 from kvscope_app.window.window_body import WindowBody
 
-_VIEWS: Final = {"Page map": "page-map", "Fragmentation": "heatmap", "Timeline": "timeline"}
+_VIEWS: Final = {"Page map": "page-map"} | {spec.title: spec.picture_name for spec in DOCKS if spec.is_on_time}
 _SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _FPS: Final = (5, 10, 15, 20, 30)
 _FIRST_S: Final = 20.0

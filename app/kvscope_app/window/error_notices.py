@@ -29,8 +29,8 @@ from kvscope_app.command_line import PROGRAM
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.look.passing_strip import FloatingStrips
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+from kvscope_app.views.docks import DOCKS
 from kvscope_app.window.banner import Banner
-from kvscope_app.window.layout import DOCKS
 from kvscope_app.window.sheets.help_sheets import versions_text
 from kvscope_app.window.window_body import WindowBody
 
@@ -277,7 +277,7 @@ def _window_in_front() -> QMainWindow | None:
 
 def _part_of(told: traceback.TracebackException) -> str:
     """The dock's title, of the newest call that was in a view's room."""
-    titles = {spec.module.split(".")[2]: spec.title for spec in DOCKS} | _OTHER_PARTS
+    titles = {spec.module.split(".")[0]: spec.title for spec in DOCKS} | _OTHER_PARTS
     for frame in reversed(told.stack):
         parts = PurePath(frame.filename).parts
         if "kvscope_app" in parts and "views" in parts:

@@ -1,10 +1,8 @@
-"""Which views there are, where they are docked at first, and how a layout is saved and restored."""
+"""Where views are docked at first, and how a layout is saved and restored."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
 from typing import Final
 
 from PySide6.QtCore import QByteArray, QPoint, QRect, QSettings, QSize, Qt
@@ -15,7 +13,7 @@ from kvscope_app.setting_names import (
     geometry_name,
     layout_name,
 )
-from kvscope_app.views.base import View
+from kvscope_app.views.docks import DOCKS, DockSpec
 from kvscope_app.window.dock import Dock
 
 _CASCADE: Final = QPoint(32, 32)
@@ -28,49 +26,7 @@ _LEFT, _RIGHT, _BOTTOM = (
     Qt.DockWidgetArea.RightDockWidgetArea,
     Qt.DockWidgetArea.BottomDockWidgetArea,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class DockSpec:
-    """A docked view. Its module is imported after the window is up."""
-
-    name: str
-    title: str
-    module: str
-    cls: str
-    area: Qt.DockWidgetArea
-    size: int
-    """Width at the sides, height at the bottom, at first."""
-    icon: str
-    is_open: bool = True
-    """Whether it is seen at the first start."""
-
-    def view_class(self) -> type[View]:
-        """The class, imported now."""
-        found: type[View] = getattr(import_module(self.module), self.cls)
-        return found
-
-
-DOCKS: Final = (
-    DockSpec("console", "Console", "kvscope_app.views.console", "ConsoleView", _LEFT, 400, "chat"),
-    DockSpec("requests", "Requests", "kvscope_app.views.requests.view", "RequestsView", _BOTTOM, 300, "requests"),
-    DockSpec("throughput", "Throughput", "kvscope_app.views.throughput.view", "ThroughputView", _RIGHT, 400, "chart"),
-    DockSpec("memory", "Memory", "kvscope_app.views.memory.view", "MemoryView", _RIGHT, 400, "memory"),
-    DockSpec("what_if", "What if", "kvscope_app.views.what_if", "WhatIfView", _BOTTOM, 300, "compare"),
-    DockSpec("timeline", "Timeline", "kvscope_app.views.timeline.view", "TimelineView", _BOTTOM, 300, "timeline"),
-    DockSpec("heatmap", "Fragmentation", "kvscope_app.views.heatmap.view", "HeatmapView", _BOTTOM, 300, "heatmap"),
-    DockSpec("events", "Events", "kvscope_app.views.events.view", "EventsView", _BOTTOM, 300, "log"),
-    DockSpec(
-        "inspector", "Inspector", "kvscope_app.views.inspector.view", "InspectorView", _RIGHT, 400, "inspect", False
-    ),
-    DockSpec(
-        "bookmarks", "Bookmarks", "kvscope_app.views.bookmarks.view", "BookmarksView", _LEFT, 400, "bookmark", False
-    ),
-    DockSpec("devices", "Devices", "kvscope_app.views.device.view", "DeviceView", _RIGHT, 400, "gauge", False),
-    DockSpec("prefixes", "Prefixes", "kvscope_app.views.prefixes.view", "PrefixesView", _BOTTOM, 300, "tree", False),
-    DockSpec("roofline", "Roofline", "kvscope_app.views.roofline.view", "RooflineView", _RIGHT, 400, "chart", False),
-)
-_BEHIND_REQUESTS: Final = ("what_if", "timeline", "heatmap", "events", "prefixes")
+AREAS: Final = {"left": _LEFT, "right": _RIGHT, "bottom": _BOTTOM}
 
 
 def prepare(window: QMainWindow) -> None:
@@ -87,18 +43,17 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
         docks[spec.name].hide()
     for spec in DOCKS:
         docks[spec.name].setFloating(False)
-        window.addDockWidget(spec.area, docks[spec.name])
-    if _is_small(window):
-        for name in ("memory", "requests", *_BEHIND_REQUESTS):
+        window.addDockWidget(AREAS[spec.area], docks[spec.name])
+    is_small = _is_small(window)
+    if is_small:
+        for name in ("memory", "requests"):
             window.tabifyDockWidget(docks["throughput"], docks[name])
-    else:
-        for name in _BEHIND_REQUESTS:
-            window.tabifyDockWidget(docks["requests"], docks[name])
-    for name in ("inspector", "devices", "roofline"):
-        window.tabifyDockWidget(docks["throughput"], docks[name])
+    for spec in DOCKS:
+        if spec.behind:
+            window.tabifyDockWidget(docks["throughput" if is_small else spec.behind], docks[spec.name])
     for spec in DOCKS:
         docks[spec.name].setVisible(spec.is_open)
-    for name in ("throughput", "requests") if not _is_small(window) else ("throughput",):
+    for name in ("throughput", "requests") if not is_small else ("throughput",):
         docks[name].raise_()
     if window.isVisible() and not window.isMaximized() and not window.isFullScreen():
         window.resize(size)
@@ -108,7 +63,7 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
 def share_out(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
     """The sizes of the first start."""
     for spec in DOCKS:
-        direction = Qt.Orientation.Vertical if spec.area is _BOTTOM else Qt.Orientation.Horizontal
+        direction = Qt.Orientation.Vertical if spec.area == "bottom" else Qt.Orientation.Horizontal
         window.resizeDocks([docks[spec.name]], [_share(spec, window)], direction)
     sides = [docks["throughput"], docks["memory"]]
     window.resizeDocks(sides, [window.height() * 6 // 10, window.height() * 4 // 10], Qt.Orientation.Vertical)
@@ -116,7 +71,7 @@ def share_out(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
 
 def _share(spec: DockSpec, window: QMainWindow) -> int:
     """Its size in a window of this size: the middle gives way no faster than what is around it."""
-    is_below = spec.area is _BOTTOM
+    is_below = spec.area == "bottom"
     share = window.height() / _DEFAULT_SIZE.height() if is_below else window.width() / _DEFAULT_SIZE.width()
     return round(spec.size * min(max(share, _LEAST_SHARE), 1.0))
 

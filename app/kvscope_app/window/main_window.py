@@ -29,6 +29,7 @@ from kvscope_app.recording.text_agreement import follow_agreement
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import window_group
 from kvscope_app.views.base import View
+from kvscope_app.views.docks import DOCKS, DockSpec
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.window import layout
 from kvscope_app.window.actions import Actions
@@ -36,7 +37,6 @@ from kvscope_app.window.arranging.kept_layouts import KeptLayouts
 from kvscope_app.window.arranging.layout_watch import LayoutWatch
 from kvscope_app.window.arranging.zoomed_sizes import ZoomedSizes
 from kvscope_app.window.engine_notices import EngineNotices
-from kvscope_app.window.layout import DOCKS, DockSpec
 from kvscope_app.window.menu_corner import Corner
 from kvscope_app.window.remembered import note_widths, remember_map, remember_view
 from kvscope_app.window.status_bar import StatusBar

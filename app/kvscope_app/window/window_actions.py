@@ -23,6 +23,7 @@ from kvscope_app.planning.plan_sheet import PlanSheet
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.recording.export_actions import export_actions
 from kvscope_app.recording.recording_actions import recording_actions
+from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.inspector.inspector_actions import inspector_actions
 from kvscope_app.views.page_map.color_actions import color_actions
 from kvscope_app.views.page_map.color_modes import COLOR_MODES
@@ -30,7 +31,6 @@ from kvscope_app.window.actions import Actions, ActionSpec
 from kvscope_app.window.arranging.kept_layouts import LAYOUTS, KeptLayouts
 from kvscope_app.window.edit_actions import EDIT, edit_actions, name_what_is_undone
 from kvscope_app.window.keys.shortcut_editor import ShortcutEditor
-from kvscope_app.window.layout import DOCKS
 from kvscope_app.window.open_file import ask_file
 from kvscope_app.window.sheets.attach_sheet import AttachSheet
 from kvscope_app.window.sheets.command_palette import CommandPalette

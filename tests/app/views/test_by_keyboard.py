@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from timed_fakes import START_NS, second
 
-from kvscope_app.window.layout import DOCKS
+from kvscope_app.views.docks import DOCKS
 
 KEYS = Qt.Key
 TEXT_FIELDS = (QLineEdit, QPlainTextEdit, QTextEdit, QAbstractSpinBox)

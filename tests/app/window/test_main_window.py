@@ -12,10 +12,10 @@ from PySide6.QtWidgets import QLineEdit, QMessageBox, QPushButton
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.settings.settings_keeper import read_settings
 from kvscope_app.views.base import View
+from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.color_modes import COLOR_MODES, OWNER, STATE
 from kvscope_app.window import layout
-from kvscope_app.window.layout import DOCKS
 from kvscope_app.window.main_window import MainWindow
 from kvscope_app.window.sheets.command_palette import NOTHING_FOUND, CommandPalette, action_text, match_rank
 from kvscope_app.window.sheets.help_sheets import Sheet

@@ -7,7 +7,8 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QMainWindow, QPushButton, QScrollArea, QToolButton, QWidget
 
 from kvscope_app.look.folding import FoldingFrame
-from kvscope_app.window.layout import DOCKS, _share
+from kvscope_app.views.docks import DOCKS
+from kvscope_app.window.layout import _share
 from kvscope_app.window.sheets.help_sheets import shortcut_sheet
 from kvscope_app.window.welcome import Welcome
 from kvscope_telemetry.alarms.alarm_engine import Alarm

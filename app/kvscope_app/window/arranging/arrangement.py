@@ -14,8 +14,9 @@ from PySide6.QtCore import QRect, Qt
 from PySide6.QtWidgets import QTabBar
 
 from kvscope_app.settings.layout_value import Known, Part, WindowLayout
+from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.page_map.color_modes import MODE_NAMES
-from kvscope_app.window.layout import DOCKS
+from kvscope_app.window.layout import AREAS
 from kvscope_app.window.remembered import choices_of, choose
 from kvscope_app.window.window_body import WindowBody
 
@@ -122,8 +123,8 @@ def _place_others(window: WindowBody, layout: WindowLayout) -> None:
         if spec.name in names and stands is None:
             continue
         others = [other for other in window.docks.values() if other is not dock and not other.isFloating()]
-        beside = next((other for other in others if window.dockWidgetArea(other) == spec.area), None)
-        window.addDockWidget(spec.area, dock)
+        beside = next((other for other in others if window.dockWidgetArea(other) == AREAS[spec.area]), None)
+        window.addDockWidget(AREAS[spec.area], dock)
         if beside is not None:
             window.tabifyDockWidget(beside, dock)
         dock.hide()
