@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvscope_engine.completion import Completion
-    from kvscope_engine.config import EngineConfig
     from kvscope_engine.engine import Engine
+    from kvscope_telemetry.engine_config import EngineConfig
     from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 __all__ = ["Completion", "Engine", "EngineConfig", "SamplingParams"]
 
 _LAZY = {
     "Engine": "kvscope_engine.engine",
-    "EngineConfig": "kvscope_engine.config",
+    "EngineConfig": "kvscope_telemetry.engine_config",
     "Completion": "kvscope_engine.completion",
     "SamplingParams": "kvscope_telemetry.messages.sampling_params",
 }

@@ -21,7 +21,6 @@ import torch
 
 from kvscope_engine.cache_events import make_cache_events
 from kvscope_engine.completion import Completion, collect
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.inputs import prompt_token_ids
 from kvscope_engine.interventions import Interventions
@@ -41,6 +40,7 @@ from kvscope_engine.policy.request import Request
 from kvscope_engine.step_loop import OverlapCounts, Ran, StepLoop
 from kvscope_engine.stops import EngineStops
 from kvscope_engine.submission import child_requests
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, EngineDead, KvscopeError
 from kvscope_telemetry.messages.commands import (
     Accepted,

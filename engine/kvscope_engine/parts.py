@@ -17,7 +17,6 @@ import torch
 from msgspec.structs import replace as replace_fields
 
 from kvscope_engine.cache_events import shared_salt
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.host_weights.streaming import close_streaming, streamed_weights
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
@@ -52,6 +51,7 @@ from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.submission import Limits
 from kvscope_kernels.libraries.choice import Choice
 from kvscope_telemetry.about import program_version
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
     CacheInfo,

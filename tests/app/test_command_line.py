@@ -20,7 +20,9 @@ def test_nothing_is_enough():
 
 def test_engine_options_are_passed_on():
     options = parse(["--model", "a b.gguf", "--max-num-seqs", "8", "--no-enable-prefix-caching", "--kv-memory=1.5GB"])
-    assert options.engine == ("--model=a b.gguf", "--max-num-seqs=8", "--kv-memory=1.5GB", "--no-enable-prefix-caching")
+    assert options.engine == ("--model=a b.gguf", "--kv-memory=1.5GB", "--no-enable-prefix-caching", "--max-num-seqs=8")
+    assert parse(["-tp", "2", "--enforce-eager"]).engine == ("--tensor-parallel-size=2", "--enforce-eager")
+    assert parse(["--attention-backend", "FLASH_ATTN"]).engine == ("--attention-backend=FLASH_ATTN",)
 
 
 def test_attach_repeats():
@@ -70,6 +72,8 @@ def test_open_repeats():
         (["--kv-memory", "0"], "'0'"),
         (["--model", " "], "a name, a folder or a file"),
         (["--max-num-seqs", "9" * 30], "whole number"),
+        (["--kv-events-config", '{"port": 1}'], "--kv-events-config: field 'port' is not known"),
+        (["--speculative-config", "ngram"], "--speculative-config: 'ngram' is not accepted: a JSON object is expected"),
         (["--nonsense"], "--nonsense"),
         (["--mod", "x"], "--mod"),
         (["--theme", "pink"], "pink"),
@@ -104,32 +108,6 @@ def test_tells_about_itself(flag, capsys):
     assert "kvscope" in printed
     if flag == "--version":
         assert len(printed.splitlines()) == 1
-
-
-def test_the_engine_has_the_same_options():
-    """The desktop lists them without importing the engine; this holds the two against each other."""
-    from kvscope_app.own_engine.engine_options import ENGINE_OPTIONS, SHORT, SWITCHES
-
-    serve = pytest.importorskip("kvscope_engine.cli.arguments.options")
-    import argparse
-
-    parser = argparse.ArgumentParser()
-    serve.add_engine_options(parser)
-    engines = {flag for action in parser._actions for flag in action.option_strings} - {"-h", "--help"}
-    ours = {option.flag for option in ENGINE_OPTIONS} | {
-        "--enable-prefix-caching",
-        "--no-enable-prefix-caching",
-        "--async-scheduling",
-        "--no-async-scheduling",
-        *SWITCHES,
-        *(word for words in SHORT.values() for word in words),
-    }
-    assert ours == engines
-    checks = {option.flag: option.check for option in ENGINE_OPTIONS}
-    for action in parser._actions:
-        for flag in checks.keys() & set(action.option_strings):
-            for choice in action.choices or ():
-                assert checks[flag](choice) == choice
 
 
 def test_alarms_for_a_run():

@@ -22,7 +22,7 @@ from kvscope_engine import Engine, EngineConfig
 from kvscope_engine.completion import Completion
 from kvscope_engine.model.running import block_shares
 from kvscope_engine.model.sparse import page_choice
-from kvscope_engine.policy.drafting.config import SpeculativeConfig
+from kvscope_telemetry.engine_config import SpeculativeConfig
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 

@@ -12,8 +12,8 @@ import torch
 from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.model.sparse import page_choice
 from kvscope_engine.model.sparse.page_choice import PageChoice
-from kvscope_engine.policy.drafting.config import SpeculativeConfig
 from kvscope_kernels.kv_formats import dequantize
+from kvscope_telemetry.engine_config import SpeculativeConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import skipped_share
 from kvscope_telemetry.messages.commands import Submit, Tokens

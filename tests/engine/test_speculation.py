@@ -11,9 +11,9 @@ import pytest
 from tests.engine.test_step_loop import Storm, close_to, jobs_of, said_by
 
 from kvscope_engine import Engine, SamplingParams
-from kvscope_engine.policy.drafting.config import SpeculativeConfig
 from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.request import Request
+from kvscope_telemetry.engine_config import SpeculativeConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.lives import LifeReader
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens

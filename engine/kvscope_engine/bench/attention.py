@@ -22,8 +22,8 @@ from kvscope_engine.bench.laboratory.words import HEADER, cells, headline, heat_
 from kvscope_engine.bench.measure import teller
 from kvscope_engine.bench.table import table
 from kvscope_engine.bench.workloads import sample_text
-from kvscope_engine.config import DEVICES, DTYPES, EngineConfig
 from kvscope_telemetry.about import program_version
+from kvscope_telemetry.engine_config import DEVICES, DTYPES, EngineConfig
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:

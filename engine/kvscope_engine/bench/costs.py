@@ -19,11 +19,11 @@ import msgspec
 
 from kvscope_engine.bench.table import table
 from kvscope_engine.cli.parser import whole_number
-from kvscope_engine.config import DEVICES, DTYPES, EngineConfig
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
 from kvscope_engine.simulator.costs.cost_file import CostFile, save_costs
 from kvscope_engine.simulator.costs.cost_fit import Fit, ModelSizes, Sample, fit_costs
+from kvscope_telemetry.engine_config import DEVICES, DTYPES, EngineConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 

@@ -18,7 +18,7 @@ from kvscope_engine.bench.long_context.rounds import LongBatch, long_rates
 from kvscope_engine.bench.measure import Contender, Rate, median_rate, median_ratio, rates, teller
 from kvscope_engine.bench.table import table
 from kvscope_engine.bench.workloads import Workload, equal, mixed, sample_text, staggered
-from kvscope_engine.config import QUANTIZATIONS
+from kvscope_telemetry.engine_config import QUANTIZATIONS
 
 Rounds = dict[str, list[Rate]]
 PEERS = ("transformers", "continuous", "llama.cpp")

@@ -19,7 +19,7 @@ import msgspec
 
 from kvscope_engine.bench.table import table
 from kvscope_engine.bench.workloads import sample_text
-from kvscope_engine.config import DEVICES, DTYPES, EngineConfig
+from kvscope_telemetry.engine_config import DEVICES, DTYPES, EngineConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams

@@ -74,9 +74,9 @@ def _slab(num_bytes: int) -> dict[str, Any]:
 
 
 def _moves(args: argparse.Namespace) -> dict[str, Any]:
-    from kvscope_engine.config import EngineConfig
     from kvscope_engine.model.tiers.build import make_tier_mover
     from kvscope_engine.model.tiers.disk_records import record_bytes
+    from kvscope_telemetry.engine_config import EngineConfig
 
     storage = _storage(args)
     config = EngineConfig(

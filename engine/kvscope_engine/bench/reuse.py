@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvscope_engine.bench.measure import teller
 from kvscope_engine.bench.table import table
 from kvscope_engine.cli.parser import whole_number
-from kvscope_engine.config import DEVICES, DTYPES, EngineConfig
+from kvscope_telemetry.engine_config import DEVICES, DTYPES, EngineConfig
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:

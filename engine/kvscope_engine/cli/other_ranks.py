@@ -7,8 +7,8 @@ import signal
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.ranks.processes import torchrun_rank
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 if TYPE_CHECKING:

@@ -6,28 +6,10 @@ Owns how options are read from text (sizes, counts); knows no command.
 from __future__ import annotations
 
 import argparse
-import math
-import re
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from kvscope_telemetry.errors import BadInput
-
-SIZE_UNITS: Final = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "K": 1 << 10,
-    "M": 1 << 20,
-    "G": 1 << 30,
-    "T": 1 << 40,
-    "KIB": 1 << 10,
-    "MIB": 1 << 20,
-    "GIB": 1 << 30,
-    "TIB": 1 << 40,
-}
+from kvscope_telemetry.options import read_size
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -57,12 +39,10 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 def parse_size(text: str) -> int:
     """Bytes in `512MiB`, `1.5GB`, `4G` (binary) or a plain number."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
-    unit = SIZE_UNITS.get(match[2].upper()) if match else None
-    num_bytes = float(match[1]) * unit if match and unit else 0.0
-    if not 1 <= num_bytes < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: a size such as 512MiB or 2GB")
-    return int(num_bytes)
+    try:
+        return read_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: {error}") from None
 
 
 def whole_number(text: str) -> int:

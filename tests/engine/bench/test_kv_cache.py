@@ -11,9 +11,9 @@ import torch
 
 from kvscope_engine.bench import kv_cache, perplexity
 from kvscope_engine.bench.workloads import sample_text
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.running.attention import ATTENTION_NAME
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 
 

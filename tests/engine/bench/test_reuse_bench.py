@@ -15,8 +15,8 @@ from kvscope_engine.bench.reuse_cases.probe import Probe, Took
 from kvscope_engine.bench.reuse_cases.sizes import with_bounce
 from kvscope_engine.bench.reuse_cases.spent import Spent, summary
 from kvscope_engine.cli.main import main
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.policy.tiers.lower_tiers import LowerTiers, num_bounce
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import KvscopeError
 
 SMALL = ["--prefix-tokens", "70", "--own-tokens", "5", "--preempted-tokens", "60", "--prompt-tokens", "30"]

@@ -125,7 +125,7 @@ def test_lower_tiers_are_of_paged_alone_and_the_table_says_so(run: Run) -> None:
     assert (code, err) == (0, "")
     for word in ("Lower tiers, blocks", "swapped out", "host %", "reading disk"):
         assert word in out
-    assert "contiguous, buddy, oracle, virtual: ran without lower tiers, which only paged has" in out
+    assert "contiguous, buddy, virtual, oracle: ran without lower tiers, which only paged has" in out
     assert "ower tiers" not in run(*SMALL, "--allocator", "all")[1]
 
 

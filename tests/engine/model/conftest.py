@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.fetching.cache_folder import cache_folder
 from kvscope_engine.model.fetching.default_model import default_gguf
 from kvscope_engine.model.gguf.cache import converted_gguf
@@ -22,6 +21,7 @@ from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.text.tokenizer_files import load_tokenizer
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.messages.commands import TokenLogprobs
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.telemetry import Progress

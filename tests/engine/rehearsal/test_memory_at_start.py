@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.fetching.names import ModelName
 from kvscope_engine.model.host_weights import streaming
@@ -20,6 +19,7 @@ from kvscope_engine.model.memory.memory_plan import MemoryPlan, StepReserves
 from kvscope_engine.model.running.kv_storage import block_bytes
 from kvscope_engine.model.running.memory import plan_memory
 from kvscope_engine.model.running.storage_for_model import storage_for_model
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.telemetry import ModelInfo
 

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 
 from kvscope_engine.bench.workloads import Workload
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.engine import Engine
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.messages.commands import Finished, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 from kvscope_engine.bench.kernels.report import text
 from kvscope_engine.bench.measure import teller
 from kvscope_engine.cli.parser import whole_number
-from kvscope_engine.config import DEVICES, DTYPES
 from kvscope_engine.model.running.cpu_count import usable_cores
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.devices.gpus import Gpus
 from kvscope_telemetry.devices.host import HostReader
+from kvscope_telemetry.engine_config import DEVICES, DTYPES
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:

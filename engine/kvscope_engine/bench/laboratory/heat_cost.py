@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.engine import Engine
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage

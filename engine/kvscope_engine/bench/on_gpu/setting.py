@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.fetching.names import DUMMY_PREFIX
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 
 LLAMA_8B: Final[dict[str, Any]] = {

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from kvscope_engine.bench.reuse_cases.spent import Spent, Stopwatch
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.engine import Engine
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 from kvscope_telemetry.messages.sampling_params import SamplingParams

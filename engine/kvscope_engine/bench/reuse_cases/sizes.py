@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.tiers.disk_records import record_bytes
 from kvscope_engine.policy.tiers.lower_tiers import num_bounce
+from kvscope_telemetry.engine_config import EngineConfig
 
 BLOCK_SIZE: Final = 16
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvscope_engine.cli.parser import number, parse_size, whole_number
-from kvscope_engine.config import PREEMPTIONS
 from kvscope_engine.policy.allocation.names import ALLOCATORS
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel, Preset
 from kvscope_engine.simulator.limits import Limits
 from kvscope_engine.simulator.paging import Paging
 from kvscope_engine.simulator.tiers import Tiers
 from kvscope_engine.simulator.workloads.generators import ARRIVALS, GENERATORS, GeneratorOptions
+from kvscope_telemetry.engine_config import PREEMPTIONS
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF_SHA256, default_gguf
 from kvscope_engine.model.fetching.hub import hub_folder
 from kvscope_engine.model.fetching.names import ModelName, parse_model_name
@@ -50,6 +49,7 @@ from kvscope_engine.model.text.tokenizer_files import load_tokenizer
 from kvscope_engine.model.tiers.host_room import free_host_bytes
 from kvscope_kernels.native.compiler import must_build
 from kvscope_kernels.native.library import library
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.sampling_params import ModelSampling
 from kvscope_telemetry.messages.telemetry import ModelInfo, Progress

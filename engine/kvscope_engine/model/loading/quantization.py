@@ -6,12 +6,12 @@ from typing import Final
 
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.gguf.file import GgufFile
 from kvscope_engine.model.joined.int8_linear import can_round
 from kvscope_engine.model.quantized.gguf_blocks import main_bits
 from kvscope_engine.model.quantized.recipe import Recipe
 from kvscope_kernels.native.library import library
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 
 FILED: Final = "filed"

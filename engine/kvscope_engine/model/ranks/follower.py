@@ -18,7 +18,6 @@ from typing import Final
 import msgspec
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.joined.fuse import weights_bytes
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
@@ -44,6 +43,7 @@ from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.memory import num_blocks_for
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.storage_for_model import storage_for_model
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import KvscopeError
 
 LAST_WORD_S: Final = 5.0

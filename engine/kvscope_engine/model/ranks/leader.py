@@ -23,7 +23,6 @@ import msgspec
 import torch
 from torch import nn
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.joined.fuse import Fused
 from kvscope_engine.model.loading.device import choose_device
 from kvscope_engine.model.ranks.channel import Channel, ChannelClosed, listen
@@ -46,6 +45,7 @@ from kvscope_engine.model.ranks.rank import ALONE, Rank
 from kvscope_engine.model.ranks.reduce import keep_residual_in_float32, reduce_behind_layers
 from kvscope_engine.model.running.cpu_threads import default_num_threads
 from kvscope_engine.model.running.step_inputs import StepInputs
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import RankMemory
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.loading.loader import LoadedModel
 from kvscope_kernels import ops_for
 from kvscope_kernels.launch import compute_capability
 from kvscope_kernels.libraries.choice import AUTO, OURS, Choice, Clock, Unusable, by_events, choose
 from kvscope_kernels.libraries.library import AttentionShape
 from kvscope_kernels.libraries.preferred import Options
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 
 

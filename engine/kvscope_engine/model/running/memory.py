@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.host_weights.streaming import streamed_weights
 from kvscope_engine.model.loading.device import free_bytes
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
@@ -21,6 +20,7 @@ from kvscope_engine.model.running.kv_storage import MIB, block_bytes, storage_dt
 from kvscope_engine.model.running.profile_run import step_profile
 from kvscope_engine.model.sparse.layers import layer_shapes
 from kvscope_engine.model.tiers.build import STAGING_BYTES
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.memory.device_memory import DeviceMemory
 from kvscope_engine.model.memory.step_memory import max_batched_tokens
 from kvscope_engine.model.running.attention import AttentionContext, AttentionOptions
 from kvscope_engine.model.running.forward import Forward
 from kvscope_kernels.rotate_write import Rotation
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import KvscopeError
 
 if TYPE_CHECKING:

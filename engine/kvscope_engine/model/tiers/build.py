@@ -10,7 +10,6 @@ from typing import Final
 
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.running.kv_storage import MIB, KVStorage
 from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.block_words import BlockWords, layout_text
@@ -23,6 +22,7 @@ from kvscope_engine.model.tiers.kept_file import KeptFile
 from kvscope_engine.model.tiers.kept_index import Expected
 from kvscope_engine.model.tiers.staged_copies import StagedCopies
 from kvscope_engine.model.tiers.streams import CudaStreams
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 STAGING_BYTES: Final = 32 * MIB

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.running.kv_storage import storage_dtype, tensor_block_bytes
 from kvscope_engine.model.sparse.layers import layer_shapes
 from kvscope_engine.model.virtual_memory.memory import PagedMemory, page_bytes, reserve
 from kvscope_engine.policy.allocation.address_space import AddressSpace, address_space
+from kvscope_telemetry.engine_config import EngineConfig
 
 if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel

@@ -6,13 +6,13 @@ from typing import Final
 
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.fetching.names import parse_model_name
 from kvscope_engine.model.gguf.file import gguf_file
 from kvscope_engine.model.loading.quantization import FILED, choose_quantization
 from kvscope_engine.model.quantized.gguf_blocks import main_bits, main_format, packed_bytes
 from kvscope_engine.model.work.weights_line import own_bits, size
 from kvscope_kernels.native.library import library
+from kvscope_telemetry.engine_config import EngineConfig
 
 NO_COMPILER: Final = "widened: no working C compiler (cc, gcc or clang), so decoding is slower"
 NO_FILE: Final = "as in its file, which is not downloaded yet"

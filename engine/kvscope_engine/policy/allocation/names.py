@@ -1,8 +1,8 @@
-"""The allocation policies by name: what `--allocator` and the simulator choose from. Imports nothing, for `--help`."""
+"""The allocation policies by name: what the simulator chooses from. Imports no torch, for `--help`."""
 
 from typing import Final
 
-ALLOCATORS: Final[tuple[str, ...]] = ("paged", "contiguous", "buddy", "oracle", "virtual")
-"""All of them."""
-ENGINE_ALLOCATORS: Final = tuple(name for name in ALLOCATORS if name != "oracle")
-"""Without the one that knows how long answers will be: only a simulation does."""
+from kvscope_telemetry.engine_config import ENGINE_ALLOCATORS
+
+ALLOCATORS: Final[tuple[str, ...]] = (*ENGINE_ALLOCATORS, "oracle")
+"""All of them. `oracle` knows how long answers will be: only a simulation does."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvscope_engine.policy.drafting.config import SpeculativeConfig
 from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.request import Request
+from kvscope_telemetry.engine_config import SpeculativeConfig
 
 MIN_ROOM = 256
 """Tokens that a request's array has room for behind its prompt, at first."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.host_weights import streaming
 from kvscope_engine.model.host_weights.split import large_bytes
 from kvscope_engine.model.joined import fuse
 from kvscope_engine.model.loading import loader
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.tiers.streams import Lane, Mark
+from kvscope_telemetry.engine_config import EngineConfig
 
 
 class CopyMark:

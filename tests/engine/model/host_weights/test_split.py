@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.host_weights.split import check_streaming, large_bytes, layers_for_host, place_others
 from kvscope_engine.model.loading.loader import load_model
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 GIB = 1 << 30
@@ -60,7 +60,7 @@ def test_a_cpu_and_too_little_host_memory_are_refused_before_anything_is_loaded(
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), True])
 def test_what_is_no_size_is_refused(value: float) -> None:
-    with pytest.raises(BadInput, match=r"cpu_offload_gb=.* is not accepted: GiB, from 0 to"):
+    with pytest.raises(BadInput, match=r"cpu_offload_gb=.* is not accepted: GiB, a number from 0 to"):
         EngineConfig(cpu_offload_gb=value)
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.engine import Engine
 from kvscope_engine.model.joined import float32_head
 from kvscope_engine.model.joined.float32_head import MAX_NEAR, NEAR, Float32Head, use_float32_logits
 from kvscope_engine.model.loading.loader import LoadedModel
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 VOCABULARY, SIZE = 3000, 96

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.loading import loader
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.running.attention import ATTENTION_NAME
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import Progress
 

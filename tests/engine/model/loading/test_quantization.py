@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.gguf.file import GgufFile
 from kvscope_engine.model.gguf.header import GgufHeader, TensorPlace
 from kvscope_engine.model.loading import quantization
 from kvscope_engine.model.loading.quantization import FILED, choose_quantization, filed_bits, shown
 from kvscope_engine.model.quantized.gguf_blocks import Q4_0, Q4_1, Q8_0
 from kvscope_engine.model.quantized.recipe import Recipe
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

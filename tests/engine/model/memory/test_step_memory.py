@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.memory.step_memory import (
     PIECES_BYTES,
     HeadShape,
@@ -25,6 +24,7 @@ from kvscope_engine.model.running.step_inputs import StepInputs
 from kvscope_engine.model.running.step_tensors import put_inputs
 from kvscope_kernels import paged_decode_attention
 from kvscope_kernels.decode import plan
+from kvscope_telemetry.engine_config import EngineConfig
 
 NUM_MULTIPROCESSORS = 132
 """What the launcher takes a CPU for."""

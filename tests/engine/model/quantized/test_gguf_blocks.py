@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.gguf.header import check_gguf
 from kvscope_engine.model.loading.loader import load_model
 from kvscope_engine.model.quantized.filed_weight import filed_weight
 from kvscope_engine.model.quantized.gguf_blocks import main_bits, read_blocks
+from kvscope_telemetry.engine_config import EngineConfig
 
 Kind = gguf.GGMLQuantizationType
 Write = Callable[..., Path]

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.ranks.rank import Rank
@@ -21,6 +20,7 @@ from kvscope_engine.model.ranks.shard import check_joined
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.step_inputs import StepInputs
 from kvscope_engine.model.running.storage_for_model import storage_for_model
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 
 WAIT_S = 120.0

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.loading.loader import LoadedModel
 from kvscope_engine.model.running import memory
 from kvscope_engine.model.running.memory import num_blocks_for
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 BLOCK_BYTES = 2 * 2 * 16 * (2 * 16) * 4

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.build import make_tier_mover
 from kvscope_engine.model.tiers.streams import Lane, Mark
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
+from kvscope_telemetry.engine_config import EngineConfig
 
 BLOCK_SIZE = 4
 LAYERS = (LayerShape(2, 8), LayerShape(1, 24))

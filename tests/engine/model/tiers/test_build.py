@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.build import make_tier_mover
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 
 
@@ -67,7 +67,7 @@ def test_a_file_may_not_be_larger_than_the_limit_for_files(storage: KVStorage, o
 KILLED = """
 import os, signal, sys
 import torch
-from kvscope_engine.config import EngineConfig
+from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.tiers.build import make_tier_mover
 storage = KVStorage(4, 4, [LayerShape(1, 8)], torch.float32, torch.device("cpu"))

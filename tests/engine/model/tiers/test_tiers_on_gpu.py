@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.build import make_tier_mover
+from kvscope_telemetry.engine_config import EngineConfig
 
 pytestmark = pytest.mark.gpu
 REHEARSAL = bool(os.environ.get("KVSCOPE_GPU_REHEARSAL"))

@@ -29,7 +29,7 @@ def test_only_paged_shares_and_needs_no_run() -> None:
 @pytest.mark.parametrize("name", ["", "Paged", "Virtual", "slab"])
 def test_an_unknown_name_is_refused(name: str) -> None:
     with pytest.raises(
-        BadInput, match=f"allocator='{name}' is not accepted: one of paged, contiguous, buddy, oracle, virtual"
+        BadInput, match=f"allocator='{name}' is not accepted: one of paged, contiguous, buddy, virtual, oracle"
     ):
         make_pool(name, 8, 4)
 

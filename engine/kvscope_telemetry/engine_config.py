@@ -1,0 +1,448 @@
+"""How an engine is set up: every option of it, in one place. Frozen; what can be derived is a property of who needs it.
+
+An option is one field: its default, its bounds and its help. The engine's command line, the desktop's, which passes
+options on, and the checks are derived from it (`options`). It lies here, where no torch is, for the desktop's sake.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.json_option import read_json_option
+from kvscope_telemetry.kv_events.config import KvEventsConfig, parse_config
+from kvscope_telemetry.options import Gib, Json, OneOf, OnOff, Share, Size, Switch, Text, Whole, check_options, option
+
+DEVICES: Final = ("auto", "cpu", "cuda")
+DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS: Final = ("auto", "none", "a8", "int8", "int4")
+PREEMPTIONS: Final = ("auto", "recompute", "swap")
+ENGINE_ALLOCATORS: Final = ("paged", "contiguous", "buddy", "virtual")
+DEFAULT_LOOKUP: Final = 5
+_MANY: Final = 1 << 31
+_SEED: Final = 1 << 63
+_MODEL: Final = "model"
+_CACHE: Final = "KV cache"
+_TIERS: Final = "lower tiers of the KV cache"
+_SCHEDULER: Final = "scheduler"
+_VLLM_BACKENDS: Final = (("FLASHINFER", "flashinfer"), ("FLASH_ATTN", "flash-attn"), ("TRITON_ATTN", "kvscope"))
+_SPECULATIVE: Final = "--speculative-config"
+_Count = Annotated[int, Meta(ge=1, le=64)]
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Guesses by n-grams, vLLM's `ngram`: what followed the same tokens earlier in the request's own text."""
+
+    num_speculative_tokens: _Count
+    """Tokens guessed in a step at most, of one request."""
+    method: Literal["ngram"] = "ngram"
+    prompt_lookup_max: _Count | None = None
+    """Last tokens that must have been there before, at most and at least; without either both are 5, without one
+    both are the other."""
+    prompt_lookup_min: _Count | None = None
+
+    @property
+    def longest(self) -> int:
+        """`prompt_lookup_max`, resolved."""
+        return self.prompt_lookup_max or self.prompt_lookup_min or DEFAULT_LOOKUP
+
+    @property
+    def shortest(self) -> int:
+        """`prompt_lookup_min`, resolved."""
+        return self.prompt_lookup_min or self.prompt_lookup_max or DEFAULT_LOOKUP
+
+
+def parse_speculative_config(text: str) -> SpeculativeConfig:
+    """The configuration in a JSON object. Raises BadInput, in one line, for anything else."""
+    config = read_json_option(_SPECULATIVE, text, SpeculativeConfig)
+    if config.shortest > config.longest:
+        raise BadInput(
+            f"{_SPECULATIVE}: prompt_lookup_min={config.shortest} is not accepted: at most prompt_lookup_max"
+            f" ({config.longest})"
+        )
+    return config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Options of an engine, with vLLM's names where they mean the same.
+
+    Raises BadInput for a value outside its range; what only the device or the model can tell (memory that is
+    not there, a length the model cannot do) is checked at load.
+    """
+
+    model: str = option(
+        "default",
+        Text("a name, a folder or a file"),
+        group=_MODEL,
+        metavar="M",
+        help="`default` (SmolLM2-135M-Instruct), a Hugging Face id, a folder with safetensors,"
+        " a .gguf file, or dummy:CONFIG.json for random weights",
+        brief="`default`, a Hugging Face id, a folder, a .gguf file, or dummy:CONFIG.json",
+    )
+    device: str = option(
+        "auto", OneOf(DEVICES), group=_MODEL, metavar="D", help="device of the model", brief="auto, cpu or cuda"
+    )
+    dtype: str = option(
+        "auto",
+        OneOf(DTYPES),
+        group=_MODEL,
+        metavar="T",
+        help="data type of weights and activations",
+        brief="of weights and activations: auto, float32, bfloat16 or float16",
+    )
+    quantization: str = option(
+        "auto",
+        OneOf(QUANTIZATIONS),
+        group=_MODEL,
+        metavar="Q",
+        help="auto: 4 and 8 bits are read as a GGUF, GPTQ or AWQ file holds them (a GPU: GPTQ's and AWQ's of 4) and"
+        " activations are left as they are, so the tokens are those of widened weights; none: widen, the same tokens,"
+        " more memory and less speed. On a CPU the others are faster, batches most of all, and give other tokens: a8 is"
+        " auto with activations rounded to 8 bits, as llama.cpp does; int8 and int4 round the weights of any model too"
+        " (8 bits with a scale for each 64 inputs, 4 for each 32; on a GPU weights alone)",
+        brief="weights: auto (as in quantized files) or none (widened): same tokens; a8 (auto with 8-bit"
+        " activations), int8, int4: faster on a CPU, different tokens",
+    )
+    generation_config: str = option(
+        "auto",
+        OneOf(("auto", "none", "vllm")),
+        group=_MODEL,
+        metavar="G",
+        help="auto: temperature, top-p, top-k, min-p, repetition penalty and the limit of new tokens of the model's"
+        " generation_config.json (or GGUF keys) hold for requests that do not say; none (vLLM: vllm): they do not",
+        brief="use the model's generation config as sampling defaults: auto or none",
+    )
+    max_model_len: int | None = option(
+        None,
+        Whole(1, _MANY),
+        group=_MODEL,
+        metavar="TOKENS",
+        help="maximum tokens of prompt and output together (default: the model's limit)",
+        brief="maximum tokens of prompt and output together (default: the model's)",
+    )
+    seed: int = option(
+        0,
+        Whole(-_SEED, _SEED - 1),
+        group=_MODEL,
+        metavar="N",
+        help="seed for requests without one (default: 0)",
+    )
+    tensor_parallel_size: int = option(
+        1,
+        Whole(1, 64),
+        group=_MODEL,
+        short=("-tp",),
+        metavar="N",
+        help="split the model across N GPUs of this machine, or N CPU processes, which are started "
+        "automatically (or by torchrun)",
+        brief="split the model across N GPUs or processes",
+    )
+    """Ranks, each a process with a device and its share of every layer's heads and weights; on GPUs without CUDA
+    graphs."""
+    cpu_offload_gb: float = option(
+        0.0,
+        Gib(1 << 20),
+        group=_MODEL,
+        metavar="GIB",
+        help="on a GPU: GiB of weights to keep in host memory (whole layers, from the last), copied to the GPU "
+        "in each step, so that larger models fit; disables CUDA graphs (0: none)",
+        brief="on a GPU: GiB of weights kept in host memory and copied in each step, for larger models (default: 0)",
+    )
+    enforce_eager: bool = option(
+        False,
+        Switch(),
+        group=_MODEL,
+        help="on a GPU: run every step without CUDA graphs (slower; starts sooner and takes less memory)",
+        brief="on a GPU: run without CUDA graphs (slower; starts sooner and takes less memory)",
+    )
+    piecewise_graphs: bool = option(
+        False,
+        Switch(),
+        group=_MODEL,
+        help="on a GPU: also run steps with prefills as CUDA graphs (all but attention), up to 512 tokens per step",
+        brief="on a GPU: also run steps with prefills as CUDA graphs, up to 512 tokens a step",
+    )
+    attention_backend: str = option(
+        "auto",
+        OneOf(("auto", "kvscope", "flashinfer", "flash-attn"), _VLLM_BACKENDS),
+        group=_MODEL,
+        metavar="B",
+        help="on a GPU: attention library for prompts; auto takes FlashInfer or flash-attn if installed, "
+        "suitable for the model, equal in results and measured faster at the start; kvscope's own kernels "
+        "otherwise",
+        brief="attention library for prompts on a GPU: auto (the fastest installed), kvscope, flashinfer or flash-attn",
+    )
+    """Decodes, and layers that a library has no word for, are always ours."""
+    async_scheduling: bool | None = option(
+        None,
+        OnOff(),
+        group=_MODEL,
+        help="schedule and launch a step while the previous one runs; the tokens are the same (default: on a GPU)",
+        brief="schedule and launch a step while the previous one runs (default: on a GPU)",
+    )
+    num_threads: int | None = option(
+        None,
+        Whole(1, _MANY),
+        group=_MODEL,
+        metavar="N",
+        help="fixed number of CPU threads (default: OMP_NUM_THREADS, or one per physical core available to this "
+        "process; fewer while other programs compete for cores)",
+        brief="fixed number of CPU threads (default: by the cores)",
+    )
+    block_size: int = option(
+        16,
+        Whole(1, 1024),
+        group=_CACHE,
+        metavar="SLOTS",
+        help="tokens per block",
+        brief="tokens per block (default: 16)",
+    )
+    kv_memory_bytes: int | None = option(
+        None,
+        Size(),
+        group=_CACHE,
+        flag="--kv-memory",
+        metavar="SIZE",
+        help="memory for the block pool, such as 512MiB (default: by device)",
+        brief="memory for the blocks, such as 512MiB (default: by device)",
+    )
+    num_gpu_blocks_override: int | None = option(
+        None,
+        Whole(1, _MANY),
+        group=_CACHE,
+        metavar="BLOCKS",
+        help="exact number of blocks, on a CPU too (default: as many as fit in memory)",
+        brief="exact number of blocks, on a CPU too",
+    )
+    gpu_memory_utilization: float = option(
+        0.9,
+        Share(),
+        group=_CACHE,
+        metavar="SHARE",
+        help="fraction of the GPU's memory the engine may use, above 0 and at most 1",
+        brief="fraction of the GPU's memory to use (default: 0.9)",
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        OneOf(("auto", "fp8", "fp8_e4m3", "int8")),
+        group=_CACHE,
+        metavar="T",
+        help="data type of the KV cache: that of the activations (auto), or 8 bits with a scale per token and "
+        "KV head: e4m3 (fp8, also called fp8_e4m3) or int8",
+        brief="of the blocks: auto, fp8 (also called fp8_e4m3) or int8",
+    )
+    enable_prefix_caching: bool | None = option(
+        None,
+        OnOff(),
+        group=_CACHE,
+        help="reuse cached blocks for prompts with the same prefix (default: yes, where the allocator can share"
+        " blocks)",
+    )
+    kv_events_config: KvEventsConfig | None = option(
+        None,
+        Json(parse_config),
+        group=_CACHE,
+        metavar="JSON",
+        help="publish KV cache events as vLLM does, with vLLM's fields, such as '{\"enable_kv_cache_events\": "
+        'true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}\'; anyone who reaches '
+        "these endpoints can read prompt tokens; engines with the same --seed give the same text the same "
+        "hash (default: off)",
+        brief="publish KV cache events as vLLM does, with vLLM's fields (default: off)",
+    )
+    page_heat: int = option(
+        0,
+        Whole(0, _MANY),
+        group=_CACHE,
+        metavar="STEPS",
+        help="in every so many decode steps measure which share of each request's attention falls on each of its blocks"
+        " (the page map's Attention colours): one more pass over the keys in that step; 16 is a good number; of layers"
+        " that choose their blocks nothing falls on those passed over (0: never)",
+        brief="measure attention per block every N decode steps, for the page map (default: 0, never)",
+    )
+    sparse_decode: float | None = option(
+        None,
+        Share(),
+        group=_CACHE,
+        metavar="FRACTION",
+        help="each new token attends to this fraction of its request's blocks, above 0 and at most 1: those on which,"
+        " as far as bounds of their keys tell, most of its attention falls, by layer and KV head (after Quest);"
+        " prompts, the first two layers, layers with a sliding window and requests of up to 256 tokens are attended to"
+        " in full; answers change a little, and the bounds of the keys take a sixteenth of the KV's memory beside it in"
+        " blocks of 16, an eighth with an 8-bit KV cache (without it: all blocks)",
+        brief="fraction of its blocks that each new token attends to (default: all; 0.25 works well)",
+    )
+    allocator: str = option(
+        "paged",
+        OneOf(ENGINE_ALLOCATORS),
+        group=_CACHE,
+        metavar="A",
+        help="allocator; all but paged place a request's blocks in a row and have no prefix cache",
+        brief="allocator: paged, contiguous, buddy or virtual",
+    )
+    host_kv_memory_bytes: int = option(
+        0,
+        Size(0),
+        group=_TIERS,
+        flag="--kv-host-memory",
+        metavar="SIZE",
+        help="host memory tier for preempted requests and evicted prefixes, such as 4GiB (default: none)",
+        brief="host memory tier, such as 4GiB (default: none)",
+    )
+    disk_kv_memory_bytes: int = option(
+        0,
+        Size(0),
+        group=_TIERS,
+        flag="--kv-disk",
+        metavar="SIZE",
+        help="disk tier below host memory, such as 32GiB (default: none)",
+        brief="disk tier, such as 32GiB (default: none)",
+    )
+    disk_kv_path: str | None = option(
+        None,
+        Text("a file"),
+        group=_TIERS,
+        flag="--kv-disk-path",
+        metavar="FILE",
+        help="file of the disk tier, on a fast drive (default: a temporary one)",
+        brief="file of the disk tier (default: a temporary one)",
+    )
+    keep_disk_kv: bool = option(
+        False,
+        Switch(),
+        group=_TIERS,
+        flag="--kv-disk-keep",
+        help="keep the disk tier's file at exit and reuse it at the next start with the same model",
+        brief="keep the disk tier's file at exit, for the next start",
+    )
+    preemption: str = option(
+        "auto",
+        OneOf(PREEMPTIONS),
+        group=_TIERS,
+        metavar="HOW",
+        help="what happens to a preempted request's tokens: recompute them, swap their blocks to host memory "
+        "and back, or whichever was measured to be cheaper",
+        brief="what happens to a preempted request's blocks: auto, recompute or swap (default: auto)",
+    )
+    max_num_seqs: int = option(
+        64,
+        Whole(1, 1 << 16),
+        group=_SCHEDULER,
+        metavar="REQUESTS",
+        help="maximum requests per step",
+        brief="maximum requests per step (default: 64)",
+    )
+    max_num_batched_tokens: int | None = option(
+        None,
+        Whole(1, _MANY),
+        group=_SCHEDULER,
+        metavar="TOKENS",
+        help="maximum tokens computed per step; prefills are chunked to fit (default: by device)",
+        brief="maximum tokens computed per step (default: by device)",
+    )
+    speculative_config: SpeculativeConfig | None = option(
+        None,
+        Json(parse_speculative_config),
+        group=_SCHEDULER,
+        metavar="JSON",
+        help="guess tokens ahead from what followed the same ones earlier in the prompt or output, and check several in"
+        " one step, with vLLM's fields, such as"
+        ' \'{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}\';'
+        " the tokens are the same; fast where an answer repeats its prompt (without it: no guesses)",
+        brief="speculative decoding by n-gram lookup, with vLLM's fields; the tokens stay the same (default: off)",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        self._check_allocator()
+        self._check_tiers()
+        if self.sparse_decode is not None:
+            self._check_sparse()
+        if self.tensor_parallel_size > 1:
+            self._check_ranks()
+        if self.publishes_kv_events and not self.prefix_caching:
+            raise BadInput(
+                "kv_events_config: enable_kv_cache_events=True is not accepted without prefix caching:"
+                " nothing is kept that could be told of"
+            )
+
+    @property
+    def prefix_caching(self) -> bool:
+        """Whether prompts that begin alike share blocks."""
+        return self.allocator == "paged" if self.enable_prefix_caching is None else self.enable_prefix_caching
+
+    @property
+    def publishes_kv_events(self) -> bool:
+        """Whether KV events are published."""
+        return self.kv_events_config is not None and self.kv_events_config.is_on
+
+    def _check_allocator(self) -> None:
+        if self.allocator != "paged" and self.enable_prefix_caching:
+            raise BadInput(
+                f"allocator={self.allocator!r} is not accepted with prefix caching: leave out --enable-prefix-caching"
+            )
+        if self.allocator != "paged" and self.speculative_config is not None:
+            raise BadInput(
+                f"allocator={self.allocator!r} is not accepted with speculation (--speculative-config): blocks for"
+                " drafts are given back, which only `paged` can"
+            )
+
+    def _check_ranks(self) -> None:
+        """What one rank alone would do with its own bytes is not done."""
+        refused = (
+            ("host_kv_memory_bytes", self.host_kv_memory_bytes, 0, "lower tiers keep the blocks of one device"),
+            ("quantization", self.quantization if self.quantization != "none" else "auto", "auto", "shares stay whole"),
+            (
+                "async_scheduling",
+                self.async_scheduling or None,
+                None,
+                "other ranks get tokens only",
+            ),
+            ("cpu_offload_gb", self.cpu_offload_gb, 0, "weights are streamed to one device"),
+            (
+                "attention_backend",
+                self.attention_backend if self.attention_backend != "kvscope" else "auto",
+                "auto",
+                "each rank would choose for itself",
+            ),
+            ("page_heat", self.page_heat, 0, "attention is measured on all heads of one device"),
+            ("allocator", self.allocator if self.allocator == "virtual" else "", "", "it maps pages of one device"),
+        )
+        for name, value, accepted, why in refused:
+            if value != accepted:
+                size = self.tensor_parallel_size
+                raise BadInput(f"{name}={value!r} is not accepted with tensor_parallel_size={size}: {why}")
+
+    def _check_sparse(self) -> None:
+        share = self.sparse_decode
+        if self.piecewise_graphs:
+            raise BadInput(
+                f"sparse_decode={share!r} is not accepted with piecewise_graphs: blocks are not chosen there"
+            )
+        if self.speculative_config is not None:
+            raise BadInput(
+                f"sparse_decode={share!r} is not accepted with speculation (--speculative-config): drafts are checked"
+                " with full attention, so the tokens would not be the same"
+            )
+
+    def _check_tiers(self) -> None:
+        if self.host_kv_memory_bytes and self.allocator != "paged":
+            raise BadInput(
+                f"host_kv_memory_bytes={self.host_kv_memory_bytes} is not accepted with allocator={self.allocator!r}:"
+                " only `paged` has lower tiers"
+            )
+        if self.preemption == "swap" and not self.host_kv_memory_bytes:
+            raise BadInput("preemption='swap' is not accepted without host memory to swap to (--kv-host-memory)")
+        if self.disk_kv_memory_bytes and not self.host_kv_memory_bytes:
+            raise BadInput(
+                f"disk_kv_memory_bytes={self.disk_kv_memory_bytes} (--kv-disk) is not accepted without host memory"
+                " above it (--kv-host-memory)"
+            )
+        if self.disk_kv_path is not None and not self.disk_kv_memory_bytes:
+            raise BadInput(f"disk_kv_path={self.disk_kv_path!r} is not accepted without a size (--kv-disk)")
+        if self.keep_disk_kv and self.disk_kv_path is None:
+            raise BadInput("keep_disk_kv=True is not accepted without a file to keep (--kv-disk-path)")

@@ -1,0 +1,55 @@
+"""An option of the engine is one field of its configuration: both command lines, help and checks follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from kvscope_app import command_line
+from kvscope_app.own_engine import engine_options as passed_on
+from kvscope_engine.cli.arguments import options as engines
+from kvscope_engine.cli.parser import CommandParser
+from kvscope_telemetry.engine_config import EngineConfig
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.options import Whole, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneMore(EngineConfig):
+    """As if the field had been added to `EngineConfig`."""
+
+    made_up_rows: int = option(
+        3, Whole(1, 9), group="scheduler", metavar="ROWS", help="rows that nobody needs", brief="rows (default: 3)"
+    )
+
+
+@pytest.fixture(autouse=True)
+def _one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (engines, passed_on):
+        monkeypatch.setattr(module, "EngineConfig", OneMore)
+
+
+def test_the_engine_takes_it() -> None:
+    parser = CommandParser(prog="test")
+    engines.add_engine_options(parser)
+    assert engines.engine_config(parser.parse_args([])) == OneMore()
+    assert engines.engine_config(parser.parse_args(["--made-up-rows", "5"])) == OneMore(made_up_rows=5)
+    assert "--made-up-rows ROWS" in parser.format_help()
+    assert "rows that nobody needs (default: 3)" in parser.format_help()
+    with pytest.raises(BadInput, match="--made-up-rows: '0' is not accepted: a whole number from 1 to 9"):
+        parser.parse_args(["--made-up-rows", "0"])
+
+
+def test_the_desktop_passes_it_on() -> None:
+    options = command_line.parse(["--made-up-rows=5"])
+    assert isinstance(options, command_line.Options)
+    assert options.engine == ("--made-up-rows=5",)
+    assert "rows (default: 3)" in command_line.build_parser().format_help()
+    with pytest.raises(BadInput, match="--made-up-rows: '10' is not accepted: a whole number from 1 to 9"):
+        command_line.parse(["--made-up-rows", "10"])
+
+
+def test_python_is_checked_as_well() -> None:
+    with pytest.raises(BadInput, match="made_up_rows='5' is not accepted: a whole number from 1 to 9"):
+        OneMore(made_up_rows="5")  # type: ignore[arg-type]
