@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.kv_formats import LARGEST, Cache
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -49,21 +50,13 @@ def check_scale(name: str, scale: Tensor | None, cache: Tensor) -> None:
         require(False, name, scale, "the device of the cache")
 
 
-def check_attention(
-    query: Tensor,
-    cache: Cache,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    sliding_window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    out: Tensor | None,
-) -> None:
+def check_attention(args: AttentionArgs) -> None:
     """What decode and prefill have in common; query (rows, num_heads, head_dim)."""
+    query, k_cache, v_cache, block_tables, seq_lens = args[:5]
+    sliding_window, softcap, sinks, out = args.sliding_window, args.softcap, args.sinks, args.out
     if query.dim() != 3 or query.stride(2) != 1 or query.dtype not in FLOAT_DTYPES:
         require(False, "query", query, "(tokens, num_heads, head_dim), floating, with contiguous head_dim")
-    check_caches(cache, query, "query")
-    k_cache, v_cache, _, _ = cache
+    check_caches(args.cache, query, "query")
     num_heads, num_kv_heads = query.shape[1], k_cache.shape[2]
     if num_heads % num_kv_heads or query.shape[2] != k_cache.shape[3]:
         needed = f"a multiple of {num_kv_heads} heads of {k_cache.shape[3]}, as in k_cache,"

@@ -12,10 +12,10 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.copy_rows import RowTensors, copy_rows, copy_rows_torch
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.gated_activation import gated_activation, gated_activation_torch
-from kvscope_kernels.host_lengths import HostLengths
 from kvscope_kernels.kv_write import kv_write, kv_write_torch
 from kvscope_kernels.linear.skinny_linear import linear, linear_torch
 from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
@@ -57,68 +57,20 @@ class DecodeAttention(Protocol):
     """See `paged_decode_attention.paged_decode_attention`."""
 
     def __call__(
-        self,
-        query: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        block_tables: Tensor,
-        seq_lens: Tensor,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
-        max_seq_len: int | None = None,
-        out: Tensor | None = None,
-        plans: DecodePlans | None = None,
-        shares: Tensor | None = None,
+        self, args: AttentionArgs, plans: DecodePlans | None = None, shares: Tensor | None = None
     ) -> Tensor: ...
 
 
 class PrefillAttention(Protocol):
     """See `paged_prefill_attention.paged_prefill_attention`."""
 
-    def __call__(
-        self,
-        query: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        block_tables: Tensor,
-        query_start: Tensor,
-        seq_lens: Tensor,
-        *,
-        max_query_len: int,
-        scale: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
-        max_seq_len: int | None = None,
-        out: Tensor | None = None,
-        lengths: HostLengths | None = None,
-    ) -> Tensor: ...
+    def __call__(self, args: AttentionArgs, runs: QueryRuns) -> Tensor: ...
 
 
 class BlockAttention(Protocol):
     """See `block_attention.block_attention`."""
 
-    def __call__(
-        self,
-        query: Tensor,
-        k_cache: Tensor,
-        block_tables: Tensor,
-        seq_lens: Tensor,
-        shares: Tensor,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        k_scale: Tensor | None = None,
-        max_seq_len: int | None = None,
-    ) -> None: ...
+    def __call__(self, args: AttentionArgs, shares: Tensor) -> None: ...
 
 
 class BlockBounds(Protocol):

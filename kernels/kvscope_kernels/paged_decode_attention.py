@@ -5,12 +5,13 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.attend_tiles import LOG2_E, VALUE_LIFT, attend_tiles
+from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.checks import check_attention, require
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.decode.plan_kernel import FIRST, ONLY, PART_FIELDS
 from kvscope_kernels.dense_attention import attend
 from kvscope_kernels.host_lengths import Lengths, similar_groups
-from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, scale_strides
+from kvscope_kernels.kv_formats import as_kernels_see, kv_format, scale_strides
 from kvscope_kernels.kv_gather import gather_kv
 from kvscope_kernels.launch import UNBOUNDED, attention_constants, decode_tiles
 from kvscope_kernels.merge_splits import merge_splits
@@ -25,80 +26,44 @@ _FIELDS = tl.constexpr(PART_FIELDS)
 
 
 def paged_decode_attention(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    *,
-    scale: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    max_seq_len: int | None = None,
-    out: Tensor | None = None,
-    plans: DecodePlans | None = None,
-    shares: Tensor | None = None,
+    args: AttentionArgs, plans: DecodePlans | None = None, shares: Tensor | None = None
 ) -> Tensor:
     """Attention of one query token per request over the request's blocks.
 
-    With L = seq_lens[b], h' = h // (num_heads / num_kv_heads), and k_j, v_j the slot of position j, found in
-    block block_tables[b, j // block_size] at offset j % block_size:
+    With the names of `AttentionArgs`, L = seq_lens[b], h' = h // (num_heads / num_kv_heads), and k_j, v_j the slot of
+    position j, found in block block_tables[b, j // block_size] at offset j % block_size:
         s_j = scale * query[b, h] . k_j[h'],             max(0, L - sliding_window) <= j < L
         s_j = softcap * tanh(s_j / softcap)              with softcap
         out[b, h] = sum_j exp(s_j) v_j[h'] / (sum_j exp(s_j) + exp(sinks[h]))      the last term with sinks
     and zeros where L is 0.
 
-    query         (batch, num_heads, head_dim), any strides with a contiguous last axis
-    k_cache       (num_blocks, block_size, num_kv_heads, head_dim), any strides with a contiguous last axis:
-                  a view of storage in HND (heads before slots) or NHD order; any block size
-    v_cache       (num_blocks, block_size, num_kv_heads, value_dim), alike
-    block_tables  (batch, max_blocks) int32; entries past a request's last block, or before its window, may
-                  hold anything, as may slots past its length
-    seq_lens      (batch,) int32, tokens of each request, the current one included; at most
-                  max_blocks * block_size
-    sinks         (num_heads,) floating, or None
-    k_scale       (num_blocks, block_size, num_kv_heads) float32, any strides, with caches of 8 bits; v_scale
-                  alike, with the same strides
-    max_seq_len   a bound on seq_lens known to the host; without it, the width of block_tables
-    out           (batch, num_heads, value_dim) of query's dtype, written and returned; made if None
-    plans         of the step: layers given the same ones and the same seq_lens, unchanged in between, share how the
-                  lengths are cut, which is one launch; made if None
-    shares        None, or what `block_attention` adds where attention fell to, which is done as well
+    plans   of the step: layers given the same ones and the same seq_lens, unchanged in between, share how the
+            lengths are cut, which is one launch; made if None
+    shares  None, or what `block_attention` adds where attention fell to, which is done as well
 
-    float32, bfloat16 or float16, one dtype for query and caches; sums in float32. Or caches of int8 or
-    float8_e4m3fn, read as k_cache[...] * k_scale[...] and v alike (`kv_formats`). Rows aligned to 16 bytes
-    are read in 16-byte pieces. Reads no device data on the host: may be captured in a CUDA graph, and
-    seq_lens and block_tables changed between replays, up to max_seq_len. Raises ValueError.
+    Sums in float32. Reads no device data on the host: may be captured in a CUDA graph, and seq_lens and block_tables
+    changed between replays, up to max_seq_len. Raises ValueError.
 
     Sources: PagedAttention arXiv 2309.06180; split KV length of Flash-Decoding; a list of work of bounded
     length, planned from the lengths, of FlashInfer (arXiv 2501.01005); query heads of one KV head as
     rows of one tile, arXiv 2511.11581.
     """
-    cache = Cache(k_cache, v_cache, k_scale, v_scale)
-    check_decode(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
+    check_decode(args)
     require_triton()
+    query, k_cache, v_cache, block_tables, seq_lens = args[:5]
+    k_scale, v_scale = args.k_scale, args.v_scale
     batch, num_heads, head_dim = query.shape
     block_size, num_kv_heads, value_dim = v_cache.shape[1:]
-    out = query.new_empty(batch, num_heads, value_dim) if out is None else out
+    out = args.made_out()
     if batch == 0:
         return out
     if shares is not None:
-        block_attention(
-            *(query, k_cache, block_tables, seq_lens, shares),
-            scale=scale,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            k_scale=k_scale,
-            max_seq_len=max_seq_len,
-        )
+        block_attention(args, shares)
     form = kv_format(k_cache)
     group, is_quantized = num_heads // num_kv_heads, k_scale is not None
     tiles = decode_tiles(head_dim, value_dim, group, query.element_size(), is_quantized=is_quantized)
-    bound = block_tables.shape[1] * block_size if max_seq_len is None else max_seq_len
-    window = sliding_window or UNBOUNDED
+    bound = block_tables.shape[1] * block_size if args.max_seq_len is None else args.max_seq_len
+    window = args.sliding_window or UNBOUNDED
     plans = DecodePlans() if plans is None else plans
     plan = plans.plan(seq_lens, min(bound, window), window, num_kv_heads, tiles.tile_n, tiles.num_warps)
     room = plans.room(plan, num_heads, value_dim)
@@ -109,14 +74,14 @@ def paged_decode_attention(
         as_kernels_see(v_cache, form),
         block_tables,
         plan.parts,
-        sinks,
+        args.sinks,
         k_scale,
         v_scale,
         out,
         room.partial,
         room.lse,
-        scale,
-        softcap or 1.0,
+        args.scale,
+        args.softcap or 1.0,
         *query.stride()[:2],
         *k_cache.stride()[:3],
         *v_cache.stride()[:3],
@@ -126,8 +91,8 @@ def paged_decode_attention(
         NUM_KV_HEADS=num_kv_heads,
         **attention_constants(num_heads // num_kv_heads, head_dim, value_dim, block_size, tiles),
         KV_FORMAT=form,
-        HAS_SOFTCAP=softcap is not None,
-        HAS_SINKS=sinks is not None,
+        HAS_SOFTCAP=args.softcap is not None,
+        HAS_SINKS=args.sinks is not None,
         UPCAST_DOT=is_interpreting(),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
@@ -264,22 +229,7 @@ def _paged_decode_attention_kernel(
 
 
 def paged_decode_attention_torch(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    *,
-    scale: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    max_seq_len: int | None = None,
-    out: Tensor | None = None,
-    plans: DecodePlans | None = None,
-    shares: Tensor | None = None,
+    args: AttentionArgs, plans: DecodePlans | None = None, shares: Tensor | None = None
 ) -> Tensor:
     """Reference of `paged_decode_attention`, and the CPU's own path.
 
@@ -287,65 +237,41 @@ def paged_decode_attention_torch(
     needed here.
     Requests of similar length are gathered and run together; nothing loops over requests, blocks or tokens.
     """
-    cache = Cache(k_cache, v_cache, k_scale, v_scale)
-    check_decode(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
-    out = query.new_empty(*query.shape[:2], v_cache.shape[3]) if out is None else out
+    check_decode(args)
+    query, k_cache, v_cache, block_tables, seq_lens = args[:5]
+    out = args.made_out()
     if shares is not None:
-        block_attention_torch(
-            *(query, k_cache, block_tables, seq_lens, shares),
-            scale=scale,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            k_scale=k_scale,
-            max_seq_len=max_seq_len,
-        )
+        block_attention_torch(args, shares)
     end = seq_lens.cpu().numpy().astype(np.int64)
-    first = np.maximum(end - (sliding_window or UNBOUNDED), 0)
+    first = np.maximum(end - (args.sliding_window or UNBOUNDED), 0)
     worth = _CALL_WORTH_ELEMENTS // (k_cache.shape[2] * (k_cache.shape[3] + v_cache.shape[3]))
     for rows in similar_groups(end - first, worth):
         if len(rows) == len(end):
-            return out.copy_(_attend_rows(query, cache, block_tables, first, end, scale, softcap, sinks))
+            return out.copy_(_attend_rows(args, first, end))
         picked = torch.from_numpy(rows)
-        part = query[picked], cache, block_tables[picked]
-        out[picked] = _attend_rows(*part, first[rows], end[rows], scale, softcap, sinks)
+        part = args._replace(query=query[picked], block_tables=block_tables[picked])
+        out[picked] = _attend_rows(part, first[rows], end[rows])
     return out
 
 
-def _attend_rows(
-    query: Tensor,
-    cache: Cache,
-    block_tables: Tensor,
-    first: Lengths,
-    end: Lengths,
-    scale: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def _attend_rows(args: AttentionArgs, first: Lengths, end: Lengths) -> Tensor:
     """One padded group: query (n, num_heads, head_dim) over positions [first, end) of each request."""
-    n, num_heads, head_dim = query.shape
-    num_kv_heads, value_dim = cache.v_cache.shape[2:]
+    n, num_heads, head_dim = args.query.shape
+    num_kv_heads, value_dim = args.v_cache.shape[2:]
     if not end.any():
-        return query.new_zeros(n, num_heads, value_dim)
-    kv = gather_kv(cache, block_tables, first, end, query.dtype)
+        return args.query.new_zeros(n, num_heads, value_dim)
+    kv = gather_kv(args.cache, args.block_tables, first, end, args.query.dtype)
     hidden = kv.padding
     if hidden is not None and not end.all():
         hidden[torch.from_numpy(end == 0), 0] = False  # a zeroed value: what no tokens at all give
-    tile = query.reshape(n, num_kv_heads, num_heads // num_kv_heads, 1, head_dim)
+    tile = args.query.reshape(n, num_kv_heads, num_heads // num_kv_heads, 1, head_dim)
     mask = None if hidden is None else hidden[:, None]
-    result = attend(tile, kv.keys, kv.values, mask, scale=scale, softcap=softcap, sinks=sinks)
+    result = attend(tile, kv.keys, kv.values, mask, scale=args.scale, softcap=args.softcap, sinks=args.sinks)
     return result.reshape(n, num_heads, value_dim)
 
 
-def check_decode(
-    query: Tensor,
-    cache: Cache,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    sliding_window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    out: Tensor | None,
-) -> None:
-    check_attention(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
-    if len(query) != len(seq_lens):
-        require(False, "query", query, f"one row for each of {len(seq_lens)} seq_lens")
+def check_decode(args: AttentionArgs) -> None:
+    """Raises ValueError for what decode attention does not take."""
+    check_attention(args)
+    if len(args.query) != len(args.seq_lens):
+        require(False, "query", args.query, f"one row for each of {len(args.seq_lens)} seq_lens")

@@ -5,10 +5,11 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.attend_tiles import AFTER, LOG2_E, OUTSIDE, VALUE_LIFT, attend_tiles
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.checks import check_attention, require
 from kvscope_kernels.dense_attention import attend
-from kvscope_kernels.host_lengths import HostLengths, Lengths, similar_groups
-from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, scale_strides
+from kvscope_kernels.host_lengths import Lengths, similar_groups
+from kvscope_kernels.kv_formats import as_kernels_see, kv_format, scale_strides
 from kvscope_kernels.kv_gather import gather_kv
 from kvscope_kernels.launch import (
     UNBOUNDED,
@@ -23,67 +24,30 @@ from kvscope_kernels.tuning.tile_table import PREFILL, tuned
 _CALL_WORTH_ELEMENTS = 1 << 21  # of query times keys, in the time of one more torch call, on one CPU thread
 
 
-def paged_prefill_attention(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    *,
-    max_query_len: int,
-    scale: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    max_seq_len: int | None = None,
-    out: Tensor | None = None,
-    lengths: HostLengths | None = None,
-) -> Tensor:
+def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     """Causal attention of each request's new tokens over its cached ones and themselves.
 
-    Request b's queries are rows query_start[b] .. query_start[b + 1] - 1, the last n tokens of its
-    L = seq_lens[b]; their keys and values are in the cache already (`kv_write` ran before). Row i of them
-    stands at position p = L - n + i. With h' = h // (num_heads / num_kv_heads), and k_j, v_j the slot of
-    position j, found in block block_tables[b, j // block_size] at offset j % block_size:
+    Request b's queries are rows runs.start[b] .. runs.start[b + 1] - 1, the last n tokens of its L = seq_lens[b]; their
+    keys and values are in the cache already (`kv_write` ran before). Row i of them stands at position p = L - n + i.
+    With the names of `AttentionArgs`, h' = h // (num_heads / num_kv_heads), and k_j, v_j the slot of position j, found
+    in block block_tables[b, j // block_size] at offset j % block_size:
         s_j = scale * query[i, h] . k_j[h'],             max(0, p + 1 - sliding_window) <= j <= p
         s_j = softcap * tanh(s_j / softcap)              with softcap
         out[i, h] = sum_j exp(s_j) v_j[h'] / (sum_j exp(s_j) + exp(sinks[h]))      the last term with sinks
 
-    query          (num_tokens, num_heads, head_dim), any strides with a contiguous last axis
-    k_cache        (num_blocks, block_size, num_kv_heads, head_dim), any strides with a contiguous last axis:
-                   a view of storage in HND (heads before slots) or NHD order; any block size
-    v_cache        (num_blocks, block_size, num_kv_heads, value_dim), alike
-    block_tables   (batch, max_blocks) int32; entries past a request's last block, or before its first query's
-                   window, may hold anything, as may slots past its length
-    query_start    (batch + 1,) int32, ascending from 0 to num_tokens
-    seq_lens       (batch,) int32, at least each request's number of queries
-    max_query_len  a bound on the queries of one request, known to the host
-    scale          above 0
-    sinks          (num_heads,) floating, or None
-    k_scale        (num_blocks, block_size, num_kv_heads) float32, any strides, with caches of 8 bits; v_scale
-                   alike, with the same strides
-    max_seq_len    accepted for the sake of one signature with decode: no launch shape depends on it
-    lengths        accepted for the sake of one signature with `libraries`, which plan by them
-    out            (num_tokens, num_heads, value_dim) of query's dtype, written and returned; made if None
-
-    float32, bfloat16 or float16, one dtype for query and caches; sums in float32. Or caches of int8 or
-    float8_e4m3fn, read as k_cache[...] * k_scale[...] and v alike (`kv_formats`). Rows aligned to 16 bytes
-    are read in 16-byte pieces. Reads no device data on the host. Raises ValueError.
+    No launch shape depends on max_seq_len, nor on runs.lengths. Sums in float32. Reads no device data on the host.
+    Raises ValueError.
 
     Sources: PagedAttention arXiv 2309.06180; FlashAttention-2 arXiv 2307.08691; query tokens times the heads
     of one KV head as rows of one tile, arXiv 2511.11581.
     """
-    cache = Cache(k_cache, v_cache, k_scale, v_scale)
-    check_prefill(
-        query, cache, block_tables, query_start, seq_lens, sliding_window, softcap, sinks, out, max_query_len, scale
-    )
+    check_prefill(args, runs)
     require_triton()
+    query, k_cache, v_cache, block_tables, seq_lens = args[:5]
+    k_scale, v_scale = args.k_scale, args.v_scale
     num_tokens, num_heads, head_dim = query.shape
     block_size, num_kv_heads, value_dim = v_cache.shape[1:]
-    out = query.new_empty(num_tokens, num_heads, value_dim) if out is None else out
+    out = args.made_out()
     if num_tokens == 0:
         return out
     group = num_heads // num_kv_heads
@@ -94,28 +58,28 @@ def paged_prefill_attention(
         value_dim,
         group,
         query.element_size(),
-        max_query_len,
+        runs.max_len,
         capability,
         num_runs=num_kv_heads * len(seq_lens),
         multiprocessors=num_multiprocessors(query.device),
         is_quantized=k_scale is not None,
     )
     tiles = tuned(PREFILL, tiles, group, query.element_size(), query.device, is_quantized=k_scale is not None)
-    grid = (cdiv(max_query_len, tiles.tile_m // group), num_kv_heads, len(seq_lens))
+    grid = (cdiv(runs.max_len, tiles.tile_m // group), num_kv_heads, len(seq_lens))
     _paged_prefill_attention_kernel[grid](
         query,
         as_kernels_see(k_cache, form),
         as_kernels_see(v_cache, form),
         block_tables,
-        query_start,
+        runs.start,
         seq_lens,
-        sinks,
+        args.sinks,
         k_scale,
         v_scale,
         out,
-        scale,
-        softcap or 1.0,
-        sliding_window or UNBOUNDED,
+        args.scale,
+        args.softcap or 1.0,
+        args.sliding_window or UNBOUNDED,
         *query.stride()[:2],
         *k_cache.stride()[:3],
         *v_cache.stride()[:3],
@@ -123,10 +87,10 @@ def paged_prefill_attention(
         block_tables.stride(0),
         *out.stride()[:2],
         **attention_constants(group, head_dim, value_dim, block_size, tiles),
-        HAS_WINDOW=int(sliding_window is not None),
+        HAS_WINDOW=int(args.sliding_window is not None),
         KV_FORMAT=form,
-        HAS_SOFTCAP=softcap is not None,
-        HAS_SINKS=sinks is not None,
+        HAS_SOFTCAP=args.softcap is not None,
+        HAS_SINKS=args.sinks is not None,
         UPCAST_DOT=is_interpreting(),
         SAME_STRIDES=k_cache.stride()[:2] == v_cache.stride()[:2],
         num_warps=tiles.num_warps,
@@ -272,81 +236,52 @@ def _paged_prefill_attention_kernel(
     tl.store(rows[:, None] + v_dim[None, :], result.to(out.dtype.element_ty), mask=in_out)
 
 
-def paged_prefill_attention_torch(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    *,
-    max_query_len: int,
-    scale: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    max_seq_len: int | None = None,
-    out: Tensor | None = None,
-    lengths: HostLengths | None = None,
-) -> Tensor:
+def paged_prefill_attention_torch(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     """Reference of `paged_prefill_attention`, and the CPU's path for what `native.prefill` does not take.
 
     Reads the lengths on the host; the bounds, for launching without them, are not needed here. Requests of
     similar work are padded and run together; nothing loops over requests, blocks or tokens.
     """
-    cache = Cache(k_cache, v_cache, k_scale, v_scale)
-    check_prefill(
-        query, cache, block_tables, query_start, seq_lens, sliding_window, softcap, sinks, out, max_query_len, scale
-    )
-    out = query.new_empty(*query.shape[:2], v_cache.shape[3]) if out is None else out
-    starts = query_start.cpu().numpy().astype(np.int64)
+    check_prefill(args, runs)
+    query, block_tables = args.query, args.block_tables
+    out = args.made_out()
+    starts = runs.start.cpu().numpy().astype(np.int64)
     num_queries = np.diff(starts)
-    end = seq_lens.cpu().numpy().astype(np.int64)
-    first = np.maximum(end - num_queries + 1 - (sliding_window or UNBOUNDED), 0)
+    end = args.seq_lens.cpu().numpy().astype(np.int64)
+    first = np.maximum(end - num_queries + 1 - (args.sliding_window or UNBOUNDED), 0)
     worth = _CALL_WORTH_ELEMENTS // (query.shape[1] * query.shape[2])
-    options = sliding_window, scale, softcap, sinks
     for rows in similar_groups(num_queries * (end - first), worth):
         if not num_queries[rows].any():
             continue
         if len(rows) * num_queries[0] == len(query) and bool((num_queries == num_queries[0]).all()):
             even = query.view(len(rows), -1, *query.shape[1:])
-            return out.copy_(_attend_rows(even, cache, block_tables, num_queries, first, end, *options).flatten(0, 1))
+            return out.copy_(_attend_rows(args._replace(query=even), num_queries, first, end).flatten(0, 1))
         index = np.arange(num_queries[rows].max())
         token = torch.from_numpy(starts[rows, None] + index)
         present = torch.from_numpy(index < num_queries[rows, None])
-        part, tables = query[token.clamp_(max=len(query) - 1)], block_tables[torch.from_numpy(rows)]
-        result = _attend_rows(part, cache, tables, num_queries[rows], first[rows], end[rows], *options)
+        padded = query[token.clamp_(max=len(query) - 1)]
+        part = args._replace(query=padded, block_tables=block_tables[torch.from_numpy(rows)])
+        result = _attend_rows(part, num_queries[rows], first[rows], end[rows])
         out[token[present]] = result[present]
     return out
 
 
-def _attend_rows(
-    query: Tensor,
-    cache: Cache,
-    block_tables: Tensor,
-    num_queries: Lengths,
-    first: Lengths,
-    end: Lengths,
-    sliding_window: int | None,
-    scale: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def _attend_rows(args: AttentionArgs, num_queries: Lengths, first: Lengths, end: Lengths) -> Tensor:
     """One padded group: query (n, max_queries, num_heads, head_dim) over each request's [first, end)."""
+    query, window = args.query, args.sliding_window
     n, max_queries, num_heads, head_dim = query.shape
-    num_kv_heads, value_dim = cache.v_cache.shape[2:]
-    kv = gather_kv(cache, block_tables, first, end, query.dtype)
+    num_kv_heads, value_dim = args.v_cache.shape[2:]
+    kv = gather_kv(args.cache, args.block_tables, first, end, query.dtype)
     tile = query.view(n, max_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
     tile = tile.permute(0, 2, 3, 1, 4)
     from_start = bool((num_queries == end).all())
-    sees_all = sliding_window is None or int(end.max()) <= sliding_window
-    is_causal = from_start and sees_all and softcap is None and sinks is None
+    sees_all = window is None or int(end.max()) <= window
+    is_causal = from_start and sees_all and args.softcap is None and args.sinks is None
     hidden = None
     if not is_causal:
-        hidden = _hidden(end - num_queries - kv.base, max_queries, kv.keys.shape[1], sliding_window).to(query.device)
-    result = attend(tile, kv.keys, kv.values, hidden, scale=scale, softcap=softcap, sinks=sinks, is_causal=is_causal)
+        hidden = _hidden(end - num_queries - kv.base, max_queries, kv.keys.shape[1], window).to(query.device)
+    given = tile, kv.keys, kv.values, hidden
+    result = attend(*given, scale=args.scale, softcap=args.softcap, sinks=args.sinks, is_causal=is_causal)
     return result.permute(0, 3, 1, 2, 4).reshape(n, max_queries, num_heads, value_dim)
 
 
@@ -363,24 +298,13 @@ def _hidden(num_before: Lengths, max_queries: int, num_tokens: int, sliding_wind
     return torch.from_numpy(hidden)
 
 
-def check_prefill(
-    query: Tensor,
-    cache: Cache,
-    block_tables: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    sliding_window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    out: Tensor | None,
-    max_query_len: int,
-    scale: float,
-) -> None:
+def check_prefill(args: AttentionArgs, runs: QueryRuns) -> None:
     """Raises ValueError for what prefill attention does not take."""
-    check_attention(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
-    if query_start.shape != (len(seq_lens) + 1,) or query_start.dtype != torch.int32:
-        require(False, "query_start", query_start, f"({len(seq_lens) + 1},) int32")
-    if max_query_len < 1 and len(query):
-        require(False, "max_query_len", max_query_len, "at least 1")
-    if not scale > 0:
-        require(False, "scale", scale, "above 0")
+    check_attention(args)
+    num_requests = len(args.seq_lens)
+    if runs.start.shape != (num_requests + 1,) or runs.start.dtype != torch.int32:
+        require(False, "query_start", runs.start, f"({num_requests + 1},) int32")
+    if runs.max_len < 1 and len(args.query):
+        require(False, "max_query_len", runs.max_len, "at least 1")
+    if not args.scale > 0:
+        require(False, "scale", args.scale, "above 0")

@@ -21,6 +21,7 @@ from tests.conftest import STORMS
 from torch import Tensor
 
 from kvscope_kernels import Ops, ops_for
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.copy_rows import copy_tensors
 from kvscope_kernels.dispatch import torch_ops
 
@@ -74,15 +75,19 @@ class PagedBatch:
     options: dict[str, Any]
     """`k_scale` and `v_scale` are among them when the cache is quantized."""
 
+    def args(self, **more: Any) -> AttentionArgs:
+        arguments = (self.query, self.k_cache, self.v_cache, self.block_tables, self.seq_lens, self.scale)
+        return AttentionArgs(*arguments, **self.options)._replace(**more)
+
+    @property
+    def runs(self) -> QueryRuns:
+        return QueryRuns(self.query_start, int(self.query_start.diff().max()))
+
     def decode(self, ops: Ops, **more: Any) -> Tensor:
-        arguments = (self.query, self.k_cache, self.v_cache, self.block_tables, self.seq_lens)
-        return ops.decode(*arguments, scale=self.scale, **self.options, **{"out": self.poisoned_out()} | more)
+        return ops.decode(self.args(**{"out": self.poisoned_out()} | more))
 
     def prefill(self, ops: Ops, **more: Any) -> Tensor:
-        arguments = (self.query, self.k_cache, self.v_cache, self.block_tables, self.query_start, self.seq_lens)
-        longest = int(self.query_start.diff().max())
-        keywords = {"max_query_len": longest, "out": self.poisoned_out()} | more
-        return ops.prefill(*arguments, scale=self.scale, **self.options, **keywords)
+        return ops.prefill(self.args(**{"out": self.poisoned_out()} | more), self.runs)
 
     def poisoned_out(self) -> Tensor:
         return self.query.new_full((*self.query.shape[:2], self.v_cache.shape[3]), math.nan)
@@ -109,7 +114,8 @@ def interpret() -> Iterator[Interpret]:
 
         def call(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             result = pool.submit(op, *args, **kwargs).result(timeout=240)
-            return kwargs["out"] if kwargs.get("out") is not None else result
+            outs = [kwargs.get("out"), *(each.out for each in args if isinstance(each, AttentionArgs))]
+            return next((out for out in outs if out is not None), result)
 
         yield call
 

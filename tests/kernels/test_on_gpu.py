@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kvscope_kernels import Ops, ops_for
+from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.grouped.product import grouped_product
 from kvscope_kernels.grouped.weight import rounded
@@ -33,7 +34,7 @@ def test_decode_is_captured_once_and_replayed_on_other_lengths(
 
     def step() -> None:
         arguments = static["query"], k_cache, v_cache, static["block_tables"], static["seq_lens"]
-        ops.decode(*arguments, scale=largest.scale, max_seq_len=2000, out=out)
+        ops.decode(AttentionArgs(*arguments, largest.scale, max_seq_len=2000, out=out))
 
     for cache in (k_cache, v_cache):
         cache.zero_()
@@ -67,8 +68,8 @@ def test_layers_of_a_captured_step_share_a_plan(shape: Any, build: Any, referenc
     def step() -> int:
         plans = DecodePlans()
         for out in outs:
-            given: dict[str, Any] = {"scale": longest.scale, "max_seq_len": 1900, "out": out, "plans": plans}
-            paged_decode_attention(query, *caches, tables, seq_lens, **given)
+            args = AttentionArgs(query, *caches, tables, seq_lens, longest.scale, max_seq_len=1900, out=out)
+            paged_decode_attention(args, plans)
         return len(plans._plans)
 
     assert step() == 1
@@ -125,7 +126,7 @@ def test_blocks_past_two_to_the_31(ops: Ops) -> None:
     query = torch.randn(2, num_kv_heads, head_dim, dtype=torch.float16, device="cuda")
     query[1] = query[0]
     lengths = torch.full((2,), 4, dtype=torch.int32, device="cuda")
-    out = ops.decode(query, k_cache, v_cache, tables, lengths, scale=0.125)
+    out = ops.decode(AttentionArgs(query, k_cache, v_cache, tables, lengths, 0.125))
     scores = torch.einsum("hd,thd->ht", query[0].double(), new.double()) * 0.125
     expected = torch.einsum("ht,thd->hd", scores.softmax(1), -new.double())
     torch.testing.assert_close(out.double(), expected.expand(2, -1, -1), rtol=0, atol=4e-3)
@@ -146,7 +147,7 @@ def test_a_captured_step_quantizes_and_reads_back(ops: Ops, form: torch.dtype) -
 
     def step() -> torch.Tensor:
         ops.kv_write(new, new, *caches, slots, **parts)
-        return ops.decode(query, *caches, tables, lengths, scale=0.125, max_seq_len=16, **parts)
+        return ops.decode(AttentionArgs(query, *caches, tables, lengths, 0.125, max_seq_len=16, **parts))
 
     step()
     graph = torch.cuda.CUDAGraph()

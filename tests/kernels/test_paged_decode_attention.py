@@ -97,8 +97,9 @@ def test_equal_lengths(
 def test_order_of_requests_changes_nothing(fast_runner: Any, shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[40, 3, 700, 0, 129, 64, 2000]), fast_runner.device)
     order = torch.tensor([3, 6, 0, 5, 1, 4, 2], device=fast_runner.device)
-    arguments = batch.query[order], batch.k_cache, batch.v_cache, batch.block_tables[order], batch.seq_lens[order]
-    permuted = fast_runner.ops.decode(*arguments, scale=batch.scale)
+    permuted = fast_runner.ops.decode(
+        batch.args(query=batch.query[order], block_tables=batch.block_tables[order], seq_lens=batch.seq_lens[order])
+    )
     torch.testing.assert_close(permuted, batch.decode(fast_runner.ops)[order], rtol=0, atol=2e-6)
 
 
@@ -118,8 +119,7 @@ def test_strided_query_and_out(runner: Any, shape: Any, build: Any, reference: A
     fused = torch.full((2, 3, 6, 64), float("nan"), device=runner.device)
     fused[:, 1] = batch.query
     buffer = torch.full((4, 6, 64), 7.0, device=runner.device)
-    arguments = fused[:, 1], batch.k_cache, batch.v_cache, batch.block_tables, batch.seq_lens
-    runner.ops.decode(*arguments, scale=batch.scale, out=buffer[::2])
+    runner.ops.decode(batch.args(query=fused[:, 1], out=buffer[::2]))
     assert_close(buffer[::2], reference(batch))
     assert (buffer[1::2] == 7.0).all()
 
@@ -164,6 +164,5 @@ BAD: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
 def test_bad_input_is_named(name: str, op: Callable[..., Any], shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[5, 9]))
     argument, change = BAD[name]
-    good = {name: getattr(batch, name) for name in ("query", "k_cache", "v_cache", "block_tables", "seq_lens")}
     with pytest.raises(ValueError, match=f"^{argument} is "):
-        op(**good | {"scale": batch.scale} | change(batch))
+        op(batch.args(**change(batch)))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvscope_kernels.attention_args import QueryRuns
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention, paged_prefill_attention_torch
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -109,17 +110,8 @@ def test_in_chunks_as_at_once(options: str, runner: Any, shape: Any, build: Any)
         end = start + num_queries
         counts = torch.tensor([0, num_queries], dtype=torch.int32, device=runner.device)
         seq_lens = torch.tensor([end], dtype=torch.int32, device=runner.device)
-        chunk = runner.ops.prefill(
-            whole.query[start:end],
-            whole.k_cache,
-            whole.v_cache,
-            whole.block_tables,
-            counts,
-            seq_lens,
-            max_query_len=num_queries,
-            scale=whole.scale,
-            **whole.options,
-        )
+        args = whole.args(query=whole.query[start:end], seq_lens=seq_lens)
+        chunk = runner.ops.prefill(args, QueryRuns(counts, num_queries))
         torch.testing.assert_close(chunk, at_once[start:end], rtol=0, atol=2e-6)
         start = end
 
@@ -130,8 +122,8 @@ def test_order_of_requests_changes_nothing(fast_runner: Any, shape: Any, build: 
     rows = torch.cat([torch.arange(*batch.query_start[i : i + 2].tolist()) for i in order]).to(fast_runner.device)
     starts = torch.tensor([0, *(lengths[i] for i in order)]).cumsum(0).to(torch.int32).to(fast_runner.device)
     tables, seq_lens = batch.block_tables[order], batch.seq_lens[order]
-    arguments = batch.query[rows], batch.k_cache, batch.v_cache, tables, starts, seq_lens
-    permuted = fast_runner.ops.prefill(*arguments, max_query_len=200, scale=batch.scale)
+    args = batch.args(query=batch.query[rows], block_tables=tables, seq_lens=seq_lens)
+    permuted = fast_runner.ops.prefill(args, QueryRuns(starts, 200))
     torch.testing.assert_close(permuted, batch.prefill(fast_runner.ops)[rows], rtol=0, atol=2e-6)
 
 
@@ -145,8 +137,7 @@ def test_scores_too_many_to_hold_at_once(
 
 
 def paged_prefill(batch: Any) -> Any:
-    arguments = batch.query, batch.k_cache, batch.v_cache, batch.block_tables, batch.query_start, batch.seq_lens
-    return paged_prefill_attention_torch(*arguments, max_query_len=33, scale=batch.scale, **batch.options)
+    return paged_prefill_attention_torch(batch.args(), batch.runs)
 
 
 def test_empty_batch(runner: Any, shape: Any, build: Any) -> None:
@@ -159,8 +150,7 @@ def test_strided_query_and_out(runner: Any, shape: Any, build: Any, reference: A
     batch = build(shape(seq_lens=[17, 5], query_lens=[9, 5]), runner.device)
     by_head = batch.query.transpose(0, 1).contiguous().transpose(0, 1)
     buffer = torch.full((28, 6, 64), 7.0, device=runner.device)
-    arguments = by_head, batch.k_cache, batch.v_cache, batch.block_tables, batch.query_start, batch.seq_lens
-    runner.ops.prefill(*arguments, max_query_len=9, scale=batch.scale, out=buffer[::2])
+    runner.ops.prefill(batch.args(query=by_head, out=buffer[::2]), batch.runs)
     assert_close(buffer[::2], reference(batch))
     assert (buffer[1::2] == 7.0).all()
 
@@ -185,7 +175,7 @@ BAD: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
 def test_bad_input_is_named(name: str, op: Callable[..., Any], shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[5, 9], query_lens=[5, 2]))
     argument, change = BAD[name]
-    tensors = ("query", "k_cache", "v_cache", "block_tables", "query_start", "seq_lens")
-    good = {name: getattr(batch, name) for name in tensors}
+    changed = {"query_start": batch.query_start, "max_query_len": 5} | change(batch)
+    runs = QueryRuns(changed.pop("query_start"), changed.pop("max_query_len"))
     with pytest.raises(ValueError, match=f"^{argument} is "):
-        op(**good | {"scale": batch.scale, "max_query_len": 5} | change(batch))
+        op(batch.args(**changed), runs)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.kv_write import kv_write, kv_write_torch
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 
@@ -96,18 +97,8 @@ def test_written_then_attended(form: str, runner: Any, shape: Any, build: Any, r
     slots = tables[0, position // 16].long() * 16 + position % 16
     runner.ops.kv_write(key, value, k_cache, v_cache, slots, k_scale, v_scale)
     starts, seq_lens = (torch.tensor(each, dtype=torch.int32, device=runner.device) for each in ([0, 48], [48]))
-    out = runner.ops.prefill(
-        batch.query.to(runner.device),
-        k_cache,
-        v_cache,
-        tables,
-        starts,
-        seq_lens,
-        max_query_len=48,
-        scale=batch.scale,
-        k_scale=k_scale,
-        v_scale=v_scale,
-    )
+    given = batch.query.to(runner.device), k_cache, v_cache, tables, seq_lens, batch.scale
+    out = runner.ops.prefill(AttentionArgs(*given, k_scale=k_scale, v_scale=v_scale), QueryRuns(starts, 48))
     expected = reference(batch)
     error = (out.double().cpu() - expected).square().mean().sqrt() / expected.square().mean().sqrt()
     assert error <= {"int8": 0.01, "e4m3": 0.04}[form]
@@ -132,9 +123,8 @@ BAD: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
 def test_bad_input_is_named(name: str, op: Callable[..., Any], shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[5, 9], kv_dtype=torch.int8))
     argument, change = BAD[name]
-    good = {name: getattr(batch, name) for name in ("query", "k_cache", "v_cache", "block_tables", "seq_lens")}
     with pytest.raises(ValueError, match=f"^{argument} is "):
-        op(**good | batch.options | {"scale": batch.scale} | change(batch))
+        op(batch.args(**change(batch)))
 
 
 @pytest.mark.parametrize("op", [kv_write, kv_write_torch])

@@ -5,6 +5,7 @@ from typing import Final
 
 import torch
 
+from kvscope_kernels.attention_args import QueryRuns
 from kvscope_kernels.benchmark.timing import Call
 from kvscope_kernels.benchmark.workload import Pool, Workload, make_pool
 from kvscope_kernels.decode.plan import DecodePlans
@@ -24,31 +25,13 @@ def pools_of(work: Workload, device: str) -> list[Pool]:
 
 def decode_call(ops: Ops, pool: Pool) -> Call:
     """Writes and returns the pool's `out`."""
-    arguments = pool.query, pool.k_cache, pool.v_cache, pool.block_tables, pool.seq_lens
-    return partial(
-        ops.decode,
-        *arguments,
-        scale=pool.scale,
-        k_scale=pool.k_scale,
-        v_scale=pool.v_scale,
-        max_seq_len=pool.max_seq_len,
-        out=pool.out,
-        plans=DecodePlans(),  # cut at the first call, as by the first layer of a step
-    )
+    plans = DecodePlans()  # cut at the first call, as by the first layer of a step
+    return partial(ops.decode, pool.attention_args(pool.out), plans)
 
 
 def prefill_call(ops: Ops, pool: Pool) -> Call:
     """Writes and returns the pool's `out`."""
-    arguments = pool.query, pool.k_cache, pool.v_cache, pool.block_tables, pool.query_start, pool.seq_lens
-    return partial(
-        ops.prefill,
-        *arguments,
-        max_query_len=pool.max_query_len,
-        scale=pool.scale,
-        k_scale=pool.k_scale,
-        v_scale=pool.v_scale,
-        out=pool.out,
-    )
+    return partial(ops.prefill, pool.attention_args(pool.out), QueryRuns(pool.query_start, pool.max_query_len))
 
 
 def write_call(ops: Ops, pool: Pool) -> Call:

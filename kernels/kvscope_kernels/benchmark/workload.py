@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvscope_kernels.attention_args import AttentionArgs
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -88,6 +90,20 @@ class Pool:
     def words(self) -> Tensor:
         """The cache's bytes, without scales, as one run of int32."""
         return self.storage.view(-1).view(torch.int32)
+
+    def attention_args(
+        self, out: Tensor | None = None, *, sliding_window: int | None = None, softcap: float | None = None
+    ) -> AttentionArgs:
+        """Attention of the batch, into `out`."""
+        return AttentionArgs(
+            *(self.query, self.k_cache, self.v_cache, self.block_tables, self.seq_lens, self.scale),
+            sliding_window=sliding_window,
+            softcap=softcap,
+            k_scale=self.k_scale,
+            v_scale=self.v_scale,
+            max_seq_len=self.max_seq_len,
+            out=out,
+        )
 
     def last_slots(self) -> Tensor:
         """(num_queries,) int64: where the new tokens of each request go, its last ones."""

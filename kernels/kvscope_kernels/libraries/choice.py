@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from kvscope_kernels.attention_args import QueryRuns
 from kvscope_kernels.benchmark.workload import Pool, Workload, make_pool
 from kvscope_kernels.dispatch import Ops
 from kvscope_kernels.host_lengths import HostLengths
@@ -136,20 +137,8 @@ def _makers(wanted: str) -> list[tuple[str, Callable[[], Library]]]:
 
 def prefill_of(work: Workload, pool: Pool) -> Prefill:
     """The same as libraries take it."""
-    return Prefill(
-        query=pool.query,
-        k_cache=pool.k_cache,
-        v_cache=pool.v_cache,
-        block_tables=pool.block_tables,
-        query_start=pool.query_start,
-        seq_lens=pool.seq_lens,
-        max_query_len=pool.max_query_len,
-        scale=pool.scale,
-        sliding_window=None,
-        softcap=None,
-        out=None,
-        lengths=host_lengths(work),
-    )
+    runs = QueryRuns(pool.query_start, pool.max_query_len, host_lengths(work))
+    return Prefill(pool.attention_args(), runs, host_lengths(work))
 
 
 def _beside(ratio: float) -> str:
@@ -192,14 +181,8 @@ def _works(shape: AttentionShape) -> tuple[Workload, ...]:
 
 
 def _run(ops: Ops, pool: Pool, work: Workload, sliding_window: int | None, softcap: float | None) -> Tensor:
-    return ops.prefill(
-        *(pool.query, pool.k_cache, pool.v_cache, pool.block_tables, pool.query_start, pool.seq_lens),
-        max_query_len=pool.max_query_len,
-        scale=pool.scale,
-        sliding_window=sliding_window,
-        softcap=softcap,
-        lengths=host_lengths(work),
-    )
+    args = pool.attention_args(sliding_window=sliding_window, softcap=softcap)
+    return ops.prefill(args, QueryRuns(pool.query_start, pool.max_query_len, host_lengths(work)))
 
 
 def _is_close(found: Tensor, expected: Tensor) -> bool:

@@ -43,17 +43,17 @@ class FlashAttention3:
     def prefill(self, given: Prefill) -> Tensor:
         """See `Library`."""
         found: Tensor = self._attend(
-            given.query,
-            given.k_cache,
-            given.v_cache,
-            cache_seqlens=given.seq_lens,
-            page_table=given.block_tables,
-            cu_seqlens_q=given.query_start,
-            max_seqlen_q=given.max_query_len,
-            softmax_scale=given.scale,
+            given.args.query,
+            given.args.k_cache,
+            given.args.v_cache,
+            cache_seqlens=given.args.seq_lens,
+            page_table=given.args.block_tables,
+            cu_seqlens_q=given.runs.start,
+            max_seqlen_q=given.runs.max_len,
+            softmax_scale=given.args.scale,
             causal=True,
             window_size=_window(given),
-            softcap=given.softcap or 0.0,
+            softcap=given.args.softcap or 0.0,
         )
         return _placed(found, given)
 
@@ -76,20 +76,20 @@ class FlashAttention2:
 
     def prefill(self, given: Prefill) -> Tensor:
         """See `Library`."""
-        starts = self._starts.get(given.query_start, None, lambda: _starts(given.seq_lens))
+        starts = self._starts.get(given.runs.start, None, lambda: _starts(given.args.seq_lens))
         found: Tensor = self._attend(
-            given.query,
-            given.k_cache,
-            given.v_cache,
-            cu_seqlens_q=given.query_start,
+            given.args.query,
+            given.args.k_cache,
+            given.args.v_cache,
+            cu_seqlens_q=given.runs.start,
             cu_seqlens_k=starts,
-            max_seqlen_q=given.max_query_len,
+            max_seqlen_q=given.runs.max_len,
             max_seqlen_k=int(given.lengths.seq_lens.max()),
-            softmax_scale=given.scale,
+            softmax_scale=given.args.scale,
             causal=True,
             window_size=_window(given),
-            softcap=given.softcap or 0.0,
-            block_table=given.block_tables,
+            softcap=given.args.softcap or 0.0,
+            block_table=given.args.block_tables,
         )
         return _placed(found, given)
 
@@ -104,7 +104,7 @@ def _refusal(shape: AttentionShape) -> str:
 
 def _window(given: Prefill) -> tuple[int, int]:
     """Tokens before and behind its own that a query sees; -1: all."""
-    return (given.window_left, -1 if given.sliding_window is None else 0)
+    return (given.window_left, -1 if given.args.sliding_window is None else 0)
 
 
 def _starts(seq_lens: Tensor) -> Tensor:
@@ -112,4 +112,4 @@ def _starts(seq_lens: Tensor) -> Tensor:
 
 
 def _placed(found: Tensor, given: Prefill) -> Tensor:
-    return found if given.out is None else given.out.copy_(found)
+    return found if given.args.out is None else given.args.out.copy_(found)

@@ -44,34 +44,34 @@ class FlashInfer:
 
     def prefill(self, given: Prefill) -> Tensor:
         """See `Library`."""
-        out = given.query.new_empty(given.query.shape) if given.out is None else given.out
+        out = given.args.query.new_empty(given.args.query.shape) if given.args.out is None else given.args.out
         wrapper = self._wrapper(given)
         wrapper.plan(given, lambda: self._pages_of(given))
-        wrapper.run(given.query, given.k_cache, given.v_cache, out)
+        wrapper.run(given.args.query, given.args.k_cache, given.args.v_cache, out)
         return out
 
     def _wrapper(self, given: Prefill) -> "_Wrapper":
         """One for layers that are alike, since a plan holds how they attend."""
-        options = given.scale, given.sliding_window, given.softcap
-        layout = _layout(given.k_cache)
-        key = (*given.query.shape[1:], *given.k_cache.shape[1:], given.query.dtype, layout, *options)
+        options = given.args.scale, given.args.sliding_window, given.args.softcap
+        layout = _layout(given.args.k_cache)
+        key = (*given.args.query.shape[1:], *given.args.k_cache.shape[1:], given.args.query.dtype, layout, *options)
         if key not in self._wrappers:
             needed = workspace_bytes(
-                given.query.shape[1],
-                given.k_cache.shape[2],
-                given.query.shape[2],
-                num_multiprocessors(given.query.device),
+                given.args.query.shape[1],
+                given.args.k_cache.shape[2],
+                given.args.query.shape[2],
+                num_multiprocessors(given.args.query.device),
             )
             if self._workspace is None or self._workspace.numel() < needed:
                 # Of use while a call runs, and calls run one after the other: wrappers share it.
-                self._workspace = torch.zeros(needed, dtype=torch.uint8, device=given.query.device)
+                self._workspace = torch.zeros(needed, dtype=torch.uint8, device=given.args.query.device)
             made = self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, layout)
-            self._wrappers[key] = _Wrapper(made, given.query.device)
+            self._wrappers[key] = _Wrapper(made, given.args.query.device)
         return self._wrappers[key]
 
     def _pages_of(self, given: Prefill) -> Tensor:
-        block_size = given.k_cache.shape[1]
-        return self._pages.get(given.query_start, block_size, lambda: _pages(given, block_size))
+        block_size = given.args.k_cache.shape[1]
+        return self._pages.get(given.runs.start, block_size, lambda: _pages(given, block_size))
 
 
 def workspace_bytes(num_heads: int, num_kv_heads: int, head_dim: int, num_multiprocessors: int) -> int:
@@ -91,11 +91,11 @@ class _Wrapper:
         self._sent: Any = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def plan(self, given: Prefill, pages: Any) -> None:
-        if given.query_start is self._step:
+        if given.runs.start is self._step:
             return
         if self._sent is not None:
             self._sent.synchronize()  # its host buffer is written anew, which the last plan's copy must have read
-        (_, num_heads, head_dim), (_, block_size, num_kv_heads, _) = given.query.shape, given.k_cache.shape
+        (_, num_heads, head_dim), (_, block_size, num_kv_heads, _) = given.args.query.shape, given.args.k_cache.shape
         counts = _num_blocks(given, block_size)
         self._wrapper.plan(
             torch.from_numpy(given.lengths.query_start.astype(np.int32)),
@@ -107,15 +107,15 @@ class _Wrapper:
             head_dim,
             block_size,
             causal=True,
-            sm_scale=given.scale,
+            sm_scale=given.args.scale,
             window_left=given.window_left,
-            logits_soft_cap=given.softcap or 0.0,
-            q_data_type=given.query.dtype,
-            kv_data_type=given.k_cache.dtype,
+            logits_soft_cap=given.args.softcap or 0.0,
+            q_data_type=given.args.query.dtype,
+            kv_data_type=given.args.k_cache.dtype,
         )
         if self._sent is not None:
             self._sent.record()
-        self._step = given.query_start
+        self._step = given.runs.start
 
     def run(self, query: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
         caches = (k_cache, v_cache)
@@ -136,8 +136,8 @@ def _num_blocks(given: Prefill, block_size: int) -> np.ndarray[Any, np.dtype[np.
 def _pages(given: Prefill, block_size: int) -> Tensor:
     """The requests' blocks in a row, put together on the device; nothing is waited for."""
     total = int(_num_blocks(given, block_size).sum())
-    counts = (given.seq_lens + (block_size - 1)) // block_size
+    counts = (given.args.seq_lens + (block_size - 1)) // block_size
     rows = torch.repeat_interleave(counts.to(torch.int64), output_size=total)
     first = counts.cumsum(0) - counts
     columns = torch.arange(total, device=counts.device) - first.index_select(0, rows)
-    return given.block_tables[rows, columns]
+    return given.args.block_tables[rows, columns]

@@ -3,12 +3,12 @@
 import importlib
 import importlib.metadata
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.host_lengths import HostLengths
 
 Made = TypeVar("Made")
@@ -27,27 +27,17 @@ class AttentionShape(NamedTuple):
     """90 for 9.0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefill:
-    """Arguments of `paged_prefill_attention` that libraries have a word for."""
+class Prefill(NamedTuple):
+    """A prefill of a layer that libraries have a word for, of a step whose lengths the host knows."""
 
-    query: Tensor
-    k_cache: Tensor
-    v_cache: Tensor
-    block_tables: Tensor
-    query_start: Tensor
-    seq_lens: Tensor
-    max_query_len: int
-    scale: float
-    sliding_window: int | None
-    softcap: float | None
-    out: Tensor | None
+    args: AttentionArgs
+    runs: QueryRuns
     lengths: HostLengths
 
     @property
     def window_left(self) -> int:
         """Tokens before its own that a query sees; -1: all."""
-        return -1 if self.sliding_window is None else self.sliding_window - 1
+        return -1 if self.args.sliding_window is None else self.args.sliding_window - 1
 
 
 class Library(Protocol):

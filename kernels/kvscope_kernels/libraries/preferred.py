@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from torch import Tensor
 
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.dispatch import Ops, PrefillAttention
-from kvscope_kernels.host_lengths import HostLengths
 from kvscope_kernels.launch import compute_capability
 from kvscope_kernels.libraries.library import AttentionShape, Library, Prefill
 
@@ -34,68 +33,22 @@ class PreferredPrefill:
         self._give_up, self._has_failed = give_up, False
         self._takes: dict[tuple[object, ...], bool] = {}
 
-    def __call__(
-        self,
-        query: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        block_tables: Tensor,
-        query_start: Tensor,
-        seq_lens: Tensor,
-        *,
-        max_query_len: int,
-        scale: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
-        max_seq_len: int | None = None,
-        out: Tensor | None = None,
-        lengths: HostLengths | None = None,
-    ) -> Tensor:
-        """See `paged_prefill_attention`. Without `lengths` it is ours."""
-        is_plain = sinks is None and k_scale is None and query.is_contiguous()
-        is_tried = (sliding_window is not None, softcap is not None) in self._options
-        ours = partial(
-            self._ours,
-            *(query, k_cache, v_cache, block_tables, query_start, seq_lens),
-            max_query_len=max_query_len,
-            scale=scale,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            sinks=sinks,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            max_seq_len=max_seq_len,
-            out=out,
-        )
+    def __call__(self, args: AttentionArgs, runs: QueryRuns) -> Tensor:
+        """See `paged_prefill_attention`. Without `runs.lengths` it is ours."""
+        is_plain = args.sinks is None and args.k_scale is None and args.query.is_contiguous()
+        is_tried = (args.sliding_window is not None, args.softcap is not None) in self._options
         fits = is_plain and is_tried and not self._has_failed
-        if lengths is None or not (fits and self._fits(query, k_cache, v_cache)):
-            return ours()
-        given = Prefill(
-            query=query,
-            k_cache=k_cache,
-            v_cache=v_cache,
-            block_tables=block_tables,
-            query_start=query_start,
-            seq_lens=seq_lens,
-            max_query_len=max_query_len,
-            scale=scale,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            out=out,
-            lengths=lengths,
-        )
+        if runs.lengths is None or not (fits and self._fits(*args[:3])):
+            return self._ours(args, runs)
         try:
-            return self.library.prefill(given)
+            return self.library.prefill(Prefill(args, runs, runs.lengths))
         except Exception as error:  # another's library, its plan, its compiler; what ours cannot do either it raises
             if self._give_up is None:
                 raise
             self._has_failed = True
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
             self._give_up(f"{self.library.name} failed; kvscope's own kernels run prompts from here on: {why}")
-            return ours()
+            return self._ours(args, runs)
 
     def _fits(self, query: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
         key = (*query.shape[1:], *k_cache.shape[1:], *v_cache.shape[1:], query.dtype, k_cache.dtype)

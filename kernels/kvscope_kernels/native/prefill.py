@@ -5,33 +5,14 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kvscope_kernels.host_lengths import HostLengths
-from kvscope_kernels.kv_formats import Cache
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.native.library import PrefillParts, library
 from kvscope_kernels.paged_prefill_attention import check_prefill, paged_prefill_attention_torch
 
 _DTYPES = (torch.bfloat16, torch.float32)
 
 
-def paged_prefill_attention_native(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    query_start: Tensor,
-    seq_lens: Tensor,
-    *,
-    max_query_len: int,
-    scale: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    max_seq_len: int | None = None,
-    out: Tensor | None = None,
-    lengths: HostLengths | None = None,
-) -> Tensor:
+def paged_prefill_attention_native(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     """`paged_prefill_attention` for bfloat16 and float32; the rest (caches of 8 bits, float16, an odd head_dim) goes
     the reference's way.
 
@@ -39,36 +20,23 @@ def paged_prefill_attention_native(
     does too. A token's result is the same whatever runs beside it and however its request was cut into chunks.
     """
     found = library()
+    query, k_cache, v_cache, block_tables, seq_lens = args[:5]
     is_ours = query.dtype in _DTYPES and k_cache.dtype == query.dtype and query.shape[-1] % 2 == 0
     if found is None or not is_ours:
-        return paged_prefill_attention_torch(
-            *(query, k_cache, v_cache, block_tables, query_start, seq_lens),
-            max_query_len=max_query_len,
-            scale=scale,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            sinks=sinks,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            out=out,
-        )
-    cache = Cache(k_cache, v_cache, k_scale, v_scale)
-    check_prefill(
-        *(query, cache, block_tables, query_start, seq_lens, sliding_window, softcap, sinks, out),
-        *(max_query_len, scale),
-    )
-    tokens, heads, head_dim = query.shape
+        return paged_prefill_attention_torch(args, runs)
+    check_prefill(args, runs)
+    _, heads, head_dim = query.shape
     block_size, kv_heads, value_dim = v_cache.shape[1:]
-    out = query.new_empty(tokens, heads, value_dim) if out is None else out
-    query_start = query_start.contiguous()
-    sinks = None if sinks is None else sinks.float()
+    out = args.made_out()
+    query_start = runs.start.contiguous()
+    sinks = None if args.sinks is None else args.sinks.float()
     parts = PrefillParts(
         *(query.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr()),
         *(query_start.data_ptr(), seq_lens.data_ptr(), None if sinks is None else sinks.data_ptr(), out.data_ptr()),
         *(*query.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3]),
         *(block_tables.stride(0), *out.stride()[:2]),
-        *(len(seq_lens), heads, kv_heads, head_dim, value_dim, block_size, sliding_window or 0),
-        *(scale, softcap or 0.0, query.dtype == torch.float32, torch.get_num_threads()),
+        *(len(seq_lens), heads, kv_heads, head_dim, value_dim, block_size, args.sliding_window or 0),
+        *(args.scale, args.softcap or 0.0, query.dtype == torch.float32, torch.get_num_threads()),
     )
     if found.kvscope_prefill(ctypes.addressof(parts)):
         raise MemoryError("no memory for attention's sums")

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.attend_tiles import LOG2_E
+from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.checks import check_attention, require
 from kvscope_kernels.host_lengths import Lengths, similar_groups
-from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, scale_strides, widen
+from kvscope_kernels.kv_formats import as_kernels_see, kv_format, scale_strides, widen
 from kvscope_kernels.kv_gather import gather_keys
 from kvscope_kernels.launch import UNBOUNDED, block_tiles
 from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, require_triton, tl
@@ -17,39 +18,28 @@ _CALL_WORTH_ELEMENTS = 1 << 17  # keys read in the time of one more torch call, 
 _LN_2 = tl.constexpr(0.6931471805599453)
 
 
-def block_attention(
-    query: Tensor,
-    k_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    shares: Tensor,
-    *,
-    scale: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    k_scale: Tensor | None = None,
-    max_seq_len: int | None = None,
-) -> None:
+def block_attention(args: AttentionArgs, shares: Tensor) -> None:
     """Add to `shares` how much of each request's attention fell on each of its blocks, on the mean of its heads.
 
     With s_j as in `paged_decode_attention`, without sinks, and C_i the positions of the request's i-th block:
         shares[b, i] += mean over h of  sum_{j in C_i} exp(s_j) / sum_j exp(s_j)
     So a call adds 1 to the sum of each row, and nothing where L is 0.
 
-    query         (batch, num_heads, head_dim), as decode attention has it, the other arguments too
+    args          as decode attention has them
     shares        (batch, at least max_blocks or as many as max_seq_len needs) float32, contiguous
 
     Twice: the log-sum-exp of each block and head, then a softmax over blocks. Reads no device data on the host.
     Raises ValueError. Source: per-block attention as of H2O (arXiv 2306.14048), by blocks as in Quest (2406.10774).
     """
-    _check(query, k_cache, block_tables, seq_lens, shares, sliding_window, softcap, k_scale)
+    _check(args, shares)
     require_triton()
-    width = num_columns(block_tables, k_cache.shape[1], max_seq_len)
+    query = args.query
+    width = num_columns(args.block_tables, args.k_cache.shape[1], args.max_seq_len)
     rows = max(1, MAX_PARTIAL_BYTES // max(1, 4 * query.shape[1] * width))
     for start in range(0, len(query) if width else 0, rows):
         part = slice(start, start + rows)
-        given = query[part], k_cache, block_tables[part], seq_lens[part]
-        sums = _log_sums(*given, width, scale, sliding_window, softcap, k_scale)
+        given = {name: getattr(args, name)[part] for name in ("query", "block_tables", "seq_lens")}
+        sums = _log_sums(args._replace(**given), width)
         shares[part, :width] += sums.softmax(-1).mean(1).nan_to_num_(nan=0.0)
 
 
@@ -59,18 +49,10 @@ def num_columns(block_tables: Tensor, block_size: int, max_seq_len: int | None) 
     return width if max_seq_len is None else min(width, cdiv(max_seq_len, block_size))
 
 
-def _log_sums(
-    query: Tensor,
-    k_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    width: int,
-    scale: float,
-    sliding_window: int | None,
-    softcap: float | None,
-    k_scale: Tensor | None,
-) -> Tensor:
+def _log_sums(args: AttentionArgs, width: int) -> Tensor:
     """(batch, num_heads, width) float32: ln of the sum of exp(s) of each block, -inf where nothing is seen."""
+    query, k_cache, _, block_tables, seq_lens = args[:5]
+    k_scale = args.k_scale
     batch, num_heads, head_dim = query.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
     form = kv_format(k_cache)
@@ -83,9 +65,9 @@ def _log_sums(
         seq_lens,
         k_scale,
         sums,
-        scale,
-        softcap or 1.0,
-        sliding_window or UNBOUNDED,
+        args.scale,
+        args.softcap or 1.0,
+        args.sliding_window or UNBOUNDED,
         width,
         *query.stride()[:2],
         *k_cache.stride()[:3],
@@ -94,7 +76,7 @@ def _log_sums(
         NUM_KV_HEADS=num_kv_heads,
         **tiles,
         KV_FORMAT=form,
-        HAS_SOFTCAP=softcap is not None,
+        HAS_SOFTCAP=args.softcap is not None,
         UPCAST_DOT=is_interpreting(),
         num_warps=4,
     )
@@ -188,43 +170,31 @@ def _block_attention_kernel(
     tl.store(to, result, mask=(row < GROUP)[:, None] & (columns < width)[None, :])
 
 
-def block_attention_torch(
-    query: Tensor,
-    k_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    shares: Tensor,
-    *,
-    scale: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    k_scale: Tensor | None = None,
-    max_seq_len: int | None = None,
-) -> None:
+def block_attention_torch(args: AttentionArgs, shares: Tensor) -> None:
     """Reference of `block_attention`, and the CPU's own path. Reads the lengths on the host."""
-    _check(query, k_cache, block_tables, seq_lens, shares, sliding_window, softcap, k_scale)
-    cache = Cache(k_cache, k_cache, k_scale, k_scale)
-    end = seq_lens.cpu().numpy().astype("int64")
-    first = (end - (sliding_window or UNBOUNDED)).clip(min=0)
+    _check(args, shares)
+    query, k_cache = args.query, args.k_cache
+    end = args.seq_lens.cpu().numpy().astype("int64")
+    first = (end - (args.sliding_window or UNBOUNDED)).clip(min=0)
     worth = _CALL_WORTH_ELEMENTS // (k_cache.shape[2] * k_cache.shape[3])
     for rows in similar_groups(end - first, worth):
         if not end[rows].any():
             continue
         picked = torch.from_numpy(rows).to(query.device)
-        found = _shares(query[picked], cache, block_tables[picked], first[rows], end[rows], scale, softcap)
+        part = args._replace(query=query[picked], block_tables=args.block_tables[picked])
+        found = _shares(part, first[rows], end[rows])
         shares[picked, : found.shape[1]] += found
 
 
-def _shares(
-    query: Tensor, cache: Cache, block_tables: Tensor, first: Lengths, end: Lengths, scale: float, softcap: float | None
-) -> Tensor:
+def _shares(args: AttentionArgs, first: Lengths, end: Lengths) -> Tensor:
     """(n, blocks of the longest) of one padded group."""
+    query, softcap = args.query, args.softcap
     n, num_heads, head_dim = query.shape
-    block_size, num_kv_heads = cache.k_cache.shape[1:3]
+    block_size, num_kv_heads = args.k_cache.shape[1:3]
     width = cdiv(int(end.max()), block_size)
-    keys = gather_keys(cache, block_tables[:, :width], query.dtype)
+    keys = gather_keys(args.cache, args.block_tables[:, :width], query.dtype)
     rows = query.view(n, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    scores = torch.matmul(rows, keys.permute(0, 2, 3, 1)).float().mul_(scale)
+    scores = torch.matmul(rows, keys.permute(0, 2, 3, 1)).float().mul_(args.scale)
     if softcap is not None:
         scores = scores.div_(softcap).tanh_().mul_(softcap)
     token = torch.arange(scores.shape[-1], device=query.device)
@@ -235,21 +205,11 @@ def _shares(
     return weights.view(n, num_heads, width, block_size).sum(-1).mean(1)
 
 
-def _check(
-    query: Tensor,
-    k_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    shares: Tensor,
-    sliding_window: int | None,
-    softcap: float | None,
-    k_scale: Tensor | None,
-) -> None:
-    cache = Cache(k_cache, k_cache, k_scale, k_scale)
-    check_attention(query, cache, block_tables, seq_lens, sliding_window, softcap, None, None)
-    if len(query) != len(seq_lens):
-        require(False, "query", query, f"one row for each of {len(seq_lens)} seq_lens")
-    check_shares(query, shares)
+def _check(args: AttentionArgs, shares: Tensor) -> None:
+    check_attention(args)
+    if len(args.query) != len(args.seq_lens):
+        require(False, "query", args.query, f"one row for each of {len(args.seq_lens)} seq_lens")
+    check_shares(args.query, shares)
 
 
 def check_shares(query: Tensor, shares: Tensor, least: int = 0) -> None:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kvscope_kernels import Ops
+from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.rotate_write import Rotation
 
 GIB = 1 << 30
@@ -158,8 +159,8 @@ class FakeGpu:
 def shape_true_ops() -> Ops:
     """Stand-ins for the kernels: results of the right shape, and nothing else."""
 
-    def attend(query: torch.Tensor, *_: Any, out: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
-        return torch.empty_like(query) if out is None else out
+    def attend(args: AttentionArgs, *_: Any) -> torch.Tensor:
+        return torch.empty_like(args.query) if args.out is None else args.out
 
     def rotate_write(heads: torch.Tensor, rotation: Rotation, *_: Any) -> torch.Tensor:
         return torch.empty_like(heads[:, : rotation.num_heads])

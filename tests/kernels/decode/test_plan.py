@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.decode.bounds import PartBounds, part_bounds
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.decode.plan_kernel import FIRST, ONLY, TILE_B, plan_decode
@@ -124,22 +125,22 @@ def test_plans_of_a_gpu(window: int) -> None:
             Planned(on_gpu, lengths, part_bounds(num_requests, longest, 8, TILE_N, 132), window).check()
 
 
-def decode_twice(*arguments: Any, later: torch.Tensor, outs: list[torch.Tensor], **options: Any) -> int:
+def decode_twice(args: AttentionArgs, later: torch.Tensor, outs: list[torch.Tensor]) -> int:
     """Two layers of a step whose lengths change before the second; the number of plans made. Runs where kernels do."""
     plans = DecodePlans()
-    paged_decode_attention(*arguments, **options, out=outs[0], plans=plans)
-    arguments[4].copy_(later)
-    paged_decode_attention(*arguments, **options, out=outs[1], plans=plans)
+    paged_decode_attention(args._replace(out=outs[0]), plans)
+    args.seq_lens.copy_(later)
+    paged_decode_attention(args._replace(out=outs[1]), plans)
     return len(plans._plans)
 
 
 def test_layers_share_a_plan(interpret: Any, shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
     """The second goes by the first one's plan, as the lengths that changed in between show."""
     batch = build(shape(seq_lens=[70, 300, 0], num_heads=2, num_kv_heads=1))
-    arguments = batch.query, batch.k_cache, batch.v_cache, batch.block_tables, batch.seq_lens.clone()
+    args = batch.args(seq_lens=batch.seq_lens.clone(), max_seq_len=300)
     outs = [batch.poisoned_out(), batch.poisoned_out()]
     later = torch.zeros_like(batch.seq_lens)
-    assert interpret(decode_twice, *arguments, later=later, outs=outs, scale=batch.scale, max_seq_len=300) == 1
+    assert interpret(decode_twice, args, later, outs) == 1
     assert_close(outs[0], reference(batch))
     torch.testing.assert_close(outs[1], outs[0], rtol=0, atol=0)
 
@@ -150,8 +151,7 @@ def test_rows_that_pad_a_graph(interpret: Any, shape: Any, build: Any, reference
     batch = replace(batch, block_tables=batch.block_tables.clone())
     batch.block_tables[2:] = POISON
     out = batch.poisoned_out()
-    arguments = batch.query, batch.k_cache, batch.v_cache, batch.block_tables, batch.seq_lens
-    interpret(paged_decode_attention, *arguments, scale=batch.scale, max_seq_len=1 << 17, out=out)
+    interpret(paged_decode_attention, batch.args(max_seq_len=1 << 17, out=out))
     assert_close(out, reference(batch))
     assert out[2:].eq(0).all()
 
@@ -164,7 +164,8 @@ def decode_far_away(query: torch.Tensor, near: torch.Tensor, scale: float, out: 
     scales = torch.full((1, 1, 1), 0.02).expand(num_blocks, 16, 1)
     table = torch.tensor([[num_blocks - 1, num_blocks - 3, num_blocks - 2]], dtype=torch.int32)
     length = torch.tensor([45], dtype=torch.int32)
-    paged_decode_attention(query, cache, cache, table, length, scale=scale, k_scale=scales, v_scale=scales, out=out)
+    args = AttentionArgs(query, cache, cache, table, length, scale, k_scale=scales, v_scale=scales, out=out)
+    paged_decode_attention(args)
 
 
 def test_offsets_past_two_to_the_31_elements(interpret: Any, assert_close: Any) -> None:
@@ -174,5 +175,5 @@ def test_offsets_past_two_to_the_31_elements(interpret: Any, assert_close: Any) 
     interpret(decode_far_away, query, near, 0.125, out=out)
     table, length = torch.tensor([[2, 0, 1]], dtype=torch.int32), torch.tensor([45], dtype=torch.int32)
     scales = torch.full((3, 16, 1), 0.02)
-    given: dict[str, Any] = {"scale": 0.125, "k_scale": scales, "v_scale": scales}
-    assert_close(out, paged_decode_attention_torch(query, near, near, table, length, **given).double())
+    args = AttentionArgs(query, near, near, table, length, 0.125, k_scale=scales, v_scale=scales)
+    assert_close(out, paged_decode_attention_torch(args).double())

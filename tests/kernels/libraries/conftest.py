@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.dispatch import torch_ops
 
 
@@ -26,13 +27,8 @@ def reference(
     left, right = window
     assert (left == -1) == (right == -1)
     assert right in (-1, 0)
-    return torch_ops().prefill(
-        *(query, *caches, tables, starts, lengths),
-        max_query_len=int(starts.diff().max()),
-        scale=scale,
-        sliding_window=None if left == -1 else left + 1,
-        softcap=softcap or None,
-    )
+    args = AttentionArgs(*(query, *caches, tables, lengths, scale), None if left == -1 else left + 1, softcap or None)
+    return torch_ops().prefill(args, QueryRuns(starts, int(starts.diff().max())))
 
 
 class Wrapper:

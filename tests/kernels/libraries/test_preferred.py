@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvscope_kernels.attention_args import QueryRuns
 from kvscope_kernels.benchmark.workload import Pool, Workload, make_pool
 from kvscope_kernels.dispatch import torch_ops
 from kvscope_kernels.libraries.choice import host_lengths
@@ -32,8 +33,8 @@ def work(block_size: int = 16, **changes: Any) -> Workload:
 
 
 def prefill(ops: Any, pool: Pool, **options: Any) -> torch.Tensor:
-    arguments = pool.query, pool.k_cache, pool.v_cache, pool.block_tables, pool.query_start, pool.seq_lens
-    found: torch.Tensor = ops.prefill(*arguments, max_query_len=pool.max_query_len, scale=pool.scale, **options)
+    runs = QueryRuns(pool.query_start, pool.max_query_len, options.pop("lengths", None))
+    found: torch.Tensor = ops.prefill(pool.attention_args()._replace(**options), runs)
     return found
 
 
@@ -93,9 +94,8 @@ def test_what_libraries_have_no_word_for_is_ours(stand_ins: Any) -> None:
     for changes in ({"dtype": torch.float32}, {"head_dim": 260}, {"kv_dtype": torch.int8}):
         other = work(**changes)
         pool = make_pool(other, "cpu")
-        scales = {"k_scale": pool.k_scale, "v_scale": pool.v_scale}
-        found = prefill(ops, pool, **scales, lengths=host_lengths(other))
-        torch.testing.assert_close(found, prefill(torch_ops(), pool, **scales))
+        found = prefill(ops, pool, lengths=host_lengths(other))
+        torch.testing.assert_close(found, prefill(torch_ops(), pool))
 
 
 def test_refusals_say_why(stand_ins: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.grouped.weight import rounded
 from kvscope_kernels.native.decode import paged_decode_attention_native
 from kvscope_kernels.native.grouped import NativeGrouped
@@ -105,8 +106,8 @@ def by_parts(
     heads = qkv.product(norm(before, x) if normed is None else normed).view(len(x), -1, DIM)
     of_heads = None if form.head_norm is None else HeadNorm(form.head_norm.weight, torch.tensor(form.head_norm.eps))
     query = rotate_write_native(heads, Rotation(HEADS, of_heads, turn), *caches, slots)
-    asked: dict[str, Any] = {"scale": form.scale, "sliding_window": form.sliding_window, "softcap": form.softcap}
-    attended = paged_decode_attention_native(query, *caches, tables, lengths, sinks=form.sinks, **asked)
+    asked = form.scale, form.sliding_window, form.softcap, form.sinks
+    attended = paged_decode_attention_native(AttentionArgs(query, *caches, tables, lengths, *asked))
     x = o.product(attended.flatten(1), x)
     activated = gated_activation_native(gate_up.product(norm(inside, x)), form.activation)
     x = down.product(activated, x)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.grouped.weight import rounded
 from kvscope_kernels.native import decode, grouped, linear, prefill
 from kvscope_kernels.native.compiler import MORE_OPTIONS, built_library
@@ -72,6 +73,11 @@ def test_grouped_products_of_activations_as_they_are(bits: int, dtype: torch.dty
     assert float((found.double() - expected).norm()) <= 1e-6 * float(expected.norm())
 
 
+def widened(args: AttentionArgs) -> AttentionArgs:
+    query, k_cache, v_cache = (tensor.float() for tensor in args[:3])
+    return args._replace(query=query, k_cache=k_cache, v_cache=v_cache, out=None)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads", [(3, 3), (9, 3), (8, 1)])
 @pytest.mark.parametrize("window", [None, 20])
@@ -83,10 +89,10 @@ def test_decode(dtype: torch.dtype, heads: tuple[int, int], window: int | None, 
     tables = torch.randperm(24, generator=torch.Generator().manual_seed(3)).view(4, 6).int()
     lengths = torch.tensor([1, 0, 17, 90], dtype=torch.int32)
     out = torch.full_like(query, float("nan"))
-    options: dict[str, Any] = {"scale": head_dim**-0.5, "sliding_window": window, "sinks": some(num_heads, seed=4)}
-    decode.paged_decode_attention_native(query, k_cache, v_cache, tables, lengths, out=out, **options)
-    caches = k_cache.float(), v_cache.float()
-    expected = paged_decode_attention_torch(query.float(), *caches, tables, lengths, **options)
+    options = head_dim**-0.5, window, None, some(num_heads, seed=4)
+    args = AttentionArgs(query, k_cache, v_cache, tables, lengths, *options, out=out)
+    decode.paged_decode_attention_native(args)
+    expected = paged_decode_attention_torch(widened(args))
     allowed = 1e-5 if dtype == torch.float32 else 1e-2
     assert float((out.float() - expected).norm()) <= allowed * float(expected.norm())
 
@@ -99,9 +105,9 @@ def test_prefill(dtype: torch.dtype, options: dict[str, Any], head_dim: int) -> 
     k_cache, v_cache = (some(24, 16, 3, head_dim, seed=seed).to(dtype) for seed in (1, 2))
     tables = torch.randperm(24, generator=torch.Generator().manual_seed(3)).view(3, 8).int()
     starts, lengths = (torch.tensor(each, dtype=torch.int32) for each in ([0, 1, 1, 71], [17, 0, 90]))
-    given: dict[str, Any] = {"max_query_len": 70, "scale": head_dim**-0.5, "sinks": some(9, seed=4), **options}
-    found = prefill.paged_prefill_attention_native(query, k_cache, v_cache, tables, starts, lengths, **given)
-    caches = k_cache.float(), v_cache.float()
-    expected = paged_prefill_attention_torch(query.float(), *caches, tables, starts, lengths, **given)
+    given = query, k_cache, v_cache, tables, lengths, head_dim**-0.5
+    args, runs = AttentionArgs(*given, sinks=some(9, seed=4), **options), QueryRuns(starts, 70)
+    found = prefill.paged_prefill_attention_native(args, runs)
+    expected = paged_prefill_attention_torch(widened(args), runs)
     allowed = 1e-5 if dtype == torch.float32 else 1e-2
     assert float((found.float() - expected).norm()) <= allowed * float(expected.norm())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvscope_kernels.attention_args import QueryRuns
 from kvscope_kernels.native import prefill
 from kvscope_kernels.native.library import library
 
@@ -29,14 +30,12 @@ def threads() -> Iterator[Any]:
 
 def run(batch: Any, first: int, last: int) -> torch.Tensor:
     """Queries first .. last - 1 of a batch of one request, in a step of their own."""
-    return prefill.paged_prefill_attention_native(
-        batch.query[first:last],
-        *(batch.k_cache, batch.v_cache, batch.block_tables),
-        *(torch.tensor([0, last - first], dtype=torch.int32), torch.tensor([last], dtype=torch.int32)),
-        max_query_len=last - first,
-        scale=batch.scale,
-        **batch.options,
-    )
+    args = batch.args(query=batch.query[first:last], seq_lens=torch.tensor([last], dtype=torch.int32))
+    return prefill.paged_prefill_attention_native(args, runs_of_one(last - first))
+
+
+def runs_of_one(num_queries: int) -> QueryRuns:
+    return QueryRuns(torch.tensor([0, num_queries], dtype=torch.int32), num_queries)
 
 
 @DTYPES
@@ -57,13 +56,11 @@ def test_neighbours_change_nothing(dtype: torch.dtype, shape: Any, build: Any) -
     together = _together(batch)
     for index in range(len(lengths)):
         rows = slice(*batch.query_start[index : index + 2].tolist())
-        alone = prefill.paged_prefill_attention_native(
-            batch.query[rows],
-            *(batch.k_cache, batch.v_cache, batch.block_tables[index : index + 1]),
-            *(torch.tensor([0, rows.stop - rows.start], dtype=torch.int32), batch.seq_lens[index : index + 1]),
-            max_query_len=90,
-            scale=batch.scale,
+        request = slice(index, index + 1)
+        args = batch.args(
+            query=batch.query[rows], block_tables=batch.block_tables[request], seq_lens=batch.seq_lens[request]
         )
+        alone = prefill.paged_prefill_attention_native(args, runs_of_one(rows.stop - rows.start)._replace(max_len=90))
         assert torch.equal(alone, together[rows])
 
 
@@ -78,6 +75,4 @@ def test_threads_change_nothing(dtype: torch.dtype, shape: Any, build: Any, thre
 
 
 def _together(batch: Any) -> torch.Tensor:
-    arguments = batch.query, batch.k_cache, batch.v_cache, batch.block_tables, batch.query_start, batch.seq_lens
-    longest = int(batch.query_start.diff().max())
-    return prefill.paged_prefill_attention_native(*arguments, max_query_len=longest, scale=batch.scale, **batch.options)
+    return prefill.paged_prefill_attention_native(batch.args(), batch.runs)

@@ -44,10 +44,7 @@ def expected_shares(batch: Any) -> torch.Tensor:
 
 def measured(batch: Any, ops: Any, **more: Any) -> torch.Tensor:
     shares = torch.zeros(batch.block_tables.shape, device=batch.query.device)
-    names = ("sliding_window", "softcap", "k_scale")
-    options = {name: batch.options[name] for name in names if name in batch.options}
-    given = (batch.query, batch.k_cache, batch.block_tables, batch.seq_lens)
-    ops.block_attention(*given, shares, scale=batch.scale, **options, **more)
+    ops.block_attention(batch.args(**more), shares)
     return shares
 
 
@@ -64,12 +61,11 @@ def test_matches_the_reference(name: str, runner: Any, shape: Any, build: Any) -
 def test_decode_adds_the_same(name: str, fast_runner: Any, shape: Any, build: Any) -> None:
     case = CASES.get(name, {"seq_lens": EDGES, "options": {"sinks": True}})
     batch = build(shape(**case), fast_runner.device, seed=len(name))
-    given = (batch.query, batch.k_cache, batch.v_cache, batch.block_tables, batch.seq_lens)
     shares = torch.ones(batch.block_tables.shape, device=batch.query.device)
-    out = fast_runner.ops.decode(*given, scale=batch.scale, shares=shares, **batch.options)
+    out = fast_runner.ops.decode(batch.args(), shares=shares)
     tolerance = 2e-2 if batch.query.dtype == torch.bfloat16 else 2e-5
     assert (shares.double().cpu() - 1.0 - expected_shares(batch)).abs().max().item() <= tolerance
-    assert torch.equal(out, fast_runner.ops.decode(*given, scale=batch.scale, **batch.options))
+    assert torch.equal(out, fast_runner.ops.decode(batch.args()))
 
 
 def test_a_call_adds_one_to_each_request(fast_runner: Any, shape: Any, build: Any) -> None:
@@ -90,8 +86,7 @@ def test_large_batches_go_in_parts(runner: Any, shape: Any, build: Any, monkeypa
 
 def test_wrong_shares_are_refused(shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[5, 40]))
-    given = (batch.query, batch.k_cache, batch.block_tables, batch.seq_lens)
     with pytest.raises(ValueError, match=r"shares is \(2, 3\) float64"):
-        ops_for("cpu").block_attention(*given, torch.zeros(2, 3, dtype=torch.float64), scale=1.0)
+        ops_for("cpu").block_attention(batch.args(), torch.zeros(2, 3, dtype=torch.float64))
     with pytest.raises(ValueError, match="query"):
-        ops_for("cpu").block_attention(batch.query[:1], *given[1:], torch.zeros(1, 3), scale=1.0)
+        ops_for("cpu").block_attention(batch.args(query=batch.query[:1]), torch.zeros(1, 3))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.benchmark.calls import decode_call, prefill_call
 from kvscope_kernels.benchmark.side_by_side import peers
 from kvscope_kernels.benchmark.side_by_side.contest import OURS, REFERENCE, Absent
@@ -47,10 +48,10 @@ class FakeWrapper:
         tables = torch.stack([self.pages[a:b] for a, b in pairwise(page_starts)])
         lengths = (16 * (tables.shape[1] - 1) + self.last).to(torch.int32)
         caches = storage[:, 0].transpose(1, 2), storage[:, 1].transpose(1, 2)
+        args = AttentionArgs(query, *caches, tables, lengths, self.scale)
         if not self.causal:
-            return torch_ops().decode(query, *caches, tables, lengths, scale=self.scale)
-        starts = self.starts[0]
-        return torch_ops().prefill(query, *caches, tables, starts, lengths, max_query_len=21, scale=self.scale)
+            return torch_ops().decode(args)
+        return torch_ops().prefill(args, QueryRuns(self.starts[0], 21))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.benchmark.side_by_side.contest import Contender
 from kvscope_kernels.benchmark.workload import Workload, make_pool
 from kvscope_kernels.launch import DotTiles, decode_tiles, prefill_tiles
@@ -24,10 +25,10 @@ def taken() -> DotTiles:
 
 
 def searched(seconds: Callable[[DotTiles], float], refuses: Callable[[DotTiles], bool] = lambda _: False) -> Any:
-    def decode(query: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> torch.Tensor:
+    def decode(args: AttentionArgs, *_: Any) -> torch.Tensor:
         if refuses(taken()):
             raise RuntimeError("out of resource: shared memory")
-        return out.fill_(2.0 if taken().num_stages == 3 else 1.0)
+        return args.made_out().fill_(2.0 if taken().num_stages == 3 else 1.0)
 
     def sampler(contender: Contender) -> Callable[[], float]:
         return lambda: seconds(taken())

@@ -17,6 +17,7 @@ from kvscope_engine.bench.laboratory.rankings import LargestBound, Oracle
 from kvscope_engine.bench.laboratory.sparse import Hierarchical, Sparse
 from kvscope_engine.bench.laboratory.untrained import HashBuckets, LowRank
 from kvscope_kernels import ops_for
+from kvscope_kernels.attention_args import AttentionArgs
 
 BLOCK_SIZE: Final = 16
 
@@ -76,7 +77,7 @@ class Paged:
     def attend(self, query: Tensor) -> Tensor:
         k, v = self._pool[:, 0], self._pool[:, 1]
         scale = query.shape[-1] ** -0.5
-        return self._ops.decode(query, k, v, self._tables, self._lens, scale=scale, max_seq_len=self._length)
+        return self._ops.decode(AttentionArgs(query, k, v, self._tables, self._lens, scale, max_seq_len=self._length))
 
     @property
     def held_bytes(self) -> int:

@@ -7,7 +7,7 @@ Whatever a model asks for that is not handled here is refused at load by `hook_c
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, TypedDict
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from kvscope_engine.model.running.kv_storage import KVStorage, LayerKV
 from kvscope_engine.model.sparse.page_choice import Chosen, PageChoice, heads_apart
 from kvscope_engine.model.sparse.skips import BlockSkips
 from kvscope_kernels import Ops
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.host_lengths import HostLengths
 from kvscope_kernels.native.layer import DecodeStep
@@ -58,19 +59,6 @@ class AttentionContext(Protocol):
     ) -> torch.Tensor:
         """Queries, keys and values in one, (T, Hq + 2 * Hkv, D), yet to be normed and rotated -> (T, Hq, D)."""
         return self.attend(layer, *rotate_torch(heads, rotation), options)
-
-
-class _Given(TypedDict):
-    """Keywords of attention, of decodes and of prefills alike."""
-
-    scale: float
-    sliding_window: int | None
-    softcap: float | None
-    sinks: torch.Tensor | None
-    k_scale: torch.Tensor | None
-    v_scale: torch.Tensor | None
-    max_seq_len: int
-    out: torch.Tensor | None
 
 
 @dataclass(slots=True)
@@ -196,10 +184,8 @@ class PagedContext(AttentionContext):
         chosen = self._choose(batch, query, kv, options)
         if chosen is not None:
             return self._decode_chosen(chosen, batch, query, kv, options, out)
-        given = _given(kv, options, batch.max_seq_len, out)
         shares = None if self.shares is None else self.shares.of_layer(batch.block_tables)
-        tables, lengths = batch.block_tables, batch.seq_lens
-        return self.ops.decode(query, kv.k, kv.v, tables, lengths, plans=self.plans, shares=shares, **given)
+        return self.ops.decode(_args(query, kv, batch, options, out), self.plans, shares)
 
     def _choose(self, batch: DecodeBatch, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> Chosen | None:
         """None: all blocks."""
@@ -225,37 +211,23 @@ class PagedContext(AttentionContext):
     ) -> torch.Tensor:
         """Over the blocks that each KV head chose; the same operation as over all."""
         rows, kv = query.reshape(len(chosen.seq_lens), -1, query.shape[-1]), heads_apart(kv)
+        args = _args(rows, kv, chosen, options, None if out is None else out.view(rows.shape))
         if self.shares is not None:
-            self.shares.add_chosen(rows, kv, chosen, batch.block_tables, scale=options.scale, softcap=options.softcap)
-        given = _given(kv, options, chosen.max_seq_len, None if out is None else out.view(rows.shape))
-        return self.ops.decode(rows, kv.k, kv.v, chosen.block_tables, chosen.seq_lens, **given).view(query.shape)
+            self.shares.add_chosen(args, chosen, batch.block_tables)
+        return self.ops.decode(args).view(query.shape)
 
     def _prefill(
         self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, out: torch.Tensor | None
     ) -> torch.Tensor:
         batch = self.prefill
         assert batch is not None, "only called with prefill"
-        given = _given(kv, options, batch.max_seq_len, out)
-        return self.ops.prefill(
-            *(query, kv.k, kv.v, batch.block_tables, batch.query_start, batch.seq_lens),
-            max_query_len=batch.max_query_len,
-            lengths=batch.lengths,
-            **given,
-        )
+        runs = QueryRuns(batch.query_start, batch.max_query_len, batch.lengths)
+        return self.ops.prefill(_args(query, kv, batch, options, out), runs)
 
 
 def add_shares(shares: BlockShares, layer: KeptDecode, batch: DecodeBatch) -> None:
     """Measure a layer's decodes."""
-    shares.add(
-        layer.query,
-        layer.kv,
-        batch.block_tables,
-        batch.seq_lens,
-        batch.max_seq_len,
-        scale=layer.options.scale,
-        sliding_window=layer.options.sliding_window,
-        softcap=layer.options.softcap,
-    )
+    shares.add(_args(layer.query, layer.kv, batch, layer.options, None))
 
 
 def register_attention() -> None:
@@ -291,17 +263,18 @@ def options_of(query: torch.Tensor, kwargs: dict[str, Any]) -> AttentionOptions:
     )
 
 
-def _given(kv: LayerKV, options: AttentionOptions, max_seq_len: int, out: torch.Tensor | None) -> _Given:
-    return {
-        "scale": options.scale,
-        "sliding_window": options.sliding_window,
-        "softcap": options.softcap,
-        "sinks": options.sinks,
-        "k_scale": kv.k_scale,
-        "v_scale": kv.v_scale,
-        "max_seq_len": max_seq_len,
-        "out": out,
-    }
+def _args(
+    query: torch.Tensor,
+    kv: LayerKV,
+    batch: DecodeBatch | PrefillBatch | Chosen,
+    options: AttentionOptions,
+    out: torch.Tensor | None,
+) -> AttentionArgs:
+    return AttentionArgs(
+        *(query, kv.k, kv.v, batch.block_tables, batch.seq_lens),
+        *(options.scale, options.sliding_window, options.softcap, options.sinks),
+        *(kv.k_scale, kv.v_scale, batch.max_seq_len, out),
+    )
 
 
 def _widen(tensor: torch.Tensor, dim: int) -> torch.Tensor:

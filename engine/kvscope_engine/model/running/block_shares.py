@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvscope_engine.model.running.kv_storage import LayerKV
 from kvscope_engine.model.sparse.page_choice import Chosen
 from kvscope_kernels import Ops
+from kvscope_kernels.attention_args import AttentionArgs
 
 
 class BlockShares:
@@ -37,53 +37,16 @@ class BlockShares:
         self.count_layer()
         return self.total(block_tables)
 
-    def add(
-        self,
-        query: torch.Tensor,
-        kv: LayerKV,
-        block_tables: torch.Tensor,
-        seq_lens: torch.Tensor,
-        max_seq_len: int,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        softcap: float | None,
-    ) -> None:
-        """A layer's queries (num_single_token, Hq, D), its keys and how it attends: the shares alone."""
-        self._ops.block_attention(
-            query,
-            kv.k,
-            block_tables,
-            seq_lens,
-            self.of_layer(block_tables),
-            scale=scale,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            k_scale=kv.k_scale,
-            max_seq_len=max_seq_len,
-        )
+    def add(self, args: AttentionArgs) -> None:
+        """The shares alone of a layer's decodes, queries (num_single_token, Hq, D)."""
+        self._ops.block_attention(args, self.of_layer(args.block_tables))
 
-    def add_chosen(
-        self,
-        query: torch.Tensor,
-        kv: LayerKV,
-        chosen: Chosen,
-        block_tables: torch.Tensor,
-        *,
-        scale: float,
-        softcap: float | None,
-    ) -> None:
+    def add_chosen(self, args: AttentionArgs, chosen: Chosen, block_tables: torch.Tensor) -> None:
         """The same of a layer whose KV heads chose: queries (num_single_token * Hkv, group, D) over `heads_apart`, as
         decode attention takes them. Nothing falls on what a head passed over."""
         total = self.of_layer(block_tables)
-        shares = torch.zeros(chosen.block_tables.shape, device=query.device)
-        self._ops.block_attention(
-            *(query, kv.k, chosen.block_tables, chosen.seq_lens, shares),
-            scale=scale,
-            softcap=softcap,
-            k_scale=kv.k_scale,
-            max_seq_len=chosen.max_seq_len,
-        )
+        shares = torch.zeros(chosen.block_tables.shape, device=args.query.device)
+        self._ops.block_attention(args, shares)
         columns = chosen.columns.flatten(1).clamp(max=total.shape[1] - 1)  # with nothing to add behind the last block
         total.scatter_add_(1, columns, shares.view(columns.shape).div_(chosen.columns.shape[1]))
 

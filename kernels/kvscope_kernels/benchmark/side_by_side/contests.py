@@ -185,8 +185,7 @@ def _pools(work: Workload, device: str) -> list[Pool]:
 
 def _shares_call(ops: Ops, pool: Pool) -> Call:
     shares = torch.zeros(len(pool.seq_lens), pool.block_tables.shape[1], device=pool.query.device)
-    arguments = pool.query, pool.k_cache, pool.block_tables, pool.seq_lens, shares
-    return partial(ops.block_attention, *arguments, scale=pool.scale, max_seq_len=pool.max_seq_len)
+    return partial(ops.block_attention, pool.attention_args(), shares)
 
 
 def _repeats(device: str, count: int) -> int:

@@ -15,6 +15,7 @@ from kvscope_engine.model.checks.check_script import check_block_size, check_seq
 from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.checks.layer_trace import Trace, nudged
 from kvscope_kernels import Ops, ops_for
+from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_telemetry.errors import BadInput
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -42,14 +43,12 @@ def make(dtype: torch.dtype = torch.float32, model_type: str = "mistral", **chan
     return model
 
 
-def with_attention(change: Callable[[list[Any], dict[str, Any]], None]) -> Ops:
+def with_attention(change: Callable[[AttentionArgs], AttentionArgs]) -> Ops:
     """The operations of a CPU, attention being called with changed arguments."""
 
     def changed(attend: Any) -> Any:
-        def call(*args: Any, **options: Any) -> torch.Tensor:
-            arguments = list(args)
-            change(arguments, options)
-            result: torch.Tensor = attend(*arguments, **options)
+        def call(args: AttentionArgs, *others: Any) -> torch.Tensor:
+            result: torch.Tensor = attend(change(args), *others)
             return result
 
         return call
@@ -58,16 +57,17 @@ def with_attention(change: Callable[[list[Any], dict[str, Any]], None]) -> Ops:
     return dataclasses.replace(ops, decode=changed(ops.decode), prefill=changed(ops.prefill))
 
 
-def swap_two_blocks(arguments: list[Any], options: dict[str, Any]) -> None:
-    arguments[3] = arguments[3][:, [0, 2, 1]]
+def swap_two_blocks(args: AttentionArgs) -> AttentionArgs:
+    return args._replace(block_tables=args.block_tables[:, [0, 2, 1]])
 
 
-def scale_by_more(arguments: list[Any], options: dict[str, Any]) -> None:
-    options["scale"] *= 1.05
+def scale_by_more(args: AttentionArgs) -> AttentionArgs:
+    return args._replace(scale=args.scale * 1.05)
 
 
-def widen_the_window(arguments: list[Any], options: dict[str, Any]) -> None:
-    options["sliding_window"] += 1
+def widen_the_window(args: AttentionArgs) -> AttentionArgs:
+    assert args.sliding_window is not None
+    return args._replace(sliding_window=args.sliding_window + 1)
 
 
 def shift_a_slot() -> Ops:
@@ -88,9 +88,8 @@ def lose_a_split() -> Ops:
     ops = ops_for("cpu")
     size = check_block_size(torch.device("cpu"))
 
-    def decode(*args: Any, **options: Any) -> torch.Tensor:
-        options["sliding_window"] = size
-        return ops.decode(*args, **options)
+    def decode(args: AttentionArgs, *others: Any) -> torch.Tensor:
+        return ops.decode(args._replace(sliding_window=size), *others)
 
     changed: Any = decode
     return dataclasses.replace(ops, decode=changed)

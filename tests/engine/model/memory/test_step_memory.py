@@ -23,6 +23,7 @@ from kvscope_engine.model.running.step_buffer import ALIGNMENT, StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs
 from kvscope_engine.model.running.step_tensors import put_inputs
 from kvscope_kernels import paged_decode_attention
+from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.decode import plan
 from kvscope_telemetry.engine_config import EngineConfig
 
@@ -53,7 +54,7 @@ def partials_of_a_launch(monkeypatch: pytest.MonkeyPatch, num_seqs: int, length:
     monkeypatch.setattr(plan, "plan_decode", lambda *_, **__: None)
     monkeypatch.setattr(paged_decode_attention, "require_triton", lambda: None)
     cache = torch.empty(1, 16, HEADS.num_kv_heads, HEADS.head_dim, dtype=torch.bfloat16)
-    paged_decode_attention.paged_decode_attention(
+    args = AttentionArgs(
         torch.empty(num_seqs, HEADS.num_heads, HEADS.head_dim, dtype=torch.bfloat16),
         cache,
         cache.clone(),
@@ -62,6 +63,7 @@ def partials_of_a_launch(monkeypatch: pytest.MonkeyPatch, num_seqs: int, length:
         scale=1.0,
         max_seq_len=length,
     )
+    paged_decode_attention.paged_decode_attention(args)
     return found[0]
 
 
