@@ -367,3 +367,126 @@ def test_a_view(recipe: Recipe) -> None:
     )
     folder = "app/kvscope_app/views/made_up/"
     assert {path for path in recipe.files if not path.startswith(folder)} == listed("view")
+
+
+def test_a_predefined_alarm(recipe: Recipe) -> None:
+    rule = 'Rule(name="Many refusals", expression="refused_per_s > 2", seconds=1.0)'
+    rules = "engine/kvscope_telemetry/alarms/rules.py"
+    recipe.replace(rules, '    Rule(name="Engine stuck"', f'    {rule},\n    Rule(name="Engine stuck"')
+    recipe.check(
+        """
+        from PySide6.QtWidgets import QApplication
+        from kvscope_app.look.theme import DARK
+        from kvscope_app.marks.alarm_sheet import AlarmSheet
+        from kvscope_app.marks.alarm_watch import AlarmWatch
+        from kvscope_app.session.session import Session
+        from kvscope_app.settings.settings_keeper import SettingsKeeper
+        from kvscope_telemetry.alarms.alarm_engine import AlarmEngine, alarm_text
+        from kvscope_telemetry.alarms.rules import DEFAULT_RULES
+        from kvscope_telemetry.summaries.course import Course
+        from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
+        from PySide6.QtCore import QSettings
+        from tests.app.conftest import FakeEngine, poll_all
+
+        course = Course()
+        refused = [5 if second in (8, 9, 10) else 0 for second in range(20)]
+        course.extend(Summary(time_ns=at * SECOND_NS, epoch=1, refused=num) for at, num in enumerate(refused))
+        rang = AlarmEngine(DEFAULT_RULES).read(course, 0, len(course))
+        assert [alarm_text(alarm) for alarm in rang if alarm.name == "Many refusals"], rang
+
+        app = QApplication([])
+        keeper = SettingsKeeper(QSettings("settings.ini", QSettings.Format.IniFormat))
+        assert "Many refusals" in [rule.name for rule in keeper.values.alarm_rules]
+        engine = FakeEngine()
+        session = Session(engine.source)
+        poll_all(session)
+        watch = AlarmWatch(session, keeper)
+        sheet = AlarmSheet(watch, DARK, None)
+        row = next(row for row in sheet.rows if row.name.text() == "Many refusals")
+        assert row.expression.text() == "refused_per_s > 2" and row.is_on.isChecked()
+        session.close()
+        """
+    )
+    assert set(recipe.files) == listed("predefined alarm")
+
+
+@pytest.mark.parametrize("column", ["flops", "lost_blocks"], ids=["of what is counted", "of what nobody counts yet"])
+def test_a_figure_of_a_run(recipe: Recipe, column: str) -> None:
+    figures, summary = (f"engine/kvscope_telemetry/summaries/{name}.py" for name in ("figures", "summary"))
+    recipe.replace(
+        figures,
+        '    _counted("draft_tokens", ',
+        f'''    _counted(
+        "{column}",
+        "Made-up things",
+        "things",
+        "Things that are made up",
+        is_compared=True,
+        places=Places(Card(16, "in {{num_steps}} steps"), CACHE, in_range=True),
+    ),
+    _counted("draft_tokens", ''',
+    )
+    if column == "lost_blocks":
+        recipe.replace(summary, "    schedule_ns: int = 0\n", "    lost_blocks: int = 0\n    schedule_ns: int = 0\n")
+    recipe.check(
+        f'''
+        COLUMN = "{column}"
+        '''
+        + """
+        import argparse, contextlib, io, json
+        from pathlib import Path
+        from msgspec.structs import replace
+        from kvscope_app.commands.info import add_info_parser
+        from kvscope_app.views.timeline.measured_range import measured
+        from kvscope_app.views.timeline.request_lanes import RequestLanes
+        from kvscope_app.views.timeline.time_span import TimeSpan
+        from kvscope_telemetry.alarms.figures import SECOND_FIGURES
+        from kvscope_telemetry.alarms.rules import parse_rule
+        from kvscope_telemetry.exports.comparison.comparison import Run, compare
+        from kvscope_telemetry.exports.export import Wanted, export
+        from kvscope_telemetry.exports.span import span_of
+        from kvscope_telemetry.messages.telemetry import Frame
+        from kvscope_telemetry.recordings.overview import read_course
+        from kvscope_telemetry.recordings.reader import Recording
+        from kvscope_telemetry.recordings.writer import RecordingWriter
+        from tests.telemetry.exports.conftest import story
+
+        with RecordingWriter(Path("told.mcap")) as writer:
+            for message in story():  # each frame: 14 more
+                if isinstance(message, Frame):
+                    counters = replace(message.counters, lost_blocks=14 * message.seq)
+                    message = replace(message, counters=counters)
+                writer.write(message, wait=True)
+        recording = Recording.open(writer.path)
+        course, span = read_course(recording), span_of(recording)
+        total = 112
+
+        parser = add_info_parser(argparse.ArgumentParser().add_subparsers())
+        args = parser.parse_args([str(writer.path), "--json"])
+        with contextlib.redirect_stdout(io.StringIO()) as told:
+            args.run(args)
+        found = json.loads(told.getvalue())
+        assert found["figures"][COLUMN] == found["totals"][COLUMN] == total, found["figures"][COLUMN]
+
+        export(recording, Wanted.of(Path("report.html")))
+        report = Path("report.html").read_text()
+        assert "Made-up things" in report and f"{total:,}" in report and "in 8 steps" in report
+        export(recording, Wanted.of(Path("metrics.csv")))
+        head, *rows = [line.split(",") for line in Path("metrics.csv").read_text().splitlines()]
+        assert sum(int(row[head.index(COLUMN)]) for row in rows) == total
+
+        run = Run(recording, course, span)
+        row = next(row for row in compare(run, run).rows if row.key == COLUMN)
+        assert (row.label, row.a, row.b) == ("Made-up things", total, total)
+
+        figure = SECOND_FIGURES[f"{COLUMN}_per_s"]
+        assert (figure.words, figure.group) == ("Made-up things per second", "Cache")
+        assert parse_rule(f"{COLUMN}_per_s > 100 for 5 s")
+
+        shown = measured(course, RequestLanes(), TimeSpan(span.from_ns, span.until_ns), span.until_ns)
+        assert dict(shown.rows)["Made-up things"] == str(total)
+        """
+    )
+    needed = {figures} if column == "flops" else {figures, summary}
+    assert set(recipe.files) == needed
+    assert needed <= listed("figure of a run") == {figures, summary}

@@ -1,12 +1,12 @@
 """The figures of one second that alarms are made of: their names, what they count, and where they are read.
 
 A figure is read off a course for many seconds at once, by the definition that views and exports have. NaN: not known.
-Add one here and every rule can name it.
+What `summaries.figures` has of a range is taken from there; add another here, and every rule can name it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -18,7 +18,16 @@ from kvscope_telemetry.alarms.forecast import WINDOW_S, seconds_left
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED, Latency
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.summaries.course import Course
-from kvscope_telemetry.summaries.figures import ACCEPTED, BY_KEY, HIT_RATE, Share, fragmentation_of, pool_of, usage_of
+from kvscope_telemetry.summaries.figures import (
+    CACHE,
+    FIGURES,
+    REQUESTS,
+    TOKENS,
+    Share,
+    fragmentation_of,
+    pool_of,
+    usage_of,
+)
 from kvscope_telemetry.summaries.summary import SECOND_NS
 from kvscope_telemetry.summaries.unknown import unknown_fields
 
@@ -134,9 +143,15 @@ def _plain(
     return SecondFigure(name, words, unit, group, (column or name,), read, outlives_stops=outlives_stops)
 
 
-def _per_s(group: str, column: str, words: str = "") -> SecondFigure:
-    words = words or f"{BY_KEY[column].name} per second"
-    return SecondFigure(f"{column}_per_s", words, "/s", group, (column,), partial(_column, column, 1.0))
+def _of_figures(group: str) -> Iterator[SecondFigure]:
+    """What figures of a range say of a second: how many a second, or which share."""
+    for figure in FIGURES:
+        if figure.places.alarms == group and figure.share is not None:
+            names, read = figure.share.names(), partial(_share, figure.share)
+            yield SecondFigure(figure.key, figure.name, "share", group, names, read)
+        elif figure.places.alarms == group:
+            name, column, read = f"{figure.column}_per_s", (figure.column,), partial(_column, figure.column, 1.0)
+            yield SecondFigure(name, f"{figure.name} per second", "/s", group, column, read)
 
 
 def _latency(short: str, latency: Latency, percent: int) -> SecondFigure:
@@ -153,7 +168,7 @@ def _latency(short: str, latency: Latency, percent: int) -> SecondFigure:
 
 
 _BLOCKS: Final = "blocks"
-_POOL, _REQUESTS, _TOKENS, _CACHE, _STEPS, _DEVICE = "Pool", "Requests", "Tokens", "Cache", "Steps", "Device"
+_POOL, _STEPS, _DEVICE = "Pool", "Steps", "Device"
 _ALL: Final = (
     SecondFigure(
         "kv_usage",
@@ -186,37 +201,17 @@ _ALL: Final = (
         ("cached_blocks", "free_blocks"),
         _run_out_s,
     ),
-    _plain(_REQUESTS, "running", "Requests running", "requests", "num_running"),
-    _plain(_REQUESTS, "waiting", "Requests waiting", "requests", "num_waiting"),
-    _plain(_REQUESTS, "longest_wait_s", "Longest wait of a request for its first step", "s"),
-    *(_per_s(_REQUESTS, name) for name in ("admitted", "finished", "aborted", "refused", "preemptions")),
+    _plain(REQUESTS, "running", "Requests running", "requests", "num_running"),
+    _plain(REQUESTS, "waiting", "Requests waiting", "requests", "num_waiting"),
+    _plain(REQUESTS, "longest_wait_s", "Longest wait of a request for its first step", "s"),
+    *_of_figures(REQUESTS),
     *(
         _latency(short, latency, percent)
         for short, latency in (("ttft", FIRST_TOKEN), ("itl", INTER_TOKEN), ("queue", QUEUED))
         for percent in (50, 95, 99)
     ),
-    *(
-        _per_s(_TOKENS, name, BY_KEY[f"{name}_per_s"].name)
-        for name in ("prefill_tokens", "decode_tokens", "generation_tokens")
-    ),
-    _per_s(_TOKENS, "recomputed_tokens"),
-    SecondFigure(
-        "accepted_share",
-        BY_KEY["accepted_share"].name,
-        "share",
-        _TOKENS,
-        ACCEPTED.names(),
-        partial(_share, ACCEPTED),
-    ),
-    SecondFigure(
-        "hit_rate",
-        BY_KEY["hit_rate"].name,
-        "share",
-        _CACHE,
-        HIT_RATE.names(),
-        partial(_share, HIT_RATE),
-    ),
-    *(_per_s(_CACHE, f"{name}_blocks") for name in ("evicted", "copied", "swapped", "sunk", "loaded")),
+    *_of_figures(TOKENS),
+    *_of_figures(CACHE),
     _plain(_STEPS, "steps_per_s", "Steps per second", "/s", "num_steps"),
     SecondFigure("step_ms", "Mean duration of a step", "ms", _STEPS, ("num_steps", "run_ns"), _step_ms),
     SecondFigure(

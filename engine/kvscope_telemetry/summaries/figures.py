@@ -148,6 +148,34 @@ def largest_of(course: Course, latency: str, rows: slice) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Card:
+    """A figure among those at the head of a report."""
+
+    place: int
+    """From the first on."""
+    beside: str = ""
+    """What stands beside it; `{key}` stands for another figure."""
+    title: str = ""
+    """Where its name is too long."""
+    value: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a figure stands beside `kvscope info --json`, which has all, and comparisons."""
+
+    card: Card | None = None
+    """In a report."""
+    alarms: str = ""
+    """Alarms know it too, of each second: its group there. It is a column's sum, or a share."""
+    in_range: bool = False
+    """The timeline tells it of a range that is measured there."""
+
+
+NOWHERE: Final = Places()
+
+
+@dataclass(frozen=True, slots=True)
 class Figure:
     """One number of a range of seconds, and the same of a part of it."""
 
@@ -165,6 +193,9 @@ class Figure:
     """Whether a part of the run tells what the whole may have been: not of a length, a count and a peak."""
     column: str = ""
     """Of the course, where the figure is one column's sum."""
+    share: Share | None = None
+    """Where it is a part of a whole."""
+    places: Places = NOWHERE
 
     def of(self, course: Course, span: Range) -> float | None:
         """In the range `span`; None where it is not known."""
@@ -217,7 +248,9 @@ def _silences(reduce: Reduce, course: Course, rows: slice, span: Range) -> float
     return float(reduce(silences_s(course, rows)))
 
 
-def _counted(column: str, name: str, unit: str, counts: str = "", *, is_compared: bool = False) -> Figure:
+def _counted(
+    column: str, name: str, unit: str, counts: str = "", *, is_compared: bool = False, places: Places = NOWHERE
+) -> Figure:
     return Figure(
         column,
         name,
@@ -227,25 +260,40 @@ def _counted(column: str, name: str, unit: str, counts: str = "", *, is_compared
         is_compared=is_compared,
         has_spread=False,
         column=column,
+        places=places,
     )
 
 
-def _a_second(column: str, name: str, counts: str = "", *, is_compared: bool = True) -> Figure:
-    return Figure(f"{column}_per_s", name, "tokens/s", partial(_rate, column, 1.0), counts, is_compared=is_compared)
+def _a_second(column: str, name: str, counts: str = "", places: Places = NOWHERE) -> Figure:
+    measure = partial(_rate, column, 1.0)
+    return Figure(f"{column}_per_s", name, "tokens/s", measure, counts, is_compared=True, places=places)
 
 
 def _a_minute(column: str, name: str) -> Figure:
     return Figure(f"{column}_per_min", name, "1/min", partial(_rate, column, 60.0), is_compared=True)
 
 
-def _mean(key: str, name: str, unit: str, of: Callable[[Course], FloatArray], counts: str = "") -> Figure:
-    return Figure(key, name, unit, partial(_level, np.mean, of), counts, is_compared=True)
+def _mean(
+    key: str, name: str, unit: str, of: Callable[[Course], FloatArray], counts: str = "", places: Places = NOWHERE
+) -> Figure:
+    return Figure(key, name, unit, partial(_level, np.mean, of), counts, is_compared=True, places=places)
 
 
-def _percentile(latency: Latency, percent: int, name: str, *, is_compared: bool = True) -> Figure:
+def _of_all(key: str, name: str, share: Share, counts: str, *, is_compared: bool, places: Places) -> Figure:
+    measure = partial(_share, share)
+    return Figure(key, name, "share", measure, counts, is_compared=is_compared, share=share, places=places)
+
+
+def _percentile(
+    latency: Latency, percent: int, name: str, *, is_compared: bool = True, card: Card | None = None
+) -> Figure:
     measure = partial(_latency, latency.key, percent / 100)
-    key = f"{latency.key}_p{percent}_s"
-    return Figure(key, f"{name}, p{percent}", "s", measure, latency.counts, is_compared=is_compared)
+    key, title, places = f"{latency.key}_p{percent}_s", f"{name}, p{percent}", Places(card)
+    return Figure(key, title, "s", measure, latency.counts, is_compared=is_compared, places=places)
+
+
+REQUESTS, TOKENS, CACHE = "Requests", "Tokens", "Cache"
+"""Groups of alarms."""
 
 
 FIGURES: Final = (
@@ -259,32 +307,54 @@ FIGURES: Final = (
         has_spread=False,
     ),
     _counted("num_steps", "Steps", "steps", "Forward passes"),
-    _counted("admitted", "Requests admitted", "requests", "Requests scheduled for the first time"),
-    _counted("finished", "Requests finished", "requests", "Requests finished", is_compared=True),
-    _counted("aborted", "Requests aborted", "requests"),
-    _counted("refused", "Requests refused", "requests"),
+    _counted(
+        "admitted",
+        "Requests admitted",
+        "requests",
+        "Requests scheduled for the first time",
+        places=Places(alarms=REQUESTS),
+    ),
+    _counted(
+        "finished",
+        "Requests finished",
+        "requests",
+        "Requests finished",
+        is_compared=True,
+        places=Places(Card(3, "{admitted} admitted"), REQUESTS, in_range=True),
+    ),
+    _counted("aborted", "Requests aborted", "requests", places=Places(alarms=REQUESTS)),
+    _counted(
+        "refused", "Requests refused", "requests", places=Places(Card(6, "{aborted} aborted", "Refused"), REQUESTS)
+    ),
     _a_minute("finished", "Requests finished per minute"),
-    _counted("generation_tokens", "Tokens generated", "tokens", "Output tokens"),
+    _counted("generation_tokens", "Tokens generated", "tokens", "Output tokens", places=Places(alarms=TOKENS)),
     _a_second("generation_tokens", "Tokens generated per second", "Output tokens"),
-    _counted("decode_tokens", "Decode tokens", "tokens", "Output tokens computed"),
-    _a_second("decode_tokens", "Decode tokens per second", "Output tokens computed"),
+    _counted("decode_tokens", "Decode tokens", "tokens", "Output tokens computed", places=Places(alarms=TOKENS)),
+    _a_second(
+        "decode_tokens",
+        "Decode tokens per second",
+        "Output tokens computed",
+        Places(Card(7, "{decode_tokens} tokens", "Decode"), in_range=True),
+    ),
     _counted(
         "prefill_tokens",
         "Prefill tokens",
         "tokens",
         "Prompt tokens computed, including recomputation after preemptions",
+        places=Places(alarms=TOKENS),
     ),
     _a_second(
         "prefill_tokens",
         "Prefill tokens per second",
         "Prompt tokens computed, including recomputation after preemptions",
+        Places(Card(8, "{prefill_tokens} tokens", "Prefill"), in_range=True),
     ),
     _percentile(FIRST_TOKEN, 50, "First token"),
-    _percentile(FIRST_TOKEN, 95, "First token"),
+    _percentile(FIRST_TOKEN, 95, "First token", card=Card(11, "p50 {first_token_p50_s}")),
     _percentile(INTER_TOKEN, 50, "Between tokens"),
-    _percentile(INTER_TOKEN, 95, "Between tokens"),
+    _percentile(INTER_TOKEN, 95, "Between tokens", card=Card(12, "p50 {inter_token_p50_s}")),
     _percentile(QUEUED, 50, "Queued", is_compared=False),
-    _percentile(QUEUED, 95, "Queued"),
+    _percentile(QUEUED, 95, "Queued", card=Card(13, "from arrival to the first run", "Queue, p95")),
     _mean("running_mean", "Running, mean", "requests", _column("num_running")),
     _mean("waiting_mean", "Waiting, mean", "requests", _column("num_waiting")),
     Figure(
@@ -294,8 +364,16 @@ FIGURES: Final = (
         partial(_level, np.max, _column("num_waiting")),
         "Most requests waiting at the end of a second",
         has_spread=False,
+        places=Places(Card(4, "requests in the queue")),
     ),
-    _mean("usage_mean", "KV usage, mean", "share", usage_of, "Share of the pool held by requests"),
+    _mean(
+        "usage_mean",
+        "KV usage, mean",
+        "share",
+        usage_of,
+        "Share of the pool held by requests",
+        Places(Card(2, "of the pool, held by requests")),
+    ),
     Figure(
         "usage_peak",
         "KV usage, peak",
@@ -304,6 +382,7 @@ FIGURES: Final = (
         "Largest share of the pool held by requests at the end of a second",
         is_compared=True,
         has_spread=False,
+        places=Places(Card(1, "at {peak_usage_s} s"), in_range=True),
     ),
     _mean(
         "external_fragmentation",
@@ -312,15 +391,37 @@ FIGURES: Final = (
         fragmentation_of,
         "Mean share of free blocks outside the longest free run",
     ),
-    _counted("preemptions", "Preemptions", "preemptions", is_compared=True),
+    _counted(
+        "preemptions",
+        "Preemptions",
+        "preemptions",
+        is_compared=True,
+        places=Places(Card(5, "{swapped_blocks} blocks swapped out"), REQUESTS, in_range=True),
+    ),
     _a_minute("preemptions", "Preemptions per minute"),
-    _counted("evicted_blocks", "Evicted blocks", "blocks", "Blocks evicted from the prefix cache"),
+    _counted(
+        "evicted_blocks",
+        "Evicted blocks",
+        "blocks",
+        "Blocks evicted from the prefix cache",
+        places=Places(Card(14, "{copied_blocks} copied on write", "Blocks evicted"), CACHE, in_range=True),
+    ),
     _a_minute("evicted_blocks", "Evicted blocks per minute"),
-    _counted("copied_blocks", "Copied blocks", "blocks", "Blocks copied on write"),
+    _counted("copied_blocks", "Copied blocks", "blocks", "Blocks copied on write", places=Places(alarms=CACHE)),
     _a_minute("copied_blocks", "Copied blocks per minute"),
-    _counted("swapped_blocks", "Swapped blocks", "blocks", "Blocks of preempted requests moved to a lower tier"),
-    _counted("sunk_blocks", "Sunk blocks", "blocks", "Cached blocks moved to a lower tier"),
-    _counted("loaded_blocks", "Loaded blocks", "blocks", "Blocks loaded from a lower tier"),
+    _counted(
+        "swapped_blocks",
+        "Swapped blocks",
+        "blocks",
+        "Blocks of preempted requests moved to a lower tier",
+        places=Places(alarms=CACHE),
+    ),
+    _counted(
+        "sunk_blocks", "Sunk blocks", "blocks", "Cached blocks moved to a lower tier", places=Places(alarms=CACHE)
+    ),
+    _counted(
+        "loaded_blocks", "Loaded blocks", "blocks", "Blocks loaded from a lower tier", places=Places(alarms=CACHE)
+    ),
     Figure(
         "new_prompt_tokens",
         "Prompt tokens",
@@ -330,13 +431,13 @@ FIGURES: Final = (
         has_spread=False,
     ),
     _counted("cached_tokens", "Prompt tokens from the cache", "tokens", "Of these, tokens found in the cache"),
-    Figure(
+    _of_all(
         "hit_rate",
         "Prefix hit rate",
-        "share",
-        partial(_share, HIT_RATE),
+        HIT_RATE,
         "Prompt tokens of new requests found in the cache, of all their prompt tokens",
         is_compared=True,
+        places=Places(Card(9, "{cached_tokens} of {new_prompt_tokens} tokens"), CACHE),
     ),
     _counted(
         "restored_tokens",
@@ -344,6 +445,7 @@ FIGURES: Final = (
         "tokens",
         "Tokens recovered after preemptions without recomputation",
         is_compared=True,
+        places=Places(Card(10, "tokens after preemptions, {recomputed_tokens} recomputed", "Restored")),
     ),
     _counted(
         "recomputed_tokens",
@@ -351,11 +453,24 @@ FIGURES: Final = (
         "tokens",
         "Tokens lost by preemptions and recomputed",
         is_compared=True,
+        places=Places(alarms=TOKENS),
     ),
     _counted("draft_tokens", "Draft tokens", "tokens", "Draft tokens checked"),
     _counted("accepted_tokens", "Accepted draft tokens", "tokens", "Of these, tokens accepted"),
-    Figure("accepted_share", "Drafts accepted", "share", partial(_share, ACCEPTED), "Of the draft tokens"),
-    _counted("num_lost_frames", "Frames lost", "frames"),
+    _of_all(
+        "accepted_share",
+        "Drafts accepted",
+        ACCEPTED,
+        "Of the draft tokens",
+        is_compared=False,
+        places=Places(alarms=TOKENS),
+    ),
+    _counted(
+        "num_lost_frames",
+        "Frames lost",
+        "frames",
+        places=Places(Card(15, "{num_silences} silences, {silent_s}", "Gaps", "{} frames")),
+    ),
     Figure("num_silences", "Silences", "silences", partial(_silences, np.size), has_spread=False),
     Figure("silent_s", "Silent", "s", partial(_silences, np.sum), has_spread=False),
 )

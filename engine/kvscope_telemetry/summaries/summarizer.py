@@ -40,24 +40,9 @@ from kvscope_telemetry.summaries.unknown import unknown_fields
 
 _LATE_NS: Final = 2_000_000_000
 """Heartbeats come twice a second: after a longer silence the whole process had no time, and no step could end."""
-_TOTALS: Final = (
-    "prompt_tokens",
-    "cached_tokens",
-    "restored_tokens",
-    "recomputed_tokens",
-    "generation_tokens",
-    "admitted",
-    "finished",
-    "aborted",
-    "refused",
-    "preemptions",
-    "evicted_blocks",
-    "copied_blocks",
-    "swapped_blocks",
-    "sunk_blocks",
-    "loaded_blocks",
-    "draft_tokens",
-    "accepted_tokens",
+_LEVELS: Final = ("num_running", "num_waiting")
+_TOTALS: Final = tuple(
+    name for name in Counters.__struct_fields__ if name in Summary.__struct_fields__ and name not in _LEVELS
 )
 """Counters of the epoch: a summary has their increase."""
 MAX_TIME_NS: Final = (1 << 62) - 1

@@ -17,17 +17,9 @@ from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase, RequestLane
 from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, Latency
 from kvscope_telemetry.summaries.course import Course
-from kvscope_telemetry.summaries.figures import BY_KEY, largest_of, quantile_of, rows_in
+from kvscope_telemetry.summaries.figures import FIGURES, largest_of, quantile_of, rows_in
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
-_FIGURES: Final = (
-    "finished",
-    "preemptions",
-    "evicted_blocks",
-    "decode_tokens_per_s",
-    "prefill_tokens_per_s",
-    "usage_peak",
-)
 _LATENCIES: Final = ((FIRST_TOKEN, "First token"), (INTER_TOKEN, "Between tokens"))
 _NOT_SERVED: Final = (Phase.QUEUED, Phase.PREEMPTED, Phase.SWAPPED)
 _NOTABLE_NS: Final = 50_000_000
@@ -90,7 +82,9 @@ def measured(course: Course, lanes: RequestLanes, span: TimeSpan, until_ns: int)
     whole = WholeSeconds.of(span)
     rows = rows_in(course, whole)
     figures = [
-        (BY_KEY[key].name, _text(BY_KEY[key].unit, BY_KEY[key].measure(course, rows, whole))) for key in _FIGURES
+        (figure.name, _text(figure.unit, figure.measure(course, rows, whole)))
+        for figure in FIGURES
+        if figure.places.in_range
     ]
     latencies = [(f"{name}, p50 / p95 / max", _latency_text(course, latency, rows)) for latency, name in _LATENCIES]
     return Measured(

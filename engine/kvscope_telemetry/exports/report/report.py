@@ -49,7 +49,7 @@ from kvscope_telemetry.latencies import LATENCIES
 from kvscope_telemetry.running_time import stop_words
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
-from kvscope_telemetry.summaries.figures import BY_KEY, Figure, pool_of, rows_in, usage_of
+from kvscope_telemetry.summaries.figures import FIGURES, Figure, pool_of, rows_in, usage_of
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 HEIGHT: Final = 250
@@ -106,25 +106,12 @@ def _head(title: str, recording: Exported, found: Digest) -> str:
 def _figures(found: Digest) -> list[tuple[str, str, str]]:
     """Each with the words beside it; where the engine does not tell one, it is left out."""
 
-    def text(key: str) -> str:
-        return _text(BY_KEY[key], found)
-
+    texts = {figure.key: _text(figure, found) for figure in FIGURES}
+    texts["peak_usage_s"] = f"{found.peak_usage_s or 0:,.0f}"
+    cards = [(figure.places.card, figure) for figure in FIGURES if figure.places.card is not None]
     items = [
-        (BY_KEY["usage_peak"].name, text("usage_peak"), f"at {found.peak_usage_s or 0:,.0f} s"),
-        (BY_KEY["usage_mean"].name, text("usage_mean"), "of the pool, held by requests"),
-        ("Requests finished", text("finished"), f"{text('admitted')} admitted"),
-        (BY_KEY["waiting_peak"].name, text("waiting_peak"), "requests in the queue"),
-        ("Preemptions", text("preemptions"), f"{text('swapped_blocks')} blocks swapped out"),
-        ("Refused", text("refused"), f"{text('aborted')} aborted"),
-        ("Decode", text("decode_tokens_per_s"), f"{text('decode_tokens')} tokens"),
-        ("Prefill", text("prefill_tokens_per_s"), f"{text('prefill_tokens')} tokens"),
-        (BY_KEY["hit_rate"].name, text("hit_rate"), f"{text('cached_tokens')} of {text('new_prompt_tokens')} tokens"),
-        ("Restored", text("restored_tokens"), f"tokens after preemptions, {text('recomputed_tokens')} recomputed"),
-        ("First token, p95", text("first_token_p95_s"), f"p50 {text('first_token_p50_s')}"),
-        ("Between tokens, p95", text("inter_token_p95_s"), f"p50 {text('inter_token_p50_s')}"),
-        ("Queue, p95", text("queued_p95_s"), "from arrival to the first run"),
-        ("Blocks evicted", text("evicted_blocks"), f"{text('copied_blocks')} copied on write"),
-        ("Gaps", f"{text('num_lost_frames')} frames", f"{text('num_silences')} silences, {text('silent_s')}"),
+        (card.title or figure.name, card.value.format(texts[figure.key]), card.beside.format_map(texts))
+        for card, figure in sorted(cards, key=lambda each: each[0].place)
     ]
     is_of_range = found.figures["waiting_peak"] is None or None not in found.totals.values()
     if is_of_range:  # what is unknown then: the engine would tell it
