@@ -71,7 +71,7 @@ def main() -> None:
 def simulated(case: Case, allocator: str) -> float:
     """Bytes that requests held at most, in the simulator with Llama-3.1-8B's sizes."""
     from kvscope_engine.simulator.costs.cost_model import PRESETS
-    from kvscope_engine.simulator.limits import Limits
+    from kvscope_engine.simulator.limits import SimulatedLimits
     from kvscope_engine.simulator.simulation import Setup, Simulation
     from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 
@@ -80,7 +80,7 @@ def simulated(case: Case, allocator: str) -> float:
     # The first request of a shared text runs one step alone: it computes what the others find.
     late = WorkloadRequest(1, case.input_tokens, case.output_tokens, one.text_ids)
     requests = (one, *[late] * (case.size - 1)) if is_shared else (one,) * case.size
-    limits = Limits(
+    limits = SimulatedLimits(
         num_blocks=case.num_blocks,
         block_size=BLOCK_SIZE,
         max_num_seqs=case.size,

@@ -19,10 +19,10 @@ from typing import Any, Final
 import torch
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
-from kvscope_engine.bench.laboratory.heat_cost import Told
+from kvscope_engine.bench.laboratory.heat_cost import NewestStep
 from kvscope_engine.bench.workloads import sample_text
-from kvscope_engine.model.joined.fused_layer import FusedLayer
-from kvscope_engine.model.joined.packed_linear import PackedLinear
+from kvscope_engine.model.fused.fused_layer import FusedLayer
+from kvscope_engine.model.fused.packed_linear import PackedLinear
 from kvscope_kernels.grouped.weight import rounded
 from kvscope_kernels.native.grouped import NativeGrouped
 from kvscope_kernels.native.linear import Int8Weight
@@ -104,7 +104,7 @@ def layers(pairs: int) -> None:
 
 def heat(context: int, pairs: int) -> None:
     """8 requests of the default model that share a prompt."""
-    told, batch = Told(), BATCHES[-1]
+    told, batch = NewestStep(), BATCHES[-1]
     blocks = context // 16 + batch * (2 * pairs // 16 + 8)
     config = EngineConfig(device="cpu", num_threads=1, page_heat=2, num_gpu_blocks_override=blocks)
     with Engine(config, publish=told.take) as engine:

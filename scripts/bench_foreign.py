@@ -12,9 +12,9 @@ import time
 from collections import deque
 from typing import Final
 
-from kvscope_telemetry.foreign.readings import EngineReading
-from kvscope_telemetry.foreign.server_facts import ServerFacts
-from kvscope_telemetry.foreign.translator import Translator
+from kvscope_telemetry.external.readings import EngineReading
+from kvscope_telemetry.external.server_facts import ServerFacts
+from kvscope_telemetry.external.translator import Translator
 from kvscope_telemetry.kv_events.batches import BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.decoding import decode_batch
 from kvscope_telemetry.kv_events.encoding import encode_batch
@@ -33,7 +33,7 @@ FILLING: Final = 10
 WANTED: Final = 100_000
 
 
-class Life:
+class RequestHistory:
     """Batches as an engine with a full pool sends them, `run` blocks an event."""
 
     def __init__(self, run: int) -> None:
@@ -57,15 +57,15 @@ class Life:
 
 def measure(run: int) -> tuple[float, float, float, float]:
     """Events a second, and ns an event for decoding, translating and mirroring."""
-    life, translator, mirror = Life(run), Translator("vllm"), Mirror()
+    history, translator, mirror = RequestHistory(run), Translator("vllm"), Mirror()
     translator.read(EngineReading(num_blocks=BLOCKS + 64, block_size=TOKENS), ServerFacts(), 1, are_events_live=True)
     for _ in range(FILLING):
-        payload = life.batch(BLOCKS // run // FILLING, with_removals=False)
+        payload = history.batch(BLOCKS // run // FILLING, with_removals=False)
         translator.take([Received(0, decode_batch(payload))], 1)
     apply(mirror, translator, 2)
     parts: list[tuple[float, float, float]] = []
     for number in range(FRAMES):
-        payloads = [life.batch(BATCH_EVENTS) for _ in range(FRAME_BATCHES)]
+        payloads = [history.batch(BATCH_EVENTS) for _ in range(FRAME_BATCHES)]
         started = time.process_time()
         items = [Received(number, decode_batch(payload)) for payload in payloads]
         decoded = time.process_time()

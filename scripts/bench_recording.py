@@ -6,9 +6,9 @@
     python scripts/bench_recording.py --open hour.mcap
 
 Makes them by a synthetic engine on a clock of its own (an hour takes some minutes), then measures each in a fresh
-process: size a minute and where each byte goes; opening, and the course of all seconds; jumps to random moments as the
-window makes them, which takes their past from the course, again and first on a file just opened; the life of a block,
-and saving; memory meanwhile. Times are of the wall and, for machines that others use too, of the processor.
+process: size a minute and where each byte goes; opening, and the overview of all seconds; jumps to random moments as
+the window makes them, which takes their past from the overview, again and first on a file just opened; the life of a
+block, and saving; memory meanwhile. Times are of the wall and, for machines that others use too, of the processor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from recorded_bytes import print_table, recorded_bytes
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown
 from kvscope_telemetry.playback.playback_reader import PlaybackReader
 from kvscope_telemetry.recordings.block_history import read_part
-from kvscope_telemetry.recordings.overview import read_course
+from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
@@ -87,12 +87,12 @@ def measure(path: Path, num_jumps: int) -> None:
     """Print what was found."""
     before_mib = resident_mib()
     recording, opened = timed(lambda: Recording.open(path))
-    course, read = timed(lambda: read_course(recording))
+    overview, read = timed(lambda: read_overview(recording))
     minutes = recording.info.duration_s / 60
-    print(f"{minutes:.1f} minutes, {recording.info.num_frames:,} frames, {len(course.events):,} events")
+    print(f"{minutes:.1f} minutes, {recording.info.num_frames:,} frames, {len(overview.events):,} events")
     print(f"size        {path.stat().st_size / 1e6:.1f} MB, {path.stat().st_size / 1e6 / minutes:.2f} MB a minute")
     print(f"opened      {opened}")
-    print(f"its course  {read}, {len(course):,} seconds")
+    print(f"its overview  {read}, {len(overview):,} seconds")
     opened_mib = resident_mib()
     _measure_jumps("jumps       ", (recording for _ in range(num_jumps)))
     jumped_mib = resident_mib()
@@ -100,7 +100,7 @@ def measure(path: Path, num_jumps: int) -> None:
     _measure_waits(recording)
     _play(recording)
     print(
-        f"memory      {before_mib:.0f} MiB before, {opened_mib:.0f} with its course, {jumped_mib:.0f} after jumps"
+        f"memory      {before_mib:.0f} MiB before, {opened_mib:.0f} with its overview, {jumped_mib:.0f} after jumps"
         f", {resident_mib():.0f} after a block's life, saving and a minute played"
     )
     print_table(recorded_bytes(recording), minutes)

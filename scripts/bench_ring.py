@@ -20,7 +20,7 @@ from pathlib import Path
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.state.follower import Follower
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.timeline.ring import Ring
@@ -80,10 +80,10 @@ def _pair(source: LiveSource, folder: Path, args: argparse.Namespace, turn: int)
 
 
 def _measure_memory(args: argparse.Namespace) -> None:
-    """As a desktop: it keeps the course of what the ring has, and a mirror."""
+    """As a desktop: it keeps the overview of what the ring has, and a mirror."""
     now_ns, minute_steps = 1_000_000_000, round(60 * args.rate)
     engine = SyntheticEngine(num_blocks=args.blocks, num_running=32, clock=lambda: now_ns)
-    course, follower = Course(), Follower()
+    overview, follower = SessionOverview(), Follower()
     with tempfile.TemporaryDirectory(prefix="kvscope-ring-") as folder:
         ring = Ring(Path(folder) / "ring")
         messages: list[Frame | Snapshot] = [engine.snapshot()]
@@ -91,7 +91,7 @@ def _measure_memory(args: argparse.Namespace) -> None:
             for message in messages:
                 ring.write(message, wait=True)
                 follower.feed(message)
-            _keep_course(ring, course)
+            _keep_overview(ring, overview)
             if minute in (1, 10, 60, 120):
                 on_disk = ring.num_bytes / 1e6
                 print(
@@ -105,12 +105,14 @@ def _measure_memory(args: argparse.Namespace) -> None:
         ring.close()
 
 
-def _keep_course(ring: Ring, course: Course) -> None:
+def _keep_overview(ring: Ring, overview: SessionOverview) -> None:
     ring.flush(60.0)
-    told = ring.take_course()
-    course.extend([each for each in told if isinstance(each, Summary)], [e for e in told if isinstance(e, TimedEvent)])
+    told = ring.take_overview()
+    overview.extend(
+        [each for each in told if isinstance(each, Summary)], [e for e in told if isinstance(e, TimedEvent)]
+    )
     if ring.start_ns is not None:
-        course.forget_before(ring.start_ns)
+        overview.forget_before(ring.start_ns)
 
 
 def _resident_mib() -> float:

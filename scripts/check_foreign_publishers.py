@@ -29,8 +29,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from kvscope_telemetry.foreign.address import ForeignAddress
-from kvscope_telemetry.foreign.source import ForeignSource
+from kvscope_telemetry.external.address import ExternalAddress
+from kvscope_telemetry.external.source import ExternalSource
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.encoding import encode_batch
 from kvscope_telemetry.ledger import BlockState, Tier
@@ -71,25 +71,25 @@ def check(wheel: Path) -> bool:
                 archive.extract(path, folder)
         endpoint = f"ipc://{folder}/events"
         text = f"{engine}://127.0.0.1:{metrics.port}"
-        address = ForeignAddress.parse(text, kv_events=endpoint, replay=f"{endpoint}-replay")
+        address = ExternalAddress.parse(text, kv_events=endpoint, replay=f"{endpoint}-replay")
         module = load(folder, engine)
         media = media_of(module, engine)
-        with ForeignSource(address) as early:
+        with ExternalSource(address) as early:
             results = []
             for seed in (1, 2):
                 with Publisher(folder, engine, endpoint, seed):
                     results.append(compare(early, media, seed, "from the beginning" if seed == 1 else "restarted"))
-                    with ForeignSource(address) as late:
+                    with ExternalSource(address) as late:
                         results.append(compare(late, media, seed, "joined late"))
         decodes = decoded_by(module)
     print(f"{engine} {version}: {'; '.join([*results, decodes])}")
     return not any("DIFFERS" in result for result in (*results, decodes))
 
 
-def compare(source: ForeignSource, media: tuple[str, ...], seed: int, what: str) -> str:
+def compare(source: ExternalSource, media: tuple[str, ...], seed: int, what: str) -> str:
     """Wait until the mirror is what was published; say how it came out."""
     wanted: Held = {}
-    for events in life(media, seed):
+    for events in history(media, seed):
         follow(wanted, events)
     deadline = time.monotonic() + WAIT_S
     while held(source) != wanted and time.monotonic() < deadline:
@@ -100,7 +100,7 @@ def compare(source: ForeignSource, media: tuple[str, ...], seed: int, what: str)
     return f"{what} DIFFERS: {len(held(source))} of {len(wanted)} blocks ({source.status.reason})"
 
 
-def held(source: ForeignSource) -> Held:
+def held(source: ExternalSource) -> Held:
     """Parents by hash and tier, as the mirror has them."""
     ledger = source.mirror.ledger
     rows = np.flatnonzero(ledger.state == BlockState.CACHED)
@@ -124,7 +124,7 @@ def follow(wanted: Held, events: Iterable[KvEvent]) -> None:
                 wanted.pop((block_hash, tier), None)
 
 
-def life(media: tuple[str, ...], seed: int) -> Iterator[list[KvEvent]]:
+def history(media: tuple[str, ...], seed: int) -> Iterator[list[KvEvent]]:
     """What the publisher publishes, batch by batch: the same in both processes."""
     chance = random.Random(seed)
     hashes = [chance.getrandbits(64) | 1 for _ in range(500)]
@@ -149,7 +149,7 @@ def publish(folder: Path, engine: str, endpoint: str, seed: int) -> None:
     module = load(folder, engine)
     options: dict[str, Any] = {"endpoint": endpoint, "replay_endpoint": f"{endpoint}-replay", "topic": "kv"}
     publisher = module.ZmqEventPublisher(0, **options)
-    for events in life(media_of(module, engine), seed):
+    for events in history(media_of(module, engine), seed):
         publisher.publish(module.KVEventBatch(ts=time.time(), events=[theirs(module, engine, each) for each in events]))
     print("published", flush=True)
     sys.stdin.read()

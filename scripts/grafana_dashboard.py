@@ -196,7 +196,7 @@ def blocks() -> list[Panel]:
 
 def pressure() -> list[Panel]:
     """What happens when blocks are short."""
-    names = ("evicted", "copied", "swapped_out", "swapped_in", "sunk", "lost")
+    names = ("evicted", "copied", "swapped_out", "swapped_in", "offloaded", "lost")
     moves = [(f"sum({rate(f'kvscope_{name}_blocks_total')})", name.replace("_", " ")) for name in names]
     return [
         row("Evictions and preemptions"),

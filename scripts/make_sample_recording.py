@@ -28,7 +28,7 @@ from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.messages.commands import Abort, ChatMessage, Command, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame
-from kvscope_telemetry.recordings.overview import read_course
+from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
@@ -147,9 +147,9 @@ def _text(name: str) -> str:
 def tell(path: Path) -> int:
     """What is in it, as a line; whether it shows what it is there for."""
     recording = Recording.open(path)
-    found = digest(recording, read_course(recording), span_of(recording))
+    found = digest(recording, read_overview(recording), span_of(recording))
     wanted = (
-        *("preemptions", "swapped_blocks", "evicted_blocks", "copied_blocks", "sunk_blocks", "loaded_blocks"),
+        *("preemptions", "swapped_blocks", "evicted_blocks", "copied_blocks", "offloaded_blocks", "loaded_blocks"),
         *("cached_tokens", "accepted_tokens", "aborted", "refused"),
     )
     counts = {name: found.totals[name] for name in wanted}

@@ -13,8 +13,8 @@ import msgspec
 import zstandard
 
 from kvscope_telemetry.recordings.chunks import MAGIC, read_chunk
-from kvscope_telemetry.recordings.effort import Effort
 from kvscope_telemetry.recordings.layout import SCHEMAS, TOPICS
+from kvscope_telemetry.recordings.read_budget import ReadBudget
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.survey import Surveyor
 
@@ -38,7 +38,7 @@ def recorded_bytes(recording: Recording) -> Sizes:
     surveyor = Surveyor()
     with recording.path.open("rb") as file:
         file.seek(len(MAGIC))
-        chunks = surveyor.run(file, Effort(recording.path.stat().st_size))
+        chunks = surveyor.run(file, ReadBudget(recording.path.stat().st_size))
         kinds = {surveyor.found.channels[kind]: kind for kind in TOPICS}
         for chunk in chunks:
             messages = read_chunk(file, chunk)

@@ -88,7 +88,7 @@ if "$PYTHON" -c 'import kvscope_engine.engine, kvscope_engine.cli.main' 2>"$LOG"
     tests loading tests/engine/model/loading/test_loader.py
     tests tiers tests/engine/model/tiers
     tests "virtual memory" tests/engine/model/virtual_memory
-    tests "streamed weights" tests/engine/model/host_weights/test_streaming_on_gpu.py
+    tests "streamed weights" tests/engine/model/cpu_offload/test_streaming_on_gpu.py
     tests "end to end" tests/engine/test_engine_on_gpu.py
     if [ -n "$REHEARSAL" ]; then set -- --device cpu --only copy --rounds 1; else set -- --device cuda --rounds 5; fi
     part "kernels, beside" "$PYTHON" -m kvscope_engine.cli.main bench kernels "$@"

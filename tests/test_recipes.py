@@ -220,8 +220,8 @@ def test_an_event_kind(recipe: Recipe) -> None:
         from kvscope_app.look.theming.theme_keeper import ThemeKeeper
         from kvscope_app.session.session import Session
         from kvscope_app.views.timeline.lane_layout import LANES, LaneLayout
-        from kvscope_app.views.timeline.lane_picture import Shown, bare_lanes, draw
-        from kvscope_app.views.timeline.lane_words import found_in_lane
+        from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
+        from kvscope_app.views.timeline.lane_descriptions import found_in_lane
         from kvscope_app.views.timeline.request_lanes import RequestLanes
         from kvscope_app.views.timeline.time_span import TimeSpan
         from kvscope_app.window.main_window import MainWindow
@@ -229,7 +229,7 @@ def test_an_event_kind(recipe: Recipe) -> None:
         from kvscope_telemetry.exports.comparison.alignment import moments
         from kvscope_telemetry.exports.export import Wanted, export
         from kvscope_telemetry.playback.playback_source import PlaybackSource
-        from kvscope_telemetry.recordings.overview import read_course
+        from kvscope_telemetry.recordings.overview import read_overview
         from kvscope_telemetry.recordings.reader import Recording
         from kvscope_telemetry.recordings.writer import RecordingWriter
         from tests.telemetry.exports.conftest import story
@@ -247,12 +247,12 @@ def test_an_event_kind(recipe: Recipe) -> None:
             data = Path(name).read_bytes()
             assert b"migrated" in data and why.encode() in data, name
 
-        course = read_course(recording)
-        assert "first migration" in {moment.name for moment in moments(course)}
-        assert "migrated" not in bare_lanes(course)
-        place = next(place for place in range(len(course.events)) if course.events[place].event.kind == "migrated")
-        time_ns = course.events[place].time_ns
-        shown = Shown(course, RequestLanes(), TimeSpan(time_ns - 10**9, time_ns + 10**9), time_ns + 10**9)
+        overview = read_overview(recording)
+        assert "first migration" in {moment.name for moment in moments(overview)}
+        assert "migrated" not in bare_lanes(overview)
+        place = next(place for place in range(len(overview.events)) if overview.events[place].event.kind == "migrated")
+        time_ns = overview.events[place].time_ns
+        shown = ShownLanes(overview, RequestLanes(), TimeSpan(time_ns - 10**9, time_ns + 10**9), time_ns + 10**9)
         layout = LaneLayout(904, 600)
         lane, top, height = next(box for box in layout.boxes() if box[0].name == "migrated")
         assert lane.title == "Migrations"
@@ -264,7 +264,7 @@ def test_an_event_kind(recipe: Recipe) -> None:
         settings = QSettings("settings.ini", QSettings.Format.IniFormat)
         source = PlaybackSource(recording, is_playing=False)
         session = Session(source)
-        while not session.is_course_whole:
+        while not session.is_overview_whole:
             session.poll()
         window = MainWindow(session, ThemeKeeper(app, settings, "dark"), settings)
         window.resize(1500, 900)
@@ -383,15 +383,15 @@ def test_a_predefined_alarm(recipe: Recipe) -> None:
         from kvscope_app.settings.settings_keeper import SettingsKeeper
         from kvscope_telemetry.alarms.alarm_engine import AlarmEngine, alarm_text
         from kvscope_telemetry.alarms.rules import DEFAULT_RULES
-        from kvscope_telemetry.summaries.course import Course
+        from kvscope_telemetry.summaries.session_overview import SessionOverview
         from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
         from PySide6.QtCore import QSettings
         from tests.app.conftest import FakeEngine, poll_all
 
-        course = Course()
+        overview = SessionOverview()
         refused = [5 if second in (8, 9, 10) else 0 for second in range(20)]
-        course.extend(Summary(time_ns=at * SECOND_NS, epoch=1, refused=num) for at, num in enumerate(refused))
-        rang = AlarmEngine(DEFAULT_RULES).read(course, 0, len(course))
+        overview.extend(Summary(time_ns=at * SECOND_NS, epoch=1, refused=num) for at, num in enumerate(refused))
+        rang = AlarmEngine(DEFAULT_RULES).read(overview, 0, len(overview))
         assert [alarm_text(alarm) for alarm in rang if alarm.name == "Many refusals"], rang
 
         app = QApplication([])
@@ -446,7 +446,7 @@ def test_a_figure_of_a_run(recipe: Recipe, column: str) -> None:
         from kvscope_telemetry.exports.export import Wanted, export
         from kvscope_telemetry.exports.span import span_of
         from kvscope_telemetry.messages.telemetry import Frame
-        from kvscope_telemetry.recordings.overview import read_course
+        from kvscope_telemetry.recordings.overview import read_overview
         from kvscope_telemetry.recordings.reader import Recording
         from kvscope_telemetry.recordings.writer import RecordingWriter
         from tests.telemetry.exports.conftest import story
@@ -458,7 +458,7 @@ def test_a_figure_of_a_run(recipe: Recipe, column: str) -> None:
                     message = replace(message, counters=counters)
                 writer.write(message, wait=True)
         recording = Recording.open(writer.path)
-        course, span = read_course(recording), span_of(recording)
+        overview, span = read_overview(recording), span_of(recording)
         total = 112
 
         parser = add_info_parser(argparse.ArgumentParser().add_subparsers())
@@ -475,7 +475,7 @@ def test_a_figure_of_a_run(recipe: Recipe, column: str) -> None:
         head, *rows = [line.split(",") for line in Path("metrics.csv").read_text().splitlines()]
         assert sum(int(row[head.index(COLUMN)]) for row in rows) == total
 
-        run = Run(recording, course, span)
+        run = Run(recording, overview, span)
         row = next(row for row in compare(run, run).rows if row.key == COLUMN)
         assert (row.label, row.a, row.b) == ("Made-up things", total, total)
 
@@ -483,7 +483,7 @@ def test_a_figure_of_a_run(recipe: Recipe, column: str) -> None:
         assert (figure.words, figure.group) == ("Made-up things per second", "Cache")
         assert parse_rule(f"{COLUMN}_per_s > 100 for 5 s")
 
-        shown = measured(course, RequestLanes(), TimeSpan(span.from_ns, span.until_ns), span.until_ns)
+        shown = measured(overview, RequestLanes(), TimeSpan(span.from_ns, span.until_ns), span.until_ns)
         assert dict(shown.rows)["Made-up things"] == str(total)
         """
     )

@@ -80,7 +80,7 @@ def _with_access(address: Address, args: argparse.Namespace, api_key: str) -> Ad
 def _check_fits(args: argparse.Namespace, addresses: Sequence[Address]) -> None:
     """Every option is for one of them at least."""
     for name, value in _access_options(args):
-        is_for_foreign = name != "--key"
-        if value and not any(address.is_foreign == is_for_foreign for address in addresses):
-            kind = "vllm:// and sglang://" if is_for_foreign else "kvscope engines, ipc://, tcp:// and ssh://"
+        is_for_external = name != "--key"
+        if value and not any(address.is_foreign == is_for_external for address in addresses):
+            kind = "vllm:// and sglang://" if is_for_external else "kvscope engines, ipc://, tcp:// and ssh://"
             raise BadInput(f"{name} is for {kind}, and does not go with {addresses[0].text}")

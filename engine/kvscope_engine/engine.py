@@ -21,17 +21,17 @@ import torch
 
 from kvscope_engine.cache_events import make_cache_events
 from kvscope_engine.completion import Completion, collect
+from kvscope_engine.components import EngineComponents, build_components
 from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.inputs import prompt_token_ids
 from kvscope_engine.interventions import Interventions
 from kvscope_engine.model.memory.allocator_map import allocator_map
 from kvscope_engine.model.ranks.leader import Leader
+from kvscope_engine.model.roofline.weights_line import weights_line
 from kvscope_engine.model.structured.forms import always, matcher_for, prepared
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.tiers.stats import TierStats
-from kvscope_engine.model.work.weights_line import weights_line
 from kvscope_engine.outputs import OutputStream
-from kvscope_engine.parts import Parts, build_parts
 from kvscope_engine.policy.blocks.block_contents import block_content
 from kvscope_engine.policy.blocks.cache_log import CacheLog
 from kvscope_engine.policy.blocks.measured_attention import tell_attention, tell_skips
@@ -88,24 +88,32 @@ class Engine:
         self._publish = publish or _discard
         self._cache_events = make_cache_events(config)
         try:
-            self._parts: Parts = build_parts(config, self._epoch, progress or _discard, self._cache_log)
+            self.components: EngineComponents = build_components(
+                config, self._epoch, progress or _discard, self._cache_log
+            )
         except BaseException:
             self._close_cache_events()
             raise
         if self._cache_events is not None:
-            self._parts.notes.append(self._cache_events.note)
+            self.components.notes.append(self._cache_events.note)
             self._cache_events.publish()  # what a kept file holds
         self._frame_builder = FrameBuilder(
-            self._epoch, self._parts.pool, self._parts.scheduler, self._publish, messages_dropped=messages_dropped
+            self._epoch,
+            self.components.pool,
+            self.components.scheduler,
+            self._publish,
+            messages_dropped=messages_dropped,
         )
         self._loop = StepLoop(
-            self._parts.scheduler,
-            self._parts.runner,
-            self._parts.explain_shortage,
-            overlaps=self._parts.overlaps,
+            self.components.scheduler,
+            self.components.runner,
+            self.components.explain_shortage,
+            overlaps=self.components.overlaps,
         )
-        self.interventions = Interventions(self._parts.pool, self._parts.scheduler, self._record_idle, self._settle)
-        self.stops = EngineStops(self._parts.scheduler, self._record_idle)
+        self.interventions = Interventions(
+            self.components.pool, self.components.scheduler, self._record_idle, self._settle
+        )
+        self.stops = EngineStops(self.components.scheduler, self._record_idle)
         self._streams: dict[int, OutputStream] = {}
         self._spoken: dict[int, OutputStream] = {}
         """Those of them with something to hand out: thousands may wait in the queue and say nothing."""
@@ -116,7 +124,7 @@ class Engine:
         self.is_closed = False
         self.step_count = 0
         self.step_started_ns = 0
-        self.hello = self._parts.hello
+        self.hello = self.components.hello
         self._publish(self.hello)
         self._publish(self.memory())
 
@@ -126,13 +134,13 @@ class Engine:
         May take long, and may be called on any thread; a form is given up once it is not wanted any more. Raises
         BadInput when the prompt or the form cannot be accepted.
         """
-        loaded = self._parts.loaded
-        ids = prompt_token_ids(submit, loaded.tokenizer, loaded.info.vocab_size, self._parts.limits.max_model_len)
-        return prepared(ids, submit.sampling.structured, self._parts.forms, is_wanted)
+        loaded = self.components.loaded
+        ids = prompt_token_ids(submit, loaded.tokenizer, loaded.info.vocab_size, self.components.limits.max_model_len)
+        return prepared(ids, submit.sampling.structured, self.components.forms, is_wanted)
 
     def has_form(self, submit: Submit) -> bool:
         """Whether the form that `submit` asks for takes no time any more, or it asks for none. On any thread."""
-        asked, forms = submit.sampling.structured, self._parts.forms
+        asked, forms = submit.sampling.structured, self.components.forms
         return asked is None or forms is None or forms.has(asked)
 
     def submit(self, submit: Submit, token_ids: Callable[[], list[int]] | None = None) -> Accepted:
@@ -144,7 +152,7 @@ class Engine:
         self._check_open()
         requests = self._requests_of(submit, token_ids or partial(self.prompt_token_ids, submit))
         for request in requests:
-            self._parts.scheduler.add(request)
+            self.components.scheduler.add(request)
             self._streams[request.number] = self._stream(request, submit)
         self._clients[submit.request_id] = requests
         return Accepted(
@@ -158,7 +166,7 @@ class Engine:
         now_ns = time.monotonic_ns()
         for request in self._clients.get(request_id, ()):
             if not request.is_finished:
-                self._parts.scheduler.abort(request, now_ns)
+                self.components.scheduler.abort(request, now_ns)
                 stream = self._spoken[request.number] = self._streams[request.number]
                 stream.finish("abort", now_ns)
 
@@ -168,14 +176,14 @@ class Engine:
         Nothing is said to its client. Does nothing for options that would have been refused.
         """
         self._check_open()
-        limits, model = self._parts.limits, self._parts.loaded.info.sampling
+        limits, model = self.components.limits, self.components.loaded.info.sampling
         try:
             requests = child_requests(submit, [], limits, self._next_number, self._config.seed, model)
         except BadInput:
             return
         self._next_number += len(requests)
         for request in requests:
-            self._parts.scheduler.list_aborted(request, time.monotonic_ns())
+            self.components.scheduler.list_aborted(request, time.monotonic_ns())
 
     def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:
         """One step: schedule, run, commit, record. Returns what clients are to be told, oldest first.
@@ -184,8 +192,8 @@ class Engine:
         """
         self._check_open()
         self.step_started_ns = time.monotonic_ns()
-        if self._parts.forms is not None:
-            self._parts.forms.await_masks(is_idle=self._ran_nothing)
+        if self.components.forms is not None:
+            self.components.forms.await_masks(is_idle=self._ran_nothing)
         ran = self._loop.next(self.step_count + 1, ahead=ahead)
         self._ran_nothing = ran is None
         if ran is None:
@@ -215,38 +223,38 @@ class Engine:
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
         """What blocks hold, in the order asked. Ids outside the pool hold nothing."""
-        pool, scheduler = self._parts.pool, self._parts.scheduler
+        pool, scheduler = self.components.pool, self.components.scheduler
         contents = (block_content(block, pool, scheduler.requests, scheduler.prefix_of) for block in blocks)
         return tuple(with_text(content, self.tokenizer) for content in contents)
 
     def allocator_map(self, tag: int = 0) -> AllocatorMap:
         """How torch's allocator divides the GPU's memory now. Raises BadInput on a CPU."""
-        return allocator_map(self._parts.loaded.device, tag)
+        return allocator_map(self.components.loaded.device, tag)
 
     def reset_prefix_cache(self) -> None:
         """Forget every idle cached block."""
-        self._parts.scheduler.reset_prefix_cache(time.monotonic_ns())
+        self.components.scheduler.reset_prefix_cache(time.monotonic_ns())
         self._record_idle()
 
     def memory(self) -> MemoryBreakdown:
         """Where the memory went, in bytes."""
-        return self._parts.memory_breakdown()
+        return self.components.memory_breakdown()
 
     @property
     def tier_stats(self) -> TierStats | None:
         """What the lower tiers did since the start; None without any."""
-        mover = self._parts.mover
+        mover = self.components.mover
         return None if mover is None else mover.stats
 
     def drain_tiers(self) -> bool:
         """Wait until all that went to the disk tier is on the drive; whether it is. Only measurements need it."""
-        mover = self._parts.mover
+        mover = self.components.mover
         return mover is None or mover.drain()
 
     @property
     def ranks(self) -> Leader | None:
         """The other ranks of tensor parallel; None without any."""
-        return self._parts.leader
+        return self.components.leader
 
     @property
     def overlaps(self) -> OverlapCounts:
@@ -256,33 +264,33 @@ class Engine:
     @property
     def dtype(self) -> torch.dtype:
         """Of weights and activations."""
-        return self._parts.loaded.dtype
+        return self.components.loaded.dtype
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The model's, None when it has none."""
-        return self._parts.loaded.tokenizer
+        return self.components.loaded.tokenizer
 
     @property
     def memory_plan(self) -> str:
         """Where a GPU's memory went, on one line; empty where the size of the pool was given, and on a CPU."""
-        plan = self._parts.plan
-        return "" if plan is None else plan.summary(str(self._parts.loaded.device))
+        plan = self.components.plan
+        return "" if plan is None else plan.summary(str(self.components.loaded.device))
 
     @property
     def weights(self) -> str:
         """How the weights are held, and how much of them a step reads, on one line."""
-        return weights_line(self._parts.loaded, self._parts.runner.fused, self._parts.work)
+        return weights_line(self.components.loaded, self.components.runner.fused, self.components.work)
 
     @property
     def attention(self) -> str:
         """Whose attention runs prompts on a GPU, and why, on one line; empty on a CPU."""
-        return self._parts.hello.device.attention
+        return self.components.hello.device.attention
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What is not as it was asked for, a line each; after `close` also what failed and what could not be kept."""
-        return tuple(self._parts.notes)
+        return tuple(self.components.notes)
 
     @property
     def has_unfinished(self) -> bool:
@@ -292,7 +300,7 @@ class Engine:
     @property
     def num_unfinished(self) -> int:
         """Requests waiting or running."""
-        return self._parts.scheduler.num_running + self._parts.scheduler.num_waiting
+        return self.components.scheduler.num_running + self.components.scheduler.num_waiting
 
     @property
     def last_seq(self) -> int:
@@ -309,7 +317,7 @@ class Engine:
         self._clients.clear()
         self._close_cache_events()
         self._loop.close()
-        self._parts.close()
+        self.components.close()
 
     def __enter__(self) -> Self:
         return self
@@ -328,26 +336,31 @@ class Engine:
         try:
             if submit.request_id in self._clients:
                 raise BadInput(f"request id {submit.request_id!r} is in use: an id is free once its request ended")
-            ids = prepared(token_ids(), submit.sampling.structured, self._parts.forms)
+            ids = prepared(token_ids(), submit.sampling.structured, self.components.forms)
             requests = child_requests(
-                submit, ids, self._parts.limits, self._next_number, self._config.seed, self._parts.loaded.info.sampling
+                submit,
+                ids,
+                self.components.limits,
+                self._next_number,
+                self._config.seed,
+                self.components.loaded.info.sampling,
             )
             for request in requests:
                 request.matcher = matcher_for(ids)
         except BadInput as refusal:
-            self._parts.scheduler.refuse(str(refusal), time.monotonic_ns())
+            self.components.scheduler.refuse(str(refusal), time.monotonic_ns())
             raise
         self._next_number += len(requests)
         return requests
 
     def _stream(self, request: Request, submit: Submit) -> OutputStream:
-        loaded = self._parts.loaded
+        loaded = self.components.loaded
         detokenizer = None
         if loaded.tokenizer is not None:
             continued = request.prompt_token_ids if submit.raw and submit.messages is None else ()
             detokenizer = loaded.tokenizer.detokenizer(submit.sampling.stop, continued)
         token_text = loaded.tokenizer.token_text if loaded.tokenizer is not None else None
-        running_time = self._parts.scheduler.running_time
+        running_time = self.components.scheduler.running_time
         return OutputStream(request, submit.request_id, detokenizer, loaded.eos_token_ids, token_text, running_time)
 
     def _settle(self) -> None:
@@ -360,18 +373,18 @@ class Engine:
         """Commit and record a step that was run."""
         self.step_count += 1
         self.stops.notice()  # before its latencies are measured
-        if self._parts.threads is not None:
-            self._parts.threads.look()
+        if self.components.threads is not None:
+            self.components.threads.look()
         if ran.result.block_shares is not None:
-            tell_attention(self._parts.pool, ran.plan, ran.result.block_shares, self.step_count)
+            tell_attention(self.components.pool, ran.plan, ran.result.block_shares, self.step_count)
         if ran.result.block_skips is not None:
-            tell_skips(self._parts.pool, ran.plan, ran.result.block_skips)
+            tell_skips(self.components.pool, ran.plan, ran.result.block_skips)
         for request in ran.failed:
             self._finish(request, self._streams[request.number], "error", ran.ended_ns, ran.reason)
-        for note in self._parts.new_notes():
-            self._parts.scheduler.note(note, ran.ended_ns)
+        for note in self.components.new_notes():
+            self.components.scheduler.note(note, ran.ended_ns)
             self._on_note(note)
-        self._parts.scheduler.rate.observe(ran.plan, ran.result.forward_ns / 1e9)
+        self.components.scheduler.rate.observe(ran.plan, ran.result.forward_ns / 1e9)
         plan, result = self._commit(ran.plan, ran.result, ran.ended_ns)
         committed_ns = time.monotonic_ns()
         timings = Timings(
@@ -381,7 +394,7 @@ class Engine:
             commit_ns=committed_ns - ran.ended_ns,
             record_ns=self._record_ns,
         )
-        work = self._parts.work_of(ran.plan, ran.result)
+        work = self.components.work_of(ran.plan, ran.result)
         self._frame_builder.record(plan, result, timings, self.step_count, ran.ended_ns, work)
         self._tell_cache_events()
         self._record_ns = time.monotonic_ns() - committed_ns
@@ -397,10 +410,10 @@ class Engine:
             num_said.append(said)
             if reason is not None:
                 ends.append((item.request, reason, error))
-        if self._parts.forms is not None:
-            self._parts.forms.send()
+        if self.components.forms is not None:
+            self.components.forms.send()
         plan, result = keep_said(plan, result, num_said)
-        self._parts.scheduler.commit(plan, self.step_count, now_ns)
+        self.components.scheduler.commit(plan, self.step_count, now_ns)
         for request, reason, error in ends:
             self._finish(request, self._streams[request.number], reason, now_ns, error)
         return plan, result
@@ -425,7 +438,7 @@ class Engine:
     def _finish(
         self, request: Request, stream: OutputStream, reason: FinishReason, now_ns: int, error: str = ""
     ) -> None:
-        self._parts.scheduler.finish(request, reason, now_ns)
+        self.components.scheduler.finish(request, reason, now_ns)
         self._spoken[request.number] = stream  # it has a last word, if no token in this step
         stream.finish(reason, now_ns, error)
 

@@ -17,9 +17,9 @@ from typing import Final
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduling.changes import Changes
+from kvscope_engine.policy.scheduling.changes import RequestChanges
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import (
     Batch,
     Counters,
@@ -111,7 +111,7 @@ class FrameBuilder:
 
     def _emit(
         self,
-        changes: Changes,
+        changes: RequestChanges,
         plan: StepPlan | None,
         batch: Batch,
         timings: Timings,
@@ -166,7 +166,7 @@ class FrameBuilder:
         self._generation_tokens += len(first) + len(inter)
         return first, inter
 
-    def _forget_finished(self, changes: Changes) -> None:
+    def _forget_finished(self, changes: RequestChanges) -> None:
         for request in changes.touched:
             if request.is_finished:
                 self._last_token_ns.pop(request.number, None)
@@ -187,7 +187,7 @@ class FrameBuilder:
             num_waiting=self._scheduler.num_waiting,
             messages_dropped=self._messages_dropped(),
             swapped_blocks=totals.swapped_blocks,
-            sunk_blocks=totals.sunk_blocks,
+            offloaded_blocks=totals.offloaded_blocks,
             loaded_blocks=totals.loaded_blocks,
             copied_blocks=totals.copied_blocks,
             lost_blocks=totals.lost_blocks,
@@ -198,7 +198,7 @@ class FrameBuilder:
         )
 
 
-def _changed_requests(changes: Changes, plan: StepPlan | None) -> list[Request]:
+def _changed_requests(changes: RequestChanges, plan: StepPlan | None) -> list[Request]:
     """Requests that ran or changed, each once, in order of their first change.
 
     One that ended is told once, by `touched`: who joins later has never heard of it.

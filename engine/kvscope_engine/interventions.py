@@ -14,7 +14,7 @@ from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 
 MAX_PINNED: Final = 4096
 """Blocks: everybody who watches is told of all of them, twice a second."""
@@ -90,10 +90,10 @@ class Interventions:
         evictable = [block for block in wanted if self._pool.is_evictable(block)]
         if not evictable:
             raise BadInput(self._why_not_evicted(wanted))
-        num_sunk = self._scheduler.evict(evictable, by, time.monotonic_ns())
+        num_offloaded = self._scheduler.evict(evictable, by, time.monotonic_ns())
         self._record()
         parts = [_blocks(len(evictable)) + (" was" if len(evictable) == 1 else " were") + " evicted"]
-        parts += [f"{num_sunk} moved to host memory"] if num_sunk else []
+        parts += [f"{num_offloaded} moved to host memory"] if num_offloaded else []
         left = len(wanted) - len(evictable)
         parts += [f"{left} others are in use, pinned or free"] if left else []
         return "; ".join(parts)

@@ -14,7 +14,7 @@ from kvscope_telemetry.messages.sampling_params import ModelSampling, ResolvedSa
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SubmissionLimits:
     """How long a request may be, prompt and output together."""
 
     max_model_len: int
@@ -25,7 +25,7 @@ class Limits:
 def child_requests(
     submit: Submit,
     prompt_ids: list[int],
-    limits: Limits,
+    limits: SubmissionLimits,
     first_number: int,
     engine_seed: int,
     model: ModelSampling | None = None,

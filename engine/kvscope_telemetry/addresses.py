@@ -27,7 +27,7 @@ from kvscope_telemetry.sources.sink import Sink
 from kvscope_telemetry.state.mirror import Mirror
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.foreign.address import ForeignAddress
+    from kvscope_telemetry.external.address import ExternalAddress
 
 OWN_SCHEMES: Final = ("ipc", "tcp", "ssh")
 FOREIGN_SCHEMES: Final = ("vllm", "sglang")
@@ -86,8 +86,8 @@ class Address:
     def check(self) -> None:
         """Raise BadInput, naming the value and what is accepted, unless it can be opened. Asks nobody."""
         if self.is_foreign:
-            self._check_options_of_foreign()
-            _foreign_address(self)
+            self._check_options_of_external()
+            _external_address(self)
         elif self.scheme in OWN_SCHEMES:
             self._check_options_of_own()
             if self.scheme == SCHEME:
@@ -103,16 +103,16 @@ class Address:
         self.check()
         if not self.is_foreign:
             return LiveSource(self.text, key=self.key, sink=sink)
-        from kvscope_telemetry.foreign.source import ForeignSource
+        from kvscope_telemetry.external.source import ExternalSource
 
-        return ForeignSource(_foreign_address(self), sink=sink)
+        return ExternalSource(_external_address(self), sink=sink)
 
     def _check_options_of_own(self) -> None:
         for name, value in (("--kv-events", self.kv_events), ("an API key", self.api_key), ("--tls", self.tls)):
             if value:
                 raise BadInput(f"{name} is for vllm:// and sglang://, and does not go with {self.text}")
 
-    def _check_options_of_foreign(self) -> None:
+    def _check_options_of_external(self) -> None:
         if self.key is not None:
             raise BadInput(f"--key is for engines of kvscope's own and does not go with {self.text}")
         if self.ca_file is not None and not self.ca_file.expanduser().is_file():
@@ -143,7 +143,7 @@ def each_rank(text: str) -> list[str]:
     """
     if text.partition("://")[0] not in FOREIGN_SCHEMES or "ranks=" not in text:
         return [text]
-    from kvscope_telemetry.foreign.address import each_rank
+    from kvscope_telemetry.external.address import each_rank
 
     return each_rank(text)
 
@@ -163,11 +163,11 @@ def read_api_key(path: Path | None) -> str:
     return text
 
 
-def _foreign_address(address: Address) -> ForeignAddress:
-    """As the foreign sources have it: what the address itself says, and beside it what was given. Raises BadInput."""
-    from kvscope_telemetry.foreign.address import ForeignAddress
+def _external_address(address: Address) -> ExternalAddress:
+    """As the external sources have it: what the address itself says, and beside it what was given. Raises BadInput."""
+    from kvscope_telemetry.external.address import ExternalAddress
 
-    parsed = ForeignAddress.parse(address.text, kv_events=address.kv_events, api_key=address.api_key)
+    parsed = ExternalAddress.parse(address.text, kv_events=address.kv_events, api_key=address.api_key)
     ca = parsed.ca if address.ca_file is None else str(address.ca_file.expanduser())
     return replace(parsed, tls=parsed.tls or address.tls or bool(ca), ca=ca)
 

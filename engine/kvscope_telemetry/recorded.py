@@ -100,7 +100,7 @@ class Recorded(Protocol):
     def texts(self, from_ns: int = 0) -> Iterator[RecordedText]:
         """What blocks held, in the order it was written, from about `from_ns` on."""
 
-    def glances(self, from_ns: int = 0) -> Iterator[Summary | TimedEvent]:
+    def overview_items(self, from_ns: int = 0) -> Iterator[Summary | TimedEvent]:
         """Summaries and events that were written, in their order; from about `from_ns` on."""
 
     def bookmarks(self) -> list[Bookmark]:

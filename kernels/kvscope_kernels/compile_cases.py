@@ -4,6 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from kvscope_kernels.attention_scores.block_attention import _block_attention_kernel
+from kvscope_kernels.attention_scores.block_bounds import _block_bounds_kernel, bounds_constants
+from kvscope_kernels.attention_scores.block_scores import NEAR, _block_scores_kernel, score_constants
 from kvscope_kernels.copy_rows import _TILE_WORDS, _copy_rows_kernel
 from kvscope_kernels.decode.bounds import LONGEST_PART
 from kvscope_kernels.decode.plan_kernel import TILE_B, _plan_decode_kernel
@@ -19,9 +22,6 @@ from kvscope_kernels.merge_splits import _merge_splits_kernel, merge_constants
 from kvscope_kernels.offline_compile import Launch, varying_arguments
 from kvscope_kernels.paged_decode_attention import _paged_decode_attention_kernel
 from kvscope_kernels.paged_prefill_attention import _paged_prefill_attention_kernel
-from kvscope_kernels.relevance.block_attention import _block_attention_kernel
-from kvscope_kernels.relevance.block_bounds import _block_bounds_kernel, bounds_constants
-from kvscope_kernels.relevance.block_scores import NEAR, _block_scores_kernel, score_constants
 from kvscope_kernels.rms_norm import _rms_norm_kernel, norm_constants
 from kvscope_kernels.rotate_write import _rotate_write_kernel, rotate_constants
 from kvscope_kernels.triton_language import Kernel

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
+from kvscope_kernels.attention_scores.block_attention import block_attention, block_attention_torch
+from kvscope_kernels.attention_scores.block_bounds import block_bounds, block_bounds_torch
+from kvscope_kernels.attention_scores.block_scores import block_scores, block_scores_torch
 from kvscope_kernels.copy_rows import RowTensors, copy_rows, copy_rows_torch
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.gated_activation import gated_activation, gated_activation_torch
@@ -30,9 +33,6 @@ from kvscope_kernels.native.library import library
 from kvscope_kernels.native.prefill import paged_prefill_attention_native
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention, paged_prefill_attention_torch
-from kvscope_kernels.relevance.block_attention import block_attention, block_attention_torch
-from kvscope_kernels.relevance.block_bounds import block_bounds, block_bounds_torch
-from kvscope_kernels.relevance.block_scores import block_scores, block_scores_torch
 from kvscope_kernels.rms_norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from kvscope_kernels.rotate_write import Rotation, rotate_write, rotate_write_torch
 from kvscope_kernels.triton_language import require_triton

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kvscope_kernels.attend_tiles import LOG2_E, VALUE_LIFT, attend_tiles
 from kvscope_kernels.attention_args import AttentionArgs
+from kvscope_kernels.attention_scores.block_attention import block_attention, block_attention_torch
 from kvscope_kernels.checks import check_attention, require
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.decode.plan_kernel import FIRST, ONLY, PART_FIELDS
@@ -15,7 +16,6 @@ from kvscope_kernels.kv_formats import as_kernels_see, kv_format, scale_strides
 from kvscope_kernels.kv_gather import gather_kv
 from kvscope_kernels.launch import UNBOUNDED, attention_constants, decode_tiles
 from kvscope_kernels.merge_splits import merge_splits
-from kvscope_kernels.relevance.block_attention import block_attention, block_attention_torch
 from kvscope_kernels.triton_language import is_interpreting, jit_varying, require_triton, tl
 from kvscope_kernels.tuning.tile_table import DECODE, tuned
 

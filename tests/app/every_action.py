@@ -68,7 +68,7 @@ def _one_window(app, desktop, folder, problems):
     desktop.attach(f"ipc://{folder}/telemetry")
     window = desktop.windows[-1]
     _wait(app, lambda: not window._unloaded and len(window.views) > 5 and window.session.mirror.num_blocks > 0)
-    _wait(app, lambda: len(window.session.course) >= 1)
+    _wait(app, lambda: len(window.session.overview) >= 1)
     actions = window.actions_by_name
     window.layouts.save("of a test")
     triggered = []

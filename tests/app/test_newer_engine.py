@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvscope_app.look.theme import DARK
-from kvscope_app.views.console.answer import Answer
+from kvscope_app.views.console.answer import ChatAnswer
 from kvscope_app.views.console.conversation import Conversation, Message
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import COLOR_MODES, FREE, STATE, UNKNOWN
@@ -11,7 +11,7 @@ from kvscope_app.views.page_map.legend_items import shown_in
 from kvscope_app.views.places import place_of
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Usage
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.source import SourceState, SourceStatus
 
 
@@ -59,7 +59,7 @@ def test_the_status_bar_says_what_was_left_out(engine, session, make_window):
 
 def test_an_answer_that_ends_for_an_unknown_reason_has_ended():
     message = Message(role="assistant")
-    answer = Answer("r", Conversation(key="k"), message, 1)
+    answer = ChatAnswer("r", Conversation(key="k"), message, 1)
     answer.finished(Finished(request_id="r", finish_reason="quota", usage=Usage(), timing=RequestTiming()))
     assert answer.is_ended
     assert (message.ending, message.note) == ("stopped", "the engine says 'quota'")

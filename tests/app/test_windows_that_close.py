@@ -144,7 +144,7 @@ def test_windows_of_fleets_leave_nothing(desktop, endpoint, amount, qtbot):
     watched = desktop.windows[-1]
     with qtbot.waitSignal(watched.views_loaded, timeout=120_000):
         pass
-    qtbot.waitUntil(lambda: len(watched.session.course) >= 1, timeout=120_000)
+    qtbot.waitUntil(lambda: len(watched.session.overview) >= 1, timeout=120_000)
     gone = open_and_close_fleet(desktop, qtbot)
     wait_until_gone(gone, qtbot)
     before = standing()

@@ -25,7 +25,7 @@ from kvscope_telemetry.exports.recover import recover
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.timeline.left_rings import left_rings
 from kvscope_telemetry.timeline.ring_folder import is_held
-from kvscope_telemetry.timeline.tape import Tape
+from kvscope_telemetry.timeline.ring_recording import RingRecording
 
 MAX_LOST_S = 1.0
 
@@ -63,12 +63,12 @@ def kill_once(endpoint: str, home: Path, after_s: float) -> Left:
     while any(is_held(folder) for folder in desktop.rings.iterdir()):
         time.sleep(0.02)  # the process that writes it ends once it wrote what it was given
     ring = left_rings(desktop.rings)[0]
-    tape = Tape.open(ring.folder)
-    assert tape.state_at(1e9).hello is not None
+    ring_recording = RingRecording.open(ring.folder)
+    assert ring_recording.state_at(1e9).hello is not None
     return Left(
         recording.info.duration_s,
         (killed_ns - recording.end_ns) / 1e9,
-        (killed_ns - tape.end_ns) / 1e9,
+        (killed_ns - ring_recording.end_ns) / 1e9,
         recovered.num_frames,
     )
 

@@ -157,7 +157,7 @@ def test_the_text_of_blocks_shared_and_cached(engine: Engine) -> None:
         submit = Submit(request_id=name, messages=messages, sampling=sampling)
         numbers += engine.submit(submit).numbers
         engine.step()
-    requests, ledger = engine._parts.scheduler.requests, engine._parts.pool.ledger
+    requests, ledger = engine.components.scheduler.requests, engine.components.pool.ledger
     first, second = (requests[number] for number in numbers)
     shared = [block for block in first.block_table if block in second.block_table]
     assert shared

@@ -166,7 +166,7 @@ def test_a_kept_file_serves_one_engine_and_a_kill_leaves_nothing_to_be_believed(
     ask(talk, "first", range(30))
     line = refused(BAD_INPUT, "generate", "--prompt", "x", *options)
     assert f"--kv-disk-path '{path}' is in use by another engine" in line
-    assert talk.source.mirror.counters.sunk_blocks > 64, "beyond host memory"
+    assert talk.source.mirror.counters.offloaded_blocks > 64, "beyond host memory"
     engine.kill()
     assert sorted(item.name for item in tmp_path.iterdir()) == ["cache", "tier", "tier.index"] or not own_cache.exists()
     assert not own_cache.exists() or {item.name for item in own_cache.iterdir()} <= {"device_limits.json"}

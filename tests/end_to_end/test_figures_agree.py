@@ -43,12 +43,12 @@ from kvscope_telemetry.messages.commands import Abort, Accepted, Command, Contro
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
 from kvscope_telemetry.recordings.keyframes import snapshot_of
-from kvscope_telemetry.recordings.overview import read_course
+from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 WAIT_S = 120.0
 S = 1e9
@@ -225,9 +225,9 @@ def of_info(path: Path) -> Figures:
     return found | {"prompt tokens": told["figures"]["new_prompt_tokens"]}
 
 
-def of_compare(recording: Recording, course: Course) -> Figures:
+def of_compare(recording: Recording, overview: SessionOverview) -> Figures:
     """The table of two runs, which are the same one; rates are of what was recorded."""
-    run = Run(recording, course, span_of(recording))
+    run = Run(recording, overview, span_of(recording))
     rows = {row.key: row.a for row in compare(run, run).rows if row.a is not None}
     names = ("finished", "preemptions", "hit_rate", "restored_tokens", "recomputed_tokens", "usage_mean", "usage_peak")
     found = {name: rows[name] for name in (*names, "running_mean", "waiting_mean")}
@@ -439,7 +439,7 @@ class Watchers:
 
     def __init__(self, endpoint: str) -> None:
         self.source = LiveSource(endpoint)
-        self.view = Viewpoint(self.source, Course())
+        self.view = Viewpoint(self.source, SessionOverview())
         self.page, self.fleet = MetricsPage(endpoint), Fleet()
         self.fleet.watch(parse_list(endpoint).entries)
         self.began_s = time.monotonic()
@@ -497,7 +497,7 @@ def watch() -> Iterator[Callable[[str], Watchers]]:
 def of_files(path: Path, folder: Path) -> dict[str, Figures]:
     """Everything that is made of a recording."""
     recording = Recording.open(path)
-    found = {"info": of_info(path), "compare": of_compare(recording, read_course(recording))}
+    found = {"info": of_info(path), "compare": of_compare(recording, read_overview(recording))}
     found["report"] = of_report(recording, folder)
     tables = {}
     for kind in ("metrics", "requests", "events"):

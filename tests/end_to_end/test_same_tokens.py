@@ -176,13 +176,13 @@ def test_with_everything_at_once(
         some = [*short[:7], *long[:3], *short[:3], long[0]]
         submits = [Submit(request_id="-", prompt=prompt, sampling=sampling) for prompt in some]
         found = [completion.token_ids for completion in engine.generate(submits)]
-        engine._parts.scheduler.check_integrity()
+        engine.components.scheduler.check_integrity()
         assert engine.overlaps.overlapped > 0, engine.overlaps
     assert found == [reference[prompts.index(prompt)][:NUM_LONG] for prompt in some for _ in range(2)]
     counters = frames[-1].counters
     assert counters.preemptions > 0
     assert counters.copied_blocks > 0
-    assert counters.sunk_blocks > 0
+    assert counters.offloaded_blocks > 0
     assert counters.loaded_blocks > 0
     assert counters.swapped_blocks > 0
 

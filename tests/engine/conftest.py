@@ -15,7 +15,7 @@ from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, without_
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class PretendMover:
         self.flush()
         self.kv[list(blocks)] = self.host[list(places)]
 
-    def sink(self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Any]) -> list[bool]:
+    def offload(self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Any]) -> list[bool]:
         assert len(places) == len(disk_places) == len(prefixes)
         self.flush()
         if self.failure:

@@ -75,7 +75,7 @@ def cached(all_items: list[StreamItem]) -> set[int]:
 
 
 def ledger(engine: Engine) -> set[int]:
-    return set(engine._parts.pool.ledger.hash.tolist()) - {0}
+    return set(engine.components.pool.ledger.hash.tolist()) - {0}
 
 
 def test_who_was_there_and_who_came_late_have_the_same_as_the_engine(
@@ -129,7 +129,7 @@ def test_off_there_is_nothing_and_hashes_are_nobodys(make_engine: MakeEngine, co
     for engine in engines:
         run(engine, list(range(3, 43)), max_tokens=1)
         assert engine._cache_events is None
-        assert engine._parts.pool.cache_log is None
+        assert engine.components.pool.cache_log is None
         assert not any("KV events" in note for note in engine.notes)
     assert not ledger(engines[0]) & ledger(engines[1])
 

@@ -35,7 +35,7 @@ def _run(engine: Engine, *names: str) -> dict[str, SimpleNamespace]:
 
 
 def _assert_nothing_is_held(engine: Engine) -> None:
-    engine._parts.scheduler.check_integrity()
+    engine.components.scheduler.check_integrity()
     assert BlockState.ACTIVE not in engine.snapshot().blocks.state
 
 
@@ -90,7 +90,7 @@ def test_a_detokenizer_that_fails_at_the_end_ends_it_all_the_same(make_engine: M
 @pytest.mark.parametrize("phase", ["schedule", "run", "commit", "record"])
 def test_what_is_of_no_single_request_is_raised(phase: str, make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
-    parts = engine._parts
+    parts = engine.components
     owners = {
         "schedule": parts.scheduler,
         "run": parts.runner,

@@ -284,7 +284,7 @@ class Marks:
 @pytest.mark.parametrize(("raw", "beginning"), [(True, " "), (False, "")], ids=["raw", "an answer"])
 def test_a_raw_completion_goes_on_from_its_prompt(make_engine: Make, raw: bool, beginning: str) -> None:
     engine = make_engine()
-    parts: Any = engine._parts
+    parts: Any = engine.components
     parts.loaded = dataclasses.replace(parts.loaded, tokenizer=Marks())
     engine.submit(Submit(request_id="a", prompt_token_ids=prompt_of(1), raw=raw, sampling=GREEDY))
     said = run_to_end(engine)
@@ -417,8 +417,8 @@ def test_tiers_say_what_they_did(make_engine: Make) -> None:
     assert engine.drain_tiers()
     stats, counters = engine.tier_stats, engine.snapshot().counters
     assert stats is not None
-    assert stats.saved_bytes == counters.sunk_blocks * block_bytes > 0
-    assert stats.sunk_bytes > 0
+    assert stats.saved_bytes == counters.offloaded_blocks * block_bytes > 0
+    assert stats.offloaded_bytes > 0
 
 
 def test_close_gives_the_memory_back(make_engine: Make) -> None:
@@ -426,8 +426,8 @@ def test_close_gives_the_memory_back(make_engine: Make) -> None:
     complete(engine, prompt_of(1))
     engine.submit(submit_of("left", prompt_of(1)))
     engine.step()
-    weights = [weakref.ref(parameter) for parameter in engine._parts.loaded.module.parameters()]
-    blocks = weakref.ref(engine._parts.storage.kv(0)[0])
+    weights = [weakref.ref(parameter) for parameter in engine.components.loaded.module.parameters()]
+    blocks = weakref.ref(engine.components.storage.kv(0)[0])
     assert weights
     engine.close()
     gc.collect()
@@ -448,10 +448,10 @@ def test_a_forward_pass_that_raises_leaves_requests_that_can_be_aborted(
     engine.submit(submit_of("a", prompt_of(1)))
     engine.step()
     with monkeypatch.context() as broken:
-        broken.setattr(engine._parts.runner, "run", lambda plan: 1 / 0)
+        broken.setattr(engine.components.runner, "run", lambda plan: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.step()
-    engine._parts.scheduler.check_integrity()
+    engine.components.scheduler.check_integrity()
     engine.abort("a")
     assert [last.finish_reason for last in last_words(run_to_end(engine), "a")] == ["abort"]
     assert num_active(engine) == 0

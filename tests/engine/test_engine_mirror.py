@@ -13,7 +13,7 @@ import pytest
 from kvscope_engine import Engine, SamplingParams
 from kvscope_telemetry.ledger import COLUMNS, BlockState
 from kvscope_telemetry.messages.commands import Submit
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Hello, TelemetryMessage
 from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode
 from kvscope_telemetry.state.coalesce import coalesce
@@ -71,7 +71,7 @@ class Watcher:
 
 def assert_mirrored(mirror: Mirror, engine: Engine) -> None:
     """Every column of every block, and every unfinished request with its table."""
-    pool, requests = engine._parts.pool, engine._parts.scheduler.requests
+    pool, requests = engine.components.pool, engine.components.scheduler.requests
     assert mirror.epoch == engine.hello.epoch
     assert mirror.seq == engine.last_seq
     for name in COLUMNS:
@@ -204,7 +204,7 @@ def test_blocks_of_running_requests_and_those_they_share(make_engine: Make) -> N
     engine.step()
     second = submit(engine, "second", (*IDS[:12], 7, 8, 9))
     engine.step()
-    requests, ledger = engine._parts.scheduler.requests, engine._parts.pool.ledger
+    requests, ledger = engine.components.scheduler.requests, engine.components.pool.ledger
     tables = {number: requests[number].block_table for number in (first, second)}
     assert tables[first][:3] == tables[second][:3]
     assert ledger.ref_count[tables[first][:3]].tolist() == [2, 2, 2]
@@ -222,7 +222,7 @@ def test_cached_blocks_keep_their_tokens_until_they_are_forgotten(make_engine: M
     engine = make_engine(block_size=4)
     number = submit(engine, "a", IDS)
     engine.step()
-    request = engine._parts.scheduler.requests[number]
+    request = engine.components.scheduler.requests[number]
     table: list[int] = []
     while engine.has_unfinished:
         table = list(request.block_table) or table
@@ -230,7 +230,7 @@ def test_cached_blocks_keep_their_tokens_until_they_are_forgotten(make_engine: M
     full = request.tokens(0, 32)
     contents = engine.block_text(table[:8])
     assert [token for content in contents for token in content.token_ids] == full
-    assert set(engine._parts.pool.ledger.state[table[:8]]) == {BlockState.CACHED}
+    assert set(engine.components.pool.ledger.state[table[:8]]) == {BlockState.CACHED}
     (last,) = engine.block_text(table[8:9])
     assert last.token_ids == (), "the last block was not full: it is free"
     engine.reset_prefix_cache()

@@ -20,7 +20,7 @@ import torch
 
 from kvscope_engine import Engine, EngineConfig
 from kvscope_engine.completion import Completion
-from kvscope_engine.model.running import block_shares
+from kvscope_engine.model.running import attention_scores
 from kvscope_engine.model.sparse import page_choice
 from kvscope_telemetry.engine_config import SpeculativeConfig
 from kvscope_telemetry.messages.commands import Submit
@@ -160,7 +160,7 @@ def test_tokens_of_transformers_of_other_kinds(
     """Whatever of their layers is joined, and whatever stays as it came."""
     folder = save_model(tmp_path / architecture, architecture, **sizes)
     with Engine(EngineConfig(model=folder, device=device, dtype="float32", kv_memory_bytes=32 << 20)) as engine:
-        assert engine._parts.runner.fused.layers == num_joined
+        assert engine.components.runner.fused.layers == num_joined
         submits = [Submit(request_id="-", prompt_token_ids=prompt, sampling=GREEDY) for prompt in PROMPTS]
         check(list(engine.generate(submits)), "float32", of=folder)
 
@@ -185,7 +185,7 @@ def test_tokens_of_transformers_through_a_file(
     )
     stats = engine.tier_stats
     assert stats is not None
-    assert stats.sunk_bytes > 0
+    assert stats.offloaded_bytes > 0
     check(found, "float32")
 
 
@@ -239,7 +239,7 @@ def test_where_attention_fell_is_measured_in_graphs_too(
     device: str, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every step; the first one, which no token of ours went into, to the digits that orders of sums leave."""
-    runs, on_host = [], block_shares.on_host
+    runs, on_host = [], attention_scores.on_host
     for enforce_eager in (True, False):
         seen: list[Any] = []
 
@@ -247,7 +247,7 @@ def test_where_attention_fell_is_measured_in_graphs_too(
             seen.append(on_host(tensor))
             return seen[-1]
 
-        monkeypatch.setattr(block_shares, "on_host", keeping)
+        monkeypatch.setattr(attention_scores, "on_host", keeping)
         serve(folder, device, page_heat=1, enforce_eager=enforce_eager)
         runs.append(seen)
     (eager, *_), (graphs, *_) = runs

@@ -51,8 +51,8 @@ def run_all(engine: Engine, jobs: Iterable[Job]) -> list[list[int]]:
 
 def check_conserved(engine: Engine) -> None:
     """The scheduler's own check, and free + cached + active + unmapped = total in what is told of the pool."""
-    engine._parts.scheduler.check_integrity()
-    pool = engine._parts.pool
+    engine.components.scheduler.check_integrity()
+    pool = engine.components.pool
     assert pool.num_free + pool.num_cached + pool.num_active + pool.num_unmapped == pool.num_blocks
 
 

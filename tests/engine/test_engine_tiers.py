@@ -15,7 +15,7 @@ import torch
 from tests.conftest import STORMS
 
 from kvscope_engine import Engine, SamplingParams
-from kvscope_engine.model.joined.int8_linear import can_round
+from kvscope_engine.model.fused.int8_linear import can_round
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
@@ -93,8 +93,8 @@ class Watched:
         frames, self.frames = self.frames, []
         if frames:
             self.mirror.apply(coalesce(frames))
-        scheduler = engine._parts.scheduler
-        assert self.mirror.ledger.differences(engine._parts.pool.ledger) == []
+        scheduler = engine.components.scheduler
+        assert self.mirror.ledger.differences(engine.components.pool.ledger) == []
         for number, request in scheduler.requests.items():
             table = self.mirror.requests.table(number).tolist()
             assert table == (request.saved_rows or request.block_table)
@@ -150,7 +150,7 @@ class Storm:
                 self.said[message.request_id, message.index] += message.token_ids
             else:
                 self.end(message)
-        self.engine._parts.scheduler.check_integrity()
+        self.engine.components.scheduler.check_integrity()
         self.watched.check(self.engine)
 
     def end(self, last: Finished) -> None:
@@ -226,9 +226,9 @@ def missing(storm: Storm, engine: Engine, variant: str) -> Iterator[str]:
         return
     yield "loads" * (counters.loaded_blocks <= 20)
     yield "swaps" * (counters.swapped_blocks <= 10 and options["preemption"] == "swap")
-    yield "sinking" * (counters.sunk_blocks <= 20 and options.get("enable_prefix_caching", True))
+    yield "sinking" * (counters.offloaded_blocks <= 20 and options.get("enable_prefix_caching", True))
     if options["disk_kv_memory_bytes"]:
-        ledger = engine._parts.pool.ledger
+        ledger = engine.components.pool.ledger
         yield "disk" * (not ledger.last_used_step[ledger.tier == Tier.DISK].any())
 
 
@@ -277,8 +277,8 @@ def test_a_storm_whose_file_is_damaged_again_and_again(
 
     def sometimes() -> None:
         if next(steps) % 20 == 19 and path.exists():
-            assert engine._parts.mover is not None
-            engine._parts.mover.drain()
+            assert engine.components.mover is not None
+            engine.components.mover.drain()
             damage(path)
 
     storm.before_step = sometimes
@@ -324,7 +324,7 @@ def check_told_once(engine: Engine, watched: Watched, reason: str) -> None:
 
 
 def contents(engine: Engine, blocks: list[int]) -> list[bytes]:
-    tensors = engine._parts.storage.block_tensors
+    tensors = engine.components.storage.block_tensors
     rows = [[tensor[block].contiguous().view(-1).view(torch.uint8) for tensor in tensors] for block in blocks]
     return [torch.cat(row).numpy().tobytes() for row in rows]
 
@@ -334,7 +334,7 @@ class Journey:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.run = engine._parts.runner.run
+        self.run = engine.components.runner.run
         self.before: dict[int, list[bytes]] = {}
         self.saved: dict[int, list[bytes]] = {}
         self.tiers: set[int] = set()
@@ -342,15 +342,15 @@ class Journey:
 
     def note(self) -> None:
         """Before the step is planned."""
-        requests = self.engine._parts.scheduler.requests
+        requests = self.engine.components.scheduler.requests
         self.before = {number: contents(self.engine, request.block_table) for number, request in requests.items()}
 
     def check_and_run(self, plan: StepPlan) -> StepResult:
         """After it was planned, and before anything is written."""
-        for number, request in self.engine._parts.scheduler.requests.items():
+        for number, request in self.engine.components.scheduler.requests.items():
             if request.saved_rows:
                 self.saved.setdefault(number, self.before[number])
-                self.tiers |= set(self.engine._parts.pool.ledger.tier[request.saved_rows].tolist())
+                self.tiers |= set(self.engine.components.pool.ledger.tier[request.saved_rows].tolist())
             elif number in self.saved and request.block_table:
                 was = self.saved.pop(number)
                 assert contents(self.engine, request.block_table[: len(was)]) == was
@@ -371,7 +371,7 @@ def test_a_block_has_the_same_bytes_after_a_swap(
         **tiers(block_bytes, 14 if through_disk else 60, 100),
     )
     journey = Journey(engine)
-    monkeypatch.setattr(engine._parts.runner, "run", journey.check_and_run)
+    monkeypatch.setattr(engine.components.runner, "run", journey.check_and_run)
     for number in range(6):
         ids = tuple(random.Random(number).choices(range(3, 256), k=17))
         sampling = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)

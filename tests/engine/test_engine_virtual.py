@@ -89,7 +89,7 @@ def test_a_mirror_knows_from_the_frames_what_has_memory(make_engine: Make, tell:
     del messages[:]
     tell(engine, 20, 3)
     mirror.apply(coalesce([message for message in messages if isinstance(message, Frame)]))
-    assert mirror.ledger.equals(engine._parts.pool.ledger)
+    assert mirror.ledger.equals(engine.components.pool.ledger)
     counts = np.bincount(mirror.ledger.state, minlength=4)
     assert (counts[BlockState.FREE], counts[BlockState.ACTIVE], counts[BlockState.CACHED]) == (8, 0, 0)
 
@@ -117,7 +117,7 @@ def test_addresses_that_are_refused_are_said_in_a_line(make_engine: Make, monkey
 def test_a_failure_after_the_memory_was_made_gives_it_back(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
     monkeypatch.setattr(host_pages.HostPages, "close", lambda self: closed.append(self))
-    monkeypatch.setattr("kvscope_engine.parts.ModelRunner", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("kvscope_engine.components.ModelRunner", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         make_engine(**VIRTUAL)
     assert len(closed) == 1

@@ -12,7 +12,7 @@ import pytest
 from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Frame, Hello, ModelInfo, Timings
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.mirror import Mirror

@@ -33,7 +33,7 @@ from kvscope_telemetry.messages.commands import (
     Submit,
     Unpin,
 )
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.state.mirror import Mirror

@@ -25,7 +25,7 @@ def submit(engine: Engine, name: str, num_prompt_tokens: int, max_tokens: int, f
 
 def shares_by_request(engine: Engine, step: int) -> dict[int, float]:
     """Sums over the blocks that were measured in `step`."""
-    parts = engine._parts
+    parts = engine.components
     ledger, sums = parts.pool.ledger, {}
     for number, request in parts.scheduler.requests.items():
         table = np.array(request.block_table, np.int64)
@@ -80,11 +80,11 @@ def test_a_block_that_is_given_away_is_unknown_again(make_engine: Make) -> None:
     submit(engine, "a", 30, 4)
     while engine.has_unfinished:
         engine.step()
-    ledger = engine._parts.pool.ledger
+    ledger = engine.components.pool.ledger
     assert (ledger.state == BlockState.FREE).all()
     assert not ledger.attention.any()
     assert not ledger.attention_step.any()
-    engine._parts.pool.check_integrity([])
+    engine.components.pool.check_integrity([])
 
 
 def test_a_shared_block_says_the_most_that_fell_on_it(make_engine: Make) -> None:

@@ -1,5 +1,5 @@
 """A run that was paused in its middle has the latencies of the same run with the pause cut out of its clock, and tells
-of the pause in its events, its course and its report."""
+of the pause in its events, its overview and its report."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.cut_run import CutRun
 from kvscope_engine import Engine
 from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.export import Wanted, export
-from kvscope_telemetry.exports.lives import read_lives
+from kvscope_telemetry.exports.phase_spans import read_request_histories
 from kvscope_telemetry.exports.span import span_of, timed_messages
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
-from kvscope_telemetry.recordings.overview import read_course
+from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 
@@ -78,25 +78,27 @@ def test_no_latency_differs_from_the_run_without_the_pause(told: list[TelemetryM
     for name in ("first_token_ns", "inter_token_ns"):
         np.testing.assert_allclose(values(told, name), values(cut.messages, name), rtol=0.01, atol=20_000)
     pair = recorded(told, tmp_path / "paused.mcap"), recorded(cut.messages, tmp_path / "cut.mcap")
-    courses = [read_course(recording) for recording in pair]
-    found = [digest(recording, course, span_of(recording)) for recording, course in zip(pair, courses, strict=True)]
+    overviews = [read_overview(recording) for recording in pair]
+    found = [
+        digest(recording, overview, span_of(recording)) for recording, overview in zip(pair, overviews, strict=True)
+    ]
     for name in FIGURES:
         paused, without = (getattr(each, name) for each in found)
         assert paused == pytest.approx(without, rel=0.01, abs=20e-6)
         assert paused < PAUSE_S / 2
     assert found[0].figures["stopped_s"] == pytest.approx((end_ns - begin_ns) / 1e9, abs=0.01)
     assert found[1].figures["stopped_s"] == 0
-    lives = [read_lives(timed_messages(recording, span_of(recording))) for recording in pair]
-    assert len(lives[0]) == 9
-    for life, same in zip(*lives, strict=True):
+    histories = [read_request_histories(timed_messages(recording, span_of(recording))) for recording in pair]
+    assert len(histories[0]) == 9
+    for history, same in zip(*histories, strict=True):
         for name in ("queue_ns", "ttft_ns", "decode_ns", "total_ns"):
-            assert getattr(life.moments, name) == pytest.approx(getattr(same.moments, name), rel=0.01, abs=20_000)
-    assert all(life.stopped_in_all_ns(pair[0].end_ns) for life in lives[0] if life.info.number > 3)
+            assert getattr(history.moments, name) == pytest.approx(getattr(same.moments, name), rel=0.01, abs=20_000)
+    assert all(history.stopped_in_all_ns(pair[0].end_ns) for history in histories[0] if history.info.number > 3)
 
 
-def test_the_pause_is_in_the_events_the_course_and_the_report(told: list[TelemetryMessage], tmp_path: Path) -> None:
+def test_the_pause_is_in_the_events_the_overview_and_the_report(told: list[TelemetryMessage], tmp_path: Path) -> None:
     recording = recorded(told, tmp_path / "paused.mcap")
-    (stop,) = read_course(recording).stops
+    (stop,) = read_overview(recording).stops
     assert stop.by == "Ada"
     assert PAUSE_S <= (stop.end_ns - stop.begin_ns) / 1e9 < PAUSE_S + 1
     for name in ("events.csv", "requests.csv", "report.html"):

@@ -36,7 +36,7 @@ def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 def submit(engine: Engine, ids: range | tuple[int, ...], max_tokens: int, **sampling: Any) -> None:
     options = {"temperature": 0.0, "ignore_eos": True, **sampling}
     name = str(len(engine._streams))
-    while any(request.request_id == name for request in engine._parts.scheduler.requests.values()):
+    while any(request.request_id == name for request in engine.components.scheduler.requests.values()):
         name += "'"
     sampling_params = SamplingParams(max_tokens=max_tokens, **options)
     engine.submit(Submit(request_id=name, prompt_token_ids=tuple(ids), sampling=sampling_params))
@@ -55,7 +55,7 @@ def run(engine: Engine, check: Callable[[Engine], None] = lambda engine: None) -
 
 def check_bounds(engine: Engine) -> None:
     """Of every block that holds anything, in every layer that has bounds."""
-    storage, pool = engine._parts.storage, engine._parts.pool
+    storage, pool = engine.components.storage, engine.components.pool
     filled = pool.ledger.filled[: storage.num_blocks]
     held = {block: int(filled[block]) for block in filled.nonzero()[0].tolist()}
     for layer in range(len(storage.layers)):
@@ -120,7 +120,7 @@ def test_bounds_are_those_of_the_keys_whatever_moves_the_blocks(make_engine: Mak
                 check_bounds(engine)
     run(engine, (lambda engine: None) if is_ahead else check_bounds)
     check_bounds(engine)
-    parts = engine._parts
+    parts = engine.components
     parts.pool.check_integrity([])
     if story == "preempted, swapped":
         assert parts.mover is not None
@@ -168,16 +168,18 @@ def test_blocks_that_were_passed_over_are_told_of_and_forgotten(make_engine: Mak
     submit(engine, range(3, 83), 6)
     engine.step()
     engine.step()
-    while engine.has_unfinished and not engine._parts.pool.ledger.skipped.any():
+    while engine.has_unfinished and not engine.components.pool.ledger.skipped.any():
         engine.step()
-    ledger = engine._parts.pool.ledger
-    (request,) = engine._parts.scheduler.requests.values()
+    ledger = engine.components.pool.ledger
+    (request,) = engine.components.scheduler.requests.values()
     shares = [skipped_share(int(units)) for units in ledger.skipped[request.block_table[: 83 // 4]]]
     assert shares[0] == 0.0, "the first block is always read"
     assert all(share is not None for share in shares)
     assert max(share or 0.0 for share in shares) > 0.5
     attended = sum(1.0 - (share or 0.0) for share in shares)
-    assert attended == pytest.approx(PageChoice(0.2, 4, engine._parts.runner._ops).num_attended(len(shares)), abs=1.01)
+    assert attended == pytest.approx(
+        PageChoice(0.2, 4, engine.components.runner._ops).num_attended(len(shares)), abs=1.01
+    )
     run(engine)
     assert not ledger.skipped.any()
     assert not make_engine(model=deep_model).hello.capabilities.sparse_decode

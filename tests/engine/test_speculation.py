@@ -15,7 +15,7 @@ from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.engine_config import SpeculativeConfig
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.exports.lives import LifeReader
+from kvscope_telemetry.exports.phase_spans import RequestHistoryReader
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 from kvscope_telemetry.messages.telemetry import Event, Frame, TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
@@ -66,7 +66,7 @@ def expected(make_small: Make, jobs: list[Submit]) -> Said:
 
 def knowing(make: Make, jobs: list[Submit], expected: Said, **options: Any) -> Engine:
     engine = make(speculative_config=GUESSING, **options)
-    drafting = engine._parts.scheduler._drafting
+    drafting = engine.components.scheduler._drafting
     assert drafting is not None
     drafting._drafter = Knowing(jobs, expected)
     return engine
@@ -87,7 +87,7 @@ def test_tokens_are_those_of_the_plain_run(make_engine: Make, jobs: list[Submit]
     engine = knowing(make_engine, jobs, expected, **ROOMS[room])
     found = said_by(engine, jobs)
     assert [(ids, reason, [(one.token_id, one.logprob) for one in p]) for ids, reason, p in found] == close_to(expected)
-    engine._parts.scheduler.check_integrity()
+    engine.components.scheduler.check_integrity()
     counters = engine.snapshot().counters
     assert 0 < counters.accepted_tokens < counters.draft_tokens
     assert counters.generation_tokens == sum(len(ids) for ids, _, _ in found)
@@ -98,7 +98,7 @@ def test_what_is_cached_is_what_the_plain_run_caches(make_engine: Make, jobs: li
     for make in (make_engine, lambda **options: knowing(make_engine, jobs, expected, **options)):
         engine = make(num_gpu_blocks_override=2048, max_num_seqs=32)
         said_by(engine, jobs)
-        pool = engine._parts.pool
+        pool = engine.components.pool
         prefixes = filter(None, map(pool.prefix, range(pool.num_blocks)))
         cached.append({(prefix.start, bytes(prefix.tokens)) for prefix in prefixes})
     assert cached[0] == cached[1]
@@ -118,14 +118,14 @@ def test_nothing_is_lost_whatever_happens_in_between(
         assert said == tokens[: len(said)]
         assert reason == "abort" or (len(said), reason) == (len(tokens), end)
     assert set(run.reasons) == {(name, i) for name, job in run.job_of.items() for i in range(jobs[job].sampling.n)}
-    assert run.engine._parts.scheduler.totals.accepted_tokens > 0
+    assert run.engine.components.scheduler.totals.accepted_tokens > 0
     assert run.engine.overlaps.why_not["drafts of what follows the tokens"] > 0
     assert not any(run.engine.snapshot().blocks.ref_count)
 
 
 def test_each_request_tells_how_many_were_right(make_engine: Make, jobs: list[Submit], expected: Said) -> None:
     """In its rows on the wire, in a mirror, in a recording, and in the table of requests."""
-    mirror, lives, heard = Mirror(), LifeReader(), list[Frame]()
+    mirror, histories, heard = Mirror(), RequestHistoryReader(), list[Frame]()
 
     def hear(message: TelemetryMessage) -> None:
         if isinstance(message, Frame):
@@ -134,19 +134,19 @@ def test_each_request_tells_how_many_were_right(make_engine: Make, jobs: list[Su
     engine = knowing(make_engine, jobs, expected, publish=hear, num_gpu_blocks_override=2048, max_num_seqs=96)
     snapshot = engine.snapshot()
     mirror.reset(snapshot)
-    lives.add(snapshot, 0)
+    histories.add(snapshot, 0)
     said_by(engine, jobs)
     heard = [msgspec.msgpack.decode(encode(frame), type=Frame) for frame in heard]
     for frame in heard:
-        lives.add(frame, frame.time_ns)
+        histories.add(frame, frame.time_ns)
     for begin in range(0, len(heard), 3):
         mirror.apply(coalesce(heard[begin : begin + 3]))
     totals = engine.snapshot().counters
     columns = mirror.requests.num_draft_tokens, mirror.requests.num_accepted_tokens
     assert [int(column.sum()) for column in columns] == [totals.draft_tokens, totals.accepted_tokens]
-    rows = lives.lives.values()
-    assert sum(life.num_draft_tokens for life in rows) == totals.draft_tokens
-    assert sum(life.num_accepted_tokens for life in rows) == totals.accepted_tokens > 0
+    rows = histories.histories.values()
+    assert sum(history.num_draft_tokens for history in rows) == totals.draft_tokens
+    assert sum(history.num_accepted_tokens for history in rows) == totals.accepted_tokens > 0
     assert Columns(pack(heard)).records(Frame) == heard
 
 
@@ -163,7 +163,7 @@ def test_guesses_come_from_the_text_itself(make_engine: Make) -> None:
     outputs: list[Tokens | Finished] = []
     while engine.has_unfinished:
         outputs += engine.step()
-        engine._parts.scheduler.check_integrity()
+        engine.components.scheduler.check_integrity()
     assert [token for output in outputs if isinstance(output, Tokens) for token in output.token_ids] == [9] * 40
     counters = engine.snapshot().counters
     assert counters.draft_tokens >= counters.accepted_tokens > 20

@@ -89,7 +89,7 @@ def test_tokens_are_those_of_steps_that_take_turns(
     engine = make_engine(async_scheduling=True, **ROOMS[room])
     found = said_by(engine, jobs)
     assert [(ids, reason, [(one.token_id, one.logprob) for one in p]) for ids, reason, p in found] == close_to(expected)
-    engine._parts.scheduler.check_integrity()
+    engine.components.scheduler.check_integrity()
     counts = engine.overlaps
     if room == "virtual":
         assert (counts.overlapped, set(counts.why_not)) == (0, {"an allocator that reserves"})
@@ -144,7 +144,7 @@ class Storm:
         self.job_of[name] = index
 
     def preempt(self) -> None:
-        running = [n for n, r in self.engine._parts.scheduler.requests.items() if r.block_table]
+        running = [n for n, r in self.engine.components.scheduler.requests.items() if r.block_table]
         if running:
             with suppress(BadInput):  # it ended with the step that was in flight
                 self.engine.interventions.preempt(self.random.choice(running), "", "ann")
@@ -159,12 +159,12 @@ class Storm:
                 self.reasons[key] = output.finish_reason
 
     def check(self) -> None:
-        self.engine._parts.scheduler.check_integrity()
+        self.engine.components.scheduler.check_integrity()
         snapshot: Snapshot = self.engine.snapshot()
         if self.frames:
             self.mirror.apply(coalesce(self.frames))
         self.frames.clear()
-        ledger = self.engine._parts.pool.ledger
+        ledger = self.engine.components.pool.ledger
         for name in ("state", "ref_count", "filled", "owner", "hash", "last_used_step"):
             assert (getattr(self.mirror.ledger, name) == getattr(ledger, name)).all(), name
         assert ledger.last_used_step.max() <= max(snapshot.step, 1), "nothing is dated after the step that tells of it"
@@ -251,7 +251,7 @@ def test_a_step_that_cannot_be_launched_for_want_of_memory_is_run_after_the_one_
     engine = make_engine(async_scheduling=True)
     submit(engine, "a")
     wanted = tokens_of(list(until_done(engine)))
-    runner, calls = engine._parts.runner, iter(range(1, 1000))
+    runner, calls = engine.components.runner, iter(range(1, 1000))
     launch = runner.launch
 
     def fails(plan: Any, after: Any = None) -> Any:
@@ -262,7 +262,7 @@ def test_a_step_that_cannot_be_launched_for_want_of_memory_is_run_after_the_one_
     monkeypatch.setattr(runner, "launch", fails)
     submit(engine, "b")
     assert tokens_of(list(until_done(engine))) == wanted
-    engine._parts.scheduler.check_integrity()
+    engine.components.scheduler.check_integrity()
 
 
 def test_a_launch_that_raises_leaves_requests_that_can_be_aborted(
@@ -272,10 +272,10 @@ def test_a_launch_that_raises_leaves_requests_that_can_be_aborted(
     submit(engine, "a")
     engine.step()
     with monkeypatch.context() as broken:
-        broken.setattr(engine._parts.runner, "launch", lambda *_: 1 / 0)
+        broken.setattr(engine.components.runner, "launch", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.step()
-    engine._parts.scheduler.check_integrity()
+    engine.components.scheduler.check_integrity()
     engine.abort("a")
     assert [output.finish_reason for output in until_done(engine) if isinstance(output, Finished)] == ["abort"]
     assert not any(engine.snapshot().blocks.ref_count)

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope_engine.submission import Limits, child_requests
+from kvscope_engine.submission import SubmissionLimits, child_requests
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
-LIMITS = Limits(max_model_len=100, max_pool_tokens=64)
+LIMITS = SubmissionLimits(max_model_len=100, max_pool_tokens=64)
 
 
 def _submit(**options: object) -> Submit:

@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from kvscope_telemetry.keys.key_ring import KeyRing
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.recordings.writer import RecordingWriter

@@ -16,7 +16,7 @@ from kvscope_telemetry.sources.live_source import LiveSource
 
 
 @dataclass(frozen=True)
-class FakeForeignAddress:
+class FakeExternalAddress:
     """The fields that the factory gives."""
 
     text: str
@@ -30,7 +30,7 @@ class FakeForeignAddress:
         return cls(text, kv_events, api_key)
 
 
-class FakeForeignSource:
+class FakeExternalSource:
     """Keeps what it was made of."""
 
     def __init__(self, address, *, sink=None):
@@ -38,14 +38,14 @@ class FakeForeignSource:
 
 
 @pytest.fixture
-def foreign(monkeypatch):
+def external(monkeypatch):
     for name, things in (
-        ("source", {"ForeignSource": FakeForeignSource}),
-        ("address", {"ForeignAddress": FakeForeignAddress}),
+        ("source", {"ForeignSource": FakeExternalSource}),
+        ("address", {"ForeignAddress": FakeExternalAddress}),
     ):
         module = ModuleType(name)
         vars(module).update(things)
-        monkeypatch.setitem(sys.modules, f"kvscope_telemetry.foreign.{name}", module)
+        monkeypatch.setitem(sys.modules, f"kvscope_telemetry.external.{name}", module)
 
 
 def test_an_engine_of_ours(tmp_path):
@@ -54,13 +54,13 @@ def test_an_engine_of_ours(tmp_path):
         assert source.name == f"ipc://{tmp_path}/telemetry"
 
 
-def test_another_engine_with_all_that_was_given(foreign):
+def test_another_engine_with_all_that_was_given(external):
     sink = object()
     source = connect("vllm://box:8000", kv_events="tcp://box:5557", api_key="secret", tls=True, sink=sink)
-    assert source.address == FakeForeignAddress("vllm://box:8000", "tcp://box:5557", "secret", True)
+    assert source.address == FakeExternalAddress("vllm://box:8000", "tcp://box:5557", "secret", True)
     assert source.sink is sink
     plain = connect("sglang://box:30000/?rank=2")
-    assert plain.address == FakeForeignAddress("sglang://box:30000/?rank=2")
+    assert plain.address == FakeExternalAddress("sglang://box:30000/?rank=2")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_another_engine_with_all_that_was_given(foreign):
         (Address("vllm://box:8000", tls=True, ca_file=Path("/nowhere/ca.pem")), "--tls-ca '/nowhere/ca.pem'"),
     ],
 )
-def test_one_line_for_what_is_not_accepted(foreign, address, words):
+def test_one_line_for_what_is_not_accepted(external, address, words):
     with pytest.raises(BadInput) as told:
         address.check()
     assert words in str(told.value)
@@ -84,7 +84,7 @@ def test_one_line_for_what_is_not_accepted(foreign, address, words):
     assert "\n" not in str(told.value)
 
 
-def test_a_key_file_is_for_engines_of_ours(foreign, tmp_path):
+def test_a_key_file_is_for_engines_of_ours(external, tmp_path):
     with pytest.raises(BadInput, match="--key is for engines of kvscope's own"):
         Address("vllm://box:8000", key=tmp_path).check()
 

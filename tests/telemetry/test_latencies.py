@@ -16,24 +16,26 @@ MS = 1_000_000
 
 
 def test_a_request_s_latencies_are_between_its_moments() -> None:
-    life = Moments(arrival_ns=10, started_ns=30, first_token_ns=35, ended_ns=75)
-    assert (life.queue_ns, life.ttft_ns, life.prefill_ns) == (20, 25, 5)
-    assert (life.decode_ns, life.inference_ns, life.total_ns) == (40, 45, 65)
+    history = Moments(arrival_ns=10, started_ns=30, first_token_ns=35, ended_ns=75)
+    assert (history.queue_ns, history.ttft_ns, history.prefill_ns) == (20, 25, 5)
+    assert (history.decode_ns, history.inference_ns, history.total_ns) == (40, 45, 65)
 
 
 def test_no_latency_counts_what_the_engine_stood_still() -> None:
     running = RunningTime([Stop(begin_ns=20, end_ns=25), Stop(begin_ns=32, end_ns=40), Stop(begin_ns=70)])
-    life = Moments(arrival_ns=10, started_ns=30, first_token_ns=45, ended_ns=75, running=running)
-    assert (life.queue_ns, life.ttft_ns, life.prefill_ns) == (15, 22, 7)
-    assert (life.decode_ns, life.inference_ns, life.total_ns) == (25, 32, 47)
+    history = Moments(arrival_ns=10, started_ns=30, first_token_ns=45, ended_ns=75, running=running)
+    assert (history.queue_ns, history.ttft_ns, history.prefill_ns) == (15, 22, 7)
+    assert (history.decode_ns, history.inference_ns, history.total_ns) == (25, 32, 47)
     pair = np.array([10, 45]) * 1_000_000_000, np.array([75, -1]) * 1_000_000_000
     assert running_s(*pair, RunningTime([Stop(begin_ns=20 * 10**9, end_ns=25 * 10**9)])).tolist()[0] == 60
 
 
 def test_what_nobody_saw_makes_a_latency_unknown_and_not_a_guess() -> None:
-    life = Moments(arrival_ns=10, ended_ns=75)
-    assert (life.queue_ns, life.ttft_ns, life.prefill_ns, life.decode_ns, life.inference_ns) == (None,) * 5
-    assert life.total_ns == 65
+    history = Moments(arrival_ns=10, ended_ns=75)
+    assert (history.queue_ns, history.ttft_ns, history.prefill_ns, history.decode_ns, history.inference_ns) == (
+        None,
+    ) * 5
+    assert history.total_ns == 65
     assert Moments(arrival_ns=10, started_ns=4).queue_ns == 0  # clocks of two machines
     first = np.array([2_000_000_000, -1, 2_000_000_000])
     assert running_s(np.array([0, 0, -1]), first, RunningTime()).tolist()[0] == 2

@@ -51,7 +51,7 @@ def compare(args: argparse.Namespace) -> int | Options:
         if is_display_named(os.environ):
             return _for_the_window(args)
         print("no display: printing the table only", file=sys.stderr)
-    from kvscope_app.compare.words import as_text
+    from kvscope_app.compare.labels import as_text
 
     comparison = _compared(args)
     if args.json:
@@ -73,13 +73,13 @@ def _compared(args: argparse.Namespace) -> Comparison:
 def _run(path: Path, args: argparse.Namespace) -> Run:
     from kvscope_telemetry.exports.comparison.comparison import Run
     from kvscope_telemetry.exports.span import span_of
-    from kvscope_telemetry.recordings.overview import read_course
+    from kvscope_telemetry.recordings.overview import read_overview
     from kvscope_telemetry.recordings.reader import Recording
 
     with Progress(f"reading {path.name}") as progress:
         recording = Recording.open(path)
         span = span_of(recording, args.from_s, args.until_s)
-        return Run(recording, read_course(recording, progress.watch), span)
+        return Run(recording, read_overview(recording, progress.watch), span)
 
 
 def _as_json(args: argparse.Namespace, comparison: Comparison) -> str:

@@ -44,21 +44,21 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
 def info(args: argparse.Namespace) -> int:
     """Print it."""
     from kvscope_telemetry.exports.digest import digest
-    from kvscope_telemetry.exports.export import read_all_lives
+    from kvscope_telemetry.exports.export import read_all_request_histories
     from kvscope_telemetry.exports.goals_kept import goals_kept
     from kvscope_telemetry.exports.span import span_of
     from kvscope_telemetry.goals import read_goals
-    from kvscope_telemetry.recordings.overview import read_course
+    from kvscope_telemetry.recordings.overview import read_overview
     from kvscope_telemetry.recordings.reader import Recording
 
     goals, kept = read_goals(args.goodput), None
     with Progress("reading") as progress:
         recording = Recording.open(args.file)
-        course, span = read_course(recording, progress.watch), span_of(recording)
+        overview, span = read_overview(recording, progress.watch), span_of(recording)
         if goals:
-            lives = read_all_lives(recording, course, span, progress.watch)
-            kept = goals_kept(lives, course, recording, span, goals, _MAX_IN_JSON if args.json else _MAX_IN_TEXT)
-    found = digest(recording, course, span)
+            histories = read_all_request_histories(recording, overview, span, progress.watch)
+            kept = goals_kept(histories, overview, recording, span, goals, _MAX_IN_JSON if args.json else _MAX_IN_TEXT)
+    found = digest(recording, overview, span)
     if args.json:
         print(json.dumps(_as_json(recording, found) | ({} if kept is None else {"goodput": _goals_as_json(kept)})))
     else:
@@ -75,9 +75,9 @@ def _goals_as_json(kept: GoalsKept) -> dict[str, object]:
         "num_missed": kept.num_missed,
         "missed": [
             {
-                "number": each.life.info.number,
-                "request_id": each.life.info.request_id,
-                "epoch": each.life.epoch,
+                "number": each.history.info.number,
+                "request_id": each.history.info.request_id,
+                "epoch": each.history.epoch,
                 **{f"{name}_ms": None if math.isnan(took_s) else took_s * 1e3 for name, took_s in each.took_s.items()},
                 "missed": list(each.missed),
                 "chain": list(each.chain),
@@ -90,7 +90,7 @@ def _goals_as_json(kept: GoalsKept) -> dict[str, object]:
 def _goals_as_text(kept: GoalsKept) -> list[str]:
     lines = [f"{'goodput':<12} {kept.share_text} {kept.of_text}"]
     for each in kept.missed:
-        lines.append(f"{'missed':<12} #{each.life.info.number} {'; '.join(each.missed)}")
+        lines.append(f"{'missed':<12} #{each.history.info.number} {'; '.join(each.missed)}")
         lines += [f"{'':<14} {link}" for link in each.chain]
     more = kept.num_missed - len(kept.missed)
     return [*lines, *([f"{'':<12} {more:,} more missed a goal; --json has them"] if more else [])]

@@ -88,7 +88,9 @@ def record(args: argparse.Namespace) -> int:
     if args.record_text and address.is_foreign:
         raise BadInput(f"--record-text asks engines of kvscope's own, and does not go with {args.endpoint}")
     rules, url = alarm_rules(args, has_own=False), alarm_webhook(args)
-    writer = SegmentedWriter(args.out, args.seconds, args.segment_seconds, args.segment_bytes, tells_course=bool(rules))
+    writer = SegmentedWriter(
+        args.out, args.seconds, args.segment_seconds, args.segment_bytes, tells_overview=bool(rules)
+    )
     alarms = None
     if rules:
         from kvscope_app.commands.recorded_alarms import RecordedAlarms

@@ -1,6 +1,6 @@
 """Alarms of a recording that is made without a window: into the file, to the terminal, and to a webhook.
 
-Owns the course of the last minutes, made of what the writer summarizes. Its thread is who records.
+Owns the overview of the last minutes, made of what the writer summarizes. Its thread is who records.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kvscope_telemetry.alarms.alarm_engine import Alarm, AlarmEngine, alarm_text
 from kvscope_telemetry.alarms.expression import MAX_WINDOW_S
 from kvscope_telemetry.alarms.rules import Rule, rule_text
 from kvscope_telemetry.alarms.webhook import Webhook, payload
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
 _KEPT_NS: Final = 2 * MAX_WINDOW_S * SECOND_NS
@@ -30,23 +30,23 @@ class RecordedAlarms:
         self._engine = AlarmEngine(rules)
         self._webhook = Webhook(url) if url else None
         self._writer, self._instance, self._say = writer, instance, say
-        self._course = Course()
+        self._overview = SessionOverview()
         self._seen_ns = -1
         self._has_failed = False
 
     def look(self) -> None:
         """Take in the seconds that are over."""
-        told = self._writer.course
+        told = self._writer.overview
         while told:
             item = told.popleft()
             if isinstance(item, Summary):
-                self._course.extend([item])
-        first, last = self._course.place_at(self._seen_ns) + 1, len(self._course)
+                self._overview.extend([item])
+        first, last = self._overview.place_at(self._seen_ns) + 1, len(self._overview)
         if first < last:
-            for alarm in self._engine.read(self._course, first, last):
+            for alarm in self._engine.read(self._overview, first, last):
                 self._tell(alarm)
-            self._seen_ns = int(self._course.time_ns[last - 1])
-            self._course.forget_before(self._seen_ns - _KEPT_NS)
+            self._seen_ns = int(self._overview.time_ns[last - 1])
+            self._overview.forget_before(self._seen_ns - _KEPT_NS)
         self._tell_failure()
 
     def close(self) -> None:

@@ -39,10 +39,10 @@ class SegmentedWriter:
         segment_seconds: float | None = None,
         segment_bytes: int | None = None,
         *,
-        tells_course: bool = False,
+        tells_overview: bool = False,
     ) -> None:
         self.paths: list[Path] = []
-        self.course: deque[Summary | TimedEvent] | None = deque(maxlen=MAX_TOLD) if tells_course else None
+        self.overview: deque[Summary | TimedEvent] | None = deque(maxlen=MAX_TOLD) if tells_overview else None
         """Where asked for, what was summarized: the oldest first, for another thread to take."""
         self.num_frames = 0
         self.recorded_s = 0.0
@@ -156,6 +156,6 @@ class SegmentedWriter:
     def _next_writer(self) -> RecordingWriter:
         number = f"-{len(self.paths) + 1:03}" if self._is_segmented else ""
         writer = RecordingWriter(self._path.with_name(f"{self._path.stem}{number}{self._path.suffix}"))
-        writer.course = self.course
+        writer.overview = self.overview
         self.paths.append(writer.path)
         return writer

@@ -1,7 +1,7 @@
 """One engine as `kvscope top` reads it: what its last seconds come to, and which requests hold the most blocks.
 
-Owns the course of the last minute, made as a recording's is, so that each figure is that of `summaries.figures`. Knows
-no terminal.
+Owns the overview of the last minute, made as a recording's is, so that each figure is that of `summaries.figures`.
+Knows no terminal.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import numpy.typing as npt
 from kvscope_telemetry.addresses import Address, WatchedSource
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.own_member import TELLING
-from kvscope_telemetry.messages.model_words import short_name
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.model_names import short_name
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import DeviceSample, Frame, Heartbeat, Snapshot, TelemetryMessage
 from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.request_mirror import RequestMirror
-from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.figures import BY_KEY, pool_of, usage_of
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summarizer import Summarizer
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -153,7 +153,7 @@ class _Notes:
         self._lock = threading.Lock()
         self._follower = Follower()
         self._summarizer = Summarizer(self._follower)
-        self._course = Course()
+        self._overview = SessionOverview()
         self._epoch: int | None = None
         self._since_ns = self._engine_ns = 0
         self._sample: DeviceSample | None = None
@@ -162,7 +162,7 @@ class _Notes:
     def has_seconds(self) -> bool:
         """Whether a whole second was seen."""
         with self._lock:
-            return len(self._course) > 1  # the first one had begun before
+            return len(self._overview) > 1  # the first one had begun before
 
     def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
         """Note it. False where the state is lost: a snapshot is sent then."""
@@ -173,8 +173,8 @@ class _Notes:
             summaries = self._summarizer.add(message, now_ns)
             self._summarizer.take_events()
             if summaries:
-                self._course.extend(msgspec.structs.replace(summary, bins=None) for summary in summaries)
-                self._course.forget_before(now_ns - (WINDOW_S + 2) * SECOND_NS)
+                self._overview.extend(msgspec.structs.replace(summary, bins=None) for summary in summaries)
+                self._overview.forget_before(now_ns - (WINDOW_S + 2) * SECOND_NS)
             self._follower.feed(message)
             if isinstance(message, Frame | Snapshot | Heartbeat):
                 self._engine_ns = max(message.time_ns, self._engine_ns)
@@ -209,29 +209,29 @@ class _Notes:
             )
             return (
                 msgspec.structs.replace(reading, **self._figures(has_pool=hello.capabilities.blocks))
-                if len(self._course)
+                if len(self._overview)
                 else reading
             )
 
     def _begin(self, epoch: int, now_ns: int) -> None:
         """Another engine start: what was before is of no account."""
         self._epoch, self._since_ns, self._engine_ns, self._sample = epoch, now_ns, 0, None
-        self._course = Course()
+        self._overview = SessionOverview()
 
     def _figures(self, *, has_pool: bool) -> dict[str, object]:
         """Of the seconds that are over."""
-        course = self._course
-        until_ns = int(course.time_ns[-1]) + SECOND_NS
+        overview = self._overview
+        until_ns = int(overview.time_ns[-1]) + SECOND_NS
 
         def of(key: str, span_s: int) -> float | None:
-            return BY_KEY[key].of(course, _Span(max(until_ns - span_s * SECOND_NS, self._since_ns), until_ns - 1))
+            return BY_KEY[key].of(overview, _Span(max(until_ns - span_s * SECOND_NS, self._since_ns), until_ns - 1))
 
         def now(name: str) -> int | None:
-            return _whole(float(course.column(name)[-1]))
+            return _whole(float(overview.column(name)[-1]))
 
-        usage = float(usage_of(course)[-1])
+        usage = float(usage_of(overview)[-1])
         pool = {
-            "num_blocks": _whole(float(pool_of(course)[-1])) or None,
+            "num_blocks": _whole(float(pool_of(overview)[-1])) or None,
             "held_blocks": now("active_blocks"),
             "cached_blocks": now("cached_blocks"),
             "free_blocks": now("free_blocks"),

@@ -10,18 +10,18 @@ from PySide6.QtWidgets import QComboBox
 
 from kvscope_app.compare.pair import Pair
 from kvscope_app.session.session import Session
-from kvscope_telemetry.exports.comparison.alignment import Alignment, Moment, moments, shared
+from kvscope_telemetry.exports.comparison.alignment import AlignedMoment, Alignment, moments, shared
 
 STARTS: Final = "Starts together"
 CLOCK: Final = "By the clock"
 CHOSEN: Final = "Chosen moments"
 
 _Way = tuple[Alignment, int | None]
-Bookmarks = Callable[[Session], Iterable[Moment]]
+Bookmarks = Callable[[Session], Iterable[AlignedMoment]]
 """The bookmarks of a timeline: they join the moments that both runs have."""
 
 
-def no_bookmarks(session: Session) -> Iterable[Moment]:
+def no_bookmarks(session: Session) -> Iterable[AlignedMoment]:
     """Where nobody keeps any."""
     return ()
 
@@ -43,7 +43,7 @@ class AlignBox(QComboBox):
         self.textActivated.connect(self._on_activated)
 
     def refresh(self) -> None:
-        """The courses may have grown."""
+        """The overviews may have grown."""
         ways = self._find()
         if list(ways) != list(self._ways):
             current = self.currentText() or STARTS
@@ -61,7 +61,7 @@ class AlignBox(QComboBox):
         ways: dict[str, _Way | None] = {STARTS: (pair.by_starts(), None)}
         if pair.have_one_clock:
             ways[CLOCK] = (Alignment(), None)
-        named = [moments(session.course, self._bookmarks(session)) for session in (pair.a, pair.b)]
+        named = [moments(session.overview, self._bookmarks(session)) for session in (pair.a, pair.b)]
         for moment, alignment in shared(*named):
             ways[moment.name[:1].upper() + moment.name[1:]] = (alignment, moment.time_ns)
         ways[CHOSEN] = None

@@ -15,7 +15,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.window.open_file import FILES, recording_folder, try_to_open
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.recorded import Recorded
-from kvscope_telemetry.recordings.effort import Watch
+from kvscope_telemetry.recordings.read_budget import ProgressCallback
 
 _NOTICE_MS: Final = 6000
 
@@ -57,11 +57,11 @@ def _open_own(window: WindowBody, other: Recorded) -> None:
 def _own(session: Session) -> Background[Recorded]:
     """A handle of its own on what the session is of: one thread reads each."""
     if session.kept is not None:
-        return cast("Background[Recorded]", session.kept.open_tape())
+        return cast("Background[Recorded]", session.kept.open_ring_recording())
     assert session.player is not None, "a session without a past"
     recording = session.player.recording
 
-    def work(watch: Watch) -> Recorded:
+    def work(watch: ProgressCallback) -> Recorded:
         opened: Recorded = type(recording).open(recording.path, watch=watch)  # type: ignore[attr-defined]
         return opened
 

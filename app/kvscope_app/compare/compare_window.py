@@ -68,7 +68,7 @@ class CompareWindow(CompareBody):
         super().set_mode(mode)
         self.actions_by_name[f"color_{mode}"].setChecked(True)
 
-    def refresh_course(self) -> None:
+    def refresh_overview(self) -> None:
         """Curves and figures of what is known by now."""
         begun_ns = time.monotonic_ns()
         self.align.refresh()
@@ -102,12 +102,12 @@ class CompareWindow(CompareBody):
     # private
 
     def _runs(self) -> tuple[Run, Run] | None:
-        """What the figures are of; None while a course is not read, and where a run has nothing in the time shown."""
+        """What the figures are of; None while an overview is not read, or a run has nothing in the time shown."""
         shown_ns = self.curves.shown_ns if self.figures.of_shown else None
         runs = []
         for side in self.pair.sides:
             player = side.session.player
-            if player is None or not len(side.session.course):
+            if player is None or not len(side.session.overview):
                 return None
             first, last = side.range_ns
             if shown_ns is not None:
@@ -115,7 +115,7 @@ class CompareWindow(CompareBody):
             if last <= first:
                 return None
             span = Span(player.recording.start_ns, first + side.offset_ns, last + side.offset_ns)
-            runs.append(Run(player.recording, side.session.course, span))
+            runs.append(Run(player.recording, side.session.overview, span))
         return runs[0], runs[1]
 
     def _on_moment(self, place: int, seconds: float) -> None:
@@ -137,7 +137,7 @@ class CompareWindow(CompareBody):
         if not self._words.isActive():
             self._words.start()
 
-    def _on_course(self) -> None:
+    def _on_overview(self) -> None:
         if not self._soon.isActive():
             self._soon.start()
 
@@ -149,16 +149,16 @@ class CompareWindow(CompareBody):
         parts = zip(self.sessions, self.sides, self._refreshers, strict=True)
         for place, (session, side, refresher) in enumerate(parts):
             refresher.add(side.map)
-            session.course_changed.connect(self._on_course)
+            session.overview_changed.connect(self._on_overview)
             side.map.mode_changed.connect(self.set_mode)
             side.moment_chosen.connect(partial(self._on_moment, place))
         self.pair.cursor_changed.connect(self._on_cursor)
         self.pair.status_changed.connect(self._on_cursor)  # a recording that is read, or written, is told of
-        self.pair.aligned.connect(self._on_course)
+        self.pair.aligned.connect(self._on_overview)
         self.align.chosen.connect(self.pair.align)
         self.curves.shown_changed.connect(self._on_shown)
         self.figures.range_chosen.connect(self.refresh_figures)
-        self._soon.timeout.connect(self.refresh_course)
+        self._soon.timeout.connect(self.refresh_overview)
         self._words.timeout.connect(self._show_words)
         self.themes.changed.connect(self._apply_theme)
 

@@ -92,7 +92,7 @@ class CurvesView(QWidget):
             for look, side in zip(SIDES, self._pair.sides, strict=True):
                 offset_ns = side.offset_ns
                 own_ns = (shown_ns[0] + offset_ns, shown_ns[1] + offset_ns)
-                curve = curve_of(spec, side.session.course, zero_ns + offset_ns, own_ns)
+                curve = curve_of(spec, side.session.overview, zero_ns + offset_ns, own_ns)
                 highest = max(highest, panel.show_curve(look.name, curve.seconds, curve.values, 0))
                 curves.append(curve)
             panel.fit(highest)

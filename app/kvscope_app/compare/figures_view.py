@@ -11,14 +11,14 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelInd
 from PySide6.QtGui import QBrush, QFont, QGuiApplication
 from PySide6.QtWidgets import QAbstractItemView, QHBoxLayout, QHeaderView, QTableView, QVBoxLayout, QWidget
 
-from kvscope_app.compare.words import HEADINGS, as_tsv, cells, explained, unlike_text
+from kvscope_app.compare.labels import HEADINGS, as_tsv, cells, explained, unlike_text
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.makers import label
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.widgets import ElidedLabel, Segments
 from kvscope_app.views.table_head import TableHead
-from kvscope_telemetry.exports.comparison.comparison import Comparison, Row
+from kvscope_telemetry.exports.comparison.comparison import Comparison, ComparisonRow
 from kvscope_telemetry.exports.comparison.spread import Verdict
 
 _LABEL, _A, _B, _DIFFERENCE, _VERDICT, _OF_A, _OF_B = range(len(HEADINGS))
@@ -45,11 +45,11 @@ class FiguresModel(QAbstractTableModel):
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
-        self.rows: tuple[Row, ...] = ()
+        self.rows: tuple[ComparisonRow, ...] = ()
         self._cells: list[tuple[str, ...]] = []
         self._theme = DARK
 
-    def show(self, rows: tuple[Row, ...]) -> None:
+    def show(self, rows: tuple[ComparisonRow, ...]) -> None:
         """Show these; while they are as many the view keeps its place."""
         if len(rows) != len(self.rows):
             self.beginResetModel()
@@ -89,7 +89,7 @@ class FiguresModel(QAbstractTableModel):
             return plain_tip(explained(row))
         return None
 
-    def _color(self, row: Row, column: int) -> str:
+    def _color(self, row: ComparisonRow, column: int) -> str:
         if column in (_DIFFERENCE, _VERDICT):
             return "text" if row.verdict is Verdict.DIFFERENT else "muted"
         return "muted" if column == _LABEL else "text"

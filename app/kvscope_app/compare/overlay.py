@@ -1,4 +1,4 @@
-"""The curves of two courses on one time: which there are, and how they are drawn one above the other. No Qt.
+"""The curves of two overviews on one time: which there are, and how they are drawn one above the other. No Qt.
 
 Owns the list of panels. Seconds count from the beginning of the pair's timeline.
 """
@@ -13,16 +13,16 @@ from typing import Final
 import numpy as np
 
 from kvscope_app.look.number_text import NOTHING, percent, short
-from kvscope_telemetry.summaries.course import Course, FloatArray
 from kvscope_telemetry.summaries.figures import fragmentation_of, usage_of
+from kvscope_telemetry.summaries.session_overview import FloatArray, SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 MAX_POINTS: Final = 300
 """Of a curve: more would make a dashed one solid."""
 
 
-def _column(name: str, course: Course) -> FloatArray:
-    return course.column(name)
+def _column(name: str, overview: SessionOverview) -> FloatArray:
+    return overview.column(name)
 
 
 def _text(unit: str, value: float) -> str:
@@ -39,7 +39,7 @@ class Overlaid:
 
     key: str
     title: str
-    values: Callable[[Course], FloatArray]
+    values: Callable[[SessionOverview], FloatArray]
     text: Callable[[float], str]
     axis_text: Callable[[float], str] = short
     top: float | None = None
@@ -75,17 +75,17 @@ class Curve:
         return float(self.values[place]) if abs(self.seconds[place] - second) <= max(step, 1.0) else float("nan")
 
 
-def curve_of(panel: Overlaid, course: Course, zero_ns: int, shown_ns: tuple[int, int]) -> Curve:
-    """Of the seconds in `shown_ns`, both by the course's clock; `zero_ns` is second 0. Where there are too many for
+def curve_of(panel: Overlaid, overview: SessionOverview, zero_ns: int, shown_ns: tuple[int, int]) -> Curve:
+    """Of the seconds in `shown_ns`, both by the overview's clock; `zero_ns` is second 0. Where there are too many for
     `MAX_POINTS`, means of several."""
-    times = course.time_ns
+    times = overview.time_ns
     first = max(0, int(np.searchsorted(times, shown_ns[0], "left")) - 2)
     last = int(np.searchsorted(times, shown_ns[1], "right")) + 1
     size = -(-(min(last, len(times)) - first) // MAX_POINTS)
     if size > 1:
         first -= first % size  # the same seconds fall together wherever one looks from
     seconds = (times[first:last] - zero_ns + SECOND_NS // 2) / 1e9
-    values = panel.values(course)[first:last]
+    values = panel.values(overview)[first:last]
     return Curve(seconds, values) if size <= 1 else Curve(_means(seconds, size), _means(values, size))
 
 

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 from PySide6.QtCore import QObject, Signal
 
-from kvscope_app.playback.mark_words import name_of
+from kvscope_app.playback.mark_labels import name_of
 from kvscope_app.session.session import Session
-from kvscope_telemetry.exports.comparison.alignment import Moment
+from kvscope_telemetry.exports.comparison.alignment import AlignedMoment
 from kvscope_telemetry.summaries.bookmark import Bookmark
 
 
@@ -61,6 +61,6 @@ class NoLoop(QObject):
     end_ns: int | None = None
 
 
-def named_moments(session: Session) -> Iterable[Moment]:
+def named_moments(session: Session) -> Iterable[AlignedMoment]:
     """The bookmarks of a session, as moments to align by."""
-    return [Moment(name_of(mark), mark.time_ns) for mark in session.bookmarks.shown]
+    return [AlignedMoment(name_of(mark), mark.time_ns) for mark in session.bookmarks.shown]

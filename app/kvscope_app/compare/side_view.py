@@ -93,9 +93,9 @@ class SideView(QWidget):
         self._letter.apply_theme(theme)
 
     def _show_about(self, side: Side, at_ns: int) -> None:
-        share = self.session.course_share
+        share = self.session.overview_share
         if share is not None:
-            text, look = f"reading its course: {percent(share, 0)}", "muted"
+            text, look = f"reading its overview: {percent(share, 0)}", "muted"
         elif not side.holds(at_ns):
             text, look = self._absence(side, at_ns), "warning"
         else:

@@ -38,7 +38,7 @@ def debug_actions(window: WindowBody) -> list[ActionSpec]:
     """Everything there is to do to the engine; `DebugActions` keeps it enabled or not."""
     control, acts = window.debugger.control, _Acts(window)
     return [
-        ActionSpec("hold", "Pause engine", DEBUG, partial(control, "pause"), ("F9",), "pause"),
+        ActionSpec("pause_engine", "Pause engine", DEBUG, partial(control, "pause"), ("F9",), "pause"),
         ActionSpec("step", "Run one step", DEBUG, partial(control, "step"), ("F10",), "frame-forward"),
         ActionSpec("step_more", f"Run {NUM_STEPS} steps", DEBUG, partial(control, "step", NUM_STEPS), ("Ctrl+F10",)),
         ActionSpec("resume", "Resume engine", DEBUG, partial(control, "resume"), ("Shift+F9",), "play"),
@@ -163,7 +163,7 @@ class DebugActions(QObject):
         """Look again."""
         session, mirror = self._window.session, self._window.session.mirror
         control, act = permission.why_not_control(session), permission.why_not_act(session)
-        self._set("hold", control)
+        self._set("pause_engine", control)
         self._set("resume", permission.why_not_resume(session, is_ours=self._window.debugger.is_ours))
         for name in ("step", "step_more"):
             self._set(name, permission.why_not_step(session))

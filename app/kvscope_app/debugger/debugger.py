@@ -42,7 +42,7 @@ class Debugger(QObject):
         session.status_changed.connect(self._look)
 
     @property
-    def holder(self) -> str:
+    def paused_by(self) -> str:
         """Who holds the engine's steps, for people; empty when nobody does."""
         if self.session.status.state is not SourceState.PAUSED:
             return ""

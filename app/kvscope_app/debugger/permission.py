@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from kvscope_app.session.session import Session
-from kvscope_app.views.told import why_no_commands
+from kvscope_app.views.capability_messages import why_no_commands
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.state.mirror import Mirror
 

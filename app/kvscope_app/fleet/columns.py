@@ -7,9 +7,9 @@ from enum import IntEnum
 from typing import Final
 
 from kvscope_app.look.number_text import NOTHING, count, percent, plural, seconds
-from kvscope_app.session.state_words import STATE_WORDS
+from kvscope_app.session.state_text import STATE_WORDS
 from kvscope_telemetry.fleet.row import FleetRow
-from kvscope_telemetry.messages.model_words import short_name
+from kvscope_telemetry.messages.model_names import short_name
 from kvscope_telemetry.source import SourceState
 
 ENGINE_NAMES: Final = {"vllm": "vLLM", "sglang": "SGLang"}

@@ -44,7 +44,7 @@ from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.look.zoom import scaled
-from kvscope_app.session.state_words import STATE_COLORS
+from kvscope_app.session.state_text import STATE_COLORS
 from kvscope_app.views.table_head import TableHead
 from kvscope_app.window.sheets.attach_sheet import AttachSheet
 from kvscope_telemetry.addresses import Address

@@ -19,7 +19,7 @@ from typing import Final
 from kvscope_app.library.entry import Entry
 from kvscope_app.library.store import LibraryStore, stamp_of
 from kvscope_telemetry.errors import BadInput, KvscopeError
-from kvscope_telemetry.recordings.effort import OpeningCancelled
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled
 
 Job = Callable[[LibraryStore], object]
 LOOK_EVERY_S: Final = 1.0
@@ -30,7 +30,7 @@ _END_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LibraryStatus:
     """The list as it is, and what a person must know of it."""
 
     entries: tuple[Entry, ...]
@@ -44,7 +44,7 @@ class Librarian:
     done, a line each."""
 
     def __init__(self, folder: Path) -> None:
-        self.told: Told | None = None
+        self.told: LibraryStatus | None = None
         self.failures: deque[str] = deque(maxlen=20)
         self._folder = folder
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -123,7 +123,7 @@ class Librarian:
         try:
             entries = store.entries()
             pending = [entry for entry in entries if _is_new(entry)]
-            told = Told(tuple(entries), store.trouble, bool(pending))
+            told = LibraryStatus(tuple(entries), store.trouble, bool(pending))
             if told != self.told:
                 self.told = told
             if not pending:
@@ -134,11 +134,11 @@ class Librarian:
             store.close()
         except Exception as error:  # whatever it is, it is looked again, and whoever looks is not left waiting
             known = self.told.entries if self.told is not None else ()
-            self.told = Told(known, f"The list of recordings cannot be read: {error!r:.200}")
+            self.told = LibraryStatus(known, f"The list of recordings cannot be read: {error!r:.200}")
         return LOOK_EVERY_S
 
     def _look_into(self, store: LibraryStore, entry: Entry, entries: list[Entry]) -> None:
-        from kvscope_app.library.looking import look_into  # most sessions need none of it
+        from kvscope_app.library.file_facts import look_into  # most sessions need none of it
 
         stamp = stamp_of(entry.open_path)
         try:
@@ -155,7 +155,7 @@ class Librarian:
                 store.move(moved.path, entry.path)
 
     def _relocate(self, store: LibraryStore, old: str, new: Path) -> None:
-        from kvscope_app.library.looking import look_into
+        from kvscope_app.library.file_facts import look_into
 
         facts, picture = look_into(str(new), self._goes_on)
         entry = store.entry(old)

@@ -11,7 +11,7 @@ from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from kvscope_app.library.librarian import Librarian, Told
+from kvscope_app.library.librarian import Librarian, LibraryStatus
 from kvscope_app.library.store import LibraryStore
 
 _LOOK_MS: Final = 80
@@ -27,7 +27,7 @@ class Library(QObject):
 
     def __init__(self, folder: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.told = Told(())
+        self.told = LibraryStatus(())
         self._librarian = Librarian(folder)
         self._num_watching = 0
         self._clock = QTimer(self, interval=_LOOK_MS)

@@ -9,7 +9,7 @@ from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView
 
 from kvscope_app.library.entry import Entry
-from kvscope_app.library.looking import PICTURE_SIZE
+from kvscope_app.library.file_facts import PICTURE_SIZE
 from kvscope_app.library.model import Column, LibraryModel, LibraryProxy
 from kvscope_app.look.theme import Theme
 

@@ -31,7 +31,7 @@ from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import Theme
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
-from kvscope_app.views.told import why_no_prompts
+from kvscope_app.views.capability_messages import why_no_prompts
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.source import SourceState
 

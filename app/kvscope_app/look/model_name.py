@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope_telemetry.messages.model_words import short_name
+from kvscope_telemetry.messages.model_names import short_name
 from kvscope_telemetry.messages.telemetry import Hello
 
 

@@ -35,7 +35,7 @@ from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.look.zoom import scaled
 from kvscope_app.marks.alarm_watch import AlarmWatch
-from kvscope_app.views.told import why_not_measured
+from kvscope_app.views.capability_messages import why_not_measured
 from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_telemetry.alarms.expression import Expression
 from kvscope_telemetry.alarms.figures import SECOND_FIGURES, SecondFigure, value_text

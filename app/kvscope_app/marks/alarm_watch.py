@@ -1,6 +1,6 @@
-"""Follows a session's course with the rules of alarms, and drops a bookmark for each that rings.
+"""Follows a session's overview with the rules of alarms, and drops a bookmark for each that rings.
 
-Owns how far the course was looked at, and what is posted to the webhook. Live, alarms are told and kept with the
+Owns how far the overview was looked at, and what is posted to the webhook. Live, alarms are told and kept with the
 session; of a recording they are where the rules of now would have rung, and follow the rules when these change.
 """
 
@@ -84,9 +84,9 @@ class AlarmWatch(QObject):
 
     def value_now(self, expression: Expression) -> float:
         """At the moment that is shown; NaN where it is not known."""
-        course = self._session.course
-        place = course.place_at(self._session.cursor_ns)
-        return float(expression.value(course, slice(place, place + 1))[0]) if place >= 0 else math.nan
+        overview = self._session.overview
+        place = overview.place_at(self._session.cursor_ns)
+        return float(expression.value(overview, slice(place, place + 1))[0]) if place >= 0 else math.nan
 
     def close(self) -> None:
         """Post nothing any more but what waits."""
@@ -114,9 +114,9 @@ class AlarmWatch(QObject):
     def _follow(self) -> None:
         wants = not self._engine.is_idle
         if wants and not self._is_following:
-            self._session.course_changed.connect(self._look)
+            self._session.overview_changed.connect(self._look)
         elif self._is_following and not wants:
-            self._session.course_changed.disconnect(self._look)
+            self._session.overview_changed.disconnect(self._look)
         self._is_following = wants
         if wants:
             self._later.start()
@@ -124,19 +124,19 @@ class AlarmWatch(QObject):
     def _look(self) -> None:
         if self._webhook is not None:
             self._tell_failure(self._webhook.failure)
-        course = self._session.course
-        first = course.place_at(self._seen_ns) + 1
-        last = min(first + _AT_A_TIME, len(course))
+        overview = self._session.overview
+        first = overview.place_at(self._seen_ns) + 1
+        last = min(first + _AT_A_TIME, len(overview))
         if first >= last or not self._is_following:
             return
-        self._seen_ns = int(course.time_ns[last - 1])
-        changed = self._engine.read(course, first, last)
+        self._seen_ns = int(overview.time_ns[last - 1])
+        changed = self._engine.read(overview, first, last)
         if self._session.is_file:
             self._derive(changed)
         else:
             for alarm in changed:
                 self._tell(alarm)
-        if last < len(course):
+        if last < len(overview):
             self._later.start()
         self.looked.emit()
 

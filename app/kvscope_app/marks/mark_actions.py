@@ -14,7 +14,7 @@ from kvscope_app.library.sample import SAMPLE_WORD, is_sample
 from kvscope_app.look.clock_text import wall_text
 from kvscope_app.look.makers import label
 from kvscope_app.marks.alarm_sheet import AlarmSheet
-from kvscope_app.playback.mark_words import mark_text
+from kvscope_app.playback.mark_labels import mark_text
 from kvscope_app.playback.playback_actions import TIME
 from kvscope_app.session.kept.bookmarks import Bookmarks
 from kvscope_app.session.session import Session

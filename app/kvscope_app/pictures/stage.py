@@ -31,7 +31,7 @@ from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recorded import Recorded
 
 PATIENCE_S: Final = 60.0
-"""Nothing that is waited for takes longer, but the course of a recording without one: that tells how far it is."""
+"""Nothing that is waited for takes longer, but the overview of a recording without one: that tells how far it is."""
 _MOST_S: Final = 2.0
 """A longer way than this is jumped, where whatever happened in between would not be seen anyway."""
 _TICK_NS: Final = 100_000_000
@@ -75,7 +75,7 @@ class Stage:
         self._source = PlaybackSource(recording, is_playing=False, clock=lambda: self._clock_ns)
         self._session = Session(self._source)
         apply_theme(self._app, theme)
-        self._read_course()
+        self._read_overview()
         self.view = self._make_view(view)
         self.view.apply_theme(theme)
         self.view.use_clock(lambda: self.now_ns)
@@ -144,11 +144,11 @@ class Stage:
             return PageMapView(self._session)
         return next(spec for spec in DOCKS if spec.name == name).view_class()(self._session)
 
-    def _read_course(self) -> None:
+    def _read_overview(self) -> None:
         """Of a recording without summaries it takes as long as reading all of it."""
-        while not self._session.is_course_whole:
+        while not self._session.is_overview_whole:
             self._session.poll()
-            share = self._session.course_share
+            share = self._session.overview_share
             if share is not None and self._watch is not None:
                 self.begin_share = 0.5
                 self._watch(share * self.begin_share)

@@ -24,7 +24,7 @@ from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.exports.new_file import PART_SUFFIX
 from kvscope_telemetry.recorded import Recorded
-from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.timeline.save import save
 
@@ -61,11 +61,11 @@ def arguments(recording: Path, wish: PictureWish) -> list[str]:
     return [*words, *(["--caption"] if wish.captioned else []), "--tell-progress"]
 
 
-def _work(session: Session, wish: PictureWish) -> Callable[[Watch], Path]:
+def _work(session: Session, wish: PictureWish) -> Callable[[ProgressCallback], Path]:
     """What a thread does. Whatever it needs of the session is taken now."""
     kept, recording = session.kept, None if session.player is None else session.player.recording
 
-    def work(watch: Watch) -> Path:
+    def work(watch: ProgressCallback) -> Path:
         if session.is_file and recording is not None and recording.path.is_file():
             _run(recording.path, wish, watch, 0.0)
             return wish.path
@@ -79,10 +79,12 @@ def _work(session: Session, wish: PictureWish) -> Callable[[Watch], Path]:
     return work
 
 
-def _copy(kept: KeptTimeline | None, recording: Recorded | None, wish: PictureWish, copy: Path, watch: Watch) -> float:
+def _copy(
+    kept: KeptTimeline | None, recording: Recorded | None, wish: PictureWish, copy: Path, watch: ProgressCallback
+) -> float:
     """What is needed of several files, as one; the seconds by which it begins later."""
     if kept is not None:
-        opening = kept.open_tape()
+        opening = kept.open_ring_recording()
         while not opening.wait(_LOOK_S):
             if not watch(0.0):
                 opening.cancel()
@@ -97,7 +99,7 @@ def _copy(kept: KeptTimeline | None, recording: Recorded | None, wish: PictureWi
     return (Recording.open(copy).start_ns - recording.start_ns) / 1e9
 
 
-def _run(recording: Path, wish: PictureWish, watch: Watch, share: float) -> None:
+def _run(recording: Path, wish: PictureWish, watch: ProgressCallback, share: float) -> None:
     """Raises KvscopeError with the process's own words, and OpeningCancelled when it was given up."""
     with _process(arguments(recording, wish)) as process:
         assert process.stdout is not None, "a pipe was asked for"
@@ -121,7 +123,7 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def _follow(lines: IO[str], watch: Watch, share: float) -> bool:
+def _follow(lines: IO[str], watch: ProgressCallback, share: float) -> bool:
     """Until it ends; False when it is not wanted any more."""
     for line in lines:
         try:

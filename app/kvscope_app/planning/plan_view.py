@@ -14,7 +14,7 @@ from kvscope_app.look.number_text import count, num_bytes, percent
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
-from kvscope_telemetry.messages.plan import Change, InferenceAnswer, Part, PlanAnswer, TrainingAnswer
+from kvscope_telemetry.messages.plan import Change, InferenceAnswer, PlanAnswer, PlanPart, TrainingAnswer
 
 _COLORS: Final = {
     "KV cache": 0,
@@ -104,7 +104,7 @@ class PlanView(QScrollArea):
         for note in plan.notes:
             column.addWidget(label(note, "muted", wraps=True))
 
-    def _add_parts(self, column: QVBoxLayout, parts: Sequence[Part], whole: int) -> None:
+    def _add_parts(self, column: QVBoxLayout, parts: Sequence[PlanPart], whole: int) -> None:
         bar, held = StackedBar(), [part for part in parts if part.name != MISSING]
         whole = max(whole, sum(part.num_bytes for part in held))
         bar.set_colors(self._theme.raised, self._theme.panel)
@@ -130,7 +130,7 @@ class PlanView(QScrollArea):
             grid.addWidget(_remark(part.how), row, 4)
         column.addLayout(grid)
 
-    def _color(self, part: Part) -> str:
+    def _color(self, part: PlanPart) -> str:
         return self._theme.bad if part.name == MISSING else self._theme.series[_COLORS.get(part.name, _GREY)]
 
     def _add_changes(self, column: QVBoxLayout, changes: Sequence[Change]) -> None:

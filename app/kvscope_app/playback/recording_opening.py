@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvscope_app.session.background import Background
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 
 if TYPE_CHECKING:
     from kvscope_telemetry.recordings.reader import Recording
@@ -24,7 +24,7 @@ class RecordingOpening(Background["Recording"]):
         """What was opened."""
         return self.made
 
-    def _open(self, watch: Watch) -> Recording:
+    def _open(self, watch: ProgressCallback) -> Recording:
         from kvscope_telemetry.recordings.reader import Recording  # most windows need none of it
 
         try:

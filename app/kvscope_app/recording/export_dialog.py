@@ -29,7 +29,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.recorded import Recorded
-from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 
 _FAILED: Final = "The export failed"
 _NOTICE_MS: Final = 10_000
@@ -185,16 +185,16 @@ def begin_export(window: WindowBody, wish: ExportWish) -> Task:
     return Task(window, work, f"Exporting {wish.path.name}", done)
 
 
-def _work(session: Session, wish: ExportWish) -> Callable[[Watch], Path]:
+def _work(session: Session, wish: ExportWish) -> Callable[[ProgressCallback], Path]:
     """What a thread does. Whatever it needs of the session is taken now."""
     kept, marks = session.kept, list(session.bookmarks.shown)
     played = None if session.player is None else session.player.recording
 
-    def work(watch: Watch) -> Path:
+    def work(watch: ProgressCallback) -> Path:
         from kvscope_telemetry.exports.export import Wanted, export
 
         if kept is not None:
-            recording: Recorded = kept.read_tape(watch)
+            recording: Recorded = kept.read_ring_recording(watch)
         elif played is not None:  # read by its player's thread: this one has its own
             recording = type(played).open(played.path)  # type: ignore[attr-defined]
         else:

@@ -13,12 +13,12 @@ from kvscope_app.session.background import Background
 from kvscope_app.session.kept.rings import find_left_rings
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.model_words import short_name
+from kvscope_telemetry.messages.model_names import short_name
 
 if TYPE_CHECKING:
     from kvscope_telemetry.recorded import Recorded
     from kvscope_telemetry.timeline.left_rings import LeftRing, TidiedRings
-    from kvscope_telemetry.timeline.tape import Tape
+    from kvscope_telemetry.timeline.ring_recording import RingRecording
 
 _LOOK_MS: Final = 500
 _BEGIN_MS: Final = 1500
@@ -34,7 +34,7 @@ class LeftRings(QObject):
         super().__init__(parent)
         self._windows, self._show = windows, show
         self._finding: Background[TidiedRings] | None = None
-        self._opening: Background[Tape] | None = None
+        self._opening: Background[RingRecording] | None = None
         self._window: WindowBody | None = None
         self._clock = QTimer(self, interval=_LOOK_MS)
         self._clock.timeout.connect(self._look)
@@ -88,13 +88,13 @@ class LeftRings(QObject):
         )
 
     def _open(self, ring: LeftRing) -> None:
-        from kvscope_telemetry.timeline.tape import Tape
+        from kvscope_telemetry.timeline.ring_recording import RingRecording
 
         self._hide()
-        self._opening = Background(lambda watch: Tape.open(ring.folder, None, watch), "kvscope-open")
+        self._opening = Background(lambda watch: RingRecording.open(ring.folder, None, watch), "kvscope-open")
         self._clock.start()
 
-    def _look_at_opening(self, opening: Background[Tape]) -> None:
+    def _look_at_opening(self, opening: Background[RingRecording]) -> None:
         if not opening.is_over:
             return
         self._clock.stop()

@@ -18,7 +18,7 @@ from kvscope_app.playback.playback_actions import TIME
 from kvscope_app.recording.kept_dialog import KeptDialog
 from kvscope_app.recording.text_agreement import ask_once, text_actions
 from kvscope_app.session.background import Background
-from kvscope_app.session.state_words import not_kept_text
+from kvscope_app.session.state_text import not_kept_text
 from kvscope_app.window.actions import ActionSpec
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.errors import BadInput

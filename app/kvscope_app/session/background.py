@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 
 _Made = TypeVar("_Made")
 
@@ -18,7 +18,7 @@ class Background(Generic[_Made]):
     When it is over, `made` is what it returned, or `failure` says why not; neither, when it was given up.
     """
 
-    def __init__(self, work: Callable[[Watch], _Made], name: str) -> None:
+    def __init__(self, work: Callable[[ProgressCallback], _Made], name: str) -> None:
         self.share = 0.0
         """What is done, 0 to 1."""
         self.made: _Made | None = None

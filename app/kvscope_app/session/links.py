@@ -26,7 +26,7 @@ class LiveLink(Protocol):
 
 
 @runtime_checkable
-class TellsContents(Protocol):
+class KnowsContents(Protocol):
     """It was told what blocks hold: nobody need be asked."""
 
     def contents(self, rows: Iterable[int]) -> Sequence[BlockContent]:
@@ -93,9 +93,9 @@ def link_of(source: Source) -> LiveLink | None:
     return source if isinstance(source, LiveLink) else None
 
 
-def contents_of(source: Source) -> TellsContents | None:
+def contents_of(source: Source) -> KnowsContents | None:
     """Where what blocks hold is known without asking."""
-    return source if isinstance(source, TellsContents) else None
+    return source if isinstance(source, KnowsContents) else None
 
 
 def resync_of(source: Source) -> Callable[[], None] | None:

@@ -1,6 +1,6 @@
-"""The past of a moment that was jumped to: charts and events of the minutes before it, from the course.
+"""The past of a moment that was jumped to: charts and events of the minutes before it, from the overview.
 
-A second of the course is spread over the bins of the history, so that a jump costs the same whatever went before it.
+A second of the overview is spread over the bins of the history, so that a jump costs the same whatever went before it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import numpy as np
 
 from kvscope_app.session.history import BIN_NS, BLOCK_GAUGES, FRAME_GAUGES, KNOWN_SUMS, SAMPLE_GAUGES, SUMS, History
 from kvscope_telemetry.messages.telemetry import DeviceSample
-from kvscope_telemetry.summaries.course import Course, FloatArray
+from kvscope_telemetry.summaries.session_overview import FloatArray, SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _BINS: Final = SECOND_NS // BIN_NS
 _SAMPLES_BACK: Final = 60
 """Seconds: a device is asked once a second, one that has not answered for a minute is unknown."""
-COURSE_NAMES: Final[Mapping[str, str]] = {
+OVERVIEW_NAMES: Final[Mapping[str, str]] = {
     **{name: name for name in (*FRAME_GAUGES, *SAMPLE_GAUGES)},
     "blocks_active": "active_blocks",
     "blocks_cached": "cached_blocks",
@@ -30,46 +30,46 @@ COURSE_NAMES: Final[Mapping[str, str]] = {
     "queue_p50_s": "queued_p50_s",
     "queue_p95_s": "queued_p95_s",
 }
-"""Columns of the history that stand for a whole second, and what they are called in the course."""
+"""Columns of the history that stand for a whole second, and what they are called in the overview."""
 
 
-def fill_past(history: History, course: Course, start_ns: int) -> None:
+def fill_past(history: History, overview: SessionOverview, start_ns: int) -> None:
     """Write what was before `history` began (`History.begin`), and after `start_ns` by the wall clock, where the
-    timeline begins. May be done again when the course has grown."""
+    timeline begins. May be done again when the overview has grown."""
     began_ns = history.began_ns
     if began_ns is None:
         return
     wall_ns = history.wall_ns(0)
     first_ns = max(began_ns - round(history.max_seconds * 1e9), start_ns - wall_ns)
-    _fill_events(history, course, first_ns + wall_ns, began_ns + wall_ns)
-    first, last = max(0, course.place_at(first_ns + wall_ns)), course.place_at(began_ns + wall_ns) + 1
+    _fill_events(history, overview, first_ns + wall_ns, began_ns + wall_ns)
+    first, last = max(0, overview.place_at(first_ns + wall_ns)), overview.place_at(began_ns + wall_ns) + 1
     if first >= last:
         return
-    starts = (course.time_ns[first:last] - wall_ns) // BIN_NS
+    starts = (overview.time_ns[first:last] - wall_ns) // BIN_NS
     bins = (starts[:, None] + np.arange(_BINS)).ravel()
     before = (bins < began_ns // BIN_NS) & (bins > first_ns // BIN_NS)
-    values = {name: course.column(name)[first:last] / _BINS for name in SUMS}
+    values = {name: overview.column(name)[first:last] / _BINS for name in SUMS}
     # How the second in progress ends is not known yet at that moment: it is as the one before.
     places = np.arange(first, last)
-    if last - first > 1 and course.time_ns[last - 1] + SECOND_NS > began_ns + wall_ns:
+    if last - first > 1 and overview.time_ns[last - 1] + SECOND_NS > began_ns + wall_ns:
         places[-1] -= 1
-    values |= {name: history_column(course, name)[places] for name in COURSE_NAMES}
+    values |= {name: history_column(overview, name)[places] for name in OVERVIEW_NAMES}
     history.ring.put(bins[before], {name: np.repeat(column, _BINS)[before] for name, column in values.items()})
     _lead_to(history, began_ns // BIN_NS)
     history.known |= {name for name in SAMPLE_GAUGES if np.isfinite(values[name]).any()}
     history.known |= {name for name in KNOWN_SUMS if np.nan_to_num(values[name]).any()}
-    history.past_sample = _sample_at(course, int(places[-1]))
+    history.past_sample = _sample_at(overview, int(places[-1]))
     if np.isfinite(values["queue_p50_s"]).any():
         history.known.add("queue_p50_s")
 
 
-def history_column(course: Course, name: str) -> FloatArray:
-    """Of the course, what the history calls `name`. Where which blocks are free is not told, all that are not in use
+def history_column(overview: SessionOverview, name: str) -> FloatArray:
+    """Of the overview, what the history calls `name`. Where which blocks are free is not told, all that are not in use
     stand for them."""
-    column = course.column(COURSE_NAMES.get(name, name))
+    column = overview.column(OVERVIEW_NAMES.get(name, name))
     if name != "blocks_free":
         return column
-    rest: FloatArray = course.column("pool_blocks") - course.column("active_blocks")
+    rest: FloatArray = overview.column("pool_blocks") - overview.column("active_blocks")
     return np.where(np.isnan(column), rest, column)
 
 
@@ -80,18 +80,18 @@ def _lead_to(history: History, bin_number: int) -> None:
     history.ring.put_one(bin_number - 1, known)
 
 
-def _sample_at(course: Course, place: int) -> DeviceSample | None:
+def _sample_at(overview: SessionOverview, place: int) -> DeviceSample | None:
     """What the device said of itself last, by the second at `place` and those before it of the same engine."""
     first = max(0, place + 1 - _SAMPLES_BACK)
-    epoch = course.epoch[first : place + 1] == course.epoch[place]
+    epoch = overview.epoch[first : place + 1] == overview.epoch[place]
 
     def last(name: str) -> float:
-        values = course.column(name)[first : place + 1]
+        values = overview.column(name)[first : place + 1]
         known = np.flatnonzero(np.isfinite(values) & epoch)
         return float(values[known[-1]]) if known.size else -1.0
 
     sample = DeviceSample(
-        epoch=int(course.epoch[place]),
+        epoch=int(overview.epoch[place]),
         time_ns=0,
         memory_used_bytes=int(last("memory_used_bytes")),
         process_bytes=int(last("process_bytes")),
@@ -102,15 +102,15 @@ def _sample_at(course: Course, place: int) -> DeviceSample | None:
     return sample if sample.memory_used_bytes >= 0 or sample.process_bytes >= 0 else None
 
 
-def _fill_events(history: History, course: Course, first_ns: int, last_ns: int) -> None:
+def _fill_events(history: History, overview: SessionOverview, first_ns: int, last_ns: int) -> None:
     wall_ns = history.wall_ns(0)
-    places = course.events.find(first_ns, last_ns).tolist()[-history.events.max_events :]
-    told = [course.events[place] for place in places]
+    places = overview.events.find(first_ns, last_ns).tolist()[-history.events.max_events :]
+    told = [overview.events[place] for place in places]
     history.events.put_before(
         [(timed.time_ns - wall_ns, timed.epoch, timed.event) for timed in told], history.num_past_events
     )
     history.num_past_events = len(places)
     history.request_times.hear(timed.event for timed in told if timed.epoch == history.epoch)
-    moments = course.moments.rows
+    moments = overview.moments.rows
     was_before = (moments["epoch"] == history.epoch) & (moments["time_ns"] <= history.began_engine_ns)
     history.request_times.know(moments[was_before])

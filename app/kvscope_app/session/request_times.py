@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event, RequestRows
 from kvscope_telemetry.summaries.moments import MomentKind
-from kvscope_telemetry.summaries.turns import Turns
+from kvscope_telemetry.summaries.request_phases import PhaseRows
 
 IntArray = npt.NDArray[np.int64]
 _UNSEEN: Final = -2
@@ -102,7 +102,7 @@ class RequestTimes:
             elif event.kind in _ENDINGS:
                 self._ending[slot] = _ENDINGS[event.kind]
 
-    def know(self, moments: Turns) -> None:
+    def know(self, moments: PhaseRows) -> None:
         """Take in rows of `Course.moments` of this epoch: what was before anybody looked here."""
         slots = moments["number"].astype(np.int64) % self._capacity
         is_known = self._number[slots] == moments["number"]

@@ -22,8 +22,8 @@ from kvscope_app.session.links import Player, contents_of
 from kvscope_app.session.loop import Loop
 from kvscope_app.session.pace import FRAME_MS
 from kvscope_app.session.source_timeline import SourceTimeline
-from kvscope_app.session.state_words import KEPT_AGAIN, not_kept_text
-from kvscope_app.session.texts.told_contents import ToldContents
+from kvscope_app.session.state_text import KEPT_AGAIN, not_kept_text
+from kvscope_app.session.texts.known_contents import KnownContents
 from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.commands import Abort, Command, GetAllocatorMap, GetBlockText, Submit
 from kvscope_telemetry.messages.roles import Role
@@ -31,16 +31,16 @@ from kvscope_telemetry.source import Source, SourceState, SourceStatus, Update
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 if TYPE_CHECKING:
-    from kvscope_app.session.course_reading import CourseReading
     from kvscope_app.session.kept.kept_timeline import KeptTimeline
     from kvscope_app.session.kept.recorded_texts import RecordedTexts
     from kvscope_app.session.kept.recorder import Recorder
+    from kvscope_app.session.overview_reading import OverviewReading
     from kvscope_app.session.texts.session_texts import SessionTexts
 
 STATUS_EVERY_NS: Final = 250_000_000
 """How often is told how things stand; at rest with each new second, for what shows one."""
-COURSE_CALM_NS: Final = 4_000_000_000
-"""How often the course goes on while nothing happens in it: what draws it draws all of it anew."""
+OVERVIEW_CALM_NS: Final = 4_000_000_000
+"""How often the overview goes on while nothing happens in it: what draws it draws all of it anew."""
 
 
 class Session(SourceTimeline):
@@ -48,7 +48,7 @@ class Session(SourceTimeline):
 
     status_changed = Signal()
     selection_changed = Signal()
-    course_changed = Signal()
+    overview_changed = Signal()
     kept_failed = Signal(str)
     """What is no longer kept or recorded, and why: noticed as well, but nobody should miss it."""
     replies = Signal(list)
@@ -62,10 +62,10 @@ class Session(SourceTimeline):
         self._texts: SessionTexts | None = None
         self._recorded_texts: RecordedTexts | None = None
         told = contents_of(source)
-        self._contents = None if told is None else ToldContents(told)
-        self._reading: CourseReading | None = None
+        self._contents = None if told is None else KnownContents(told)
+        self._reading: OverviewReading | None = None
         self.status: SourceStatus = source.status
-        self._status_told_ns = self._course_taken_ns = 0
+        self._status_told_ns = self._overview_taken_ns = 0
         self._end_reason = ""
         self.selected_request: int | None = None
         self.selected_block: int | None = None
@@ -81,7 +81,7 @@ class Session(SourceTimeline):
         self._told_failure = ""
         self._pace.timeout.connect(self.poll)
         if self._end.player is not None:
-            self._read_course(self._end.player)
+            self._read_overview(self._end.player)
 
     def start(self) -> None:
         """Begin to take updates."""
@@ -263,17 +263,17 @@ class Session(SourceTimeline):
             recording = player.recording
             open_it = partial(type(recording).open, recording.path)  # type: ignore[attr-defined]
             return OwnHandle(lambda watch: open_it(watch=watch), lambda: None)
-        return None if self.kept is None else OwnHandle(self.kept.read_tape, self.kept.ring.flush)
+        return None if self.kept is None else OwnHandle(self.kept.read_ring_recording, self.kept.ring.flush)
 
     @property
-    def course_share(self) -> float | None:
-        """How much of the course of a recording without one is computed, 0 to 1; None when there is nothing to do."""
+    def overview_share(self) -> float | None:
+        """How much of the overview of a recording without one is computed, 0 to 1; None when there is nothing to do."""
         reading = self._reading
         return reading.share if reading is not None and reading.is_computing else None
 
     @property
-    def is_course_whole(self) -> bool:
-        """Whether nothing of a recording's course is still to be read."""
+    def is_overview_whole(self) -> bool:
+        """Whether nothing of a recording's overview is still to be read."""
         return self._reading is None
 
     # private
@@ -291,7 +291,7 @@ class Session(SourceTimeline):
         if self._is_status_due(status, now_ns):
             self.status = status
             self._status_told_ns = now_ns
-            self._extend_course()
+            self._extend_overview()
             if self.kept is not None:
                 self._tell_failures(self.kept)
             self.status_changed.emit()
@@ -309,26 +309,26 @@ class Session(SourceTimeline):
         """By the wall clock."""
         return (time_ns + self._wall_offset_ns) // 1_000_000_000
 
-    def _extend_course(self) -> None:
+    def _extend_overview(self) -> None:
         now_ns, has_grown = time.monotonic_ns(), False
-        if self.kept is not None and (not self._pace.is_calm or now_ns - self._course_taken_ns >= COURSE_CALM_NS):
-            self._course_taken_ns = now_ns
-            has_grown = self.kept.take_into(self.course)
+        if self.kept is not None and (not self._pace.is_calm or now_ns - self._overview_taken_ns >= OVERVIEW_CALM_NS):
+            self._overview_taken_ns = now_ns
+            has_grown = self.kept.take_into(self.overview)
         if self.kept is not None and self.kept.ring.start_ns is not None:
             self.bookmarks.forget_before(self.kept.ring.start_ns)
         reading = self._reading
         if reading is not None:
-            has_grown = reading.take_into(self.course) or has_grown
+            has_grown = reading.take_into(self.overview) or has_grown
             self.bookmarks.told(reading.take_bookmarks())
             if reading.is_over:
                 self._reading = None
                 if reading.failure:
-                    self.noticed.emit(f"Not all of its course can be read: {reading.failure}")
+                    self.noticed.emit(f"Not all of its overview can be read: {reading.failure}")
         if has_grown:
             if reading is not None:
                 self._end.fill_past()
                 self.cursor_changed.emit()
-            self.course_changed.emit()
+            self.overview_changed.emit()
 
     def _tell_failures(self, kept: KeptTimeline) -> None:
         """In one notice: the same full disk may have ended both."""
@@ -346,8 +346,8 @@ class Session(SourceTimeline):
             self.noticed.emit(". ".join(notices))
             self.kept_failed.emit(". ".join(notices))
 
-    def _read_course(self, player: Player) -> None:
-        from kvscope_app.session.course_reading import CourseReading  # a live session has its own
+    def _read_overview(self, player: Player) -> None:
+        from kvscope_app.session.overview_reading import OverviewReading  # a live session has its own
 
-        self._reading = CourseReading(player.recording)
+        self._reading = OverviewReading(player.recording)
         self.bookmarks.keep = self._reading.keep_bookmarks

@@ -1,6 +1,6 @@
 """When the engine stood still, as views draw it: bands with words. No Qt.
 
-The course tells of a pause with each second of it; what goes on is drawn up to the moment that is shown.
+The overview tells of a pause with each second of it; what goes on is drawn up to the moment that is shown.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from kvscope_app.look.number_text import seconds
 from kvscope_app.session.source_timeline import SourceTimeline
 from kvscope_telemetry.messages.telemetry import PAUSED, SUSPENDED, Stop
 from kvscope_telemetry.running_time import RunningTime, stop_words
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 
-_COURSE_LATE_NS: Final = 6_000_000_000
-"""So far behind is a course at most while somebody looks."""
+_OVERVIEW_LATE_NS: Final = 6_000_000_000
+"""So far behind is an overview at most while somebody looks."""
 _TURNS: Final = ("engine_paused", "engine_resumed", "single_step")
 
 
@@ -37,15 +37,15 @@ class StopBand(NamedTuple):
         return run + self.reason, run + (self.reason.rpartition(",")[0] or short), run + short
 
 
-def stops_until(course: Course, until_ns: int) -> RunningTime:
-    """The stops of a course up to a moment that it may not reach yet, by the wall clock: one that goes on goes on."""
-    stops, turns = course.stops, course.events.find(kinds=_TURNS)
+def stops_until(overview: SessionOverview, until_ns: int) -> RunningTime:
+    """The stops of an overview up to a moment that it may not reach yet, by the wall clock; one may still go on."""
+    stops, phases = overview.stops, overview.events.find(kinds=_TURNS)
     newest = max(stops, key=lambda stop: stop.end_ns, default=None)
-    if newest is None or not len(course) or newest.end_ns < int(course.time_ns[-1]):
+    if newest is None or not len(overview) or newest.end_ns < int(overview.time_ns[-1]):
         return stops
-    if turns.size and course.events[int(turns[-1])].event.kind == "engine_resumed":
+    if phases.size and overview.events[int(phases[-1])].event.kind == "engine_resumed":
         return stops
-    is_near = newest.end_ns < until_ns < newest.end_ns + _COURSE_LATE_NS
+    is_near = newest.end_ns < until_ns < newest.end_ns + _OVERVIEW_LATE_NS
     return RunningTime([*stops, replace(newest, end_ns=until_ns)]) if is_near else stops
 
 
@@ -54,7 +54,7 @@ def stop_bands(
 ) -> list[StopBand]:
     """The bands of a stretch of time. Second 0 is `zero_ns` by the wall clock, or else the monotonic clock's."""
     zero_ns = session.history.wall_ns(0) if zero_ns is None else zero_ns
-    stops = stops_until(session.course, session.cursor_ns)
+    stops = stops_until(session.overview, session.cursor_ns)
     found = stops.within(round(first_s * 1e9) + zero_ns, round(last_s * 1e9) + zero_ns)
     return [
         StopBand((stop.begin_ns - zero_ns) / 1e9, (stop.end_ns - zero_ns) / 1e9, _words(stop, stops), run)
@@ -62,10 +62,10 @@ def stop_bands(
     ]
 
 
-def words_at(course: Course, time_ns: int) -> str:
+def words_at(overview: SessionOverview, time_ns: int) -> str:
     """Why the engine stood still at a moment, by the wall clock; empty where it did not."""
-    found = course.stops.within(time_ns, time_ns + 1)
-    return _words(found[0], course.stops) if found else ""
+    found = overview.stops.within(time_ns, time_ns + 1)
+    return _words(found[0], overview.stops) if found else ""
 
 
 def _words(part: Stop, stops: RunningTime) -> str:

@@ -24,7 +24,7 @@ from kvscope_app.session.viewpoint import Viewpoint
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.source import Source, Update
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 if TYPE_CHECKING:
@@ -58,14 +58,14 @@ class SourceTimeline(QObject):
     def __init__(self, source: Source, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.source = source
-        self.course = Course()
+        self.overview = SessionOverview()
         """Seconds and events of the whole timeline; it grows. For the GUI thread."""
         self.kept: KeptTimeline | None = None
         """What of a live source there is to go back to."""
         self._link = link_of(source)
         player = player_of(source)
-        self._end = Viewpoint(source, self.course, player, resync_of(source))
-        self._cursor = Cursor(self.course)
+        self._end = Viewpoint(source, self.overview, player, resync_of(source))
+        self._cursor = Cursor(self.overview)
         self._pace = Pace(self)
         self.shown_event: TimedEvent | None = None
         """The event that a person went to; None once they go anywhere else."""
@@ -127,7 +127,7 @@ class SourceTimeline(QObject):
 
     @property
     def cursor_ns(self) -> int:
-        """The same by the wall clock: the clock of `course.time_ns`."""
+        """The same by the wall clock: the clock of `overview.time_ns`."""
         player = self.player
         if player is not None:
             return player.recording.start_ns + round(player.position * 1e9)
@@ -280,7 +280,7 @@ class SourceTimeline(QObject):
     def event_beside(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
         """The event of `kinds` (None: of any) after the one that is shown, or before it; where none is shown, after the
         cursor, or before it. Several events may be told with one frame: the cursor alone would pass over them."""
-        events, shown = self.course.events, self.shown_event
+        events, shown = self.overview.events, self.shown_event
         at = None if shown is None else events.place_of(shown)
         if at is None:
             at_ns = self.cursor_ns

@@ -16,14 +16,18 @@ from kvscope_app.session.past import fill_past
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.source import Source, Update
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 
 class Viewpoint:
-    """Owns `mirror` and `history`. With a `player` a jump begins both anew, and the past comes from `course`."""
+    """Owns `mirror` and `history`. With a `player` a jump begins both anew, and the past comes from `overview`."""
 
     def __init__(
-        self, source: Source, course: Course, player: Player | None = None, resync: Callable[[], None] | None = None
+        self,
+        source: Source,
+        overview: SessionOverview,
+        player: Player | None = None,
+        resync: Callable[[], None] | None = None,
     ) -> None:
         self.source = source
         self.player = player
@@ -33,7 +37,7 @@ class Viewpoint:
         """Whether anything was applied."""
         self.failure = ""
         """Why the newest update that did not fit did not, until a snapshot made it good."""
-        self._course = course
+        self._overview = overview
         self._resync = resync
 
     def apply(self, update: Update) -> bool:
@@ -61,17 +65,17 @@ class Viewpoint:
         return True
 
     def fill_past(self) -> None:
-        """The course grew: what was before the last jump is known better."""
+        """The overview grew: what was before the last jump is known better."""
         if self.player is not None:
             recording = self.player.recording
-            fill_past(self.history, self._course, recording.start_ns + round(recording.first_s * 1e9))
+            fill_past(self.history, self._overview, recording.start_ns + round(recording.first_s * 1e9))
             self._fill_stops()
 
     def _fill_stops(self) -> None:
-        """Of what was before a jump, delta checkpoints do not tell when the engine stood still: the course does."""
+        """Of what was before a jump, delta checkpoints do not tell when the engine stood still: the overview does."""
         hello, now_ns = self.mirror.hello, self.mirror.time_ns
         if hello is None:
             return
-        for stop in self._course.stops.shifted(hello.time_ns - hello.wall_time_ns):
+        for stop in self._overview.stops.shifted(hello.time_ns - hello.wall_time_ns):
             if hello.time_ns <= stop.begin_ns < now_ns:
                 self.mirror.stops.add(stop if stop.end_ns <= now_ns else replace(stop, end_ns=0))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvscope_app.look.number_text import count, plural
 from kvscope_telemetry.ledger import Tier
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo
 from kvscope_telemetry.state.mirror import Mirror
 

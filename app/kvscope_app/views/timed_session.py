@@ -8,20 +8,20 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 
 @runtime_checkable
 class TimedSession(Protocol):
-    """A session with a timeline. Times are wall clock, ns since 1970, as those of the course."""
+    """A session with a timeline. Times are wall clock, ns since 1970, as those of the overview."""
 
     selected_request: int | None
-    course_changed: Any
+    overview_changed: Any
     """A signal without arguments."""
 
     @property
-    def course(self) -> Course: ...
+    def overview(self) -> SessionOverview: ...
     @property
     def cursor_ns(self) -> int: ...
     @property

@@ -14,7 +14,7 @@ from PySide6.QtCore import QEvent, QSettings, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QShowEvent
 
 from kvscope_app.debugger.debug_actions import NUM_STEPS
-from kvscope_app.debugger.held_bar import HeldBar
+from kvscope_app.debugger.paused_bar import PausedBar
 from kvscope_app.debugger.selection_menus import add_to_requests
 from kvscope_app.library.drop_sign import DropSign
 from kvscope_app.library.offers import accept_drag, offer_recordings, open_dropped
@@ -101,8 +101,8 @@ class MainWindow(WindowBody):
             offer_recordings(self)
         self.drop_sign = DropSign(self)
         self.playback = self._build_playback()
-        self.held = self._build_held()
-        for strip in (self.banner, self.alarm_strip, self.held):
+        self.paused_bar = self._build_paused_bar()
+        for strip in (self.banner, self.alarm_strip, self.paused_bar):
             strip.heir = self.page_map.canvas
         self._corner = self._build_corner()
         self._status = StatusBar(session, self, is_own=keeper is not None)
@@ -181,10 +181,10 @@ class MainWindow(WindowBody):
         self._body.addWidget(bar)
         return bar
 
-    def _build_held(self) -> HeldBar:
+    def _build_paused_bar(self) -> PausedBar:
         """Below the other strips: it stays longest."""
         labels = (("Step", "step"), (f"Step {NUM_STEPS}", "step_more"), ("Resume", "resume"))
-        bar = HeldBar(self.debugger, tuple((label, self.actions_by_name[name]) for label, name in labels))
+        bar = PausedBar(self.debugger, tuple((label, self.actions_by_name[name]) for label, name in labels))
         self.strips.add(bar)
         return bar
 
@@ -258,7 +258,15 @@ class MainWindow(WindowBody):
         self.actions_by_name.apply_theme(theme)
         self.actions_by_name[f"theme_{self.themes.choice}"].setChecked(True)
         self.actions_by_name[f"palette_{self.themes.settings.values.palette}"].setChecked(True)
-        parts = (self._corner, self._status, self.banner, self.alarm_strip, self.welcome, self.playback, self.held)
+        parts = (
+            self._corner,
+            self._status,
+            self.banner,
+            self.alarm_strip,
+            self.welcome,
+            self.playback,
+            self.paused_bar,
+        )
         for part in parts:
             part.apply_theme(theme)
         for dock in self.docks.values():

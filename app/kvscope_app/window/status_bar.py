@@ -15,7 +15,7 @@ from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.steady_label import SteadyLabel
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.session import Session
-from kvscope_app.session.state_words import STATE_COLORS, STATE_WORDS
+from kvscope_app.session.state_text import STATE_COLORS, STATE_WORDS
 from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 from kvscope_telemetry.source import SourceState, SourceStatus
 
@@ -25,7 +25,7 @@ _CHANGING: Final = ("recording", "device", "rate", "frames", "latency", "display
 _TIPS: Final = {
     "recording": "Recorded so far (Time ▸ Stop recording)",
     "linked": "Cursor, play, speed, visible range and selection are those of the window in use (Time ▸ Link times)",
-    "course": "Computing the charts: this recording has no summaries",
+    "overview": "Computing the charts: this recording has no summaries",
     "state": "Connection to the engine",
     "role": "Viewer: prompts, control and block text are for operators only",
     "model": "Model, data type and device",
@@ -36,7 +36,7 @@ _TIPS: Final = {
     "display": "Window updates in the last second",
 }
 _WORTH: Final = (
-    *("state", "role", "recording", "linked", "course", "frames", "model", "device", "rate", "latency", "display"),
+    *("state", "role", "recording", "linked", "overview", "frames", "model", "device", "rate", "latency", "display"),
 )
 """Where there is no room for all, the last of these go first."""
 _UNDER_MESSAGES: Final = ("state", "role", "model")
@@ -133,8 +133,8 @@ class StatusBar(QStatusBar):
     def _show_words(self) -> None:
         status, mirror = self._session.status, self._session.live_mirror
         self._show_recording()
-        share = self._session.course_share
-        self._set("course", "" if share is None else f"Reading its course {percent(share, 0)}")
+        share = self._session.overview_share
+        self._set("overview", "" if share is None else f"Reading its overview {percent(share, 0)}")
         is_starting = self._is_own and status.state is SourceState.CONNECTING
         reason = "" if is_starting else _reason(status, self._session.failure)
         is_doubtful = status.state is SourceState.LIVE and reason
@@ -185,7 +185,7 @@ class StatusBar(QStatusBar):
         self.addWidget(left)
         self.addWidget(self._labels["role"])
         self.addWidget(self._labels["model"])
-        for name in ("linked", "recording", "course", "device", "rate", "frames", "latency", "display"):
+        for name in ("linked", "recording", "overview", "device", "rate", "frames", "latency", "display"):
             self.addPermanentWidget(self._labels[name])
 
     def _set_frames_tip(self, tip: str) -> None:

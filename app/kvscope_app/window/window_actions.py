@@ -36,7 +36,7 @@ from kvscope_app.window.sheets.attach_sheet import AttachSheet
 from kvscope_app.window.sheets.command_palette import CommandPalette
 from kvscope_app.window.sheets.help_sheets import about_sheet, shortcut_sheet
 from kvscope_app.window.window_body import WindowBody
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.source import SourceState
 
 ENGINE: Final = "Engine"

@@ -23,9 +23,9 @@ from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.planning.plan_process import PlanProcess
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
+from kvscope_app.views.capability_messages import DEVICES_ALONE
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.page_map import PageMapView
-from kvscope_app.views.told import DEVICES_ALONE
 from kvscope_app.window import layout
 from kvscope_app.window.actions import Actions
 from kvscope_app.window.banner import Banner

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kvscope_engine.bench.laboratory.words import HEADER, cells, headline, heat_words, sparse_words
+from kvscope_engine.bench.laboratory.labels import HEADER, cells, headline, heat_words, sparse_words
 from kvscope_engine.bench.measure import teller
 from kvscope_engine.bench.table import table
 from kvscope_engine.bench.workloads import sample_text
@@ -28,7 +28,7 @@ from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
     from kvscope_engine.bench.laboratory.captured import DenseContext
-    from kvscope_engine.bench.laboratory.measuring import Row
+    from kvscope_engine.bench.laboratory.measuring import Measurement
     from kvscope_engine.bench.laboratory.sparse_quality import SparseRow
     from kvscope_engine.model.loading.loader import LoadedModel
 
@@ -112,7 +112,7 @@ def _measure(args: argparse.Namespace, lengths: list[int], tell: Tell) -> dict[s
         )
     ids = _text_ids(loaded, lengths[-1], args.text)
     context = read(loaded, ids, lambda done: tell(f"{done} of {len(ids)} tokens read"))
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     for length in lengths:
         rows += measured(samples(context, length, args.batch, args.layers), args.repeats, tell)
     if args.scored:
@@ -171,7 +171,7 @@ def _sparse_quality(loaded: LoadedModel, ids: list[int], num_scored: int, tell: 
 
 
 def _add_perplexity(
-    rows: list[Row], loaded: LoadedModel, context: DenseContext, ids: list[int], num_scored: int, tell: Tell
+    rows: list[Measurement], loaded: LoadedModel, context: DenseContext, ids: list[int], num_scored: int, tell: Tell
 ) -> None:
     from kvscope_engine.bench.laboratory.captured import perplexity_after
     from kvscope_engine.bench.laboratory.methods import FULL, METHODS, UNTRAINED

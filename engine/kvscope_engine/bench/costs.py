@@ -28,7 +28,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 if TYPE_CHECKING:
-    from kvscope_engine.parts import Parts
+    from kvscope_engine.components import EngineComponents
 
 BATCHES: Final = (1, 4, 16, 64)
 CONTEXTS: Final = (64, 256, 1024)
@@ -74,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
     """Measure, fit, print."""
     if args.repeats < 1:
         raise BadInput(f"repeats={args.repeats} is not accepted: 1 or more")
-    from kvscope_engine.parts import build_parts
+    from kvscope_engine.components import build_components
 
     config = EngineConfig(
         model=args.model, device=args.device, dtype=args.dtype, num_threads=args.num_threads, max_num_seqs=max(BATCHES)
     )
-    parts = build_parts(config, 0, lambda progress: None)
+    parts = build_components(config, 0, lambda progress: None)
     try:
         timed = [(case, case.sample(_fastest_s(parts, case, args.repeats))) for case in _cases(parts)]
         fit = fit_costs([sample for _, sample in timed], _sizes(parts))
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _cases(parts: Parts) -> Iterator[Case]:
+def _cases(parts: EngineComponents) -> Iterator[Case]:
     """Those that the pool and the model have room for."""
     storage, longest = parts.storage, parts.loaded.max_model_len
     decodes = (Case(batch, context - 1, 1) for batch in BATCHES for context in CONTEXTS)
@@ -104,7 +104,7 @@ def _cases(parts: Parts) -> Iterator[Case]:
             yield case
 
 
-def _fastest_s(parts: Parts, case: Case, repeats: int) -> float:
+def _fastest_s(parts: EngineComponents, case: Case, repeats: int) -> float:
     plan = _plan(case, parts.storage.block_size, parts.loaded.info.vocab_size)
     parts.runner.run(plan)  # warm: graphs, caches, products
     found = []
@@ -135,7 +135,7 @@ def _plan(case: Case, block_size: int, vocab_size: int) -> StepPlan:
     return StepPlan(tuple(scheduled), case.num_requests if case.num_tokens == 1 else 0)
 
 
-def _sizes(parts: Parts) -> ModelSizes:
+def _sizes(parts: EngineComponents) -> ModelSizes:
     info, storage = parts.loaded.info, parts.storage
     return ModelSizes(
         weight_bytes=parts.runner.weights_bytes,
@@ -145,7 +145,7 @@ def _sizes(parts: Parts) -> ModelSizes:
     )
 
 
-def _file(parts: Parts, fit: Fit) -> CostFile:
+def _file(parts: EngineComponents, fit: Fit) -> CostFile:
     storage, device = parts.storage, parts.hello.device
     return CostFile(
         model=parts.loaded.info.name,

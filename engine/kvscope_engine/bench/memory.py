@@ -123,7 +123,7 @@ def _round(mover: Any, storage: KVStorage) -> dict[str, float]:
     steps: dict[str, Callable[[], object]] = {
         "to host": lambda: _finished(mover.save(ids, places), mover, storage),
         "from host": lambda: _finished(mover.load(places, ids), mover, storage),
-        "to disk, queued": lambda: mover.sink(ids, ids, nothing),
+        "to disk, queued": lambda: mover.offload(ids, ids, nothing),
         "to disk, written": lambda: mover.drain(),
         "from disk": lambda: mover.rise(ids, ids),
     }

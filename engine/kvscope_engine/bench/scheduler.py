@@ -93,7 +93,8 @@ def _summary(load: SteadyLoad, costs: Sequence[Cost]) -> dict[str, Any]:
         "step_ms": statistics.median(cost.total_ns / cost.num_steps / 1e6 for cost in costs),
         "block_operations_per_s": statistics.median(cost.block_operations / (cost.total_ns / 1e9) for cost in costs),
         "evicted_per_scheduled": sum(cost.num_evicted for cost in costs) / sum(cost.num_scheduled for cost in costs),
-        "sunk_per_scheduled": sum(cost.num_sunk for cost in costs) / sum(cost.num_scheduled for cost in costs),
+        "offloaded_per_scheduled": sum(cost.num_offloaded for cost in costs)
+        / sum(cost.num_scheduled for cost in costs),
         "finished_per_scheduled": sum(cost.num_finished for cost in costs) / sum(cost.num_scheduled for cost in costs),
     }
 
@@ -116,7 +117,7 @@ def _text(report: dict[str, Any]) -> str:
         "finish, add",
         "ms a step",
         "evicted",
-        "sunk",
+        "offloaded",
         "block ops/s",
     ]
     rows = [
@@ -129,7 +130,7 @@ def _text(report: dict[str, Any]) -> str:
             f"{one['finish_ns']:.0f}",
             f"{one['step_ms']:.2f}",
             f"{one['evicted_per_scheduled']:.3f}",
-            f"{one['sunk_per_scheduled']:.3f}",
+            f"{one['offloaded_per_scheduled']:.3f}",
             f"{one['block_operations_per_s']:,.0f}",
         ]
         for one in (report["small"], report["large"])
@@ -139,11 +140,11 @@ def _text(report: dict[str, Any]) -> str:
         f"{table(header, rows)}\n\nlarge over small: {report['large_over_small']:.2f} x (load average"
         f" {report['load_average']:.1f}, {BLOCKS_PER_REQUEST} blocks a request{host})\nthe pool alone:"
         f" {report['pool_operations_per_s']:,.0f} block operations/s\nA block operation is one block allocated, hit,"
-        " written, sealed, evicted, sunk or released; evicted and sunk are given for each scheduled request."
+        " written, sealed, evicted, offloaded or released; evicted and offloaded are given for each scheduled request."
     )
 
 
-def pool_operations_per_s(num_blocks: int, num_lives: int) -> float:
+def pool_operations_per_s(num_blocks: int, num_histories: int) -> float:
     """How fast the block pool alone is: the life of a request's blocks, again and again.
 
     Block operations a second of one core; one is a block in a call of allocate, write, seal, release or hit.
@@ -154,7 +155,7 @@ def pool_operations_per_s(num_blocks: int, num_lives: int) -> float:
     """
     pool = BlockPool(num_blocks, BLOCK_SIZE, salt=b"bench")
     elapsed_ns = 0
-    for number in range(1, num_lives + 1):
+    for number in range(1, num_histories + 1):
         names = [
             number.to_bytes(16, "big") + place.to_bytes(16, "big") for place in range(PROMPT_BLOCKS + OUTPUT_BLOCKS)
         ]
@@ -163,7 +164,7 @@ def pool_operations_per_s(num_blocks: int, num_lives: int) -> float:
         _live(pool, number, prefixes)
         elapsed_ns += time.thread_time_ns() - started
         pool.take_changed()
-    return num_lives * (6 * PROMPT_BLOCKS + 4 * OUTPUT_BLOCKS) / (elapsed_ns / 1e9)
+    return num_histories * (6 * PROMPT_BLOCKS + 4 * OUTPUT_BLOCKS) / (elapsed_ns / 1e9)
 
 
 def _live(pool: BlockPool, number: int, prefixes: list[Prefix]) -> None:

@@ -3,7 +3,7 @@
 As many requests run as are asked for, each one that ends is followed by a new one; the pool has 100 blocks for each.
 So two loads of different sizes do the same work per request, and whatever differs is the size. Three kinds of pools:
 with free blocks at first (`free`), full of cached ones, so that each block given is evicted (`evicting`), and above a
-host memory that is full as well, to which what is evicted sinks (`sinking`).
+host memory that is full as well, to which what is evicted sinks (`offloading`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Cost:
     num_finished: int = 0
     block_operations: int = 0
     num_evicted: int = 0
-    num_sunk: int = 0
+    num_offloaded: int = 0
     """These two are block operations as well."""
 
     @property
@@ -126,7 +126,7 @@ class SteadyLoad:
     def _advance(self, cost: Cost) -> None:
         self._step += 1
         scheduler, clock = self._scheduler, time.thread_time_ns
-        evicted, sunk = self._pool.evicted_blocks, scheduler.totals.sunk_blocks
+        evicted, offloaded = self._pool.evicted_blocks, scheduler.totals.offloaded_blocks
         if self._mover is not None:
             self._mover.begin(self._step)
         started = clock()
@@ -153,8 +153,8 @@ class SteadyLoad:
         cost.num_steps += 1
         cost.num_finished += len(done)
         cost.num_evicted += self._pool.evicted_blocks - evicted
-        cost.num_sunk += scheduler.totals.sunk_blocks - sunk
-        cost.block_operations += self._pool.evicted_blocks - evicted + scheduler.totals.sunk_blocks - sunk
+        cost.num_offloaded += scheduler.totals.offloaded_blocks - offloaded
+        cost.block_operations += self._pool.evicted_blocks - evicted + scheduler.totals.offloaded_blocks - offloaded
 
 
 def num_block_operations(plan: StepPlan) -> int:

@@ -23,7 +23,7 @@ TITLE_CHARACTERS = 60
 
 
 @dataclass(slots=True)
-class Answer:
+class PrintedAnswer:
     """One completion of one prompt. `index` is the prompt's place, `completion` which of its `n` it is."""
 
     index: int
@@ -78,10 +78,10 @@ class Answer:
 class Printer(Protocol):
     """Shows answers while they grow. `show` is called after each step, `close` once at the end."""
 
-    def show(self, answers: Sequence[Answer]) -> None:
+    def show(self, answers: Sequence[PrintedAnswer]) -> None:
         """Print what is new."""
 
-    def close(self, answers: Sequence[Answer]) -> None:
+    def close(self, answers: Sequence[PrintedAnswer]) -> None:
         """Print what is left."""
 
 
@@ -91,14 +91,14 @@ class JsonPrinter:
     def __init__(self) -> None:
         self._num_printed = 0
 
-    def show(self, answers: Sequence[Answer]) -> None:
+    def show(self, answers: Sequence[PrintedAnswer]) -> None:
         """Print every answer that has ended and follows those printed."""
         while self._num_printed < len(answers) and answers[self._num_printed].finish_reason is not None:
             line = msgspec.json.encode(answers[self._num_printed].as_json()).decode()
             print(line, flush=True)
             self._num_printed += 1
 
-    def close(self, answers: Sequence[Answer]) -> None:
+    def close(self, answers: Sequence[PrintedAnswer]) -> None:
         """Everything has ended by now."""
         self.show(answers)
 
@@ -109,13 +109,13 @@ class StreamPrinter:
     def __init__(self) -> None:
         self._num_shown = 0
 
-    def show(self, answers: Sequence[Answer]) -> None:
+    def show(self, answers: Sequence[PrintedAnswer]) -> None:
         """Print the text that is new."""
         text = answers[0].text
         print(text[self._num_shown :], end="", flush=True)
         self._num_shown = len(text)
 
-    def close(self, answers: Sequence[Answer]) -> None:
+    def close(self, answers: Sequence[PrintedAnswer]) -> None:
         """End the line; say why when there is no text."""
         self.show(answers)
         print()
@@ -131,12 +131,12 @@ class TextPrinter:
         self._bar = TerminalProgress()
         self._num_completions = num_completions
 
-    def show(self, answers: Sequence[Answer]) -> None:
+    def show(self, answers: Sequence[PrintedAnswer]) -> None:
         """Move the bar."""
         done = sum(answer.finish_reason is not None for answer in answers)
         self._bar(Progress(stage="generate", done=done, total=self._num_completions, unit="completions"))
 
-    def close(self, answers: Sequence[Answer]) -> None:
+    def close(self, answers: Sequence[PrintedAnswer]) -> None:
         """Print all."""
         self._bar.close()
         for answer in answers:
@@ -146,13 +146,13 @@ class TextPrinter:
                 print(f"[{answer.index + 1}] {_title(answer)}\n{answer.text.strip()}\n", flush=True)
 
 
-def _title(answer: Answer) -> str:
+def _title(answer: PrintedAnswer) -> str:
     messages = answer.submit.messages
     prompt = answer.submit.prompt or (messages[-1].content if messages else "")
     title = " ".join(prompt.split())
     return title if len(title) <= TITLE_CHARACTERS else f"{title[: TITLE_CHARACTERS - 1]}…"
 
 
-def _tell_error(answer: Answer) -> None:
+def _tell_error(answer: PrintedAnswer) -> None:
     if answer.error:
         print(f"kvscope-engine: prompt {answer.index + 1}: {answer.error}", file=sys.stderr)

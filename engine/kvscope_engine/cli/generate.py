@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvscope_engine.cli.answers import Answer, JsonPrinter, Printer, StreamPrinter, TextPrinter
+from kvscope_engine.cli.answers import JsonPrinter, PrintedAnswer, Printer, StreamPrinter, TextPrinter
 from kvscope_engine.cli.arguments.options import add_engine_options, engine_config
 from kvscope_engine.cli.arguments.prompts import read_prompts
 from kvscope_engine.cli.arguments.sampling_options import add_sampling_options, sampling_params
@@ -113,7 +113,7 @@ def _generate(engine: Engine, submits: list[Submit], printer: Printer) -> int:
     return 2 if any(answer.finish_reason == "error" for answer in answers) else 0
 
 
-def _submit(engine: Engine, index: int, submit: Submit) -> list[Answer]:
+def _submit(engine: Engine, index: int, submit: Submit) -> list[PrintedAnswer]:
     """The answers to come; one that says why when the prompt is refused."""
     from kvscope_engine.inputs import prompt_token_ids
 
@@ -125,8 +125,8 @@ def _submit(engine: Engine, index: int, submit: Submit) -> list[Answer]:
         tokens = msgspec.structs.replace(submit, prompt=None, messages=None, prompt_token_ids=tuple(ids), raw=raw)
         accepted = engine.submit(tokens)
     except BadInput as error:
-        return [Answer(index, submit, ids, 0, finish_reason="error", error=str(error))]
-    return [Answer(index, submit, ids, completion) for completion in range(len(accepted.numbers))]
+        return [PrintedAnswer(index, submit, ids, 0, finish_reason="error", error=str(error))]
+    return [PrintedAnswer(index, submit, ids, completion) for completion in range(len(accepted.numbers))]
 
 
 @contextmanager

@@ -180,7 +180,7 @@ def _default_model() -> Check:
 
 
 def _weights() -> Check:
-    from kvscope_engine.model.work.default_weights import NO_COMPILER, default_weights
+    from kvscope_engine.model.roofline.default_weights import NO_COMPILER, default_weights
 
     detail, ok = default_weights()
     mend = "sudo apt-get install gcc" if detail == NO_COMPILER else ""

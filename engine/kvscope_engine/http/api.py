@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvscope_engine.http.line import EngineLine
+from kvscope_engine.http.engine_client import EngineClient
 from kvscope_engine.http.shapes.errors import ApiError
 from kvscope_engine.http.text import TextSide
 from kvscope_engine.server.limits import ServiceLimits
@@ -77,7 +77,7 @@ class Api:
 
     def __init__(self, settings: HttpSettings) -> None:
         self.settings = settings
-        self.line = EngineLine(settings.endpoint, key=settings.key)
+        self.line = EngineClient(settings.endpoint, key=settings.key)
         self.text = TextSide(settings.tokenizer)
         self.started_s = int(time.time())
 

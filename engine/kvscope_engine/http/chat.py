@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from kvscope_engine.http.api import Api
 from kvscope_engine.http.event_stream import Events, TextEvents, encoded, unless_gone
-from kvscope_engine.http.gate import asker_of, read_body, slot_of
 from kvscope_engine.http.generation import Generation, News
+from kvscope_engine.http.middleware import asker_of, read_body, slot_of
 from kvscope_engine.http.pages import generated_response
 from kvscope_engine.http.prompts import Prompt, chat_prompt
 from kvscope_engine.http.shapes.answers import (

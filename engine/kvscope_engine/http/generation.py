@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TypeAlias
 
+from kvscope_engine.http.engine_client import EngineClient
 from kvscope_engine.http.inbox import Inbox
-from kvscope_engine.http.line import EngineLine
 from kvscope_engine.http.shapes.answers import CachedTokens, UsageInfo
 from kvscope_engine.http.shapes.errors import ApiError, failed, refused
 from kvscope_telemetry.errors import BadInput, EngineDead
@@ -21,7 +21,7 @@ TOO_SLOW = "too much of the answer is unread: the client reads too slowly, or th
 class Generation:
     """A context manager: what has not ended at its end is aborted."""
 
-    def __init__(self, line: EngineLine, submits: Sequence[Submit], *, is_stream: bool) -> None:
+    def __init__(self, line: EngineClient, submits: Sequence[Submit], *, is_stream: bool) -> None:
         self._line = line
         self._request_ids = [submit.request_id for submit in submits]
         self._submits = list(submits)

@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from kvscope_engine.http.api import Api
 from kvscope_engine.http.event_stream import Events, EventStream, unless_gone
-from kvscope_engine.http.gate import asker_of, read_body, slot_of
 from kvscope_engine.http.generation import Generation
+from kvscope_engine.http.middleware import asker_of, read_body, slot_of
 from kvscope_engine.http.prompts import chat_ids, text_ids
 from kvscope_engine.http.shapes.answers import Detokenized, Health, Model, ModelList, Tokenized, Version
 from kvscope_engine.http.shapes.bodies import DetokenizeBody, TokenizeBody

@@ -26,8 +26,8 @@ from starlette.routing import BaseRoute, Route
 from kvscope_engine.http.api import Api, HttpLimits, HttpSettings, api_keys
 from kvscope_engine.http.chat import chat
 from kvscope_engine.http.completions import completions
-from kvscope_engine.http.gate import Gate
 from kvscope_engine.http.listening import is_loopback
+from kvscope_engine.http.middleware import AccessMiddleware
 from kvscope_engine.http.openapi import openapi
 from kvscope_engine.http.pages import detokenize, health, model, models, tokenize, version
 from kvscope_engine.http.protocol import MAX_HEAD_BYTES, bounded
@@ -112,7 +112,7 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
     api = Api(settings)
 
     @asynccontextmanager
-    async def life(app: Starlette) -> AsyncIterator[None]:
+    async def history(app: Starlette) -> AsyncIterator[None]:
         api.line.start()
         try:
             yield
@@ -136,7 +136,7 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
         routes=routes,
         middleware=[
             Middleware(
-                Gate,
+                AccessMiddleware,
                 api_key=settings.api_key,
                 limits=settings.limits,
                 open_paths=settings.open_paths,
@@ -144,7 +144,7 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
             )
         ],
         exception_handlers={ApiError: _told, HTTPException: _no_such_page, Exception: _broken},
-        lifespan=life,
+        lifespan=history,
     )
     app.router.redirect_slashes = False
     app.state.api = api

@@ -26,7 +26,7 @@ TOTALS: Final = {
     "evicted_blocks": "Blocks evicted from the prefix cache.",
     "copied_blocks": "Blocks copied on write.",
     "swapped_blocks": "Blocks of preempted requests swapped to a lower tier.",
-    "sunk_blocks": "Cached blocks moved to a lower tier when evicted.",
+    "offloaded_blocks": "Cached blocks moved to a lower tier when evicted.",
     "loaded_blocks": "Blocks loaded from a lower tier.",
     "lost_blocks": "Blocks of a lower tier that could not be read back whole.",
     "restored_tokens": "Tokens recovered after preemptions without recomputation.",

@@ -58,7 +58,7 @@ class Tally:
         self.histograms = Histograms(snapshot.hello.model.max_model_len)
         self.memory: MemoryBreakdown | None = None
         self.sample: DeviceSample | None = None
-        self._lives = Lives(self.histograms)
+        self._histories = Lives(self.histograms)
         self.snapshot(snapshot)
 
     @property
@@ -69,7 +69,7 @@ class Tally:
     def snapshot(self, snapshot: Snapshot) -> None:
         """The state at the beginning, or after a hole."""
         self._count(snapshot.counters, (), snapshot.step)
-        self._lives.snapshot(snapshot)
+        self._histories.snapshot(snapshot)
 
     def frame(self, frame: Frame) -> None:
         """The next step."""
@@ -80,7 +80,7 @@ class Tally:
         num_tokens = frame.batch.num_prefill_tokens + frame.batch.num_decode_tokens
         if num_tokens:
             into.iteration_tokens_total.add(num_tokens)
-        self._lives.frame(frame)
+        self._histories.frame(frame)
 
     def _count(self, counters: Counters, events: Iterable[Event], step: int) -> None:
         self.counters, self.num_steps = counters, max(self.num_steps, step)
@@ -131,7 +131,7 @@ class Histograms:
 
 
 @dataclass(slots=True)
-class _Life:
+class _RequestHistory:
     info: RequestInfo
     moments: Moments
 
@@ -141,21 +141,21 @@ class Lives:
     """Tell it every snapshot and frame of one engine start, in order."""
 
     histograms: Histograms
-    _there: dict[int, _Life] = field(default_factory=dict)
+    _there: dict[int, _RequestHistory] = field(default_factory=dict)
     _first_tokens: FirstTokens = field(default_factory=FirstTokens)
     _running: RunningTime = field(default_factory=RunningTime)
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """Who is there; through a hole first tokens may have come unseen."""
         known = self._there
-        self._there = {info.number: known.get(info.number) or self._life(info) for info in snapshot.requests_info}
+        self._there = {info.number: known.get(info.number) or self._history(info) for info in snapshot.requests_info}
         self._running.catch_up(snapshot.stops, snapshot.time_ns)
         self._first_tokens.snapshot(snapshot)
 
     def frame(self, frame: Frame) -> None:
         """Who came, began, got a first token and ended in a step."""
         for info in frame.new_requests:
-            self._there[info.number] = self._life(info)
+            self._there[info.number] = self._history(info)
         for event in frame.events:
             self._running.note(event)
             if event.kind == "admitted" and event.number in self._there:
@@ -169,15 +169,15 @@ class Lives:
             elif event.kind == "aborted":
                 self._there.pop(event.number, None)
 
-    def _life(self, info: RequestInfo) -> _Life:
-        return _Life(info, Moments(info.arrival_ns, running=self._running))
+    def _history(self, info: RequestInfo) -> _RequestHistory:
+        return _RequestHistory(info, Moments(info.arrival_ns, running=self._running))
 
     def _finish(self, event: Event) -> None:
         """One that ended by itself: its last token came in the step of its end."""
-        life = self._there.pop(event.number, None)
-        if life is None:
+        history = self._there.pop(event.number, None)
+        if history is None:
             return
-        into, info, moments = self.histograms, life.info, life.moments
+        into, info, moments = self.histograms, history.info, history.moments
         moments.ended_ns = event.time_ns
         into.request_prompt_tokens.add(info.num_prompt_tokens)
         into.request_generation_tokens.add(event.num_tokens)

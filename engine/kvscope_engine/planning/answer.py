@@ -11,7 +11,15 @@ from kvscope_engine.planning.inference import InferencePlan, InferenceQuestion, 
 from kvscope_engine.planning.skeleton import Skeleton
 from kvscope_engine.planning.training import MASTER_BYTES, TrainingPlan, TrainingQuestion, plan_training
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.plan import Change, InferenceAnswer, Part, PlanAnswer, Room, StageUse, TrainingAnswer
+from kvscope_telemetry.messages.plan import (
+    Change,
+    Headroom,
+    InferenceAnswer,
+    PlanAnswer,
+    PlanPart,
+    StageUse,
+    TrainingAnswer,
+)
 
 FEWER_TOKENS: Final = 2048
 """Of a step: prompts are computed in smaller pieces."""
@@ -65,7 +73,7 @@ def _inference(
         num_blocks=plan.num_blocks,
         num_host_blocks=tightest.num_host_blocks,
         num_tokens=plan.num_tokens,
-        rooms=tuple(Room(num_tokens=length, num_requests=plan.requests(length)) for length in shown),
+        rooms=tuple(Headroom(num_tokens=length, num_requests=plan.requests(length)) for length in shown),
         stages=tuple(_stage(stage, plan) for stage in plan.stages),
         changes=changes,
         notes=_serving_notes(plan),
@@ -89,7 +97,7 @@ def _stage(stage: StagePlan, plan: InferencePlan) -> StageUse:
         number=stage.stage.number,
         first_layer=stage.stage.first_layer,
         num_layers=len(stage.stage.kv),
-        parts=tuple(Part(name=name, num_bytes=size, how=how) for name, size, how in parts if size),
+        parts=tuple(PlanPart(name=name, num_bytes=size, how=how) for name, size, how in parts if size),
         num_blocks=stage.num_blocks,
     )
 
@@ -131,7 +139,7 @@ def _training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> Traini
     return TrainingAnswer(
         gpu_bytes=gpu_memory,
         fits=plan.needed <= gpu_memory,
-        parts=tuple(Part(name=name, num_bytes=size, how=how) for name, size, how in parts if size),
+        parts=tuple(PlanPart(name=name, num_bytes=size, how=how) for name, size, how in parts if size),
         peak_bytes=plan.needed,
         worst=plan.worst,
         changes=better_training(skeleton, plan, gpu_memory),

@@ -286,7 +286,7 @@ def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int) -> Fo
                 Forward(module).fill(ids, ids, NoAttention())
         except KvscopeError as error:
             raise BadInput(f"model {skeleton.name!r} is not supported: {error}") from error
-        except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # a foreign model raises what it likes
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # a external model raises what it likes
             line = " ".join(str(error).split())
             raise BadInput(f"model {skeleton.name!r} cannot be planned: {type(error).__name__}: {line:.200}") from error
     return ForwardShape(calls, round(memory.peak["activations"]))

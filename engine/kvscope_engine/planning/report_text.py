@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvscope_engine.bench.table import table
 from kvscope_engine.model.memory.memory_plan import gib
-from kvscope_telemetry.messages.plan import Change, InferenceAnswer, Part, PlanAnswer, TrainingAnswer
+from kvscope_telemetry.messages.plan import Change, InferenceAnswer, PlanAnswer, PlanPart, TrainingAnswer
 
 
 def text(plan: PlanAnswer) -> str:
@@ -78,7 +78,7 @@ def _changes(changes: Sequence[Change], title: str) -> list[str]:
     ]
 
 
-def _parts(title: str, parts: Sequence[Part]) -> str:
+def _parts(title: str, parts: Sequence[PlanPart]) -> str:
     total = sum(part.num_bytes for part in parts)
     rows = [(part.name, gib(part.num_bytes), f"{100 * part.num_bytes / total:.0f} %", part.how) for part in parts]
     return table((title, "size", "share", "how it is reckoned"), rows, words=(0, 3))

@@ -120,7 +120,7 @@ def plan_training(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPla
     try:
         with FakeTensorMode():
             return measured_step(skeleton, question)
-    except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # a foreign model raises what it likes
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # a external model raises what it likes
         line = " ".join(str(error).split())
         raise BadInput(
             f"training of model {skeleton.name!r} cannot be planned: {type(error).__name__}: {line:.200}"

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvscope_telemetry.messages.commands import FinishReason
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 

@@ -21,7 +21,7 @@ class Totals:
     aborted: int = 0
     refused: int = 0
     swapped_blocks: int = 0
-    sunk_blocks: int = 0
+    offloaded_blocks: int = 0
     loaded_blocks: int = 0
     copied_blocks: int = 0
     lost_blocks: int = 0

@@ -10,7 +10,7 @@ from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBloc
 SLICE_BLOCKS: Final = 32
 
 
-class BlockTextErrand:
+class BlockTextQuery:
     """What is asked, and what was found so far. Each block is told as it was when its slice was read."""
 
     def __init__(self, command: GetBlockText) -> None:

@@ -90,7 +90,7 @@ class CommandQueue(Generic[_Work]):
             self._bell.put(None)
 
     def put_back(self, client: bytes, work: _Work) -> None:
-        """What is left of an errand goes on when the client's turn comes again, before all else of that client."""
+        """What is left of a task goes on when the client's turn comes again, before all else of that client."""
         with self._lock:
             self._clients.setdefault(client, _Waiting()).own.appendleft((work, "", 0))
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from kvscope_engine.server.allowance import behind
-from kvscope_engine.server.block_texts import BlockTextErrand
-from kvscope_engine.server.command_desk import CommandDesk
+from kvscope_engine.server.block_texts import BlockTextQuery
+from kvscope_engine.server.command_receiver import CommandReceiver
 from kvscope_engine.server.debugging.intervening import Intervening
 from kvscope_engine.server.limits import ServiceLimits
 from kvscope_engine.server.open_requests import OpenRequests
 from kvscope_engine.server.preparation import Preparation, Prepared, TokenIdsOf
 from kvscope_engine.server.served_engine import ServedEngine
-from kvscope_engine.server.sessions import Sessions
+from kvscope_engine.server.sessions import ClientSessions
 from kvscope_engine.server.shared_snapshots import SharedSnapshots
-from kvscope_engine.server.work import Joined, Lost, Tick, Work
+from kvscope_engine.server.tasks import ClientJoined, ClientLost, Tick, Work
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import (
     Abort,
@@ -48,7 +48,7 @@ class Dispatcher:
     def __init__(
         self,
         engine: ServedEngine,
-        desk: CommandDesk,
+        receiver: CommandReceiver,
         reply: Callable[[bytes, Reply], None],
         limits: ServiceLimits | None = None,
         name_of: Callable[[bytes], str] = lambda client: "",
@@ -59,33 +59,33 @@ class Dispatcher:
         self.stopping = False
         limits = limits or ServiceLimits()
         self._engine = engine
-        self._desk = desk
+        self._receiver = receiver
         self._reply = reply
         self._name_of = name_of
         self._cut = cut
         self._open = OpenRequests(limits)
-        self._pending = PendingSubmits(engine.prompt_token_ids, engine.has_form, desk.put_prepared, limits)
-        self._sessions = Sessions()
-        self._intervening = Intervening(engine, desk, reply, name_of)
+        self._pending = PendingSubmits(engine.prompt_token_ids, engine.has_form, receiver.put_prepared, limits)
+        self._sessions = ClientSessions()
+        self._intervening = Intervening(engine, receiver, reply, name_of)
         self._snapshots = SharedSnapshots(engine, reply, limits.client_snapshots, lambda: self.has_work)
 
     @property
     def has_work(self) -> bool:
         """Whether there is a step to run."""
-        may_step = not self._desk.paused or self._intervening.steps.any
+        may_step = not self._receiver.paused or self._intervening.steps.any
         return may_step and (self._engine.has_unfinished or self.touched)
 
     def do(self, client: bytes, work: Work) -> None:
         """Do a piece of work for a client, whatever it is."""
-        if isinstance(work, Lost):
+        if isinstance(work, ClientLost):
             self.lose(client)
-        elif isinstance(work, Joined):
+        elif isinstance(work, ClientJoined):
             self.join(client, work)
         elif isinstance(work, Tick):
             self.tick()
         elif isinstance(work, Prepared):
             self._submit_prepared(work)
-        elif isinstance(work, BlockTextErrand):
+        elif isinstance(work, BlockTextQuery):
             self._attempt(client, work.command, lambda: self._read_blocks(client, work))
         else:
             self.serve(client, work)
@@ -97,9 +97,9 @@ class Dispatcher:
     def step(self) -> None:
         """One step of the engine; what it says goes to who asked."""
         self.touched = False
-        is_single = self._desk.paused and self._intervening.steps.any
+        is_single = self._receiver.paused and self._intervening.steps.any
         with self._engine.stops.single_step(self._intervening.asked_by) if is_single else contextlib.nullcontext():
-            self.route(self._engine.step(ahead=not self._desk.paused))
+            self.route(self._engine.step(ahead=not self._receiver.paused))
         self._intervening.stepped()
         self._snapshots.tick()
 
@@ -112,49 +112,49 @@ class Dispatcher:
 
     # Clients that come, go and come back.
 
-    def join(self, client: bytes, joined: Joined) -> None:
+    def join(self, client: bytes, joined: ClientJoined) -> None:
         """A client says who it is: what it had on another connection is its again, and what it missed is said."""
         before = self._sessions.join(client, joined.session, joined.owner)
         if before is not None and before != client:
             self._move(before, client)
-        under_way = self._desk.submits_of(client) | set(self._pending.of(client))
+        under_way = self._receiver.submits_of(client) | set(self._pending.of(client))
         unanswered = (one for one in joined.awaited if one.request_id not in under_way)
         for said in self._sessions.unheard(client, unanswered):
             self._reply(client, said)
-        self._desk.wants_ticks = self._wants_ticks
+        self._receiver.wants_ticks = self._wants_ticks
 
     def lose(self, client: bytes) -> None:
         """A client is gone or does not read: work for it ends, at once or when it does not come back."""
         self._snapshots.forget(client)
-        self._desk.pauses.release(client)
+        self._receiver.pauses.release(client)
         self._tell_resumed("its connection ended")
         self._intervening.lose(client)
         may_return = self._sessions.leave(client)
-        for refusal in self._desk.refuse_lost(client, may_return=may_return):
+        for refusal in self._receiver.refuse_lost(client, may_return=may_return):
             self._reply(client, refusal)
         if may_return:
             self._cut(client)  # one that only did not read connects again, and hears what it missed
         else:
             self._give_up(client)
-        self._desk.wants_ticks = self._wants_ticks
+        self._receiver.wants_ticks = self._wants_ticks
 
     def tick(self) -> None:
         """Time went by: look after those who hold the engine, and those who are away."""
         self._engine.stops.tell_suspensions()
-        pauses = self._desk.pauses
+        pauses = self._receiver.pauses
         pauses.expire()
         self._tell_resumed("the client that paused it is gone")
         self._intervening.look_at_holders()
         for client in {*pauses.holders, *self._intervening.holders}:
-            self._reply(client, self._desk.status(0))  # a connection that is gone is noticed when something is said
+            self._reply(client, self._receiver.status(0))  # a connection that is gone is noticed when something is said
         for client in self._sessions.expired():
             self._give_up(client)
-        self._desk.wants_ticks = self._wants_ticks
+        self._receiver.wants_ticks = self._wants_ticks
 
     def _move(self, before: bytes, client: bytes) -> None:
         """Everything of a connection goes over, with its place and what it counts against its client's limits."""
         self._snapshots.forget(before)
-        self._desk.move(before, client)
+        self._receiver.move(before, client)
         self._pending.move(before, client)
         self._open.move(before, client)
 
@@ -206,21 +206,21 @@ class Dispatcher:
             self._snapshots.ask(client, command.tag)
             return None
         if isinstance(command, GetBlockText):
-            return self._read_blocks(client, BlockTextErrand(command))
+            return self._read_blocks(client, BlockTextQuery(command))
         if isinstance(command, GetAllocatorMap):
             return self._engine.allocator_map(command.tag)
         if isinstance(command, Control):
             return self._control(client, command)
         if isinstance(command, Intervention):
             reply = self._intervening.do(client, command)
-            self._desk.wants_ticks = self._wants_ticks
+            self._receiver.wants_ticks = self._wants_ticks
             return reply
         return refuse(command, f"{type(command).__name__} is not available here")
 
-    def _read_blocks(self, client: bytes, errand: BlockTextErrand) -> Reply | None:
-        answer = errand.advance(self._engine)
+    def _read_blocks(self, client: bytes, task: BlockTextQuery) -> Reply | None:
+        answer = task.advance(self._engine)
         if answer is None:
-            self._desk.put_back(client, errand)
+            self._receiver.put_back(client, task)
         return answer
 
     def _prepare(self, client: bytes, submit: Submit) -> Reply | None:
@@ -243,7 +243,7 @@ class Dispatcher:
         whose = submit.client or client.hex()  # in whose turn it is served
         accepted = self._engine.submit(msgspec.structs.replace(submit, client=whose), prepared.token_ids.result)
         self._open.open(client, submit, accepted)
-        if self._desk.paused:
+        if self._receiver.paused:
             self._snapshots.is_stale = True  # no step will tell
         return accepted
 
@@ -255,7 +255,7 @@ class Dispatcher:
                 return refuse(command, f"request {name!r:.140} belongs to another client")
             self._abort(name)
         else:
-            for submit in self._desk.withdraw(client, name):
+            for submit in self._receiver.withdraw(client, name):
                 self._end_unread(Prepared(client, submit))
         return Done(request_id=name)
 
@@ -265,7 +265,7 @@ class Dispatcher:
             return
         self._engine.abort(request_id)
         self.touched = True
-        if self._desk.paused:
+        if self._receiver.paused:
             self._engine.snapshot(0)  # publishes what changed without a step
             for client, last in self._open.end_one(request_id, "abort"):
                 self._say(client, last)
@@ -274,7 +274,7 @@ class Dispatcher:
         """It is aborted before its prompt was read: its client hears that at once, and it is listed."""
         self._engine.list_aborted(prepared.submit)
         self.touched = True
-        if self._desk.paused:
+        if self._receiver.paused:
             self._engine.snapshot(0)  # publishes what changed without a step
         for last in prepared.aborted():
             self._say(prepared.client, last)
@@ -288,20 +288,20 @@ class Dispatcher:
         elif command.action == "shutdown":
             self.stopping = True
         elif command.action == "pause":
-            self._desk.pauses.hold(client, self._name_of(client), command.lease_s)
+            self._receiver.pauses.pause(client, self._name_of(client), command.lease_s)
             self.route(self._engine.settle())
             self._engine.stops.pause(self._name_of(client))
         else:
-            self._desk.pauses.release_all()
+            self._receiver.pauses.release_all()
             self._tell_resumed(f"resumed by {self._name_of(client)}")
             self._intervening.look_at_holders()
         self._snapshots.tick()  # while nothing steps nobody waits for it
-        self._desk.wants_ticks = self._wants_ticks
+        self._receiver.wants_ticks = self._wants_ticks
         return Done(tag=command.tag)
 
     def _tell_resumed(self, why: str) -> None:
         """Nobody may be left who holds the engine."""
-        if not self._desk.paused:
+        if not self._receiver.paused:
             self._engine.stops.resume(why)
 
     def _say(self, client: bytes, reply: Reply) -> None:
@@ -314,7 +314,7 @@ class Dispatcher:
 
     @property
     def _wants_ticks(self) -> bool:
-        return self._desk.paused or bool(self._intervening.holders) or self._sessions.any_away
+        return self._receiver.paused or bool(self._intervening.holders) or self._sessions.any_away
 
 
 class PendingSubmits:

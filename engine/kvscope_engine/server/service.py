@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kvscope_engine.server.command_desk import CommandDesk
+from kvscope_engine.server.command_receiver import CommandReceiver
 from kvscope_engine.server.device_watch import SAMPLE_S, DeviceWatch
 from kvscope_engine.server.dispatcher import Dispatcher
 from kvscope_engine.server.limits import ServiceLimits
@@ -75,17 +75,17 @@ class EngineService:
         """When the engine's thread began what it does; 0 while it waits."""
         self._engine: ServedEngine | None = None
         self._constructed = threading.Event()
-        self._desk = CommandDesk(interrupt, self._limits)
+        self._receiver = CommandReceiver(interrupt, self._limits)
         self._sockets = ServerSockets(
             endpoint,
             on_command=self._take,
             heartbeat=self._heartbeat,
             keys=keys,
             keyless=keyless,
-            on_client_lost=self._desk.lose,
+            on_client_lost=self._receiver.lose,
             on_published=recorder.take if recorder is not None else None,
         )
-        self._desk.telemetry_endpoint = self._sockets.telemetry_endpoint
+        self._receiver.telemetry_endpoint = self._sockets.telemetry_endpoint
         self.is_loading = True
         """Whether only an `Interrupted` on the engine's thread can stop it at once."""
         self._constructed.set()
@@ -100,7 +100,7 @@ class EngineService:
 
         What waits is refused, not served: the last words follow the step, or the command, in progress.
         """
-        self._desk.end()
+        self._receiver.end()
 
     def run(self) -> None:
         """Load, serve, and end. Returns after an orderly stop; raises what the engine died of."""
@@ -126,17 +126,17 @@ class EngineService:
         except Interrupted:
             return None
         self._engine = engine
-        self._desk.ready(engine.hello)
+        self._receiver.ready(engine.hello)
         self._on_ready(engine.hello)
         return engine
 
     def _serve(self, engine: ServedEngine) -> None:
         sockets = self._sockets
-        dispatcher = Dispatcher(engine, self._desk, sockets.reply, self._limits, self._name_of, sockets.cut)
+        dispatcher = Dispatcher(engine, self._receiver, sockets.reply, self._limits, self._name_of, sockets.cut)
         sampling = DeviceWatch(engine.hello, engine.memory, self._sockets.publish, sample_s=self._sample_s)
         try:
             step_s = 0.0
-            while self._errands(dispatcher, step_s):
+            while self._tasks(dispatcher, step_s):
                 if dispatcher.has_work:
                     started = time.monotonic()
                     self._busy_since_ns = time.monotonic_ns()
@@ -153,23 +153,23 @@ class EngineService:
         finally:
             sampling.close()
 
-    def _errands(self, dispatcher: Dispatcher, step_s: float) -> bool:
+    def _tasks(self, dispatcher: Dispatcher, step_s: float) -> bool:
         """Serve what waits; sleeps while there is nothing else to do. False: it is time to end."""
         deadline = time.monotonic() + min(max(step_s / 2, ERRANDS_S[0]), ERRANDS_S[1])
         self._record_state()
-        while not self._desk.is_ending:
+        while not self._receiver.is_ending:
             idle = not dispatcher.has_work
-            errand = self._desk.next_command(wait=idle)
-            if errand is None:
+            task = self._receiver.next_command(wait=idle)
+            if task is None:
                 break
             self._busy_since_ns = time.monotonic_ns()
-            dispatcher.do(*errand)
+            dispatcher.do(*task)
             self._busy_since_ns = 0
             if dispatcher.stopping:
                 return False
             if not idle and time.monotonic() >= deadline:
                 break
-        return not self._desk.is_ending
+        return not self._receiver.is_ending
 
     def _record_state(self) -> None:
         if self._recorder is not None and self._engine is not None and self._recorder.wants_snapshot:
@@ -179,15 +179,15 @@ class EngineService:
 
     def _fail(self, reason: str) -> None:
         """From now on every command is refused with the reason; those that wait get it too."""
-        self._desk.fail(reason)
-        for client, reply in self._desk.refuse_waiting():
+        self._receiver.fail(reason)
+        for client, reply in self._receiver.refuse_waiting():
             self._sockets.reply(client, reply)
 
     def _end(self, reason: str) -> None:
         engine, self._engine = self._engine, None
         self._fail(reason or "it was stopped")
         self._sockets.publish(Goodbye(epoch=engine.hello.epoch if engine is not None else 0, reason=reason))
-        if reason and self._desk.was_asked:
+        if reason and self._receiver.was_asked:
             time.sleep(FAILED_GRACE_S)
         self._sockets.close()
         if engine is not None:
@@ -199,14 +199,14 @@ class EngineService:
     def _take(self, client: bytes, command: Command) -> None:
         self._constructed.wait()
         caller = self._sockets.caller(client)
-        reply = self._desk.take(client, command)
+        reply = self._receiver.take(client, command)
         if isinstance(reply, Status) and caller is not None:
             since_ns = self._busy_since_ns
             busy_s = (time.monotonic_ns() - since_ns) / 1e9 if since_ns else 0.0
             reply = msgspec.structs.replace(reply, role=caller.role, name=caller.name, busy_s=busy_s)
         self._answer(client, reply)
         if isinstance(command, GetStatus) and command.session and caller is not None and caller.role is Role.OPERATOR:
-            self._answer(client, self._desk.join(client, command, caller.public_key))
+            self._answer(client, self._receiver.join(client, command, caller.public_key))
 
     def _answer(self, client: bytes, reply: Reply | None) -> None:
         if reply is not None:
@@ -217,7 +217,7 @@ class EngineService:
         return caller.name if caller is not None else "somebody"
 
     def _progress(self, progress: Progress) -> None:
-        self._desk.progress = progress
+        self._receiver.progress = progress
         self._sockets.publish(progress)
         self._on_progress(progress)
 
@@ -225,10 +225,10 @@ class EngineService:
         engine = self._engine
         if engine is None:
             return None
-        if engine.stops.beat() or self._desk.wants_ticks:
-            self._desk.wants_ticks = False  # until the engine's thread has had this one
-            self._desk.tick()
-        told = self._desk.told
+        if engine.stops.beat() or self._receiver.wants_ticks:
+            self._receiver.wants_ticks = False  # until the engine's thread has had this one
+            self._receiver.tick()
+        told = self._receiver.told
         return Heartbeat(
             epoch=engine.hello.epoch,
             time_ns=time.monotonic_ns(),
@@ -236,7 +236,7 @@ class EngineService:
             step=engine.step_count,
             num_unfinished=engine.num_unfinished,
             step_started_ns=engine.step_started_ns,
-            paused_by=self._desk.pauses.names,
+            paused_by=self._receiver.pauses.names,
             pinned=told.pinned,
             pinned_by=told.pinned_by,
             max_num_seqs=told.max_num_seqs,

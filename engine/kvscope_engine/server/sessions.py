@@ -41,7 +41,7 @@ class _Kept:
 
 
 @dataclass(slots=True)
-class Session:
+class ClientSession:
     """One client over its connections."""
 
     token: str
@@ -57,12 +57,12 @@ class Session:
     """It was away for too long: its requests are being aborted."""
 
 
-class Sessions:
+class ClientSessions:
     """All of them, by token and by the connection each has or had last."""
 
     def __init__(self) -> None:
-        self._by_token: dict[str, Session] = {}
-        self._by_client: dict[bytes, Session] = {}
+        self._by_token: dict[str, ClientSession] = {}
+        self._by_client: dict[bytes, ClientSession] = {}
         self._num_bytes = 0
 
     @property
@@ -79,7 +79,7 @@ class Sessions:
         session = self._by_token.get(token)
         if session is None or session.owner != owner:
             self._make_room()
-            self._by_token[token] = self._by_client[client] = Session(token, owner, client)
+            self._by_token[token] = self._by_client[client] = ClientSession(token, owner, client)
             return None
         before, session.client = session.client, client
         session.away_since_s, session.is_given_up = None, False
@@ -157,18 +157,18 @@ class Sessions:
                 session.kept.clear()
                 self._add(session, -session.num_bytes)
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: ClientSession) -> None:
         self._add(session, -session.num_bytes)
         self._by_token.pop(session.token, None)
         if self._by_client.get(session.client) is session:
             del self._by_client[session.client]
 
-    def _add(self, session: Session, num_bytes: int) -> None:
+    def _add(self, session: ClientSession, num_bytes: int) -> None:
         session.num_bytes += num_bytes
         self._num_bytes += num_bytes
 
 
-def _kept(session: Session, reply: Said) -> _Kept:
+def _kept(session: ClientSession, reply: Said) -> _Kept:
     if isinstance(reply, Accepted):
         session.counts.update(((reply.request_id, index), 0) for index in range(len(reply.numbers)))
         return _Kept(reply, 200)
@@ -218,5 +218,5 @@ def _last_words(one: Awaited) -> Iterator[Said]:
             )
 
 
-def _away_s(session: Session, now_s: float) -> float:
+def _away_s(session: ClientSession, now_s: float) -> float:
     return 0.0 if session.away_since_s is None else now_s - session.away_since_s

@@ -8,7 +8,7 @@ from kvscope_telemetry.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SimulatedLimits:
     """Raises BadInput for a value outside its range."""
 
     num_blocks: int

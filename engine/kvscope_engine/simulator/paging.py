@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvscope_engine.policy.allocation.address_space import MIB, AddressSpace, address_space
-from kvscope_engine.simulator.limits import Limits
+from kvscope_engine.simulator.limits import SimulatedLimits
 from kvscope_telemetry.errors import BadInput
 
 MAX_LAYERS: Final = 1 << 12
@@ -31,7 +31,7 @@ class Paging:
                 f"page_size={page} is not accepted: a power of two from {MIN_PAGE_BYTES} to {MAX_PAGE_BYTES}"
             )
 
-    def space(self, limits: Limits, kv_bytes_per_token: float) -> AddressSpace:
+    def space(self, limits: SimulatedLimits, kv_bytes_per_token: float) -> AddressSpace:
         """Addresses and page groups for a pool of these limits. Raises BadInput when it is too small for pages."""
         layer_bytes = max(1, round(kv_bytes_per_token / self.num_layers * limits.block_size))
         return address_space(

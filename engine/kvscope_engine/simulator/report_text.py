@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvscope_engine.bench.table import table
-from kvscope_engine.simulator.limits import Limits
+from kvscope_engine.simulator.limits import SimulatedLimits
 from kvscope_engine.simulator.report import Percentiles, Report
 from kvscope_engine.simulator.tier_use import TierUse
 from kvscope_engine.simulator.workloads.workload import Workload
@@ -13,7 +13,7 @@ from kvscope_engine.simulator.workloads.workload import Workload
 NOT_KNOWN = "–"
 
 
-def text(workload: Workload, limits: Limits, reports: Sequence[Report]) -> str:
+def text(workload: Workload, limits: SimulatedLimits, reports: Sequence[Report]) -> str:
     """What was run, and a table each for memory, throughput and latency, a row a policy."""
     sections = [
         _setup(workload, limits),
@@ -24,7 +24,7 @@ def text(workload: Workload, limits: Limits, reports: Sequence[Report]) -> str:
     return "\n\n".join([*sections, *tier_lines(reports), *_pages(reports), *_refusals(reports)])
 
 
-def _setup(workload: Workload, limits: Limits) -> str:
+def _setup(workload: Workload, limits: SimulatedLimits) -> str:
     return (
         f"{workload.name}: {len(workload.requests)} requests, {workload.mean_prompt_tokens:.1f} prompt and"
         f" {workload.mean_output_tokens:.1f} output tokens on average; {limits.num_blocks} blocks of"
@@ -126,13 +126,13 @@ def tier_lines(reports: Sequence[Report]) -> Iterator[str]:
 
 
 def _blocks(uses: Sequence[tuple[str, TierUse]]) -> str:
-    header = ["policy", "host", "disk", "swapped out", "sunk to host", "to disk", "loaded", "of them from disk"]
+    header = ["policy", "host", "disk", "swapped out", "offloaded to host", "to disk", "loaded", "of them from disk"]
     rows = [
         (
             use.num_host_blocks,
             use.num_disk_blocks,
             use.swapped_blocks,
-            use.sunk_blocks,
+            use.offloaded_blocks,
             use.disk_blocks,
             use.loaded_blocks,
             use.loaded_from_disk_blocks,

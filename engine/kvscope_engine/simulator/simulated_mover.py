@@ -30,13 +30,13 @@ class Moved:
     """To host memory."""
     loaded_blocks: int = 0
     """To the pool, from whichever tier."""
-    sunk_blocks: int = 0
+    offloaded_blocks: int = 0
     """From host memory to disk."""
     risen_blocks: int = 0
     """From disk to host memory, on their way up."""
     save_ns: int = 0
     load_ns: int = 0
-    sink_ns: int = 0
+    offload_ns: int = 0
     rise_ns: int = 0
 
 
@@ -78,17 +78,19 @@ class SimulatedMover:
             self.origins[block] = Tier.DISK if place in self._risen else Tier.HOST
         self._risen.difference_update(places)
 
-    def sink(self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
+    def offload(
+        self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Prefix | None]
+    ) -> list[bool]:
         """Places in host memory to places on disk: all of them arrive."""
-        assert self.has_disk or not places, "there is no disk to sink to"
-        self.moved.sunk_blocks += len(places)
+        assert self.has_disk or not places, "there is no disk to offload to"
+        self.moved.offloaded_blocks += len(places)
         self._writing.add(self.now_ns, len(places))
-        self.moved.sink_ns += self._wait(self._writing, self._queue_blocks)
+        self.moved.offload_ns += self._wait(self._writing, self._queue_blocks)
         return [True] * len(places)
 
     @property
     def num_sinkable(self) -> int:
-        """How many places `sink` takes now without waiting for the drive."""
+        """How many places `offload` takes now without waiting for the drive."""
         behind_s = max(0, self._writing.free_ns - self.now_ns) / 1e9
         return max(0, int(self._queue_blocks - behind_s * self._writing.blocks_per_s))
 

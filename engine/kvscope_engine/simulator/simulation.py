@@ -14,7 +14,7 @@ from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.simulator.costs.cost_model import CostModel
-from kvscope_engine.simulator.limits import Limits
+from kvscope_engine.simulator.limits import SimulatedLimits
 from kvscope_engine.simulator.paging import Paging
 from kvscope_engine.simulator.simulated_mover import SimulatedMover
 from kvscope_engine.simulator.tally import Tally
@@ -32,7 +32,7 @@ class Setup:
     """What runs where. `allocator` is a name that `make_allocation` knows."""
 
     workload: Workload
-    limits: Limits
+    limits: SimulatedLimits
     cost: CostModel
     allocator: str
     paging: Paging = field(default_factory=Paging)

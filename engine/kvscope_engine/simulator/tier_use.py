@@ -17,12 +17,12 @@ class TierUse(msgspec.Struct, frozen=True, kw_only=True):
     num_disk_blocks: int
     swapped_blocks: int
     """Of preempted requests, to host memory."""
-    sunk_blocks: int
+    offloaded_blocks: int
     """Evicted from the pool, to host memory."""
     disk_blocks: int
     """From host memory to disk."""
     loaded_blocks: int
-    """Back to the pool, swapped or sunk."""
+    """Back to the pool, swapped or offloaded."""
     loaded_from_disk_blocks: int
     """Of these."""
     pool_hit_rate: float | None
@@ -36,7 +36,7 @@ class TierUse(msgspec.Struct, frozen=True, kw_only=True):
     save_s: float
     """Waited for saves, which otherwise run beside the forward pass."""
     disk_write_s: float
-    """Waited for the disk to take what was sunk."""
+    """Waited for the disk to take what was offloaded."""
 
 
 def tier_use(simulation: Simulation) -> TierUse | None:
@@ -50,8 +50,8 @@ def tier_use(simulation: Simulation) -> TierUse | None:
         num_host_blocks=pool.num_host,
         num_disk_blocks=pool.num_disk,
         swapped_blocks=totals.swapped_blocks,
-        sunk_blocks=totals.sunk_blocks,
-        disk_blocks=moved.sunk_blocks,
+        offloaded_blocks=totals.offloaded_blocks,
+        disk_blocks=moved.offloaded_blocks,
         loaded_blocks=totals.loaded_blocks,
         loaded_from_disk_blocks=moved.risen_blocks,
         pool_hit_rate=_share(tally, tally.num_cached_tokens - host - disk),
@@ -60,7 +60,7 @@ def tier_use(simulation: Simulation) -> TierUse | None:
         load_s=moved.load_ns / 1e9,
         disk_read_s=moved.rise_ns / 1e9,
         save_s=moved.save_ns / 1e9,
-        disk_write_s=moved.sink_ns / 1e9,
+        disk_write_s=moved.offload_ns / 1e9,
     )
 
 

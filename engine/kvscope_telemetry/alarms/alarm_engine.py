@@ -1,4 +1,4 @@
-"""Rings alarms: reads the seconds of a course in order, by rules that do not change meanwhile.
+"""Rings alarms: reads the seconds of an overview in order, by rules that do not change meanwhile.
 
 Owns which rule holds since when. One trouble is one alarm: it rings once its expression has held for its seconds, and
 is over once it clearly has not for some more. Knows no clock: live and offline are the same.
@@ -17,7 +17,7 @@ from kvscope_telemetry.alarms.expression import Expression
 from kvscope_telemetry.alarms.figures import value_text
 from kvscope_telemetry.alarms.rules import Rule, complaint
 from kvscope_telemetry.summaries.bookmark import Bookmark
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 CALM_S: Final = 10.0
@@ -30,7 +30,7 @@ _LARGEST_GAP_NS: Final = 2 * SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One trouble. Times are the course's: ns since 1970."""
+    """One trouble. Times are the overview's: ns since 1970."""
 
     rule: Rule
     epoch: int
@@ -52,7 +52,7 @@ class Alarm:
 
 
 class AlarmEngine:
-    """Give `read` the seconds of a course; rules that are off, or make no sense, cost nothing."""
+    """Give `read` the seconds of an overview; rules that are off, or make no sense, cost nothing."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = [rule for rule in rules if rule.is_on and not complaint(rule)]
@@ -70,15 +70,15 @@ class AlarmEngine:
         """Those that go on."""
         return [watch.alarm for watch in self._watches if watch.alarm is not None]
 
-    def read(self, course: Course, first: int, last: int) -> list[Alarm]:
+    def read(self, overview: SessionOverview, first: int, last: int) -> list[Alarm]:
         """The seconds at the places from `first` until before `last`, which follow those of the last call; alarms that
         rang by them, and those that are over by them (with `until_ns`)."""
         changed: list[Alarm] = []
         rows = slice(first, last)
-        columns = [watch.columns(course, rows) for watch in self._watches]
-        begins_ns = course.time_ns[rows]
-        is_stopped = course.stops.running_between(begins_ns, begins_ns + SECOND_NS) < SECOND_NS
-        seconds = zip(begins_ns.tolist(), course.epoch[rows].tolist(), is_stopped.tolist(), strict=True)
+        columns = [watch.columns(overview, rows) for watch in self._watches]
+        begins_ns = overview.time_ns[rows]
+        is_stopped = overview.stops.running_between(begins_ns, begins_ns + SECOND_NS) < SECOND_NS
+        seconds = zip(begins_ns.tolist(), overview.epoch[rows].tolist(), is_stopped.tolist(), strict=True)
         for place, (time_ns, epoch, stopped) in enumerate(seconds):
             changed += self._turn_to(time_ns, epoch)
             for watch, column in zip(self._watches, columns, strict=True):
@@ -111,14 +111,14 @@ class _Watch:
         self._calm_since_ns: int | None = None
         self._worst = math.nan
 
-    def columns(self, course: Course, rows: slice) -> list[tuple[float, float, float]]:
+    def columns(self, overview: SessionOverview, rows: slice) -> list[tuple[float, float, float]]:
         """Of each second whether it holds, whether it does with slack, and its value; the last two are read where
         there is a trouble."""
         expression = self._expression
-        holds = expression.holds(course, rows)
+        holds = expression.holds(overview, rows)
         if self.alarm is None and not (holds == 1).any():
             return [(each, 0.0, math.nan) for each in holds.tolist()]
-        parts = holds, expression.holds(course, rows, SLACK), expression.value(course, rows)
+        parts = holds, expression.holds(overview, rows, SLACK), expression.value(overview, rows)
         return list(zip(*(part.tolist() for part in parts), strict=True))
 
     def lose_track(self) -> None:

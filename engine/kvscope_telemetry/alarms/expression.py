@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from kvscope_telemetry.alarms.figures import SECOND_FIGURES, FloatArray, SecondFigure
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 MAX_LENGTH: Final = 500
@@ -54,19 +54,19 @@ class Expression:
         self._told, self.rises = _what_is_told(self._root)
         self._bounded = any(figure.read_low is not None for figure in self.figures)
 
-    def holds(self, course: Course, rows: slice, slack: float = 0.0) -> FloatArray:
+    def holds(self, overview: SessionOverview, rows: slice, slack: float = 0.0) -> FloatArray:
         """Of each of these seconds, shape (n,): 1 where it holds, 0 where not, NaN where that is not known. With
         `slack` thresholds are so much easier to pass: 0.05 is 5 %. A latency that is told as a range makes it known
         where both ends of the range agree."""
-        at = _At(course, rows, slack)
+        at = _At(overview, rows, slack)
         high = _condition(self._root, at)
         if not self._bounded:
             return high
         return np.where(high == _condition(self._root, replace(at, is_low=True)), high, np.nan)
 
-    def value(self, course: Course, rows: slice) -> FloatArray:
+    def value(self, overview: SessionOverview, rows: slice) -> FloatArray:
         """What the first comparison holds against its threshold, shape (n,); NaN where it is not known."""
-        at = _At(course, rows)
+        at = _At(overview, rows)
         value = _number(self._told, at)
         return np.where(np.isinf(value), _number(self._told, replace(at, is_low=True)), value)
 
@@ -226,7 +226,7 @@ def _has_figure(root: ast.expr) -> bool:
 class _At:
     """Where and how it is read."""
 
-    course: Course
+    overview: SessionOverview
     rows: slice
     slack: float = 0.0
     is_low: bool = False
@@ -235,8 +235,8 @@ class _At:
     @property
     def stopped(self) -> npt.NDArray[np.bool_]:
         """Seconds in which the engine stood still, shape (n,)."""
-        begins = self.course.time_ns[self.rows]
-        running: npt.NDArray[np.int64] = self.course.stops.running_between(begins, begins + SECOND_NS)
+        begins = self.overview.time_ns[self.rows]
+        running: npt.NDArray[np.int64] = self.overview.stops.running_between(begins, begins + SECOND_NS)
         return running < SECOND_NS
 
 
@@ -304,15 +304,15 @@ def _number(node: ast.expr, at: _At) -> FloatArray:
 
 def _figure(figure: SecondFigure, at: _At) -> FloatArray:
     read = figure.read_low if at.is_low and figure.read_low is not None else figure.read
-    values = read(at.course, at.rows)
-    has_stops = len(at.course.stops) > 0  # mostly not, and looking for them takes longer than all else
+    values = read(at.overview, at.rows)
+    has_stops = len(at.overview.stops) > 0  # mostly not, and looking for them takes longer than all else
     return np.where(at.stopped, np.nan, values) if has_stops and not figure.outlives_stops else values
 
 
 def _over_time(name: str, node: ast.expr, seconds: float, at: _At) -> FloatArray:
     """Of the last `seconds` seconds of the same engine start, those of which it is known. A mean is not known before
     there were so many; both are not known of a second in which the engine stood still."""
-    times, epochs = at.course.time_ns, at.course.epoch[: at.rows.stop]
+    times, epochs = at.overview.time_ns, at.overview.epoch[: at.rows.stop]
     starts = np.concatenate(([0], np.flatnonzero(epochs[1:] != epochs[:-1]) + 1))
     begins_ns = times[at.rows] - round(seconds * 1e9) + SECOND_NS
     first = int(np.searchsorted(times, begins_ns[0])) if begins_ns.size else at.rows.start
@@ -327,7 +327,7 @@ def _over_time(name: str, node: ast.expr, seconds: float, at: _At) -> FloatArray
         is_whole = name == "sum" or times[start] <= begin_ns
         if known.size and is_whole:
             found[place] = known.mean() if name == "mean" else known.sum()
-    if not len(at.course.stops):
+    if not len(at.overview.stops):
         return found
     is_now_unknown = np.isnan(values[at.rows.start - first :])
     return np.where(at.stopped & is_now_unknown, np.nan, found)

@@ -1,6 +1,6 @@
 """The figures of one second that alarms are made of: their names, what they count, and where they are read.
 
-A figure is read off a course for many seconds at once, by the definition that views and exports have. NaN: not known.
+A figure is read off an overview for many seconds at once, by the definition of views and exports. NaN: not known.
 What `summaries.figures` has of a range is taken from there; add another here, and every rule can name it.
 """
 
@@ -17,7 +17,6 @@ import numpy.typing as npt
 from kvscope_telemetry.alarms.forecast import WINDOW_S, seconds_left
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED, Latency
 from kvscope_telemetry.messages.capabilities import Capabilities
-from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.figures import (
     CACHE,
     FIGURES,
@@ -28,11 +27,12 @@ from kvscope_telemetry.summaries.figures import (
     pool_of,
     usage_of,
 )
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 from kvscope_telemetry.summaries.unknown import unknown_fields
 
 FloatArray = npt.NDArray[np.float64]
-Read = Callable[[Course, slice], FloatArray]
+Read = Callable[[SessionOverview, slice], FloatArray]
 """The values of these seconds, shape (n,)."""
 _TOLD_BY_USAGE: Final = {"active_blocks"}
 """What follows from the share in use, which an engine tells that does not tell its free blocks."""
@@ -52,7 +52,7 @@ class SecondFigure:
     """"share" (0 to 1), "blocks", "ms", "/s", …"""
     group: str
     columns: tuple[str, ...]
-    """Of the course, all of which must be known."""
+    """Of the overview, all of which must be known."""
     read: Read
     read_low: Read | None = None
     """Where a server tells a histogram, the value is at least this and at most what `read` gives."""
@@ -64,75 +64,75 @@ class SecondFigure:
         return (unknown_fields(told) - _TOLD_BY_USAGE).isdisjoint(self.columns)
 
 
-def forecast_at(course: Course, time_ns: int) -> float | None:
+def forecast_at(overview: SessionOverview, time_ns: int) -> float | None:
     """Seconds until free blocks are gone, as it looked at `time_ns`; None where there is nothing to say."""
-    last = course.place_at(time_ns) + 1
-    if not last or time_ns - int(course.time_ns[last - 1]) > 5_000_000_000:
+    last = overview.place_at(time_ns) + 1
+    if not last or time_ns - int(overview.time_ns[last - 1]) > 5_000_000_000:
         return None
     first = max(0, last - WINDOW_S)
-    first += int(np.count_nonzero(course.epoch[first:last] != course.epoch[last - 1]))
-    if course.stops.stopped_ns(int(course.time_ns[first]), time_ns):
+    first += int(np.count_nonzero(overview.epoch[first:last] != overview.epoch[last - 1]))
+    if overview.stops.stopped_ns(int(overview.time_ns[first]), time_ns):
         return None  # what fell before need not fall afterwards
-    active, cached, free = (course.column(f"{name}_blocks")[first:last] for name in ("active", "cached", "free"))
+    active, cached, free = (overview.column(f"{name}_blocks")[first:last] for name in ("active", "cached", "free"))
     pool = float(active[-1] + cached[-1] + free[-1])
-    return seconds_left((course.time_ns[first:last] - course.time_ns[first]) / 1e9, cached + free, pool)
+    return seconds_left((overview.time_ns[first:last] - overview.time_ns[first]) / 1e9, cached + free, pool)
 
 
-def _run_out_s(course: Course, rows: slice) -> FloatArray:
+def _run_out_s(overview: SessionOverview, rows: slice) -> FloatArray:
     """Infinite where blocks are not going, and once they are gone."""
-    room = course.column("cached_blocks")[rows] + course.column("free_blocks")[rows]
-    left = [forecast_at(course, time_ns) for time_ns in (course.time_ns[rows] + SECOND_NS - 1).tolist()]
+    room = overview.column("cached_blocks")[rows] + overview.column("free_blocks")[rows]
+    left = [forecast_at(overview, time_ns) for time_ns in (overview.time_ns[rows] + SECOND_NS - 1).tolist()]
     found = np.array([np.inf if each is None else each for each in left], np.float64)
     return np.where(np.isnan(room), np.nan, np.where(room <= 0, np.inf, found))
 
 
-def _stalled_s(course: Course, rows: slice) -> FloatArray:
+def _stalled_s(overview: SessionOverview, rows: slice) -> FloatArray:
     """0 while steps merely take what they lately took, or a few times that."""
-    stalled = course.column("stalled_s")
+    stalled = overview.column("stalled_s")
     values = stalled[rows].copy()
     for place in np.flatnonzero(values > 0).tolist():
         at = rows.start + place
-        if values[place] <= _TIMES_USUAL * _usual_step_s(course, at):
+        if values[place] <= _TIMES_USUAL * _usual_step_s(overview, at):
             values[place] = 0.0
     return values
 
 
-def _usual_step_s(course: Course, at: int) -> float:
+def _usual_step_s(overview: SessionOverview, at: int) -> float:
     """The longest step that ended in the ten minutes before the end of the second at `at`."""
-    first = int(np.searchsorted(course.time_ns, int(course.time_ns[at]) - _USUAL_FOR_NS))
-    first += int(np.count_nonzero(course.epoch[first : at + 1] != course.epoch[at]))
-    num_steps, run_ns = (course.column(name)[first : at + 1] for name in ("num_steps", "run_ns"))
-    before = np.nan_to_num(course.column("stalled_s")[first : at + 1])
+    first = int(np.searchsorted(overview.time_ns, int(overview.time_ns[at]) - _USUAL_FOR_NS))
+    first += int(np.count_nonzero(overview.epoch[first : at + 1] != overview.epoch[at]))
+    num_steps, run_ns = (overview.column(name)[first : at + 1] for name in ("num_steps", "run_ns"))
+    before = np.nan_to_num(overview.column("stalled_s")[first : at + 1])
     waited_s = np.concatenate(([0.0], before[:-1]))
     ended = num_steps > 0
     took_s = np.maximum(run_ns[ended] / num_steps[ended] / 1e9, waited_s[ended])
     return float(took_s.max(initial=0.0))
 
 
-def _column(name: str, scale: float, course: Course, rows: slice) -> FloatArray:
-    return course.column(name)[rows] * scale
+def _column(name: str, scale: float, overview: SessionOverview, rows: slice) -> FloatArray:
+    return overview.column(name)[rows] * scale
 
 
-def _percentile_low(column: str, course: Course, rows: slice) -> FloatArray:
+def _percentile_low(column: str, overview: SessionOverview, rows: slice) -> FloatArray:
     """Just above the lower edge of its bucket; the value itself where it is known."""
-    above = course.column(f"{column}_above_s")[rows]
-    exact = course.column(f"{column}_s")[rows]
+    above = overview.column(f"{column}_above_s")[rows]
+    exact = overview.column(f"{column}_s")[rows]
     return np.where(np.isnan(above), exact, np.nextafter(above, np.inf)) * 1e3
 
 
-def _percentile(column: str, course: Course, rows: slice) -> FloatArray:
+def _percentile(column: str, overview: SessionOverview, rows: slice) -> FloatArray:
     """The upper edge of its bucket, infinite in the last one; the value itself where it is known."""
-    above, value = course.column(f"{column}_above_s")[rows], course.column(f"{column}_s")[rows]
+    above, value = overview.column(f"{column}_above_s")[rows], overview.column(f"{column}_s")[rows]
     return np.where(np.isnan(value) & ~np.isnan(above), np.inf, value) * 1e3
 
 
-def _share(share: Share, course: Course, rows: slice) -> FloatArray:
-    return share.over({name: course.column(name)[rows] for name in share.names()})
+def _share(share: Share, overview: SessionOverview, rows: slice) -> FloatArray:
+    return share.over({name: overview.column(name)[rows] for name in share.names()})
 
 
-def _step_ms(course: Course, rows: slice) -> FloatArray:
-    num_steps = course.column("num_steps")[rows]
-    took: FloatArray = course.column("run_ns")[rows] / np.where(num_steps > 0, num_steps, np.nan) / 1e6
+def _step_ms(overview: SessionOverview, rows: slice) -> FloatArray:
+    num_steps = overview.column("num_steps")[rows]
+    took: FloatArray = overview.column("run_ns")[rows] / np.where(num_steps > 0, num_steps, np.nan) / 1e6
     return took
 
 

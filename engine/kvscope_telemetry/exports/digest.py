@@ -1,7 +1,7 @@
 """What is in a recording, or a range of it, in a few figures: for a person at a glance, and for scripts.
 
-Owns which facts stand beside the figures; what those are is `summaries.figures`'. Made of the course alone: it costs no
-replaying.
+Owns which facts stand beside the figures; what those are is `summaries.figures`'. Made of the overview alone:
+it costs no replaying.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import msgspec
 import numpy as np
 
 from kvscope_telemetry.exports.span import Exported, Span
-from kvscope_telemetry.messages.model_words import short_name
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.messages.model_names import short_name
 from kvscope_telemetry.summaries.figures import FIGURES, measured, rows_in, usage_of
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 _BESIDE: Final = ("num_steps", "num_lost_frames")
 _TOTALS: Final = tuple(figure.column for figure in FIGURES if figure.column and figure.column not in _BESIDE)
 """Those of which `totals` is."""
 
 
-class Pool(msgspec.Struct, frozen=True, kw_only=True):
+class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The block pool."""
 
     num_blocks: int
@@ -40,7 +40,7 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     device: str
     engine_version: str
-    pool: Pool
+    pool: PoolFacts
     epochs: tuple[int, ...]
     """Engine starts in the whole recording."""
     start_ns: int
@@ -72,11 +72,11 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
     """All that `summaries.figures` defines, by key; those above are among them."""
 
 
-def digest(recording: Exported, course: Course, span: Span) -> Digest:
-    """The figures of `span`; `course` is that of `recording`."""
-    hello, rows = recording.info.hello, rows_in(course, span)
-    found = measured(course, span)
-    usage = usage_of(course)[rows]
+def digest(recording: Exported, overview: SessionOverview, span: Span) -> Digest:
+    """The figures of `span`; `overview` is that of `recording`."""
+    hello, rows = recording.info.hello, rows_in(overview, span)
+    found = measured(overview, span)
+    usage = usage_of(overview)[rows]
     peak = int(np.nanargmax(usage)) if np.isfinite(usage).any() else None
     return Digest(
         model=short_name(hello.model.name),
@@ -89,7 +89,7 @@ def digest(recording: Exported, course: Course, span: Span) -> Digest:
         length_s=span.length_s,
         num_steps=_whole(found["num_steps"]),
         peak_usage=found["usage_peak"],
-        peak_usage_s=None if peak is None else max(0.0, span.seconds(int(course.time_ns[rows][peak]))),
+        peak_usage_s=None if peak is None else max(0.0, span.seconds(int(overview.time_ns[rows][peak]))),
         mean_usage=found["usage_mean"],
         peak_waiting=_whole(found["waiting_peak"]) or 0,
         num_lost_frames=_whole(found["num_lost_frames"]) or 0,
@@ -110,9 +110,9 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _pool(recording: Exported) -> Pool:
+def _pool(recording: Exported) -> PoolFacts:
     cache = recording.info.hello.cache
-    return Pool(
+    return PoolFacts(
         num_blocks=cache.num_blocks,
         block_size_tokens=cache.block_size,
         block_bytes=cache.block_bytes,

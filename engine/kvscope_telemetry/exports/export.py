@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import BinaryIO, Final, cast
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.exports.lives import Life, read_lives
 from kvscope_telemetry.exports.marks import marks_in
 from kvscope_telemetry.exports.new_file import new_file
 from kvscope_telemetry.exports.perfetto.trace import write_perfetto
+from kvscope_telemetry.exports.phase_spans import RequestHistory, read_request_histories
 from kvscope_telemetry.exports.report.report import write_report
 from kvscope_telemetry.exports.span import Exported, Span, span_of, timed_messages
 from kvscope_telemetry.exports.tables.arrow_files import require_pyarrow, write_arrow, write_parquet
@@ -23,10 +23,10 @@ from kvscope_telemetry.exports.tables.devices_table import devices_table
 from kvscope_telemetry.exports.tables.table import Table
 from kvscope_telemetry.exports.tables.tables import KINDS, bookmarks_table, events_table, metrics_table, requests_table
 from kvscope_telemetry.goals import Goals
-from kvscope_telemetry.recordings.effort import Watch
-from kvscope_telemetry.recordings.overview import Glanced, read_course
+from kvscope_telemetry.recordings.overview import Overviewed, read_overview
+from kvscope_telemetry.recordings.read_budget import ProgressCallback
 from kvscope_telemetry.summaries.bookmark import Bookmark
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 TABLE_FORMATS: Final[dict[str, Callable[[Table, BinaryIO], None]]] = {
     ".csv": write_csv,
@@ -80,7 +80,7 @@ def export(
     wanted: Wanted,
     from_s: float | None = None,
     until_s: float | None = None,
-    watch: Watch | None = None,
+    watch: ProgressCallback | None = None,
     bookmarks: Iterable[Bookmark] = (),
     goals: Goals | None = None,
 ) -> None:
@@ -92,28 +92,40 @@ def export(
     span = span_of(recording, from_s, until_s)
     marks = marks_in(recording, span, bookmarks)
     with new_file(wanted.path) as file:
-        course = read_course(cast(Glanced, recording), watch)
+        overview = read_overview(cast(Overviewed, recording), watch)
         if wanted.kind == "bookmarks":
             TABLE_FORMATS[wanted.suffix](bookmarks_table(recording, marks, span), file)
         elif wanted.kind:
-            TABLE_FORMATS[wanted.suffix](_table(recording, wanted.kind, course, span, watch), file)
+            TABLE_FORMATS[wanted.suffix](_table(recording, wanted.kind, overview, span, watch), file)
         elif wanted.suffix in TRACE_FORMATS:
-            lives = read_all_lives(recording, course, span, watch)
-            write_perfetto(recording, course, lives, span, file, timed_messages(recording, span, watch), marks)
+            histories = read_all_request_histories(recording, overview, span, watch)
+            write_perfetto(recording, overview, histories, span, file, timed_messages(recording, span, watch), marks)
         else:
-            write_report(recording, course, read_all_lives(recording, course, span, watch), span, file, marks, goals)
+            write_report(
+                recording,
+                overview,
+                read_all_request_histories(recording, overview, span, watch),
+                span,
+                file,
+                marks,
+                goals,
+            )
 
 
-def _table(recording: Exported, kind: str, course: Course, span: Span, watch: Watch | None) -> Table:
+def _table(
+    recording: Exported, kind: str, overview: SessionOverview, span: Span, watch: ProgressCallback | None
+) -> Table:
     if kind == "metrics":
-        return metrics_table(recording, course, span)
+        return metrics_table(recording, overview, span)
     if kind == "events":
-        return events_table(recording, course, span)
+        return events_table(recording, overview, span)
     if kind == "devices":
         return devices_table(recording, timed_messages(recording, span, watch), span)
-    return requests_table(recording, read_all_lives(recording, course, span, watch), span)
+    return requests_table(recording, read_all_request_histories(recording, overview, span, watch), span)
 
 
-def read_all_lives(recording: Exported, course: Course, span: Span, watch: Watch | None) -> list[Life]:
+def read_all_request_histories(
+    recording: Exported, overview: SessionOverview, span: Span, watch: ProgressCallback | None
+) -> list[RequestHistory]:
     """The requests of the range, with what events from before it tell of them."""
-    return read_lives(timed_messages(recording, span, watch), course.events)
+    return read_request_histories(timed_messages(recording, span, watch), overview.events)

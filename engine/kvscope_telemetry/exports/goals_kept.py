@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvscope_telemetry.delays import Delays
-from kvscope_telemetry.exports.lives import Life
+from kvscope_telemetry.exports.phase_spans import RequestHistory
 from kvscope_telemetry.exports.span import Exported, Span
 from kvscope_telemetry.goals import GOAL_NAMES, Goals, Judged, judge, missed_words, took_s
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 
 @dataclass(frozen=True, slots=True)
 class MissedRequest:
     """One that missed a goal."""
 
-    life: Life
+    history: RequestHistory
     took_s: dict[str, float]
     missed: tuple[str, ...]
     """Each goal that it missed, in words."""
@@ -56,22 +56,27 @@ class GoalsKept:
 
 
 def goals_kept(
-    lives: Sequence[Life], course: Course, recording: Exported, span: Span, goals: Goals, count: int
+    histories: Sequence[RequestHistory],
+    overview: SessionOverview,
+    recording: Exported,
+    span: Span,
+    goals: Goals,
+    count: int,
 ) -> GoalsKept:
     """Of those that finished from `span.from_ns` to `span.until_ns`; aborted and refused ones are not judged. What
     delayed them is told of the worst `count`."""
     finished = [
-        life
-        for life in lives
-        if life.end in ("finished", "ended")
-        and life.end_ns is not None
-        and span.from_ns <= life.end_ns <= span.until_ns
+        history
+        for history in histories
+        if history.end in ("finished", "ended")
+        and history.end_ns is not None
+        and span.from_ns <= history.end_ns <= span.until_ns
     ]
-    each = [took_s(life.moments, life.num_output_tokens) for life in finished]
+    each = [took_s(history.moments, history.num_output_tokens) for history in finished]
     judged = judge({name: np.array([one[name] for one in each]) for name in GOAL_NAMES}, goals)
     rated = [(-_ratio(each[place], goals), place) for place in np.flatnonzero(judged.missed).tolist()]
     worst = [place for _, place in sorted(rated)[:count]]
-    told = [course.events[place] for place in range(len(course.events))] if worst else []
+    told = [overview.events[place] for place in range(len(overview.events))] if worst else []
     limit = recording.info.hello.cache.max_num_seqs
     delays = {
         epoch: Delays((timed.event for timed in told if timed.epoch == epoch), limit)
@@ -85,6 +90,6 @@ def _ratio(took: dict[str, float], goals: Goals) -> float:
     return max(float(np.nan_to_num(took[name])) * 1e3 / max(limit_ms, 1e-6) for name, limit_ms in goals.items())
 
 
-def _missed(life: Life, took: dict[str, float], delays: Delays, goals: Goals) -> MissedRequest:
-    chain = delays.chain(life.info.number, life.moments, life.num_output_tokens)
-    return MissedRequest(life, took, tuple(missed_words(took, goals)), chain)
+def _missed(history: RequestHistory, took: dict[str, float], delays: Delays, goals: Goals) -> MissedRequest:
+    chain = delays.chain(history.info.number, history.moments, history.num_output_tokens)
+    return MissedRequest(history, took, tuple(missed_words(took, goals)), chain)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
-from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
 from kvscope_telemetry.recordings.layout import PART_SUFFIX
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.continuity import Continuity
@@ -32,7 +32,7 @@ class Recovered:
     length_s: float
 
 
-def recover(recording: Recording, path: Path, watch: Watch | None = None) -> Recovered:
+def recover(recording: Recording, path: Path, watch: ProgressCallback | None = None) -> Recovered:
     """Write what can be read of `recording` to `path`. Raises BadInput for a path that will not do, KvscopeError for a
     disk that is full, OpeningCancelled when `watch` says so; then nothing is left of it."""
     writer = RecordingWriter(path)
@@ -45,7 +45,7 @@ def recover(recording: Recording, path: Path, watch: Watch | None = None) -> Rec
     return recovered
 
 
-def _copy(recording: Recording, writer: RecordingWriter, watch: Watch | None) -> Recovered:
+def _copy(recording: Recording, writer: RecordingWriter, watch: ProgressCallback | None) -> Recovered:
     sequence = Continuity()
     num_frames = num_left_out = 0
     length_s = max(recording.info.duration_s, 1e-9)

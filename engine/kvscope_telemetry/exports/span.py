@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recorded import Recorded
-from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 
 _LOOK_EVERY = 256
 
 
 Exported = Recorded
-"""A recording, or a tape of several files."""
+"""A recording, or a ring recording of several files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def span_of(recording: Exported, from_s: float | None = None, until_s: float | N
 
 
 def timed_messages(
-    recording: Exported, span: Span, watch: Watch | None = None
+    recording: Exported, span: Span, watch: ProgressCallback | None = None
 ) -> Iterable[tuple[int, TelemetryMessage]]:
     """What was recorded from the newest snapshot before the range on, until its end, by the recording's clock.
 

@@ -16,7 +16,7 @@ import zmq
 
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.fleet.entries import MAX_ENTRIES, FleetEntry
-from kvscope_telemetry.fleet.foreign_member import ForeignMember
+from kvscope_telemetry.fleet.external_member import ExternalMember
 from kvscope_telemetry.fleet.own_member import Context, OwnMember
 from kvscope_telemetry.fleet.row import FleetRow
 from kvscope_telemetry.sockets.file_limit import raise_file_limit
@@ -64,7 +64,7 @@ def open_member(entry: FleetEntry, context: Context) -> Member:
     """What reads the engine at the entry's address."""
     try:
         if entry.address.is_foreign:
-            return ForeignMember(entry, entry.address.open())
+            return ExternalMember(entry, entry.address.open())
         return OwnMember(entry, context)
     except BadInput as error:
         return Refused(entry, str(error))
@@ -143,11 +143,13 @@ class Fleet:
 
 def _close_all(members: list[Member]) -> None:
     """At once: a source may have to wait for a server that does not answer."""
-    slow = [threading.Thread(target=m.close, name="kvscope-fleet-end") for m in members if isinstance(m, ForeignMember)]
+    slow = [
+        threading.Thread(target=m.close, name="kvscope-fleet-end") for m in members if isinstance(m, ExternalMember)
+    ]
     for thread in slow:
         thread.start()
     for member in members:
-        if not isinstance(member, ForeignMember):
+        if not isinstance(member, ExternalMember):
             member.close()
     for thread in slow:
         thread.join()

@@ -40,7 +40,7 @@ _EVENTS: Final = (
 )
 
 
-class Line:
+class KVEventLine:
     """To `endpoint`, or with `bind` from whoever connects there.
 
     Raises EndpointInUse and BadInput where that cannot be.
@@ -57,7 +57,7 @@ class Line:
         self._num_hang_ups = 0
         self._greeted_s: float | None = None
         """Since when a connection is there on which nobody has spoken."""
-        self._knock_s: float | None = None
+        self._retry_s: float | None = None
         self._look_s = 0.0
         self._connections = Connections(MAX_PUBLISHERS, lambda seconds: MAX_HALF_BYTES, is_client=not bind)
         self._connections.listen(endpoint)
@@ -90,8 +90,8 @@ class Line:
         while self.monitor.poll(0):
             message = recv_monitor_message(self.monitor)
             self._take(zmq.Event(message["event"]), int(message["value"]), now_s)
-        if self._knock_s is not None and now_s >= self._knock_s and not self._is_bound:
-            self._knock_s = None
+        if self._retry_s is not None and now_s >= self._retry_s and not self._is_bound:
+            self._retry_s = None
             with contextlib.suppress(zmq.ZMQError):
                 self.socket.disconnect(self._endpoint)
             self.socket.connect(self._endpoint)
@@ -129,10 +129,10 @@ class Line:
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._open += 1
             self.num_connections += 1
-            self._greeted_s, self._knock_s, self.refusal, self._num_hang_ups = None, None, "", 0
+            self._greeted_s, self._retry_s, self.refusal, self._num_hang_ups = None, None, "", 0
         elif event in _FAILED:
             self._greeted_s = None
-            self._knock_s = now_s + KNOCK_AGAIN_S
+            self._retry_s = now_s + KNOCK_AGAIN_S
             self.refusal = f"{self._endpoint} does not publish KV events"
         else:
             self._ended(now_s)
@@ -143,7 +143,7 @@ class Line:
             self._open = max(0, self._open - 1)
             return
         self._greeted_s = None
-        self._knock_s = now_s + KNOCK_AGAIN_S  # after some refusals ZeroMQ does not try again by itself
+        self._retry_s = now_s + KNOCK_AGAIN_S  # after some refusals ZeroMQ does not try again by itself
         self._num_hang_ups += 1
         if self._num_hang_ups >= HANG_UPS_TO_TELL:
             self.refusal = f"{self._endpoint} closes the connection: it does not publish KV events"

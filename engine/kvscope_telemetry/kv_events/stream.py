@@ -17,7 +17,7 @@ import zmq
 from kvscope_telemetry.kv_events.addresses import check_endpoint, is_ipv6
 from kvscope_telemetry.kv_events.batches import END_SEQ
 from kvscope_telemetry.kv_events.continuity import Continuity
-from kvscope_telemetry.kv_events.line import Line
+from kvscope_telemetry.kv_events.line import KVEventLine
 from kvscope_telemetry.kv_events.stream_items import StreamItem, StreamState, StreamStatus
 from kvscope_telemetry.kv_events.wire import MAX_BATCH_BYTES
 from kvscope_telemetry.sockets.wakeup import Wakeup
@@ -68,7 +68,7 @@ class KvEventStream:
         self._pending = pending or PendingItems()
         self._continuity = Continuity(self._pending.give, can_replay=replay_endpoint is not None)
         self._status = StreamStatus()
-        self._num_foreign = 0
+        self._num_of_other_ranks = 0
         self._num_connections = 0
         self._replay: ReplayClient | None = None
         self._heard_s = self._answered_s = time.monotonic()
@@ -77,7 +77,7 @@ class KvEventStream:
         self._is_closing = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._line = Line(self._context, endpoint, topic.encode(), bind=bind)
+            self._line = KVEventLine(self._context, endpoint, topic.encode(), bind=bind)
         except BaseException:
             self._context.term()
             raise
@@ -150,7 +150,7 @@ class KvEventStream:
         for parts in self._line.receive(AT_A_GO):
             published = read_published(parts)
             if published is None:
-                self._num_foreign += 1
+                self._num_of_other_ranks += 1
             elif self._pending.has_room:
                 self._heard_s = now_s
                 self._continuity.live(*published)
@@ -185,7 +185,7 @@ class KvEventStream:
 
     def _end_replay(self) -> None:
         if self._replay is not None:
-            self._num_foreign += self._replay.num_foreign
+            self._num_of_other_ranks += self._replay.num_of_other_ranks
             self._replay.close()
             self._replay = None
 
@@ -220,7 +220,7 @@ class KvEventStream:
             num_duplicates=counts.duplicates,
             num_restarts=counts.restarts,
             num_replays=counts.replays,
-            num_foreign=self._num_foreign,
+            num_of_other_ranks=self._num_of_other_ranks,
         )
 
     def _state(self) -> tuple[StreamState, str]:
@@ -228,7 +228,7 @@ class KvEventStream:
         if not line.is_connected:
             state = StreamState.LOST if line.num_connections or line.refusal else StreamState.JOINING
             return state, line.refusal or f"nobody publishes at {self.endpoint}"
-        if self._num_foreign and not continuity.counts.batches:
+        if self._num_of_other_ranks and not continuity.counts.batches:
             return StreamState.LOST, f"{self.endpoint} sends something other than KV events"
         is_asking = bool(continuity.wants) or continuity.is_replaying
         if is_asking and not continuity.is_checking:
@@ -280,7 +280,7 @@ class ReplayClient:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, start: int) -> None:
         self.is_over = False
         """Whether the end was said."""
-        self.num_foreign = 0
+        self.num_of_other_ranks = 0
         self.socket = context.socket(zmq.DEALER)
         self.socket.rcvhwm = HIGH_WATER
         self.socket.maxmsgsize = MAX_BATCH_BYTES
@@ -296,7 +296,7 @@ class ReplayClient:
             while len(answers) < max_answers and not self.is_over:
                 answer = read_answer(self.socket.recv_multipart(zmq.NOBLOCK))
                 if answer is None:
-                    self.num_foreign += 1
+                    self.num_of_other_ranks += 1
                 elif answer[0] is None:
                     self.is_over = True
                 else:

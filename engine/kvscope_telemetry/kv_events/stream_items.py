@@ -51,7 +51,7 @@ class StreamStatus:
     """Batches that came twice without being asked for, and late ones that were given up already."""
     num_restarts: int = 0
     num_replays: int = 0
-    num_foreign: int = 0
+    num_of_other_ranks: int = 0
     """Messages that are no KV events."""
 
 

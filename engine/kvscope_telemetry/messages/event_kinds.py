@@ -173,7 +173,7 @@ def _evicted(event: Event, data: EventData) -> list[str]:
         chosen = (
             f"the {event.num_blocks} least recently used cached blocks were evicted, first for request #{event.other}"
         )
-    sunk = [f"{data.num_sunk} moved to host memory"] if data.num_sunk else []
+    sunk = [f"{data.num_offloaded} moved to host memory"] if data.num_offloaded else []
     return ["no block was free", chosen, *sunk]
 
 

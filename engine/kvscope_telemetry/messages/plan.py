@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class PlanPart(msgspec.Struct, frozen=True, kw_only=True):
     """A named piece of a sum."""
 
     name: str
@@ -15,7 +15,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """How it was reckoned, or where the formula is from."""
 
 
-class Room(msgspec.Struct, frozen=True, kw_only=True):
+class Headroom(msgspec.Struct, frozen=True, kw_only=True):
     """How many requests of a length fit at once, sharing nothing."""
 
     num_tokens: int
@@ -28,7 +28,7 @@ class StageUse(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     first_layer: int
     num_layers: int
-    parts: tuple[Part, ...]
+    parts: tuple[PlanPart, ...]
     """In all `allowed_bytes`, the KV cache included; the last may be "missing", what there is too little."""
     num_blocks: int
 
@@ -62,7 +62,7 @@ class InferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     num_host_blocks: int
     num_tokens: int
-    rooms: tuple[Room, ...]
+    rooms: tuple[Headroom, ...]
     stages: tuple[StageUse, ...]
     changes: tuple[Change, ...]
     notes: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class TrainingAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     gpu_bytes: int
     fits: bool
-    parts: tuple[Part, ...]
+    parts: tuple[PlanPart, ...]
     """What is held, with the activations at the end of the forward pass."""
     peak_bytes: int
     """At the worst moment, the context included."""

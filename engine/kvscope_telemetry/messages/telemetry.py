@@ -180,7 +180,7 @@ class Moves(msgspec.Struct, frozen=True, gc=False):
     copied: Ids = b""
     """Targets of copy on write."""
     saved: Ids = b""
-    """Rows of a lower tier that were written: swapped out, or sunk from the tier above."""
+    """Rows of a lower tier that were written: swapped out, or offloaded from the tier above."""
     loaded: Ids = b""
     """Rows that were read back from the tier below."""
 
@@ -250,7 +250,7 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     """Messages of any kind that the engine threw away because its publisher was behind; the wire has its first name."""
     swapped_blocks: int = 0
     """Blocks of preempted requests that were moved to a lower tier instead of being computed again."""
-    sunk_blocks: int = 0
+    offloaded_blocks: int = 0
     """Cached blocks that went to a lower tier instead of being forgotten."""
     loaded_blocks: int = 0
     """Blocks that came back from a lower tier."""
@@ -305,7 +305,7 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     swap_ns: int = -1
     """preempted: there and back, as measured; -1 unknown, the next too."""
     recompute_ns: int = -1
-    num_sunk: int = 0
+    num_offloaded: int = 0
     """evicted: how many of the blocks went to host memory."""
     by: str = ""
     """asked: who did; its costs are as in preempted. engine_paused, single_step: who asked. engine_resumed: who had

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from kvscope_telemetry.ledger import BlockRows, BlockState, Tier
 from kvscope_telemetry.messages.commands import Finished, FinishReason, Phase, Reply, Status
 from kvscope_telemetry.messages.event_kinds import BY_NAME
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, RequestRows, Snapshot, TelemetryMessage
 
 FINISH_REASONS: Final = frozenset[str](get_args(FinishReason))

@@ -5,7 +5,7 @@ First the memory, once an engine start; then, as often as wanted, the requests t
     {"setup": {"num_blocks": 4096, "block_size": 16, "block_bytes": 368640, "num_layers": 30, "max_model_len": 8192}}
     {"now": [[1, 300, 812], [2, 40, 512, 28]]}
 
-Each `now` is answered by an `Answer`, each line that cannot be read by a `Complaint`; a setup has no answer.
+Each `now` is answered by an `WhatIfAnswer`, each line that cannot be read by a `Complaint`; a setup has no answer.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Running(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     num_prompt_tokens: Tokens = 0
 
 
-class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class WhatIfLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One of the two."""
 
     setup: Memory | None = None
@@ -123,7 +123,7 @@ class PolicyUse(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_reserved + self.num_internal + self.num_rounding
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class WhatIfAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """To a `now`."""
 
     policies: list[PolicyUse]

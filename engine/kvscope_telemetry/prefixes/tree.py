@@ -146,7 +146,7 @@ def build(blocks: CachedBlocks) -> PrefixTree:
     )
 
 
-def _entries_in(joined: Joined, order: Ints) -> tuple[Ints, Ints]:
+def _entries_in(joined: MergedNodes, order: Ints) -> tuple[Ints, Ints]:
     """The entries of blocks in `order`, and where each block's begin; one more for the end."""
     num_of = np.diff(joined.first_entry)[order]
     ends = np.concatenate(([0], np.cumsum(num_of)))
@@ -218,7 +218,7 @@ class _Own:
 # Vectorised: a Python step a doubling of the longest chain, none a block, so that a million blocks can be joined
 # beside a window. Hashes are trusted to name a text; that a hostile sender makes them go in circles is survived.
 @dataclass(frozen=True, slots=True)
-class Joined:
+class MergedNodes:
     """Each prefix once, then those that are gone but have blocks after them. Indices are of these."""
 
     hash: npt.NDArray[np.uint64]
@@ -244,7 +244,7 @@ class Chains:
     """How many blocks of its chain are before it, shape (blocks,)."""
 
 
-def join(blocks: CachedBlocks) -> Joined:
+def join(blocks: CachedBlocks) -> MergedNodes:
     """Find the block before each."""
     entries = np.argsort(blocks.hash, kind="stable")
     hashes = blocks.hash[entries]
@@ -261,7 +261,7 @@ def join(blocks: CachedBlocks) -> Joined:
     parent[: len(known)][is_known] = at[is_known]
     parent[: len(known)][has_parent & ~is_known] = len(known) + which
     ends = np.full(len(gone) + 1, len(entries))
-    return Joined(np.concatenate((known, gone)), parent, len(known), entries, np.concatenate((first, ends)))
+    return MergedNodes(np.concatenate((known, gone)), parent, len(known), entries, np.concatenate((first, ends)))
 
 
 def fold(parent: Ints) -> Chains:

@@ -16,9 +16,9 @@ from kvscope_telemetry.ledger import LASTING
 from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.recorded import Recorded
-from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
-from kvscope_telemetry.summaries.block_life import LIFE, BlockLife, How, Rows
-from kvscope_telemetry.summaries.life_moments import Moment, Told, moments, told_of
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
+from kvscope_telemetry.summaries.block_changes import LIFE, BlockChanges, ChangeKind, Rows
+from kvscope_telemetry.summaries.block_moments import BlockMoment, BlockMoments, block_moments_of, moments_of
 
 _LOOK_EVERY: Final = 64
 _LATE_NS: Final = 1_000_000_000
@@ -26,18 +26,18 @@ _LATE_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class LifePart:
+class BlockHistoryPart:
     """What is known of a block from `begin_ns` to `end_ns`, by the wall clock."""
 
     begin_ns: int
     end_ns: int
     rows: Rows = field(default_factory=lambda: np.zeros(0, LIFE))
-    told: Told = field(default_factory=Told)
+    told: BlockMoments = field(default_factory=BlockMoments)
     num_forgotten: int = 0
     """Rows that were more than are kept: what is known begins later."""
 
     @property
-    def moments(self) -> tuple[Moment, ...]:
+    def moments(self) -> tuple[BlockMoment, ...]:
         """What happened, oldest first."""
         return self.told.moments
 
@@ -48,89 +48,91 @@ def read_part(
     from_ns: int,
     until_ns: int,
     block_size: int,
-    watch: Watch = lambda share: True,
+    watch: ProgressCallback = lambda share: True,
     *,
     last: tuple[int, int] | None = None,
-) -> LifePart:
+) -> BlockHistoryPart:
     """The life of `block` in this time, both included. Raises OpeningCancelled when `watch`, which is told the share
     that is done, says so.
 
     `last`: epoch and number of the frame that was at `until_ns`. It is read even where the file has a later time for
     it: times there never go back, and a heartbeat that overtook it bears a later one.
     """
-    life = BlockLife(block)
+    block_history = BlockChanges(block)
     for _, message in recorded.run_up((from_ns - recorded.start_ns) / 1e9):
         _look(watch, 0.0)
-        life.feed(message, from_ns)
-    life.start_at(from_ns)
+        block_history.feed(message, from_ns)
+    block_history.start_at(from_ns)
     length_ns = max(until_ns - from_ns, 1)
     late_ns = until_ns if last is None else until_ns + _LATE_NS
     for count, (log_time_ns, told) in enumerate(recorded.messages_about(block, from_ns, late_ns)):
         if count % _LOOK_EVERY == 0 or isinstance(told, DeltaCheckpoint):
             _look(watch, (log_time_ns - from_ns) / length_ns)
         if log_time_ns <= until_ns or _is_until(told, last):
-            life.feed(_gone_on_from(life.seq, told), min(log_time_ns, until_ns))
-    return part_of(life, from_ns, until_ns, block_size)
+            block_history.feed(_gone_on_from(block_history.seq, told), min(log_time_ns, until_ns))
+    return part_of(block_history, from_ns, until_ns, block_size)
 
 
-def part_of(life: BlockLife, begin_ns: int, end_ns: int, block_size: int) -> LifePart:
-    """What `life` knows, as it stands."""
-    rows = life.rows.copy()
-    if life.num_forgotten and rows.size:
+def part_of(block_history: BlockChanges, begin_ns: int, end_ns: int, block_size: int) -> BlockHistoryPart:
+    """What `block_history` knows, as it stands."""
+    rows = block_history.rows.copy()
+    if block_history.num_forgotten and rows.size:
         begin_ns = int(rows["time_ns"][0])
-    return LifePart(begin_ns, end_ns, rows, told_of(moments(rows, block_size)), life.num_forgotten)
+    return BlockHistoryPart(
+        begin_ns, end_ns, rows, block_moments_of(moments_of(rows, block_size)), block_history.num_forgotten
+    )
 
 
-class GrowingLife:
+class GrowingBlockHistory:
     """A life that goes on, and what happened in it: told as it comes, whatever went before."""
 
     def __init__(self, block: int, block_size: int) -> None:
-        self.life = BlockLife(block)
+        self.block_history = BlockChanges(block)
         self._block_size = block_size
-        self._told = Told()
+        self._told = BlockMoments()
         self._num_rows = 0
         """Rows that are told, those forgotten since as well."""
 
     @property
     def has_news(self) -> bool:
         """Whether there is more than `part` gave."""
-        return self._num_rows < self.life.num_forgotten + self.life.rows.size
+        return self._num_rows < self.block_history.num_forgotten + self.block_history.rows.size
 
-    def part(self, begin_ns: int, end_ns: int) -> LifePart:
+    def part(self, begin_ns: int, end_ns: int) -> BlockHistoryPart:
         """All of it."""
-        rows, forgotten = self.life.rows, self.life.num_forgotten
+        rows, forgotten = self.block_history.rows, self.block_history.num_forgotten
         first = self._num_rows - forgotten  # the first row that is not told
         if first < rows.size:
-            fresh = told_of(moments(rows[max(first - 1, 0) :], self._block_size))
+            fresh = block_moments_of(moments_of(rows[max(first - 1, 0) :], self._block_size))
             self._told = self._told.followed_by(fresh.after(1) if first > 0 else fresh)
             self._num_rows = forgotten + rows.size
         if forgotten:
             begin_ns = int(rows["time_ns"][0])
             self._told = self._told.after(int(np.searchsorted(self._told.times_ns, begin_ns)))
-        return LifePart(begin_ns, end_ns, rows.copy(), self._told, forgotten)
+        return BlockHistoryPart(begin_ns, end_ns, rows.copy(), self._told, forgotten)
 
 
-def joined(older: LifePart, newer: LifePart) -> LifePart:
+def joined(older: BlockHistoryPart, newer: BlockHistoryPart) -> BlockHistoryPart:
     """Both as one. What lies between them is not known."""
     if not older.rows.size or not newer.rows.size:
         rows = older.rows if older.rows.size else newer.rows
         told = older.told if older.moments else newer.told
-        return LifePart(older.begin_ns, newer.end_ns, rows, told, older.num_forgotten + newer.num_forgotten)
+        return BlockHistoryPart(older.begin_ns, newer.end_ns, rows, told, older.num_forgotten + newer.num_forgotten)
     middle = np.zeros(0, LIFE)
     after, told = newer.rows, newer.told
-    if newer.begin_ns - older.end_ns > 1 and older.rows["how"][-1] != How.LOST:
+    if newer.begin_ns - older.end_ns > 1 and older.rows["how"][-1] != ChangeKind.LOST:
         middle = np.zeros(1, LIFE)
-        middle["time_ns"], middle["how"], middle["epoch"] = older.end_ns, How.LOST, older.rows["epoch"][-1]
+        middle["time_ns"], middle["how"], middle["epoch"] = older.end_ns, ChangeKind.LOST, older.rows["epoch"][-1]
     elif _goes_on(older.rows[-1], after[0]):
         after, told = after[1:], told.after(1)
     rows = np.concatenate((older.rows, middle, after))
     told, num_forgotten = older.told.followed_by(told), older.num_forgotten + newer.num_forgotten
-    return LifePart(older.begin_ns, newer.end_ns, rows, told, num_forgotten)
+    return BlockHistoryPart(older.begin_ns, newer.end_ns, rows, told, num_forgotten)
 
 
 def _goes_on(last: np.void, first: np.void) -> bool:
     """Whether `first` says nothing but how it was left."""
-    is_known = first["how"] == How.KNOWN and last["how"] != How.LOST and first["epoch"] == last["epoch"]
+    is_known = first["how"] == ChangeKind.KNOWN and last["how"] != ChangeKind.LOST and first["epoch"] == last["epoch"]
     return bool(is_known and all(first[name] == last[name] for name in LASTING))
 
 
@@ -146,6 +148,6 @@ def _is_until(message: TelemetryMessage, last: tuple[int, int] | None) -> bool:
     return isinstance(message, Frame) and last is not None and message.epoch == last[0] and message.seq <= last[1]
 
 
-def _look(watch: Watch, share: float) -> None:
+def _look(watch: ProgressCallback, share: float) -> None:
     if not watch(min(max(share, 0.0), 1.0)):
         raise OpeningCancelled

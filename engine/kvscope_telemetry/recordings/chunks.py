@@ -19,7 +19,6 @@ from typing import BinaryIO, Final
 import msgspec
 import zstandard
 
-from kvscope_telemetry.recordings.effort import RECORD_BYTES, Effort, EffortSpent
 from kvscope_telemetry.recordings.layout import (
     FRAMES_RECORD,
     MAX_CHUNK_BYTES,
@@ -28,6 +27,7 @@ from kvscope_telemetry.recordings.layout import (
     PROFILE_NAME,
     TOPICS,
 )
+from kvscope_telemetry.recordings.read_budget import RECORD_BYTES, ReadBudget, ReadBudgetSpent
 
 MAGIC: Final = b"\x89MCAP0\r\n"
 HEADER, FOOTER, CHANNEL, MESSAGE, CHUNK, MESSAGE_INDEX, METADATA = 1, 2, 4, 5, 6, 7, 12
@@ -147,7 +147,7 @@ def _unzipped(stored: bytes, claimed: int, unzip: zstandard.ZstdDecompressor) ->
 
 
 def _messages(data: bytes) -> list[RawMessage]:
-    """One loop without calls: a course of hours is hundreds of thousands of small messages."""
+    """One loop without calls: an overview of hours is hundreds of thousands of small messages."""
     messages: list[RawMessage] = []
     at, count, num_bytes = 0, 0, len(data)
     whole, whole_bytes, head_bytes = _WHOLE.unpack_from, _WHOLE.size, RECORD.size
@@ -239,11 +239,11 @@ class ChunkWalk:
         self._chunk: Chunk | None = None  # whose index comes
         self._num_inflated = 0
         self._file: BinaryIO
-        self._effort: Effort
+        self._budget: ReadBudget
 
-    def run(self, file: BinaryIO, effort: Effort) -> None:
+    def run(self, file: BinaryIO, budget: ReadBudget) -> None:
         """Up to where `file` is cut off, or too much."""
-        self._file, self._effort = file, effort
+        self._file, self._budget = file, budget
         end = os.fstat(file.fileno()).st_size
         try:
             while not self._walk(end):
@@ -252,7 +252,7 @@ class ChunkWalk:
                     return
                 self._note_damage(f"{found - self._sound_at} bytes that make no sense")
                 self._at = self._sound_at = found
-        except EffortSpent as spent:
+        except ReadBudgetSpent as spent:
             self.found.limit = str(spent)
 
     def _walk(self, end: int) -> bool:
@@ -263,8 +263,8 @@ class ChunkWalk:
             body = self._at + RECORD.size
             if body + length > end:
                 return False
-            self._effort.is_at(body / end)
-            self._effort.spend(RECORD_BYTES)
+            self._budget.is_at(body / end)
+            self._budget.spend(RECORD_BYTES)
             try:
                 self._note(opcode, body, length)
             except _Nonsense:
@@ -305,7 +305,7 @@ class ChunkWalk:
             more = self._file.read(_SEARCH_BYTES)
             if not more:
                 return None
-            self._effort.spend(len(more))
+            self._budget.spend(len(more))
             data += more
             for match in _CHUNK_BEGINS.finditer(data):
                 if self._is_chunk(at + match.start()):
@@ -336,10 +336,10 @@ class ChunkWalk:
             chunk.damage = f"it claims {size} bytes, at most {MAX_CHUNK_BYTES} are accepted"
         else:
             self._num_inflated += chunk.inflated_bytes
-        if self._num_inflated > self._effort.max_inflated:
-            raise EffortSpent(f"its chunks claim more than {self._effort.max_inflated >> 20} MiB together")
+        if self._num_inflated > self._budget.max_inflated:
+            raise ReadBudgetSpent(f"its chunks claim more than {self._budget.max_inflated >> 20} MiB together")
         if len(self.found.chunks) >= MAX_CHUNKS:
-            raise EffortSpent(f"it has more than {MAX_CHUNKS} chunks")
+            raise ReadBudgetSpent(f"it has more than {MAX_CHUNKS} chunks")
         self.found.chunks.append(chunk)
 
     def _chunk_at(self, body: int, length: int) -> Chunk:
@@ -378,7 +378,7 @@ class ChunkWalk:
     def _unpack(self, form: struct.Struct) -> tuple[int, ...]:
         data = self._file.read(form.size)
         if len(data) < form.size:
-            raise EffortSpent("it became shorter while it was opened")
+            raise ReadBudgetSpent("it became shorter while it was opened")
         return form.unpack(data)
 
 

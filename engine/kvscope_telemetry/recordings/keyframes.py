@@ -16,7 +16,7 @@ import numpy as np
 
 from kvscope_telemetry.ledger import BlockRows
 from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Counters, Frame, RequestInfo, RequestRows, Snapshot, TelemetryMessage
 from kvscope_telemetry.recordings.columns import Columns, ColumnsInRow
 from kvscope_telemetry.state.follower import Follower

@@ -1,4 +1,4 @@
-"""The whole course of a recording: read from its summaries, and computed where it has none.
+"""The whole overview of a recording: read from its summaries, and computed where it has none.
 
 Owns which seconds are missing. What is computed is computed by the code that computes it live. Holds no file open.
 """
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
-from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
 from kvscope_telemetry.recordings.keyframes import bare_snapshot_of
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 from kvscope_telemetry.state.follower import Follower
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summarizer import Summarizer
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary, TimedEvent
 
@@ -25,14 +25,14 @@ _MOST_EVENTS: Final = 20_000
 """Of a part: hours are read part by part, and who takes them keeps less of them than they tell."""
 
 
-class Glanced(Protocol):
+class Overviewed(Protocol):
     """A recording, as far as this asks it."""
 
     @property
     def start_ns(self) -> int: ...
     @property
     def end_ns(self) -> int: ...
-    def glances(self, from_ns: int = 0) -> Iterable[Summary | TimedEvent]:
+    def overview_items(self, from_ns: int = 0) -> Iterable[Summary | TimedEvent]:
         """Summaries and events in the file, in the order they were written, of chunks that reach beyond `from_ns`."""
 
     def run_up(self, seconds: float) -> Iterable[tuple[float, TelemetryMessage]]:
@@ -44,14 +44,14 @@ class Glanced(Protocol):
 
 
 @dataclass(slots=True)
-class Part:
+class OverviewPart:
     """Some summaries and the events beside them."""
 
     summaries: list[Summary] = field(default_factory=list)
     events: list[TimedEvent] = field(default_factory=list)
 
     @classmethod
-    def joined(cls, parts: Iterable[Part]) -> Part:
+    def joined(cls, parts: Iterable[OverviewPart]) -> OverviewPart:
         """All of them."""
         whole = cls()
         for part in parts:
@@ -69,27 +69,27 @@ class Part:
         """When the last second began that it has."""
         return self.summaries[-1].time_ns if self.summaries else None
 
-    def into(self, course: Course) -> None:
+    def into(self, overview: SessionOverview) -> None:
         """Add them."""
-        course.extend(self.summaries, self.events)
+        overview.extend(self.summaries, self.events)
 
 
-def written_parts(recording: Glanced) -> Iterator[Part]:
+def written_parts(recording: Overviewed) -> Iterator[OverviewPart]:
     """What the file has of it; quick."""
-    part = Part()
-    for item in recording.glances():
+    part = OverviewPart()
+    for item in recording.overview_items():
         if isinstance(item, Summary):
             part.summaries.append(item)
         else:
             part.events.append(item)
         if part.is_full:
             yield part
-            part = Part()
+            part = OverviewPart()
     if part.summaries or part.events:
         yield part
 
 
-def missing_from(recording: Glanced, newest_ns: int | None) -> int | None:
+def missing_from(recording: Overviewed, newest_ns: int | None) -> int | None:
     """From when on it has to be computed; None where nothing is missing. `newest_ns`: of what the file has.
 
     Summaries are written in their order, some seconds after: what is missing is the end of a file that was cut short,
@@ -101,20 +101,22 @@ def missing_from(recording: Glanced, newest_ns: int | None) -> int | None:
     return covered_ns if recording.end_ns >= covered_ns else None
 
 
-def computed_part(recording: Glanced, from_ns: int, watch: Watch | None = None, *, until_ns: int | None = None) -> Part:
+def computed_part(
+    recording: Overviewed, from_ns: int, watch: ProgressCallback | None = None, *, until_ns: int | None = None
+) -> OverviewPart:
     """What `computed_parts` gives, as one."""
-    return Part.joined(computed_parts(recording, from_ns, watch, until_ns=until_ns))
+    return OverviewPart.joined(computed_parts(recording, from_ns, watch, until_ns=until_ns))
 
 
 def computed_parts(
-    recording: Glanced, from_ns: int, watch: Watch | None = None, *, until_ns: int | None = None
-) -> Iterator[Part]:
-    """The course from the second at `from_ns` until `until_ns`, or the end, by going through what was recorded then.
+    recording: Overviewed, from_ns: int, watch: ProgressCallback | None = None, *, until_ns: int | None = None
+) -> Iterator[OverviewPart]:
+    """The overview from the second at `from_ns` until `until_ns`, or the end, by going through what was recorded then.
 
     Raises OpeningCancelled when `watch`, which is told the share that is done, says so.
     """
     from_ns -= from_ns % SECOND_NS
-    part, follower = Part(), Follower()
+    part, follower = OverviewPart(), Follower()
     summarizer = Summarizer(follower)
     begin_s = _go_on_from(recording, from_ns - _RUN_IN_NS, follower, summarizer)
     until_s = ((recording.end_ns if until_ns is None else until_ns) - recording.start_ns) / 1e9
@@ -128,12 +130,12 @@ def computed_parts(
         follower.feed(message)
         if part.is_full:
             yield part
-            part = Part()
+            part = OverviewPart()
     part.summaries += [summary for summary in summarizer.close() if summary.time_ns >= from_ns]
     yield part
 
 
-def _go_on_from(recording: Glanced, at_ns: int, follower: Follower, summarizer: Summarizer) -> float:
+def _go_on_from(recording: Overviewed, at_ns: int, follower: Follower, summarizer: Summarizer) -> float:
     """Bring both to the state before `at_ns`, where there is one; from when on what was recorded is told to them."""
     newest_s = None
     if at_ns > recording.start_ns:
@@ -147,13 +149,13 @@ def _go_on_from(recording: Glanced, at_ns: int, follower: Follower, summarizer: 
     return max(newest_s, (at_ns - recording.start_ns) / 1e9)
 
 
-def read_course(recording: Glanced, watch: Watch | None = None) -> Course:
+def read_overview(recording: Overviewed, watch: ProgressCallback | None = None) -> SessionOverview:
     """The whole of it, computed where the file does not have it."""
-    course = Course()
+    overview = SessionOverview()
     for part in written_parts(recording):
-        part.into(course)
-    from_ns = missing_from(recording, int(course.time_ns[-1]) if len(course) else None)
+        part.into(overview)
+    from_ns = missing_from(recording, int(overview.time_ns[-1]) if len(overview) else None)
     if from_ns is not None:
         for part in computed_parts(recording, from_ns, watch):
-            part.into(course)
-    return course
+            part.into(overview)
+    return overview

@@ -2,7 +2,7 @@
 
 Owns where seconds count from, the first message, and what is said of the file. What is damaged is left out and counted
 once: a chunk whose checksum fails, a message that cannot be read or is of another time than its chunk. What opening may
-cost is `effort`'s, what it finds `survey`'s, how chunks are read `stored_chunks`'.
+cost is `budget`'s, what it finds `survey`'s, how chunks are read `stored_chunks`'.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, Snapsho
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.recorded import RecordingInfo
 from kvscope_telemetry.recordings.chunks import Chunk
-from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import HELLOS, KEYFRAMES, MESSAGES, SNAPSHOTS
+from kvscope_telemetry.recordings.read_budget import ProgressCallback
 from kvscope_telemetry.recordings.request_index import RecordedRequest, RequestReader, TimedMessage
 from kvscope_telemetry.recordings.stored_chunks import CAME, StoredChunks
 from kvscope_telemetry.state.follower import Follower
@@ -37,7 +37,7 @@ _DEVICES_NS: Final = 10_000_000_000
 class Recording:
     """A recording that was opened; `info` says what is in it."""
 
-    def __init__(self, path: Path, watch: Watch | None = None) -> None:
+    def __init__(self, path: Path, watch: ProgressCallback | None = None) -> None:
         self._chunks = StoredChunks(path)
         self._found, self._file = self._chunks.found, self._chunks.file
         self._end_ns = self._num_frames = 0
@@ -53,10 +53,10 @@ class Recording:
         self.info = self._info(new)
 
     @classmethod
-    def open(cls, path: Path | str, watch: Watch | None = None) -> Recording:
+    def open(cls, path: Path | str, watch: ProgressCallback | None = None) -> Recording:
         """A file that a `RecordingWriter` wrote or is writing. Raises BadInput, in one line, for any other.
 
-        Takes at most the effort that `effort` states: a file that is larger than it looks is opened in part. `watch`
+        Takes at most the effort that `budget` states: a file that is larger than it looks is opened in part. `watch`
         is told how far it is, and may end it: then OpeningCancelled is raised.
         """
         return cls(Path(path), watch)
@@ -135,7 +135,7 @@ class Recording:
         """A file begins at its start."""
         return 0.0
 
-    def glances(self, from_ns: int = 0) -> Iterator[Summary | TimedEvent]:
+    def overview_items(self, from_ns: int = 0) -> Iterator[Summary | TimedEvent]:
         """Summaries and events in the file, in the order they were written, of chunks that reach beyond `from_ns`."""
         return self._chunks.glances_from(from_ns)
 

@@ -22,7 +22,6 @@ from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.wire import accepted, decode_telemetry
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.columns import Columns, claimed_bytes
-from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.frame_batch import FrameBatch
 from kvscope_telemetry.recordings.keyframes import joined_checkpoints
 from kvscope_telemetry.recordings.layout import (
@@ -37,6 +36,7 @@ from kvscope_telemetry.recordings.layout import (
     SUMMARIES,
     TEXTS,
 )
+from kvscope_telemetry.recordings.read_budget import ProgressCallback
 from kvscope_telemetry.recordings.regular_file import FollowedFile
 from kvscope_telemetry.recordings.request_index import TimedMessage
 from kvscope_telemetry.recordings.survey import Surveyor, survey
@@ -70,7 +70,7 @@ class StoredChunks:
         self.told: list[Chunk] = []
         """Those of what came and of keyframes, in the order of their times."""
         self.checkpoints: list[Chunk] = []
-        self.glances: list[Chunk] = []
+        self.overview_items: list[Chunk] = []
         """Those of summaries, events and bookmarks, in the order they were written: an event may be of long before."""
         self.texts: list[Chunk] = []
         """Those of texts of blocks, in the order they were written."""
@@ -89,7 +89,7 @@ class StoredChunks:
         """Messages left out so far because they cannot be read."""
         return len(self._bad_messages)
 
-    def look(self, watch: Watch | None = None) -> list[Chunk]:
+    def look(self, watch: ProgressCallback | None = None) -> list[Chunk]:
         """Go over what was not looked at; what is new of it, of what was told."""
         fresh = survey(self.file, self._surveyor, watch)
         told, checkpoints, texts = (self._channels(kinds) for kinds in ((*CAME, KEYFRAMES), (CHECKPOINTS,), (TEXTS,)))
@@ -97,7 +97,7 @@ class StoredChunks:
         made = [chunk for chunk in fresh if not told & chunk.counts.keys()]
         by_place = sorted(made, key=lambda chunk: chunk.offset)
         self.texts += [chunk for chunk in by_place if texts & chunk.counts.keys()]
-        self.glances += [chunk for chunk in by_place if not (texts | checkpoints) & chunk.counts.keys()]
+        self.overview_items += [chunk for chunk in by_place if not (texts | checkpoints) & chunk.counts.keys()]
         for into, chunks in (
             (self.told, new),
             (self.checkpoints, [chunk for chunk in made if checkpoints & chunk.counts.keys()]),
@@ -185,7 +185,7 @@ class StoredChunks:
         """Summaries and events in the order they were written, of chunks that reach beyond `from_ns`."""
         summaries, events = (self.found.channels[kind] for kind in (SUMMARIES, EVENTS))
         with self.file.open() as file:
-            for chunk in self.glances:
+            for chunk in self.overview_items:
                 if chunk.end_ns < from_ns:
                     continue
                 for place, raw in self._raw(file, chunk, (summaries, events)):
@@ -202,7 +202,7 @@ class StoredChunks:
         said: deque[Bookmark] = deque(maxlen=MAX_BOOKMARKS)
         channel = self.found.channels[BOOKMARKS]
         with self.file.open() as file:
-            for chunk in self.glances:
+            for chunk in self.overview_items:
                 for place, raw in self._raw(file, chunk, (channel,)):
                     try:
                         said.append(decode_bookmark(raw.data))

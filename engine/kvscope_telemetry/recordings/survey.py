@@ -26,9 +26,9 @@ from kvscope_telemetry.recordings.chunks import (
     read_chunk,
 )
 from kvscope_telemetry.recordings.columns import Columns, claimed_bytes
-from kvscope_telemetry.recordings.effort import RECORD_BYTES, Effort, EffortSpent, Watch
 from kvscope_telemetry.recordings.frame_batch import FrameBatch
 from kvscope_telemetry.recordings.layout import FORMAT_VERSION, FRAMES, HELLOS, KEYFRAMES, MESSAGES, SNAPSHOTS, TOPICS
+from kvscope_telemetry.recordings.read_budget import RECORD_BYTES, ProgressCallback, ReadBudget, ReadBudgetSpent
 from kvscope_telemetry.recordings.regular_file import FollowedFile, stored_bytes
 
 
@@ -57,7 +57,7 @@ class Survey:
             self.chunks.sort(key=lambda chunk: chunk.start_ns)
 
 
-def survey(followed: FollowedFile, surveyor: Surveyor, watch: Watch | None = None) -> list[Chunk]:
+def survey(followed: FollowedFile, surveyor: Surveyor, watch: ProgressCallback | None = None) -> list[Chunk]:
     """What `surveyor` has not seen of a file. Raises BadInput in one line for what is no recording, OpeningCancelled if
     `watch` says so."""
     try:
@@ -65,7 +65,7 @@ def survey(followed: FollowedFile, surveyor: Surveyor, watch: Watch | None = Non
             if file.read(len(MAGIC)) != MAGIC:
                 raise BadInput(f"{str(followed.path)!r} is not a recording: it does not start like an MCAP file")
             followed.note_size(file)
-            return surveyor.run(file, Effort(stored_bytes(file), watch))
+            return surveyor.run(file, ReadBudget(stored_bytes(file), watch))
     except OtherFormat as other:
         raise BadInput(
             f"recording {str(followed.path)!r} has format {other}, this version reads format {FORMAT_VERSION}: "
@@ -83,27 +83,27 @@ class Surveyor:
         self._walk = ChunkWalk(len(MAGIC))
         self._num_walked = self._num_damages = 0
         self._file: BinaryIO
-        self._effort: Effort
+        self._budget: ReadBudget
 
-    def run(self, file: BinaryIO, effort: Effort) -> list[Chunk]:
+    def run(self, file: BinaryIO, budget: ReadBudget) -> list[Chunk]:
         """The chunks that are new and hold, in the order of their times; they are in `found` too."""
-        self._file, self._effort = file, effort
+        self._file, self._budget = file, budget
         found, walked = self.found, self._walk.found
-        effort.begin_step(0.0, 0.5)
-        self._walk.run(file, effort)
-        found.max_inflated = effort.max_inflated
+        budget.begin_step(0.0, 0.5)
+        self._walk.run(file, budget)
+        found.max_inflated = budget.max_inflated
         found.is_complete, found.limit = walked.is_complete, walked.limit
         found.damages += walked.damages[self._num_damages :]
         self._num_damages = len(walked.damages)
         channels = walked.topics
         found.channels = {kind: channels[topic] for kind, topic in TOPICS.items()}
-        effort.begin_step(0.5, 0.9)
+        budget.begin_step(0.5, 0.9)
         new = self._believed(walked)
         self._num_walked = len(walked.chunks)
-        effort.begin_step(0.9, 1.0)
+        budget.begin_step(0.9, 1.0)
         try:
             self._find_hellos(new)
-        except EffortSpent as spent:
+        except ReadBudgetSpent as spent:
             found.limit = found.limit or str(spent)
         found.add(new)
         return new
@@ -114,14 +114,14 @@ class Surveyor:
         new = walked.chunks[self._num_walked :]
         last = new[-1] if new and not walked.is_complete else None
         for place, chunk in enumerate(new):
-            self._effort.is_at(place / len(new))
+            self._budget.is_at(place / len(new))
             # A file may end within the indexes of its last chunk.
             if not (chunk.is_doubtful or self._is_uncounted(chunk) or chunk is last):
                 chunk.reach_over_frames()
             else:
                 try:
                     self._settle(chunk)
-                except EffortSpent as spent:
+                except ReadBudgetSpent as spent:
                     self.found.limit = self.found.limit or str(spent)
                     break
             if chunk.damage:
@@ -146,7 +146,7 @@ class Surveyor:
                 chunk.num_frames += tag_of(message.data) == Frame.__name__
             elif message.channel == self.found.channels[FRAMES]:
                 with contextlib.suppress(ProtocolError):  # met again, and counted, when it is read
-                    self._effort.spend(claimed_bytes(message.data))
+                    self._budget.spend(claimed_bytes(message.data))
                     batch = FrameBatch(message.data)
                     chunk.num_frames += batch.num_frames
                     times += [int(batch.log_times.min()), int(batch.log_times.max())]
@@ -161,7 +161,7 @@ class Surveyor:
             channels = {self.found.channels[kind]: kind for kind in kinds}
             holding = [chunk for chunk in new if channels.keys() & chunk.counts.keys()]
             for place, chunk in enumerate(holding):
-                self._effort.is_at(place / len(holding))
+                self._budget.is_at(place / len(holding))
                 try:
                     messages = self._read(chunk)
                 except DamagedChunk:
@@ -177,7 +177,7 @@ class Surveyor:
     def _find_hello(self, kind: int, data: bytes) -> None:
         try:
             if kind in (SNAPSHOTS, KEYFRAMES):
-                self._effort.spend(claimed_bytes(data))
+                self._budget.spend(claimed_bytes(data))
                 (hello,) = Columns(data).objects(Snapshot, "hello")
                 check_hello(hello)
                 self.found.hellos.append(hello)
@@ -189,7 +189,7 @@ class Surveyor:
             self.found.hellos.append(message if isinstance(message, Hello) else message.hello)
 
     def _read(self, chunk: Chunk) -> list[RawMessage]:
-        self._effort.spend(0 if chunk.damage else chunk.inflated_bytes)
+        self._budget.spend(0 if chunk.damage else chunk.inflated_bytes)
         messages = read_chunk(self._file, chunk)
-        self._effort.spend(2 * RECORD_BYTES * len(messages))
+        self._budget.spend(2 * RECORD_BYTES * len(messages))
         return messages

@@ -2,8 +2,8 @@
 
 Owns thread and queue, what became of each message and when each was by the wall clock; and when what is made of them is
 written: keyframes and delta checkpoints where they belong, summaries and events some seconds at once, in chunks of
-their own, so that a file's whole course is read without its frames. Whoever records never waits and never fails for it:
-what the queue has no room for is dropped and counted, a disk that is full ends the recording and leaves what was
+their own, so that a file's whole overview is read without its frames. Whoever records never waits and never fails for
+it: what the queue has no room for is dropped and counted, a disk that is full ends the recording and leaves what was
 written.
 """
 
@@ -59,12 +59,12 @@ class RecordingWriter:
         *,
         keyframe_interval_ns: int = INTERVAL_NS,
         max_queued_bytes: int = MAX_QUEUED_BYTES,
-        tells_course: bool = False,
+        tells_overview: bool = False,
     ) -> None:
         self._file: RecordingFile = McapFile(Path(path)) if isinstance(path, str | Path) else path
         self._clock = LogClock()
         self._annotations = _Annotations(keyframe_interval_ns)
-        self.course: deque[Summary | TimedEvent] | None = deque(maxlen=MAX_TOLD) if tells_course else None
+        self.overview: deque[Summary | TimedEvent] | None = deque(maxlen=MAX_TOLD) if tells_overview else None
         """Where asked for, what was summarized: the oldest first, for another thread to take."""
         self._queue = RecordingQueue(max_queued_bytes)
         self.num_written = 0
@@ -235,8 +235,8 @@ class RecordingWriter:
 
     def _tell(self) -> None:
         new = self._annotations.new
-        if self.course is not None:
-            self.course.extend(new)
+        if self.overview is not None:
+            self.overview.extend(new)
         new.clear()
 
     @property

@@ -36,7 +36,7 @@ class ClientLine:
         self._connections = Connections(MAX_CONNECTIONS, lambda seconds: max_bytes, is_client=True)
         self._connections.listen(address)
         self._num_floods = 0
-        self._knock_s: float | None = None
+        self._retry_s: float | None = None
         self._look_s = 0.0
         self._descriptor = -1
         self.is_up = False
@@ -70,8 +70,8 @@ class ClientLine:
         while is_told and self.monitor.poll(0):
             message = recv_monitor_message(self.monitor)
             self._take(zmq.Event(message["event"]), int(message["value"]), now_s)
-        if self._knock_s is not None and now_s >= self._knock_s and not self._intake.is_skipping:
-            self._knock_s = None  # after a refusal ZeroMQ does not try again by itself, but keys may come to be known
+        if self._retry_s is not None and now_s >= self._retry_s and not self._intake.is_skipping:
+            self._retry_s = None  # after a refusal ZeroMQ does not try again by itself, but keys may come to be known
             self._connect_anew()
         if now_s >= self._look_s:
             self._look_s = now_s + WATCH_S
@@ -95,7 +95,7 @@ class ClientLine:
             self.handshakes.take(event)
             self.is_up = self.is_up or event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if event in FINAL_EVENTS:
-                self._knock_s = now_s + KNOCK_AGAIN_S
+                self._retry_s = now_s + KNOCK_AGAIN_S
 
     def _connect_anew(self) -> None:
         """What waits is thrown away."""

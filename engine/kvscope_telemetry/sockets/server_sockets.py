@@ -31,11 +31,11 @@ from kvscope_telemetry.messages.telemetry import MAX_TELEMETRY_BYTES, Frame, Hea
 from kvscope_telemetry.messages.unreadable import answer_unreadable
 from kvscope_telemetry.messages.wire import decode_command, encode
 from kvscope_telemetry.sockets import zap
+from kvscope_telemetry.sockets.authenticator import Authenticator
 from kvscope_telemetry.sockets.bind_address import IpcAddress, TcpAddress, parse_bind_address
 from kvscope_telemetry.sockets.connection_watch import Connections
 from kvscope_telemetry.sockets.endpoint_lock import EndpointLock, private_umask
 from kvscope_telemetry.sockets.file_limit import raise_file_limit
-from kvscope_telemetry.sockets.guests import Guests
 from kvscope_telemetry.sockets.reply_sender import ReplySender
 from kvscope_telemetry.sockets.socket_files import SocketFiles
 from kvscope_telemetry.sockets.socket_watch import SocketWatch
@@ -115,7 +115,7 @@ class ServerSockets:
         self._door = self._context.socket(zmq.REP)
         self._publisher = self._context.socket(zmq.PUB)
         self._router = self._context.socket(zmq.ROUTER)
-        self._guests = Guests(endpoint, keys, keyless)
+        self._authenticator = Authenticator(endpoint, keys, keyless)
         self._poller = zmq.Poller()
         self._watch = SocketWatch(self._context, self._poller, idle_s=HEARTBEAT_S)
         self._subscribers = Connections(MAX_CONNECTIONS, _subscription_bytes)
@@ -151,7 +151,7 @@ class ServerSockets:
 
     def caller(self, client: bytes) -> Caller | None:
         """Who `client` is, as of its latest command; None for one whose key is gone. From any thread."""
-        return self._guests.caller(client)
+        return self._authenticator.caller(client)
 
     def publish(self, message: TelemetryMessage) -> None:
         """Send to whoever subscribes. From any thread; never waits."""
@@ -188,19 +188,19 @@ class ServerSockets:
         self._router.maxmsgsize = MAX_READ_BYTES
         self._router.handshake_ivl = HANDSHAKE_MS
         self._watch.attach(self._router, self._clients)
-        self._guests.guard(self._router)
+        self._authenticator.guard(self._router)
 
     def _configure_publisher(self) -> None:
         self._publisher.sndhwm = PUBLISH_HIGH_WATER
-        self._publisher.maxmsgsize = MAX_SUBSCRIPTION_BYTES[self._guests.has_keys]
+        self._publisher.maxmsgsize = MAX_SUBSCRIPTION_BYTES[self._authenticator.has_keys]
         self._publisher.handshake_ivl = HANDSHAKE_MS
         self._watch.attach(self._publisher, self._subscribers)
-        self._guests.guard(self._publisher)
+        self._authenticator.guard(self._publisher)
 
     def _bind(self, endpoint: str) -> tuple[str, str]:
         address = parse_bind_address(endpoint)
         if isinstance(address, TcpAddress):
-            if not (address.is_loopback or self._guests.has_keys):
+            if not (address.is_loopback or self._authenticator.has_keys):
                 raise BadInput(
                     f"endpoint {endpoint} is not accepted without keys: anyone could connect from outside; "
                     "keep the keys, or use tcp://127.0.0.1:PORT"
@@ -276,7 +276,7 @@ class ServerSockets:
     def _open_doors(self) -> None:
         for _ in range(MAX_COMMANDS_A_TURN):
             try:
-                self._door.send_multipart(self._guests.answer(self._door.recv_multipart(zmq.NOBLOCK)))
+                self._door.send_multipart(self._authenticator.answer(self._door.recv_multipart(zmq.NOBLOCK)))
             except zmq.Again:
                 return
         self._wakeup.signal()
@@ -286,9 +286,9 @@ class ServerSockets:
 
         No single subscriber can be cut off, so all are, and all that are still known come again by themselves.
         """
-        for client in self._guests.removed():
+        for client in self._authenticator.removed():
             self._on_client_lost(client)
-        if self._guests.must_all_knock_again():
+        if self._authenticator.must_all_authenticate_again():
             self._watch.detach(self._publisher)
             self._publisher.close(linger=0)
             self._publisher = self._context.socket(zmq.PUB)
@@ -314,7 +314,7 @@ class ServerSockets:
             descriptor = int(command.get(zmq.SRCFD))
             self._spoke_last[descriptor] = client
             self._clients.heard(descriptor)
-            self._guests.note(client, _user_id(command))
+            self._authenticator.note(client, _user_id(command))
             if command.more:
                 self._refuse_parts(client, descriptor)
             else:
@@ -345,7 +345,7 @@ class ServerSockets:
     def _take_command(self, client: bytes, data: bytes) -> None:
         try:
             command = decode_command(data)
-            refusal = not_allowed(self._guests.caller(client), command)
+            refusal = not_allowed(self._authenticator.caller(client), command)
             if refusal is not None:
                 self._sender.answer(client, refusal)
             else:

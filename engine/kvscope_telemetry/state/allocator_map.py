@@ -25,7 +25,7 @@ Sizes = npt.NDArray[np.int64]
 States = npt.NDArray[np.uint8]
 
 
-class Pool(IntEnum):
+class AllocatorPool(IntEnum):
     """Whose blocks a segment holds."""
 
     SMALL = 0
@@ -52,7 +52,7 @@ class TorchSegment:
     num_bytes: int
     stream: int
     pool: int
-    """A `Pool`, or a number of a later version."""
+    """A `AllocatorPool`, or a number of a later version."""
     offsets: Sizes
     sizes: Sizes
     states: States

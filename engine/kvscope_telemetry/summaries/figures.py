@@ -1,4 +1,4 @@
-"""Every figure of a run, defined once: its name, its unit, what it counts, how it follows from counters or a course.
+"""Every figure of a run, defined once: its name, its unit, what it counts, how it follows from counters or an overview.
 
 The report, `kvscope info`, comparisons, fleets, tables, `/metrics` and the window's charts ask here: a figure of the
 same range is the same number wherever it is shown. A new one is one entry of `FIGURES`. Of a whole range a `Figure` is
@@ -17,12 +17,12 @@ import numpy as np
 
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED, Latency
 from kvscope_telemetry.summaries import latency_buckets
-from kvscope_telemetry.summaries.course import Course, FloatArray
+from kvscope_telemetry.summaries.session_overview import FloatArray, SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
 class Range(Protocol):
-    """From when to when, both included, by the course's clock."""
+    """From when to when, both included, by the overview's clock."""
 
     @property
     def from_ns(self) -> int: ...
@@ -30,8 +30,8 @@ class Range(Protocol):
     def until_ns(self) -> int: ...
 
 
-Measure = Callable[[Course, slice, Range], float | None]
-"""Of these seconds of a course, which are those of the range; None where it is not known."""
+Measure = Callable[[SessionOverview, slice, Range], float | None]
+"""Of these seconds of an overview, which are those of the range; None where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,49 +63,49 @@ USAGE: Final = Share(("active",), ("pool",))
 """Of the pool's blocks, those that requests hold."""
 ACCEPTED: Final = Share(("accepted_tokens",), ("draft_tokens",))
 _ALL: Final = slice(None)
-"""Every second of a course."""
+"""Every second of an overview."""
 
 
-def rows_in(course: Course, span: Range) -> slice:
-    """The seconds of the course that `span` touches."""
-    first = int(np.searchsorted(course.time_ns, span.from_ns - SECOND_NS, "right"))
-    return slice(first, int(np.searchsorted(course.time_ns, span.until_ns, "right")))
+def rows_in(overview: SessionOverview, span: Range) -> slice:
+    """The seconds of the overview that `span` touches."""
+    first = int(np.searchsorted(overview.time_ns, span.from_ns - SECOND_NS, "right"))
+    return slice(first, int(np.searchsorted(overview.time_ns, span.until_ns, "right")))
 
 
-def pool_of(course: Course, rows: slice = _ALL) -> FloatArray:
+def pool_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
     """Blocks of the pool, shape (n,); NaN where they are not known."""
-    parts = [course.column(f"{name}_blocks")[rows] for name in ("active", "cached", "free")]
-    told = course.column("pool_blocks")[rows]
+    parts = [overview.column(f"{name}_blocks")[rows] for name in ("active", "cached", "free")]
+    told = overview.column("pool_blocks")[rows]
     return np.where(np.isfinite(told), told, parts[0] + parts[1] + parts[2])
 
 
-def usage_of(course: Course, rows: slice = _ALL) -> FloatArray:
+def usage_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
     """Share of the pool that requests held, shape (n,); NaN where there is no pool."""
-    return USAGE.over({"active": course.column("active_blocks")[rows], "pool": pool_of(course, rows)})
+    return USAGE.over({"active": overview.column("active_blocks")[rows], "pool": pool_of(overview, rows)})
 
 
-def fragmentation_of(course: Course, rows: slice = _ALL) -> FloatArray:
+def fragmentation_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
     """Share of the free blocks that the longest free run has not, shape (n,); NaN where no block is free."""
-    free, longest = course.column("free_blocks")[rows], course.column("longest_free_run")[rows]
+    free, longest = overview.column("free_blocks")[rows], overview.column("longest_free_run")[rows]
     shares = 1 - np.minimum(longest / np.maximum(free, 1), 1)
     return np.where((free > 0) & (longest > 0), shares, np.nan)
 
 
-def covered_s(course: Course, rows: slice, span: Range) -> float:
+def covered_s(overview: SessionOverview, rows: slice, span: Range) -> float:
     """How much of the range was recorded and the engine did not stand still: silences do not count, and the first and
     last second may be parts."""
-    begins = np.maximum(course.time_ns[rows], span.from_ns)
-    ends = np.minimum(course.time_ns[rows] + SECOND_NS, span.until_ns)
-    return float(course.stops.running_between(begins, ends).sum()) / 1e9
+    begins = np.maximum(overview.time_ns[rows], span.from_ns)
+    ends = np.minimum(overview.time_ns[rows] + SECOND_NS, span.until_ns)
+    return float(overview.stops.running_between(begins, ends).sum()) / 1e9
 
 
-def _stopped_s(course: Course, rows: slice, span: Range) -> float | None:
-    return course.stops.stopped_ns(span.from_ns, span.until_ns) / 1e9
+def _stopped_s(overview: SessionOverview, rows: slice, span: Range) -> float | None:
+    return overview.stops.stopped_ns(span.from_ns, span.until_ns) / 1e9
 
 
-def silences_s(course: Course, rows: slice) -> FloatArray:
+def silences_s(overview: SessionOverview, rows: slice) -> FloatArray:
     """How long each stretch was of which nothing was recorded, of those of more than a second."""
-    gaps = (np.diff(course.time_ns[rows]) - SECOND_NS) / 1e9
+    gaps = (np.diff(overview.time_ns[rows]) - SECOND_NS) / 1e9
     found: FloatArray = gaps[gaps > 0]
     return found
 
@@ -119,20 +119,20 @@ _PARTS: Final = {"p50_s": 0.725, "p95_s": 0.245, "p99_s": 0.03}
 """What share of a second's values each of its quantiles is nearest to."""
 
 
-def quantile_of(course: Course, latency: str, share: float, rows: slice) -> float | None:
+def quantile_of(overview: SessionOverview, latency: str, share: float, rows: slice) -> float | None:
     """Of the range, to half a percent: of the buckets of its seconds. Where they have none, each of the quantiles of a
     second stands for the part of its second next to it."""
-    counts = course.column(f"{latency}_count")[rows]
+    counts = overview.column(f"{latency}_count")[rows]
     known = counts > 0
     if not known.any():
         return None
-    places = np.arange(len(course))[rows][known]
-    packed = [course.latency_buckets(latency, place) for place in places.tolist()]
+    places = np.arange(len(overview))[rows][known]
+    packed = [overview.latency_buckets(latency, place) for place in places.tolist()]
     values, weights = latency_buckets.unpack(b"".join(packed))
     rest = places[[not told for told in packed]]
-    columns = [course.column(f"{latency}_{part}")[rest] for part in _PARTS]
+    columns = [overview.column(f"{latency}_{part}")[rest] for part in _PARTS]
     values = np.concatenate([values, *(np.where(np.isnan(column), np.inf, column) for column in columns)])
-    rest_counts = course.column(f"{latency}_count")[rest]
+    rest_counts = overview.column(f"{latency}_count")[rest]
     weights = np.concatenate([weights, *(rest_counts * part for part in _PARTS.values())])
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order]) / weights.sum()
@@ -140,10 +140,10 @@ def quantile_of(course: Course, latency: str, share: float, rows: slice) -> floa
     return found if np.isfinite(found) else None
 
 
-def largest_of(course: Course, latency: str, rows: slice) -> float | None:
+def largest_of(overview: SessionOverview, latency: str, rows: slice) -> float | None:
     """Of the range, to half a percent; None where a second does not have the buckets that tell it."""
-    places = np.arange(len(course))[rows][course.column(f"{latency}_count")[rows] > 0]
-    packed = [course.latency_buckets(latency, place) for place in places.tolist()]
+    places = np.arange(len(overview))[rows][overview.column(f"{latency}_count")[rows] > 0]
+    packed = [overview.latency_buckets(latency, place) for place in places.tolist()]
     return float(latency_buckets.unpack(b"".join(packed))[0].max()) if packed and all(packed) else None
 
 
@@ -192,36 +192,36 @@ class Figure:
     has_spread: bool = True
     """Whether a part of the run tells what the whole may have been: not of a length, a count and a peak."""
     column: str = ""
-    """Of the course, where the figure is one column's sum."""
+    """Of the overview, where the figure is one column's sum."""
     share: Share | None = None
     """Where it is a part of a whole."""
     places: Places = NOWHERE
 
-    def of(self, course: Course, span: Range) -> float | None:
+    def of(self, overview: SessionOverview, span: Range) -> float | None:
         """In the range `span`; None where it is not known."""
-        return self.measure(course, rows_in(course, span), span)
+        return self.measure(overview, rows_in(overview, span), span)
 
 
-def _length(course: Course, rows: slice, span: Range) -> float | None:
+def _length(overview: SessionOverview, rows: slice, span: Range) -> float | None:
     return (span.until_ns - span.from_ns) / 1e9
 
 
-def _known_sum(course: Course, names: tuple[str, ...], rows: slice) -> float | None:
-    sums = [total_of(course.column(name)[rows]) for name in names]
+def _known_sum(overview: SessionOverview, names: tuple[str, ...], rows: slice) -> float | None:
+    sums = [total_of(overview.column(name)[rows]) for name in names]
     return None if any(each is None for each in sums) else float(sum(each or 0 for each in sums))
 
 
-def _total(names: tuple[str, ...], course: Course, rows: slice, span: Range) -> float | None:
-    return _known_sum(course, names, rows) if len(course.time_ns[rows]) else None
+def _total(names: tuple[str, ...], overview: SessionOverview, rows: slice, span: Range) -> float | None:
+    return _known_sum(overview, names, rows) if len(overview.time_ns[rows]) else None
 
 
-def _rate(name: str, per_s: float, course: Course, rows: slice, span: Range) -> float | None:
-    recorded_s, total = covered_s(course, rows, span), _known_sum(course, (name,), rows)
+def _rate(name: str, per_s: float, overview: SessionOverview, rows: slice, span: Range) -> float | None:
+    recorded_s, total = covered_s(overview, rows, span), _known_sum(overview, (name,), rows)
     return total / recorded_s * per_s if total is not None and recorded_s > 0 else None
 
 
-def _share(share: Share, course: Course, rows: slice, span: Range) -> float | None:
-    sums = {name: total_of(course.column(name)[rows]) for name in share.names()}
+def _share(share: Share, overview: SessionOverview, rows: slice, span: Range) -> float | None:
+    sums = {name: total_of(overview.column(name)[rows]) for name in share.names()}
     known = {name: float(value) for name, value in sums.items() if value is not None}
     return share.of(known) if len(known) == len(sums) else None
 
@@ -229,23 +229,25 @@ def _share(share: Share, course: Course, rows: slice, span: Range) -> float | No
 Reduce = Callable[[FloatArray], float]
 
 
-def _level(reduce: Reduce, of: Callable[[Course], FloatArray], course: Course, rows: slice, _: Range) -> float | None:
+def _level(
+    reduce: Reduce, of: Callable[[SessionOverview], FloatArray], overview: SessionOverview, rows: slice, _: Range
+) -> float | None:
     """Of how things stood at the end of each second, what is known."""
-    values = of(course)[rows]
+    values = of(overview)[rows]
     values = values[np.isfinite(values)]
     return float(reduce(values)) if values.size else None
 
 
-def _column(name: str) -> Callable[[Course], FloatArray]:
-    return lambda course: course.column(name)
+def _column(name: str) -> Callable[[SessionOverview], FloatArray]:
+    return lambda overview: overview.column(name)
 
 
-def _latency(key: str, share: float, course: Course, rows: slice, span: Range) -> float | None:
-    return quantile_of(course, key, share, rows)
+def _latency(key: str, share: float, overview: SessionOverview, rows: slice, span: Range) -> float | None:
+    return quantile_of(overview, key, share, rows)
 
 
-def _silences(reduce: Reduce, course: Course, rows: slice, span: Range) -> float | None:
-    return float(reduce(silences_s(course, rows)))
+def _silences(reduce: Reduce, overview: SessionOverview, rows: slice, span: Range) -> float | None:
+    return float(reduce(silences_s(overview, rows)))
 
 
 def _counted(
@@ -274,7 +276,12 @@ def _a_minute(column: str, name: str) -> Figure:
 
 
 def _mean(
-    key: str, name: str, unit: str, of: Callable[[Course], FloatArray], counts: str = "", places: Places = NOWHERE
+    key: str,
+    name: str,
+    unit: str,
+    of: Callable[[SessionOverview], FloatArray],
+    counts: str = "",
+    places: Places = NOWHERE,
 ) -> Figure:
     return Figure(key, name, unit, partial(_level, np.mean, of), counts, is_compared=True, places=places)
 
@@ -417,7 +424,7 @@ FIGURES: Final = (
         places=Places(alarms=CACHE),
     ),
     _counted(
-        "sunk_blocks", "Sunk blocks", "blocks", "Cached blocks moved to a lower tier", places=Places(alarms=CACHE)
+        "offloaded_blocks", "Sunk blocks", "blocks", "Cached blocks moved to a lower tier", places=Places(alarms=CACHE)
     ),
     _counted(
         "loaded_blocks", "Loaded blocks", "blocks", "Blocks loaded from a lower tier", places=Places(alarms=CACHE)
@@ -477,7 +484,7 @@ FIGURES: Final = (
 BY_KEY: Final = {figure.key: figure for figure in FIGURES}
 
 
-def measured(course: Course, span: Range) -> dict[str, float | None]:
+def measured(overview: SessionOverview, span: Range) -> dict[str, float | None]:
     """All of `FIGURES` by key, of the range `span`; None where one is not known."""
-    rows = rows_in(course, span)
-    return {figure.key: figure.measure(course, rows, span) for figure in FIGURES}
+    rows = rows_in(overview, span)
+    return {figure.key: figure.measure(overview, rows, span) for figure in FIGURES}

@@ -11,7 +11,7 @@ from enum import IntEnum
 import numpy as np
 
 from kvscope_telemetry.messages.telemetry import Frame, RequestRows, Snapshot
-from kvscope_telemetry.summaries.turns import TURN
+from kvscope_telemetry.summaries.request_phases import PHASE
 
 _ENDS = ("finished", "aborted", "refused")
 
@@ -50,7 +50,7 @@ class FirstTokens:
 
 
 class MomentNotes:
-    """Tell it every snapshot and frame in order; `take` gives what was noticed, packed as `TURN`."""
+    """Tell it every snapshot and frame in order; `take` gives what was noticed, packed as `PHASE`."""
 
     def __init__(self) -> None:
         self._noted: list[tuple[int, int, int]] = []
@@ -59,7 +59,7 @@ class MomentNotes:
     def take(self) -> bytes:
         """Since the last call."""
         noted, self._noted = self._noted, []
-        return np.array(noted, TURN).tobytes()
+        return np.array(noted, PHASE).tobytes()
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """Who is there."""

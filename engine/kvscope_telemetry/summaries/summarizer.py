@@ -15,7 +15,7 @@ import numpy as np
 from kvscope_telemetry.latencies import LATENCIES
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import (
     Counters,
     DeviceSample,
@@ -34,8 +34,8 @@ from kvscope_telemetry.summaries import latency_buckets
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
 from kvscope_telemetry.summaries.histograms import Buckets, joined
 from kvscope_telemetry.summaries.moments import MomentNotes
+from kvscope_telemetry.summaries.request_phases import PhaseNotes
 from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, Latency, Summary, TimedEvent
-from kvscope_telemetry.summaries.turns import TurnNotes
 from kvscope_telemetry.summaries.unknown import unknown_fields
 
 _LATE_NS: Final = 2_000_000_000
@@ -77,7 +77,7 @@ class Summarizer:
         self._seen_version = -1
         self._events: list[TimedEvent] = []
         self._stall = Stall()
-        self._turns = TurnNotes()
+        self._phases = PhaseNotes()
         self._moments = MomentNotes()
         self._used_share = -1.0
         self._newest_ns = self._stops_told_ns = 0
@@ -108,7 +108,7 @@ class Summarizer:
     def go_on_from(self, snapshot: Snapshot, log_time_ns: int) -> None:
         """The state that `follower` has, of which all was told elsewhere; its blocks are not looked at."""
         self._restate(snapshot, log_time_ns)
-        self._turns.take()
+        self._phases.take()
         self._moments.take()
 
     def close(self) -> list[Summary]:
@@ -144,11 +144,11 @@ class Summarizer:
         if snapshot.hello.epoch != self._epoch:
             self._epoch, self._last_seq, self._totals = snapshot.hello.epoch, None, {}
             self._step = snapshot.step
-            self._turns.restart()
+            self._phases.restart()
             self._stops_told_ns = 0
             self._used_share = -1.0
         self._offset_ns = log_time_ns - snapshot.time_ns
-        self._turns.snapshot(snapshot, self._offset_ns)
+        self._phases.snapshot(snapshot, self._offset_ns)
         self._moments.snapshot(snapshot)
         self._note_totals(snapshot.counters)
         self._note_place(snapshot.seq + 1)
@@ -161,7 +161,7 @@ class Summarizer:
             self._note_place(frame.seq)
         self._last_seq = max(frame.seq, self._last_seq or 0)
         self._frames.append(frame)
-        self._turns.frame(frame, self._offset_ns)
+        self._phases.frame(frame, self._offset_ns)
         self._moments.frame(frame)
         for event in frame.events:
             self._note_event(event, frame.epoch)
@@ -244,7 +244,7 @@ class Summarizer:
             bins=self._bins(mirror, cache.block_size),
             longest_wait_s=self._longest_wait_s(mirror),
             stalled_s=self._stalled_s,
-            turns=self._turns.take(),
+            phases=self._phases.take(),
             stops=self._stops(mirror),
             moments=self._moments.take(),
             **self._added_up(),

@@ -1,7 +1,7 @@
 """A summary: one second of a session, small enough that hours of them are read at once.
 
 Owns what is in it and how it lies in a recording (JSON, with a schema). Who computes it is `summarizer`; what a view
-makes of many is `course`.
+makes of many is `overview`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     evicted_blocks: int = 0
     copied_blocks: int = 0
     swapped_blocks: int = 0
-    sunk_blocks: int = 0
+    offloaded_blocks: int = 0
     loaded_blocks: int = 0
     schedule_ns: int = 0
     run_ns: int = 0
@@ -122,8 +122,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     stalled_s: float = -1.0
     """How long unfinished requests have been without a step that ended, as the engine's heartbeats tell; 0 where there
     are none, and where somebody holds the engine's steps."""
-    turns: bytes | None = None
-    """Turns of requests that no event tells (`turns.TURN`); None: nobody looked for them."""
+    phases: bytes | None = None
+    """Turns of requests that no event tells (`phases.PHASE`); None: nobody looked for them."""
     pool_blocks: int = -1
     """Blocks of the pool, where not all of active, cached and free ones are known; otherwise -1: their sum."""
     draft_tokens: int = 0

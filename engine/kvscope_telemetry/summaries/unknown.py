@@ -1,4 +1,4 @@
-"""What a second's summary cannot know of an engine that does not tell all: -1 there, and NaN in a course.
+"""What a second's summary cannot know of an engine that does not tell all: -1 there, and NaN in an overview.
 
 Owns which fields each capability is needed for. Knows no engine by its name.
 """
@@ -12,7 +12,7 @@ from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 _NEEDED_FOR: Final[dict[str, tuple[str, ...]]] = {
     "free_rows": ("active_blocks", "free_blocks", "longest_free_run", "num_free_runs"),
     "physical_rows": ("longest_free_run", "num_free_runs"),
-    "ref_counts": ("shared_blocks", "copied_blocks", "swapped_blocks", "sunk_blocks", "loaded_blocks"),
+    "ref_counts": ("shared_blocks", "copied_blocks", "swapped_blocks", "offloaded_blocks", "loaded_blocks"),
     "filled": ("used_slots",),
     "requests": ("restored_tokens", "recomputed_tokens", "admitted", "refused", "longest_wait_s", "stalled_s"),
     "steps": (

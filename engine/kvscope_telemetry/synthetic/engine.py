@@ -16,7 +16,7 @@ import numpy as np
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import (
     Batch,
     Counters,
@@ -102,7 +102,7 @@ class SyntheticEngine:
         self._pool = SyntheticPool(num_blocks, block_size, self._rng, cached_share, num_lower)
         self._tiers = SyntheticTiers(self._pool, num_host_blocks, num_disk_blocks)
         if self._tiers.exist:
-            self._pool.on_evict = self._tiers.sink
+            self._pool.on_evict = self._tiers.offload
         self.ledger = self._pool.ledger
         self._slots = Slots(num_running + MAX_WATCHED)
         self._waiting: deque[SyntheticRequest] = deque()

@@ -48,7 +48,7 @@ from kvscope_telemetry.messages.commands import (
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import DeviceSample, Goodbye, Heartbeat, MemoryBreakdown
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
-from kvscope_telemetry.state.allocator_map import Pool, State, TorchSegment, pack_map
+from kvscope_telemetry.state.allocator_map import AllocatorPool, State, TorchSegment, pack_map
 from kvscope_telemetry.synthetic.engine import Output, SyntheticEngine
 
 MIB = 1 << 20
@@ -356,16 +356,18 @@ def synthetic_allocator_map(tag: int) -> AllocatorMap:
     Weights, a KV pool, activations with holes, small tensors and a captured graph; always the same.
     """
     draw = random.Random(9)
-    segments = [_segment(draw, 0, 4096 * MIB, Pool.LARGE, 4096 * MIB, holes=0.0)]
-    segments += [_segment(draw, 1 + n, 640 * MIB, Pool.LARGE, 48 * MIB, holes=0.05) for n in range(4)]
-    segments += [_segment(draw, 10 + n, (20 + 40 * n) * MIB, Pool.LARGE, 12 * MIB, holes=0.5) for n in range(8)]
-    segments += [_segment(draw, 20 + n, 2 * MIB, Pool.SMALL, MIB // 8, holes=0.4) for n in range(12)]
-    segments.append(_segment(draw, 40, 256 * MIB, Pool.PRIVATE, 32 * MIB, holes=0.2))
+    segments = [_segment(draw, 0, 4096 * MIB, AllocatorPool.LARGE, 4096 * MIB, holes=0.0)]
+    segments += [_segment(draw, 1 + n, 640 * MIB, AllocatorPool.LARGE, 48 * MIB, holes=0.05) for n in range(4)]
+    segments += [
+        _segment(draw, 10 + n, (20 + 40 * n) * MIB, AllocatorPool.LARGE, 12 * MIB, holes=0.5) for n in range(8)
+    ]
+    segments += [_segment(draw, 20 + n, 2 * MIB, AllocatorPool.SMALL, MIB // 8, holes=0.4) for n in range(12)]
+    segments.append(_segment(draw, 40, 256 * MIB, AllocatorPool.PRIVATE, 32 * MIB, holes=0.2))
     return pack_map(segments, tag=tag, device="synthetic")
 
 
 def _segment(
-    draw: random.Random, place: int, num_bytes: int, pool: Pool, most_bytes: int, *, holes: float
+    draw: random.Random, place: int, num_bytes: int, pool: AllocatorPool, most_bytes: int, *, holes: float
 ) -> TorchSegment:
     sizes: list[int] = []
     while (left := num_bytes - sum(sizes)) > 0:

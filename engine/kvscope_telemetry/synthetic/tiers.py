@@ -43,7 +43,7 @@ class SyntheticTiers:
         for part in self._tiers:
             self._ledger.tier[part.free] = part.tier
         self.exist = num_host + num_disk > 0
-        self.totals = dict.fromkeys(("swapped_blocks", "sunk_blocks", "loaded_blocks", "copied_blocks"), 0)
+        self.totals = dict.fromkeys(("swapped_blocks", "offloaded_blocks", "loaded_blocks", "copied_blocks"), 0)
         self._moves: dict[str, list[int]] = {}
 
     def swap_out(self, blocks: Ids, owner: int, step: int) -> list[int] | None:
@@ -73,7 +73,7 @@ class SyntheticTiers:
         for part in self._tiers:
             part.free.extend(places[self._ledger.tier[places] == part.tier].tolist())
 
-    def sink(self, block: int, step: int) -> None:
+    def offload(self, block: int, step: int) -> None:
         """The pool gives up the cached `block`: keep a copy, a tier further down for an older one of these."""
         self._say("evicted", [block])
         if self.exist:
@@ -112,7 +112,7 @@ class SyntheticTiers:
         return part.cached[0]
 
     def _sink_into(self, level: int, row: int, step: int) -> None:
-        """Copy the cached `row` to tier `level`; its oldest cached one sinks further, and is lost at the end."""
+        """Copy the cached `row` to tier `level`; its oldest cached one is offloaded further, and is lost at the end."""
         if level == len(self._tiers):
             return
         part = self._tiers[level]
@@ -128,7 +128,7 @@ class SyntheticTiers:
         part.cached.append(place)
         part.num_cached += 1
         self._say("saved", [place])
-        self.totals["sunk_blocks"] += 1
+        self.totals["offloaded_blocks"] += 1
 
     def _copy(self, source: Ids, target: Ids, step: int) -> None:
         for name in _COPIED_COLUMNS:

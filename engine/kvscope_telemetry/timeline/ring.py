@@ -53,7 +53,9 @@ class Ring:
         self._refusal = ""
         try:
             self._folder = RingFolder(Path(folder))
-            self._writer = RecordingWriter(self._segments, keyframe_interval_ns=keyframe_interval_ns, tells_course=True)
+            self._writer = RecordingWriter(
+                self._segments, keyframe_interval_ns=keyframe_interval_ns, tells_overview=True
+            )
         except BadInput as error:
             self._refusal = str(error)
 
@@ -106,9 +108,9 @@ class Ring:
         """How much is kept at most."""
         return self._segments.bounds
 
-    def take_course(self) -> list[Summary | TimedEvent]:
+    def take_overview(self) -> list[Summary | TimedEvent]:
         """What was summarized since the last call, oldest first."""
-        told = None if self._writer is None else self._writer.course
+        told = None if self._writer is None else self._writer.overview
         return [told.popleft() for _ in range(len(told))] if told else []
 
     def set_bounds(self, *, max_bytes: int, max_seconds: float) -> None:

@@ -19,43 +19,43 @@ _HEAD: Final = struct.Struct("<BQ")
 """Kind, bytes of the body."""
 
 
-class Kind(IntEnum):
+class PacketKind(IntEnum):
     """What a body is."""
 
     BEGIN = 0
-    """`Begin`: the first of all."""
+    """`BeginRing`: the first of all."""
     MESSAGE = 1
     """Telemetry, as it came."""
     BOOKMARK = 2
     TEXTS = 3
     LIMITS = 4
-    """`Limits`: from now on."""
+    """`RingLimits`: from now on."""
     MARK = 5
     """`int`: tell once all before it can be read."""
     END = 6
     """`bool`: whether what was written stays."""
     TOLD = 7
-    """`Told`, the one that comes back."""
+    """`RingStatus`, the one that comes back."""
 
 
-_KINDS: Final = tuple(Kind)
+_KINDS: Final = tuple(PacketKind)
 
 
-class Limits(msgspec.Struct, frozen=True):
+class RingLimits(msgspec.Struct, frozen=True):
     """How much is kept at most."""
 
     max_bytes: int
     max_seconds: float
 
 
-class Begin(msgspec.Struct, frozen=True):
+class BeginRing(msgspec.Struct, frozen=True):
     """Which ring."""
 
     folder: str
-    limits: Limits
+    limits: RingLimits
 
 
-class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+class RingStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the ring stands, and what is new."""
 
     is_held: bool = False
@@ -76,16 +76,16 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_TOLD: Final = msgspec.msgpack.Decoder(Told)
+_TOLD: Final = msgspec.msgpack.Decoder(RingStatus)
 _TEXTS: Final = msgspec.msgpack.Decoder(tuple[RecordedText, ...])
 
 
-def head(kind: Kind, num_bytes: int) -> bytes:
+def head(kind: PacketKind, num_bytes: int) -> bytes:
     """What goes before a body of so many bytes."""
     return _HEAD.pack(kind, num_bytes)
 
 
-def packet(kind: Kind, body: bytes) -> bytes:
+def packet(kind: PacketKind, body: bytes) -> bytes:
     """Both, ready to be written."""
     return head(kind, len(body)) + body
 
@@ -95,7 +95,7 @@ def encoded(item: object) -> bytes:
     return _ENCODER.encode(item)
 
 
-def decode_told(body: bytes) -> Told:
+def decode_status(body: bytes) -> RingStatus:
     """What the process said."""
     return _TOLD.decode(body)
 
@@ -111,7 +111,7 @@ class PacketReader:
     def __init__(self) -> None:
         self._read = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
+    def feed(self, data: bytes) -> Iterator[tuple[PacketKind, bytes]]:
         """Those that are whole now, in order."""
         self._read += data
         begin, there = 0, len(self._read)

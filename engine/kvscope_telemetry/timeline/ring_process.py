@@ -22,11 +22,11 @@ from kvscope_telemetry.summaries.bookmark import decode_bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 from kvscope_telemetry.timeline.ring import Ring
 from kvscope_telemetry.timeline.ring_packets import (
-    Begin,
-    Kind,
-    Limits,
+    BeginRing,
+    PacketKind,
     PacketReader,
-    Told,
+    RingLimits,
+    RingStatus,
     decode_texts,
     encoded,
     packet,
@@ -47,7 +47,7 @@ class RingServer:
         self._packets = PacketReader()
         self._ring: Ring | None = None
         self._is_held = False
-        self._last = Told()
+        self._last = RingStatus()
         self._told_s = 0.0
 
     def run(self) -> None:
@@ -69,31 +69,31 @@ class RingServer:
     def _take_all(self, data: bytes) -> list[bool]:
         """What the end said, if it came."""
         for kind, body in self._packets.feed(data):
-            if kind is Kind.END:
+            if kind is PacketKind.END:
                 return [msgspec.msgpack.decode(body, type=bool)]
             self._take(kind, body)
         return []
 
-    def _take(self, kind: Kind, body: bytes) -> None:
-        if kind is Kind.BEGIN:
-            begin = msgspec.msgpack.decode(body, type=Begin)
+    def _take(self, kind: PacketKind, body: bytes) -> None:
+        if kind is PacketKind.BEGIN:
+            begin = msgspec.msgpack.decode(body, type=BeginRing)
             limits = begin.limits
             self._ring = Ring(Path(begin.folder), max_bytes=limits.max_bytes, max_seconds=limits.max_seconds)
             self._is_held = not self._ring.failure
             self._tell()
         ring = self._ring
         assert ring is not None, "it begins with the ring"
-        if kind is Kind.MESSAGE:
+        if kind is PacketKind.MESSAGE:
             with contextlib.suppress(ProtocolError):  # the session has read it
                 ring.write(decode_accepted(body), body, wait=True)
-        elif kind is Kind.BOOKMARK:
+        elif kind is PacketKind.BOOKMARK:
             ring.mark(decode_bookmark(body))
-        elif kind is Kind.TEXTS:
+        elif kind is PacketKind.TEXTS:
             ring.write_texts(decode_texts(body))
-        elif kind is Kind.LIMITS:
-            limits = msgspec.msgpack.decode(body, type=Limits)
+        elif kind is PacketKind.LIMITS:
+            limits = msgspec.msgpack.decode(body, type=RingLimits)
             ring.set_bounds(max_bytes=limits.max_bytes, max_seconds=limits.max_seconds)
-        elif kind is Kind.MARK:
+        elif kind is PacketKind.MARK:
             is_flushed = ring.flush(FLUSH_S)
             self._tell(msgspec.msgpack.decode(body, type=int), is_flushed=is_flushed)
 
@@ -102,8 +102,8 @@ class RingServer:
         ring = self._ring
         if ring is None:
             return
-        course = ring.take_course()
-        told = Told(
+        overview = ring.take_overview()
+        told = RingStatus(
             is_held=self._is_held,
             failure=ring.failure,
             num_bytes=ring.num_bytes,
@@ -111,8 +111,8 @@ class RingServer:
             start_ns=ring.start_ns,
             end_ns=ring.end_ns,
             num_dropped=ring.num_dropped,
-            summaries=[item for item in course if isinstance(item, Summary)],
-            events=[item for item in course if isinstance(item, TimedEvent)],
+            summaries=[item for item in overview if isinstance(item, Summary)],
+            events=[item for item in overview if isinstance(item, TimedEvent)],
             mark=mark,
             is_flushed=is_flushed,
             pause=ring.pause,
@@ -120,7 +120,7 @@ class RingServer:
         self._told_s = time.monotonic()
         if told != self._last:
             self._last = told
-            self._say(packet(Kind.TOLD, encoded(told)))
+            self._say(packet(PacketKind.TOLD, encoded(told)))
 
     def _say(self, data: bytes) -> None:
         rest = memoryview(data)

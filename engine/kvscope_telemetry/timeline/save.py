@@ -18,8 +18,8 @@ import msgspec
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
 from kvscope_telemetry.recorded import Recorded
-from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.keyframes import snapshot_of
+from kvscope_telemetry.recordings.read_budget import ProgressCallback
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.continuity import Continuity
 from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, settled
@@ -34,7 +34,12 @@ _TEXTS_LATE_NS: Final = 5_000_000_000
 
 
 def save(
-    recorded: Recorded, path: Path | str, from_s: float, until_s: float | None = None, *, watch: Watch | None = None
+    recorded: Recorded,
+    path: Path | str,
+    from_s: float,
+    until_s: float | None = None,
+    *,
+    watch: ProgressCallback | None = None,
 ) -> bool:
     """Write what was recorded from `from_s` until `until_s` (both included) to `path`, which ends in `.mcap`.
 
@@ -61,7 +66,9 @@ def save(
     return is_whole
 
 
-def _copy(recorded: Recorded, writer: RecordingWriter, from_s: float, until_s: float, watch: Watch | None) -> bool:
+def _copy(
+    recorded: Recorded, writer: RecordingWriter, from_s: float, until_s: float, watch: ProgressCallback | None
+) -> bool:
     from_s = max(from_s, recorded.first_s)
     begin_ns, until_ns = recorded.start_ns + round(from_s * 1e9), recorded.start_ns + round(until_s * 1e9)
     from_ns, continuity = begin_ns, Continuity()
@@ -120,5 +127,5 @@ def texts_of(recorded: Recorded, from_ns: int, until_ns: int) -> Iterator[list[R
             yield texts[start : start + _TEXTS_TOGETHER]
 
 
-def _goes_on(watch: Watch | None, done: int, total: int) -> bool:
+def _goes_on(watch: ProgressCallback | None, done: int, total: int) -> bool:
     return watch is None or watch(min(1.0, done / max(1, total)))

@@ -23,7 +23,7 @@ class DecodePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class SplitBuffers:
     """What the parts of requests that are cut leave to be merged: overwritten by each layer."""
 
     partial: Tensor
@@ -40,7 +40,7 @@ class DecodePlans:
 
     def __init__(self) -> None:
         self._plans: dict[tuple[int, ...], tuple[Tensor, DecodePlan]] = {}
-        self._rooms: dict[tuple[int, ...], Room] = {}
+        self._rooms: dict[tuple[int, ...], SplitBuffers] = {}
 
     def plan(
         self, seq_lens: Tensor, max_visible: int, window: int, num_kv_heads: int, tile_n: int, num_warps: int
@@ -55,13 +55,13 @@ class DecodePlans:
             known = self._plans[key] = seq_lens, _planned(seq_lens, bounds, window, tile_n)
         return known[1]
 
-    def room(self, plan: DecodePlan, num_heads: int, value_dim: int) -> Room:
+    def room(self, plan: DecodePlan, num_heads: int, value_dim: int) -> SplitBuffers:
         """For the parts of a plan; layers follow one another, so one is enough for all of a shape."""
         num_parts = plan.bounds.num_parts if plan.bounds.num_cuts else 0
         key = (num_parts, num_heads, value_dim)
         if key not in self._rooms:
             partial, lse = (plan.parts.new_empty(shape, dtype=torch.float32) for shape in (key, key[:2]))
-            self._rooms[key] = Room(partial, lse)
+            self._rooms[key] = SplitBuffers(partial, lse)
         return self._rooms[key]
 
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.attention_args import AttentionArgs
+from kvscope_kernels.attention_scores.block_attention import check_shares
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.native.library import DecodeParts, library
 from kvscope_kernels.paged_decode_attention import check_decode, paged_decode_attention_torch
-from kvscope_kernels.relevance.block_attention import check_shares
 
 _DTYPES = (torch.bfloat16, torch.float32)
 

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from kvscope_kernels.checks import require
 from kvscope_kernels.native.library import LinearParts, library
 from kvscope_kernels.native.product import NativeProduct
-from kvscope_kernels.native.weight_room import WeightRoom
+from kvscope_kernels.native.weight_buffer import WeightRoom
 
 PANEL = 64
 """Outputs side by side in the layout."""

@@ -70,11 +70,11 @@ def make_pair(paths, qapp):
 
 
 def settle(pair):
-    """Both have taken all there is where they are, and their courses are read."""
+    """Both have taken all there is where they are, and their overviews are read."""
     deadline_s = time.monotonic() + WAIT_S
     for session in (pair.a, pair.b):
-        while not session.is_course_whole:
+        while not session.is_overview_whole:
             assert time.monotonic() < deadline_s
-            session._extend_course()
+            session._extend_overview()
         assert session.source.wait(lambda session=session: not session.source.is_seeking, WAIT_S)
         session.poll()

@@ -19,13 +19,13 @@ from kvscope_app.compare.ask import ask_other, compare_with
 from kvscope_app.compare.compare_actions import export_table
 from kvscope_app.compare.compare_window import CompareWindow
 from kvscope_app.compare.curves_view import SIDES
-from kvscope_app.compare.words import HEADINGS
+from kvscope_app.compare.labels import HEADINGS
 from kvscope_app.desktop import Desktop
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_app.playback.recording_opening import RecordingOpening
 from kvscope_app.views.chart.panel import stop_ground
-from kvscope_telemetry.exports.comparison.alignment import Alignment, Moment
+from kvscope_telemetry.exports.comparison.alignment import AlignedMoment, Alignment
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
@@ -44,7 +44,7 @@ def make_compared(paths, themes, qtbot):
         qtbot.addWidget(window)
         window.show()
         settle(window.pair)
-        window.refresh_course()
+        window.refresh_overview()
         return window
 
     return make
@@ -99,7 +99,7 @@ def test_where_a_run_was_not_recorded_is_said(make_compared):
 
 def test_the_table_has_both_and_the_difference(make_compared):
     window = make_compared()
-    a, b = (session.course.column("finished").sum() for session in window.sessions)
+    a, b = (session.overview.column("finished").sum() for session in window.sessions)
     assert cell(window, "Requests finished", 1) == f"{a:.0f}"
     assert cell(window, "Requests finished", 2) == f"{b:.0f}"
     assert cell(window, "Tokens generated per second", 1).endswith("tok/s")
@@ -185,7 +185,7 @@ def test_a_moment_is_written_in_peace_and_then_the_keys_are_the_maps_again(make_
 
 def test_aligned_by_bookmarks_and_by_moments_that_both_have(make_compared):
     def bookmarks(session):
-        return [Moment("the load begins", session.timeline_range_ns[0] + 1)]
+        return [AlignedMoment("the load begins", session.timeline_range_ns[0] + 1)]
 
     window = make_compared(bookmarks=bookmarks)
     names = [window.align.itemText(index) for index in range(window.align.count())]
@@ -303,7 +303,7 @@ def test_a_live_session_is_compared_as_it_grows_and_ends_with_its_window(desktop
     window = desktop.windows[-1]
     window._unloaded.clear()
     qtbot.waitUntil(lambda: window.session.timeline_range_ns is not None, timeout=WAIT_MS)
-    qtbot.waitUntil(lambda: len(window.session.course) > 0, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: len(window.session.overview) > 0, timeout=WAIT_MS)
     compare_with(window, str(paths[1]))
     qtbot.waitUntil(lambda: bool(desktop.comparisons), timeout=WAIT_MS)
     comparison = desktop.comparisons[0]
@@ -341,13 +341,13 @@ def test_the_command_line_opens_both_side_by_side(desktop, paths, qtbot):
     assert desktop.comparisons[0].sides[1]._name.text() == "other.mcap"
 
 
-def test_a_recording_without_a_course_gets_one(make_compared, tmp_path, paths):
+def test_a_recording_without_a_overview_gets_one(make_compared, tmp_path, paths):
     """It was cut short: its end has no summaries, and what is lost of it is lost."""
     cut = tmp_path / "cut.mcap"
     whole = record(tmp_path / "whole.mcap", 400, 80)
     cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
     window = make_compared(b=cut)
-    assert len(window.sessions[1].course)
+    assert len(window.sessions[1].overview)
     window._show_words()
     assert "truncated" in window.sides[1]._about.text()
     assert cell(window, "KV usage, mean", 2).endswith("%")

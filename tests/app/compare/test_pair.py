@@ -150,7 +150,7 @@ def test_a_step_is_a_frame_of_a_and_b_follows(make_pair, qtbot):
 def test_events_of_either_are_gone_to(make_pair):
     pair = make_pair()
     times = sorted(
-        int(time_ns) - side.offset_ns for side in pair.sides for time_ns in side.session.course.events.time_ns
+        int(time_ns) - side.offset_ns for side in pair.sides for time_ns in side.session.overview.events.time_ns
     )
     go(pair, 0.0)
     later = [time_ns for time_ns in times if time_ns > pair.cursor_ns]

@@ -112,15 +112,15 @@ def test_what_has_nothing_to_do_is_not_offered(engine, session, window, poll):
 
 
 def test_the_bar_says_who_holds_the_engine_and_what_was_answered(engine, session, window):
-    bar = window.held
+    bar = window.paused_bar
     assert not bar.isVisible()
     be(engine, session, SourceState.PAUSED, "by ann")
     assert bar.isVisible()
-    assert bar.holder.text() == "Paused by ann"
+    assert bar.paused_by.text() == "Paused by ann"
     window.actions_by_name["hold"].trigger()
     answer(engine, session)
     be(engine, session, SourceState.PAUSED, "by ann, me")
-    assert bar.holder.text() == "Paused by you"
+    assert bar.paused_by.text() == "Paused by you"
     window.actions_by_name["resume"].trigger()
     answer(engine, session)
     be(engine, session)
@@ -128,7 +128,7 @@ def test_the_bar_says_who_holds_the_engine_and_what_was_answered(engine, session
     answer(engine, session)
     be(engine, session)  # what it says of itself comes a little later
     be(engine, session, SourceState.PAUSED, "by me")
-    assert bar.holder.text() == "Paused by you"
+    assert bar.paused_by.text() == "Paused by you"
     step = next(button for button in bar.buttons if button.text() == "Step")
     step.click()
     answer(engine, session, what="step 12 ran")
@@ -139,9 +139,9 @@ def test_the_bar_says_who_holds_the_engine_and_what_was_answered(engine, session
 
 def test_a_viewer_sees_the_bar_and_cannot_press_its_buttons(engine, session, window):
     be(engine, session, SourceState.PAUSED, "by ann", role="viewer")
-    assert window.held.isVisible()
-    assert not any(button.isEnabled() for button in window.held.buttons)
-    assert all("viewer" in button.toolTip() for button in window.held.buttons)
+    assert window.paused_bar.isVisible()
+    assert not any(button.isEnabled() for button in window.paused_bar.buttons)
+    assert all("viewer" in button.toolTip() for button in window.paused_bar.buttons)
 
 
 def test_the_selected_request_is_preempted_and_aborted_by_name(engine, session, window):

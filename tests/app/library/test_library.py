@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from kvscope_app.library.entry import UNTOLD, Entry, Facts
+from kvscope_app.library.file_facts import look_into
 from kvscope_app.library.library import Library
-from kvscope_app.library.looking import look_into
 from kvscope_app.library.model import Column, text_of
 from kvscope_app.library.place import library_folder, note_paths
 from kvscope_app.library.sample import path_of, sample_recording
@@ -54,7 +54,7 @@ def test_nothing_is_looked_into_on_the_callers_thread(library, record, qtbot, mo
         threads.add(threading.current_thread())
         return look_into(path, watch)
 
-    monkeypatch.setattr("kvscope_app.library.looking.look_into", look)
+    monkeypatch.setattr("kvscope_app.library.file_facts.look_into", look)
     library.note(record("one.mcap"))
     watch(library, qtbot, is_known)
     assert threads
@@ -121,7 +121,7 @@ def test_a_job_that_breaks_ends_no_other(library, record, qtbot, monkeypatch):
     path = record("one.mcap")
     library.note(path)
     watch(library, qtbot, is_known)
-    monkeypatch.setattr("kvscope_app.library.looking.look_into", broken)
+    monkeypatch.setattr("kvscope_app.library.file_facts.look_into", broken)
     library.watch()
     try:
         with qtbot.waitSignal(library.failed, timeout=WAIT_MS) as failed:

@@ -29,7 +29,7 @@ def window(make_window, settings, tmp_path, qtbot):
         session.keep(KeptTimeline(make_ring(settings), source.set_sink))
         made = make_window(session, with_views=("timeline", "bookmarks"))
         session.start()
-        qtbot.waitUntil(lambda: len(session.course) >= 2 and session.timeline_range_ns is not None, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: len(session.overview) >= 2 and session.timeline_range_ns is not None, timeout=WAIT_MS)
         yield made
         made.close()
         session.close()
@@ -38,7 +38,7 @@ def window(make_window, settings, tmp_path, qtbot):
 
 @pytest.fixture
 def play(make_window, qtbot):
-    """Windows on recordings, once their course was read."""
+    """Windows on recordings, once their overview was read."""
     sessions = []
 
     def open_window(path, with_views=False):
@@ -46,7 +46,7 @@ def play(make_window, qtbot):
         sessions.append(session)
         made = make_window(session, with_views=with_views)
         session.start()
-        qtbot.waitUntil(lambda: session.is_course_whole and len(session.course) > 0, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: session.is_overview_whole and len(session.overview) > 0, timeout=WAIT_MS)
         return made
 
     yield open_window

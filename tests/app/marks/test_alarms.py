@@ -24,7 +24,7 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.summaries.bookmark import settled
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.timeline.tape import Tape
+from kvscope_telemetry.timeline.ring_recording import RingRecording
 
 WAIT_MS = 120_000
 START_NS = 1_700_000_000 * SECOND_NS
@@ -40,16 +40,16 @@ def second(at, used=50, **more):
 
 
 def tell(session, summaries):
-    """The course grows, as the ring's writer makes it."""
-    session.course.extend(summaries)
-    session.course_changed.emit()
+    """The overview grows, as the ring's writer makes it."""
+    session.overview.extend(summaries)
+    session.overview_changed.emit()
 
 
 @pytest.fixture
 def scripted(session, make_window, qtbot):
-    """A window whose course the test writes."""
+    """A window whose overview the test writes."""
     window = make_window(session)
-    session.course_changed.emit()
+    session.overview_changed.emit()
     qtbot.wait(1)
     return window
 
@@ -138,8 +138,8 @@ def test_with_all_rules_off_nobody_looks(session, keeper):
     watch.deleteLater()
 
 
-def test_a_long_course_is_looked_at_in_parts(session, keeper, qtbot):
-    session.course.extend(second(at, used=97 if at % 100 < 20 else 50) for at in range(1000))
+def test_a_long_overview_is_looked_at_in_parts(session, keeper, qtbot):
+    session.overview.extend(second(at, used=97 if at % 100 < 20 else 50) for at in range(1000))
     watch = AlarmWatch(session, keeper)
     qtbot.waitUntil(lambda: len(session.bookmarks.shown) == 10, timeout=WAIT_MS)
     assert all(mark.until_ns for mark in session.bookmarks.shown)
@@ -284,8 +284,8 @@ def test_live_alarms_are_kept_in_the_ring(window, qtbot):
     qtbot.waitUntil(lambda: window.alarm_strip.isVisible(), timeout=WAIT_MS)
     assert [mark.kind for mark in session.bookmarks.shown] == [KV_USAGE]
     assert session.kept.ring.flush(60.0)
-    tape = Tape.open(session.kept.ring.folder, session.kept.ring.origin_ns)
-    assert list(settled(tape.bookmarks()).values()) == session.bookmarks.shown
+    ring_recording = RingRecording.open(session.kept.ring.folder, session.kept.ring.origin_ns)
+    assert list(settled(ring_recording.bookmarks()).values()) == session.bookmarks.shown
     window.alarm_strip.go.click()
     assert session.paused
     qtbot.waitUntil(lambda: session.cursor_ns <= session.bookmarks.shown[0].time_ns + 1000, timeout=WAIT_MS)

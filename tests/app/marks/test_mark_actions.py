@@ -133,7 +133,7 @@ def test_signs_on_the_bar_and_the_timeline(window, qtbot):
 
 def test_a_loop_is_played_until_esc(window, qtbot, arrive):
     session, actions = window.session, window.actions_by_name
-    qtbot.waitUntil(lambda: len(session.course) >= 3, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: len(session.overview) >= 3, timeout=WAIT_MS)
     begin_ns = session.timeline_range_ns[0] + SECOND_NS // 2
     assert session.kept.ring.flush(60.0)
     session.go_to(begin_ns)

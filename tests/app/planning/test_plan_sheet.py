@@ -11,7 +11,15 @@ from shiboken6 import isValid
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.planning.plan_process import PlanProcess
 from kvscope_app.planning.plan_sheet import PlanSheet
-from kvscope_telemetry.messages.plan import Change, InferenceAnswer, Part, PlanAnswer, Room, StageUse, TrainingAnswer
+from kvscope_telemetry.messages.plan import (
+    Change,
+    Headroom,
+    InferenceAnswer,
+    PlanAnswer,
+    PlanPart,
+    StageUse,
+    TrainingAnswer,
+)
 
 GIB = 1 << 30
 CHILD = """
@@ -37,9 +45,9 @@ for line in sys.stdin:
 
 def _answer(*, fits=True):
     parts = (
-        Part(name="weights", num_bytes=15 * GIB, how="parameters in bfloat16"),
-        Part(name="KV cache", num_bytes=4 * GIB, how="2,089 blocks"),
-        *([] if fits else [Part(name="missing", num_bytes=GIB)]),
+        PlanPart(name="weights", num_bytes=15 * GIB, how="parameters in bfloat16"),
+        PlanPart(name="KV cache", num_bytes=4 * GIB, how="2,089 blocks"),
+        *([] if fits else [PlanPart(name="missing", num_bytes=GIB)]),
     )
     change = Change(options="--kv-cache-dtype fp8", num_tokens=66_000, num_requests=2, fits=True, note="8 bits")
     training = TrainingAnswer(
@@ -58,7 +66,7 @@ def _answer(*, fits=True):
         num_blocks=2089,
         num_host_blocks=0,
         num_tokens=33_424,
-        rooms=(Room(num_tokens=1024, num_requests=32),),
+        rooms=(Headroom(num_tokens=1024, num_requests=32),),
         stages=(StageUse(number=0, first_layer=0, num_layers=32, parts=parts, num_blocks=2089),),
         changes=(change,),
     )

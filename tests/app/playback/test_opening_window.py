@@ -13,7 +13,7 @@ from kvscope_app.main import main
 from kvscope_app.playback.opening_window import OpeningWindow
 from kvscope_app.playback.recording_opening import RecordingOpening
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.recordings.effort import OpeningCancelled
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled
 from kvscope_telemetry.recordings.reader import Recording
 
 WAIT_MS = 120_000

@@ -18,7 +18,7 @@ from kvscope_app.playback.playback_actions import EventJumps
 from kvscope_app.session.session import Session
 from kvscope_app.window.open_file import try_to_open
 from kvscope_telemetry.messages.commands import Control
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
@@ -67,9 +67,9 @@ def session(path, qapp):
 def settle(session):
     """Take all there is at the position, with its past."""
     deadline = time.monotonic() + WAIT_MS / 1000
-    while not session.is_course_whole:
+    while not session.is_overview_whole:
         assert time.monotonic() < deadline
-        session._extend_course()
+        session._extend_overview()
     assert session.source.wait(lambda: not session.source.is_seeking, WAIT_MS / 1000)
     session.poll()
 

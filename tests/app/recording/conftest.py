@@ -28,7 +28,7 @@ def window(make_window, settings, tmp_path, qtbot):
         session.keep(KeptTimeline(make_ring(settings), source.set_sink))
         made = make_window(session)
         session.start()
-        qtbot.waitUntil(lambda: len(session.course) >= 2, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: len(session.overview) >= 2, timeout=WAIT_MS)
         yield made
         made.close()
         session.close()

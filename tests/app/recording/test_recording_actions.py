@@ -15,8 +15,8 @@ from kvscope_app.session.kept.kept_timeline import KeptTimeline
 from kvscope_app.session.kept.rings import kept_bounds, make_ring, rings_folder
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.timeline.distant_ring import DistantRing
-from kvscope_telemetry.timeline.tape import Tape
+from kvscope_telemetry.timeline.ring_client import RingClient
+from kvscope_telemetry.timeline.ring_recording import RingRecording
 
 WAIT_MS = 120_000
 
@@ -71,7 +71,7 @@ def test_every_action_of_time_does_what_it_says(window, qtbot):
 
 def test_the_slider_goes_back_and_its_end_is_live(window, qtbot):
     slider, session = window.playback.slider, window.session
-    window.playback.refresh()  # what is kept may have become known at once with its course
+    window.playback.refresh()  # what is kept may have become known at once with its overview
     slider.setFocus()
     qtbot.keyClick(slider, Qt.Key.Key_Home)
     assert session.paused
@@ -141,7 +141,7 @@ def test_the_minutes_offered_reach_back_to_what_is_shown():
 
 
 def test_what_came_before_a_full_disk_is_there_still(window, qtbot, monkeypatch):
-    monkeypatch.setattr(DistantRing, "num_bytes", 5_000)
+    monkeypatch.setattr(RingClient, "num_bytes", 5_000)
     monkeypatch.setattr(KeptTimeline, "failure", "No space left on device")
     with qtbot.waitSignal(window.session.kept_failed, timeout=WAIT_MS) as told:
         pass
@@ -153,7 +153,7 @@ def test_what_came_before_a_full_disk_is_there_still(window, qtbot, monkeypatch)
 
 
 def test_where_nothing_could_be_kept_nobody_is_asked_how_much(window, qtbot, monkeypatch):
-    monkeypatch.setattr(DistantRing, "num_bytes", 0)
+    monkeypatch.setattr(RingClient, "num_bytes", 0)
     monkeypatch.setattr(KeptTimeline, "failure", "No space left on device")
     with qtbot.waitSignal(window.session.kept_failed, timeout=WAIT_MS):
         pass
@@ -196,7 +196,7 @@ def test_what_a_crashed_session_left_is_offered_opened_and_discarded(window, set
     (ring,) = offer._finding.made.kept
     offer._open(ring)
     qtbot.waitUntil(lambda: bool(shown), timeout=WAIT_MS)
-    assert isinstance(shown[0], Tape)
+    assert isinstance(shown[0], RingRecording)
     assert shown[0].info.num_frames == 30
     assert window.banner.text == ""
     offer._discard([ring])

@@ -11,7 +11,7 @@ import pytest
 from kvscope_app.session.history import BIN_NS
 from kvscope_app.session.session import Session
 from kvscope_app.views.requests.columns import read_columns
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 
@@ -23,7 +23,7 @@ def session(qtbot):
     with resources.as_file(resources.files("kvscope_resources") / "sample.mcap") as path:
         made = Session(PlaybackSource(Recording.open(Path(path)), is_playing=False))
         made.start()
-        qtbot.waitUntil(lambda: made.mirror.hello is not None and made.is_course_whole, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: made.mirror.hello is not None and made.is_overview_whole, timeout=WAIT_MS)
         yield made
         made.close()
 

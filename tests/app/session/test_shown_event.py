@@ -12,10 +12,10 @@ from kvscope_app.session.session import Session
 from kvscope_app.views.events.view import EventsView
 from kvscope_app.views.inspector.view import REQUEST, STEP, InspectorView
 from kvscope_app.views.throughput.view import ThroughputView
-from kvscope_app.views.timeline.lane_words import Found, found_in_lane
+from kvscope_app.views.timeline.lane_descriptions import Found, found_in_lane
 from kvscope_app.views.timeline.view import TimelineView
 from kvscope_telemetry.messages.event_kinds import cause_text
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 
@@ -27,7 +27,7 @@ def session(qapp, qtbot):
     """The sample, which stands at its start; its course is read."""
     made = Session(PlaybackSource(Recording.open(sample_recording()), is_playing=False))
     made.start()
-    qtbot.waitUntil(lambda: made.is_course_whole and made.mirror.hello is not None)
+    qtbot.waitUntil(lambda: made.is_overview_whole and made.mirror.hello is not None)
     yield made
     made.close()
     made.deleteLater()
@@ -82,7 +82,7 @@ def test_an_event_shows_the_state_after_it_and_whom_it_happened_to(session, qtbo
 
 
 def test_every_event_is_gone_to_also_where_several_are_told_at_once(session, qtbot):
-    every = [session.course.events[place] for place in range(len(session.course.events))]
+    every = [session.overview.events[place] for place in range(len(session.overview.events))]
     session.show_event(every[0])
     forward = [every[0]]
     while (timed := session.go_to_event(None, forward=True)) is not None:
@@ -105,19 +105,19 @@ def test_whoever_goes_elsewhere_shows_no_event(session, qtbot):
         session.play,
         session.go_live,
     ):
-        timed = session.course.events[5]
+        timed = session.overview.events[5]
         session.show_event(timed)
         assert session.shown_event is timed
         assert not session.is_playing
         leave()
         assert session.shown_event is None
         assert session.switch_event_side() is None
-    assert told[-2:] == [session.course.events[5], None]
+    assert told[-2:] == [session.overview.events[5], None]
 
 
 def test_a_row_of_the_events_table_a_mark_of_the_timeline_and_a_mark_of_a_chart(session, qtbot):
-    preempted = session.course.events.find(kinds=("preempted",))
-    timed = session.course.events[int(preempted[3])]
+    preempted = session.overview.events.find(kinds=("preempted",))
+    timed = session.overview.events[int(preempted[3])]
     events, timeline, charts = EventsView(session), TimelineView(session), ThroughputView(session)
     for view in (events, timeline, charts):
         qtbot.addWidget(view)
@@ -154,9 +154,9 @@ def test_the_inspector_tells_this_event_and_links_to_all_it_names(session, qtbot
     qtbot.addWidget(view)
     view.resize(420, 900)
     view.show()
-    preempted = session.course.events.find(kinds=("preempted",))
+    preempted = session.overview.events.find(kinds=("preempted",))
     for place in preempted[[0, 5, 2]].tolist():
-        timed = session.course.events[place]
+        timed = session.overview.events[place]
         session.show_event(timed)
         arrive(session, qtbot)
         view.refresh()
@@ -181,7 +181,7 @@ def test_the_blocks_of_an_eviction_are_links(session, qtbot):
     qtbot.addWidget(view)
     view.resize(420, 900)
     view.show()
-    timed = session.course.events[int(session.course.events.find(kinds=("evicted",))[0])]
+    timed = session.overview.events[int(session.overview.events.find(kinds=("evicted",))[0])]
     session.show_event(timed)
     arrive(session, qtbot)
     view.refresh()
@@ -199,9 +199,9 @@ def test_the_blocks_of_an_eviction_are_links(session, qtbot):
 
 def test_in_a_live_session_the_state_after_an_event_is_shown_from_what_was_kept(live, qtbot):
     begin_ns = live.timeline_range_ns[0] + SECOND_NS // 2  # before the first frame that was kept there is none
-    found = live.course.events.find(begin_ns)
+    found = live.overview.events.find(begin_ns)
     assert found.size
-    timed = live.course.events[int(found[0])]
+    timed = live.overview.events[int(found[0])]
     live.show_event(timed)
     assert live.paused
     arrive_live(live, qtbot)

@@ -19,7 +19,7 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.synthetic.server import SyntheticServer
-from kvscope_telemetry.timeline.tape import Tape
+from kvscope_telemetry.timeline.ring_recording import RingRecording
 
 __all__ = ["assert_same_state"]
 
@@ -45,7 +45,7 @@ def live(qapp, qtbot, settings, tmp_path):
         session = Session(source)
         session.keep(KeptTimeline(make_ring(settings), source.set_sink))
         session.start()
-        qtbot.waitUntil(lambda: len(session.course) >= 3, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: len(session.overview) >= 3, timeout=WAIT_MS)
         assert session.kept.ring.flush(60.0)  # what is gone to can be read, however late the ring is
         yield session
         session.close()
@@ -65,17 +65,17 @@ def arrive(session, qtbot):
 
 
 def state_by_the_ring(session, time_ns):
-    tape = Tape.open(session.kept.ring.folder, session.kept.ring.origin_ns)
-    return tape.state_at((time_ns - tape.start_ns) / 1e9)
+    ring_recording = RingRecording.open(session.kept.ring.folder, session.kept.ring.origin_ns)
+    return ring_recording.state_at((time_ns - ring_recording.start_ns) / 1e9)
 
 
-def test_what_is_there_to_go_to_grows_and_has_its_course(live):
+def test_what_is_there_to_go_to_grows_and_has_its_overview(live):
     first_ns, last_ns = live.timeline_range_ns
     assert last_ns - first_ns >= 2 * SECOND_NS
     assert abs(live.cursor_ns - time.time_ns()) < SECOND_NS
     assert not live.paused
     assert live.is_playing
-    assert float(live.course.column("num_steps").sum()) > 0
+    assert float(live.overview.column("num_steps").sum()) > 0
 
 
 def test_pausing_stands_still_at_what_is_shown_and_all_goes_on(live, qtbot):
@@ -101,7 +101,9 @@ def test_going_back_shows_what_was_and_its_past(live, qtbot):
     assert live.mirror.ledger.differences(expected.ledger) == []
     window = live.history.window(600, live.shown_until_ns)
     num_frames = expected.seq - state_by_the_ring(live, live.timeline_range_ns[0]).seq
-    a_second = float(live.course.column("num_steps").max())  # of the second in progress it is not known where they lie
+    a_second = float(
+        live.overview.column("num_steps").max()
+    )  # of the second in progress it is not known where they lie
     assert np.nansum(window.columns["num_steps"]) == pytest.approx(num_frames, abs=1.5 * a_second + 5)
     assert live.live_history is not live.history
 
@@ -183,10 +185,10 @@ def test_beyond_the_end_it_is_live(live, qtbot):
 
 
 def test_a_jump_to_an_event_shows_it(live, qtbot):
-    qtbot.waitUntil(lambda: len(live.course.events) > 3, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: len(live.overview.events) > 3, timeout=WAIT_MS)
     assert live.kept.ring.flush(60.0)
     timed = live.go_to_event(None, forward=False)
-    assert timed in [live.course.events[place] for place in range(len(live.course.events))]
+    assert timed in [live.overview.events[place] for place in range(len(live.overview.events))]
     arrive(live, qtbot)
     assert 0 <= live.cursor_ns - timed.time_ns < SECOND_NS  # at the frame that tells it, which is a little later
     assert timed.event in [entry.event for entry in live.history.events.since(0)]

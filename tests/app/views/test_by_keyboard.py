@@ -40,7 +40,7 @@ def window(engine, session, make_window, poll, qtbot):
         poll(session)
     engine.event(kind="preempted", number=1)
     poll(session)
-    session.course.extend([second(at, num_running=1, active_blocks=6, num_rows=64) for at in range(60)])
+    session.overview.extend([second(at, num_running=1, active_blocks=6, num_rows=64) for at in range(60)])
     session.bookmarks.add(START_NS)
     made = make_window(session, with_views=True, size=(1500, 900))
     made.activateWindow()

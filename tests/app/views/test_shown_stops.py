@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 from PySide6.QtCore import QPointF
-from tests.app.views.timed_fakes import START_NS, second, small_course, timed
+from tests.app.views.timed_fakes import START_NS, second, small_overview, timed
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.session.shown_stops import StopBand, stops_until, words_at
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, stop_ground
+from kvscope_app.views.heatmap.labels import cell_words
 from kvscope_app.views.heatmap.pools import Pools
-from kvscope_app.views.heatmap.words import cell_words
 from kvscope_app.views.timeline.lane_colors import STOPPED_COLOR, STOPPED_SOFT, ink, softened
+from kvscope_app.views.timeline.lane_descriptions import found_in_lane, found_in_row
 from kvscope_app.views.timeline.lane_layout import LaneLayout
-from kvscope_app.views.timeline.lane_picture import Shown, bare_lanes, draw
-from kvscope_app.views.timeline.lane_words import found_in_lane, found_in_row
+from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
 from kvscope_app.views.timeline.request_lanes import RequestLanes
 from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_telemetry.messages.telemetry import SUSPENDED, Stop
@@ -26,19 +26,19 @@ def at(seconds: float) -> int:
 
 
 @pytest.fixture
-def course():
-    course = small_course()
-    course.stops.add(Stop(begin_ns=at(15), end_ns=at(25), by="Ada"))
-    return course
+def overview():
+    overview = small_overview()
+    overview.stops.add(Stop(begin_ns=at(15), end_ns=at(25), by="Ada"))
+    return overview
 
 
-def test_a_request_is_not_green_while_the_engine_stands_still(course):
+def test_a_request_is_not_green_while_the_engine_stands_still(overview):
     lanes = RequestLanes()
-    lanes.add([course.events[place] for place in range(len(course.events))])
-    shown = Shown(course, lanes, TimeSpan(at(0), at(100)), at(100))
+    lanes.add([overview.events[place] for place in range(len(overview.events))])
+    shown = ShownLanes(overview, lanes, TimeSpan(at(0), at(100)), at(100))
     shown.place_rows()
-    layout = LaneLayout(1104, 700, bare_lanes(course))
-    row = int(shown.rows[lanes.life_of(course.events[0].epoch, 2)])
+    layout = LaneLayout(1104, 700, bare_lanes(overview))
+    row = int(shown.rows[lanes.history_of(overview.events[0].epoch, 2)])
     for theme in (DARK, LIGHT):
         pixels = draw(shown, layout, theme, 1.0)
         line = pixels[layout.requests_top + 15 * row + 6]
@@ -49,24 +49,24 @@ def test_a_request_is_not_green_while_the_engine_stands_still(course):
     assert found_in_lane("paused", shown, at(20), 0).words == "Engine paused by Ada, 10.0 s"
     assert found_in_lane("paused", shown, at(30), 0).words == ""
     assert "(without 10.0 s paused)" in found_in_row(row, shown, at(20), 0).words
-    assert "paused" in bare_lanes(small_course())
+    assert "paused" in bare_lanes(small_overview())
 
 
-def test_a_cell_of_the_heatmap_says_why_it_did_not_change(course):
-    course.extend([second(100, num_rows=8), second(101, num_rows=8)])
-    course.stops.add(Stop(begin_ns=at(100), end_ns=at(101), by="Bob"))
-    assert cell_words(course, Pools(), at(100.5), 0).endswith("engine paused by Bob, 1.00 s")
-    assert "paused" not in cell_words(course, Pools(), at(101.5), 0)
-    course.stops.add(Stop(begin_ns=at(40), end_ns=at(42), kind=SUSPENDED))
-    assert words_at(course, at(41)) == "process suspended, 2.00 s"
+def test_a_cell_of_the_heatmap_says_why_it_did_not_change(overview):
+    overview.extend([second(100, num_rows=8), second(101, num_rows=8)])
+    overview.stops.add(Stop(begin_ns=at(100), end_ns=at(101), by="Bob"))
+    assert cell_words(overview, Pools(), at(100.5), 0).endswith("engine paused by Bob, 1.00 s")
+    assert "paused" not in cell_words(overview, Pools(), at(101.5), 0)
+    overview.stops.add(Stop(begin_ns=at(40), end_ns=at(42), kind=SUSPENDED))
+    assert words_at(overview, at(41)) == "process suspended, 2.00 s"
 
 
-def test_a_pause_that_goes_on_is_drawn_up_to_the_moment_that_is_shown(course):
-    course.stops.add(Stop(begin_ns=at(95), end_ns=at(99.8), by="Ada"))
-    course.events.extend([timed(95, "engine_paused", 0)])
-    assert stops_until(course, at(101)).stopped_ns(at(90), at(101)) == 6 * SECOND_NS
-    course.events.extend([timed(99.8, "engine_resumed", 0)])
-    assert stops_until(course, at(101)) is course.stops
+def test_a_pause_that_goes_on_is_drawn_up_to_the_moment_that_is_shown(overview):
+    overview.stops.add(Stop(begin_ns=at(95), end_ns=at(99.8), by="Ada"))
+    overview.events.extend([timed(95, "engine_paused", 0)])
+    assert stops_until(overview, at(101)).stopped_ns(at(90), at(101)) == 6 * SECOND_NS
+    overview.events.extend([timed(99.8, "engine_resumed", 0)])
+    assert stops_until(overview, at(101)) is overview.stops
 
 
 def test_a_chart_has_the_band_and_says_it_to_who_hovers(qtbot):

@@ -20,7 +20,7 @@ from kvscope_app.views.prefixes.columns import PREFIX
 from kvscope_app.views.prefixes.view import PrefixesView
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import BlockContent
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
@@ -151,10 +151,10 @@ def test_the_inspector_tells_a_blocks_text_and_what_it_held_before(play, show, q
     view = show(InspectorView(session))
     session.select_block(table[0])
     qtbot.waitUntil(lambda: facts(view).get("Text") == word(table[0]), timeout=WAIT_MS)
-    life = view.life.model
+    history = view.history.model
 
     def moments():
-        return [str(life.index(row, 1).data()) for row in range(life.rowCount())]
+        return [str(history.index(row, 1).data()) for row in range(history.rowCount())]
 
     qtbot.waitUntil(lambda: any(word(table[0]) in moment for moment in moments()), timeout=WAIT_MS)
     session.go_to(session.timeline_range_ns[0])
@@ -248,8 +248,8 @@ def test_the_kept_past_tells_what_the_engine_no_longer_has(live, qtbot):
     keeping.set_on(True)
     qtbot.waitUntil(lambda: live.kept.has_texts, timeout=WAIT_MS)
     keeping.set_on(False)
-    tape = live.kept.read_tape(lambda share: True)
-    text = next(text for text in tape.texts() if text.hash)
+    ring_recording = live.kept.read_ring_recording(lambda share: True)
+    text = next(text for text in ring_recording.texts() if text.hash)
     gone = Asked(text.epoch, 10**6, 0, 16, int(text.hash, 16))  # no row of the engine's
 
     def tells():

@@ -1,4 +1,4 @@
-"""A session with a timeline, as views on time ask it, and courses to fill it with."""
+"""A session with a timeline, as views on time ask it, and overviews to fill it with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from PySide6.QtCore import QObject, Signal
 
 from kvscope_telemetry.messages.telemetry import Event, EventData
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary, TimedEvent
 
 START_NS = 1_700_000_000 * SECOND_NS
@@ -17,12 +17,12 @@ EPOCH = 4_812_049_538_478_226_247
 class FakeTimedSession(QObject):
     """Goes where it is told at once."""
 
-    course_changed = Signal()
+    overview_changed = Signal()
     selection_changed = Signal()
 
-    def __init__(self, course=None):
+    def __init__(self, overview=None):
         super().__init__()
-        self.course = Course() if course is None else course
+        self.overview = SessionOverview() if overview is None else overview
         self.cursor_ns = START_NS
         self.timeline_range_ns = None
         self.mirror = SimpleNamespace(epoch=EPOCH)
@@ -60,9 +60,9 @@ def second(at, epoch=EPOCH, **more):
     return Summary(time_ns=START_NS + at * SECOND_NS, epoch=epoch, **more)
 
 
-def small_course():
+def small_overview():
     """100 s: half in use, from 50 s on all; seconds 60 to 69 are missing; one request swapped out and one refused."""
-    course = Course()
+    overview = SessionOverview()
     seconds = [
         second(
             at,
@@ -77,7 +77,7 @@ def small_course():
         for at in range(100)
         if not 60 <= at < 70
     ]
-    course.extend(
+    overview.extend(
         seconds,
         [
             timed(10, "admitted", 1, about="started", waited_ns=5 * SECOND_NS),
@@ -89,4 +89,4 @@ def small_course():
             timed(90, "finished", 1),
         ],
     )
-    return course
+    return overview

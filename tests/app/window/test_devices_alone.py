@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvscope_app.setting_names import LAYOUT_VERSION, layout_name
+from kvscope_app.views.capability_messages import DEVICES_ALONE
 from kvscope_app.views.console.chat_page import StarterButton
 from kvscope_app.views.prefixes.view import NO_POOL
-from kvscope_app.views.told import DEVICES_ALONE
 from kvscope_engine.server.device_publisher import DEVICES_ALONE as ALONE
 
 

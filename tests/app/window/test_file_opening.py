@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QProgressDialog
 from kvscope_app.playback.time_slider import TimeSlider
 from kvscope_app.window.file_opening import FileOpening
 from kvscope_app.window.open_file import try_to_open
-from kvscope_telemetry.recordings.effort import OpeningCancelled
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled
 from kvscope_telemetry.recordings.reader import Recording
 
 WAIT_MS = 120_000

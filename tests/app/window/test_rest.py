@@ -39,7 +39,7 @@ def test_views_behind_another_tab_do_nothing_until_they_are_raised(
     for _ in range(5):
         engine.frame([1])
         poll(session)
-        session.course_changed.emit()
+        session.overview_changed.emit()
         before = len(in_front)
         qtbot.waitUntil(lambda before=before: len(in_front) > before, timeout=30_000)
     assert not any(behind.values())
@@ -146,7 +146,7 @@ def test_words_that_did_not_change_are_not_told_again(engine, session, make_wind
     assert told
 
 
-def test_at_rest_the_course_goes_on_seldom(engine, session, poll, monkeypatch):
+def test_at_rest_the_overview_goes_on_seldom(engine, session, poll, monkeypatch):
     """What shows it draws all of it anew; while requests are under way alarms look at each second of it."""
     now_ns = [time.monotonic_ns()]
     for module in (pace, session_module):
@@ -154,7 +154,7 @@ def test_at_rest_the_course_goes_on_seldom(engine, session, poll, monkeypatch):
     taken = []
     ring = SimpleNamespace(start_ns=None)
     kept = SimpleNamespace(
-        take_into=lambda course: taken.append(now_ns[0]), ring=ring, recorder=None, failure="", close=lambda: None
+        take_into=lambda overview: taken.append(now_ns[0]), ring=ring, recorder=None, failure="", close=lambda: None
     )
     monkeypatch.setattr(session, "kept", kept)
 

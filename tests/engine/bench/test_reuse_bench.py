@@ -92,7 +92,7 @@ def test_the_victim_is_preempted_with_exactly_the_tokens_asked_for(
     )
     with Probe(config) as probe:
         victim, _ = preemption._preempt_one(probe, shape, priority=0)
-        (request,) = (one for one in probe.engine._parts.scheduler.requests.values() if one.request_id == victim)
+        (request,) = (one for one in probe.engine.components.scheduler.requests.values() if one.request_id == victim)
         assert request.num_tokens == num_tokens + 1, "computed are all but the one said last"
         assert request.num_preemptions == 1
 

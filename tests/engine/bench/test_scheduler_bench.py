@@ -46,8 +46,8 @@ def test_a_full_pool_evicts_for_each_block_it_gives(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(BlockPool, name, _counted(getattr(BlockPool, name), name, counts))
     cost = load.run(200)
     assert cost.num_evicted >= 0.9 * counts["allocate"]
-    assert cost.num_sunk == (cost.num_evicted if kind == "sinking" else 0)
-    assert cost.block_operations == sum(counts.values()) + cost.num_evicted + cost.num_sunk
+    assert cost.num_offloaded == (cost.num_evicted if kind == "sinking" else 0)
+    assert cost.block_operations == sum(counts.values()) + cost.num_evicted + cost.num_offloaded
     load._scheduler.check_integrity()
     assert load._scheduler.totals.preemptions == 0
 
@@ -78,7 +78,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert main([*words, "--pool", "sinking", "--steps", "20", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["pool"] == "sinking"
-    assert report["large"]["sunk_per_scheduled"] > 0
+    assert report["large"]["offloaded_per_scheduled"] > 0
     assert main([*words, "--pool", "evicting"]) == 0
     assert "evicted" in capsys.readouterr().out
     assert main([*words, "--pool", "evicting", "--no-prefix-caching"]) == 2

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kvscope_engine.cli import machine_checks
-from kvscope_engine.model.joined.int8_linear import can_round
+from kvscope_engine.model.fused.int8_linear import can_round
 from kvscope_engine.model.loading import device
 from kvscope_telemetry.messages.devices import Gpu
 

@@ -137,7 +137,7 @@ def test_lower_tiers_in_json(run: Run) -> None:
     (paged,) = report["policies"]
     tiers = paged["tiers"]
     assert (tiers["num_host_blocks"], tiers["num_disk_blocks"]) == (20, 76)
-    assert min(tiers["swapped_blocks"], tiers["sunk_blocks"], tiers["disk_blocks"], tiers["loaded_blocks"]) > 0
+    assert min(tiers["swapped_blocks"], tiers["offloaded_blocks"], tiers["disk_blocks"], tiers["loaded_blocks"]) > 0
     parts = [tiers[f"{name}_hit_rate"] for name in ("pool", "host", "disk")]
     assert sum(parts) == pytest.approx(paged["prefix_hit_rate"])
     assert paged["num_finished"] == 30

@@ -24,7 +24,7 @@ from tests.engine.metrics.scripted import (
 from kvscope_engine.metrics.page import MetricsPage
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Batch, DeviceSample, Event, EventData, RequestInfo
 
 Start = Callable[..., ScriptedEngine]
@@ -139,7 +139,7 @@ def test_blocks_bytes_and_fragmentation(page: MetricsPage, start: Start) -> None
     assert scraped.value("kvscope_num_slots", use="wasted") == 10
     assert scraped.value("kvscope_internal_fragmentation_ratio") == 10 / 48
     assert scraped.value("kvscope_external_fragmentation_ratio") == 1 / 4  # 3, then 5, 6 and 7
-    for name, value in (("evicted", 5), ("copied", 1), ("swapped_out", 2), ("swapped_in", 3), ("sunk", 0)):
+    for name, value in (("evicted", 5), ("copied", 1), ("swapped_out", 2), ("swapped_in", 3), ("offloaded", 0)):
         assert scraped.value(f"kvscope_{name}_blocks_total", **LABELS) == value
     kinds = {s.labels["kind"]: s.value for s in scraped.samples if s.name == "kvscope_memory_bytes"}
     assert kinds.items() >= {"weights": 1001, "kv": 800}.items()

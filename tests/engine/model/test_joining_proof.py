@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kvscope_engine.model.joined import fuse
-from kvscope_engine.model.joined.fuse import fuse_model
-from kvscope_engine.model.joined.packed_linear import PackedLinear, can_pack
+from kvscope_engine.model.fused import fuse
+from kvscope_engine.model.fused.fuse import fuse_model
+from kvscope_engine.model.fused.packed_linear import PackedLinear, can_pack
 from kvscope_engine.model.loading.loader import LoadedModel
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_telemetry.errors import BadInput
@@ -127,15 +127,15 @@ def test_a_whole_that_is_not_what_it_was_is_refused(tiny_loaded: Load, monkeypat
 
     monkeypatch.setattr(fuse, "pack_linears", pack)
     monkeypatch.setattr(fuse, "can_pack", lambda *_: True)
-    monkeypatch.setattr("kvscope_engine.model.joined.packed_linear.PackedLinear", fuse_plain_linear())
+    monkeypatch.setattr("kvscope_engine.model.fused.packed_linear.PackedLinear", fuse_plain_linear())
     with pytest.raises(BadInput, match=r"do not give what they gave before \(the logits after layer"):
         fuse_model(tiny_loaded("llama").module)
 
 
 def fuse_plain_linear() -> Any:
-    from kvscope_engine.model.joined.packed_linear import JoinedLinear
+    from kvscope_engine.model.fused.packed_linear import FusedLinear
 
-    return JoinedLinear
+    return FusedLinear
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -173,7 +173,7 @@ def test_joining_lets_go_of_what_it_replaced_as_it_goes(tiny_loaded: Load, monke
     layers = list(module.model.layers)
     in_a_layer = sum(parameter.nbytes for parameter in layers[0].parameters())
     projections = [layer.self_attn.q_proj for layer in layers] + [layer.mlp.up_proj for layer in layers]
-    given_up = [weakref.ref(part.weight) for part in projections]
+    released = [weakref.ref(part.weight) for part in projections]
     weights = sum(parameter.nbytes for parameter in module.parameters())
     del projections, layers
     alive: list[int] = []
@@ -181,7 +181,7 @@ def test_joining_lets_go_of_what_it_replaced_as_it_goes(tiny_loaded: Load, monke
 
     def counted(part: nn.Module, fused: Any, *names: str) -> None:
         replace(part, fused, *names)
-        alive.append(sum(weight() is not None for weight in given_up))
+        alive.append(sum(weight() is not None for weight in released))
 
     monkeypatch.setattr(fuse, "_replace", counted)
     gc.disable()
@@ -191,7 +191,7 @@ def test_joining_lets_go_of_what_it_replaced_as_it_goes(tiny_loaded: Load, monke
     finally:
         gc.enable()
     assert fused.layers == 8
-    assert [weight() for weight in given_up] == [None] * 16
+    assert [weight() for weight in released] == [None] * 16
     assert all(left <= 16 - done for done, left in enumerate(alive[:16]))
     # What was joined is new, and what it replaced is gone but was not made inside: so new bytes beyond the joined
     # ones are what was held twice at most.

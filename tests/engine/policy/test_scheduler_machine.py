@@ -21,7 +21,7 @@ from kvscope_engine.policy.allocation.fragmentation import kv_use
 from kvscope_engine.policy.allocation.names import ALLOCATORS
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 
 Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 
@@ -235,7 +235,7 @@ def test_requests_and_blocks_agree(
 def test_requests_and_blocks_agree_over_all_tiers(
     drive: Make, expected_completion: Make, storm: Callable[[int, int], int]
 ) -> None:
-    """Swapped, sunk, demoted, loaded, lost: every request reads its own past, and every place is accounted for."""
+    """Swapped, offloaded, demoted, loaded, lost: every request reads its own past, and every place is accounted for."""
     _check_machine(lambda: SchedulerMachine(drive, expected_completion, "paged", False, has_tiers=True), storm(60, 150))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 
 Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 

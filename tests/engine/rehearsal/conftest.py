@@ -216,7 +216,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     from kvscope_engine.model.checks import eager_check, hook_check, trial
     from kvscope_engine.model.checks.agreement import Difference
     from kvscope_engine.model.checks.layer_trace import Trace
-    from kvscope_engine.model.joined import float32_head, fuse, fused_mlp, fused_norm, packed_linear
+    from kvscope_engine.model.fused import float32_head, fuse, fused_mlp, fused_norm, packed_linear
 
     @contextmanager
     def gpu(total_bytes: int, runs_proofs: bool = True) -> Iterator[FakeGpu]:

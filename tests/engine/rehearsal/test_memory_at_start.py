@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from kvscope_engine.model.checks.hook_check import check_hook
+from kvscope_engine.model.cpu_offload import streaming
 from kvscope_engine.model.fetching.names import ModelName
-from kvscope_engine.model.host_weights import streaming
 from kvscope_engine.model.loading.loader import LoadedModel, _check_gpu_memory, _keep_on_host, _make_ready
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.loading.support import blueprint

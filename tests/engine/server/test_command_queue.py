@@ -13,8 +13,8 @@ from kvscope_engine.server.limits import Bound, ServiceLimits
 
 def taken(queue: CommandQueue[str]) -> list[str]:
     works = []
-    while (errand := queue.next(wait=False)) is not None:
-        works.append(errand[1])
+    while (task := queue.next(wait=False)) is not None:
+        works.append(task[1])
     return works
 
 

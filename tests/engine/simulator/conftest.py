@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from kvscope_engine.simulator.costs.cost_model import CostModel
-from kvscope_engine.simulator.limits import Limits
+from kvscope_engine.simulator.limits import SimulatedLimits
 from kvscope_engine.simulator.simulation import Setup, Simulation
 from kvscope_engine.simulator.tiers import Tiers
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
@@ -44,6 +44,6 @@ def make_simulation(one_second_step: CostModel) -> Callable[..., Simulation]:
         made = tuple(WorkloadRequest(round(first * SECOND_NS), *rest) for first, *rest in requests)  # type: ignore[arg-type]
         sizes = {"num_blocks": 8, "block_size": 4, "max_model_len": 32} | limits
         workload = Workload("by hand", made, tokens_per_text)
-        return Simulation(Setup(workload, Limits(**sizes), cost, allocator, tiers=tiers or Tiers()))
+        return Simulation(Setup(workload, SimulatedLimits(**sizes), cost, allocator, tiers=tiers or Tiers()))
 
     return make

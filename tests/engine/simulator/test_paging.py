@@ -10,7 +10,7 @@ import pytest
 
 from kvscope_engine.policy.allocation.mapped_pool import page_slots_of
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel
-from kvscope_engine.simulator.limits import Limits
+from kvscope_engine.simulator.limits import SimulatedLimits
 from kvscope_engine.simulator.paging import Paging
 from kvscope_engine.simulator.report import Report, report
 from kvscope_engine.simulator.simulation import Setup, Simulation
@@ -28,7 +28,7 @@ def simulate(
     made = tuple(WorkloadRequest(*request) for request in requests)
     cost = dataclasses.replace(one_second_step, kv_bytes_per_token=2 * 4096 / page_tokens, memory_bandwidth=1e18)
     sizes = {"num_blocks": 8, "block_size": 4, "max_model_len": 32} | limits
-    return Simulation(Setup(Workload("by hand", made), Limits(**sizes), cost, "virtual", Paging(2, 4096)))
+    return Simulation(Setup(Workload("by hand", made), SimulatedLimits(**sizes), cost, "virtual", Paging(2, 4096)))
 
 
 def test_what_pages_waste(one_second_step: CostModel) -> None:
@@ -58,7 +58,7 @@ def test_pool_and_scheduler_agree_after_each_step(one_second_step: CostModel) ->
 def run_llama(allocator: str, page_bytes: int) -> Report:
     """Prompts and answers of a few hundred tokens in 2 GiB of Llama 3.1 8B's cache."""
     preset = PRESETS["llama-3.1-8b"]
-    limits = Limits(num_blocks=1024, enable_prefix_caching=False, max_model_len=8192)
+    limits = SimulatedLimits(num_blocks=1024, enable_prefix_caching=False, max_model_len=8192)
     workload = generate("sharegpt", GeneratorOptions(num_requests=80, rate=math.inf), 8192)
     paging = Paging(preset.num_layers, page_bytes)
     simulation = Simulation(Setup(workload, limits, preset.cost, allocator, paging))

@@ -61,15 +61,20 @@ def test_loads_are_waited_for_behind_what_is_under_way(mover: SimulatedMover) ->
 def test_disk_reads_are_waited_for_and_writes_once_the_queue_is_full(mover: SimulatedMover) -> None:
     mover.begin(0)
     assert mover.num_sinkable == 16
-    assert mover.sink(range(16), range(16), [None] * 16) == [True] * 16
+    assert mover.offload(range(16), range(16), [None] * 16) == [True] * 16
     assert now_s(mover) == 0
     assert mover.num_sinkable == 0
-    assert mover.sink([16], [16], [None]) == [True]
+    assert mover.offload([16], [16], [None]) == [True]
     assert now_s(mover) == 1
     assert mover.rise([0, 1, 2], [9, 8, 7]) == [True] * 3
     assert now_s(mover) == 2.5
     moved = mover.moved
-    assert (moved.sunk_blocks, moved.sink_ns, moved.risen_blocks, moved.rise_ns) == (17, SECOND_NS, 3, 1.5 * SECOND_NS)
+    assert (moved.offloaded_blocks, moved.offload_ns, moved.risen_blocks, moved.rise_ns) == (
+        17,
+        SECOND_NS,
+        3,
+        1.5 * SECOND_NS,
+    )
 
 
 def test_where_a_block_came_from_is_known_until_the_next_step(mover: SimulatedMover) -> None:
@@ -92,4 +97,4 @@ def test_nothing_sinks_without_a_disk(one_second_step: CostModel) -> None:
     mover = SimulatedMover(one_second_step, BLOCK_BYTES, has_disk=False)
     assert not mover.has_disk
     with pytest.raises(AssertionError, match="no disk"):
-        mover.sink([1], [0], [None])
+        mover.offload([1], [0], [None])

@@ -10,7 +10,7 @@ import pytest
 
 from kvscope_engine.policy.allocation.protocol import PagedAllocation
 from kvscope_engine.simulator.costs.cost_model import PRESETS
-from kvscope_engine.simulator.limits import Limits
+from kvscope_engine.simulator.limits import SimulatedLimits
 from kvscope_engine.simulator.report import Percentiles, report
 from kvscope_engine.simulator.simulation import Setup, Simulation
 from kvscope_engine.simulator.workloads.generators import GeneratorOptions, generate
@@ -122,7 +122,7 @@ def test_a_bounded_queue_changes_nothing(make_simulation: Make, allocator: str) 
 def test_equal_setups_give_equal_reports() -> None:
     def found(seed: int) -> Any:
         options = GeneratorOptions(num_requests=60, rate=5, arrivals="bursty", shared_prefix_tokens=20, seed=seed)
-        limits = Limits(num_blocks=200)
+        limits = SimulatedLimits(num_blocks=200)
         simulation = Simulation(Setup(generate("mixed", options, 2048), limits, PRESETS["opt-13b"].cost, "paged"))
         simulation.run()
         return report(simulation)
@@ -137,7 +137,7 @@ def test_equal_setups_give_equal_reports() -> None:
 def test_effective_memory_is_near_figure_2_of_paged_attention(allocator: str, percent: float) -> None:
     """A short run at the paper's setup: 15.7K slots, block size 16, at most 2048 tokens, 2 requests/s."""
     options = GeneratorOptions(num_requests=150, rate=math.inf)
-    limits = Limits(num_blocks=981, enable_prefix_caching=False)
+    limits = SimulatedLimits(num_blocks=981, enable_prefix_caching=False)
     workload = generate("sharegpt", options, limits.max_model_len)
     simulation = Simulation(Setup(workload, limits, PRESETS["opt-13b"].cost, allocator))
     simulation.run()
@@ -150,7 +150,7 @@ def test_paged_batches_as_many_more_requests_as_in_figure_13_of_paged_attention(
     """The same with all requests at once, so that memory is the only limit: 30.42 over 7.00 in the paper."""
 
     def batch(allocator: str) -> float:
-        limits = Limits(num_blocks=981, enable_prefix_caching=False)
+        limits = SimulatedLimits(num_blocks=981, enable_prefix_caching=False)
         workload = generate("sharegpt", GeneratorOptions(num_requests=150), limits.max_model_len)
         simulation = Simulation(Setup(workload, limits, PRESETS["opt-13b"].cost, allocator))
         simulation.run()
@@ -180,4 +180,4 @@ def test_a_policy_that_gives_nothing_is_an_error_and_no_endless_run(
 )
 def test_absurd_sizes_are_refused(name: str, value: int) -> None:
     with pytest.raises(BadInput, match=f"={value} is not accepted"):
-        Limits(**({"num_blocks": 1} | {name: value}))
+        SimulatedLimits(**({"num_blocks": 1} | {name: value}))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvscope_engine.simulator.costs.cost_model import PRESETS
-from kvscope_engine.simulator.limits import Limits
+from kvscope_engine.simulator.limits import SimulatedLimits
 from kvscope_engine.simulator.report import report
 from kvscope_engine.simulator.simulation import Setup, Simulation
 from kvscope_engine.simulator.simulation_recording import SimulationRecording
@@ -20,14 +20,14 @@ from kvscope_engine.simulator.workloads.generators import GeneratorOptions, gene
 from kvscope_engine.simulator.workloads.recorded_workload import read_recording
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.mirror import Mirror
 
-LIMITS = Limits(num_blocks=120, max_num_seqs=16, max_model_len=512)
+LIMITS = SimulatedLimits(num_blocks=120, max_num_seqs=16, max_model_len=512)
 BLOCK_BYTES = 16 * 819_200
 Record = Callable[..., Simulation]
 
@@ -41,7 +41,7 @@ def workload() -> Workload:
 def record(tmp_path: Path) -> Record:
     """`record(workload, allocator)`: a run that is over, recorded as `run.mcap`."""
 
-    def run(workload: Workload, allocator: str = "paged", limits: Limits = LIMITS) -> Simulation:
+    def run(workload: Workload, allocator: str = "paged", limits: SimulatedLimits = LIMITS) -> Simulation:
         setup = Setup(workload, limits, PRESETS["opt-13b"].cost, allocator)
         simulation = Simulation(setup)
         with SimulationRecording(simulation, setup, tmp_path / "run.mcap", "opt-13b"):
@@ -157,7 +157,7 @@ def test_with_lower_tiers_every_frame_makes_the_mirror_the_ledger(tmp_path: Path
                 states.append((simulation.now_ns, simulation.pool.ledger.pack_all()))
     used = report(simulation).tiers
     assert used is not None
-    assert min(used.swapped_blocks, used.sunk_blocks, used.disk_blocks, used.loaded_from_disk_blocks) > 0
+    assert min(used.swapped_blocks, used.offloaded_blocks, used.disk_blocks, used.loaded_from_disk_blocks) > 0
     opened = Recording.open(tmp_path / "run.mcap")
     cache = opened.info.hello.cache
     assert (cache.num_blocks, cache.num_host_blocks, cache.num_disk_blocks) == (120, 60, 200)

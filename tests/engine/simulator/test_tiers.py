@@ -10,7 +10,7 @@ import pytest
 
 from kvscope_engine.policy.allocation.names import ALLOCATORS
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel
-from kvscope_engine.simulator.limits import Limits
+from kvscope_engine.simulator.limits import SimulatedLimits
 from kvscope_engine.simulator.report import Report, report
 from kvscope_engine.simulator.simulation import Setup, Simulation
 from kvscope_engine.simulator.tiers import Tiers
@@ -60,7 +60,7 @@ def test_an_evicted_prefix_comes_back_from_host_memory(make_simulation: Make, co
     assert tiers is not None
     assert (tiers.num_host_blocks, tiers.num_disk_blocks) == (16, 0)
     assert tiers.loaded_blocks == 5
-    assert tiers.sunk_blocks >= 5
+    assert tiers.offloaded_blocks >= 5
     assert (tiers.swapped_blocks, tiers.disk_blocks, tiers.loaded_from_disk_blocks) == (0, 0, 0)
     assert (tiers.pool_hit_rate, tiers.host_hit_rate, tiers.disk_hit_rate) == pytest.approx((4 / 75, 20 / 75, 0))
     assert found.prefix_hit_rate == 24 / 75
@@ -136,7 +136,7 @@ def test_auto_chooses_by_what_the_link_costs(
 
 def test_only_paged_has_lower_tiers() -> None:
     workload = generate("alpaca", GeneratorOptions(num_requests=20, rate=20), 256)
-    limits = Limits(num_blocks=200, max_model_len=256, max_num_seqs=8)
+    limits = SimulatedLimits(num_blocks=200, max_model_len=256, max_num_seqs=8)
     for allocator in ALLOCATORS:
         tiers = Tiers(kv_host_memory=1 << 30, preemption="swap")
         simulation = Simulation(Setup(workload, limits, PRESETS["opt-13b"].cost, allocator, tiers=tiers))
@@ -149,7 +149,9 @@ def test_equal_setups_with_tiers_give_equal_reports_and_reuse_more_than_without(
     workload = generate("alpaca", options, 2048)
 
     def found(**tiers: Any) -> Report:
-        setup = Setup(workload, Limits(num_blocks=150), PRESETS["llama-3.1-8b"].cost, "paged", tiers=Tiers(**tiers))
+        setup = Setup(
+            workload, SimulatedLimits(num_blocks=150), PRESETS["llama-3.1-8b"].cost, "paged", tiers=Tiers(**tiers)
+        )
         simulation = Simulation(setup)
         while simulation.advance():
             if simulation.step_count % 20 == 0:

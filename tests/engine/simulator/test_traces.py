@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvscope_engine.simulator.costs.cost_model import PRESETS
-from kvscope_engine.simulator.limits import Limits
+from kvscope_engine.simulator.limits import SimulatedLimits
 from kvscope_engine.simulator.report import report
 from kvscope_engine.simulator.simulation import Setup, Simulation
 from kvscope_engine.simulator.tiers import Tiers
@@ -176,7 +176,9 @@ def test_hash_ids_come_back_from_lower_tiers(write: Callable[..., Path]) -> None
     workload = read_mooncake(write("\n".join(lines), "trace.jsonl"))
 
     def hit_rate(**sizes: int) -> float:
-        setup = Setup(workload, Limits(num_blocks=256, max_model_len=4096), COST, "paged", tiers=Tiers(**sizes))
+        setup = Setup(
+            workload, SimulatedLimits(num_blocks=256, max_model_len=4096), COST, "paged", tiers=Tiers(**sizes)
+        )
         simulation = Simulation(setup)
         simulation.run()
         found = report(simulation)

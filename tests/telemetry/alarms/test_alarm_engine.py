@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from kvscope_telemetry.alarms.alarm_engine import Alarm, AlarmEngine, alarm_text, bookmark_of
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule, parse_rule
 from kvscope_telemetry.messages.telemetry import Stop
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
 START_NS = 1_700_000_000 * SECOND_NS
@@ -40,15 +40,15 @@ def stopped(summary: Summary) -> Summary:
 
 
 class Watched:
-    """An engine of rules and the course that it reads."""
+    """An engine of rules and the overview that it reads."""
 
     def __init__(self, *rules: Rule) -> None:
-        self.engine, self.course = AlarmEngine(rules), Course()
+        self.engine, self.overview = AlarmEngine(rules), SessionOverview()
 
     def feed(self, seconds: list[Summary]) -> list[Alarm]:
-        first = len(self.course)
-        self.course.extend(seconds)
-        return self.engine.read(self.course, first, len(self.course))
+        first = len(self.overview)
+        self.overview.extend(seconds)
+        return self.engine.read(self.overview, first, len(self.overview))
 
 
 def only(name: str, **changes: Any) -> Watched:
@@ -267,13 +267,13 @@ def test_never_two_at_a_time_and_never_too_soon(given_seconds: list[tuple[float,
         assert [a.begin_ns for a in watched.engine.standing] == ([alarm.begin_ns] if alarm else [])
 
 
-def test_seconds_of_a_course_a_part_at_a_time_come_to_the_same() -> None:
-    course, rules = Course(), (*DEFAULT_RULES, parse_rule("mean(kv_usage, 7) > 0.6 for 2 s"))
-    course.extend(replace(usage(s, 98 if 20 <= s < 40 else 50), preemptions=s % 7) for s in range(60))
-    whole = AlarmEngine(rules).read(course, 0, 60)
+def test_seconds_of_a_overview_a_part_at_a_time_come_to_the_same() -> None:
+    overview, rules = SessionOverview(), (*DEFAULT_RULES, parse_rule("mean(kv_usage, 7) > 0.6 for 2 s"))
+    overview.extend(replace(usage(s, 98 if 20 <= s < 40 else 50), preemptions=s % 7) for s in range(60))
+    whole = AlarmEngine(rules).read(overview, 0, 60)
     assert {alarm.name for alarm in whole} >= {KV_USAGE, PREEMPTIONS, "mean(kv_usage, 7) > 0.6"}
     by_parts = AlarmEngine(rules)
-    parts = [alarm for first in range(0, 60, 7) for alarm in by_parts.read(course, first, min(first + 7, 60))]
+    parts = [alarm for first in range(0, 60, 7) for alarm in by_parts.read(overview, first, min(first + 7, 60))]
     assert parts == whole
 
 

@@ -14,23 +14,23 @@ from kvscope_telemetry.alarms.expression import Expression
 from kvscope_telemetry.alarms.figures import SECOND_FIGURES, value_text
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Stop
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Latency, Summary
 
 START_NS = 1_700_000_000 * SECOND_NS
 
 
-def course_of(*seconds: dict[str, Any]) -> Course:
-    course = Course()
-    course.extend(
+def overview_of(*seconds: dict[str, Any]) -> SessionOverview:
+    overview = SessionOverview()
+    overview.extend(
         Summary(**{"time_ns": START_NS + s * SECOND_NS, "epoch": 1, **each}) for s, each in enumerate(seconds)
     )
-    return course
+    return overview
 
 
 def holds(text: str, slack: float = 0.0, **second: Any) -> bool | None:
     """In one second; None: not known."""
-    (found,) = Expression(text).holds(course_of(second), slice(0, 1), slack).tolist()
+    (found,) = Expression(text).holds(overview_of(second), slice(0, 1), slack).tolist()
     return None if math.isnan(found) else bool(found)
 
 
@@ -103,17 +103,17 @@ def test_slack_makes_thresholds_easier_to_pass() -> None:
 
 
 def test_over_the_last_seconds() -> None:
-    course = course_of(*({"preemptions": count} for count in (0, 0, 6, 0, 0, 0, 1)))
+    overview = overview_of(*({"preemptions": count} for count in (0, 0, 6, 0, 0, 0, 1)))
     everything = slice(0, 7)
-    assert Expression("sum(preemptions_per_s, 3) > 5").holds(course, everything).tolist() == [0, 0, 1, 1, 1, 0, 0]
-    means = Expression("mean(preemptions_per_s, 3) > 0").value(course, everything).tolist()
+    assert Expression("sum(preemptions_per_s, 3) > 5").holds(overview, everything).tolist() == [0, 0, 1, 1, 1, 0, 0]
+    means = Expression("mean(preemptions_per_s, 3) > 0").value(overview, everything).tolist()
     assert [None if math.isnan(mean) else mean for mean in means] == [None, None, 2, 2, 2, 0, 1 / 3]
-    assert Expression("mean(preemptions_per_s, 3) > 0").value(course, slice(4, 6)).tolist() == [2, 0]
+    assert Expression("mean(preemptions_per_s, 3) > 0").value(overview, slice(4, 6)).tolist() == [2, 0]
 
 
 def test_the_last_seconds_are_those_of_the_same_engine_start() -> None:
-    course = course_of(*({"preemptions": 1, "epoch": 1 if s < 5 else 2} for s in range(10)))
-    assert Expression("sum(preemptions_per_s, 4) > 0").value(course, slice(0, 10)).tolist() == [1, 2, 3, 4, 4] * 2
+    overview = overview_of(*({"preemptions": 1, "epoch": 1 if s < 5 else 2} for s in range(10)))
+    assert Expression("sum(preemptions_per_s, 4) > 0").value(overview, slice(0, 10)).tolist() == [1, 2, 3, 4, 4] * 2
 
 
 def test_nothing_of_the_engine_is_known_while_it_stands_still() -> None:
@@ -137,7 +137,7 @@ def test_nothing_of_the_engine_is_known_while_it_stands_still() -> None:
 )
 def test_the_value_that_is_told(text: str, value: str) -> None:
     expression = Expression(text)
-    (found,) = expression.value(course_of(SECOND), slice(0, 1)).tolist()
+    (found,) = expression.value(overview_of(SECOND), slice(0, 1)).tolist()
     assert value_text(found, expression.unit) == value
 
 
@@ -210,13 +210,13 @@ def test_whatever_is_written_is_read_or_refused(words: list[str]) -> None:
         expression = Expression("".join(words))
     except BadInput:
         return
-    (found,) = expression.holds(course_of(SECOND), slice(0, 1)).tolist()
+    (found,) = expression.holds(overview_of(SECOND), slice(0, 1)).tolist()
     assert found in (0.0, 1.0) or math.isnan(found)
 
 
 @pytest.mark.parametrize("name", SECOND_FIGURES)
 def test_each_figure_can_be_read_and_is_in_the_docs(name: str) -> None:
-    course = course_of(SECOND, SECOND, {})
-    assert Expression(f"{name} > 3").value(course, slice(0, 3)).shape == (3,)
+    overview = overview_of(SECOND, SECOND, {})
+    assert Expression(f"{name} > 3").value(overview, slice(0, 3)).shape == (3,)
     docs = Path(__file__).parents[3] / "docs" / "alarms.md"
     assert f"| `{name}` | {SECOND_FIGURES[name].words} |" in docs.read_text(encoding="utf-8")

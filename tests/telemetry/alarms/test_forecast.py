@@ -7,7 +7,7 @@ import pytest
 
 from kvscope_telemetry.alarms.figures import forecast_at
 from kvscope_telemetry.alarms.forecast import seconds_left
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
 TIMES = np.arange(15.0)
@@ -59,16 +59,16 @@ def test_of_noise_it_is_nearly_never_said() -> None:
     assert sum(left is not None for left in said) <= 10
 
 
-def test_at_a_moment_of_a_course() -> None:
-    course = Course()
+def test_at_a_moment_of_a_overview() -> None:
+    overview = SessionOverview()
     summaries = [
         Summary(time_ns=s * SECOND_NS, epoch=1 if s < 20 else 2, active_blocks=10 * s, free_blocks=600 - 10 * s)
         for s in range(1, 40)
     ]
-    course.extend(summaries)
-    assert forecast_at(course, 15 * SECOND_NS) == pytest.approx(45.0)
-    assert forecast_at(course, 24 * SECOND_NS) is None  # five seconds of this engine
-    assert forecast_at(course, 39 * SECOND_NS) == pytest.approx(21.0)
-    assert forecast_at(course, 50 * SECOND_NS) is None
-    assert forecast_at(course, 0) is None
-    assert forecast_at(Course(), 0) is None
+    overview.extend(summaries)
+    assert forecast_at(overview, 15 * SECOND_NS) == pytest.approx(45.0)
+    assert forecast_at(overview, 24 * SECOND_NS) is None  # five seconds of this engine
+    assert forecast_at(overview, 39 * SECOND_NS) == pytest.approx(21.0)
+    assert forecast_at(overview, 50 * SECOND_NS) is None
+    assert forecast_at(overview, 0) is None
+    assert forecast_at(SessionOverview(), 0) is None

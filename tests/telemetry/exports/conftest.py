@@ -10,7 +10,7 @@ import pytest
 from tests.telemetry.conftest import SteppedClock
 
 from kvscope_telemetry.ledger import Ledger
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import (
     Batch,
     Counters,

@@ -12,7 +12,7 @@ import pytest
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.exports import export as exports
 from kvscope_telemetry.exports.export import Wanted, export
-from kvscope_telemetry.recordings.effort import OpeningCancelled
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled
 from kvscope_telemetry.recordings.reader import Recording
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.recover import recover
-from kvscope_telemetry.recordings.effort import OpeningCancelled
 from kvscope_telemetry.recordings.layout import FRAMES
-from kvscope_telemetry.recordings.overview import Part, missing_from, written_parts
+from kvscope_telemetry.recordings.overview import OverviewPart, missing_from, written_parts
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.timeline.save import save
 
@@ -52,7 +52,7 @@ def test_a_cut_file_is_whole_up_to_there(record, assert_same_state, tmp_path: Pa
     assert new.info.is_complete
     assert new.note == ""
     assert 50 < new.info.num_frames == old.info.num_frames
-    assert missing_from(new, Part.joined(written_parts(new)).newest_ns) is None  # its course is in it again
+    assert missing_from(new, OverviewPart.joined(written_parts(new)).newest_ns) is None  # its overview is in it again
     end_s = new.info.duration_s
     assert_same_state(new.state_at(end_s), recorded.mirror_after(2 + new.info.num_frames))
     assert cut.read_bytes() == data[: int(share * len(data))]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from kvscope_telemetry.exports.export import Wanted, export
-from kvscope_telemetry.exports.report.charts import Line, TimeAxis, chart
+from kvscope_telemetry.exports.report.charts import ChartLine, TimeAxis, chart
 from kvscope_telemetry.exports.report.page import clean
 from kvscope_telemetry.exports.report.png import png
 from kvscope_telemetry.recordings.reader import Recording
@@ -122,12 +122,12 @@ def test_charts_break_where_nothing_is_known() -> None:
     axis = TimeAxis(0.0, 100.0)
     times = np.arange(100.0)
     values = np.where((times > 40) & (times < 60), np.nan, 5.0)
-    drawn = chart(axis, times, [Line("x", "one", values)], unit="")
+    drawn = chart(axis, times, [ChartLine("x", "one", values)], unit="")
     assert drawn.count("<polyline") == 2
     alone = np.full(100, np.nan)
     alone[7] = 1.0
-    assert "<circle" in chart(axis, times, [Line("x", "one", alone)], unit="")
-    many = chart(axis, np.linspace(0, 100, 50_000), [Line("x", "one", np.sin(np.arange(50_000.0)))], unit="")
+    assert "<circle" in chart(axis, times, [ChartLine("x", "one", alone)], unit="")
+    many = chart(axis, np.linspace(0, 100, 50_000), [ChartLine("x", "one", np.sin(np.arange(50_000.0)))], unit="")
     assert len(many) < 20_000
 
 

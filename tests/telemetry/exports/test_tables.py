@@ -16,7 +16,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.export import Wanted, export
 from kvscope_telemetry.exports.tables import arrow_files
 from kvscope_telemetry.exports.tables.tables import KINDS
-from kvscope_telemetry.recordings.overview import read_course
+from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.bookmark import new_bookmark
 
@@ -67,9 +67,9 @@ def test_types_and_units(record: Callable, tmp_path: Path) -> None:  # type: ign
     without = [name for name, unit in units.items() if not unit]
     assert all(re.fullmatch(r"epoch|step|\w+_count", name) for name in without), without
     assert schema.metadata[b"model"] == b"synthetic"
-    course, table = read_course(recording), parquet.read_table(tmp_path / "metrics.parquet")
-    np.testing.assert_array_equal(table.column("decode_tokens"), course.column("decode_tokens"))
-    assert table.column("temperature_celsius").null_count == len(course)
+    overview, table = read_overview(recording), parquet.read_table(tmp_path / "metrics.parquet")
+    np.testing.assert_array_equal(table.column("decode_tokens"), overview.column("decode_tokens"))
+    assert table.column("temperature_celsius").null_count == len(overview)
 
 
 def test_what_happened_to_a_request_is_in_its_row(tell: Callable[..., Recording], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
 )
 from kvscope_telemetry.playback.playback_source import PlaybackSource
-from kvscope_telemetry.recordings.overview import read_course
+from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.mirror import Mirror
@@ -80,8 +80,8 @@ def record(path, capabilities):
             writer.write(Frame(epoch=5, seq=seq, step=seq, time_ns=time_ns, counters=counters))
             writer.write(Reading(epoch=5, time_ns=time_ns, used_share=0.25, latencies=(histogram,)))
     recording = Recording.open(path)
-    course = read_course(recording)
-    return recording, course, span_of(recording)
+    overview = read_overview(recording)
+    return recording, overview, span_of(recording)
 
 
 @pytest.fixture(scope="module")
@@ -98,30 +98,30 @@ def test_the_recording_knows_what_is_told(watched):
     assert watched[0].info.hello.capabilities == VLLM
 
 
-def test_the_course_has_what_is_told_and_nan_for_the_rest(watched):
-    _, course, _ = watched
+def test_the_overview_has_what_is_told_and_nan_for_the_rest(watched):
+    _, overview, _ = watched
     for name in ("free_blocks", "shared_blocks", "used_slots", "admitted", "num_steps", "run_ns", "longest_free_run"):
-        assert np.isnan(course.column(name)).all(), name
-    assert course.column("num_running")[-1] == 2
-    assert course.column("cached_blocks")[-1] == 3
-    assert usage_of(course)[-1] == 0.25
-    assert np.isnan(fragmentation_of(course)).all()
-    assert course.column("decode_tokens")[1:].max() == 20
-    assert course.column("first_token_p50_s")[-1] == 0.05
-    assert course.column("first_token_p50_above_s")[-1] == 0.01
-    assert np.isnan(course.column("first_token_p99_s")[-1])  # above the last bound
+        assert np.isnan(overview.column(name)).all(), name
+    assert overview.column("num_running")[-1] == 2
+    assert overview.column("cached_blocks")[-1] == 3
+    assert usage_of(overview)[-1] == 0.25
+    assert np.isnan(fragmentation_of(overview)).all()
+    assert overview.column("decode_tokens")[1:].max() == 20
+    assert overview.column("first_token_p50_s")[-1] == 0.05
+    assert overview.column("first_token_p50_above_s")[-1] == 0.01
+    assert np.isnan(overview.column("first_token_p99_s")[-1])  # above the last bound
 
 
 def test_an_engine_that_tells_all_is_summarized_as_before(own):
-    _, course, _ = own
-    assert course.column("free_blocks")[-1] == 97
-    assert np.isnan(course.column("pool_blocks")).all()
+    _, overview, _ = own
+    assert overview.column("free_blocks")[-1] == 97
+    assert np.isnan(overview.column("pool_blocks")).all()
 
 
 def test_the_metrics_are_empty_where_unknown(watched, own):
-    recording, course, span = watched
+    recording, overview, span = watched
     file = io.BytesIO()
-    write_csv(metrics_table(recording, course, span), file)
+    write_csv(metrics_table(recording, overview, span), file)
     head, first, *_ = (line.split(",") for line in file.getvalue().decode().splitlines())
     told = dict(zip(head, first, strict=True))
     assert told["num_steps"] == told["free_blocks"] == told["admitted"] == ""
@@ -131,18 +131,18 @@ def test_the_metrics_are_empty_where_unknown(watched, own):
 
 
 def test_the_digest_has_none_and_the_report_and_the_trace_leave_it_out(watched):
-    recording, course, span = watched
-    found = digest(recording, course, span)
+    recording, overview, span = watched
+    found = digest(recording, overview, span)
     assert found.totals["admitted"] is None
     assert found.num_steps is None
     assert found.latencies_are_bounds
     report, trace = io.BytesIO(), io.BytesIO()
-    write_report(recording, course, (), span, report)
+    write_report(recording, overview, (), span, report)
     page = report.getvalue().decode()
     assert "Refused" not in page
     assert "Blocks by address" not in page
     assert "KV usage, peak" in page
-    write_perfetto(recording, course, (), span, trace)
+    write_perfetto(recording, overview, (), span, trace)
     names = trace.getvalue()
     assert b"Running" in names
     for name in (b"Longest free run", b"Free blocks", b"Requests", b"Steps"):
@@ -162,8 +162,8 @@ def test_figures_that_one_side_cannot_know_have_no_difference(watched, own):
     [("kv_usage", True), ("blocks_run_out_s", False), ("longest_wait_s", False), ("stalled_s", False)],
 )
 def test_a_figure_of_an_alarm_that_cannot_be_measured_is_nan(watched, figure, is_known):
-    _, course, _ = watched
-    values = Expression(f"{figure} > 3").value(course, slice(0, len(course)))
+    _, overview, _ = watched
+    values = Expression(f"{figure} > 3").value(overview, slice(0, len(overview)))
     assert np.isnan(values[-1]) != is_known
 
 

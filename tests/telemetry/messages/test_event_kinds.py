@@ -61,7 +61,7 @@ def event(data: EventData | None, kind: str = "preempted", num_tokens: int = 96)
             "requested by you; 96 tokens in 3 blocks to recompute (about 6.2 s)",
         ),
         (
-            event(EventData(kind="evicted", num_sunk=2), "evicted"),
+            event(EventData(kind="evicted", num_offloaded=2), "evicted"),
             "no block was free; the 3 least recently used cached blocks were evicted, first for request #1;"
             " 2 moved to host memory",
         ),

@@ -13,7 +13,7 @@ from kvscope_telemetry.errors import ProtocolError, UnknownMessage
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages import wire
 from kvscope_telemetry.messages.commands import Finished, Status
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event, Frame, Hello, Progress, Snapshot
 from kvscope_telemetry.messages.unknown import Unknowns, known_telemetry
 from kvscope_telemetry.recordings.keyframes import snapshot_of

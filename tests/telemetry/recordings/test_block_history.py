@@ -13,15 +13,15 @@ import pytest
 from kvscope_telemetry.ledger import LASTING
 from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Hello
-from kvscope_telemetry.recordings.block_history import GrowingLife, LifePart, joined, part_of, read_part
-from kvscope_telemetry.recordings.effort import OpeningCancelled
+from kvscope_telemetry.recordings.block_history import BlockHistoryPart, GrowingBlockHistory, joined, part_of, read_part
 from kvscope_telemetry.recordings.keyframes import snapshot_of
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.summaries.block_life import BlockLife, How, Moved
-from kvscope_telemetry.summaries.life_moments import Kind
+from kvscope_telemetry.summaries.block_changes import BlockChanges, ChangeKind, Moved
+from kvscope_telemetry.summaries.block_moments import MomentKind
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 BLOCK_SIZE = 16
@@ -32,10 +32,10 @@ def row_of(mirror: Mirror, block: int) -> tuple[int, ...]:
     return tuple(int(getattr(mirror.ledger, name)[block]) for name in LASTING)
 
 
-def at(part: LifePart, time_ns: int) -> tuple[int, ...] | None:
+def at(part: BlockHistoryPart, time_ns: int) -> tuple[int, ...] | None:
     """What the life says of a moment; None where it is not known."""
     place = int(np.searchsorted(part.rows["time_ns"], time_ns, "right")) - 1
-    if place < 0 or part.rows["how"][place] == How.LOST:
+    if place < 0 or part.rows["how"][place] == ChangeKind.LOST:
         return None
     return tuple(int(part.rows[name][place]) for name in LASTING)
 
@@ -84,21 +84,21 @@ def test_as_it_comes_it_is_the_mirrors_too(make_messages: Callable[..., Any]) ->
     blocks = busy_blocks(frames, 8)
     mirror = Mirror()
     mirror.reset(snapshot)
-    lives = [BlockLife(block) for block in blocks]
-    for life in lives:
-        life.know(mirror.ledger, snapshot.time_ns, 1, snapshot.step)
+    block_histories = [BlockChanges(block) for block in blocks]
+    for block_history in block_histories:
+        block_history.know(mirror.ledger, snapshot.time_ns, 1, snapshot.step)
     rng = random.Random(1)
     while frames:
         count = rng.randint(1, 6)
         update = coalesce(frames[:count])
         del frames[:count]
         mirror.apply(update)
-        for life in lives:
-            life.take(update, 5)
-            last = life.rows[-1]
-            assert tuple(int(last[name]) for name in LASTING) == row_of(mirror, life.block)
+        for block_history in block_histories:
+            block_history.take(update, 5)
+            last = block_history.rows[-1]
+            assert tuple(int(last[name]) for name in LASTING) == row_of(mirror, block_history.block)
             assert last["time_ns"] <= mirror.time_ns + 5
-    assert all((np.diff(life.rows["time_ns"]) >= 0).all() for life in lives)
+    assert all((np.diff(block_history.rows["time_ns"]) >= 0).all() for block_history in block_histories)
 
 
 def test_what_is_missing_is_not_known(record: Callable[..., Any], make_messages: Callable[..., Any]) -> None:
@@ -108,8 +108,8 @@ def test_what_is_missing_is_not_known(record: Callable[..., Any], make_messages:
     recording = Recording.open(recorded.path)
     block = busy_blocks(recorded.frames, 2)[0]
     part = read_part(recording, block, recording.start_ns, recording.end_ns, BLOCK_SIZE)
-    assert part.rows["how"][-1] == How.LOST
-    assert part.moments[-1].kind is Kind.LOST
+    assert part.rows["how"][-1] == ChangeKind.LOST
+    assert part.moments[-1].kind is MomentKind.LOST
     other = record([*cut, *make_messages(200, epoch=2, seed=5)], "two.mcap", keyframe_interval_ns=LONG_NS)
     recording = Recording.open(other.path)
     part = read_part(recording, block, recording.start_ns, recording.end_ns, BLOCK_SIZE)
@@ -162,10 +162,10 @@ def test_it_is_given_up_when_nobody_waits(record: Callable[..., Any]) -> None:
 def test_no_more_than_the_newest_rows_are_kept(make_messages: Callable[..., Any]) -> None:
     _, snapshot, *frames = make_messages(600)
     block = busy_blocks(frames, 2)[0]
-    short, long = BlockLife(block, max_rows=16), BlockLife(block)
+    short, long = BlockChanges(block, max_rows=16), BlockChanges(block)
     for message in (snapshot, *frames):
-        for life in (short, long):
-            life.feed(message, message.time_ns)
+        for block_history in (short, long):
+            block_history.feed(message, message.time_ns)
     assert len(short.rows) <= 16 < len(long.rows)
     assert short.num_forgotten == len(long.rows) - len(short.rows)
     kept = long.rows[-len(short.rows) :]
@@ -187,27 +187,27 @@ def test_moves_are_told_beside_the_row() -> None:
     evicted = {int(i) for frame in frames for i in np.frombuffer(frame.moves.evicted, "<u4")}
     assert evicted
     block = min(evicted)
-    life = BlockLife(block)
+    block_history = BlockChanges(block)
     for message in (snapshot, *frames):
-        life.feed(message, message.time_ns)
+        block_history.feed(message, message.time_ns)
     told = [f.time_ns for f in frames if block in np.frombuffer(f.moves.evicted, "<u4")]
-    is_evicted = (life.rows["moved"] & Moved.EVICTED) != 0
-    assert life.rows["time_ns"][is_evicted].tolist() == told
-    kinds = [moment.kind for moment in part_of(life, 0, 1, BLOCK_SIZE).moments]
-    assert kinds.count(Kind.EVICTED) >= len(told)
+    is_evicted = (block_history.rows["moved"] & Moved.EVICTED) != 0
+    assert block_history.rows["time_ns"][is_evicted].tolist() == told
+    kinds = [moment.kind for moment in part_of(block_history, 0, 1, BLOCK_SIZE).moments]
+    assert kinds.count(MomentKind.EVICTED) >= len(told)
 
 
 def test_a_life_that_grows_is_told_as_it_would_be_at_once(make_messages: Callable[..., Any]) -> None:
     _, snapshot, *frames = make_messages(400)
     block = busy_blocks(frames, 2)[0]
-    growing = GrowingLife(block, BLOCK_SIZE)
-    growing.life.feed(snapshot, snapshot.time_ns)
+    growing = GrowingBlockHistory(block, BLOCK_SIZE)
+    growing.block_history.feed(snapshot, snapshot.time_ns)
     for frame in frames:
-        growing.life.feed(frame, frame.time_ns)
+        growing.block_history.feed(frame, frame.time_ns)
         if growing.has_news:
             part = growing.part(0, frame.time_ns)
             assert not growing.has_news
-    at_once = part_of(growing.life, 0, frames[-1].time_ns, BLOCK_SIZE)
+    at_once = part_of(growing.block_history, 0, frames[-1].time_ns, BLOCK_SIZE)
     assert part.moments == at_once.moments
     assert part.told.times_ns.tolist() == [moment.time_ns for moment in at_once.moments]
 
@@ -234,7 +234,7 @@ def test_a_life_past_many_batches_is_the_same_from_every_moment(
             first, last = sorted(rng.sample(range(len(expected)), 2))
             from_ns, until_ns = expected[first][0], expected[last][0]
             part = read_part(recording, block, from_ns, until_ns, BLOCK_SIZE)
-            assert How.LOST not in part.rows["how"]
+            assert ChangeKind.LOST not in part.rows["how"]
             assert all(at(part, time_ns) == rows[place] for time_ns, rows in expected[first : last + 1])
 
 

@@ -20,8 +20,8 @@ from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.timeline.ring import Ring
 from kvscope_telemetry.timeline.ring_folder import segments_in
+from kvscope_telemetry.timeline.ring_recording import RingRecording
 from kvscope_telemetry.timeline.save import save
-from kvscope_telemetry.timeline.tape import Tape
 
 SECONDS, RATE = 8, 100
 SEED = 20
@@ -57,7 +57,7 @@ def in_a_ring(folder: Path) -> Path:
 
 def saved(folder: Path) -> Path:
     segment = in_a_ring(folder)
-    assert save(Tape.open(segment.parent), folder / "saved.mcap", 0.0)
+    assert save(RingRecording.open(segment.parent), folder / "saved.mcap", 0.0)
     return folder / "saved.mcap"
 
 

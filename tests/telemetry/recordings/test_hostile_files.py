@@ -19,11 +19,11 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Goodbye, Hello
 from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings import chunks as chunk_files
-from kvscope_telemetry.recordings import effort as efforts
+from kvscope_telemetry.recordings import read_budget as budgets
 from kvscope_telemetry.recordings import survey as surveys
 from kvscope_telemetry.recordings.chunks import MAGIC, MAX_CHUNK_MESSAGES
-from kvscope_telemetry.recordings.effort import Effort, EffortSpent, OpeningCancelled
 from kvscope_telemetry.recordings.layout import CHECKPOINTS, FRAMES, HELLOS, KEYFRAMES, MESSAGES, PROFILE, SNAPSHOTS
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ReadBudget, ReadBudgetSpent
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.regular_file import open_regular, stored_bytes
 
@@ -107,8 +107,8 @@ def test_a_hole_of_10_gib_is_the_end_of_it(record: Record, tmp_path: Path) -> No
 
 
 def test_records_that_hold_nothing_are_walked_over_for_a_while(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(efforts, "MAX_STEP_BYTES", 1 << 20)
-    monkeypatch.setattr(efforts, "STEP_BYTES_A_STORED_BYTE", 8)
+    monkeypatch.setattr(budgets, "MAX_STEP_BYTES", 1 << 20)
+    monkeypatch.setattr(budgets, "STEP_BYTES_A_STORED_BYTE", 8)
     path = tmp_path / "nothing.mcap"
     path.write_bytes(MAGIC + struct.pack("<BQ", 128, 0) * 100_000)
     assert refusal(path).endswith("MiB would have to be looked at")
@@ -130,7 +130,7 @@ def test_chunks_of_zeros_are_looked_at_once_and_not_for_ever(
     tmp_path: Path, make_messages: Callable[..., Any], monkeypatch: Any
 ) -> None:
     """100 chunks of 16 MiB: a part of them is inflated, none of them twice."""
-    monkeypatch.setattr(efforts, "MAX_STEP_BYTES", 64 << 20)
+    monkeypatch.setattr(budgets, "MAX_STEP_BYTES", 64 << 20)
     path = tmp_path / "zeros.mcap"
     zeros = chunk(bytes(16 << 20))
     path.write_bytes(MAGIC + good_chunk(make_messages) + zeros * 100)
@@ -180,14 +180,14 @@ def test_a_chunk_that_turns_out_damaged_is_inflated_once(record: Record, tmp_pat
 def test_what_all_chunks_claim_together_is_bounded(
     tmp_path: Path, make_messages: Callable[..., Any], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(efforts, "MAX_INFLATED_BYTES", 1 << 20)
+    monkeypatch.setattr(budgets, "MAX_INFLATED_BYTES", 1 << 20)
     path = tmp_path / "many.mcap"
     path.write_bytes(MAGIC + good_chunk(make_messages) + chunk(bytes(1 << 20)) * 100)
     assert "its chunks claim more than" in Recording.open(path).detail
 
 
 def test_opening_tells_how_far_it_is_and_can_be_ended(record: Record, monkeypatch: Any) -> None:
-    monkeypatch.setattr(efforts, "_LOOK_EVERY", 1)
+    monkeypatch.setattr(budgets, "_LOOK_EVERY", 1)
     path = record(200).path
     shares: list[float] = []
     Recording.open(path, lambda share: shares.append(share) is None)
@@ -199,12 +199,12 @@ def test_opening_tells_how_far_it_is_and_can_be_ended(record: Record, monkeypatc
 
 
 def test_opening_that_takes_too_long_ends_with_what_there_is(record: Record, monkeypatch: Any) -> None:
-    monkeypatch.setattr(efforts, "_LOOK_EVERY", 1)
+    monkeypatch.setattr(budgets, "_LOOK_EVERY", 1)
     now = iter(range(1 << 30))
-    monkeypatch.setattr(surveys, "Effort", lambda stored, watch: Effort(stored, watch, clock=now.__next__))
+    monkeypatch.setattr(surveys, "Effort", lambda stored, watch: ReadBudget(stored, watch, clock=now.__next__))
     assert "it took longer than 30 s" in Recording.open(record(2_000).path).detail
-    spent = Effort(0, max_seconds=0.5, clock=now.__next__)
-    with pytest.raises(EffortSpent):
+    spent = ReadBudget(0, max_seconds=0.5, clock=now.__next__)
+    with pytest.raises(ReadBudgetSpent):
         spent.spend(1)
 
 
@@ -303,8 +303,8 @@ def test_columns_that_lie_are_left_out_at_no_cost(record: Record, tmp_path: Path
 
 def test_what_all_columns_claim_together_is_bounded(record: Record, tmp_path: Path, monkeypatch: Any) -> None:
     whole, at_ns = without_end(record(100).path)
-    monkeypatch.setattr(efforts, "MAX_INFLATED_BYTES", 8 << 20)
-    monkeypatch.setattr(efforts, "INFLATED_BYTES_A_STORED_BYTE", 0)
+    monkeypatch.setattr(budgets, "MAX_INFLATED_BYTES", 8 << 20)
+    monkeypatch.setattr(budgets, "INFLATED_BYTES_A_STORED_BYTE", 0)
     zeros = columns(1, {"unknown": ("<i8", bytes(1 << 20))})
     path = tmp_path / "many.mcap"
     path.write_bytes(whole + chunk(message(FRAMES, zeros, at_ns), times=(at_ns, at_ns)) * 100)

@@ -31,7 +31,7 @@ from kvscope_telemetry.messages.commands import (
     Submit,
     Tokens,
 )
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.messages.wire import decode_telemetry, encode

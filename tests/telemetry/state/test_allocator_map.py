@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.commands import AllocatorMap
 from kvscope_telemetry.messages.wire import decode_reply, encode
-from kvscope_telemetry.state.allocator_map import Pool, State, TorchSegment, pack_map, unpack_map
+from kvscope_telemetry.state.allocator_map import AllocatorPool, State, TorchSegment, pack_map, unpack_map
 
 _BLOCK = st.tuples(st.integers(1, 1 << 22), st.sampled_from((State.ALLOCATED, State.PENDING, State.CACHED)))
 
@@ -20,7 +20,7 @@ def segment(blocks: list[tuple[int, State]], address: int = 1 << 40, stream: int
     sizes = np.array([size for size, _ in blocks], np.int64)
     offsets = np.cumsum(sizes) - sizes
     states = np.array([state for _, state in blocks], np.uint8)
-    return TorchSegment(address, int(sizes.sum()), stream, Pool.LARGE, offsets, sizes, states)
+    return TorchSegment(address, int(sizes.sum()), stream, AllocatorPool.LARGE, offsets, sizes, states)
 
 
 def said(segments: list[TorchSegment]) -> list[tuple[object, ...]]:

@@ -10,7 +10,7 @@ import pytest
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import COLUMNS, BlockRows, Ledger
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, RequestRows
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.coalesce import coalesce

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.conftest import examples
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import RequestInfo, RequestRows
 from kvscope_telemetry.state.coalesce import join_request_rows
 from kvscope_telemetry.state.request_mirror import RequestMirror, equal_requests, read_changes

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kvscope_telemetry.summaries import latency_buckets
-from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.figures import quantile_of
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Latency, Summary
 
 
@@ -15,13 +15,13 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, Latency, Summary
 def test_where_seconds_begin_makes_no_difference(num_seconds: int) -> None:
     dice = np.random.default_rng()
     values = dice.lognormal(-3, 1.5, 5_000)
-    course = Course()
+    overview = SessionOverview()
     for at, part in enumerate(np.array_split(values, num_seconds)):
         told = Latency(part.size, *np.percentile(part, (50, 95, 99)), buckets=latency_buckets.pack(part))
-        course.extend([Summary(time_ns=at * SECOND_NS, epoch=1, first_token=told)])
+        overview.extend([Summary(time_ns=at * SECOND_NS, epoch=1, first_token=told)])
     for share in (0.5, 0.95, 0.99):
         wanted = float(np.percentile(values, 100 * share, method="inverted_cdf"))
-        assert quantile_of(course, "first_token", share, slice(None)) == pytest.approx(wanted, rel=0.006)
+        assert quantile_of(overview, "first_token", share, slice(None)) == pytest.approx(wanted, rel=0.006)
 
 
 def test_nothing_and_everything_has_a_bucket() -> None:

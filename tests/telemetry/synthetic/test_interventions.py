@@ -21,7 +21,7 @@ from kvscope_telemetry.messages.commands import (
     SetLimits,
     Status,
 )
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.state.mirror import Mirror

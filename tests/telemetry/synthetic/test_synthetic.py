@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Moves
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.coalesce import coalesce
@@ -60,12 +60,12 @@ def test_lower_tiers_conserve_blocks_and_tell_their_moves(num_host: int, num_dis
             _check_places(engine, mirror)
     assert mirror.ledger.equals(engine.ledger)
     totals = engine._counters()
-    assert moved["saved"] == totals.swapped_blocks + totals.sunk_blocks
+    assert moved["saved"] == totals.swapped_blocks + totals.offloaded_blocks
     assert moved["loaded"] == totals.loaded_blocks > 0
     assert moved["evicted"] == totals.evicted_blocks > 0
     assert moved["copied"] == totals.copied_blocks > 0
     assert totals.swapped_blocks
-    assert totals.sunk_blocks
+    assert totals.offloaded_blocks
 
 
 def _check_places(engine: SyntheticEngine, mirror: Mirror) -> None:

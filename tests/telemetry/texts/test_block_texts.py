@@ -19,8 +19,8 @@ from kvscope_telemetry.texts.block_texts import Asked, RecordedText, TextIndex, 
 from kvscope_telemetry.texts.published_texts import PublishedTexts
 from kvscope_telemetry.texts.text_collector import PARTIAL_EVERY, TextCollector
 from kvscope_telemetry.timeline.ring import Ring
+from kvscope_telemetry.timeline.ring_recording import RingRecording
 from kvscope_telemetry.timeline.save import save
-from kvscope_telemetry.timeline.tape import Tape
 
 EPOCH = 7
 
@@ -199,7 +199,7 @@ def test_a_file_says_whether_it_has_texts_and_reads_the_same_beside_them(tmp_pat
     assert len(texts) > 20
     assert all(recording.start_ns <= text.time_ns <= recording.end_ns for text in texts)
     assert recording.info.num_frames == without.info.num_frames
-    assert list(recording.glances())
+    assert list(recording.overview_items())
     ends = [each.state_at(each.info.duration_s) for each in (recording, without)]  # clocks are the machine's
     assert ends[0].seq == ends[1].seq == 200
     assert ends[0].ledger.equals(ends[1].ledger)
@@ -231,9 +231,9 @@ def test_a_ring_has_them_when_it_is_given_them(tmp_path):
         ring.write(message, wait=True)
     ring.write_texts([RecordedText(epoch=EPOCH, block=3, owner=1, text="hello")])
     ring.flush()
-    tape = Tape.open(ring.folder)
-    assert tape.has_texts
-    assert [text.text for text in tape.texts()] == ["hello"]
+    ring_recording = RingRecording.open(ring.folder)
+    assert ring_recording.has_texts
+    assert [text.text for text in ring_recording.texts()] == ["hello"]
     ring.close()
 
 

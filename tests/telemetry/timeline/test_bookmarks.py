@@ -26,8 +26,8 @@ from kvscope_telemetry.summaries.bookmark import (
     settled,
 )
 from kvscope_telemetry.timeline.ring import Ring
+from kvscope_telemetry.timeline.ring_recording import RingRecording
 from kvscope_telemetry.timeline.save import save
-from kvscope_telemetry.timeline.tape import Tape
 
 MakeRing = Callable[..., Ring]
 MakeSession = Callable[..., Any]
@@ -73,11 +73,11 @@ def test_in_a_ring_from_the_moment_it_is_flushed(make_ring: MakeRing, make_sessi
     assert ring.mark(late)
     assert ring.mark(replace(marked, text="renamed", revision=1))
     assert ring.flush(60.0)
-    tape = Tape.open(ring.folder, ring.origin_ns)
-    assert tape.num_segments > 3
-    assert standing(tape.bookmarks()) == [replace(marked, text="renamed", revision=1), late]
-    assert tape.start_ns == ring.origin_ns  # a bookmark about earlier moves no start
-    assert [b for b in tape.bookmarks() if b.revision == 0] == [marked, late]
+    ring_recording = RingRecording.open(ring.folder, ring.origin_ns)
+    assert ring_recording.num_segments > 3
+    assert standing(ring_recording.bookmarks()) == [replace(marked, text="renamed", revision=1), late]
+    assert ring_recording.start_ns == ring.origin_ns  # a bookmark about earlier moves no start
+    assert [b for b in ring_recording.bookmarks() if b.revision == 0] == [marked, late]
     ring.close()
 
 
@@ -89,7 +89,7 @@ def test_outlives_the_segments_before_it(make_ring: MakeRing, make_session: Make
     ring.mark(marked)
     session.go_on(60)
     assert ring.flush(60.0)
-    assert standing(Tape.open(ring.folder, ring.origin_ns).bookmarks()) == [marked]
+    assert standing(RingRecording.open(ring.folder, ring.origin_ns).bookmarks()) == [marked]
     ring.close()
 
 
@@ -103,13 +103,13 @@ def test_saved_with_the_minutes_they_are_about(make_ring: MakeRing, make_session
     for said in (early, inside, reaching, gone, replace(gone, revision=1, is_deleted=True)):
         ring.mark(said)
     assert ring.flush(60.0)
-    tape = Tape.open(ring.folder, ring.origin_ns)
+    ring_recording = RingRecording.open(ring.folder, ring.origin_ns)
     path = tmp_path / "saved.mcap"
-    assert save(tape, path, 6.0)
+    assert save(ring_recording, path, 6.0)
     recording = Recording.open(path)
     assert standing(recording.bookmarks()) == [reaching, inside]
-    assert recording.start_ns == tape.start_ns + 6_000_000_000  # not moved by what is about earlier
-    assert len(list(recording.glances())) > 5
+    assert recording.start_ns == ring_recording.start_ns + 6_000_000_000  # not moved by what is about earlier
+    assert len(list(recording.overview_items())) > 5
     with path.open("rb") as file:
         found = list(mcap.reader.make_reader(file, validate_crcs=True).iter_messages([TOPICS[BOOKMARKS]]))
     assert sorted(message.log_time for _, _, message in found) == [reaching.time_ns, inside.time_ns]

@@ -18,7 +18,7 @@ from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.timeline.ring import Ring
 from kvscope_telemetry.timeline.ring_folder import segments_in
-from kvscope_telemetry.timeline.tape import Tape
+from kvscope_telemetry.timeline.ring_recording import RingRecording
 
 MakeRing = Callable[..., Ring]
 MakeSession = Callable[..., Any]
@@ -186,13 +186,13 @@ def test_on_a_folder_that_became_unwritable_the_session_goes_on(
     assert 0 < ring.num_dropped < len(session.messages)
     session.go_on(200)
     assert ring.flush(60.0)
-    tape = Tape.open(ring.folder, ring.origin_ns)
-    frames = list(tape.frames())
+    ring_recording = RingRecording.open(ring.folder, ring.origin_ns)
+    frames = list(ring_recording.frames())
     assert frames == [frame for frame in session.frames if frame in frames]
     assert len(session.frames) > len(frames) > 200
     assert frames[-1] == session.frames[-1]
     for at_ns in (session.times_ns[5], session.times_ns[-1], session.times_ns[-100]):
-        assert_same_state(tape.state_at((at_ns - tape.start_ns) / 1e9), session.mirror_at(at_ns))
+        assert_same_state(ring_recording.state_at((at_ns - ring_recording.start_ns) / 1e9), session.mirror_at(at_ns))
     ring.close(keep=True)
     assert len(list(Recording.open(segments_in(ring.folder)[1]).frames())) > 50
 
@@ -254,7 +254,7 @@ def test_on_a_full_disk_what_was_written_can_be_read_and_the_ring_begins_again(t
     assert len(seqs) > 10
     assert first.state_at(1e9).seq == seqs[-1]
     assert [frame.seq for frame in again.frames()][-1] == last
-    assert Tape.open(tmp_path / "ring").state_at(1e9).seq == last
+    assert RingRecording.open(tmp_path / "ring").state_at(1e9).seq == last
 
 
 def test_flushing_lets_everything_be_read(make_ring: MakeRing, make_session: MakeSession) -> None:

@@ -15,14 +15,14 @@ from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, Snapsho
 from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.timeline.ring import Ring
+from kvscope_telemetry.timeline.ring_recording import RingRecording
 from kvscope_telemetry.timeline.save import save
-from kvscope_telemetry.timeline.tape import Tape
 
 Make = Callable[..., Any]
 
 
 @pytest.fixture
-def written(make_ring: Callable[..., Ring], make_session: Make) -> tuple[Any, Tape]:
+def written(make_ring: Callable[..., Ring], make_session: Make) -> tuple[Any, RingRecording]:
     """A session, and the last ten seconds of it."""
     ring = make_ring(max_seconds=10.0)
     session = make_session(ring)
@@ -30,27 +30,33 @@ def written(make_ring: Callable[..., Ring], make_session: Make) -> tuple[Any, Ta
     session.restart(epoch=2)
     session.go_on(250)
     ring.close(keep=True)
-    return session, Tape.open(ring.folder, session.times_ns[0])
+    return session, RingRecording.open(ring.folder, session.times_ns[0])
 
 
 @pytest.mark.parametrize(("back_s", "until_s"), [(5.0, None), (8.5, 3.0), (1e9, None)])
 def test_a_part_is_what_it_was(
     back_s: float, until_s: float | None, written: Any, assert_same_state: Callable[..., None], tmp_path: Path
 ) -> None:
-    session, tape = written
-    end_s = tape.info.duration_s
-    from_s = max(tape.first_s, end_s - back_s)
+    session, ring_recording = written
+    end_s = ring_recording.info.duration_s
+    from_s = max(ring_recording.first_s, end_s - back_s)
     until_s = end_s if until_s is None else end_s - until_s
     shares: list[float] = []
-    assert save(tape, tmp_path / "part.mcap", end_s - back_s, until_s, watch=lambda share: shares.append(share) or True)
+    assert save(
+        ring_recording,
+        tmp_path / "part.mcap",
+        end_s - back_s,
+        until_s,
+        watch=lambda share: shares.append(share) or True,
+    )
     assert shares == sorted(shares)
     assert shares[0] < 0.1
     assert shares[-1] == 1.0
     part = Recording.open(tmp_path / "part.mcap")
     assert part.info.is_complete
     assert not part.note
-    assert part.start_ns == tape.start_ns + round(from_s * 1e9)
-    from_ns, until_ns = part.start_ns, tape.start_ns + round(until_s * 1e9)
+    assert part.start_ns == ring_recording.start_ns + round(from_s * 1e9)
+    from_ns, until_ns = part.start_ns, ring_recording.start_ns + round(until_s * 1e9)
     expected = [
         message
         for message, at_ns in zip(session.messages, session.times_ns, strict=True)
@@ -68,16 +74,16 @@ def test_a_part_is_what_it_was(
 
 
 def test_the_memory_is_known_from_the_start(written: Any, tmp_path: Path) -> None:
-    session, tape = written
-    assert save(tape, tmp_path / "part.mcap", tape.info.duration_s - 0.6)
+    session, ring_recording = written
+    assert save(ring_recording, tmp_path / "part.mcap", ring_recording.info.duration_s - 0.6)
     told = [message for message in session.messages if isinstance(message, MemoryBreakdown) and message.epoch == 2]
     part = Recording.open(tmp_path / "part.mcap")
     assert part.memory_before(0.0, 2) in told
 
 
 def test_a_file_can_be_cut_too(written: Any, tmp_path: Path, assert_same_state: Callable[..., None]) -> None:
-    session, tape = written
-    assert save(tape, tmp_path / "whole.mcap", 0.0)
+    session, ring_recording = written
+    assert save(ring_recording, tmp_path / "whole.mcap", 0.0)
     whole = Recording.open(tmp_path / "whole.mcap")
     assert save(whole, tmp_path / "half.mcap", whole.info.duration_s / 2)
     half = Recording.open(tmp_path / "half.mcap")
@@ -85,13 +91,13 @@ def test_a_file_can_be_cut_too(written: Any, tmp_path: Path, assert_same_state: 
 
 
 def test_who_watches_may_end_it(written: Any, tmp_path: Path) -> None:
-    _, tape = written
-    assert not save(tape, tmp_path / "part.mcap", 0.0, watch=lambda share: share < 0.5)
+    _, ring_recording = written
+    assert not save(ring_recording, tmp_path / "part.mcap", 0.0, watch=lambda share: share < 0.5)
     assert list(tmp_path.glob("*.mcap*")) == []
 
 
 def test_a_full_disk_is_told(written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, tape = written
+    _, ring_recording = written
     write, written_to = McapFile.add, []
 
     def full(file: McapFile, *given: Any) -> None:
@@ -102,14 +108,14 @@ def test_a_full_disk_is_told(written: Any, tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(McapFile, "add", full)
     with pytest.raises(KvscopeError, match=r"part\.mcap' cannot be written: No space left on device"):
-        save(tape, tmp_path / "part.mcap", 0.0)
+        save(ring_recording, tmp_path / "part.mcap", 0.0)
     assert list(tmp_path.glob("*.mcap*")) == []
 
 
 def test_nothing_is_overwritten(written: Any, tmp_path: Path) -> None:
-    _, tape = written
+    _, ring_recording = written
     (tmp_path / "there.mcap").touch()
     with pytest.raises(BadInput, match="already exists"):
-        save(tape, tmp_path / "there.mcap", 0.0)
+        save(ring_recording, tmp_path / "there.mcap", 0.0)
     with pytest.raises(BadInput, match="its name ends in"):
-        save(tape, tmp_path / "there.rrd", 0.0)
+        save(ring_recording, tmp_path / "there.rrd", 0.0)

@@ -12,13 +12,13 @@ import mcap.reader
 import pytest
 
 from kvscope_telemetry.messages.telemetry import Event, Frame
-from kvscope_telemetry.recordings.overview import Part, missing_from, written_parts
+from kvscope_telemetry.recordings.overview import OverviewPart, missing_from, written_parts
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.summaries.summary import SECOND_NS
 from kvscope_telemetry.timeline.ring import Ring
+from kvscope_telemetry.timeline.ring_recording import RingRecording
 from kvscope_telemetry.timeline.save import save
-from kvscope_telemetry.timeline.tape import Tape
 
 Make = Callable[..., Any]
 
@@ -38,7 +38,7 @@ def written(request: pytest.FixtureRequest, tmp_path: Path, make_session: Make) 
         ring.close(keep=True)
     else:
         assert ring.flush(10.0)
-    yield session, Tape.open(ring.folder, session.times_ns[0])
+    yield session, RingRecording.open(ring.folder, session.times_ns[0])
     ring.close()
 
 
@@ -65,7 +65,7 @@ def test_a_part_is_what_was(written: Any, tmp_path: Path, assert_same_state: Mak
         ]
         assert _frames(part) == frames
         told = Counter(_key(event) for _, frame in frames for event in frame.events)
-        assert Counter(_key(timed.event) for timed in Part.joined(written_parts(part)).events) == told
+        assert Counter(_key(timed.event) for timed in OverviewPart.joined(written_parts(part)).events) == told
         for at_s in [0.0, part.info.duration_s, *(random.uniform(0, part.info.duration_s) for _ in range(8))]:
             assert_same_state(part.state_at(at_s), session.mirror_at(part.start_ns + round(at_s * 1e9)))
         _check_seconds(part)
@@ -100,7 +100,7 @@ def _key(event: Event) -> tuple[str, int, int, int]:
 
 
 def _check_seconds(recording: Recording) -> None:
-    part = Part.joined(written_parts(recording))
+    part = OverviewPart.joined(written_parts(recording))
     assert missing_from(recording, part.newest_ns) is None
     seconds = [summary.time_ns for summary in part.summaries]
     assert seconds[0] <= recording.start_ns

@@ -93,7 +93,7 @@ class Bookmarks(QObject):
             self._take(said)
 
     def derive(self, bookmarks: Iterable[Bookmark]) -> None:
-        """Those that follow from the session's course by the rules of now; nothing of them is kept."""
+        """Those that follow from the session's overview by the rules of now; nothing of them is kept."""
         self._derived = list(bookmarks)
         self._show()
 

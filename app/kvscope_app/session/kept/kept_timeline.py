@@ -1,4 +1,4 @@
-"""What a live session keeps of itself: the ring on the disk, its course, and a recording that runs beside it.
+"""What a live session keeps of itself: the ring on the disk, its overview, and a recording that runs beside it.
 
 Owns both. Whoever is given everything that the source accepts is given it once (`Both`). Knows no Qt.
 """
@@ -12,15 +12,15 @@ from typing import Final
 from kvscope_app.session.background import Background
 from kvscope_app.session.kept.recorder import Recorder
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
-from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 from kvscope_telemetry.sources.sink import Sink
 from kvscope_telemetry.summaries.bookmark import Bookmark
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import Summary
 from kvscope_telemetry.texts.block_texts import RecordedText
-from kvscope_telemetry.timeline.distant_ring import DistantRing
+from kvscope_telemetry.timeline.ring_client import RingClient
+from kvscope_telemetry.timeline.ring_recording import RingRecording
 from kvscope_telemetry.timeline.save import save
-from kvscope_telemetry.timeline.tape import Tape
 
 _END_S: Final = 10.0
 """The longest that the end of a session waits for its recording to be whole."""
@@ -48,7 +48,7 @@ class Both:
 class KeptTimeline:
     """Begins with `ring`, which `set_sink` gives to the source; `close` ends both."""
 
-    def __init__(self, ring: DistantRing, set_sink: Callable[[Sink | None], None]) -> None:
+    def __init__(self, ring: RingClient, set_sink: Callable[[Sink | None], None]) -> None:
         self.ring = ring
         self.recorder: Recorder | None = None
         """The recording that runs beside it."""
@@ -69,15 +69,15 @@ class KeptTimeline:
         start_ns, end_ns = self.ring.start_ns, self.ring.end_ns
         return None if start_ns is None or end_ns is None else (start_ns, end_ns)
 
-    def take_into(self, course: Course) -> bool:
+    def take_into(self, overview: SessionOverview) -> bool:
         """Add what was summarized since the last call; whether there was anything. What left the ring is forgotten."""
-        told = self.ring.take_course()
+        told = self.ring.take_overview()
         if not told:
             return False
         summaries = [item for item in told if isinstance(item, Summary)]
-        course.extend(summaries, (item for item in told if not isinstance(item, Summary)))
+        overview.extend(summaries, (item for item in told if not isinstance(item, Summary)))
         if self.ring.start_ns is not None:
-            course.forget_before(self.ring.start_ns)
+            overview.forget_before(self.ring.start_ns)
         return True
 
     def mark(self, bookmarks: list[Bookmark]) -> str:
@@ -96,19 +96,21 @@ class KeptTimeline:
         if recorder is not None:
             recorder.writer.write_texts(texts)
 
-    def open_tape(self) -> Background[Tape]:
+    def open_ring_recording(self) -> Background[RingRecording]:
         """What the ring has now, to be read; it grows."""
-        return Background(self.read_tape, "kvscope-tape")
+        return Background(self.read_ring_recording, "kvscope-tape")
 
     def save(self, path: Path, seconds: float) -> Background[str]:
         """Write the last `seconds` of the ring to `path`; made is what is wrong with the ring, in a few words, mostly
         nothing."""
 
-        def work(watch: Watch) -> str:
-            tape = self.read_tape(watch)
-            if not save(tape, path, max(tape.first_s, tape.info.duration_s - seconds), watch=watch):
+        def work(watch: ProgressCallback) -> str:
+            ring_recording = self.read_ring_recording(watch)
+            if not save(
+                ring_recording, path, max(ring_recording.first_s, ring_recording.info.duration_s - seconds), watch=watch
+            ):
                 raise OpeningCancelled
-            return tape.note
+            return ring_recording.note
 
         return Background(work, "kvscope-save")
 
@@ -126,7 +128,7 @@ class KeptTimeline:
         if recorder is None:
             return None
 
-        def end(_: Watch) -> Path:
+        def end(_: ProgressCallback) -> Path:
             recorder.writer.close()
             return recorder.path
 
@@ -140,7 +142,7 @@ class KeptTimeline:
             ending.wait(_END_S)
         self.ring.close()
 
-    def read_tape(self, watch: Watch) -> Tape:
+    def read_ring_recording(self, watch: ProgressCallback) -> RingRecording:
         """What the ring has now, on the thread of who reads it."""
         self.ring.flush()
-        return Tape.open(self.ring.folder, self.ring.origin_ns, watch)
+        return RingRecording.open(self.ring.folder, self.ring.origin_ns, watch)

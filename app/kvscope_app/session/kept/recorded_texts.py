@@ -14,7 +14,7 @@ from kvscope_app.session.kept.kept_timeline import KeptTimeline
 from kvscope_app.session.links import Player
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.recorded import Recorded
-from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 from kvscope_telemetry.texts.block_texts import Asked, RecordedText, TextIndex
 
 _LOOK_EVERY: Final = 512
@@ -27,13 +27,13 @@ def recorded_texts(player: Player | None, kept: KeptTimeline | None) -> Recorded
         if played.has_texts or played.may_grow:
             return RecordedTexts(lambda _: type(played).open(played.path))  # type: ignore[attr-defined]
         return None
-    return None if kept is None else RecordedTexts(kept.read_tape)
+    return None if kept is None else RecordedTexts(kept.read_ring_recording)
 
 
 class RecordedTexts:
     """Of the recording that `open_recording` opens, for us alone: once somebody asks."""
 
-    def __init__(self, open_recording: Callable[[Watch], Recorded]) -> None:
+    def __init__(self, open_recording: Callable[[ProgressCallback], Recorded]) -> None:
         self._open = open_recording
         self._lock = threading.Lock()
         self._recording: Recorded | None = None
@@ -54,7 +54,7 @@ class RecordedTexts:
     def look_up(self, asked: Sequence[Asked], at_ns: int) -> Background[list[BlockContent | None]]:
         """What each block held then, in their order; None where the recording does not tell."""
 
-        def work(watch: Watch) -> list[BlockContent | None]:
+        def work(watch: ProgressCallback) -> list[BlockContent | None]:
             with self._lock:
                 self._read(lambda share: watch(share) and not self._is_closed.is_set())
                 return [self._index.find(each, at_ns) for each in asked]
@@ -64,7 +64,7 @@ class RecordedTexts:
     def search(self, words: str, limit: int) -> Background[list[RecordedText]]:
         """The first places of `words` in all that was recorded."""
 
-        def work(watch: Watch) -> list[RecordedText]:
+        def work(watch: ProgressCallback) -> list[RecordedText]:
             with self._lock:
                 self._read(lambda share: watch(share) and not self._is_closed.is_set())
                 return self._index.containing(words, limit)
@@ -75,7 +75,7 @@ class RecordedTexts:
         """Nobody asks any more."""
         self._is_closed.set()
 
-    def _read(self, watch: Watch) -> None:
+    def _read(self, watch: ProgressCallback) -> None:
         """What is new."""
         if self._recording is None:
             self._recording = self._open(watch)

@@ -14,8 +14,8 @@ from kvscope_app.session.background import Background
 from kvscope_app.settings.settings_keeper import read_settings
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.timeline.distant_ring import DistantRing
     from kvscope_telemetry.timeline.left_rings import TidiedRings
+    from kvscope_telemetry.timeline.ring_client import RingClient
 
 _numbers = itertools.count(1)
 
@@ -32,12 +32,12 @@ def kept_bounds(settings: QSettings) -> tuple[int, int]:
     return chosen.timeline_minutes, chosen.timeline_megabytes
 
 
-def make_ring(settings: QSettings) -> DistantRing:
+def make_ring(settings: QSettings) -> RingClient:
     """The ring of a session that begins now; another process writes it. What is wrong with the folder is told in its
     `failure`."""
     from kvscope_telemetry.errors import BadInput
     from kvscope_telemetry.keys.private_files import make_private_folder
-    from kvscope_telemetry.timeline.distant_ring import DistantRing
+    from kvscope_telemetry.timeline.ring_client import RingClient
 
     minutes, megabytes = kept_bounds(settings)
     parent = rings_folder()
@@ -47,7 +47,7 @@ def make_ring(settings: QSettings) -> DistantRing:
     except BadInput:
         pass  # the ring says the same of its own folder, or can be made all the same
     folder = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_numbers)}"
-    return DistantRing(folder, max_bytes=megabytes << 20, max_seconds=minutes * 60.0)
+    return RingClient(folder, max_bytes=megabytes << 20, max_seconds=minutes * 60.0)
 
 
 def find_left_rings() -> Background[TidiedRings]:

@@ -55,7 +55,7 @@ class SessionTexts(QObject):
     arrived = Signal()
     """More is known, or known not to be there."""
 
-    def __init__(self, session: Telling, parent: QObject | None = None) -> None:
+    def __init__(self, session: TextSession, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._session = session
         self._kept: OrderedDict[Key, BlockContent] = OrderedDict()
@@ -242,7 +242,7 @@ def _key(asked: Asked) -> Key:
     return asked.epoch, asked.block, (asked.owner << 32) + asked.filled, 0
 
 
-class Telling(Protocol):
+class TextSession(Protocol):
     """What texts ask of a session: what is shown, what is at the end, and who may be asked.
 
     A session, as far as texts go.

@@ -34,7 +34,7 @@ from kvscope_app.look.number_text import seconds
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.widgets import Segments
-from kvscope_app.playback.mark_words import mark_text
+from kvscope_app.playback.mark_labels import mark_text
 from kvscope_app.session.kept.bookmarks import Bookmarks
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View

@@ -28,7 +28,7 @@ class LegendEntry:
     dashed: bool = False
 
 
-class Legend(QWidget):
+class ChartLegend(QWidget):
     """Painted by hand: values change ten times a second and must not move the layout."""
 
     changed = Signal()

@@ -22,7 +22,7 @@ from kvscope_app.look.theme import Theme, mix
 from kvscope_app.look.zoom import scaled
 from kvscope_app.session.shown_stops import StopBand
 from kvscope_app.views.chart.axes import TimeAxis, ValueAxis, color_axis
-from kvscope_app.views.chart.chart_legend import Legend, LegendEntry
+from kvscope_app.views.chart.chart_legend import ChartLegend, LegendEntry
 from kvscope_app.views.chart.curves import FloatArray, close_areas, decimate, join_near, nice_ceiling
 from kvscope_app.views.chart.gap_bands import GapBands
 from kvscope_app.views.chart.plot import Plot
@@ -98,7 +98,7 @@ class ChartPanel(QWidget):
         self._join_gap_s = join_gap_s
         self._top = 0.0
         self._has_time_labels = True
-        self.legend = Legend(title, [LegendEntry(c.name, c.label, c.dashed) for c in self.curves])
+        self.legend = ChartLegend(title, [LegendEntry(c.name, c.label, c.dashed) for c in self.curves])
         self._time_axis = time_axis or TimeAxis()
         self.plot = Plot(ValueAxis(axis_text), self._time_axis)
         self._dots: dict[str, pg.ScatterPlotItem] = {}

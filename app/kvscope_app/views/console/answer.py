@@ -16,7 +16,7 @@ from kvscope_telemetry.messages.commands import Accepted, Finished, Refused, Tok
 _ENDINGS: dict[str, Ending] = {"stop": "stop", "length": "length", "abort": "stopped", "error": "error"}
 
 
-class Phase(Enum):
+class AnswerPhase(Enum):
     """Where the answer is."""
 
     SENT = auto()
@@ -28,14 +28,14 @@ class Phase(Enum):
     ENDED = auto()
 
 
-class Answer:
+class ChatAnswer:
     """Writes into `message`. `pending` is text that came and was not yet shown."""
 
     def __init__(self, request_id: str, conversation: Conversation, message: Message, epoch: int) -> None:
         self.request_id = request_id
         self.conversation = conversation
         self.message = message
-        self.phase = Phase.SENT
+        self.phase = AnswerPhase.SENT
         self._pending: list[str] = []
         self._sent_s = time.monotonic()
         self._first_s = 0.0
@@ -45,7 +45,7 @@ class Answer:
     @property
     def is_ended(self) -> bool:
         """Whether nothing more will come."""
-        return self.phase is Phase.ENDED
+        return self.phase is AnswerPhase.ENDED
 
     @property
     def waited_s(self) -> float:
@@ -61,12 +61,12 @@ class Answer:
     def stopping(self) -> None:
         """Stop was asked for."""
         if not self.is_ended:
-            self.phase = Phase.STOPPING
+            self.phase = AnswerPhase.STOPPING
 
     def accepted(self, reply: Accepted) -> None:
         """The engine took it."""
-        if self.phase is Phase.SENT:
-            self.phase = Phase.QUEUED
+        if self.phase is AnswerPhase.SENT:
+            self.phase = AnswerPhase.QUEUED
         number = reply.numbers[0] if reply.numbers else 0
         self._update(number=number, num_prompt_tokens=reply.num_prompt_tokens)
 
@@ -75,8 +75,8 @@ class Answer:
         now_s = time.monotonic()
         self._first_s = self._first_s or now_s
         self._last_s = now_s
-        if self.phase in (Phase.SENT, Phase.QUEUED):
-            self.phase = Phase.WRITING
+        if self.phase in (AnswerPhase.SENT, AnswerPhase.QUEUED):
+            self.phase = AnswerPhase.WRITING
         self.message.content += reply.text
         self._pending.append(reply.text)
         count = self.message.stats.num_tokens + len(reply.token_ids)
@@ -107,7 +107,7 @@ class Answer:
     def end(self, ending: Ending, note: str = "") -> None:
         """No more will come, for this reason."""
         self.message.ending, self.message.note = ending, note
-        self.phase = Phase.ENDED
+        self.phase = AnswerPhase.ENDED
 
     def _speed(self, count: int) -> float | None:
         took_s = self._last_s - self._first_s

@@ -14,7 +14,7 @@ from typing import Final
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.session.session import Session
-from kvscope_app.views.console.answer import Answer
+from kvscope_app.views.console.answer import ChatAnswer
 from kvscope_app.views.console.conversation import (
     Conversation,
     Message,
@@ -65,7 +65,7 @@ class Chat(QObject):
         self.follow_on_map = True
         """Whether a new request is selected everywhere."""
         self._session = session
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, ChatAnswer] = {}
         self._epoch: int | None = None
         loaded = store.load()
         self.warnings = loaded.warnings
@@ -83,7 +83,7 @@ class Chat(QObject):
         """The conversation with this key."""
         return next((c for c in self.conversations if c.key == key), None)
 
-    def answer_of(self, key: str) -> Answer | None:
+    def answer_of(self, key: str) -> ChatAnswer | None:
         """The answer being written in a conversation, None when there is none."""
         return next((a for a in self._answers.values() if a.conversation.key == key), None)
 
@@ -184,7 +184,7 @@ class Chat(QObject):
         turns = to_send(conversation)
         conversation.messages.append(answer_to)
         self._epoch = self._session.live_mirror.epoch
-        answer = Answer(f"chat-{secrets.token_hex(6)}", conversation, answer_to, self._epoch or 0)
+        answer = ChatAnswer(f"chat-{secrets.token_hex(6)}", conversation, answer_to, self._epoch or 0)
         self._answers[answer.request_id] = answer
         hello = self._session.live_mirror.hello
         sampling = sampling_to_send(conversation, hello.model.sampling if hello else ModelSampling())
@@ -195,14 +195,14 @@ class Chat(QObject):
         self._move_to_top(conversation)
         self.messages_changed.emit(conversation.key)
 
-    def _send(self, answer: Answer, command: Command) -> None:
+    def _send(self, answer: ChatAnswer, command: Command) -> None:
         try:
             if not self._session.send(command):
                 self._end(answer, "the engine accepts no prompts now")
         except KvscopeError as error:
             self._end(answer, str(error))
 
-    def _end(self, answer: Answer, reason: str) -> None:
+    def _end(self, answer: ChatAnswer, reason: str) -> None:
         answer.end("refused", reason)
 
     def _on_replies(self, replies: Iterable[Reply]) -> None:
@@ -216,7 +216,7 @@ class Chat(QObject):
                 if answer is not None:
                     self._take(answer, reply)
 
-    def _take(self, answer: Answer, reply: Tokens | Accepted | Finished | Refused) -> None:
+    def _take(self, answer: ChatAnswer, reply: Tokens | Accepted | Finished | Refused) -> None:
         if isinstance(reply, Tokens):
             answer.tokens(reply)
             if reply.num_missed:
@@ -230,12 +230,12 @@ class Chat(QObject):
         else:
             answer.refused(reply)
 
-    def _give_up(self, answer: Answer) -> None:
+    def _give_up(self, answer: ChatAnswer) -> None:
         """The engine said long ago that it stopped this one, and no last word came: to it we are a stranger."""
         if not answer.is_ended:
             answer.end("stopped", "the engine sent no reason")
 
-    def _select(self, answer: Answer) -> None:
+    def _select(self, answer: ChatAnswer) -> None:
         if self.follow_on_map and answer.message.stats.number:
             self._session.select_request(answer.message.stats.number)
 

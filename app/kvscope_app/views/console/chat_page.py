@@ -30,7 +30,8 @@ from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
-from kvscope_app.views.console.answer import Phase
+from kvscope_app.views.capability_messages import why_no_prompts
+from kvscope_app.views.console.answer import AnswerPhase
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.chat_head import ChatHead
 from kvscope_app.views.console.composer import Composer
@@ -38,7 +39,6 @@ from kvscope_app.views.console.conversation import Conversation
 from kvscope_app.views.console.options import OptionsPanel
 from kvscope_app.views.console.picker import ConversationCombo, ConversationList, ConversationModel
 from kvscope_app.views.console.transcript import Transcript
-from kvscope_app.views.told import why_no_prompts
 from kvscope_telemetry.messages.sampling_params import ModelSampling
 from kvscope_telemetry.source import SourceState
 
@@ -120,7 +120,7 @@ class ChatPage(QWidget):
         answer = self.chat.answer_of(self.current.key)
         self.composer.show_state(
             is_writing=answer is not None,
-            is_stopping=answer is not None and answer.phase is Phase.STOPPING,
+            is_stopping=answer is not None and answer.phase is AnswerPhase.STOPPING,
             blocked=self._blocked(),
         )
         self.starters.offer(self.session.takes_prompts)
@@ -233,7 +233,7 @@ class ChatPage(QWidget):
             return
         answer = self.chat.answer_of(key)
         now_s = time.monotonic()
-        if answer is None or answer.phase is not Phase.WRITING or now_s - self._stats_s >= STATS_EVERY_S:
+        if answer is None or answer.phase is not AnswerPhase.WRITING or now_s - self._stats_s >= STATS_EVERY_S:
             self._stats_s = now_s
             self.transcript.show_state(answer)
             self.show_status()

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QToolButton, QVBoxLayout
 from kvscope_app.look.makers import label, set_icon, tool_button
 from kvscope_app.look.number_text import count, plural, seconds, short
 from kvscope_app.look.theme import Theme, mix
-from kvscope_app.views.console.answer import Answer, Phase
+from kvscope_app.views.console.answer import AnswerPhase, ChatAnswer
 from kvscope_app.views.console.conversation import AnswerStats, Message
 from kvscope_app.views.console.text_body import TextBody
 
@@ -61,7 +61,7 @@ class MessageCard(QFrame):
         self.body.show()
         self.body.add(text)
 
-    def show_state(self, answer: Answer | None) -> None:
+    def show_state(self, answer: ChatAnswer | None) -> None:
         """Phase or ending, and the numbers."""
         self.body.setVisible(bool(self.message.content))
         notice = _phase_text(answer) if answer is not None else _ending_text(self.message)
@@ -130,12 +130,12 @@ def stats_text(stats: AnswerStats) -> str:
     return "  ·  ".join(parts)
 
 
-def _phase_text(answer: Answer) -> str:
-    if answer.phase is Phase.STOPPING:
+def _phase_text(answer: ChatAnswer) -> str:
+    if answer.phase is AnswerPhase.STOPPING:
         return "Stopping…"
-    if answer.phase is Phase.SENT:
+    if answer.phase is AnswerPhase.SENT:
         return f"Sent, waiting for the engine  {seconds(answer.waited_s)}" if answer.waited_s > 1 else "Sent"
-    if answer.phase is Phase.QUEUED:
+    if answer.phase is AnswerPhase.QUEUED:
         return f"In the engine, no token yet  {seconds(answer.waited_s)}" if answer.waited_s > 1 else "In the engine"
     return ""
 

@@ -62,7 +62,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class StoredChanges:
     """What other windows did since the last look."""
 
     written: list[Conversation] = field(default_factory=list)
@@ -137,24 +137,24 @@ class ConversationStore:
             self.close()
             raise KvscopeError(f"the conversation was not deleted: {_reason(error)}") from error
 
-    def take_changes(self, but: Collection[str] = ()) -> Changes:
+    def take_changes(self, but: Collection[str] = ()) -> StoredChanges:
         """What others wrote and deleted since the last look; costs next to nothing when they did nothing.
 
         `but`: keys that are changed here and not saved yet. Their `save` will find what others wrote.
         """
         try:
             if self._connection is None and not (self.folder / FILE_NAME).exists():
-                return Changes()
+                return StoredChanges()
             database = self._open([])
             state = database.execute("PRAGMA data_version").fetchone()[0]
             orphans = self._orphans(database)
             if state == self._looked_at and not orphans:
-                return Changes()
+                return StoredChanges()
             self._looked_at = state
             return self._changes(database, orphans, but)
         except (OSError, sqlite3.Error):  # the next save tells, if it is still so
             self.close()
-            return Changes()
+            return StoredChanges()
 
     def close(self) -> None:
         """Give the file back; the next use opens it again."""
@@ -252,7 +252,7 @@ class ConversationStore:
             key for key, writer in rows if key in self.written_elsewhere and not is_alive(writer.rpartition("-")[0])
         ]
 
-    def _changes(self, database: sqlite3.Connection, orphans: Iterable[str], but: Collection[str]) -> Changes:
+    def _changes(self, database: sqlite3.Connection, orphans: Iterable[str], but: Collection[str]) -> StoredChanges:
         present = dict(database.execute("SELECT key, revision FROM conversations").fetchall())
         wanted = {key for key, revision in present.items() if self._revisions.get(key) != revision} | set(orphans)
         deleted = [key for key in self._revisions if key not in present and key not in but]
@@ -261,7 +261,7 @@ class ConversationStore:
             self.written_elsewhere.discard(key)
         query = "SELECT key, revision, writer, data FROM conversations WHERE key = ?"
         rows = [row for key in wanted.difference(but) for row in database.execute(query, (key,)).fetchall()]
-        return Changes(self._decode(database, rows, []), deleted)
+        return StoredChanges(self._decode(database, rows, []), deleted)
 
 
 def _reason(error: Exception) -> str:

@@ -8,7 +8,7 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import QFrame, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.console.answer import Answer
+from kvscope_app.views.console.answer import ChatAnswer
 from kvscope_app.views.console.conversation import Conversation
 from kvscope_app.views.console.message_card import MessageCard
 
@@ -56,7 +56,7 @@ class Transcript(QScrollArea):
         bar = self.verticalScrollBar().sizeHint().width()
         return QSize(self._body.minimumSizeHint().width() + bar, super().minimumSizeHint().height())
 
-    def show_conversation(self, conversation: Conversation, answer: Answer | None) -> None:
+    def show_conversation(self, conversation: Conversation, answer: ChatAnswer | None) -> None:
         """Show its messages; the ones that are there already stay."""
         if conversation is not self._conversation:
             self._conversation = conversation
@@ -70,7 +70,7 @@ class Transcript(QScrollArea):
         if self.cards:
             self.cards[-1].add(text)
 
-    def show_state(self, answer: Answer | None) -> None:
+    def show_state(self, answer: ChatAnswer | None) -> None:
         """Phase and numbers of the last answer; whole, and as Markdown, once it is not written any more."""
         if not self.cards:
             return

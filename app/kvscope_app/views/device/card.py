@@ -12,8 +12,8 @@ from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QVBoxLayout, QWi
 from kvscope_app.look.makers import label, number_label, set_look
 from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.device.device_words import Told
-from kvscope_app.views.device.memory_parts import Piece
+from kvscope_app.views.device.device_figures import DeviceFigure
+from kvscope_app.views.device.memory_parts import MemoryPart
 from kvscope_app.views.device.piece_color import piece_color
 from kvscope_app.views.memory.bar import Segment, StackedBar
 
@@ -40,7 +40,7 @@ class Card(QWidget):
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._figures: dict[str, tuple[QLabel, QLabel]] = {}
         self._num_columns = 0
-        self._pieces: tuple[tuple[Piece, ...], int | None] = ((), None)
+        self._pieces: tuple[tuple[MemoryPart, ...], int | None] = ((), None)
         self._lay_out()
 
     def show_state(self, title: str, text: str, color: str) -> None:
@@ -52,7 +52,7 @@ class Card(QWidget):
             self.state_color = color
             self._color_state()
 
-    def show_memory(self, line: str, pieces: Sequence[Piece], total: int | None) -> None:
+    def show_memory(self, line: str, pieces: Sequence[MemoryPart], total: int | None) -> None:
         """Whose it is; `total`: what the whole bar stands for."""
         _set(self.memory, f"Memory {line}")
         taken = sum(piece.num_bytes for piece in pieces)
@@ -61,7 +61,7 @@ class Card(QWidget):
         self._show_bar()
         self.bar.setAccessibleName(f"Memory of {self.title.text()}")
 
-    def show_figures(self, figures: Sequence[Told]) -> None:
+    def show_figures(self, figures: Sequence[DeviceFigure]) -> None:
         """Each with its name; rows are made the first time."""
         if [told.name for told in figures] != list(self._figures):
             self._make_figures(figures)
@@ -103,7 +103,7 @@ class Card(QWidget):
         color = str(getattr(self._theme, self.state_color))
         self.state.setStyleSheet(f"color: {color};")
 
-    def _make_figures(self, figures: Sequence[Told]) -> None:
+    def _make_figures(self, figures: Sequence[DeviceFigure]) -> None:
         for widgets in self._figures.values():
             for widget in widgets:
                 self._grid.removeWidget(widget)

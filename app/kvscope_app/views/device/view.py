@@ -37,7 +37,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.device.card import Card
 from kvscope_app.views.device.charts import DeviceCharts
-from kvscope_app.views.device.device_words import (
+from kvscope_app.views.device.device_figures import (
     gpu_figures,
     gpu_memory_line,
     gpu_state,

@@ -83,7 +83,7 @@ class EventsView(View):
         if self._timed is None:
             return
         self._choice.settle()
-        events = self._timed.course.events
+        events = self._timed.overview.events
         self._search.request = (self._choice.selected or (-1, -1)) if self.of_selected.isChecked() else None
         filtered = (self._search.kinds, self._search.request, self.text.text())
         state = (id(events), events.num_forgotten, len(events), filtered)
@@ -115,12 +115,12 @@ class EventsView(View):
         assert self._timed is not None, "there are events to show"
         bar, before, top = self.table.verticalScrollBar(), self.model.rowCount(), self.table.rowAt(0)
         chosen = self.model.timed_at(self.table.currentIndex().row())
-        self.model.show_serials(self._timed.course.events, self._search.serials)
+        self.model.show_serials(self._timed.overview.events, self._search.serials)
         if top > 0 and self.model.rowCount() > before > 0 and not has_more and bar.value() > 0:
             self.table.scroll_by(self.model.rowCount() - before)
         if chosen is not None and not self.table.currentIndex().isValid():
             self._choose_again(chosen)
-        num_events = len(self._timed.course.events)
+        num_events = len(self._timed.overview.events)
         shown = self.model.rowCount()
         words = (
             f"{count(shown)} of {count(num_events)}"
@@ -190,9 +190,9 @@ class EventsView(View):
         self.export.clicked.connect(self._ask_file)
         self.session.selection_changed.connect(self.refresh)
         if self._timed is not None:
-            self._timed.course_changed.connect(self._on_course_changed)
+            self._timed.overview_changed.connect(self._on_overview_changed)
 
-    def _on_course_changed(self) -> None:
+    def _on_overview_changed(self) -> None:
         if in_sight(self):
             self.refresh()
 
@@ -225,9 +225,9 @@ class EventsView(View):
 
 
 class IndexModel(EventEntries):
-    """Events of a course as a table, newest first: nothing is kept a row but its serial. Owns which rows there are.
+    """Events of an overview as a table, newest first: nothing is kept a row but its serial. Owns which rows there are.
 
-    Times of a course are wall clock already.
+    Times of an overview are wall clock already.
     """
 
     def __init__(self, parent: QObject | None = None) -> None:

@@ -17,7 +17,7 @@ from kvscope_app.views.heatmap.address_rows import NO_ADDRESS
 from kvscope_app.views.page_map import color_modes as page_map
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
 from kvscope_telemetry.ledger import Tier
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 Keys = npt.NDArray[np.uint8]
 IntArray = npt.NDArray[np.int64]
@@ -57,19 +57,19 @@ _SHARED: Final = np.array([6, 3, 2], np.uint8)
 """By tier, places in `_STATES`."""
 
 
-def cell_keys(mode: HeatMode, course: Course, places: IntArray, tiers: IntArray) -> Keys:
+def cell_keys(mode: HeatMode, overview: SessionOverview, places: IntArray, tiers: IntArray) -> Keys:
     """The keys of the bins in the seconds at `places`, all of one pool; `tiers`: of each bin. Shape (n, bins)."""
-    active, cached = (np.asarray(course.bins(name, places), np.uint8) for name in ("active", "cached"))
+    active, cached = (np.asarray(overview.bins(name, places), np.uint8) for name in ("active", "cached"))
     if active.shape[1] != tiers.size:
         return np.full((len(places), tiers.size), GAP, np.uint8)
     if mode is HeatMode.USED:
-        return _used(active, cached, np.asarray(course.bins("filled", places), np.uint8))
+        return _used(active, cached, np.asarray(overview.bins("filled", places), np.uint8))
     if mode is HeatMode.OWNER:
-        return _owner(cached, np.asarray(course.bins("owner", places), np.int32), active)
+        return _owner(cached, np.asarray(overview.bins("owner", places), np.int32), active)
     if mode is HeatMode.TIER:
         in_use = np.minimum(active.astype(np.int16) + cached, 255)
         return _with_level(np.broadcast_to(tiers[None], in_use.shape), in_use)
-    shared = np.asarray(course.bins("shared", places), np.uint8)
+    shared = np.asarray(overview.bins("shared", places), np.uint8)
     state = np.where(active > 0, _ACTIVE[tiers], _CACHED[tiers])
     state = np.where((shared > 0) & (active > 0), _SHARED[tiers], state)  # bytes: seven million of them in two hours
     return _with_level(state, np.where(active > 0, active, cached))

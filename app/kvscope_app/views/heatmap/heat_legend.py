@@ -13,7 +13,7 @@ from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.heatmap.cell_keys import HeatMode, tier_colors, unheld_color
 from kvscope_app.views.page_map.color_modes import FILL_SCALE, STATE
 from kvscope_app.views.page_map.legend_ink import LegendInk, Placed
-from kvscope_app.views.page_map.legend_items import Shown, Swatch
+from kvscope_app.views.page_map.legend_items import ShownItems, Swatch
 from kvscope_app.views.places import tier_title
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import DeviceInfo
@@ -21,12 +21,12 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo
 _BETWEEN: Final = 14
 _SCALE_WIDTH: Final = 90
 _NOT_DRAWN: Final = ("held, empty slots", "no memory behind it")
-"""What the bins of a course do not tell."""
+"""What the bins of an overview do not tell."""
 GAP_WORD: Final = "not recorded"
 _OWNERS_WORD: Final = "one colour per request"
 
 
-def heat_swatches(mode: HeatMode, theme: Theme, shown: Shown, device: DeviceInfo) -> list[Swatch]:
+def heat_swatches(mode: HeatMode, theme: Theme, shown: ShownItems, device: DeviceInfo) -> list[Swatch]:
     """The single colours of `mode`."""
     if mode is HeatMode.STATE:
         return [swatch for swatch in STATE.legend(theme, shown) if swatch.word not in _NOT_DRAWN]
@@ -53,7 +53,7 @@ class HeatLegend(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def show_mode(
-        self, mode: HeatMode, theme: Theme, shown: Shown, device: DeviceInfo, *, gaps: bool, stops: bool = False
+        self, mode: HeatMode, theme: Theme, shown: ShownItems, device: DeviceInfo, *, gaps: bool, stops: bool = False
     ) -> None:
         """Explain `mode`; `gaps`: there are seconds of which nothing is known, `stops`: the engine stood still."""
         self._mode, self._theme, self._has_gaps, self.tells_stops = mode, theme, gaps, stops

@@ -1,4 +1,4 @@
-"""The keys of every second of a course, made once, and the highest of any stretch of time.
+"""The keys of every second of an overview, made once, and the highest of any stretch of time.
 
 Owns how many are kept: beyond `max_rows` two neighbours become one. Knows no colours.
 """
@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from kvscope_app.views.heatmap.address_rows import Keys, highest
 from kvscope_app.views.heatmap.time_scale import TimeScale
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 IntArray = npt.NDArray[np.int64]
-MakeKeys = Callable[[Course, IntArray], Keys]
-"""Of the seconds at these places of the course, shape (n, cells)."""
+MakeKeys = Callable[[SessionOverview, IntArray], Keys]
+"""Of the seconds at these places of the overview, shape (n, cells)."""
 MAX_ROWS: Final = 16_384
 """Four and a half hours to the second."""
 _AT_ONCE: Final = 1_024
@@ -37,7 +37,7 @@ class KeyStore:
         self._begin_ns = np.empty(64, np.int64)
         self._end_ns = np.empty(64, np.int64)
         self._keys = np.empty((64, num_cells), np.uint8)
-        self._seen: tuple[Course, int] | None = None
+        self._seen: tuple[SessionOverview, int] | None = None
 
     def __len__(self) -> int:
         return self._size
@@ -52,20 +52,20 @@ class KeyStore:
         """When the last second ends."""
         return int(self._end_ns[self._size - 1]) if self._size else 0
 
-    def follow(self, course: Course) -> int | None:
+    def follow(self, overview: SessionOverview) -> int | None:
         """Take what is new; the time from which on something may look different, None when nothing does."""
-        if self._seen == (course, course.version):
+        if self._seen == (overview, overview.version):
             return None
-        same = self._seen is not None and self._seen[0] is course
-        self._seen = (course, course.version)
-        kept = self._kept(course) if same else 0
-        first = int(np.searchsorted(course.time_ns, self._end_ns[kept - 1], "left")) if kept else 0
+        same = self._seen is not None and self._seen[0] is overview
+        self._seen = (overview, overview.version)
+        kept = self._kept(overview) if same else 0
+        first = int(np.searchsorted(overview.time_ns, self._end_ns[kept - 1], "left")) if kept else 0
         from_ns = int(self._begin_ns[kept]) if kept < self._size else None
         self._size = kept
-        if first < len(course):
-            from_ns = min(from_ns or int(course.time_ns[first]), int(course.time_ns[first]))
-            for begin in range(first, len(course), _AT_ONCE * self._stride):
-                self._append(course, np.arange(begin, min(begin + _AT_ONCE * self._stride, len(course))))
+        if first < len(overview):
+            from_ns = min(from_ns or int(overview.time_ns[first]), int(overview.time_ns[first]))
+            for begin in range(first, len(overview), _AT_ONCE * self._stride):
+                self._append(overview, np.arange(begin, min(begin + _AT_ONCE * self._stride, len(overview))))
         return from_ns
 
     def columns(self, scale: TimeScale, first: int, last: int) -> Keys:
@@ -76,9 +76,9 @@ class KeyStore:
         ends = np.searchsorted(self._begin_ns[: self._size], edges[1:], "left")
         return highest(self._keys[: self._size], starts, ends, axis=0)
 
-    def _kept(self, course: Course) -> int:
+    def _kept(self, overview: SessionOverview) -> int:
         """Rows that stay; the last is always made anew: its second may have been in progress."""
-        begins, times = self._begin_ns[: self._size], course.time_ns
+        begins, times = self._begin_ns[: self._size], overview.time_ns
         if not times.size:
             return 0
         gone = int(np.searchsorted(self._end_ns[: self._size], times[0], "right"))
@@ -97,10 +97,10 @@ class KeyStore:
             array[:left] = array[count : self._size].copy()
         self._size = left
 
-    def _append(self, course: Course, places: IntArray) -> None:
-        keys = self._make(course, places)
+    def _append(self, overview: SessionOverview, places: IntArray) -> None:
+        keys = self._make(overview, places)
         self.num_made += len(places)
-        times = course.time_ns[places]
+        times = overview.time_ns[places]
         starts = np.arange(0, len(places), self._stride)
         if self._stride > 1:
             keys = np.maximum.reduceat(keys, starts, axis=0)

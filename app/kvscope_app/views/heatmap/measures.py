@@ -1,4 +1,4 @@
-"""How fragmented a pool was, second by second: numbers out of a course. numpy alone."""
+"""How fragmented a pool was, second by second: numbers out of an overview. numpy alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kvscope_app.views.heatmap.address_rows import Keys
 from kvscope_app.views.heatmap.pools import Pools
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -19,19 +19,19 @@ NO_RUNS: Final = 2
 MOST_LEVEL: Final = 12
 
 
-def internal(course: Course, pools: Pools) -> FloatArray:
+def internal(overview: SessionOverview, pools: Pools) -> FloatArray:
     """Share of the slots of held blocks that hold no token, shape (n,); NaN where none is held, or where it is not
     known how many slots a block has."""
-    sizes = np.full(len(course), np.nan)
-    epochs, rows = course.epoch, course.column("num_rows")
+    sizes = np.full(len(overview), np.nan)
+    epochs, rows = overview.epoch, overview.column("num_rows")
     cuts = np.flatnonzero((np.diff(epochs) != 0) | (np.diff(rows) != 0)) + 1
-    bounds = [0, *cuts.tolist(), len(course)] if len(course) else []
+    bounds = [0, *cuts.tolist(), len(overview)] if len(overview) else []
     for first, last in pairwise(bounds):
         cache = pools.cache_of(int(epochs[first]), int(rows[first]))
         if cache is not None:
             sizes[first:last] = cache.block_size
-    held = course.column("active_blocks")
-    shares = 1 - np.minimum(course.column("used_slots") / (np.maximum(held, 1) * sizes), 1)
+    held = overview.column("active_blocks")
+    shares = 1 - np.minimum(overview.column("used_slots") / (np.maximum(held, 1) * sizes), 1)
     return np.where(held > 0, shares, np.nan)
 
 
@@ -40,11 +40,11 @@ def num_sizes(num_addresses: int) -> int:
     return max(int(num_addresses).bit_length(), 1)
 
 
-def run_keys(course: Course, places: IntArray, num: int) -> Keys:
+def run_keys(overview: SessionOverview, places: IntArray, num: int) -> Keys:
     """How many free runs there are of each of `num` sizes, the longest first, shape (n, num)."""
     counts = np.zeros((len(places), num), np.int64)
     for row, place in enumerate(places.tolist()):
-        runs = course.free_runs(place)[:num]
+        runs = overview.free_runs(place)[:num]
         counts[row, : len(runs)] = runs
     levels = np.minimum(np.frexp(counts.astype(np.float64))[1], MOST_LEVEL)
     return (NO_RUNS + levels[:, ::-1]).astype(np.uint8)

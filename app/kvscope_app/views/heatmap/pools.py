@@ -1,6 +1,6 @@
 """Which addresses there were at each time: the sizes of the pool and the lower tiers, by engine start.
 
-A course tells how many rows there were; how they are divided is told by the engine alone, of its present start.
+An overview tells how many rows there were; how they are divided is told by the engine alone, of its present start.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvscope_app.views.places import section_sizes
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.summaries.address_bins import bin_edges
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 IntArray = npt.NDArray[np.int64]
 
@@ -49,15 +49,15 @@ class Pools:
                 begin += size
         return result
 
-    def keys(self, mode: HeatMode, course: Course, places: IntArray, num_addresses: int) -> Keys:
+    def keys(self, mode: HeatMode, overview: SessionOverview, places: IntArray, num_addresses: int) -> Keys:
         """The keys of the seconds at `places`, over the cells of `num_addresses` addresses."""
         result = np.zeros((len(places), num_cells(num_addresses)), np.uint8)
-        epochs, rows = course.epoch[places], course.column("num_rows")[places].astype(np.int64)
+        epochs, rows = overview.epoch[places], overview.column("num_rows")[places].astype(np.int64)
         cuts = np.flatnonzero((np.diff(epochs) != 0) | (np.diff(rows) != 0)) + 1
         for part in np.split(np.arange(len(places)), cuts):
             num_rows = int(rows[part[0]]) if part.size else 0
             if num_rows:
                 tiers = self.tiers(int(epochs[part[0]]), num_rows)
-                own = cell_keys(mode, course, places[part], tiers)
+                own = cell_keys(mode, overview, places[part], tiers)
                 result[part] = spread(own, num_rows, num_addresses)
         return result

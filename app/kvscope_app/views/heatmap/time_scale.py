@@ -15,9 +15,9 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 MIN_COLUMN_NS: Final = SECOND_NS // 50
 MAX_COLUMN_NS: Final = 3600 * SECOND_NS
 FIRST_COLUMN_NS: Final = SECOND_NS // 32
-"""A course of few seconds is not drawn wider than this unless the person zooms in."""
+"""An overview of few seconds is not drawn wider than this unless the person zooms in."""
 _LADDER: Final = 1.1
-"""How a course that grows is fitted: rarely, each time with some room."""
+"""How an overview that grows is fitted: rarely, each time with some room."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Fragmentation: the heatmap of addresses over time, the lengths of free runs, and how much is lost to both kinds.
 
-Owns what colours mean and which parts there is room for. What is drawn comes from the session's course alone.
+Owns what colours mean and which parts there is room for. What is drawn comes from the session's overview alone.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from kvscope_app.look.makers import empty_state, tool_button
 from kvscope_app.look.number_text import count, percent, plural
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.look.widgets import ElidedLabel, Segments
-from kvscope_app.session.course_window import first_of_note_ns
+from kvscope_app.session.overview_window import first_of_note_ns
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
+from kvscope_app.views.capability_messages import why_no_addresses
 from kvscope_app.views.heatmap.address_rows import num_cells
 from kvscope_app.views.heatmap.canvas import Cell, HeatCanvas, RowLabel
 from kvscope_app.views.heatmap.cell_keys import HeatMode, look_up
 from kvscope_app.views.heatmap.heat_legend import HeatLegend
 from kvscope_app.views.heatmap.key_store import KeyStore
+from kvscope_app.views.heatmap.labels import cell_words, runs_words
 from kvscope_app.views.heatmap.measures import MOST_LEVEL, NO_RUNS, internal, num_sizes, run_keys
 from kvscope_app.views.heatmap.pools import Pools
 from kvscope_app.views.heatmap.strips import CurveStrip, Ruler
 from kvscope_app.views.heatmap.time_area import TimeArea, gutter
 from kvscope_app.views.heatmap.time_frame import Stance, TimeFrame
-from kvscope_app.views.heatmap.words import cell_words, runs_words
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
 from kvscope_app.views.page_map.legend_items import shown_in
 from kvscope_app.views.places import section_sizes, tier_title
-from kvscope_app.views.told import why_no_addresses
 from kvscope_telemetry.messages.telemetry import DeviceInfo, Hello
-from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.figures import fragmentation_of
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 EMPTY_TEXT: Final = (
@@ -92,28 +92,28 @@ class HeatmapView(View):
 
     def refresh(self) -> None:
         """Draw what is new since the last call."""
-        course = None if self._time is None else self._time.course
+        overview = None if self._time is None else self._time.overview
         reason = why_no_addresses(self.session.mirror.capabilities)
         self._modes.setEnabled(not reason)
         if reason:
             self._no_addresses.setText(f"{reason}.")
             self._stack.setCurrentIndex(2)
             return
-        has_any = course is not None and len(course) > 0
+        has_any = overview is not None and len(overview) > 0
         self._stack.setCurrentIndex(1 if has_any else 0)
-        if course is None or self._time is None or not has_any:
+        if overview is None or self._time is None or not has_any:
             return
-        self._note_pool(course)
+        self._note_pool(overview)
         self._set_width()
-        self._show_stores(course)
-        begin_ns, end_ns = int(course.time_ns[0]), int(course.time_ns[-1]) + SECOND_NS
+        self._show_stores(overview)
+        begin_ns, end_ns = int(overview.time_ns[0]), int(overview.time_ns[-1]) + SECOND_NS
         is_file = getattr(self.session, "is_file", False)
-        self.frame.set_range(begin_ns if is_file else first_of_note_ns(course, begin_ns, end_ns), end_ns)
-        self.strips.show_course(course, self.pools, self._num_addresses)
+        self.frame.set_range(begin_ns if is_file else first_of_note_ns(overview, begin_ns, end_ns), end_ns)
+        self.strips.show_overview(overview, self.pools, self._num_addresses)
         for part in self._parts:
             part.show_cursor(self._time.cursor_ns)
-            part.show_stops(course.stops)
-        if self._legend.tells_stops != (len(course.stops) > 0):
+            part.show_stops(overview.stops)
+        if self._legend.tells_stops != (len(overview.stops) > 0):
             self._show_legend()
         self._show_cell(self.map.cell if self.map.hasFocus() else None)
 
@@ -149,28 +149,28 @@ class HeatmapView(View):
 
     # what there is
 
-    def _note_pool(self, course: Course) -> None:
+    def _note_pool(self, overview: SessionOverview) -> None:
         mirror = self.session.mirror
         if mirror.hello is not None and self.pools.note(mirror.hello.epoch, mirror.hello.cache):
             self._stores = None
-        num_addresses = int(course.column("num_rows").max())
+        num_addresses = int(overview.column("num_rows").max())
         if num_addresses != self._num_addresses:
             self._num_addresses, self._stores = num_addresses, None
 
-    def _show_stores(self, course: Course) -> None:
+    def _show_stores(self, overview: SessionOverview) -> None:
         if self._stores is None:
             self._stores = self._new_stores()
             self._show_legend()
         cells, runs = self._stores
-        cells_from, runs_from = cells.follow(course), runs.follow(course)
+        cells_from, runs_from = cells.follow(overview), runs.follow(overview)
         self.map.show_store(cells, address_labels(self._num_addresses, self.session.mirror.hello), cells_from)
         self.runs.show_store(runs, run_labels(runs.num_cells), runs_from)
 
     def _new_stores(self) -> tuple[KeyStore, KeyStore]:
         mode, pools, num = self.mode, self.pools, self._num_addresses
-        cells = KeyStore(lambda course, at: pools.keys(mode, course, at, num), num_cells(num))
+        cells = KeyStore(lambda overview, at: pools.keys(mode, overview, at, num), num_cells(num))
         sizes = num_sizes(num)
-        return cells, KeyStore(lambda course, at: run_keys(course, at, sizes), sizes)
+        return cells, KeyStore(lambda overview, at: run_keys(overview, at, sizes), sizes)
 
     # how it looks
 
@@ -182,9 +182,9 @@ class HeatmapView(View):
     def _show_legend(self) -> None:
         mirror = self.session.mirror
         device = DeviceInfo(kind="cpu", name="") if mirror.hello is None else mirror.hello.device
-        course = None if self._time is None else self._time.course
-        gaps = course is not None and bool(np.any(np.diff(course.time_ns) > SECOND_NS))
-        stops = course is not None and len(course.stops) > 0
+        overview = None if self._time is None else self._time.overview
+        gaps = overview is not None and bool(np.any(np.diff(overview.time_ns) > SECOND_NS))
+        stops = overview is not None and len(overview.stops) > 0
         self._legend.show_mode(self.mode, self.theme, shown_in(mirror, ()), device, gaps=gaps, stops=stops)
 
     def _show_frame(self) -> None:
@@ -224,13 +224,13 @@ class HeatmapView(View):
             return
         cells = self._stores[0].num_cells
         address = cell.row * self._num_addresses // max(cells, 1)
-        self._say(cell_words(self._time.course, self.pools, cell.time_ns, address), self.map)
+        self._say(cell_words(self._time.overview, self.pools, cell.time_ns, address), self.map)
 
     def _show_run(self, cell: Cell | None) -> None:
         if cell is None or self._time is None or self._stores is None:
             return
         exponent = self._stores[1].num_cells - 1 - cell.row
-        self._say(runs_words(self._time.course, cell.time_ns, exponent), self.runs)
+        self._say(runs_words(self._time.overview, cell.time_ns, exponent), self.runs)
 
     def _say(self, words: str, by: HeatCanvas) -> None:
         self._words.setText(words)
@@ -244,7 +244,7 @@ class HeatmapView(View):
             self._time.go_to((time_ns // SECOND_NS + 1) * SECOND_NS - 1)
             self.refresh()
 
-    def _on_course(self) -> None:
+    def _on_overview(self) -> None:
         if in_sight(self):
             self.refresh()
 
@@ -315,7 +315,7 @@ class HeatmapView(View):
             canvas.cell_pointed.connect(self._point)
             canvas.cell_pointed.connect(show)
         if self._time is not None:
-            self._time.course_changed.connect(self._on_course)
+            self._time.overview_changed.connect(self._on_overview)
 
 
 def run_colors(theme: Theme) -> Pixels:
@@ -331,7 +331,7 @@ class LossStrips:
     """The four curves around the heatmap: how much is lost to either kind of fragmentation, and the free runs behind
     it.
 
-    Owns which curves there are and what each shows of a course. Must not know where they stand.
+    Owns which curves there are and what each shows of an overview. Must not know where they stand.
 
     On one time frame.
     """
@@ -353,18 +353,18 @@ class LossStrips:
             frame, "Internal fragmentation", "Share of active blocks' slots that hold no token", 3
         )
         self.all = (self.external, self.longest, self.number, self.internal)
-        self._shown: tuple[Course, int, int] | None = None
+        self._shown: tuple[SessionOverview, int, int] | None = None
 
-    def show_course(self, course: Course, pools: Pools, num_addresses: int) -> None:
-        """All of `course`, unless nothing is new in it."""
-        version = (course, course.version, num_addresses)
+    def show_overview(self, overview: SessionOverview, pools: Pools, num_addresses: int) -> None:
+        """All of `overview`, unless nothing is new in it."""
+        version = (overview, overview.version, num_addresses)
         if version == self._shown:
             return
         self._shown = version
-        self.external.show_values(course.time_ns, fragmentation_of(course))
-        self.longest.show_values(course.time_ns, course.column("longest_free_run"))
-        self.number.show_values(course.time_ns, course.column("num_free_runs"))
-        self.internal.show_values(course.time_ns, internal(course, pools))
+        self.external.show_values(overview.time_ns, fragmentation_of(overview))
+        self.longest.show_values(overview.time_ns, overview.column("longest_free_run"))
+        self.number.show_values(overview.time_ns, overview.column("num_free_runs"))
+        self.internal.show_values(overview.time_ns, internal(overview, pools))
 
 
 def _share_strip(frame: TimeFrame, title: str, tip: str, series: int) -> CurveStrip:
@@ -372,15 +372,15 @@ def _share_strip(frame: TimeFrame, title: str, tip: str, series: int) -> CurveSt
 
 
 class OnTime(Protocol):
-    """What the heatmap asks of a session besides what every view does: its course, and a cursor on it.
+    """What the heatmap asks of a session besides what every view does: its overview, and a cursor on it.
 
-    Times are nanoseconds since 1970, by the clock of the course.
+    Times are nanoseconds since 1970, by the clock of the overview.
     """
 
-    course_changed: SignalInstance
+    overview_changed: SignalInstance
 
     @property
-    def course(self) -> Course: ...
+    def overview(self) -> SessionOverview: ...
     @property
     def cursor_ns(self) -> int: ...
     def go_to(self, time_ns: int) -> object:
@@ -389,7 +389,7 @@ class OnTime(Protocol):
 
 def on_time(session: Session) -> OnTime | None:
     """The session's timeline; None of a session that keeps none."""
-    return cast(OnTime, session) if hasattr(session, "course") and hasattr(session, "go_to") else None
+    return cast(OnTime, session) if hasattr(session, "overview") and hasattr(session, "go_to") else None
 
 
 # The words beside the rows: which addresses, or how long a run. Must not know how they are drawn.

@@ -18,8 +18,8 @@ from kvscope_app.look.number_text import seconds
 from kvscope_app.session.background import Background
 from kvscope_app.session.kept.own_handle import OwnHandle
 from kvscope_app.session.session import Session
-from kvscope_telemetry.recordings.block_history import GrowingLife, LifePart, joined, read_part
-from kvscope_telemetry.recordings.effort import Watch
+from kvscope_telemetry.recordings.block_history import BlockHistoryPart, GrowingBlockHistory, joined, read_part
+from kvscope_telemetry.recordings.read_budget import ProgressCallback
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -52,16 +52,16 @@ class BlockHistory(QObject):
         self._session = session
         self._block: int | None = None
         self._handle: OwnHandle | None = None
-        self._read: LifePart | None = None
-        self._live: GrowingLife | None = None
+        self._read: BlockHistoryPart | None = None
+        self._live: GrowingBlockHistory | None = None
         self._live_begin_ns = 0
         self._live_after = (0, 0)
         """Epoch and number of the frame that was then."""
-        self._whole: LifePart | None = None
+        self._whole: BlockHistoryPart | None = None
         self._asked_ns = 0
         self._is_wanted = False
         self._work: Background[None] | None = None
-        self._parts: deque[LifePart] = deque()
+        self._parts: deque[BlockHistoryPart] = deque()
         self._timer = QTimer(self, interval=_LOOK_MS)
         self._timer.timeout.connect(self._look)
         session.updated.connect(self._extend)
@@ -82,10 +82,10 @@ class BlockHistory(QObject):
         return 0.0 if self._work is None else self._work.share
 
     @property
-    def part(self) -> LifePart | None:
+    def part(self) -> BlockHistoryPart | None:
         """All that is known; None before anything is."""
         if self._whole is None:
-            live = self._live_life()
+            live = self._live_history()
             self._whole = live if self._read is None else self._read if live is None else joined(self._read, live)
         elif self._live is not None and self._now_ns() - self._whole.end_ns > _STEP_NS:
             self._whole = replace(self._whole, end_ns=self._now_ns())
@@ -128,24 +128,24 @@ class BlockHistory(QObject):
         mirror = self._session.live_mirror
         if self._session.is_file or mirror.hello is None:
             return
-        self._live, self._live_begin_ns = GrowingLife(block, mirror.hello.cache.block_size), _wall_ns(mirror)
+        self._live, self._live_begin_ns = GrowingBlockHistory(block, mirror.hello.cache.block_size), _wall_ns(mirror)
         self._live_after = (mirror.hello.epoch, mirror.seq)
-        self._live.life.know(mirror.ledger, self._live_begin_ns, mirror.hello.epoch, mirror.step)
+        self._live.block_history.know(mirror.ledger, self._live_begin_ns, mirror.hello.epoch, mirror.step)
 
     def _extend(self, update: Update | None) -> None:
         mirror = self._session.live_mirror
         if self._live is None or update is None or mirror.hello is None:
             return
-        life = self._live.life
+        block_history = self._live.block_history
         if update.snapshot is not None:
-            life.know(mirror.ledger, _wall_ns(mirror), mirror.hello.epoch, mirror.step)
+            block_history.know(mirror.ledger, _wall_ns(mirror), mirror.hello.epoch, mirror.step)
         else:
-            life.take(update, mirror.hello.wall_time_ns - mirror.hello.time_ns)
+            block_history.take(update, mirror.hello.wall_time_ns - mirror.hello.time_ns)
         if self._live.has_news:
             self._whole = None
             self.changed.emit()
 
-    def _live_life(self) -> LifePart | None:
+    def _live_history(self) -> BlockHistoryPart | None:
         if self._live is None:
             return None
         return self._live.part(self._live_begin_ns, self._now_ns())
@@ -185,7 +185,7 @@ class BlockHistory(QObject):
         parts, size = self._parts, mirror.hello.cache.block_size
         end = None if self._live is None else (last_ns, self._live_after)
 
-        def work(watch: Watch) -> None:
+        def work(watch: ProgressCallback) -> None:
             _read_pieces(handle, block, size, pieces, parts, watch, end)
 
         self._work = Background(work, "kvscope-block-history")
@@ -208,7 +208,7 @@ class BlockHistory(QObject):
         if has_more:
             self.changed.emit()
 
-    def _add(self, part: LifePart) -> None:
+    def _add(self, part: BlockHistoryPart) -> None:
         known = self._read
         if known is None:
             self._read = part
@@ -245,7 +245,7 @@ def reading_order(cursor_ns: int, first_ns: int, last_ns: int) -> Iterator[tuple
             end_ns = until_ns
 
 
-def known_text(part: LifePart) -> str:
+def known_text(part: BlockHistoryPart) -> str:
     """How much of a life is known."""
     begin_ns = max(part.begin_ns, int(part.rows["time_ns"][0])) if part.rows.size else part.end_ns
     return f"over {seconds((part.end_ns - begin_ns) / 1e9)}"
@@ -256,8 +256,8 @@ def _read_pieces(
     block: int,
     block_size: int,
     pieces: list[tuple[int, int]],
-    parts: deque[LifePart],
-    watch: Watch,
+    parts: deque[BlockHistoryPart],
+    watch: ProgressCallback,
     end: tuple[int, tuple[int, int]] | None,
 ) -> None:
     """`end`: where what comes goes on, and after which frame."""

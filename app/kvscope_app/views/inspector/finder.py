@@ -29,7 +29,7 @@ class Finder(QObject):
     def look(self, typed: str) -> list[Finding]:
         """What there is at once; texts come by `texts.found`."""
         self.texts.search(typed)
-        return findings(typed, self.session.mirror, self.session.course)
+        return findings(typed, self.session.mirror, self.session.overview)
 
     def choose(self, finding: Finding) -> None:
         """Select it in every view."""

@@ -1,4 +1,4 @@
-"""What a person may mean by what they typed: a block, a request, a step. Reads mirror and course; knows no Qt."""
+"""What a person may mean by what they typed: a block, a request, a step. Reads mirror and overview; knows no Qt."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kvscope_app.look.number_text import count, plural
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.places import section_sizes, tier_rows
 from kvscope_telemetry.ledger import Tier
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 MAX_IDS: Final = 8
 MAX_STARTS: Final = 4
@@ -39,7 +39,7 @@ class Finding:
     """A place of words that were looked for, perhaps one of several."""
 
 
-def findings(typed: str, mirror: Mirror, course: Course) -> list[Finding]:
+def findings(typed: str, mirror: Mirror, overview: SessionOverview) -> list[Finding]:
     """The likeliest first."""
     typed = typed.strip()
     if not typed or mirror.hello is None:
@@ -51,9 +51,9 @@ def findings(typed: str, mirror: Mirror, course: Course) -> list[Finding]:
         if kind in ("", *_TIERS):
             found += _blocks(mirror, value, _TIERS.get(kind))
         if kind in ("", "#", "request"):
-            found += _request(mirror, course, value)
+            found += _request(mirror, overview, value)
         if kind in ("", "step"):
-            found += _step(mirror, course, value)
+            found += _step(mirror, overview, value)
     if number is None or not number[1]:
         known = {finding.request for finding in found}
         found += [finding for finding in _by_id(mirror, typed.casefold()) if finding.request not in known]
@@ -71,16 +71,16 @@ def _blocks(mirror: Mirror, number: int, tier: Tier | None) -> Iterator[Finding]
             yield Finding(facts.title, facts.state + whose, block=row)
 
 
-def _request(mirror: Mirror, course: Course, number: int) -> Iterator[Finding]:
+def _request(mirror: Mirror, overview: SessionOverview, number: int) -> Iterator[Finding]:
     row = mirror.requests.row_of(number)
     if row is not None:
         yield _shown_request(mirror, row)
-    others = np.unique(course.epoch).tolist()
+    others = np.unique(overview.epoch).tolist()
     for epoch in others[-MAX_STARTS:]:
         if row is not None and epoch == mirror.epoch:
             continue
-        places = course.events.find(request=(epoch, number))
-        told = [course.events[place] for place in places.tolist() if course.events[place].event.number == number]
+        places = overview.events.find(request=(epoch, number))
+        told = [overview.events[place] for place in places.tolist() if overview.events[place].event.number == number]
         if told:
             where = "" if epoch == mirror.epoch else ", in another engine run"
             detail = f"{told[0].event.kind} at {clock_text(told[0].time_ns)}{where}"
@@ -101,12 +101,12 @@ def _by_id(mirror: Mirror, wanted: str) -> Iterator[Finding]:
     return (_shown_request(mirror, row) for row in islice(matching, MAX_IDS))
 
 
-def _step(mirror: Mirror, course: Course, step: int) -> Iterator[Finding]:
+def _step(mirror: Mirror, overview: SessionOverview, step: int) -> Iterator[Finding]:
     """The second of it."""
     if mirror.step == step:
         return
-    places = np.flatnonzero(course.epoch == (mirror.epoch or 0))
-    at = int(np.searchsorted(course.column("step")[places], step)) if places.size else places.size
+    places = np.flatnonzero(overview.epoch == (mirror.epoch or 0))
+    at = int(np.searchsorted(overview.column("step")[places], step)) if places.size else places.size
     if at < places.size and step > 0:
-        time_ns = int(course.time_ns[places[at]])
+        time_ns = int(overview.time_ns[places[at]])
         yield Finding(f"Step {count(step)}", f"in the second of {clock_text(time_ns)[:8]}", time_ns=time_ns)

@@ -14,9 +14,9 @@ from kvscope_app.look.fonts import sans
 from kvscope_app.look.number_text import count
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.inspector.life_words import KIND_COLORS, moment_text
+from kvscope_app.views.inspector.block_history_labels import KIND_COLORS, moment_text
 from kvscope_app.views.table_head import TableHead
-from kvscope_telemetry.summaries.life_moments import Moment
+from kvscope_telemetry.summaries.block_moments import BlockMoment
 
 Index = QModelIndex | QPersistentModelIndex
 HEADERS: Final = ("Time", "What happened", "Step")
@@ -30,11 +30,11 @@ class MomentModel(QAbstractTableModel):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK
-        self.text_of: Callable[[Moment], str] = lambda moment: ""
+        self.text_of: Callable[[BlockMoment], str] = lambda moment: ""
         """What the block held then, as far as it is known."""
         self.now_row = -1
         """Of what happened last by the cursor."""
-        self._moments: tuple[Moment, ...] = ()
+        self._moments: tuple[BlockMoment, ...] = ()
 
     def show_cursor(self, time_ns: int) -> bool:
         """Mark what happened last by then; whether that is another row."""
@@ -44,7 +44,7 @@ class MomentModel(QAbstractTableModel):
                 self.dataChanged.emit(self.index(row, 0), self.index(row, len(HEADERS) - 1))
         return before != self.now_row
 
-    def show_moments(self, moments: tuple[Moment, ...]) -> None:
+    def show_moments(self, moments: tuple[BlockMoment, ...]) -> None:
         """Tell these, oldest first in `moments`."""
         before, more = self._moments, len(moments) - len(self._moments)
         if moments is before:
@@ -64,7 +64,7 @@ class MomentModel(QAbstractTableModel):
         if more:
             self.endInsertRows()
 
-    def moment_at(self, row: int) -> Moment | None:
+    def moment_at(self, row: int) -> BlockMoment | None:
         """None beyond the end."""
         return self._moments[len(self._moments) - 1 - row] if 0 <= row < len(self._moments) else None
 
@@ -101,7 +101,7 @@ class MomentModel(QAbstractTableModel):
         if self._moments:
             self.dataChanged.emit(self.index(0, WHAT), self.index(len(self._moments) - 1, WHAT))
 
-    def text(self, moment: Moment, column: int) -> str:
+    def text(self, moment: BlockMoment, column: int) -> str:
         """A cell."""
         if column == WHAT:
             held = " ".join(self.text_of(moment).split())

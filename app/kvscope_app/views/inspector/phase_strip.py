@@ -18,7 +18,7 @@ _MARGIN: Final = 10
 _LEAST_PX: Final = 1.0
 
 
-class Phase(NamedTuple):
+class StripPhase(NamedTuple):
     """A part of a step."""
 
     name: str
@@ -33,10 +33,10 @@ class PhaseStrip(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK
-        self.phases: tuple[Phase, ...] = ()
+        self.phases: tuple[StripPhase, ...] = ()
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
-    def show_phases(self, phases: tuple[Phase, ...]) -> None:
+    def show_phases(self, phases: tuple[StripPhase, ...]) -> None:
         """These, in their order; hidden without any."""
         shown = tuple(phase for phase in phases if phase.time_ns > 0)
         self.setVisible(bool(shown))
@@ -50,7 +50,7 @@ class PhaseStrip(QWidget):
         self.theme = theme
         self.update()
 
-    def boxes(self) -> list[tuple[Phase, QRectF]]:
+    def boxes(self) -> list[tuple[StripPhase, QRectF]]:
         """Each with its place."""
         left, width = float(scaled(_MARGIN)), self.width() - 2.0 * scaled(_MARGIN)
         total = sum(phase.time_ns for phase in self.phases)
@@ -89,5 +89,5 @@ class PhaseStrip(QWidget):
         return self.fontMetrics().horizontalAdvance(text) + 8 <= box.width()
 
 
-def _words(phase: Phase) -> str:
+def _words(phase: StripPhase) -> str:
     return f"{phase.name} {seconds(phase.time_ns / 1e9)}"

@@ -13,12 +13,12 @@ from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.inspector.event_facts import THIS_EVENT
 from kvscope_app.views.inspector.facts import Fact, Page, block_link, event_link, page, time_link
 from kvscope_app.views.places import place_of
-from kvscope_app.views.requests.blocks_words import blocks_sentence
+from kvscope_app.views.requests.blocks_text import blocks_sentence
 from kvscope_app.views.requests.cold_blocks import cold_blocks
 from kvscope_app.views.requests.columns import read_columns
 from kvscope_app.views.requests.model import COLUMNS
-from kvscope_app.views.requests.phase_words import FindFirst, phases
-from kvscope_app.views.requests.reuse_words import prompt_of, reuse_text
+from kvscope_app.views.requests.phase_text import FindFirst, phases
+from kvscope_app.views.requests.reuse_text import prompt_of, reuse_text
 from kvscope_telemetry.messages.telemetry import Hello
 from kvscope_telemetry.state.mirror import Mirror
 

@@ -20,11 +20,11 @@ from kvscope_app.session.session import Session
 from kvscope_app.session.texts.request_text import text_blocks, text_parts
 from kvscope_app.views.base import View
 from kvscope_app.views.in_sight import in_sight
+from kvscope_app.views.inspector.block_history_panel import BlockHistoryPanel
 from kvscope_app.views.inspector.block_page import block_page
 from kvscope_app.views.inspector.event_facts import event_facts
 from kvscope_app.views.inspector.fact_table import FactTable
 from kvscope_app.views.inspector.facts import Fact, Goal, Link, Page
-from kvscope_app.views.inspector.life_panel import LifePanel
 from kvscope_app.views.inspector.phase_strip import PhaseStrip
 from kvscope_app.views.inspector.request_page import request_page, wall_offset_ns
 from kvscope_app.views.inspector.step_page import Series, newest_timings, step_page
@@ -33,7 +33,7 @@ from kvscope_app.views.requests.first_tokens import FirstTokens, find_first_toke
 from kvscope_app.views.roofline.step_facts import phases_of
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.recorded import Recorded
-from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 from kvscope_telemetry.source import Update
 
 _BEFORE_S: Final = 2.0
@@ -70,7 +70,7 @@ class InspectorView(View):
         self.heading.setProperty("look", "heading")
         self.table = FactTable()
         self.strip = PhaseStrip()
-        self.life = LifePanel(session)
+        self.block_history = BlockHistoryPanel(session)
         self.steps = StepReader(session, self)
         self.first_tokens = FirstTokens(session, self)
         self._swatch = label()
@@ -90,11 +90,11 @@ class InspectorView(View):
     def refresh(self) -> None:
         page = self._page()
         is_block = page is not None and self.subject == BLOCK
-        if is_block or self.session.selected_block != self.life.history.block:
-            self.life.show_block(self.session.selected_block if is_block else None)
+        if is_block or self.session.selected_block != self.block_history.history.block:
+            self.block_history.show_block(self.session.selected_block if is_block else None)
         self._stack.setCurrentIndex(1 if page is not None else 0)
         self.copy_button.setEnabled(page is not None)
-        self.life.setVisible(is_block)
+        self.block_history.setVisible(is_block)
         if page is None or self.subject != STEP:
             self.strip.show_phases(())
         if page is None:
@@ -105,13 +105,13 @@ class InspectorView(View):
             self.table.show_page(page)
         self._color_swatch(page)
         if is_block:
-            self.life.refresh()
+            self.block_history.refresh()
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
         self.table.apply_theme(theme)
         self.strip.apply_theme(theme)
-        self.life.apply_theme(theme)
+        self.block_history.apply_theme(theme)
         set_icon(self.copy_button, "copy", theme)
         self._color_swatch(None)
         if self.isVisible():
@@ -119,8 +119,8 @@ class InspectorView(View):
 
     def shut_down(self) -> None:
         self.session.texts.want(self, ())
-        self.session.texts.want(self.life, ())
-        self.life.close_history()
+        self.session.texts.want(self.block_history, ())
+        self.block_history.close_history()
         self.steps.close()
         self.first_tokens.close()
 
@@ -263,7 +263,7 @@ class InspectorView(View):
         self.session.selection_changed.connect(self._on_selection)
         self.session.event_shown.connect(self._on_event)
         self.session.shown.connect(self._remember)
-        self.life.history.changed.connect(self._refresh_if_seen)
+        self.block_history.history.changed.connect(self._refresh_if_seen)
         self.steps.found.connect(self._refresh_if_seen)
         self.first_tokens.found.connect(self._refresh_if_seen)
         self.session.texts.arrived.connect(self._refresh_if_seen)
@@ -284,7 +284,7 @@ class InspectorView(View):
         head.addWidget(self.heading, 1)
         self.splitter = QSplitter(Qt.Orientation.Vertical)
         self.splitter.addWidget(self.table)
-        self.splitter.addWidget(self.life)
+        self.splitter.addWidget(self.block_history)
         self.splitter.setStretchFactor(0, 3)
         self.splitter.setStretchFactor(1, 2)
         self.splitter.setChildrenCollapsible(False)
@@ -316,7 +316,7 @@ class StepReader(RecordedLookup[Place, Frame]):
         super().__init__(session, _read, "kvscope-step", 1, parent)
 
 
-def _read(recorded: Recorded, place: Place, at_ns: int, watch: Watch) -> Frame | None:
+def _read(recorded: Recorded, place: Place, at_ns: int, watch: ProgressCallback) -> Frame | None:
     at_s = (at_ns - recorded.start_ns) / 1e9
     for frame in recorded.frames(max(at_s - _BEFORE_S, 0.0), at_s + _AFTER_S):
         if not watch(0.0):

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvscope_app.look.number_text import num_bytes
 from kvscope_app.views.memory.device_use import device_use
-from kvscope_app.views.memory.part import Part
+from kvscope_app.views.memory.part import MemoryPart
 from kvscope_app.views.memory.workspace import workspace_parts
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.devices import Devices
@@ -33,7 +33,7 @@ _REST_MEANING: Final = (
 class Account:
     """The parts, and the device's whole memory."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     total_bytes: int | None
 
     @property
@@ -42,7 +42,7 @@ class Account:
         known = sum(max(part.num_bytes or 0, 0) for part in self.parts)
         return max(self.total_bytes or 0, known, 1)
 
-    def share(self, part: Part) -> float | None:
+    def share(self, part: MemoryPart) -> float | None:
         """The part's share of the device; None when either is unknown."""
         if part.num_bytes is None or not self.total_bytes:
             return None
@@ -59,25 +59,27 @@ def account(
     kv = [count * block_bytes if block_bytes and count is not None else None for count in _block_counts(mirror)]
     host = host_tier_bytes(mirror)
     parts = [
-        Part("weights", "Weights", memory.weights_bytes if memory else None, "weights", _weights_meaning(memory)),
-        Part("kv_active", "KV in use", kv[0], "block_active", "Blocks held by requests"),
-        Part("kv_cached", "KV cached", kv[1], "block_cached", "Blocks not held, kept for prompts with the same prefix"),
-        Part("kv_free", "KV free", kv[2], "kv_free", "Empty blocks, reserved by the pool"),
-        *([Part("kv_host", "KV host tier", host, "block_host", "All blocks of the host tier")] if host else []),
+        MemoryPart("weights", "Weights", memory.weights_bytes if memory else None, "weights", _weights_meaning(memory)),
+        MemoryPart("kv_active", "KV in use", kv[0], "block_active", "Blocks held by requests"),
+        MemoryPart(
+            "kv_cached", "KV cached", kv[1], "block_cached", "Blocks not held, kept for prompts with the same prefix"
+        ),
+        MemoryPart("kv_free", "KV free", kv[2], "kv_free", "Empty blocks, reserved by the pool"),
+        *([MemoryPart("kv_host", "KV host tier", host, "block_host", "All blocks of the host tier")] if host else []),
         *workspace_parts(memory),
     ]
     owned = sum(part.num_bytes or 0 for part in parts)
     is_told = memory is not None and all(part.num_bytes is not None for part in parts if part.key in _COUNTED)
     rest = use.taken - owned if use.taken is not None and is_told else None
     parts += [
-        Part("other", "Unattributed", rest, "other", _REST_MEANING),
-        Part("others", "Other processes", use.others, "others", "All other processes on this device"),
+        MemoryPart("other", "Unattributed", rest, "other", _REST_MEANING),
+        MemoryPart("others", "Other processes", use.others, "others", "All other processes on this device"),
         *(
-            [Part("driver", "Driver", use.reserved, "driver", "Reserved by driver and firmware")]
+            [MemoryPart("driver", "Driver", use.reserved, "driver", "Reserved by driver and firmware")]
             if use.reserved
             else []
         ),
-        Part("free", "Free on device", use.free, "free", "Unused"),
+        MemoryPart("free", "Free on device", use.free, "free", "Unused"),
     ]
     return Account(tuple(parts), use.total)
 

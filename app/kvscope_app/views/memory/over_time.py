@@ -1,6 +1,6 @@
-"""How the memory went over the session: bytes of the KV pool, of the lower tiers, and of the device, from the course.
+"""How the memory went over the session: bytes of the KV pool, of the lower tiers, and of the device, from the overview.
 
-Owns the range of time that is shown. Where there is no course it shows nothing.
+Owns the range of time that is shown. Where there is no overview it shows nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from PySide6.QtWidgets import QScrollArea, QVBoxLayout, QWidget
 from kvscope_app.look.makers import label
 from kvscope_app.look.number_text import NOTHING, num_bytes
 from kvscope_app.look.theme import Theme
-from kvscope_app.session.course_window import course_span_ns, course_window
 from kvscope_app.session.history import HistoryWindow
+from kvscope_app.session.overview_window import overview_span_ns, overview_window
 from kvscope_app.session.session import Session
 from kvscope_app.session.shown_stops import stop_bands
 from kvscope_app.setting_names import MEMORY_RANGE
@@ -34,7 +34,7 @@ _SHORTEST_S: Final = min(RANGES_S.values())
 
 @dataclass(frozen=True, slots=True)
 class _Chart:
-    """Curves of columns of the course. The first lies on top of the others where they are filled."""
+    """Curves of columns of the overview. The first lies on top of the others where they are filled."""
 
     title: str
     curves: tuple[CurveSpec, ...]
@@ -161,7 +161,7 @@ class MemoryOverTime(QWidget):
         first_s, last_s = self._span()
         session = self._session
         wall_ns = session.history.wall_ns(0)
-        window = course_window(session.course, wall_ns, int(first_s * 1e9), int(last_s * 1e9), _COLUMNS)
+        window = overview_window(session.overview, wall_ns, int(first_s * 1e9), int(last_s * 1e9), _COLUMNS)
         self.setVisible(window is not None)
         if window is None or self.visibleRegion().isEmpty():
             return
@@ -180,7 +180,7 @@ class MemoryOverTime(QWidget):
         if self._fixed is not None:
             return self._fixed
         last_s = float(math.ceil(self._session.shown_until_ns / 1e9))  # charts drawn one after another show one time
-        span_ns = course_span_ns(self._session.course)
+        span_ns = overview_span_ns(self._session.overview)
         if not math.isinf(self.range_s) or span_ns is None:
             return last_s - min(self.range_s, 600.0), last_s
         wall_ns = self._session.history.wall_ns(0)

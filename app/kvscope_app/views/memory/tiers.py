@@ -63,10 +63,10 @@ def tier_uses(mirror: Mirror) -> tuple[TierUse, ...]:
 def moved_text(counters: Counters, told: Capabilities = OWN_ENGINE) -> str:
     """What went between the tiers since the engine began, in one line."""
     if not told.ref_counts:
-        return f"{plural(counters.sunk_blocks, 'block')} stored below; loads are not reported"
+        return f"{plural(counters.offloaded_blocks, 'block')} stored below; loads are not reported"
     parts = [
         f"{plural(counters.swapped_blocks, 'block')} swapped out",
-        f"{count(counters.sunk_blocks)} moved down",
+        f"{count(counters.offloaded_blocks)} moved down",
         f"{count(counters.loaded_blocks)} loaded back",
     ]
     if counters.lost_blocks:

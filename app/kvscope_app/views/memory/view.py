@@ -34,7 +34,7 @@ from kvscope_app.views.memory.account import Account, account, kv_detail
 from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
 from kvscope_app.views.memory.detail_rows import counter_rows, detail_rows
 from kvscope_app.views.memory.over_time import MemoryOverTime
-from kvscope_app.views.memory.part import Part
+from kvscope_app.views.memory.part import MemoryPart
 from kvscope_app.views.memory.segments.sheet import SegmentsSheet, why_not
 from kvscope_app.views.memory.tier_table import TierTable
 from kvscope_app.views.memory.tiers import tier_uses
@@ -195,7 +195,7 @@ class PartTable(QWidget):
         super().__init__()
         self._grid = _grid(self)
         self._rows: dict[str, tuple[Swatch, QLabel, QLabel]] = {}
-        self._parts: tuple[Part, ...] = ()
+        self._parts: tuple[MemoryPart, ...] = ()
         self._theme: Theme | None = None
 
     def show_account(self, now: Account) -> None:
@@ -280,7 +280,7 @@ class DetailTable(QWidget):
         self._rows[name] = text, value
 
 
-def part_color(part: Part, theme: Theme) -> str:
+def part_color(part: MemoryPart, theme: Theme) -> str:
     """Colour of a part: blocks have the page map's, the rest one of the series."""
     if part.color in _SERIES:
         return theme.series[_SERIES[part.color]]
@@ -289,7 +289,7 @@ def part_color(part: Part, theme: Theme) -> str:
     return theme.raised if part.color == "free" else str(getattr(theme, part.color))
 
 
-def _tip(now: Account, part: Part) -> str:
+def _tip(now: Account, part: MemoryPart) -> str:
     share = now.share(part)
     return f"{part.label}: {signed_bytes(part.num_bytes)}" + (f", {percent(share)}" if share is not None else "")
 
@@ -335,7 +335,7 @@ class ForecastLine(QWidget):
 
     def refresh(self) -> None:
         """Show what there is to say of the moment that is shown."""
-        left_s = forecast_at(self._session.course, self._session.cursor_ns)
+        left_s = forecast_at(self._session.overview, self._session.cursor_ns)
         self.setVisible(left_s is not None)
         if left_s is not None:
             about = f"{left_s:.0f} s" if left_s < 60 else seconds(left_s)
@@ -344,8 +344,8 @@ class ForecastLine(QWidget):
 
     def _which(self) -> str:
         """What is still there to be gone: where no block is free, those in the cache are given up."""
-        course, place = self._session.course, self._session.course.place_at(self._session.cursor_ns)
-        there = [word for word in ("free", "cached") if course.column(f"{word}_blocks")[place] > 0]
+        overview, place = self._session.overview, self._session.overview.place_at(self._session.cursor_ns)
+        there = [word for word in ("free", "cached") if overview.column(f"{word}_blocks")[place] > 0]
         return f"{' and '.join(there).capitalize()} blocks"
 
     def apply_theme(self, theme: Theme) -> None:

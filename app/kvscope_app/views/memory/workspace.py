@@ -6,27 +6,29 @@ On a GPU torch's allocator knows what is in tensors and what it keeps for the ne
 from __future__ import annotations
 
 from kvscope_app.look.number_text import num_bytes
-from kvscope_app.views.memory.part import Part
+from kvscope_app.views.memory.part import MemoryPart
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown, RankMemory
 
 Row = tuple[str, str, str]
 
 
-def workspace_parts(memory: MemoryBreakdown | None) -> list[Part]:
+def workspace_parts(memory: MemoryBreakdown | None) -> list[MemoryPart]:
     """Tensors, the allocator's cache and the context; one part where an older engine tells but their sum."""
     if memory is None or memory.allocated_bytes < 0 or memory.reserved_bytes < 0:
         told = memory.workspace_bytes if memory is not None and memory.workspace_bytes >= 0 else None
-        return [Part("workspace", "Workspace", told, "workspace", "Activations, graphs and buffers")]
+        return [MemoryPart("workspace", "Workspace", told, "workspace", "Activations, graphs and buffers")]
     kv = 0 if memory.kv_resident_bytes >= 0 else memory.kv_bytes  # pages are not of torch's allocator
     tensors = max(0, memory.allocated_bytes - memory.weights_bytes - kv)
     held = max(0, memory.reserved_bytes - memory.weights_bytes - kv)
     parts = [
-        Part("workspace", "Workspace", tensors, "workspace", "Tensors other than weights and KV: graphs and buffers"),
-        Part("torch_cache", "Cached by PyTorch", held - min(tensors, held), "torch_cache", _kept_meaning(memory)),
+        MemoryPart(
+            "workspace", "Workspace", tensors, "workspace", "Tensors other than weights and KV: graphs and buffers"
+        ),
+        MemoryPart("torch_cache", "Cached by PyTorch", held - min(tensors, held), "torch_cache", _kept_meaning(memory)),
     ]
     if memory.context_bytes >= 0:
         meaning = "CUDA context, kernels and libraries, measured when the engine started to serve"
-        parts.append(Part("context", "CUDA context", memory.context_bytes, "context", meaning))
+        parts.append(MemoryPart("context", "CUDA context", memory.context_bytes, "context", meaning))
     return parts
 
 

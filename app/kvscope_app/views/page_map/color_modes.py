@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.look.theme import Theme, mix, owner_colors
-from kvscope_app.views.page_map.legend_items import Scale, Shown, Swatch, common_swatches
-from kvscope_app.views.told import engine_name
+from kvscope_app.views.capability_messages import engine_name
+from kvscope_app.views.page_map.legend_items import Scale, ShownItems, Swatch, common_swatches
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier, attention_shares
 from kvscope_telemetry.messages.capabilities import Capabilities
 
@@ -42,9 +42,9 @@ class ColorMode:
     """The keys of `rows` (ids of shape (n,), or a slice) with a block size, at a step, shape (n,)."""
     colors: Callable[[Theme], Mapping[int, str]]
     """By key, of blocks with content."""
-    swatches: Callable[[Theme, Shown], Sequence[Swatch]] = lambda theme, shown: ()
+    swatches: Callable[[Theme, ShownItems], Sequence[Swatch]] = lambda theme, shown: ()
     """The single colours that a legend explains."""
-    scale: Callable[[Shown], Scale | None] = lambda shown: None
+    scale: Callable[[ShownItems], Scale | None] = lambda shown: None
     """The shades that a legend explains."""
     is_told: Callable[[Capabilities], bool] = lambda told: True
     """Whether an engine tells what the mode needs."""
@@ -76,7 +76,7 @@ class ColorMode:
             colors[key] = color
         return colors
 
-    def legend(self, theme: Theme, shown: Shown) -> list[Swatch]:
+    def legend(self, theme: Theme, shown: ShownItems) -> list[Swatch]:
         """The mode's single colours, then marks and flashes, which are the same in every mode."""
         return [*self.swatches(theme, shown), *common_swatches(theme, shown)]
 
@@ -151,7 +151,7 @@ def _state_colors(theme: Theme) -> dict[int, str]:
     }
 
 
-def _state_swatches(theme: Theme, shown: Shown) -> list[Swatch]:
+def _state_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:
     unknown = [Swatch(theme.muted, "unknown")] if shown.unknown else []
     if shown.prefixes_alone:
         return [Swatch(theme.block_cached, "cached prefix"), *_kept_swatches(theme, shown), *unknown]
@@ -162,20 +162,20 @@ def _state_swatches(theme: Theme, shown: Shown) -> list[Swatch]:
     return [Swatch(*each) for each in pool] + _lower_swatches(theme, shown) + unknown
 
 
-def _lower_tiers(theme: Theme, shown: Shown) -> list[tuple[str, str]]:
+def _lower_tiers(theme: Theme, shown: ShownItems) -> list[tuple[str, str]]:
     """The colour and the word of each lower tier that is shown."""
     tiers = ((Tier.HOST, theme.block_host, "host"), (Tier.DISK, theme.block_disk, "disk"))
     return [(color, word) for tier, color, word in tiers if tier in shown.tiers]
 
 
-def _lower_swatches(theme: Theme, shown: Shown) -> list[Swatch]:
+def _lower_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:
     result = []
     for color, word in _lower_tiers(theme, shown):
         result += [Swatch(color, f"{word}: swapped"), Swatch(lower_cached(color, theme), f"{word}: cached")]
     return result
 
 
-def _kept_swatches(theme: Theme, shown: Shown) -> list[Swatch]:
+def _kept_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:
     """Of tiers of which only is told what they keep."""
     tiers = _lower_tiers(theme, shown)
     return [Swatch(lower_cached(color, theme), f"{word}: cached prefix") for color, word in tiers]
@@ -211,7 +211,7 @@ def _owner_colors(theme: Theme) -> dict[int, str]:
     return active | cached
 
 
-def _owner_swatches(theme: Theme, shown: Shown) -> list[Swatch]:
+def _owner_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:
     colors = owner_colors(theme)
     return [Swatch(colors[number % len(colors)], f"#{number}") for number in shown.owners]
 
@@ -391,12 +391,12 @@ def _attention_colors(theme: Theme) -> dict[int, str]:
     return marks | {COLDEST + index: color for index, color in enumerate(shades)}
 
 
-def _attention_swatches(theme: Theme, shown: Shown) -> list[Swatch]:
+def _attention_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:
     nobody = [Swatch(_passed_over(theme), "skipped by all")] if shown.choices else []
     return [*nobody, Swatch(_unmeasured(theme), "not measured")]
 
 
-def _attention_scale(shown: Shown) -> Scale:
+def _attention_scale(shown: ShownItems) -> Scale:
     if shown.choices and not shown.attention:  # decodes choose among blocks, and attention is not measured
         return _attention_stops, "selected by few heads", "by all"
     return _attention_stops, "0.01 %", "all attention"

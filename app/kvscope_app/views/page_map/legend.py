@@ -16,7 +16,7 @@ from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
 from kvscope_app.views.page_map.drawing.ink import sign_color
 from kvscope_app.views.page_map.drawing.pin_marks import draw_corner
 from kvscope_app.views.page_map.legend_ink import LegendInk, Placed
-from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, Shown, Swatch
+from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, ShownItems, Swatch
 
 _BETWEEN: Final = 16
 _SCALE_WIDTH: Final = 120
@@ -24,7 +24,7 @@ _MAX_LINES: Final = 3
 _OWNERS_WORD: Final = "one colour per request, dimmer when only cached"
 
 
-class Legend(QWidget):
+class PageMapLegend(QWidget):
     """One line, up to three where tiers and flashes are to be explained. Of what does not fit it says how much that is,
     and the tooltip says all."""
 
@@ -33,13 +33,13 @@ class Legend(QWidget):
         self._ink = LegendInk(self, between=_BETWEEN, scale_width=_SCALE_WIDTH)
         self._theme = DARK
         self._mode = STATE
-        self._shown = Shown()
+        self._shown = ShownItems()
         self._num_lines = 1
         self._is_low = False
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self._describe()
 
-    def show_mode(self, mode: ColorMode, theme: Theme, shown: Shown) -> None:
+    def show_mode(self, mode: ColorMode, theme: Theme, shown: ShownItems) -> None:
         """Explain `mode` and what else there is."""
         if (mode, theme, shown) == (self._mode, self._theme, self._shown):
             return
@@ -121,7 +121,7 @@ class Legend(QWidget):
             self._num_lines = num_lines
             self.updateGeometry()
 
-    def _placed(self, shown: Shown | None = None) -> list[Placed]:
+    def _placed(self, shown: ShownItems | None = None) -> list[Placed]:
         return list(self._ink.placed(self._mode.legend(self._theme, shown or self._shown), self._begin))
 
     @property

@@ -29,7 +29,7 @@ class Swatch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownItems:
     """What an engine shows besides active, shared, cached and free blocks."""
 
     tiers: frozenset[Tier] = frozenset()
@@ -78,17 +78,17 @@ FLASH_MEANINGS: Final = {
 }
 
 
-def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> Shown:
+def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> ShownItems:
     """What there is to explain of `mirror`; `flashes`: the kinds that were seen."""
     if mirror.hello is None:
-        return Shown()
+        return ShownItems()
     tiers = [tier for tier in section_sizes(mirror.hello.cache) if tier is not Tier.HBM]
     kinds = tuple(kind for kind in MOVES if kind in flashes)
     reserved = mirror.hello.cache.allocator in RESERVING
     unknown = any(mirror.count(BlockState.UNKNOWN, tier) for tier in Tier)
     told, unmapped = mirror.capabilities, mirror.count(BlockState.UNMAPPED) > 0
     how = (told.sparse_decode, told.attention)
-    return Shown(frozenset(tiers), unmapped, reserved, kinds, unknown, not told.free_rows, *how)
+    return ShownItems(frozenset(tiers), unmapped, reserved, kinds, unknown, not told.free_rows, *how)
 
 
 def may_flash(mirror: Mirror) -> tuple[FlashKind, ...]:
@@ -110,18 +110,18 @@ def owners_in(mirror: Mirror) -> tuple[tuple[int, ...], int]:
     return tuple(most.tolist()), numbers.size - most.size
 
 
-def common_swatches(theme: Theme, shown: Shown) -> list[Swatch]:
+def common_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:
     """What is the same in every mode: blocks that hold nothing, marks and flashes."""
     pins = [Swatch(theme.block_free, "pinned", is_pin=True)] if shown.pins else []
     return [*_without_content(theme, shown), *pins, *_flashes(theme, shown)]
 
 
-def _without_content(theme: Theme, shown: Shown) -> list[Swatch]:
+def _without_content(theme: Theme, shown: ShownItems) -> list[Swatch]:
     if shown.prefixes_alone:
         return [Swatch(theme.block_free, "unused or unknown")]
     unmapped = [Swatch(theme.base, "no memory behind it")] if shown.unmapped else []
     return [Swatch(theme.block_free, "free"), *unmapped]
 
 
-def _flashes(theme: Theme, shown: Shown) -> list[Swatch]:
+def _flashes(theme: Theme, shown: ShownItems) -> list[Swatch]:
     return [Swatch(getattr(theme, f"flash_{k.name.lower()}"), _FLASH_WORDS[k], k) for k in shown.flashes]

@@ -18,6 +18,7 @@ from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import FittingLabel, Segments
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
+from kvscope_app.views.capability_messages import SLOTS
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.block_card import BlockCard
 from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
@@ -28,11 +29,10 @@ from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
 from kvscope_app.views.page_map.drawing.flashes import MAX_MOVES_AT_ONCE
 from kvscope_app.views.page_map.drawing.headings import headings
 from kvscope_app.views.page_map.drawing.scene import Scene
-from kvscope_app.views.page_map.legend import Legend
+from kvscope_app.views.page_map.legend import PageMapLegend
 from kvscope_app.views.page_map.legend_items import may_flash, owners_in, shown_in
 from kvscope_app.views.page_map.usage_bar import UsageBar
 from kvscope_app.views.places import section_sizes
-from kvscope_app.views.told import SLOTS
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.source import Update
@@ -69,7 +69,7 @@ class PageMapView(View):
         self._told: tuple[Mirror, int | None, int, frozenset[int], float] | None = None
         """What the words beside the map were made of."""
         self._table: npt.NDArray[np.uint32] | None = None
-        self._summary, self._usage, self._legend = FittingLabel(), UsageBar(), Legend()
+        self._summary, self._usage, self._legend = FittingLabel(), UsageBar(), PageMapLegend()
         self._wanted_mode = self.scene.mode
         """What the person chose: drawn where the engine tells what it needs."""
         self._keys: Mapping[str, str] = {}

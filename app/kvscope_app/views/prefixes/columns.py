@@ -20,10 +20,10 @@ _TIER_WORDS: Final = {Tier.HBM: "memory", Tier.HOST: "host", Tier.DISK: "disk"}
 
 
 Ints = npt.NDArray[np.int64]
-Cell = Callable[["Moment", int], str]
+Cell = Callable[["PrefixMoment", int], str]
 
 
-class Moment:
+class PrefixMoment:
     """What cells are made of: a tree, when it was so, when its steps were, and the sizes of blocks."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Column:
     """The widest text it is made for."""
     text: Cell
     plain: Cell
-    sort_by: Callable[[Moment], Ints]
+    sort_by: Callable[[PrefixMoment], Ints]
     is_number: bool = True
 
 
@@ -93,7 +93,7 @@ def holder_words(holders: int) -> str:
     return "idle" if not holders else "1 request" if holders == 1 else f"shared by {count(holders)}"
 
 
-def idle_words(moment: Moment, node: int) -> str:
+def idle_words(moment: PrefixMoment, node: int) -> str:
     """How long ago it was used: `now`, `12 s`, `3 min`, `2 h 5 min`, `over 12 s`."""
     seconds = moment.idle_s(node)
     if moment.tree.holders[node]:
@@ -113,7 +113,7 @@ def _long(seconds: int) -> str:
 
 
 def _number(
-    title: str, tip: str, sample: str, values: Callable[[Moment], Ints], words: Callable[[int], str] | None = None
+    title: str, tip: str, sample: str, values: Callable[[PrefixMoment], Ints], words: Callable[[int], str] | None = None
 ) -> Column:
     """A column of whole numbers; `words` make one readable, and without them nothing is a dash."""
     made = words or (lambda value: count(value) if value else NOTHING)
@@ -127,7 +127,7 @@ def _number(
     )
 
 
-def _text(title: str, tip: str, sample: str, words: Cell, sort_by: Callable[[Moment], Ints]) -> Column:
+def _text(title: str, tip: str, sample: str, words: Cell, sort_by: Callable[[PrefixMoment], Ints]) -> Column:
     return Column(title, tip, sample, words, words, sort_by, is_number=False)
 
 

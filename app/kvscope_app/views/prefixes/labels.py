@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
 
-from kvscope_app.views.prefixes.columns import Moment
+from kvscope_app.views.prefixes.columns import PrefixMoment
 
 LABEL_BLOCKS: Final = 4
 """Whose text is looked at: more than fits into most rows."""
@@ -26,10 +26,10 @@ class Labels:
 
     def __init__(self, text_of: Callable[[int], str | None]) -> None:
         self._text_of = text_of
-        self._moment: Moment | None = None
+        self._moment: PrefixMoment | None = None
         self._made: dict[int, str | None] = {}
 
-    def forget(self, moment: Moment | None) -> None:
+    def forget(self, moment: PrefixMoment | None) -> None:
         """Of this moment from now on."""
         self._moment = moment
         self._made.clear()
@@ -57,7 +57,7 @@ class Labels:
             return None
         return "".join(parts) + ("…" if len(parts) < moment.tree.num_blocks[node] else "")
 
-    def _label_brothers(self, moment: Moment, node: int) -> None:
+    def _label_brothers(self, moment: PrefixMoment, node: int) -> None:
         brothers = moment.tree.children_of(int(moment.tree.parent[node])).tolist()
         if len(brothers) > _MAX_BROTHERS:
             brothers = [node]

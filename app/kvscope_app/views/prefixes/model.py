@@ -13,9 +13,9 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersisten
 
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.prefixes.columns import COLUMNS, IDLE, PREFIX, WITH_BELOW, Moment, node_words
+from kvscope_app.views.prefixes.columns import COLUMNS, IDLE, PREFIX, WITH_BELOW, PrefixMoment, node_words
 from kvscope_app.views.prefixes.labels import LABEL_BLOCKS, TIP_BLOCKS, Labels
-from kvscope_app.views.prefixes.shown_nodes import Mask, Shown, Which, matches, show
+from kvscope_app.views.prefixes.shown_nodes import Mask, ShownNodes, Which, matches, show
 from kvscope_app.views.prefixes.step_times import StepTimes
 from kvscope_app.views.table_head import TableHead
 from kvscope_telemetry.ledger import Tier
@@ -27,11 +27,11 @@ _HEAD: Final = TableHead(
     [column.tip for column in COLUMNS],
     frozenset(place for place, column in enumerate(COLUMNS) if column.is_number),
 )
-_NO_NODES: Final = Shown(np.empty(0, np.int64), 0)
+_NO_NODES: Final = ShownNodes(np.empty(0, np.int64), 0)
 
 
 class PrefixModel(QAbstractTableModel):
-    """Shows a `Moment`. Nodes are told by their keys: numbers change from tree to tree."""
+    """Shows a `PrefixMoment`. Nodes are told by their keys: numbers change from tree to tree."""
 
     reordering = Signal()
     """Rows are about to hold other nodes: what Qt does to its selection meanwhile is nobody's choice."""
@@ -40,16 +40,16 @@ class PrefixModel(QAbstractTableModel):
     def __init__(self, labels: Labels, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK
-        self.moment: Moment | None = None
+        self.moment: PrefixMoment | None = None
         self.which = Which.ALL
-        self.found: Callable[[Moment], Mask] | None = None
+        self.found: Callable[[PrefixMoment], Mask] | None = None
         """Nodes that a search lets through."""
         self._labels = labels
         self._opened: set[int] = set()
         self._sort_column, self._descending = WITH_BELOW, True
         self._shown = _NO_NODES
 
-    def show_moment(self, moment: Moment | None) -> None:
+    def show_moment(self, moment: PrefixMoment | None) -> None:
         """Another tree; what was open stays open."""
         shown = _NO_NODES
         if moment is not None:
@@ -70,7 +70,7 @@ class PrefixModel(QAbstractTableModel):
         self.reorder()
 
     @property
-    def shown(self) -> Shown:
+    def shown(self) -> ShownNodes:
         """The rows there are, and what is not among them."""
         return self._shown
 
@@ -178,33 +178,33 @@ class PrefixModel(QAbstractTableModel):
             return self.theme.color(state_color(moment, node))
         return None
 
-    def _replace(self, moment: Moment | None, shown: Shown) -> None:
+    def _replace(self, moment: PrefixMoment | None, shown: ShownNodes) -> None:
         """Rows are added and removed at the end; what the others hold is told by dataChanged."""
         before, after = len(self._shown.nodes), len(shown.nodes)
         if after > before:
             self.beginInsertRows(QModelIndex(), before, after - 1)
             if before:  # until all is in, every row goes on holding what it held, and new ones something
                 held = np.concatenate((self._shown.nodes, np.repeat(self._shown.nodes[-1:], after - before)))
-                self._shown = Shown(held, 0)
+                self._shown = ShownNodes(held, 0)
             else:
                 self._hold(moment, shown)
             self.endInsertRows()
         elif after < before:
             self.beginRemoveRows(QModelIndex(), after, before - 1)
-            self._shown = Shown(self._shown.nodes[:after], 0)
+            self._shown = ShownNodes(self._shown.nodes[:after], 0)
             self.endRemoveRows()
         self._hold(moment, shown)
         if after:
             self.dataChanged.emit(self.index(0, 0), self.index(after - 1, len(COLUMNS) - 1))
 
-    def _hold(self, moment: Moment | None, shown: Shown) -> None:
+    def _hold(self, moment: PrefixMoment | None, shown: ShownNodes) -> None:
         """Nodes, and the labels of nodes, change together: a number of one tree is not looked up in another."""
         if moment is not self.moment:
             self._labels.forget(moment)
         self.moment, self._shown = moment, shown
 
 
-def state_color(moment: Moment, node: int) -> str:
+def state_color(moment: PrefixMoment, node: int) -> str:
     """The theme's name of the colour that the page map gives most of its blocks."""
     tree = moment.tree
     in_tier = tree.num_in_tier[node]

@@ -13,7 +13,7 @@ import numpy as np
 from PySide6.QtCore import QItemSelection, QItemSelectionModel, QObject, Signal
 
 from kvscope_app.session.session import Session
-from kvscope_app.views.prefixes.columns import Moment
+from kvscope_app.views.prefixes.columns import PrefixMoment
 from kvscope_app.views.prefixes.model import PrefixModel
 from kvscope_app.views.prefixes.table import PrefixTable
 
@@ -95,7 +95,7 @@ class PrefixSelection(QObject):
         self._is_ours = was_ours
         self.changed.emit()
 
-    def _nodes(self, moment: Moment) -> list[int]:
+    def _nodes(self, moment: PrefixMoment) -> list[int]:
         return [node for key in self._chosen if (node := moment.tree.node_with(key)) is not None]
 
     def _on_rows(self) -> None:
@@ -143,7 +143,7 @@ class PrefixSelection(QObject):
         self._is_ours = was_ours
 
 
-def place_of_selection(moment: Moment, session: Session) -> int | None:
+def place_of_selection(moment: PrefixMoment, session: Session) -> int | None:
     """The node of the selected block, or of the last block of the selected request that has one."""
     block = session.selected_block if isinstance(session, SelectsBlock) else None
     if block is not None:

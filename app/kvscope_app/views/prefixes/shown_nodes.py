@@ -35,7 +35,7 @@ class Which(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownNodes:
     """Nodes from the top; `num_matching` is of all, however many are open."""
 
     nodes: npt.NDArray[np.int64]
@@ -58,7 +58,9 @@ def matches(tree: PrefixTree, which: Which, wanted: Mask | None = None) -> Mask:
     return passing[which] if wanted is None else passing[which] & wanted
 
 
-def show(tree: PrefixTree, opened: Set[int], sort_by: npt.NDArray[np.int64], descending: bool, passing: Mask) -> Shown:
+def show(
+    tree: PrefixTree, opened: Set[int], sort_by: npt.NDArray[np.int64], descending: bool, passing: Mask
+) -> ShownNodes:
     """The rows. `opened` are the keys of nodes that a person opened; `sort_by` has a value a node."""
     kept = passing.copy()
     for level in range(int(tree.level.max(initial=0)), 0, -1):
@@ -68,7 +70,7 @@ def show(tree: PrefixTree, opened: Set[int], sort_by: npt.NDArray[np.int64], des
     is_below_opened = np.where(tree.parent == ROOT, True, is_opened[tree.parent])
     families = _Families(tree, np.flatnonzero(kept & is_below_opened), -sort_by if descending else sort_by, is_opened)
     nodes, num_left_out = families.in_order(MAX_SHOWN)
-    return Shown(nodes, int(passing.sum()), num_left_out)
+    return ShownNodes(nodes, int(passing.sum()), num_left_out)
 
 
 class _Families:

@@ -1,4 +1,4 @@
-"""When steps were, by the wall clock: as the seconds of a course tell it, and the step that is shown. numpy alone."""
+"""When steps were, by the wall clock, from the seconds of an overview and the step that is shown. numpy alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 Ints = npt.NDArray[np.int64]
@@ -18,13 +18,13 @@ UNKNOWN: Final = -1
 class StepTimes:
     """Of the engine start that is shown, up to what is shown."""
 
-    def __init__(self, course: Course, mirror: Mirror) -> None:
+    def __init__(self, overview: SessionOverview, mirror: Mirror) -> None:
         self._steps, self._times_ns = np.array([mirror.step]), np.array([_shown_ns(mirror)])
-        places = np.flatnonzero(course.epoch == (mirror.epoch or 0))
-        steps = course.column("step")[places]
+        places = np.flatnonzero(overview.epoch == (mirror.epoch or 0))
+        steps = overview.column("step")[places]
         known = np.isfinite(steps) & (steps < mirror.step)
         if known.any():
-            ends_ns = np.minimum(course.time_ns[places][known] + SECOND_NS, self._times_ns[0])
+            ends_ns = np.minimum(overview.time_ns[places][known] + SECOND_NS, self._times_ns[0])
             self._steps = np.concatenate((steps[known].astype(np.int64), self._steps))
             self._times_ns = np.concatenate((ends_ns, self._times_ns))
 

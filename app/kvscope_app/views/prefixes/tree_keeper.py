@@ -11,7 +11,7 @@ from typing import Final
 from kvscope_app.session.background import Background
 from kvscope_telemetry.prefixes.cached_blocks import LedgerCopy
 from kvscope_telemetry.prefixes.tree import PrefixTree, build
-from kvscope_telemetry.recordings.effort import Watch
+from kvscope_telemetry.recordings.read_budget import ProgressCallback
 from kvscope_telemetry.state.mirror import Mirror
 
 AT_ONCE_ROWS: Final = 2048
@@ -90,7 +90,7 @@ class TreeKeeper:
         self._copy.make_room(num_rows)
         return None
 
-    def _make(self, watch: Watch) -> PrefixTree | None:
+    def _make(self, watch: ProgressCallback) -> PrefixTree | None:
         return build(self._copy.blocks())
 
     def _take_made(self) -> bool:

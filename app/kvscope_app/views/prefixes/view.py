@@ -31,7 +31,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.setting_names import PREFIX_FILTER, PREFIX_ORDER
 from kvscope_app.views.base import View
 from kvscope_app.views.in_sight import in_sight
-from kvscope_app.views.prefixes.columns import COLUMNS, Moment, holder_words, idle_words, where_words
+from kvscope_app.views.prefixes.columns import COLUMNS, PrefixMoment, holder_words, idle_words, where_words
 from kvscope_app.views.prefixes.labels import LABEL_BLOCKS, Labels
 from kvscope_app.views.prefixes.model import PrefixModel
 from kvscope_app.views.prefixes.selection import PrefixSelection
@@ -160,8 +160,8 @@ class PrefixesView(View):
         assert tree is not None, "there is a tree to show"
         if mirror.hello is None or self.keeper.epoch != mirror.epoch:
             return
-        times = StepTimes(self.session.course, mirror)
-        moment = Moment(tree, mirror.hello.cache, times, self.session.cursor_ns, mirror.capabilities)
+        times = StepTimes(self.session.overview, mirror)
+        moment = PrefixMoment(tree, mirror.hello.cache, times, self.session.cursor_ns, mirror.capabilities)
         self.model.show_moment(moment)
         if not len(tree):
             self._show_empty(NOTHING_YET)
@@ -172,11 +172,11 @@ class PrefixesView(View):
 
     def _tell_time(self, mirror: Mirror) -> None:
         """What is idle is so a second longer."""
-        course, cursor_ns = self.session.course, self.session.cursor_ns
-        told = (course.version, cursor_ns // SECOND_NS)
+        overview, cursor_ns = self.session.overview, self.session.cursor_ns
+        told = (overview.version, cursor_ns // SECOND_NS)
         if told != self._told_time:
             self._told_time = told
-            self.model.tell_time(StepTimes(course, mirror), cursor_ns)
+            self.model.tell_time(StepTimes(overview, mirror), cursor_ns)
             if self.detail.isVisible():
                 self._show_detail()
 
@@ -263,7 +263,7 @@ class PrefixesView(View):
         self.model.found = None if not words else self._found
         self.model.reorder()
 
-    def _found(self, moment: Moment) -> Mask:
+    def _found(self, moment: PrefixMoment) -> Mask:
         words = self.search.text().strip()
         epoch = self.session.mirror.epoch
         known = {block_hash for of, block_hash in self.session.texts.containing(words) if of == epoch}
@@ -321,7 +321,7 @@ def _why_none(mirror: Mirror) -> str:
     return "" if mirror.hello.cache.has_parents else NO_PARENTS
 
 
-def find(moment: Moment, words: str, mirror: Mirror, containing: Set[int]) -> Mask:
+def find(moment: PrefixMoment, words: str, mirror: Mirror, containing: Set[int]) -> Mask:
     """What a person looks for in the prefix tree: `#12` a request's, `345` a block's, anything else words of its text.
 
     Nodes that match, shape (nodes,). `containing`: hashes of the blocks known to have the words.
@@ -368,7 +368,7 @@ class PrefixDetail(QWidget):
         self.text.setFont(mono(0.92))
         self.text.setFixedHeight(_LINES * self.text.fontMetrics().lineSpacing() + 12)
 
-    def show_node(self, moment: Moment, node: int, text: str | None) -> None:
+    def show_node(self, moment: PrefixMoment, node: int, text: str | None) -> None:
         """`text`: as far as it is known; None where it cannot be had."""
         words = facts_line(moment, node)
         if words != self.facts.text():
@@ -379,7 +379,7 @@ class PrefixDetail(QWidget):
         self.show()
 
 
-def facts_line(moment: Moment, node: int) -> str:
+def facts_line(moment: PrefixMoment, node: int) -> str:
     """The node in one line."""
     tree, told = moment.tree, moment.told
     blocks, owner, before = int(tree.num_blocks[node]), int(tree.owner[node]), int(tree.num_before[node])

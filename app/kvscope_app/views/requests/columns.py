@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kvscope_app.session.request_times import Ending, RequestTimes
 from kvscope_telemetry.goals import Goals, Judged, judge
 from kvscope_telemetry.latencies import running_s, tokens_per_s
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.state.mirror import Mirror
 
 FloatArray = npt.NDArray[np.float64]

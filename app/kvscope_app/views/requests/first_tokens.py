@@ -15,7 +15,7 @@ from kvscope_app.session.kept.recorded_lookup import RecordedLookup
 from kvscope_app.session.session import Session
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.recorded import Recorded
-from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 
 UNKNOWN: Final = -1
 _MAX_WORK_S: Final = 5.0
@@ -33,7 +33,7 @@ class FirstTokens(RecordedLookup[Who, int]):
         super().__init__(session, _read, "kvscope-first-token", _MOST_KEPT, parent)
 
 
-def _read(recorded: Recorded, who: Who, admitted_ns: int, watch: Watch) -> int | None:
+def _read(recorded: Recorded, who: Who, admitted_ns: int, watch: ProgressCallback) -> int | None:
     until_s = time.monotonic() + _MAX_WORK_S
     begin_s = max((admitted_ns - recorded.start_ns) / 1e9 - _BEFORE_S, 0.0)
     for frame in recorded.frames(begin_s, begin_s + _MAX_AFTER_S):

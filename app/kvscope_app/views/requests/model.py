@@ -23,7 +23,7 @@ from kvscope_app.session.request_times import Ending
 from kvscope_app.views.requests.columns import Filter, RequestColumns, judged, order_rows, took_s
 from kvscope_app.views.table_head import TableHead
 from kvscope_telemetry.goals import Goals, Judged, missed_words
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 
 Index = QModelIndex | QPersistentModelIndex
 PROGRESS_ROLE: Final = Qt.ItemDataRole.UserRole + 1

@@ -11,7 +11,7 @@ from kvscope_app.look.fonts import sans
 from kvscope_app.look.makers import label
 from kvscope_app.look.number_text import NOTHING, count
 from kvscope_app.look.widgets import ElidedLabel
-from kvscope_app.views.told import why_no_requests
+from kvscope_app.views.capability_messages import why_no_requests
 from kvscope_telemetry.state.mirror import Mirror
 
 _COLUMNS: Final = 2

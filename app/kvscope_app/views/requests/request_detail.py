@@ -19,10 +19,10 @@ from kvscope_app.session.session import Session
 from kvscope_app.views.events.event_model import EventFilter, EventModel
 from kvscope_app.views.events.event_table import EventTable
 from kvscope_app.views.requests.block_strip import BlockStrip
-from kvscope_app.views.requests.blocks_words import blocks_sentence
+from kvscope_app.views.requests.blocks_text import blocks_sentence
 from kvscope_app.views.requests.first_tokens import FirstTokens, find_first_token
-from kvscope_app.views.requests.phase_words import phases
-from kvscope_app.views.requests.reuse_words import prompt_of, reuse_text
+from kvscope_app.views.requests.phase_text import phases
+from kvscope_app.views.requests.reuse_text import prompt_of, reuse_text
 from kvscope_telemetry.delays import KINDS, Delays
 from kvscope_telemetry.latencies import Moments
 

@@ -36,7 +36,7 @@ from kvscope_app.views.requests.model import RequestModel
 from kvscope_app.views.requests.numbers import RequestNumbers
 from kvscope_app.views.requests.request_detail import RequestDetail
 from kvscope_app.views.requests.table import RequestTable
-from kvscope_app.views.requests.waiting_words import queue_note, why_waits
+from kvscope_app.views.requests.waiting_text import queue_note, why_waits
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.goals import GOAL_NAMES, Judged, goals_text, read_goals
 from kvscope_telemetry.messages.commands import Abort

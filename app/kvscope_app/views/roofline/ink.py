@@ -11,9 +11,9 @@ from PySide6.QtGui import QPainter, QPen, QPolygonF
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.zoom import scaled
+from kvscope_app.views.roofline.labels import KIND_COLORS
 from kvscope_app.views.roofline.log_scale import LogScale, tick_text, with_prefix
-from kvscope_app.views.roofline.points import Kind, Points
-from kvscope_app.views.roofline.words import KIND_COLORS
+from kvscope_app.views.roofline.points import PointKind, Points
 from kvscope_telemetry.messages.telemetry import DeviceInfo
 
 _FONT_SCALE: Final = 0.86
@@ -95,14 +95,14 @@ def points(painter: QPainter, shown: Points, across: LogScale, up: LogScale, the
     x, y = across.all_at(shown.intensity), up.all_at(shown.flops_per_s)
     size = scaled(_DOT)
     painter.setPen(Qt.PenStyle.NoPen)
-    for kind in sorted(Kind, key=lambda kind: -int(np.count_nonzero(shown.kind == kind))):
+    for kind in sorted(PointKind, key=lambda kind: -int(np.count_nonzero(shown.kind == kind))):
         of_kind = shown.kind == kind
         cells = np.unique(np.stack((x[of_kind], y[of_kind])) // _CELL_PX, axis=1) * _CELL_PX
         painter.setBrush(theme.color(KIND_COLORS[kind], 190))
         for left, top in cells.T.tolist():
-            if kind is Kind.DECODE:
+            if kind is PointKind.DECODE:
                 painter.drawEllipse(QRectF(left - size / 2, top - size / 2, size, size))
-            elif kind is Kind.PREFILL:
+            elif kind is PointKind.PREFILL:
                 painter.drawRect(QRectF(left - size / 2, top - size / 2, size, size))
             else:
                 painter.drawPolygon(QPolygonF(_diamond(left, top, size * 0.7)))

@@ -14,7 +14,7 @@ from kvscope_app.views.timeline.steps import NO_STEPS, Steps
 FloatArray = npt.NDArray[np.float64]
 
 
-class Kind(IntEnum):
+class PointKind(IntEnum):
     """What ran in a step."""
 
     DECODE = 0
@@ -60,7 +60,9 @@ def points_of(steps: Steps, begin_ns: int, end_ns: int) -> Points:
         return NO_POINTS
     flops, seconds = steps.flops[place].astype(np.float64), steps.forward_ns[place] / 1e9
     prefill, decode = steps.prefill[place], steps.decode[place]
-    kind = np.where(prefill == 0, Kind.DECODE, np.where(decode == 0, Kind.PREFILL, Kind.MIXED)).astype(np.int64)
+    kind = np.where(prefill == 0, PointKind.DECODE, np.where(decode == 0, PointKind.PREFILL, PointKind.MIXED)).astype(
+        np.int64
+    )
     return Points(steps, place, flops / steps.num_bytes[place], flops / seconds, kind)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from kvscope_app.look.number_text import count, num_bytes, percent, plural, seconds
 from kvscope_app.views.inspector.facts import Fact
-from kvscope_app.views.inspector.phase_strip import Phase
+from kvscope_app.views.inspector.phase_strip import StripPhase
+from kvscope_app.views.roofline.labels import bound_text, bytes_text, flops_text
 from kvscope_app.views.roofline.log_scale import with_prefix
-from kvscope_app.views.roofline.words import bound_text, bytes_text, flops_text
 from kvscope_telemetry.messages.telemetry import DeviceInfo, Frame, Timings, Work
 
 
@@ -62,13 +62,13 @@ def work_facts(work: Work, forward_ns: int, device: DeviceInfo) -> Iterator[Fact
             yield Fact("Bound by", bound, tip="The limit that this step came closer to")
 
 
-def phases_of(timings: Timings) -> tuple[Phase, ...]:
+def phases_of(timings: Timings) -> tuple[StripPhase, ...]:
     """Parts of a step one after the other."""
     rest_ns = max(timings.run_ns - timings.forward_ns, 0)
     return (
-        Phase("Schedule", timings.schedule_ns, 1),
-        Phase("Forward", min(timings.forward_ns, timings.run_ns) if timings.run_ns else timings.forward_ns, 0),
-        Phase("Sample, wait", rest_ns, 2),
-        Phase("Commit", timings.commit_ns, 3),
-        Phase("Record", timings.record_ns, 7),
+        StripPhase("Schedule", timings.schedule_ns, 1),
+        StripPhase("Forward", min(timings.forward_ns, timings.run_ns) if timings.run_ns else timings.forward_ns, 0),
+        StripPhase("Sample, wait", rest_ns, 2),
+        StripPhase("Commit", timings.commit_ns, 3),
+        StripPhase("Record", timings.record_ns, 7),
     )

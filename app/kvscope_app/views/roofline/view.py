@@ -18,20 +18,20 @@ from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import ROOFLINE_RANGE
 from kvscope_app.views.base import View
+from kvscope_app.views.capability_messages import engine_name
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.inspector.request_page import wall_offset_ns
 from kvscope_app.views.roofline.canvas import UNKNOWN, RooflineCanvas
-from kvscope_app.views.roofline.points import NO_POINTS, Kind, Points, points_of
-from kvscope_app.views.roofline.words import KIND_COLORS, KIND_WORDS, bound_text, point_text
+from kvscope_app.views.roofline.labels import KIND_COLORS, KIND_WORDS, bound_text, point_text
+from kvscope_app.views.roofline.points import NO_POINTS, PointKind, Points, points_of
 from kvscope_app.views.timed_session import Choice
-from kvscope_app.views.timeline.lane_words import STEP_TOLD_NS
+from kvscope_app.views.timeline.lane_descriptions import STEP_TOLD_NS
 from kvscope_app.views.timeline.step_feed import StepFeed
 from kvscope_app.views.timeline.time_span import TimeSpan
-from kvscope_app.views.told import engine_name
 from kvscope_telemetry.messages.telemetry import DeviceInfo
 
 _SIGN, _GAP, _APART = 8, 5, 14
-_ORDER: Final = (Kind.DECODE, Kind.MIXED, Kind.PREFILL)
+_ORDER: Final = (PointKind.DECODE, PointKind.MIXED, PointKind.PREFILL)
 NO_ENGINE: Final = "Waiting for the engine's first report.\nEach step becomes a point."
 NO_STEPS: Final = "No step ran in this range.\nSend a prompt, or go to a time when the engine was busy."
 NOT_KEPT: Final = "This session keeps no history, from which steps are read."
@@ -263,9 +263,9 @@ class RooflineLegend(QWidget):
             painter.setPen(Qt.PenStyle.NoPen)
             painter.setBrush(self.theme.color(KIND_COLORS[kind]))
             box = QRectF(left, middle - size / 2, size, size)
-            if kind is Kind.DECODE:
+            if kind is PointKind.DECODE:
                 painter.drawEllipse(box)
-            elif kind is Kind.PREFILL:
+            elif kind is PointKind.PREFILL:
                 painter.drawRect(box)
             else:
                 x, half = box.center().x(), size / 2

@@ -275,7 +275,7 @@ def values_at(key: str, drawn: Drawn, x: float) -> dict[str, str]:
     return {name: text if text == NOTHING else f"{drawn.prefix}{text}" for name, text in texts.items()}
 
 
-def marks_of_course(window: HistoryWindow, first_s: float, last_s: float) -> list[Mark]:
+def marks_of_overview(window: HistoryWindow, first_s: float, last_s: float) -> list[Mark]:
     """The same where there are only seconds: how many there were."""
     counts = np.nan_to_num(window.columns["preemptions"])
     places = np.flatnonzero(counts)

@@ -18,8 +18,8 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QScrollArea, QStackedLayout, 
 from kvscope_app.look.makers import empty_state
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.zoom import scaled
-from kvscope_app.session.course_window import course_span_ns, course_window, known_in
 from kvscope_app.session.history import BIN_NS, MAX_SILENCE_NS, HistoryWindow
+from kvscope_app.session.overview_window import known_in, overview_span_ns, overview_window
 from kvscope_app.session.session import Session
 from kvscope_app.session.shown_stops import stop_bands
 from kvscope_app.setting_names import THROUGHPUT_RANGE
@@ -35,12 +35,12 @@ from kvscope_app.views.throughput.panels import (
     columns_of,
     draw,
     is_level,
-    marks_of_course,
+    marks_of_overview,
     preemption_marks,
     values_at,
 )
 from kvscope_telemetry.source import SourceState
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 EMPTY_TEXT = "Waiting for the engine's first report."
 SHORTEST_S = min(RANGES_S.values())
@@ -79,8 +79,8 @@ class ThroughputView(View):
         """Panels whose columns the source has."""
         self._place = (0, 0)
         """Of a recording: where it was at the last look, and what of it was taken."""
-        self._course_version: tuple[Course, int] | None = None
-        self._course_known: set[str] = set()
+        self._overview_version: tuple[SessionOverview, int] | None = None
+        self._overview_known: set[str] = set()
         self._drawn: dict[str, Drawn] = {}
         self._silent_state: SourceState | None = None
         self._silent_s = 0.0
@@ -186,13 +186,13 @@ class ThroughputView(View):
             panel.show_place(place_s if is_behind else None)
             if key == "requests":
                 in_seconds = window.bin_ns != BIN_NS
-                told = marks_of_course(window, first_s, last_s) if in_seconds else None
+                told = marks_of_overview(window, first_s, last_s) if in_seconds else None
                 panel.show_marks(preemption_marks(self.session.history, first_s, last_s) if told is None else told)
             panel.settle()
         self._show_values(keys)
 
     def _window(self, names: Iterable[str]) -> tuple[HistoryWindow, float, float]:
-        """What is to be drawn, and the first and last second shown. What the history does not reach is the course's."""
+        """What is to be drawn, and the first and last second shown. Before the history begins the overview is drawn."""
         shown_ns = self.session.shown_until_ns
         # The bin in progress is not drawn: it would look like a drop.
         last_s = (shown_ns // BIN_NS) * BIN_NS / 1e9
@@ -204,8 +204,8 @@ class ThroughputView(View):
             first_s = last_s - self._range_s
         if self._reaches_further(first_s, last_s):
             wall_ns = self.session.history.wall_ns(0)
-            course = self.session.course
-            window = course_window(course, wall_ns, int(first_s * 1e9), int(last_s * 1e9), {*names, "preemptions"})
+            overview = self.session.overview
+            window = overview_window(overview, wall_ns, int(first_s * 1e9), int(last_s * 1e9), {*names, "preemptions"})
             if window is not None:
                 return window, first_s, last_s
         end_ns = shown_ns if self._fixed is None else min(int(last_s * 1e9), shown_ns)
@@ -213,7 +213,7 @@ class ThroughputView(View):
 
     def _whole(self, last_s: float) -> tuple[float, float]:
         """All there is, and never less than the shortest range."""
-        span_ns = course_span_ns(self.session.course)
+        span_ns = overview_span_ns(self.session.overview)
         if span_ns is not None:
             wall_ns = self.session.history.wall_ns(0)
             begin_s, end_s = ((at_ns - wall_ns) / 1e9 for at_ns in span_ns)
@@ -247,8 +247,8 @@ class ThroughputView(View):
             self._silent_state, self._silent_s = state, now_s
             self.refresh_all()
 
-    def _on_course(self) -> None:
-        """A recording's course comes a part at a time, and nothing else happens there."""
+    def _on_overview(self) -> None:
+        """A recording's overview comes a part at a time, and nothing else happens there."""
         if self.session.is_file and math.isinf(self._range_s) and in_sight(self):
             self.refresh_all()
 
@@ -277,7 +277,7 @@ class ThroughputView(View):
         self.bar.range_chosen.connect(self.show_last)
         self.bar.live_requested.connect(self.follow)
         self.session.status_changed.connect(self._on_status)
-        self.session.course_changed.connect(self._on_course)
+        self.session.overview_changed.connect(self._on_overview)
         for panel in self.panels.values():
             panel.hovered.connect(self._on_hover)
             panel.range_dragged.connect(self.look_back)
@@ -312,22 +312,22 @@ class ThroughputView(View):
 
     def _show_known(self) -> None:
         """Panels come when the source first tells what they show; those of an engine of before go."""
-        known = self.session.history.known | self._known_in_course()
+        known = self.session.history.known | self._known_in_overview()
         shown = [spec.key for spec in PANELS if not spec.needs or spec.needs in known]
         if shown != self._shown:
             self._shown = shown
             self._num_columns = 0
             self._reflow()
 
-    def _known_in_course(self) -> set[str]:
+    def _known_in_overview(self) -> set[str]:
         """A panel of a whole session is there from its start on, where its time comes later."""
-        if not math.isinf(self._range_s) or not len(self.session.course):
+        if not math.isinf(self._range_s) or not len(self.session.overview):
             return set()
-        version = (self.session.course, self.session.course.version)
-        if version != self._course_version:
-            self._course_version = version
-            self._course_known = known_in(self.session.course)
-        return self._course_known
+        version = (self.session.overview, self.session.overview.version)
+        if version != self._overview_version:
+            self._overview_version = version
+            self._overview_known = known_in(self.session.overview)
+        return self._overview_known
 
     def _go_to(self, x: float) -> None:
         """There, where there is something to go to."""

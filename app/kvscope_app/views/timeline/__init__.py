@@ -1,1 +1,1 @@
-"""The whole course of a session over time: lanes of what happened, and a lane a request."""
+"""The whole overview of a session over time: lanes of what happened, and a lane a request."""

@@ -7,35 +7,35 @@ from typing import Final
 from PySide6.QtGui import QColor
 
 from kvscope_app.look.theme import Theme, mix
-from kvscope_app.views.timeline.request_lanes import Phase
+from kvscope_app.views.timeline.request_lanes import LanePhase
 
 PHASE_COLORS: Final = {
-    Phase.RUNNING: "good",
-    Phase.DECODE: "good",
-    Phase.PREFILL: "block_active",
-    Phase.QUEUED: "warn",
-    Phase.PREEMPTED: "bad",
-    Phase.SWAPPED: "flash_saved",
-    Phase.ABORTED: "muted",
-    Phase.REFUSED: "bad",
+    LanePhase.RUNNING: "good",
+    LanePhase.DECODE: "good",
+    LanePhase.PREFILL: "block_active",
+    LanePhase.QUEUED: "warn",
+    LanePhase.PREEMPTED: "bad",
+    LanePhase.SWAPPED: "flash_saved",
+    LanePhase.ABORTED: "muted",
+    LanePhase.REFUSED: "bad",
 }
 PHASE_WORDS: Final = {
-    Phase.RUNNING: "runs",
-    Phase.DECODE: "decodes",
-    Phase.PREFILL: "prefills",
-    Phase.QUEUED: "waiting",
-    Phase.PREEMPTED: "preempted, to be recomputed",
-    Phase.SWAPPED: "preempted, swapped to a lower tier",
-    Phase.ABORTED: "aborted",
-    Phase.REFUSED: "refused",
+    LanePhase.RUNNING: "runs",
+    LanePhase.DECODE: "decodes",
+    LanePhase.PREFILL: "prefills",
+    LanePhase.QUEUED: "waiting",
+    LanePhase.PREEMPTED: "preempted, to be recomputed",
+    LanePhase.SWAPPED: "preempted, swapped to a lower tier",
+    LanePhase.ABORTED: "aborted",
+    LanePhase.REFUSED: "refused",
 }
 PHASE_LEGEND: Final = {
-    Phase.QUEUED: "waiting",
-    Phase.PREFILL: "prefill",
-    Phase.DECODE: "decode",
-    Phase.PREEMPTED: "preempted",
-    Phase.SWAPPED: "swapped out",
-    Phase.ABORTED: "aborted",
+    LanePhase.QUEUED: "waiting",
+    LanePhase.PREFILL: "prefill",
+    LanePhase.DECODE: "decode",
+    LanePhase.PREEMPTED: "preempted",
+    LanePhase.SWAPPED: "swapped out",
+    LanePhase.ABORTED: "aborted",
 }
 """In the order of a life; one that was refused is as red as one that was preempted, and a moment."""
 QUEUED_SOFT: Final = 0.35

@@ -1,4 +1,4 @@
-"""Draws the lanes of a course over a span of time into an array of pixels, as wide as the screen's, not as the data.
+"""Draws the lanes of an overview over a span of time into an array of pixels, as wide as the screen's, not as the data.
 
 Owns the rows that requests are shown in. Knows no widget; the text over it is its caller's.
 """
@@ -26,13 +26,13 @@ from kvscope_app.views.timeline.lane_colors import (
 from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS, TICK_LANES, LaneLayout, axis_height, row_height
 from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.raster import FloatArray, IntArray, Pixels
-from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase, RequestLanes
+from kvscope_app.views.timeline.request_lanes import OPEN_NS, LanePhase, RequestLanes
 from kvscope_app.views.timeline.step_lane import draw_pieces, draw_steps, steps_are_apart
 from kvscope_app.views.timeline.steps import Steps
 from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_telemetry.messages.event_kinds import KIND_CODES
-from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.figures import pool_of, usage_of
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _ROW_GAP: Final = 3
@@ -43,10 +43,10 @@ _PAUSED_COLOR: Final = "warn"
 
 
 @dataclass(slots=True)
-class Shown:
+class ShownLanes:
     """What is drawn."""
 
-    course: Course
+    overview: SessionOverview
     lanes: RequestLanes
     span: TimeSpan
     until_ns: int
@@ -64,36 +64,36 @@ class Shown:
 
     def place_rows(self) -> None:
         """Packed rows, or one for each request that is in the span, the newest at the bottom."""
-        lives = self.lanes.lives
+        requests = self.lanes.requests
         self.placed_version = self.lanes.version
-        seen = (lives["begin"] <= self.span.end_ns) & (lives["end"] >= self.span.begin_ns)
+        seen = (requests["begin"] <= self.span.end_ns) & (requests["end"] >= self.span.begin_ns)
         places = np.flatnonzero(seen)
-        self.rows = np.full(len(lives), -1, np.int64)
+        self.rows = np.full(len(requests), -1, np.int64)
         if self.by_arrival:
-            self.rows[places[np.argsort(lives["begin"][places], kind="stable")]] = np.arange(places.size)
+            self.rows[places[np.argsort(requests["begin"][places], kind="stable")]] = np.arange(places.size)
         else:  # rows without anything in sight take no room
-            self.rows[places] = np.unique(lives["row"][places], return_inverse=True)[1]
+            self.rows[places] = np.unique(requests["row"][places], return_inverse=True)[1]
         self.num_rows = int(self.rows.max(initial=-1)) + 1
 
 
-def draw(shown: Shown, layout: LaneLayout, theme: Theme, scale: float) -> Pixels:
+def draw(shown: ShownLanes, layout: LaneLayout, theme: Theme, scale: float) -> Pixels:
     """The picture right of the names, below the axis included, `scale` device pixels a pixel."""
     width, height = (max(1, round(side * scale)) for side in (layout.chart_width, layout.height))
     pixels = np.full((height, width), ink("base", theme), np.uint32)
     edges = raster.column_edges(shown.span, width)
-    seconds = raster.seconds_in(shown.course.time_ns, edges)
-    stopped = raster.covered(*stops_until(shown.course, shown.until_ns).stretches, edges)
+    seconds = raster.seconds_in(shown.overview.time_ns, edges)
+    stopped = raster.covered(*stops_until(shown.overview, shown.until_ns).stretches, edges)
     pixels[round(axis_height() * scale) :, stopped] = softened("warn", theme, STOPPED_GROUND)
     for lane, top, lane_height in layout.boxes():
         box = pixels[round(top * scale) : round((top + lane_height) * scale)]
         box[:, ~stopped] = softened("raised", theme, 0.55)
         if lane.name == "usage":
-            _draw_usage(box, shown.course, seconds, theme)
+            _draw_usage(box, shown.overview, seconds, theme)
         elif lane.name in ("running", "waiting"):
             color = "good" if lane.name == "running" else "warn"
-            _draw_count(box, shown.course.column(f"num_{lane.name}"), seconds, theme, color)
+            _draw_count(box, shown.overview.column(f"num_{lane.name}"), seconds, theme, color)
         elif lane.name == STEPS:
-            draw_steps(box, shown.course, shown.steps, edges, seconds, theme)
+            draw_steps(box, shown.overview, shown.steps, edges, seconds, theme)
         elif lane.name == PAUSED:
             raster.fill_below(box, stopped.astype(np.float64), ink(_PAUSED_COLOR, theme))
         elif lane.name != MARKS:  # that one is signs and words
@@ -102,50 +102,50 @@ def draw(shown: Shown, layout: LaneLayout, theme: Theme, scale: float) -> Pixels
     return pixels
 
 
-def usage_shares(course: Course) -> tuple[FloatArray, FloatArray]:
+def usage_shares(overview: SessionOverview) -> tuple[FloatArray, FloatArray]:
     """Active blocks, and active and cached ones, as shares of the pool; shape (seconds,) each."""
-    active, cached = course.column("active_blocks"), course.column("cached_blocks")
-    pool = np.maximum(pool_of(course), 1.0)
-    return usage_of(course), (active + cached) / pool
+    active, cached = overview.column("active_blocks"), overview.column("cached_blocks")
+    pool = np.maximum(pool_of(overview), 1.0)
+    return usage_of(overview), (active + cached) / pool
 
 
-def gaps(course: Course) -> tuple[IntArray, IntArray]:
+def gaps(overview: SessionOverview) -> tuple[IntArray, IntArray]:
     """Begin and end of each stretch without a second."""
-    times = course.time_ns
+    times = overview.time_ns
     places = np.flatnonzero(np.diff(times) > SECOND_NS)
     return times[places] + SECOND_NS, times[places + 1]
 
 
-def bare_lanes(course: Course) -> frozenset[str]:
+def bare_lanes(overview: SessionOverview) -> frozenset[str]:
     """Lanes of moments in which nothing ever happened."""
-    bare = {name for name in TICK_LANES if not _counts(name, course).any()}
-    bare -= {name for name in bare if (course.events.kind_codes == KIND_CODES.get(name, -1)).any()}
-    if not np.nan_to_num(course.column("num_steps")).any():
+    bare = {name for name in TICK_LANES if not _counts(name, overview).any()}
+    bare -= {name for name in bare if (overview.events.kind_codes == KIND_CODES.get(name, -1)).any()}
+    if not np.nan_to_num(overview.column("num_steps")).any():
         bare.add(STEPS)
-    has_gap = gaps(course)[0].size or course.column("num_lost_frames").any()
-    if not len(course.stops):
+    has_gap = gaps(overview)[0].size or overview.column("num_lost_frames").any()
+    if not len(overview.stops):
         bare.add(PAUSED)
     return frozenset(bare if has_gap else bare | {"gaps"}) | {MARKS}
 
 
-def moments_of(name: str, shown: Shown) -> IntArray:
+def moments_of(name: str, shown: ShownLanes) -> IntArray:
     """When what a lane shows happened, ascending, exactly: as far back as events are kept."""
     if name == "swapped":
         spans = shown.lanes.spans
-        return np.sort(spans["begin"][spans["phase"] == Phase.SWAPPED])
-    events = shown.course.events
+        return np.sort(spans["begin"][spans["phase"] == LanePhase.SWAPPED])
+    events = shown.overview.events
     found: IntArray = events.time_ns[events.kind_codes == KIND_CODES.get(name, -1)]
     return found
 
 
-def _counts(name: str, course: Course) -> FloatArray:
+def _counts(name: str, overview: SessionOverview) -> FloatArray:
     """How many there were in each second, as far as anybody counts them, shape (seconds,)."""
     column = TICK_LANES[name].column
-    return np.nan_to_num(course.column(column)) if column else np.zeros(len(course))
+    return np.nan_to_num(overview.column(column)) if column else np.zeros(len(overview))
 
 
-def _draw_usage(box: Pixels, course: Course, seconds: tuple[IntArray, IntArray], theme: Theme) -> None:
-    active, held = usage_shares(course)
+def _draw_usage(box: Pixels, overview: SessionOverview, seconds: tuple[IntArray, IntArray], theme: Theme) -> None:
+    active, held = usage_shares(overview)
     raster.fill_below(box, raster.least_and_greatest(held, *seconds)[1], ink("block_cached", theme))
     low, high = raster.least_and_greatest(active, *seconds)
     raster.fill_below(box, high, softened("block_active", theme, 0.35))
@@ -160,37 +160,37 @@ def _draw_count(box: Pixels, values: FloatArray, seconds: tuple[IntArray, IntArr
 
 
 def _draw_moments(
-    box: Pixels, name: str, shown: Shown, edges: IntArray, seconds: tuple[IntArray, IntArray], theme: Theme
+    box: Pixels, name: str, shown: ShownLanes, edges: IntArray, seconds: tuple[IntArray, IntArray], theme: Theme
 ) -> None:
-    course = shown.course
+    overview = shown.overview
     if name == "gaps":
         color = ink(_GAP_COLOR, theme)
-        raster.fill_below(box, raster.covered(*gaps(course), edges).astype(np.float64), color)
-        raster.draw_ticks(box, raster.sums(course.column("num_lost_frames"), *seconds), ink("bad", theme))
+        raster.fill_below(box, raster.covered(*gaps(overview), edges).astype(np.float64), color)
+        raster.draw_ticks(box, raster.sums(overview.column("num_lost_frames"), *seconds), ink("bad", theme))
         return
     lane, counts = TICK_LANES[name], raster.moments(moments_of(name, shown), edges)
-    values = _counts(name, course)
+    values = _counts(name, overview)
     if lane.kind:
-        values = np.where(course.time_ns < _exact_since(course), values, 0.0)
+        values = np.where(overview.time_ns < _exact_since(overview), values, 0.0)
     raster.draw_ticks(box, np.maximum(counts, raster.sums(values, *seconds)), ink(lane.color, theme))
 
 
-def _exact_since(course: Course) -> int:
+def _exact_since(overview: SessionOverview) -> int:
     """Of what was before, seconds tell and no event."""
-    events = course.events
+    events = overview.events
     return int(events.time_ns[0]) - SECOND_NS if events.num_forgotten and len(events) else 0
 
 
 def _draw_requests(
     pixels: Pixels,
-    shown: Shown,
+    shown: ShownLanes,
     layout: LaneLayout,
     theme: Theme,
     scale: float,
     stopped: npt.NDArray[np.bool_],
 ) -> None:
     spans, span = shown.lanes.spans, shown.span
-    rows = shown.rows[spans["life"]] - shown.first_row
+    rows = shown.rows[spans["request"]] - shown.first_row
     ends = np.where(spans["end"] == OPEN_NS, max(shown.until_ns, span.begin_ns), spans["end"])
     top, height = round(layout.requests_top * scale), round(row_height() * scale)
     num_rows = -(-max(pixels.shape[0] - top, 0) // height)
@@ -201,14 +201,14 @@ def _draw_requests(
     places = places[np.argsort(spans["phase"][places], kind="stable")]
     width = pixels.shape[1]
     first, last = (_columns(times[places], span, width) for times in (spans["begin"], ends))
-    is_moment = spans["phase"][places] >= Phase.ABORTED
+    is_moment = spans["phase"][places] >= LanePhase.ABORTED
     first, last = first - is_moment * round(scale), last + is_moment * round(2 * scale)
-    palette = np.array([ink(PHASE_COLORS[phase], theme) for phase in Phase], np.uint32)
-    palette[Phase.QUEUED] = softened(PHASE_COLORS[Phase.QUEUED], theme, QUEUED_SOFT)
+    palette = np.array([ink(PHASE_COLORS[phase], theme) for phase in LanePhase], np.uint32)
+    palette[LanePhase.QUEUED] = softened(PHASE_COLORS[LanePhase.QUEUED], theme, QUEUED_SOFT)
     lines = np.zeros((num_rows, width), np.uint32)
     steps = shown.steps
     if steps is not None and steps_are_apart(steps, span, width):
-        for phase in (Phase.RUNNING, Phase.DECODE, Phase.PREFILL):
+        for phase in (LanePhase.RUNNING, LanePhase.DECODE, LanePhase.PREFILL):
             palette[phase] = softened(PHASE_COLORS[phase], theme, _BETWEEN_SOFT)
     raster.draw_spans(lines, rows[places], first, last, palette[spans["phase"][places]])
     if steps is not None and steps_are_apart(steps, span, width):
@@ -220,18 +220,18 @@ def _draw_requests(
         third = box.shape[0] // 3
         np.copyto(box[third : box.shape[0] - third], line, where=line != 0)
         for part in (box[:third], box[box.shape[0] - third :]):
-            np.copyto(part, line, where=(line != 0) & (line != palette[Phase.QUEUED]))
+            np.copyto(part, line, where=(line != 0) & (line != palette[LanePhase.QUEUED]))
 
 
-def _rows_of(steps: Steps, shown: Shown, num_rows: int) -> IntArray:
+def _rows_of(steps: Steps, shown: ShownLanes, num_rows: int) -> IntArray:
     """The row of each of the steps' requests, -1 where it is not in sight."""
-    lives, rows = shown.lanes.lives, shown.rows - shown.first_row
+    requests, rows = shown.lanes.requests, shown.rows - shown.first_row
     seen = np.flatnonzero((shown.rows >= 0) & (rows >= 0) & (rows < num_rows))
     epochs = np.repeat(steps.epoch, np.diff(steps.starts))
     found = np.full(steps.numbers.size, -1, np.int64)
-    for epoch in np.unique(lives["epoch"][seen]).tolist():
-        of_epoch = seen[lives["epoch"][seen] == epoch]
-        numbers = lives["number"][of_epoch]
+    for epoch in np.unique(requests["epoch"][seen]).tolist():
+        of_epoch = seen[requests["epoch"][seen] == epoch]
+        numbers = requests["number"][of_epoch]
         order = np.argsort(numbers, kind="stable")
         place = np.searchsorted(numbers[order], steps.numbers).clip(max=max(numbers.size - 1, 0))
         is_it = (numbers[order][place] == steps.numbers) & (epochs == epoch)

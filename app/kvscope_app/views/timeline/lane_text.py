@@ -21,9 +21,9 @@ from kvscope_app.views.timeline.lane_colors import (
     STOPPED_WORD,
 )
 from kvscope_app.views.timeline.lane_layout import LaneLayout, axis_height, gutter, row_height
-from kvscope_app.views.timeline.lane_picture import Shown
+from kvscope_app.views.timeline.lane_picture import ShownLanes
 from kvscope_app.views.timeline.mark_lane import paint_marks
-from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase
+from kvscope_app.views.timeline.request_lanes import OPEN_NS, LanePhase
 from kvscope_app.views.timeline.time_axis import axis_times
 
 _TIMES_APART_PX: Final = 90
@@ -33,7 +33,9 @@ _OWNER_PX: Final = 4
 _LEFT: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 
 
-def paint(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme, selected: tuple[int, int] | None) -> None:
+def paint(
+    painter: QPainter, shown: ShownLanes, layout: LaneLayout, theme: Theme, selected: tuple[int, int] | None
+) -> None:
     """All of it."""
     painter.setFont(sans(0.86))
     _axis(painter, shown, layout, theme)
@@ -42,7 +44,7 @@ def paint(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme, sel
     paint_marks(painter, shown.marks, shown.span, layout, theme)
 
 
-def _axis(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme) -> None:
+def _axis(painter: QPainter, shown: ShownLanes, layout: LaneLayout, theme: Theme) -> None:
     for time_ns, text in axis_times(shown.span, layout.chart_width, scaled(_TIMES_APART_PX)):
         x = gutter() + round(shown.span.share_at(time_ns) * layout.chart_width)
         painter.fillRect(x, axis_height() - 5, 1, 5, theme.color("muted"))
@@ -52,27 +54,27 @@ def _axis(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme) -> 
         painter.drawText(QRect(left, 0, width + 1, axis_height() - 5), Qt.AlignmentFlag.AlignCenter, text)
 
 
-def _names(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme) -> None:
+def _names(painter: QPainter, shown: ShownLanes, layout: LaneLayout, theme: Theme) -> None:
     right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
     painter.setPen(theme.color("muted"))
     for lane, top, height in layout.boxes():
         most = ""
-        if lane.name in ("running", "waiting") and len(shown.course):
-            highest = float(shown.course.column(f"num_{lane.name}").max())
+        if lane.name in ("running", "waiting") and len(shown.overview):
+            highest = float(shown.overview.column(f"num_{lane.name}").max())
             most = f" ≤ {count(highest)}" if highest > 0 else ""
         painter.drawText(QRect(0, top - 2, gutter() - 8, height + 4), right, lane.title + most)
     top = layout.legend_top
     painter.drawText(QRect(0, top, gutter() - 8, row_height()), right, "Requests")
     painter.fillRect(0, top - 4, layout.width, 1, theme.color("border"))
     if layout.has_legend:
-        _legend(painter, layout, theme, has_stops=len(shown.course.stops) > 0)
+        _legend(painter, layout, theme, has_stops=len(shown.overview.stops) > 0)
 
 
 def _legend(painter: QPainter, layout: LaneLayout, theme: Theme, *, has_stops: bool) -> None:
     """What the colours of requests mean, as far as there is room."""
     x, middle = gutter(), layout.legend_top + row_height() // 2 - 1
     told = [
-        (text, PHASE_COLORS[phase], QUEUED_SOFT if phase is Phase.QUEUED else 0.0, phase is Phase.QUEUED)
+        (text, PHASE_COLORS[phase], QUEUED_SOFT if phase is LanePhase.QUEUED else 0.0, phase is LanePhase.QUEUED)
         for phase, text in PHASE_LEGEND.items()
     ]
     if has_stops:
@@ -88,14 +90,14 @@ def _legend(painter: QPainter, layout: LaneLayout, theme: Theme, *, has_stops: b
 
 
 def _requests(
-    painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme, selected: tuple[int, int] | None
+    painter: QPainter, shown: ShownLanes, layout: LaneLayout, theme: Theme, selected: tuple[int, int] | None
 ) -> None:
     """Owner's colour and number, where a request is wide enough for them."""
-    lives, span = shown.lanes.lives, shown.span
-    ends = np.where(lives["end"] == OPEN_NS, max(shown.until_ns, span.begin_ns), lives["end"])
+    requests, span = shown.lanes.requests, shown.span
+    ends = np.where(requests["end"] == OPEN_NS, max(shown.until_ns, span.begin_ns), requests["end"])
     rows = shown.rows - shown.first_row
     scale = layout.chart_width / span.length_ns
-    first = (lives["begin"].clip(span.begin_ns - span.length_ns) - span.begin_ns) * scale
+    first = (requests["begin"].clip(span.begin_ns - span.length_ns) - span.begin_ns) * scale
     last = (ends.clip(max=span.end_ns + span.length_ns) - span.begin_ns) * scale
     left, right = first.clip(0, layout.chart_width), last.clip(0, layout.chart_width)
     is_seen = (shown.rows >= 0) & (rows >= 0) & (rows <= layout.num_rows) & (last >= 0) & (first <= layout.chart_width)
@@ -103,10 +105,10 @@ def _requests(
     painter.setClipRect(QRect(gutter(), layout.requests_top - 2, layout.chart_width, layout.height))
     for place in np.flatnonzero(is_seen & (right - left >= _NAMED_FROM_PX))[:_MOST_NAMED].tolist():
         box = _box(layout, int(rows[place]), float(left[place]), float(right[place]))
-        _name(painter, box, int(lives["number"][place]), theme)
-    if selected is not None and (life := shown.lanes.life_of(*selected)) is not None and is_seen[life]:
+        _name(painter, box, int(requests["number"][place]), theme)
+    if selected is not None and (request := shown.lanes.history_of(*selected)) is not None and is_seen[request]:
         painter.setPen(QPen(theme.color("selection"), 2))
-        painter.drawRect(_box(layout, int(rows[life]), float(first[life]) - 1, float(last[life]) + 1))
+        painter.drawRect(_box(layout, int(rows[request]), float(first[request]) - 1, float(last[request]) + 1))
     painter.restore()
 
 

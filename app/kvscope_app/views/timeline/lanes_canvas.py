@@ -25,16 +25,16 @@ from kvscope_app.look.number_text import seconds
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.timeline import lane_text, step_text
+from kvscope_app.views.timeline.lane_descriptions import STEP_TOLD_NS, Found, found_in_lane, found_in_row, found_step
 from kvscope_app.views.timeline.lane_layout import MARKS, STEPS, LaneLayout, axis_height, gutter, row_height
-from kvscope_app.views.timeline.lane_picture import Shown, bare_lanes, draw
-from kvscope_app.views.timeline.lane_words import STEP_TOLD_NS, Found, found_in_lane, found_in_row, found_step
+from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
 from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.raster import Pixels
 from kvscope_app.views.timeline.request_lanes import RequestLanes
 from kvscope_app.views.timeline.step_lane import steps_are_apart
 from kvscope_app.views.timeline.steps import Steps
 from kvscope_app.views.timeline.time_span import SHORTEST_NS, TimeSpan, whole_span
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 _NEAR_PX: Final = 4
 _WHEEL_FACTOR: Final = 0.8
@@ -46,7 +46,7 @@ _MIN_SIZE: Final = (240, 120)
 
 
 class LanesCanvas(QWidget):
-    """`show_course` is called with each change; signals tell what a person chose."""
+    """`show_overview` is called with each change; signals tell what a person chose."""
 
     chosen = Signal(object)
     """`Found`: go there, and select whom it is about."""
@@ -71,7 +71,7 @@ class LanesCanvas(QWidget):
         self._pointed_ns: int | None = None
         """When the step under the pointer ended."""
         self.cursor_ns = 0
-        self.shown = Shown(Course(), RequestLanes(), self.whole, 0)
+        self.shown = ShownLanes(SessionOverview(), RequestLanes(), self.whole, 0)
         self._bare: frozenset[str] = frozenset((MARKS,))
         self._pixels: Pixels | None = None
         self._drag_from: QPoint | None = None
@@ -90,12 +90,12 @@ class LanesCanvas(QWidget):
         bare = self._bare - {MARKS} if self.shown.marks.bookmarks else self._bare
         return LaneLayout(self.width(), self.height(), bare)
 
-    def show_course(self, course: Course, lanes: RequestLanes, whole: TimeSpan, cursor_ns: int) -> None:
+    def show_overview(self, overview: SessionOverview, lanes: RequestLanes, whole: TimeSpan, cursor_ns: int) -> None:
         """What there is now."""
         is_at_end = self.shown.span.end_ns >= self.whole.end_ns
         self.whole, self.cursor_ns = whole, cursor_ns
-        self._bare = bare_lanes(course)
-        self.shown.course, self.shown.lanes, self.shown.until_ns = course, lanes, whole.end_ns
+        self._bare = bare_lanes(overview)
+        self.shown.overview, self.shown.lanes, self.shown.until_ns = overview, lanes, whole.end_ns
         span = whole if self.length_ns is None else self.shown.span.inside(whole)
         if self.follows and self.length_ns is not None:
             span = span.showing(whole.end_ns if is_at_end and cursor_ns >= whole.end_ns else cursor_ns, whole)
@@ -252,16 +252,16 @@ class LanesCanvas(QWidget):
         return super().event(event)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        turn = event.angleDelta()
+        phase = event.angleDelta()
         keys = event.modifiers()
         self._pointer = event.position().toPoint()
         if keys & Qt.KeyboardModifier.ControlModifier:
-            self.set_first_row(self.shown.first_row - round(turn.y() / 40))
-        elif turn.x() or keys & Qt.KeyboardModifier.ShiftModifier:
-            self.pan(-round(self.shown.span.length_ns * _KEY_SHARE * (turn.x() or turn.y()) / 120))
+            self.set_first_row(self.shown.first_row - round(phase.y() / 40))
+        elif phase.x() or keys & Qt.KeyboardModifier.ShiftModifier:
+            self.pan(-round(self.shown.span.length_ns * _KEY_SHARE * (phase.x() or phase.y()) / 120))
         else:
             share = (event.position().x() - gutter()) / self.layout_now.chart_width
-            self.zoom(_WHEEL_FACTOR ** (turn.y() / 120), min(max(share, 0.0), 1.0))
+            self.zoom(_WHEEL_FACTOR ** (phase.y() / 120), min(max(share, 0.0), 1.0))
         event.accept()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
@@ -463,7 +463,7 @@ class LanesCanvas(QWidget):
 
 
 def next_in_rows(
-    shown: Shown, selected: tuple[int, int] | None, sign: int, cursor_ns: int, in_sight: range
+    shown: ShownLanes, selected: tuple[int, int] | None, sign: int, cursor_ns: int, in_sight: range
 ) -> tuple[int, Found] | None:
     """From a request of the timeline to the one in the row above or below.
 
@@ -480,16 +480,16 @@ def next_in_rows(
         row = min(max(row + sign, 0), last)
     else:
         row = min(in_sight.start if sign > 0 else in_sight.stop - 1, last)
-    lives = shown.lanes.lives
+    requests = shown.lanes.requests
     places = np.flatnonzero(shown.rows == row)
-    begins, ends = lives["begin"][places], np.minimum(lives["end"][places], shown.until_ns)
+    begins, ends = requests["begin"][places], np.minimum(requests["end"][places], shown.until_ns)
     away = np.maximum(begins - cursor_ns, cursor_ns - ends).clip(0)
     nearest = int(away.argmin())
-    life = int(places[nearest])
+    request = int(places[nearest])
     time_ns = min(max(cursor_ns, int(begins[nearest])), int(ends[nearest]))
-    return row, Found(time_ns, epoch=int(lives["epoch"][life]), number=int(lives["number"][life]))
+    return row, Found(time_ns, epoch=int(requests["epoch"][request]), number=int(requests["number"][request]))
 
 
-def _row_of(shown: Shown, selected: tuple[int, int] | None) -> int:
-    life = None if selected is None else shown.lanes.life_of(*selected)
-    return -1 if life is None or life >= shown.rows.size else int(shown.rows[life])
+def _row_of(shown: ShownLanes, selected: tuple[int, int] | None) -> int:
+    request = None if selected is None else shown.lanes.history_of(*selected)
+    return -1 if request is None or request >= shown.rows.size else int(shown.rows[request])

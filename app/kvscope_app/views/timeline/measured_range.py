@@ -13,15 +13,15 @@ import numpy as np
 
 from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import UNKNOWN, count, percent, seconds, short
-from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase, RequestLanes
+from kvscope_app.views.timeline.request_lanes import OPEN_NS, LanePhase, RequestLanes
 from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, Latency
-from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.figures import FIGURES, largest_of, quantile_of, rows_in
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _LATENCIES: Final = ((FIRST_TOKEN, "First token"), (INTER_TOKEN, "Between tokens"))
-_NOT_SERVED: Final = (Phase.QUEUED, Phase.PREEMPTED, Phase.SWAPPED)
+_NOT_SERVED: Final = (LanePhase.QUEUED, LanePhase.PREEMPTED, LanePhase.SWAPPED)
 _NOTABLE_NS: Final = 50_000_000
 _MOST_DELAYED: Final = 3
 
@@ -77,25 +77,25 @@ class Measured:
         return "\n".join([*lines, self.note]) + "\n"
 
 
-def measured(course: Course, lanes: RequestLanes, span: TimeSpan, until_ns: int) -> Measured:
+def measured(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan, until_ns: int) -> Measured:
     """Of `span`; what still goes on lasts until `until_ns`."""
     whole = WholeSeconds.of(span)
-    rows = rows_in(course, whole)
+    rows = rows_in(overview, whole)
     figures = [
-        (figure.name, _text(figure.unit, figure.measure(course, rows, whole)))
+        (figure.name, _text(figure.unit, figure.measure(overview, rows, whole)))
         for figure in FIGURES
         if figure.places.in_range
     ]
-    latencies = [(f"{name}, p50 / p95 / max", _latency_text(course, latency, rows)) for latency, name in _LATENCIES]
+    latencies = [(f"{name}, p50 / p95 / max", _latency_text(overview, latency, rows)) for latency, name in _LATENCIES]
     return Measured(
         f"{seconds(span.length_ns / 1e9)} from {clock_text(span.begin_ns)} to {clock_text(span.end_ns)}",
         (*figures, *latencies),
-        tuple(most_delayed(course, lanes, span, until_ns)),
+        tuple(most_delayed(overview, lanes, span, until_ns)),
         f"Figures of the whole seconds {_second_text(whole.from_ns)} to {_second_text(whole.until_ns + 1)}",
     )
 
 
-def most_delayed(course: Course, lanes: RequestLanes, span: TimeSpan, until_ns: int) -> Sequence[Delayed]:
+def most_delayed(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan, until_ns: int) -> Sequence[Delayed]:
     """Requests that were not served for longest within `span`."""
     spans = lanes.spans
     ends = np.where(spans["end"] == OPEN_NS, max(until_ns, span.begin_ns), spans["end"]).clip(None, span.end_ns)
@@ -103,10 +103,10 @@ def most_delayed(course: Course, lanes: RequestLanes, span: TimeSpan, until_ns: 
     places = np.flatnonzero(np.isin(spans["phase"], _NOT_SERVED) & (begins < ends))
     if not places.size:
         return []
-    delays = course.stops.running_between(begins[places], ends[places])
-    lives, first, which = np.unique(spans["life"][places], return_index=True, return_inverse=True)
-    totals = np.bincount(which, delays, lives.size).astype(np.int64)
-    numbers, epochs = lanes.lives["number"][lives], lanes.lives["epoch"][lives]
+    delays = overview.stops.running_between(begins[places], ends[places])
+    requests, first, which = np.unique(spans["request"][places], return_index=True, return_inverse=True)
+    totals = np.bincount(which, delays, requests.size).astype(np.int64)
+    numbers, epochs = lanes.requests["number"][requests], lanes.requests["epoch"][requests]
     order = [at for at in np.lexsort((numbers, -totals)).tolist() if totals[at] >= _NOTABLE_NS]
     return [
         Delayed(int(epochs[at]), int(numbers[at]), int(begins[places[first[at]]]), int(totals[at]))
@@ -114,9 +114,9 @@ def most_delayed(course: Course, lanes: RequestLanes, span: TimeSpan, until_ns: 
     ]
 
 
-def _latency_text(course: Course, latency: Latency, rows: slice) -> str:
-    found = [quantile_of(course, latency.key, share, rows) for share in (0.5, 0.95)]
-    return " / ".join(_text("s", value) for value in (*found, largest_of(course, latency.key, rows)))
+def _latency_text(overview: SessionOverview, latency: Latency, rows: slice) -> str:
+    found = [quantile_of(overview, latency.key, share, rows) for share in (0.5, 0.95)]
+    return " / ".join(_text("s", value) for value in (*found, largest_of(overview, latency.key, rows)))
 
 
 def _text(unit: str, value: float | None) -> str:

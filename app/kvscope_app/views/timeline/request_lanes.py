@@ -1,4 +1,4 @@
-"""The life of each request as spans of time, made of the events of a course as they come, and packed in rows.
+"""The life of each request as spans of time, made of the events of an overview as they come, and packed in rows.
 
 Owns the spans, which of them still go on, and the row of each request. Knows no Qt and no pixels. Who came and whose
 prompt is done is told by the seconds' turns, a little after the events; where there are none, who waits has a span only
@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.messages.telemetry import Event
+from kvscope_telemetry.summaries.request_phases import PhaseKind, starts_decoding
 from kvscope_telemetry.summaries.summary import TimedEvent
-from kvscope_telemetry.summaries.turns import TurnKind, starts_decoding
 
 OPEN_NS: Final = 1 << 62
 """The end of what still goes on."""
 
 
-class Phase(IntEnum):
+class LanePhase(IntEnum):
     """What a span shows. Where several fall into one pixel the greatest is seen."""
 
     RUNNING = 0
@@ -46,18 +46,18 @@ class Turned:
     time_ns: int
     epoch: int
     number: int
-    kind: TurnKind
+    kind: PhaseKind
 
 
 class RequestLanes:
-    """Add events in their order. `spans` and `lives` are columns; `lives` has a row a request, `newest` its last span,
-    and `before` of a span is the one before it, -1 for the first."""
+    """Add events in their order. `spans` and `requests` are columns; `requests` has a row a request, `newest` its last
+    span, and `before` of a span is the one before it, -1 for the first."""
 
     def __init__(self) -> None:
         self.spans = GrowingColumns(
-            {"begin": np.int64, "end": np.int64, "phase": np.uint8, "life": np.int64, "before": np.int64}
+            {"begin": np.int64, "end": np.int64, "phase": np.uint8, "request": np.int64, "before": np.int64}
         )
-        self.lives = GrowingColumns(
+        self.requests = GrowingColumns(
             {
                 "begin": np.int64,
                 "end": np.int64,
@@ -67,13 +67,13 @@ class RequestLanes:
                 "newest": np.int64,
             }
         )
-        self.tells_turns = False
+        self.tells_phases = False
         """Whether turns follow: then who is admitted computes its prompt until one says that it is done."""
         self.version = 0
         """Grows with each change."""
         self._open: dict[int, int] = {}
         """Number of a request of this epoch that has not ended: its life."""
-        self._lives_of: dict[tuple[int, int], int] = {}
+        self._histories_of: dict[tuple[int, int], int] = {}
         """The newest life of each epoch and number."""
         self._epoch: int | None = None
         self._row_ends = np.full(64, -1, np.int64)
@@ -82,7 +82,7 @@ class RequestLanes:
         """What began before `known_since_ns` was not told: it begins there."""
         for thing in things:
             if isinstance(thing, Turned):
-                self._add_turn(thing)
+                self._add_phase(thing)
                 continue
             if thing.epoch != self._epoch:
                 self.end_epoch(thing.time_ns)
@@ -106,121 +106,121 @@ class RequestLanes:
 
     def forget_before(self, time_ns: int) -> None:
         """Requests that ended before it go, once they are many."""
-        kept = self.lives["end"] >= time_ns
+        kept = self.requests["end"] >= time_ns
         if kept.size - np.count_nonzero(kept) <= max(256, kept.size // 4):
             return
         place = np.cumsum(kept) - 1
-        spans_kept = kept[self.spans["life"]]
+        spans_kept = kept[self.spans["request"]]
         span_place = np.cumsum(spans_kept) - 1
         self.spans.keep(spans_kept)
-        self.spans["life"][:] = place[self.spans["life"]]
+        self.spans["request"][:] = place[self.spans["request"]]
         before = self.spans["before"]
         before[:] = np.where(before < 0, -1, span_place[before])
-        self.lives.keep(kept)
-        self.lives["newest"][:] = span_place[self.lives["newest"]]
-        self._open = {number: int(place[life]) for number, life in self._open.items()}
-        self._lives_of = {key: int(place[life]) for key, life in self._lives_of.items() if kept[life]}
+        self.requests.keep(kept)
+        self.requests["newest"][:] = span_place[self.requests["newest"]]
+        self._open = {number: int(place[request]) for number, request in self._open.items()}
+        self._histories_of = {key: int(place[request]) for key, request in self._histories_of.items() if kept[request]}
         self.version += 1
 
-    def life_of(self, epoch: int, number: int) -> int | None:
-        """Where in `lives` a request is; None where nothing is known of it."""
-        return self._lives_of.get((epoch, number))
+    def history_of(self, epoch: int, number: int) -> int | None:
+        """Where in `requests` a request is; None where nothing is known of it."""
+        return self._histories_of.get((epoch, number))
 
-    def _add_turn(self, turn: Turned) -> None:
+    def _add_phase(self, phase: Turned) -> None:
         """Of one that is known, only when its prompt was done is news; what it did before was told by events."""
-        life = self._lives_of.get((turn.epoch, turn.number))
-        if life is not None:
-            if turn.kind is TurnKind.DECODE:
-                self._split(life, turn.time_ns)
+        request = self._histories_of.get((phase.epoch, phase.number))
+        if request is not None:
+            if phase.kind is PhaseKind.DECODE:
+                self._split(request, phase.time_ns)
             return
         if self._epoch is None:
-            self._epoch = turn.epoch
-        if turn.epoch == self._epoch:
-            self._begin(turn.number, _TURNED[turn.kind], turn.time_ns)
+            self._epoch = phase.epoch
+        if phase.epoch == self._epoch:
+            self._begin(phase.number, _TURNED[phase.kind], phase.time_ns)
             self.version += 1
 
-    def _split(self, life: int, time_ns: int) -> None:
+    def _split(self, request: int, time_ns: int) -> None:
         """From then on the span that the prompt was computed in, which may be over, was decoding."""
         spans, after = self.spans, -1
-        place = int(self.lives["newest"][life])
+        place = int(self.requests["newest"][request])
         while place >= 0 and spans["begin"][place] > time_ns:
             after, place = place, int(spans["before"][place])
-        if place < 0 or Phase(int(spans["phase"][place])) not in (Phase.RUNNING, Phase.PREFILL):
+        if place < 0 or LanePhase(int(spans["phase"][place])) not in (LanePhase.RUNNING, LanePhase.PREFILL):
             return
-        spans["phase"][place] = Phase.PREFILL
+        spans["phase"][place] = LanePhase.PREFILL
         if spans["end"][place] <= time_ns:
             return
-        added = spans.append(time_ns, int(spans["end"][place]), Phase.DECODE, life, place)
+        added = spans.append(time_ns, int(spans["end"][place]), LanePhase.DECODE, request, place)
         spans["end"][place] = time_ns
         if after >= 0:
             spans["before"][after] = added
         else:
-            self.lives["newest"][life] = added
+            self.requests["newest"][request] = added
         self.version += 1
 
     def _on_admitted(self, event: Event, time_ns: int, _: int) -> None:
         waited_ns = event.data.waited_ns + event.data.stopped_ns if event.data is not None else 0
         if event.number in self._open:
-            self._turn(event.number, self._runs_as(event), time_ns)
+            self._phase(event.number, self._runs_as(event), time_ns)
             return
         begin_ns = max(0, time_ns - max(waited_ns, 0))
-        self._begin(event.number, Phase.QUEUED if begin_ns < time_ns else self._runs_as(event), begin_ns)
+        self._begin(event.number, LanePhase.QUEUED if begin_ns < time_ns else self._runs_as(event), begin_ns)
         if begin_ns < time_ns:
-            self._turn(event.number, self._runs_as(event), time_ns)
+            self._phase(event.number, self._runs_as(event), time_ns)
 
     def _on_preempted(self, event: Event, time_ns: int, since_ns: int) -> None:
-        self._known(event.number, Phase.RUNNING, min(since_ns, time_ns))
+        self._known(event.number, LanePhase.RUNNING, min(since_ns, time_ns))
         is_swapped = event.data is not None and event.data.is_swapped
-        self._turn(event.number, Phase.SWAPPED if is_swapped else Phase.PREEMPTED, time_ns)
+        self._phase(event.number, LanePhase.SWAPPED if is_swapped else LanePhase.PREEMPTED, time_ns)
 
     def _on_resumed(self, event: Event, time_ns: int, since_ns: int) -> None:
-        self._known(event.number, Phase.PREEMPTED, min(since_ns, time_ns))
-        self._turn(event.number, self._runs_as(event), time_ns)
+        self._known(event.number, LanePhase.PREEMPTED, min(since_ns, time_ns))
+        self._phase(event.number, self._runs_as(event), time_ns)
 
     def _on_finished(self, event: Event, time_ns: int, since_ns: int) -> None:
-        self._known(event.number, Phase.RUNNING, min(since_ns, time_ns))
+        self._known(event.number, LanePhase.RUNNING, min(since_ns, time_ns))
         self._end(event.number, time_ns)
 
     def _on_aborted(self, event: Event, time_ns: int, _: int) -> None:
         """One that never ran has this mark alone."""
-        self._mark(event.number, Phase.ABORTED, time_ns)
+        self._mark(event.number, LanePhase.ABORTED, time_ns)
 
     def _on_refused(self, event: Event, time_ns: int, _: int) -> None:
-        self._mark(event.number, Phase.REFUSED, time_ns)
+        self._mark(event.number, LanePhase.REFUSED, time_ns)
 
-    def _mark(self, number: int, phase: Phase, time_ns: int) -> None:
+    def _mark(self, number: int, phase: LanePhase, time_ns: int) -> None:
         if number in self._open:
-            self._turn(number, phase, time_ns)
+            self._phase(number, phase, time_ns)
         else:
             self._begin(number, phase, time_ns)
         self._end(number, time_ns)
 
-    def _known(self, number: int, phase: Phase, begin_ns: int) -> None:
+    def _known(self, number: int, phase: LanePhase, begin_ns: int) -> None:
         if number not in self._open:
             self._begin(number, phase, begin_ns)
 
-    def _runs_as(self, event: Event) -> Phase:
-        if not self.tells_turns:
-            return Phase.RUNNING
-        return Phase.DECODE if starts_decoding(event) else Phase.PREFILL
+    def _runs_as(self, event: Event) -> LanePhase:
+        if not self.tells_phases:
+            return LanePhase.RUNNING
+        return LanePhase.DECODE if starts_decoding(event) else LanePhase.PREFILL
 
-    def _begin(self, number: int, phase: Phase, time_ns: int) -> None:
+    def _begin(self, number: int, phase: LanePhase, time_ns: int) -> None:
         row, epoch = self._free_row(time_ns), self._epoch or 0
-        life = self.lives.append(time_ns, OPEN_NS, row, number, epoch, len(self.spans))
-        self.spans.append(time_ns, OPEN_NS, phase, life, -1)
-        self._open[number] = self._lives_of[epoch, number] = life
+        request = self.requests.append(time_ns, OPEN_NS, row, number, epoch, len(self.spans))
+        self.spans.append(time_ns, OPEN_NS, phase, request, -1)
+        self._open[number] = self._histories_of[epoch, number] = request
 
-    def _turn(self, number: int, phase: Phase, time_ns: int) -> None:
-        life = self._open[number]
-        span = int(self.lives["newest"][life])
+    def _phase(self, number: int, phase: LanePhase, time_ns: int) -> None:
+        request = self._open[number]
+        span = int(self.requests["newest"][request])
         time_ns = self._close_span(span, time_ns)
-        self.lives["newest"][life] = self.spans.append(time_ns, OPEN_NS, phase, life, span)
+        self.requests["newest"][request] = self.spans.append(time_ns, OPEN_NS, phase, request, span)
 
     def _end(self, number: int, time_ns: int) -> None:
-        life = self._open.pop(number)
-        time_ns = self._close_span(int(self.lives["newest"][life]), time_ns)
-        self.lives["end"][life] = time_ns
-        self._row_ends[self.lives["row"][life]] = time_ns
+        request = self._open.pop(number)
+        time_ns = self._close_span(int(self.requests["newest"][request]), time_ns)
+        self.requests["end"][request] = time_ns
+        self._row_ends[self.requests["row"][request]] = time_ns
 
     def _close_span(self, span: int, time_ns: int) -> int:
         """When it ended: an event that is a little late turns no time back."""
@@ -240,10 +240,10 @@ class RequestLanes:
 
 
 _TURNED: Final = {
-    TurnKind.WAITS: Phase.QUEUED,
-    TurnKind.PREFILL: Phase.PREFILL,
-    TurnKind.DECODE: Phase.DECODE,
-    TurnKind.PREEMPTED: Phase.PREEMPTED,
+    PhaseKind.WAITS: LanePhase.QUEUED,
+    PhaseKind.PREFILL: LanePhase.PREFILL,
+    PhaseKind.DECODE: LanePhase.DECODE,
+    PhaseKind.PREEMPTED: LanePhase.PREEMPTED,
 }
 _TAKES: Final = {
     "admitted": RequestLanes._on_admitted,

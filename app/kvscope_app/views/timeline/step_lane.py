@@ -15,10 +15,10 @@ from kvscope_app.look.theme import Theme
 from kvscope_app.views.timeline import raster
 from kvscope_app.views.timeline.lane_colors import PHASE_COLORS, ink
 from kvscope_app.views.timeline.raster import FloatArray, IntArray, Pixels
-from kvscope_app.views.timeline.request_lanes import Phase
+from kvscope_app.views.timeline.request_lanes import LanePhase
 from kvscope_app.views.timeline.steps import MAX_STEPS, Steps
 from kvscope_app.views.timeline.time_span import TimeSpan
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _LEAST_PX: Final = 1.5
@@ -28,22 +28,27 @@ _APART_PX: Final = 4.0
 _PIECES_PX: Final = 5.0
 
 
-def wants_steps(course: Course, span: TimeSpan, width: int) -> bool:
+def wants_steps(overview: SessionOverview, span: TimeSpan, width: int) -> bool:
     """Whether steps are seen each for itself, as far as the seconds tell how many there are."""
-    first, last = course.place_at(span.begin_ns), course.place_at(span.end_ns)
+    first, last = overview.place_at(span.begin_ns), overview.place_at(span.end_ns)
     if last < 0:
         return False
-    counts = course.column("num_steps")[max(first, 0) : last + 1]
+    counts = overview.column("num_steps")[max(first, 0) : last + 1]
     seconds = counts.size * SECOND_NS
     expected = float(counts.sum()) * min(1.0, span.length_ns / max(seconds, 1))
     return expected * _LEAST_PX <= width and expected <= MAX_STEPS / 3
 
 
 def draw_steps(
-    box: Pixels, course: Course, steps: Steps | None, edges: IntArray, seconds: tuple[IntArray, IntArray], theme: Theme
+    box: Pixels,
+    overview: SessionOverview,
+    steps: Steps | None,
+    edges: IntArray,
+    seconds: tuple[IntArray, IntArray],
+    theme: Theme,
 ) -> None:
     """Seconds, and over them the steps where they were read."""
-    prefill, decode = course.column("prefill_tokens"), course.column("decode_tokens")
+    prefill, decode = overview.column("prefill_tokens"), overview.column("decode_tokens")
     most = float((prefill + decode).max(initial=1.0))
     total, decoded = (raster.least_and_greatest(values, *seconds)[1] for values in (prefill + decode, decode))
     if steps is not None:
@@ -76,7 +81,7 @@ def draw_pieces(
     first = np.repeat(_columns(steps.begin_ns[seen], span, width) + gap, counts)
     last = np.repeat(_columns(steps.end_ns[seen], span, width), counts)
     shown = (rows >= 0) & (rows < lines.shape[0])
-    palette = np.array([ink(PHASE_COLORS[phase], theme) for phase in (Phase.DECODE, Phase.PREFILL)], np.uint32)
+    palette = np.array([ink(PHASE_COLORS[phase], theme) for phase in (LanePhase.DECODE, LanePhase.PREFILL)], np.uint32)
     if shown.any():
         raster.draw_spans(lines, rows[shown], first[shown], last[shown], palette[(tokens[shown] > 1).astype(np.int64)])
 
@@ -102,8 +107,8 @@ def _most_in(steps: Steps, edges: IntArray) -> float:
 def _fill(box: Pixels, total: FloatArray, decode: FloatArray, most: float, theme: Theme) -> None:
     heights = np.log1p(total) / np.log1p(max(most, 1.0))
     share = np.divide(decode, total, out=np.zeros_like(decode), where=np.nan_to_num(total) > 0)
-    raster.fill_below(box, heights, ink(PHASE_COLORS[Phase.PREFILL], theme))
-    raster.fill_below(box, heights * share, ink(PHASE_COLORS[Phase.DECODE], theme))
+    raster.fill_below(box, heights, ink(PHASE_COLORS[LanePhase.PREFILL], theme))
+    raster.fill_below(box, heights * share, ink(PHASE_COLORS[LanePhase.DECODE], theme))
 
 
 def _columns(times: IntArray, span: TimeSpan, width: int) -> IntArray:

@@ -11,7 +11,7 @@ from PySide6.QtGui import QPainter, QPen
 from kvscope_app.look.number_text import count, seconds
 from kvscope_app.look.theme import Theme
 from kvscope_app.views.timeline.lane_layout import STEPS, LaneLayout, axis_height, gutter, row_height
-from kvscope_app.views.timeline.lane_picture import Shown
+from kvscope_app.views.timeline.lane_picture import ShownLanes
 from kvscope_app.views.timeline.steps import Steps
 
 _NAMED_FROM_PX: Final = 46
@@ -20,7 +20,7 @@ _MOST_NAMED: Final = 200
 
 def paint(
     painter: QPainter,
-    shown: Shown,
+    shown: ShownLanes,
     layout: LaneLayout,
     theme: Theme,
     pointed: int | None,
@@ -40,7 +40,7 @@ def paint(
     painter.restore()
 
 
-def _words(painter: QPainter, steps: Steps, shown: Shown, layout: LaneLayout, theme: Theme) -> None:
+def _words(painter: QPainter, steps: Steps, shown: ShownLanes, layout: LaneLayout, theme: Theme) -> None:
     """In their lane: steps may be known before a second with one is over, and with it the lane comes."""
     top, height = next(((top, height) for lane, top, height in layout.boxes() if lane.name == STEPS), (0, 0))
     if not height:
@@ -72,7 +72,7 @@ def _texts(steps: Steps, place: int) -> tuple[str, ...]:
     return f"{who} · {seconds(float(steps.end_ns[place] - steps.begin_ns[place]) / 1e9)}", who, tokens
 
 
-def _band(painter: QPainter, steps: Steps, place: int, shown: Shown, layout: LaneLayout, theme: Theme) -> None:
+def _band(painter: QPainter, steps: Steps, place: int, shown: ShownLanes, layout: LaneLayout, theme: Theme) -> None:
     left, right = (_x(int(at), shown, layout) for at in (steps.begin_ns[place], steps.end_ns[place]))
     band = QRectF(left, axis_height(), max(right - left, 1.0), layout.height - axis_height())
     painter.fillRect(band, theme.color("selection", 34))
@@ -81,23 +81,28 @@ def _band(painter: QPainter, steps: Steps, place: int, shown: Shown, layout: Lan
 
 
 def _outline(
-    painter: QPainter, epoch: int, numbers: tuple[int, ...] | list[int], shown: Shown, layout: LaneLayout, theme: Theme
+    painter: QPainter,
+    epoch: int,
+    numbers: tuple[int, ...] | list[int],
+    shown: ShownLanes,
+    layout: LaneLayout,
+    theme: Theme,
 ) -> None:
     """A line along the left of each of the requests, and around those in sight."""
-    lives, span = shown.lanes.lives, shown.span
+    requests, span = shown.lanes.requests, shown.span
     painter.setPen(QPen(theme.color("selection"), 1))
     for number in numbers:
-        life = shown.lanes.life_of(epoch, number)
-        if life is None or life >= shown.rows.size or shown.rows[life] < 0:
+        request = shown.lanes.history_of(epoch, number)
+        if request is None or request >= shown.rows.size or shown.rows[request] < 0:
             continue
-        row = int(shown.rows[life]) - shown.first_row
+        row = int(shown.rows[request]) - shown.first_row
         if not 0 <= row <= layout.num_rows:
             continue
-        begin, end = (int(np.clip(lives[name][life], span.begin_ns, span.end_ns)) for name in ("begin", "end"))
+        begin, end = (int(np.clip(requests[name][request], span.begin_ns, span.end_ns)) for name in ("begin", "end"))
         left, right = _x(begin, shown, layout), _x(min(end, max(shown.until_ns, begin)), shown, layout)
         top = layout.requests_top + row * row_height()
         painter.drawRect(QRectF(left, top - 1, max(right - left - 1, 2), row_height() - 2))
 
 
-def _x(time_ns: int, shown: Shown, layout: LaneLayout) -> float:
+def _x(time_ns: int, shown: ShownLanes, layout: LaneLayout) -> float:
     return gutter() + shown.span.share_at(time_ns) * layout.chart_width

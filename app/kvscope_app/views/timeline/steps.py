@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.recorded import Recorded
-from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 
 IntArray = npt.NDArray[np.int64]
 MAX_STEPS: Final = 12_000
@@ -87,7 +87,7 @@ NO_STEPS: Final = Steps(
 )
 
 
-def read_steps(recorded: Recorded, begin_ns: int, end_ns: int, watch: Watch) -> Steps:
+def read_steps(recorded: Recorded, begin_ns: int, end_ns: int, watch: ProgressCallback) -> Steps:
     """All that were recorded in this time, as far as they are not too many. A frame is told at the end of its step.
 
     Raises OpeningCancelled when `watch` says so.

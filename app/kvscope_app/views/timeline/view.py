@@ -1,4 +1,4 @@
-"""Timeline: the whole course of the session over time, lanes of what happened and a lane a request.
+"""Timeline: the whole overview of the session over time, lanes of what happened and a lane a request.
 
 Owns the bar above the lanes and the way between them and the session: the cursor and the selection.
 """
@@ -15,16 +15,16 @@ from kvscope_app.look.makers import empty_state, head_row, set_icon, tool_button
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import FittingLabel, Segments
 from kvscope_app.look.zoom import scaled
-from kvscope_app.session.course_window import first_of_note_ns
+from kvscope_app.session.overview_window import first_of_note_ns
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import HINT, View
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.timed_session import Choice, TimedSession
-from kvscope_app.views.timeline.course_follower import CourseFollower
-from kvscope_app.views.timeline.lane_words import Found
+from kvscope_app.views.timeline.lane_descriptions import Found
 from kvscope_app.views.timeline.lanes_canvas import LanesCanvas
 from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.measured_range import Delayed, WholeSeconds, measured
+from kvscope_app.views.timeline.overview_follower import OverviewFollower
 from kvscope_app.views.timeline.range_card import RangeCard
 from kvscope_app.views.timeline.step_feed import StepFeed
 from kvscope_app.views.timeline.step_lane import wants_steps
@@ -62,7 +62,7 @@ class TimelineView(View):
         super().__init__(session, parent)
         self._timed: TimedSession | None = session if isinstance(session, TimedSession) else None
         self._choice = Choice(session)
-        self._follower = CourseFollower()
+        self._follower = OverviewFollower()
         self._shown_state: tuple[object, ...] = ()
         self._wanted_batch: tuple[int, tuple[int, ...]] | None = None
         self.canvas = LanesCanvas()
@@ -93,17 +93,17 @@ class TimelineView(View):
         self.canvas.show_selected(self._choice.selected)
         self.canvas.show_batch(getattr(session, "selected_batch", ()), session.mirror.epoch or 0)
         self._show_marks()
-        course, cursor_ns = session.course, session.cursor_ns
+        overview, cursor_ns = session.overview, session.cursor_ns
         whole = self._whole(session)
         self._stack.setCurrentIndex(0 if whole is None else 1)
         if whole is None:
             return
-        has_more = self._follower.follow(course)
-        state = (id(course), course.version, self._follower.lanes.version, whole)
+        has_more = self._follower.follow(overview)
+        state = (id(overview), overview.version, self._follower.lanes.version, whole)
         is_moving = self.canvas.follows and self.canvas.length_ns is not None and cursor_ns != self.canvas.cursor_ns
         if is_moving or not self._shown_state or (state != self._shown_state and not has_more):
             self._shown_state = state
-            self.canvas.show_course(course, self._follower.lanes, whole, cursor_ns)
+            self.canvas.show_overview(overview, self._follower.lanes, whole, cursor_ns)
         else:
             self.canvas.show_cursor(cursor_ns)
         self._show_steps()
@@ -138,35 +138,35 @@ class TimelineView(View):
 
     def _show_measured(self) -> None:
         """Anew where the range has seconds that were not known, or not over."""
-        span, course = self.canvas.measured, self.canvas.shown.course
+        span, overview = self.canvas.measured, self.canvas.shown.overview
         if span is None or self.canvas.is_measuring:
             self._measured_of = ()
             self.card.hide()
             return
-        rows, lanes = rows_in(course, WholeSeconds.of(span)), self._follower.lanes
-        is_growing = rows.stop >= len(course)
-        state = (span, course, rows.stop - rows.start, course.version if is_growing else 0)
+        rows, lanes = rows_in(overview, WholeSeconds.of(span)), self._follower.lanes
+        is_growing = rows.stop >= len(overview)
+        state = (span, overview, rows.stop - rows.start, overview.version if is_growing else 0)
         if state != self._measured_of:
             self._measured_of = state
-            self.card.show_measured(measured(course, lanes, span, self.canvas.whole.end_ns))
+            self.card.show_measured(measured(overview, lanes, span, self.canvas.whole.end_ns))
 
     def _on_delayed_chosen(self, wanted: Delayed) -> None:
         self._on_chosen(Found(wanted.time_ns, "", wanted.epoch, wanted.number))
 
     @staticmethod
     def _whole(session: TimedSession) -> TimeSpan | None:
-        course, there = session.course, session.timeline_range_ns
-        if not len(course) and not len(course.events):
+        overview, there = session.overview, session.timeline_range_ns
+        if not len(overview) and not len(overview.events):
             return None
         times = [
             (int(t[0]), int(t[-1]) + more)
-            for t, more in ((course.time_ns, 10**9), (course.events.time_ns, 1))
+            for t, more in ((overview.time_ns, 10**9), (overview.events.time_ns, 1))
             if t.size
         ]
         spans = times if there is None else [*times, there]
         begin_ns, end_ns = min(begin for begin, _ in spans), max(end for _, end in spans)
         if not getattr(session, "is_file", False):
-            begin_ns = first_of_note_ns(course, begin_ns, end_ns)
+            begin_ns = first_of_note_ns(overview, begin_ns, end_ns)
         return whole_span(begin_ns, end_ns)
 
     def _on_chosen(self, found: Found) -> None:
@@ -187,7 +187,7 @@ class TimelineView(View):
 
     def _show_steps(self) -> None:
         canvas = self.canvas
-        if not wants_steps(canvas.shown.course, canvas.shown.span, canvas.layout_now.chart_width):
+        if not wants_steps(canvas.shown.overview, canvas.shown.span, canvas.layout_now.chart_width):
             canvas.show_steps(None)
             return
         self.steps.want(canvas.shown.span, canvas.whole)
@@ -239,7 +239,7 @@ class TimelineView(View):
         self.rows.valueChanged.connect(canvas.set_first_row)
         self.session.selection_changed.connect(self.refresh)
         if self._timed is not None:
-            self._timed.course_changed.connect(self._on_course_changed)
+            self._timed.overview_changed.connect(self._on_overview_changed)
         if hasattr(self.session, "bookmarks"):
             self.session.bookmarks.changed.connect(self._show_marks)
             self.session.loop.changed.connect(self._show_marks)
@@ -249,7 +249,7 @@ class TimelineView(View):
             loop = self.session.loop
             self.canvas.show_marks(Marks(tuple(self.session.bookmarks.shown), (loop.begin_ns, loop.end_ns)))
 
-    def _on_course_changed(self) -> None:
+    def _on_overview_changed(self) -> None:
         if in_sight(self):
             self.refresh()
 

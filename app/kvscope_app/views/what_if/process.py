@@ -12,7 +12,7 @@ import msgspec
 from PySide6.QtCore import QObject, Signal
 
 from kvscope_app.own_engine.line_child import LineChild, complaint, engine_command
-from kvscope_telemetry.messages.what_if import Answer, Memory
+from kvscope_telemetry.messages.what_if import Memory, WhatIfAnswer
 
 NOT_INSTALLED: Final = "Comparing allocators needs the engine, which is not installed: pip install 'kvscope[engine]'."
 _MAX_ANSWER_BYTES: Final = 4 << 20
@@ -25,7 +25,7 @@ class WhatIfProcess(QObject):
     """Not started before the first question. Its child needs no torch."""
 
     answered = Signal(object)
-    """An `Answer`."""
+    """An `WhatIfAnswer`."""
     failed = Signal(str)
     """There will be no answer, for this reason; the next question starts anew."""
 
@@ -36,7 +36,7 @@ class WhatIfProcess(QObject):
         self._child.line_came.connect(self._take)
         self._child.failed.connect(self._on_failure)
         self._set_up: tuple[int | None, Memory] | None = None
-        self._decoder = msgspec.json.Decoder(Answer)
+        self._decoder = msgspec.json.Decoder(WhatIfAnswer)
         self.is_busy = False
         """Whether a question is open."""
 

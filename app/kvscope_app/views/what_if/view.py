@@ -32,21 +32,21 @@ from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
+from kvscope_app.views.capability_messages import why_no_addresses, why_no_requests
 from kvscope_app.views.in_sight import in_sight
-from kvscope_app.views.told import why_no_addresses, why_no_requests
-from kvscope_app.views.what_if import words
+from kvscope_app.views.what_if import labels
+from kvscope_app.views.what_if.labels import HEADING, HEADING_TIP, map_colors
 from kvscope_app.views.what_if.process import Rows, WhatIfProcess
-from kvscope_app.views.what_if.what_if_legend import Legend
-from kvscope_app.views.what_if.words import HEADING, HEADING_TIP, map_colors
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_app.views.what_if.what_if_legend import WhatIfLegend
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.what_if import (
     HOST_PAGE_BYTES,
     MAX_REQUESTS,
     PAGE_BYTES,
-    Answer,
     MapKind,
     Memory,
     PolicyUse,
+    WhatIfAnswer,
 )
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -81,7 +81,7 @@ class WhatIfView(View):
         self.process = WhatIfProcess(self, command)
         self.process.answered.connect(self._on_answer)
         self.process.failed.connect(self._on_failure)
-        self.legend = Legend()
+        self.legend = WhatIfLegend()
         self.grid = CardGrid()
         self.empty = empty_state(NO_ENGINE)
         self._asked: Question | None = None
@@ -132,7 +132,7 @@ class WhatIfView(View):
         self._asked = question
         self.process.ask(*question)
 
-    def _on_answer(self, answer: Answer) -> None:
+    def _on_answer(self, answer: WhatIfAnswer) -> None:
         if self._asked is not None and self._asked[-1]:
             self.legend.show_pages(answer.page_bytes)
             self.grid.show_answer(answer)
@@ -210,7 +210,7 @@ class CardGrid(QWidget):
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setSpacing(_GAP)
 
-    def show_answer(self, answer: Answer) -> None:
+    def show_answer(self, answer: WhatIfAnswer) -> None:
         """A card a policy: the one in use first, then in the answer's order."""
         if len(answer.policies) != len(self.cards):
             self._make(len(answer.policies))
@@ -274,18 +274,18 @@ class Card(QFrame):
             muted.setProperty("look", "muted")
         self._lay_out()
 
-    def show_use(self, use: PolicyUse, answer: Answer) -> None:
+    def show_use(self, use: PolicyUse, answer: WhatIfAnswer) -> None:
         """Fill in what the policy makes of the requests."""
         set_look(self, "current" if use.is_current else "card")
-        self.name.setText(words.name(use))
+        self.name.setText(labels.name(use))
         self.map.show_cells(use.cells)
-        self.waste.setText(words.waste(use, answer))
-        self.share.setText(words.waste_share(use))
-        self.placed.setText(words.placed(use))
+        self.waste.setText(labels.waste(use, answer))
+        self.share.setText(labels.waste_share(use))
+        self.placed.setText(labels.placed(use))
         set_look(self.difference, "accent" if use.is_current else "muted")
         set_look(self.placed, "warning" if use.num_waiting or use.refused else "")
-        self.difference.setText(words.difference(use, answer))
-        self.setToolTip(plain_tip(words.tip(use, answer)))
+        self.difference.setText(labels.difference(use, answer))
+        self.setToolTip(plain_tip(labels.tip(use, answer)))
         self.setAccessibleName(self.name.text())
         self.setAccessibleDescription(self.summary)
 

@@ -10,7 +10,7 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.what_if.words import legend, page_note
+from kvscope_app.views.what_if.labels import legend, page_note
 from kvscope_telemetry.messages.what_if import PAGE_BYTES
 
 _SWATCH: Final = 11
@@ -18,7 +18,7 @@ _GAP: Final = 6
 _BETWEEN: Final = 16
 
 
-class Legend(QWidget):
+class WhatIfLegend(QWidget):
     """Wraps like text."""
 
     def __init__(self) -> None:

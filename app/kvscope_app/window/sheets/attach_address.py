@@ -22,7 +22,7 @@ class Typed:
     kind: str
     """One of `KINDS`."""
     where: str
-    """An address, or HOST:PORT of a foreign engine's server; http:// and https:// are understood."""
+    """An address, or HOST:PORT of a external engine's server; http:// and https:// are understood."""
     key_file: str = ""
     api_key: str = ""
     tls: bool = False
@@ -64,5 +64,5 @@ def kind_of(text: str) -> str:
 
 
 def shown_of(text: str) -> str:
-    """As the sheet shows it: of a foreign engine without the scheme, which its kind says."""
+    """As the sheet shows it: of a external engine without the scheme, which its kind says."""
     return text.partition("://")[2] if kind_of(text) != KINDS[0] else text

@@ -57,7 +57,7 @@ class TransformersContinuous:
             return session.generate(workload).tokens
 
     @contextmanager
-    def session(self, workload: Workload) -> Iterator[Session]:
+    def session(self, workload: Workload) -> Iterator[BatchingSession]:
         """Warm, with its cache made for requests like those of `workload`; what still runs at the end is stopped."""
         from transformers import GenerationConfig
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
@@ -72,7 +72,7 @@ class TransformersContinuous:
         )
         manager.warmup()
         manager.start()
-        session = Session(manager)
+        session = BatchingSession(manager)
         try:
             yield session
         finally:
@@ -80,7 +80,7 @@ class TransformersContinuous:
             manager.destroy()
 
 
-class Session:
+class BatchingSession:
     """Runs workloads one after the other, until it is stopped."""
 
     def __init__(self, manager: Any) -> None:

@@ -29,7 +29,7 @@ def heat_cost(config: EngineConfig, ids: list[int], batch: int, num_steps: int, 
     blocks = batch * (-(-(len(ids) + num_steps) // config.block_size) + _ROOM)
     config = replace(config, page_heat=_EVERY, num_gpu_blocks_override=blocks, enable_prefix_caching=False)
     sampling = SamplingParams(temperature=0.0, max_tokens=num_steps, ignore_eos=True)
-    told = Told()
+    told = NewestStep()
     with Engine(config, publish=told.take) as engine:
         for number in range(batch):
             engine.submit(Submit(request_id=str(number), prompt_token_ids=tuple(ids), sampling=sampling))
@@ -50,7 +50,7 @@ def heat_cost(config: EngineConfig, ids: list[int], batch: int, num_steps: int, 
     }
 
 
-class Told:
+class NewestStep:
     """What the newest frame says of its step."""
 
     def __init__(self) -> None:

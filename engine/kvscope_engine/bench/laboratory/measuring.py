@@ -18,7 +18,7 @@ from kvscope_engine.bench.laboratory.captured import LayerSample
 from kvscope_engine.bench.laboratory.methods import FULL, METHODS, Method
 
 
-class Row(TypedDict):
+class Measurement(TypedDict):
     """One method at one length; times and bytes of one layer."""
 
     method: str
@@ -36,7 +36,7 @@ class Row(TypedDict):
 
 
 @torch.inference_mode()
-def measured(samples: Sequence[LayerSample], repeats: int, tell: Callable[[str], None]) -> list[Row]:
+def measured(samples: Sequence[LayerSample], repeats: int, tell: Callable[[str], None]) -> list[Measurement]:
     """All methods, in turns, so that what a neighbour does to the machine falls on all of them."""
     batch, length = len(samples[0].query), len(samples[0].keys)
     held = {name: [_held(make, sample) for sample in samples] for name, make in METHODS.items()}
@@ -52,7 +52,7 @@ def measured(samples: Sequence[LayerSample], repeats: int, tell: Callable[[str],
         pairs = list(zip(methods, samples, strict=True))
         kv, extra = methods[0].held_bytes, workspace_bytes(partial(methods[0].attend, samples[0].query))
         rows.append(
-            Row(
+            Measurement(
                 method=name,
                 length=length,
                 time_us=statistics.median(times[name][1:]),

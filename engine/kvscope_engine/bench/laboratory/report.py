@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from kvscope_engine.bench.laboratory.measuring import Row
-from kvscope_engine.bench.laboratory.words import HEADER, cells, headline, heat_words, sparse_words
+from kvscope_engine.bench.laboratory.labels import HEADER, cells, headline, heat_words, sparse_words
+from kvscope_engine.bench.laboratory.measuring import Measurement
 from kvscope_telemetry.exports.report.page import clean, page, section, table
 
 _WIDTH: Final = 960
@@ -20,7 +20,7 @@ class Figure(NamedTuple):
     """One plot: a bar a method and length."""
 
     title: str
-    value: Callable[[Row], float | None]
+    value: Callable[[Measurement], float | None]
     text: Callable[[float], str]
 
 
@@ -39,7 +39,7 @@ _FIGURES: Final = (
 
 def html(report: dict[str, Any]) -> str:
     """The whole file."""
-    rows: list[Row] = report["rows"]
+    rows: list[Measurement] = report["rows"]
     body = [f"<h1>Ways to attend</h1>\n<p>{clean(headline(report))}</p>"]
     for length in sorted({row["length"] for row in rows}):
         those = [row for row in rows if row["length"] == length]
@@ -56,7 +56,7 @@ def html(report: dict[str, Any]) -> str:
     return page("kvscope: ways to attend", body)
 
 
-def bars(figure: Figure, rows: Sequence[Row]) -> str:
+def bars(figure: Figure, rows: Sequence[Measurement]) -> str:
     """A bar for each row that has the figure; nothing where none has."""
     told = [(row["method"], value) for row in rows if (value := figure.value(row)) is not None and math.isfinite(value)]
     if not told:

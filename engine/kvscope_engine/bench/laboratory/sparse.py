@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from kvscope_kernels.relevance.block_scores import NEAR
+from kvscope_kernels.attention_scores.block_scores import NEAR
 
 BLOCK_SIZE: Final = 16
 MIN_BLOCKS: Final = 3

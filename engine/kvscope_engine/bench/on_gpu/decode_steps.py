@@ -157,14 +157,14 @@ def _steps(
 
 def _read_once(engine: Engine, batch: int, args: argparse.Namespace) -> int:
     """Bytes that a decode step has to read: all weights but the input's embeddings, and the batch's keys and values."""
-    loaded = engine._parts.loaded
+    loaded = engine.components.loaded
     module: Any = loaded.module
     weights = sum(each.numel() * each.element_size() for each in module.parameters())
     embedding = module.get_input_embeddings().weight
     if module.get_output_embeddings().weight is not embedding:
         weights -= embedding.numel() * embedding.element_size()
     memory = engine.memory()
-    num_slots = engine._parts.storage.num_blocks * BLOCK_SIZE
+    num_slots = engine.components.storage.num_blocks * BLOCK_SIZE
     return int(weights + batch * (args.context + args.steps // 2) * memory.kv_bytes // num_slots)
 
 

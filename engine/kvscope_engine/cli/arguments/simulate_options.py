@@ -1,6 +1,6 @@
 """The options of `simulate`, and what they ask for; vLLM's names where they mean the same.
 
-Owns names and help; ranges are checked by `Limits`, `CostModel` and `GeneratorOptions`.
+Owns names and help; ranges are checked by `SimulatedLimits`, `CostModel` and `GeneratorOptions`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from kvscope_engine.cli.parser import number, parse_size, whole_number
 from kvscope_engine.policy.allocation.names import ALLOCATORS
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel, Preset
-from kvscope_engine.simulator.limits import Limits
+from kvscope_engine.simulator.limits import SimulatedLimits
 from kvscope_engine.simulator.paging import Paging
 from kvscope_engine.simulator.tiers import Tiers
 from kvscope_engine.simulator.workloads.generators import ARRIVALS, GENERATORS, GeneratorOptions
@@ -150,12 +150,12 @@ def chosen_preset(args: argparse.Namespace) -> tuple[str, Preset]:
     return costs.model, costs.preset
 
 
-def chosen_limits(args: argparse.Namespace, preset: Preset) -> Limits:
+def chosen_limits(args: argparse.Namespace, preset: Preset) -> SimulatedLimits:
     """The sizes that were asked for; raises BadInput for a value outside its range."""
     blocks = args.num_gpu_blocks_override
     if blocks is None:
         blocks = max(1, preset.num_slots // max(1, args.block_size))
-    return Limits(
+    return SimulatedLimits(
         num_blocks=blocks,
         block_size=args.block_size,
         max_num_seqs=args.max_num_seqs,

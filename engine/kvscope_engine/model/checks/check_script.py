@@ -50,7 +50,7 @@ class CheckSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ScriptPiece:
     """Tokens `start` to `end` of a sequence, computed in one step."""
 
     sequence: CheckSequence
@@ -62,7 +62,7 @@ class Piece:
 class CheckStep:
     """A flattened batch of pieces, single tokens first."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ScriptPiece, ...]
 
     @property
     def num_single_token(self) -> int:
@@ -107,8 +107,14 @@ def check_steps(sequences: tuple[CheckSequence, ...]) -> Iterator[CheckStep]:
     weights."""
     first, second, third = sequences
     half, last = first.length // 2, second.length - 1
-    yield CheckStep((Piece(first, 0, half), Piece(second, 0, last)))
-    yield CheckStep((Piece(second, last, last + 1), Piece(first, half, first.length), Piece(third, 0, third.length)))
+    yield CheckStep((ScriptPiece(first, 0, half), ScriptPiece(second, 0, last)))
+    yield CheckStep(
+        (
+            ScriptPiece(second, last, last + 1),
+            ScriptPiece(first, half, first.length),
+            ScriptPiece(third, 0, third.length),
+        )
+    )
 
 
 def check_context(step: CheckStep, storage: KVStorage, ops: Ops) -> PagedContext:
@@ -141,7 +147,7 @@ def far_positions(config: Any) -> tuple[int, ...]:
     return tuple(min(position, limit - 1) for position in (change, 2 * change + 1, limit - 1))
 
 
-def _slot(piece: Piece, index: int, block_size: int) -> int:
+def _slot(piece: ScriptPiece, index: int, block_size: int) -> int:
     return piece.sequence.table[index // block_size] * block_size + index % block_size
 
 

@@ -146,14 +146,14 @@ class _WatchedContext(AttentionContext):
         self._tap.keep(self._tap.trace.heads, layer, out[None])
         return out
 
-    def attend_joined(
+    def attend_fused(
         self,
         layer: int,
         heads: torch.Tensor,
         rotation: Rotation,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        out = self._context.attend_joined(layer, heads, rotation, options)
+        out = self._context.attend_fused(layer, heads, rotation, options)
         self._tap.keep(self._tap.trace.heads, layer, out[None])
         return out
 

@@ -32,7 +32,7 @@ from kvscope_telemetry.errors import BadInput
 KEYWORD: Final = "paged"
 NUM_TOKENS: Final = 5
 _FAILURES: Final = (BadInput, RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
-"""A foreign model raises what it likes: one line of it is enough."""
+"""A external model raises what it likes: one line of it is enough."""
 _SERVED_KEYWORDS: Final = frozenset({"paged", "scaling", "sliding_window", "softcap", "s_aux"})
 _HARMLESS_KEYWORDS: Final = frozenset(
     {

@@ -91,7 +91,7 @@ def convert_gguf(gguf: Path, dtype: torch.dtype, folder: Path, progress: Progres
         model, tokenizer = _read(gguf, header, dtype, source, progress)
     except BadInput as error:
         raise BadInput(f"{gguf} cannot be converted: {error}") from error
-    except Exception as error:  # a foreign file: transformers raises nearly anything
+    except Exception as error:  # a external file: transformers raises nearly anything
         if is_no_memory(error):
             raise KvscopeError(
                 f"not enough memory to convert {gguf} to {dtype_name(dtype)}: close other programs"

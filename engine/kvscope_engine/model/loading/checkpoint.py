@@ -12,7 +12,7 @@ import torch
 
 from kvscope_engine.model.fetching.progress import ProgressCallback
 from kvscope_engine.model.fetching.quiet import quiet_transformers
-from kvscope_engine.model.joined.weight_segments import segment_a_weight
+from kvscope_engine.model.fused.weight_segments import segment_a_weight
 from kvscope_engine.model.loading.json_file import read_json
 from kvscope_engine.model.loading.shortage import is_no_memory
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -69,7 +69,7 @@ def load_weights(
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )
-    except Exception as error:  # a foreign file: transformers raises nearly anything
+    except Exception as error:  # a external file: transformers raises nearly anything
         if is_no_memory(error):
             raise MemoryError(str(error)) from error
         line = (str(error).splitlines() or [type(error).__name__])[0]

@@ -50,7 +50,7 @@ def read_config(path: Path) -> PretrainedConfig:
         raise BadInput(f"{path}: architecture {model_type!r} is unknown to transformers {__version__}")
     try:
         config: PretrainedConfig = CONFIG_MAPPING[model_type].from_dict(raw)
-    except Exception as error:  # a foreign file: each architecture checks its own, and raises what it likes
+    except Exception as error:  # a external file: each architecture checks its own, and raises what it likes
         line = " ".join(str(error).split()) or type(error).__name__
         raise BadInput(f"{path} is not accepted by architecture {model_type!r}: {line:.200}") from error
     return config

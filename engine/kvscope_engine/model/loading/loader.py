@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from kvscope_engine.model.cpu_offload.resident_layer import ResidentLayers
+from kvscope_engine.model.cpu_offload.split import GIB, check_streaming, layers_for_host, place_others
 from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF_SHA256, default_gguf
 from kvscope_engine.model.fetching.hub import hub_folder
 from kvscope_engine.model.fetching.names import ModelName, parse_model_name
@@ -18,8 +20,6 @@ from kvscope_engine.model.fetching.progress import Meter, ProgressCallback
 from kvscope_engine.model.gguf.cache import converted_gguf, entry_folder
 from kvscope_engine.model.gguf.entries import is_intact
 from kvscope_engine.model.gguf.file import gguf_file
-from kvscope_engine.model.host_weights.at_hand import LayersAtHand
-from kvscope_engine.model.host_weights.split import GIB, check_streaming, layers_for_host, place_others
 from kvscope_engine.model.loading.checkpoint import check_weights, load_weights
 from kvscope_engine.model.loading.device import choose_device, choose_dtype, device_notes, dtype_name, free_bytes
 from kvscope_engine.model.loading.fingerprint import model_fingerprint
@@ -46,7 +46,7 @@ from kvscope_engine.model.ranks.shard import check_divides, shard_model
 from kvscope_engine.model.running.host_memory import bound_compiled_products
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.text.tokenizer_files import load_tokenizer
-from kvscope_engine.model.tiers.host_room import free_host_bytes
+from kvscope_engine.model.tiers.host_headroom import free_host_bytes
 from kvscope_kernels.native.compiler import must_build
 from kvscope_kernels.native.library import library
 from kvscope_telemetry.engine_config import EngineConfig
@@ -209,7 +209,7 @@ def _module(
 def _keep_on_host(module: torch.nn.Module, cpu_offload_gb: float, device: torch.device) -> None:
     layers = layers_for_host(module, cpu_offload_gb)
     place_others(module, layers, device)
-    module.kvscope_at_hand = LayersAtHand(layers, device)  # type: ignore[assignment]
+    module.kvscope_resident = ResidentLayers(layers, device)  # type: ignore[assignment]
 
 
 def _check_shares(hf_config: PretrainedConfig, rank: Rank, name: ModelName) -> None:

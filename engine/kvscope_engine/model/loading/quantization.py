@@ -6,8 +6,8 @@ from typing import Final
 
 import torch
 
+from kvscope_engine.model.fused.int8_linear import can_round
 from kvscope_engine.model.gguf.file import GgufFile
-from kvscope_engine.model.joined.int8_linear import can_round
 from kvscope_engine.model.quantized.gguf_blocks import main_bits
 from kvscope_engine.model.quantized.recipe import Recipe
 from kvscope_kernels.native.library import library

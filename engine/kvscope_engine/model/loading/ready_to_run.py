@@ -10,9 +10,9 @@ from __future__ import annotations
 from torch import nn
 
 from kvscope_engine.model.checks.hook_check import check_hook
-from kvscope_engine.model.host_weights.streaming import start_streaming
-from kvscope_engine.model.joined.float32_head import use_float32_logits
-from kvscope_engine.model.joined.fuse import Fused, fuse_model
+from kvscope_engine.model.cpu_offload.streaming import start_streaming
+from kvscope_engine.model.fused.float32_head import use_float32_logits
+from kvscope_engine.model.fused.fuse import Fused, fuse_model
 
 
 def make_ready_to_run(module: nn.Module, quantization: str = "none") -> Fused:

@@ -15,7 +15,7 @@ import torch
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import AllocatorMap
-from kvscope_telemetry.state.allocator_map import Pool, State, TorchSegment, pack_map
+from kvscope_telemetry.state.allocator_map import AllocatorPool, State, TorchSegment, pack_map
 
 _STATES: Final = {"active_allocated": State.ALLOCATED, "inactive": State.CACHED}
 """All others wait for a stream, under a name that torch has changed."""
@@ -57,7 +57,7 @@ def _segment(told: Mapping[str, Any]) -> TorchSegment:
     )
 
 
-def _pool(told: Mapping[str, Any]) -> Pool:
+def _pool(told: Mapping[str, Any]) -> AllocatorPool:
     if tuple(told.get("segment_pool_id", _SHARED_POOL)) != _SHARED_POOL:
-        return Pool.PRIVATE
-    return Pool.SMALL if told["segment_type"] == "small" else Pool.LARGE
+        return AllocatorPool.PRIVATE
+    return AllocatorPool.SMALL if told["segment_type"] == "small" else AllocatorPool.LARGE

@@ -14,9 +14,9 @@ from kvscope_engine.model.memory.memory_plan import StepReserves
 from kvscope_engine.model.running.decode_graphs import captured_sizes
 from kvscope_engine.model.running.pieces.mixed_graphs import mixed_sizes
 from kvscope_engine.model.running.step_tensors import inputs_bytes, table_width
+from kvscope_kernels.attention_scores.block_attention import MAX_PARTIAL_BYTES
 from kvscope_kernels.decode.bounds import part_bounds, partial_bytes
 from kvscope_kernels.launch import decode_tiles
-from kvscope_kernels.relevance.block_attention import MAX_PARTIAL_BYTES
 from kvscope_telemetry.engine_config import EngineConfig
 
 if TYPE_CHECKING:

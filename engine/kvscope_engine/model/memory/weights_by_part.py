@@ -6,7 +6,7 @@ from typing import Final
 
 from torch import nn
 
-from kvscope_engine.model.joined.packed_linear import PackedLinear
+from kvscope_engine.model.fused.packed_linear import PackedLinear
 from kvscope_telemetry.messages.telemetry import ModuleBytes
 
 _PARTS: Final = (

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 import torch
 
-from kvscope_engine.model.joined.fuse import weights_bytes
+from kvscope_engine.model.fused.fuse import weights_bytes
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.memory.step_memory import max_batched_tokens
@@ -28,8 +28,8 @@ from kvscope_engine.model.ranks.messages import (
     Begin,
     Failed,
     Here,
-    Joined,
     Load,
+    RankJoined,
     Ready,
     Step,
     decode_to_rank,
@@ -118,7 +118,7 @@ def _run(
     group = RankGroup(folder, rank, loaded.device)
     reduce_behind_layers(loaded.module, group.all_reduce)
     num_bytes = weights_bytes(loaded.module)
-    channel.send(encode(Joined(weights_bytes=num_bytes, kv_bytes=storage.num_bytes, device=_name(loaded.device))))
+    channel.send(encode(RankJoined(weights_bytes=num_bytes, kv_bytes=storage.num_bytes, device=_name(loaded.device))))
     while isinstance(step := decode_to_rank(_next(channel)), Step):
         threads.look()
         runner.follow(*inputs_of(step))

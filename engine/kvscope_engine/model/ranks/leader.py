@@ -23,7 +23,7 @@ import msgspec
 import torch
 from torch import nn
 
-from kvscope_engine.model.joined.fuse import Fused
+from kvscope_engine.model.fused.fuse import Fused
 from kvscope_engine.model.loading.device import choose_device
 from kvscope_engine.model.ranks.channel import Channel, ChannelClosed, listen
 from kvscope_engine.model.ranks.group import GroupBroken, RankGroup
@@ -32,8 +32,8 @@ from kvscope_engine.model.ranks.messages import (
     Failed,
     FromRank,
     Here,
-    Joined,
     Load,
+    RankJoined,
     Ready,
     Stop,
     decode_from_rank,
@@ -89,7 +89,7 @@ class Leader:
                 " (--device cpu runs all ranks on the CPU)"
             )
         self.rank = Rank(0, count)
-        self.joined: tuple[Joined, ...] = ()
+        self.joined: tuple[RankJoined, ...] = ()
         """What each of the other ranks has, in order."""
         self._device = device
         self._begin: Begin | None = None
@@ -137,7 +137,7 @@ class Leader:
             self._group = RankGroup(self.processes.folder, self.rank, self._device)
         except GroupBroken as error:
             raise self._lost(error) from error
-        self.joined = tuple(self._expect(rank, Joined, LOAD_S) for rank in sorted(self._channels))
+        self.joined = tuple(self._expect(rank, RankJoined, LOAD_S) for rank in sorted(self._channels))
         self._watch = threading.Thread(target=self._watch_ranks, name="kvscope-ranks", daemon=True)
         self._watch.start()
         reduce_behind_layers(module, self.all_reduce)

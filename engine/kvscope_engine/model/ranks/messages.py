@@ -64,7 +64,7 @@ class Ready(_Message, frozen=True, kw_only=True):
     float32_residual: bool
 
 
-class Joined(_Message, frozen=True, kw_only=True):
+class RankJoined(_Message, frozen=True, kw_only=True):
     """It has its blocks, and can add up with the others."""
 
     weights_bytes: int
@@ -80,7 +80,7 @@ class Failed(_Message, frozen=True, kw_only=True):
 
 
 ToRank: TypeAlias = Load | Begin | Step | Stop
-FromRank: TypeAlias = Here | Ready | Joined | Failed
+FromRank: TypeAlias = Here | Ready | RankJoined | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode

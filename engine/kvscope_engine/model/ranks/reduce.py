@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from kvscope_engine.model.joined.fused_layer import FusedLayer
+from kvscope_engine.model.fused.fused_layer import FusedLayer
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
 """Takes a rank's part of a sum, gives the sum; may write it where the part was."""
@@ -38,7 +38,7 @@ class ReducedLinear(nn.Module):
 
 def reduce_behind_layers(module: nn.Module, all_reduce: AllReduce) -> None:
     """Put the sum into every joined layer, in place. Each forward pass is from now on one of all ranks together."""
-    for layer in _joined_layers(module):
+    for layer in _fused_layers(module):
         attention: Any = layer.attention
         mlp: Any = layer.mlp
         attention.o = ReducedLinear(attention.o, all_reduce)
@@ -47,11 +47,11 @@ def reduce_behind_layers(module: nn.Module, all_reduce: AllReduce) -> None:
 
 def keep_residual_in_float32(module: nn.Module, keeps: bool) -> None:
     """As all ranks agreed: each proved it of its own share alone."""
-    for layer in _joined_layers(module):
+    for layer in _fused_layers(module):
         layer.keeps_float32 = keeps
 
 
-def _joined_layers(module: nn.Module) -> Iterator[FusedLayer]:
+def _fused_layers(module: nn.Module) -> Iterator[FusedLayer]:
     for part in module.modules():
         layer = getattr(part, "kvscope_fused", None)
         if isinstance(layer, FusedLayer):

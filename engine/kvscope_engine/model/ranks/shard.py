@@ -52,7 +52,7 @@ def shard_model(module: nn.Module, rank: Rank, name: str) -> None:
             _shard_mlp(mlp, rank)
 
 
-def check_joined(num_joined: int, num_layers: int, rank: Rank, name: str) -> None:
+def check_fused(num_joined: int, num_layers: int, rank: Rank, name: str) -> None:
     """Raise BadInput unless all layers were joined: what ranks add up is known of those alone."""
     if not rank.is_alone and num_joined != num_layers:
         raise _not_this_kind(rank, name)

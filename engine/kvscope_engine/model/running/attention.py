@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 
-from kvscope_engine.model.running.block_shares import BlockShares
+from kvscope_engine.model.running.attention_scores import AttentionScores
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerKV
 from kvscope_engine.model.sparse.page_choice import Chosen, PageChoice, heads_apart
 from kvscope_engine.model.sparse.skips import BlockSkips
@@ -50,7 +50,7 @@ class AttentionContext(Protocol):
         """(T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv)."""
         ...
 
-    def attend_joined(
+    def attend_fused(
         self,
         layer: int,
         heads: torch.Tensor,
@@ -111,7 +111,7 @@ class PagedContext(AttentionContext):
     scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     decode_steps: dict[int, tuple[DecodeStep | None]] = field(default_factory=dict)
     """What layers in one call share, kept as `scratch` is."""
-    shares: BlockShares | None = None
+    shares: AttentionScores | None = None
     """Where the decodes' attention is measured in this step."""
     plans: DecodePlans = field(default_factory=DecodePlans)
     """How the decodes are cut among programs, the same for all layers."""
@@ -136,7 +136,7 @@ class PagedContext(AttentionContext):
         out = self.attend_written(query, kv, options)
         return out if value_dim == stored_dim else out[..., :value_dim]
 
-    def attend_joined(
+    def attend_fused(
         self,
         layer: int,
         heads: torch.Tensor,
@@ -225,7 +225,7 @@ class PagedContext(AttentionContext):
         return self.ops.prefill(_args(query, kv, batch, options, out), runs)
 
 
-def add_shares(shares: BlockShares, layer: KeptDecode, batch: DecodeBatch) -> None:
+def add_shares(shares: AttentionScores, layer: KeptDecode, batch: DecodeBatch) -> None:
     """Measure a layer's decodes."""
     shares.add(_args(layer.query, layer.kv, batch, layer.options, None))
 

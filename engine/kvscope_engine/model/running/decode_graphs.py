@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 
 from kvscope_engine.model.running.attention import DecodeBatch, KeptDecode, add_shares
-from kvscope_engine.model.running.block_shares import BlockShares
+from kvscope_engine.model.running.attention_scores import AttentionScores
 from kvscope_engine.model.running.capture_failures import CaptureFailures, failure_words
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs
@@ -171,7 +171,7 @@ class DecodeGraphs:
         self._graphs[size, self._length].replay()
         return self._logits[:num_rows]
 
-    def measure(self, size: int, inputs: StepInputs, tensors: StepTensors, shares: BlockShares) -> None:
+    def measure(self, size: int, inputs: StepInputs, tensors: StepTensors, shares: AttentionScores) -> None:
         """Of the step that was just replayed, where its attention fell; by the lengths that it has."""
         assert tensors.decode is not None, "decodes were put"
         count, longest = len(inputs.seq_lens), int(inputs.seq_lens.max())

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from kvscope_engine.model.running.block_shares import BlockShares
+from kvscope_engine.model.running.attention_scores import AttentionScores
 from kvscope_engine.model.running.read_back import Landing
 from kvscope_engine.model.sampling.sampler import Sampled
 from kvscope_engine.model.sparse.skips import BlockSkips
@@ -23,7 +23,7 @@ from kvscope_telemetry.messages.commands import TokenLogprobs
 class Measures(NamedTuple):
     """What is measured in a step; None of it: that is not."""
 
-    shares: BlockShares | None = None
+    shares: AttentionScores | None = None
     skips: BlockSkips | None = None
 
 

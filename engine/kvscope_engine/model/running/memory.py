@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from kvscope_engine.model.host_weights.streaming import streamed_weights
+from kvscope_engine.model.cpu_offload.streaming import streamed_weights
 from kvscope_engine.model.loading.device import free_bytes
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
 from kvscope_engine.model.memory.memory_plan import MemoryPlan

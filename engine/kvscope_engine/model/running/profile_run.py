@@ -43,7 +43,7 @@ class NoAttention(AttentionContext):
     ) -> torch.Tensor:
         return query.new_zeros(*query.shape[:2], value.shape[-1])
 
-    def attend_joined(
+    def attend_fused(
         self,
         layer: int,
         heads: torch.Tensor,

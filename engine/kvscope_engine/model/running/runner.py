@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
-from kvscope_engine.model.joined.fuse import weights_bytes
+from kvscope_engine.model.fused.fuse import weights_bytes
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.memory.step_memory import StepLimits, logits_width, step_buffer_bytes
+from kvscope_engine.model.roofline.launches import Kind, Launches
 from kvscope_engine.model.running.attention import KeptDecode, PagedContext
-from kvscope_engine.model.running.block_shares import BlockShares, MeasuredSteps
+from kvscope_engine.model.running.attention_scores import AttentionScores, MeasuredSteps
 from kvscope_engine.model.running.capture_failures import CaptureFailures
 from kvscope_engine.model.running.decode_graphs import DecodeGraphs
 from kvscope_engine.model.running.forward import Forward
@@ -37,7 +38,6 @@ from kvscope_engine.model.running.warm_up import warm_up
 from kvscope_engine.model.sampling.sampler import Sampler
 from kvscope_engine.model.sparse.page_choice import PageChoice
 from kvscope_engine.model.sparse.skips import SKIP_STEPS, BlockSkips
-from kvscope_engine.model.work.launches import Kind, Launches
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_kernels import Ops, ops_for
 from kvscope_telemetry.messages.sampling_params import MAX_LOGPROBS
@@ -260,7 +260,7 @@ class ModelRunner:
     def _measures(self, is_due: bool) -> Measures:
         if not is_due:
             return NOTHING
-        shares = BlockShares(self._ops) if self._measures_shares else None
+        shares = AttentionScores(self._ops) if self._measures_shares else None
         return Measures(shares, BlockSkips() if self.choice is not None else None)
 
     def _context(self, tensors: StepTensors, measures: Measures = NOTHING) -> PagedContext:

@@ -1,5 +1,5 @@
 """Which blocks a decode attends to: those on which most of its attention falls, as far as bounds of their keys tell
-(Quest, arXiv 2406.10774, with another ranking: see `kvscope_kernels.relevance.block_scores`).
+(Quest, arXiv 2406.10774, with another ranking: see `kvscope_kernels.attention_scores.block_scores`).
 
 Owns how many are taken and the compact tables of those that are. Every KV head of every request chooses for itself;
 for decode attention each is a request of one KV head, over the same bytes seen as blocks of one head. All shapes

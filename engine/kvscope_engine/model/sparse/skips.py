@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvscope_engine.model.running import block_shares
+from kvscope_engine.model.running import attention_scores
 from kvscope_engine.model.sparse.page_choice import Chosen
 
 SKIP_STEPS: Final = 32
@@ -44,4 +44,4 @@ class BlockSkips:
         """
         if self._taken is None:
             return None
-        return 1 - block_shares.on_host(self._taken[:, :-1]) / np.float32(self._num_choices)
+        return 1 - attention_scores.on_host(self._taken[:, :-1]) / np.float32(self._num_choices)

@@ -39,7 +39,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
 
     try:
         source = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # a foreign file: transformers raises nearly anything
+    except Exception as error:  # a external file: transformers raises nearly anything
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"the tokenizer in {str(folder)!r} cannot be read: {line:.200}") from error
     return from_transformers(source)

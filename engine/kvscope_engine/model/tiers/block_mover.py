@@ -43,7 +43,7 @@ class BlockMover:
 
     @property
     def num_sinkable(self) -> int:
-        """How many places `sink` takes now without waiting for the drive."""
+        """How many places `offload` takes now without waiting for the drive."""
         return self._disk.num_sinkable if self._disk is not None else 0
 
     @property
@@ -70,13 +70,15 @@ class BlockMover:
         self._check_open()
         self._copies.load(places, blocks)
 
-    def sink(self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
+    def offload(
+        self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Prefix | None]
+    ) -> list[bool]:
         """Places in host memory to places on disk; which of them are there now."""
         self._check_open()
         if self._disk is None:
             return [False] * len(places)
         self._copies.settle(places)
-        return self._disk.sink([self._rows[place] for place in places], disk_places, prefixes)
+        return self._disk.offload([self._rows[place] for place in places], disk_places, prefixes)
 
     def rise(self, disk_places: Sequence[int], places: Sequence[int]) -> list[bool]:
         """Places on disk to places in host memory; which came back whole. The others are lost."""
@@ -92,7 +94,7 @@ class BlockMover:
         self._copies.flush()
 
     def drain(self) -> bool:
-        """Wait until all that was sunk is on the drive; whether it is. For measurements: nothing needs it."""
+        """Wait until all that was offloaded is on the drive; whether it is. For measurements: nothing needs it."""
         self._check_open()
         return self._disk is None or self._disk.drain()
 
@@ -116,8 +118,8 @@ class BlockMover:
             saved_seconds=saving.seconds,
             loaded_bytes=loading.num_blocks * size,
             loaded_seconds=loading.seconds,
-            sunk_bytes=disk.num_written * size if disk is not None else 0,
-            sunk_seconds=disk.write_seconds if disk is not None else 0.0,
+            offloaded_bytes=disk.num_written * size if disk is not None else 0,
+            offload_seconds=disk.write_seconds if disk is not None else 0.0,
             risen_bytes=disk.num_read * size if disk is not None else 0,
             risen_seconds=disk.read_seconds if disk is not None else 0.0,
             num_lost=disk.num_lost if disk is not None else 0,

@@ -11,8 +11,8 @@ from typing import Final
 import torch
 
 from kvscope_engine.model.running.kv_storage import MIB, KVStorage
+from kvscope_engine.model.tiers.block_layout import BlockLayout, layout_text
 from kvscope_engine.model.tiers.block_mover import BlockMover
-from kvscope_engine.model.tiers.block_words import BlockWords, layout_text
 from kvscope_engine.model.tiers.copies import Copies, PlainCopies
 from kvscope_engine.model.tiers.disk_open import open_disk_file
 from kvscope_engine.model.tiers.disk_records import record_bytes
@@ -42,7 +42,7 @@ def make_tier_mover(config: EngineConfig, storage: KVStorage, fingerprint: str) 
     """
     if not config.host_kv_memory_bytes:
         return None
-    words = BlockWords(storage)
+    words = BlockLayout(storage)
     is_cuda = words.device.type == "cuda"
     with ExitStack() as undo:
         num_places = _places("--kv-host-memory", config.host_kv_memory_bytes, words.block_bytes)
@@ -57,7 +57,7 @@ def make_tier_mover(config: EngineConfig, storage: KVStorage, fingerprint: str) 
     return BlockMover(copies, slab, disk, kept.salt if kept is not None else None, note)
 
 
-def _staged(words: BlockWords, slab: HostSlab) -> StagedCopies:
+def _staged(words: BlockLayout, slab: HostSlab) -> StagedCopies:
     staging_blocks = max(1, min(STAGING_BYTES // words.block_bytes, slab.rows.shape[0]))
     try:
         return StagedCopies(words, slab.rows, CudaStreams(words.device), staging_blocks)
@@ -69,7 +69,7 @@ def _staged(words: BlockWords, slab: HostSlab) -> StagedCopies:
         ) from error
 
 
-def _practise(copies: Copies, words: BlockWords, num_places: int) -> None:
+def _practise(copies: Copies, words: BlockLayout, num_places: int) -> None:
     """Copy some blocks there and back unchanged, twice: what the first time costs more, it costs once."""
     count = max(1, min(PRACTICE_BYTES // words.block_bytes, words.num_blocks, num_places))
     ids = range(count)

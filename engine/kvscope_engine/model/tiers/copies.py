@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from kvscope_engine.model.tiers.block_words import BlockWords
+from kvscope_engine.model.tiers.block_layout import BlockLayout
 from kvscope_engine.model.tiers.copy_speed import CopySpeed
 
 
@@ -45,7 +45,7 @@ class Copies(Protocol):
 class PlainCopies:
     """Done when the call returns."""
 
-    def __init__(self, words: BlockWords, rows: torch.Tensor) -> None:
+    def __init__(self, words: BlockLayout, rows: torch.Tensor) -> None:
         places = words.places(rows)
         self._parts = [(part.blocks.numpy(), places[:, part.columns].numpy()) for part in words.parts]
         self.saving = CopySpeed()

@@ -71,7 +71,7 @@ class DiskTier:
 
     @property
     def num_sinkable(self) -> int:
-        """How many places `sink` takes now without waiting."""
+        """How many places `offload` takes now without waiting."""
         return self._writer.num_free
 
     @property
@@ -84,11 +84,11 @@ class DiskTier:
         """Of the writer's thread."""
         return self._writer.seconds
 
-    def sink(self, rows: Sequence[Bytes], places: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
+    def offload(self, rows: Sequence[Bytes], places: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
         """`rows[i]` to `places[i]`; which are there now. Waits for the drive only while the queue is full."""
         if self._kept is not None:
             for place, prefix in zip(places, prefixes, strict=True):
-                self._kept.sunk(place, prefix)
+                self._kept.offloaded(place, prefix)
         return self._writer.put(places, rows)
 
     def rise(self, places: Sequence[int], rows: Sequence[Bytes]) -> list[bool]:
@@ -121,7 +121,7 @@ class DiskTier:
         return note
 
     def drain(self) -> bool:
-        """Wait until all that was sunk is written; whether it was."""
+        """Wait until all that was offloaded is written; whether it was."""
         return self._writer.drain()
 
     def _read(self, asked: list[tuple[int, int]], rows: Sequence[Bytes]) -> list[int]:

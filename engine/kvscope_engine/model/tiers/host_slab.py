@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from kvscope_engine.model.running.kv_storage import MIB
-from kvscope_engine.model.tiers.host_room import free_host_bytes
+from kvscope_engine.model.tiers.host_headroom import free_host_bytes
 from kvscope_telemetry.errors import BadInput
 
 

@@ -14,7 +14,7 @@ from kvscope_telemetry.errors import BadInput
 
 
 class KeptFile:
-    """The prefixes of a file's places, from the last run's and by what is sunk. What it says is checked elsewhere.
+    """The prefixes of a file's places, from the last run's and by what is offloaded. What it says is checked elsewhere.
 
     Raises BadInput when no index can be written beside the file.
     """
@@ -33,7 +33,7 @@ class KeptFile:
         except OSError as error:
             raise BadInput(f"cannot write {str(self._index_path)!r}: {error.strerror}") from error
 
-    def sunk(self, place: int, prefix: Prefix | None) -> None:
+    def offloaded(self, place: int, prefix: Prefix | None) -> None:
         """`place` is to hold this now."""
         self._prefixes.pop(place, None)
         if prefix is not None:

@@ -15,9 +15,9 @@ from itertools import pairwise
 
 import torch
 
-from kvscope_engine.model.tiers.block_words import BlockWords
+from kvscope_engine.model.tiers.block_layout import BlockLayout
 from kvscope_engine.model.tiers.copy_speed import CopySpeed
-from kvscope_engine.model.tiers.streams import Mark, Streams
+from kvscope_engine.model.tiers.streams import StreamMark, Streams
 
 NUM_STAGINGS = 2
 
@@ -26,7 +26,7 @@ NUM_STAGINGS = 2
 class _Staging:
     rows: torch.Tensor
     """Words (blocks of a chunk, words of a place) on the device."""
-    last_use: Mark | None = None
+    last_use: StreamMark | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class _Timed:
 
     speed: CopySpeed
     num_blocks: int
-    started: Mark
-    ended: Mark
+    started: StreamMark
+    ended: StreamMark
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class _Chunk:
 class StagedCopies:
     """Blocks of a device's pool to and from `rows` of host memory, at most `staging_blocks` in one copy."""
 
-    def __init__(self, words: BlockWords, rows: torch.Tensor, streams: Streams, staging_blocks: int) -> None:
+    def __init__(self, words: BlockLayout, rows: torch.Tensor, streams: Streams, staging_blocks: int) -> None:
         self._parts = words.parts
         self._device = words.device
         self._host = words.places(rows)

@@ -13,9 +13,9 @@ class TierStats:
     saved_seconds: float
     loaded_bytes: int
     loaded_seconds: float
-    sunk_bytes: int = 0
+    offloaded_bytes: int = 0
     """That reached the file; seconds of the thread that writes."""
-    sunk_seconds: float = 0.0
+    offload_seconds: float = 0.0
     risen_bytes: int = 0
     risen_seconds: float = 0.0
     num_lost: int = 0

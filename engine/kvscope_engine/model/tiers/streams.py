@@ -10,13 +10,13 @@ import torch
 Lane: TypeAlias = Literal["compute", "copy"]
 
 
-class Mark(Protocol):
+class StreamMark(Protocol):
     """A point of a lane."""
 
     def is_past(self) -> bool:
         """Whether the lane has come by here."""
 
-    def seconds_since(self, earlier: Mark) -> float:
+    def seconds_since(self, earlier: StreamMark) -> float:
         """Device time between two points that are past."""
 
 
@@ -26,10 +26,10 @@ class Streams(Protocol):
     def run(self, lane: Lane, work: Callable[[], None]) -> None:
         """`work` starts kernels and copies, which run on `lane` after all before."""
 
-    def mark(self, lane: Lane) -> Mark:
+    def mark(self, lane: Lane) -> StreamMark:
         """A point behind everything that `lane` was given."""
 
-    def wait(self, lane: Lane, mark: Mark) -> None:
+    def wait(self, lane: Lane, mark: StreamMark) -> None:
         """What `lane` is given from now on runs after `mark` is past."""
 
     def finish(self, lane: Lane) -> None:
@@ -46,7 +46,7 @@ class CudaMark:
         """Whether the stream has come by here."""
         return bool(self.event.query())  # type: ignore[no-untyped-call]
 
-    def seconds_since(self, earlier: Mark) -> float:
+    def seconds_since(self, earlier: StreamMark) -> float:
         """Device time between two points that are past."""
         assert isinstance(earlier, CudaMark), "marks of one kind are compared"
         return float(earlier.event.elapsed_time(self.event)) / 1e3
@@ -64,13 +64,13 @@ class CudaStreams:
         with torch.cuda.stream(self._stream(lane)):
             work()
 
-    def mark(self, lane: Lane) -> Mark:
+    def mark(self, lane: Lane) -> StreamMark:
         """A point behind everything that `lane` was given."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self._stream(lane))
         return CudaMark(event)
 
-    def wait(self, lane: Lane, mark: Mark) -> None:
+    def wait(self, lane: Lane, mark: StreamMark) -> None:
         """What `lane` is given from now on runs after `mark` is past."""
         assert isinstance(mark, CudaMark), "a CUDA stream waits for a CUDA event"
         self._stream(lane).wait_event(mark.event)

@@ -30,10 +30,10 @@ MAX_PREFIX_HITS: Final = np.iinfo(np.uint16).max
 Ids = npt.NDArray[np.int64]
 
 
-class Sinks(Protocol):
+class LowerTier(Protocol):
     """Takes what is evicted."""
 
-    def sink(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
+    def offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
         """`blocks`, which hold `prefixes`, are about to be given away. Returns which prefixes can still be found."""
 
 
@@ -67,7 +67,7 @@ class BlockPool:
         self.index = PrefixIndex(block_size, salt) if prefix_caching else None
         self.history = PrefixHistory() if prefix_caching else None
         self.moves = MoveLog()
-        self.sinks: Sinks | None = None
+        self.lower_tier: LowerTier | None = None
         """Who is told of evicted blocks before they are given away; without one they are forgotten."""
         self.cache_log: CacheLog | None = None
         """Who is told of what enters and leaves the prefix cache; None where nobody wants to know."""
@@ -330,15 +330,15 @@ class BlockPool:
         prefixes = [self.index.remove(block) for block in blocks]
         if self.cache_log is not None:
             self.cache_log.removed(prefixes)
-        self.forget(prefixes if self.sinks is None else self._sink(blocks, prefixes))
+        self.forget(prefixes if self.lower_tier is None else self._offload(blocks, prefixes))
         self._unhash(np.array(blocks, np.int64))
         self.evicted_blocks += len(blocks)
         self.moves.evicted(blocks)
 
-    def _sink(self, blocks: list[int], prefixes: list[Prefix]) -> list[Prefix]:
+    def _offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[Prefix]:
         """Hand evicted blocks down; returns the prefixes that are lost."""
-        assert self.sinks is not None, "nobody takes what is evicted"
-        kept = self.sinks.sink(blocks, prefixes)
+        assert self.lower_tier is not None, "nobody takes what is evicted"
+        kept = self.lower_tier.offload(blocks, prefixes)
         return [prefix for prefix, is_kept in zip(prefixes, kept, strict=True) if not is_kept]
 
 

@@ -120,10 +120,10 @@ def _gave_up(victim: Request, given_up: GivenUp, why: EventData, now_ns: int, ne
     )
 
 
-def evicted_by(count: int, num_sunk: int, by: str, now_ns: int) -> Event:
-    """`by` had cached blocks dropped; `num_sunk` went to a lower tier."""
-    sunk = f"; {num_sunk} went to host memory" if num_sunk else ""
-    cause = f"{by} evicted {count} cached block{'' if count == 1 else 's'}{sunk}"
+def evicted_by(count: int, num_offloaded: int, by: str, now_ns: int) -> Event:
+    """`by` had cached blocks dropped; `num_offloaded` went to a lower tier."""
+    offloaded = f"; {num_offloaded} went to host memory" if num_offloaded else ""
+    cause = f"{by} evicted {count} cached block{'' if count == 1 else 's'}{offloaded}"
     return Event(kind="evicted", time_ns=now_ns, num_blocks=count, cause=cause)
 
 
@@ -171,9 +171,9 @@ def refused(number: int, now_ns: int, cause: str) -> Event:
     return Event(kind="refused", time_ns=now_ns, number=number, cause=cause)
 
 
-def evicted(count: int, num_sunk: int, needy: int, now_ns: int) -> Event:
-    """Cached blocks were given away in a step, the first to request `needy`; `num_sunk` went to a lower tier."""
-    data = EventData(kind="evicted", num_sunk=num_sunk)
+def evicted(count: int, num_offloaded: int, needy: int, now_ns: int) -> Event:
+    """Cached blocks were given away in a step, the first to request `needy`; `num_offloaded` went to a lower tier."""
+    data = EventData(kind="evicted", num_offloaded=num_offloaded)
     return _in_words(Event(kind="evicted", time_ns=now_ns, other=needy, num_blocks=count, data=data))
 
 

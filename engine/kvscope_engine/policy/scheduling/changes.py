@@ -18,7 +18,7 @@ MAX_EVENTS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class RequestChanges:
     """Everything since the last `take`. Requests that merely ran are in the plan, not here."""
 
     added: tuple[Request, ...] = ()
@@ -70,10 +70,10 @@ class ChangeLog:
         self._events.clear()
         return events
 
-    def take(self) -> Changes:
+    def take(self) -> RequestChanges:
         """Everything since the last take."""
         touched, moves = tuple(self._touched.values()), self._moves.take()
-        changes = Changes(tuple(self._added), touched, self._tables, self.take_events(), moves)
+        changes = RequestChanges(tuple(self._added), touched, self._tables, self.take_events(), moves)
         self._added.clear()
         self._touched.clear()
         self._tables = {}

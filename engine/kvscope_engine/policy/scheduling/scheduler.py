@@ -56,7 +56,7 @@ from kvscope_engine.policy.scheduling import causes
 from kvscope_engine.policy.scheduling.admission import Admission
 from kvscope_engine.policy.scheduling.ahead import Ahead
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
-from kvscope_engine.policy.scheduling.changes import ChangeLog, Changes
+from kvscope_engine.policy.scheduling.changes import ChangeLog, RequestChanges
 from kvscope_engine.policy.scheduling.drafting import Drafting
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.scheduling.preemption import GivenUp, Preemption, victim_order
@@ -69,7 +69,7 @@ from kvscope_engine.policy.totals import Totals
 from kvscope_engine.policy.waiting_queue import WaitingQueue
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import FinishReason
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.running_time import RunningTime
 
@@ -227,7 +227,7 @@ class Scheduler:
 
     def _schedule(self, ahead: Ahead, now_ns: int) -> StepPlan:
         draft = PlanBuilder(self.max_num_batched_tokens, now_ns)
-        evicted_before, sunk_before = self._pool.evicted_blocks, self.totals.sunk_blocks
+        evicted_before, offloaded_before = self._pool.evicted_blocks, self.totals.offloaded_blocks
         self._continue_prefills(self._continue_decodes(draft, ahead), draft, ahead)
         if not draft.has_preempted:
             self._admit(draft, self._way() if draft.budget and not ahead else [])
@@ -236,8 +236,8 @@ class Scheduler:
             self._drafting.add(draft, self._pool.step, self.max_num_seqs)
         if draft.evicted_for:
             count = self._pool.evicted_blocks - evicted_before
-            num_sunk = self.totals.sunk_blocks - sunk_before
-            self._changes.event(causes.evicted(count, num_sunk, draft.evicted_for, now_ns))
+            num_offloaded = self.totals.offloaded_blocks - offloaded_before
+            self._changes.event(causes.evicted(count, num_offloaded, draft.evicted_for, now_ns))
         self.totals.copied_blocks += draft.num_copied
         if self._tiers is not None:
             self._flush(self._tiers, now_ns)
@@ -306,13 +306,13 @@ class Scheduler:
 
     def evict(self, blocks: list[int], by: str, now_ns: int) -> int:
         """Evictable `blocks` (each once) lose their prefix, for `by`; how many went to host memory."""
-        sunk_before = self.totals.sunk_blocks
+        offloaded_before = self.totals.offloaded_blocks
         self._pool.evict(blocks)
-        num_sunk = self.totals.sunk_blocks - sunk_before
-        self._changes.event(causes.evicted_by(len(blocks), num_sunk, by, now_ns))
+        num_offloaded = self.totals.offloaded_blocks - offloaded_before
+        self._changes.event(causes.evicted_by(len(blocks), num_offloaded, by, now_ns))
         if self._tiers is not None:
             self._flush(self._tiers, now_ns)
-        return num_sunk
+        return num_offloaded
 
     def pin(self, blocks: list[int]) -> None:
         """These hashed blocks are not evicted. Raises BadInput, and does nothing, when a request could not run then."""
@@ -329,7 +329,7 @@ class Scheduler:
         if self._tiers is not None:
             self._tiers.put_away(may_go_on)
 
-    def take_changes(self) -> Changes:
+    def take_changes(self) -> RequestChanges:
         """What happened since the last call, events among it."""
         return self._changes.take()
 

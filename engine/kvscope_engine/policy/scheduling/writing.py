@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.scheduling.request_prefixes import seal_blocks
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 
 
 def write_down(plan: StepPlan, pool: BlockPool, step: int) -> int:

@@ -50,7 +50,7 @@ class LowerTiers:
         self._waits_for_disk = False
         has_disk = pool.num_disk > 0
         self._num_bounce = num_bounce(pool.num_host) if has_disk else 0
-        pool.sinks = self
+        pool.lower_tier = self
         self._adopt(mover.kept())
 
     def find(self, digest: bytes) -> int | None:
@@ -62,7 +62,7 @@ class LowerTiers:
         """Whether `row` is one of the disk's."""
         return row in self.disk
 
-    def sink(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
+    def offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
         """Evicted blocks go to host memory, unless they are there already. Returns which can still be found."""
         missing = [i for i, prefix in enumerate(prefixes) if not self._is_known(prefix)]
         at_once = max(1, self.host.count - self._num_bounce)
@@ -192,7 +192,7 @@ class LowerTiers:
         self.host.fill(rows, [self._pool.block_size] * len(rows), prefixes)
         self.host.release(rows)
         self._pool.moves.saved(rows)
-        self._totals.sunk_blocks += len(rows)
+        self._totals.offloaded_blocks += len(rows)
 
     def _make_room(self, count: int, *, demote: bool = False) -> int:
         """Try to have `count` free places in host memory beside those on the way up; how many of them there are."""
@@ -248,7 +248,7 @@ class LowerTiers:
         owners = [int(owner) for owner in self._pool.ledger.owner[rows]]
         targets = self.disk.take(len(rows), owners)
         prefixes = [self.host.prefix(row) for row in rows]
-        good = self._mover.sink(self.host.places(rows), self.disk.places(targets), prefixes)
+        good = self._mover.offload(self.host.places(rows), self.disk.places(targets), prefixes)
         filled = [self.filled(row) for row in rows]
         self.disk.fill(targets, filled, [p if ok else None for p, ok in zip(prefixes, good, strict=True)])
         self.disk.release([target for target, ok in zip(targets, good, strict=True) if not ok])

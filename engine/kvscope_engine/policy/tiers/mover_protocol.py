@@ -30,7 +30,7 @@ class TierMover(Protocol):
 
     @property
     def num_sinkable(self) -> int:
-        """How many places `sink` takes now without waiting for the drive."""
+        """How many places `offload` takes now without waiting for the drive."""
 
     def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
         """Blocks of the pool to places in host memory."""
@@ -38,7 +38,9 @@ class TierMover(Protocol):
     def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
         """Places in host memory to blocks of the pool."""
 
-    def sink(self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
+    def offload(
+        self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Prefix | None]
+    ) -> list[bool]:
         """Places in host memory to places on disk; which of them are there now.
 
         `prefixes` are what a kept file can be used by at the next start; None for what is a single request's.

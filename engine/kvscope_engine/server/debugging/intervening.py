@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from kvscope_engine.server.command_desk import CommandDesk, Told
+from kvscope_engine.server.command_receiver import CommandReceiver, HeartbeatFacts
 from kvscope_engine.server.served_engine import ServedEngine
 from kvscope_telemetry.messages.commands import (
     Control,
@@ -32,13 +32,13 @@ class Intervening:
     def __init__(
         self,
         engine: ServedEngine,
-        desk: CommandDesk,
+        receiver: CommandReceiver,
         reply: Callable[[bytes, Reply], None],
         name_of: Callable[[bytes], str],
     ) -> None:
         self.steps = SingleSteps(reply)
         self._engine = engine
-        self._desk = desk
+        self._receiver = receiver
         self._name_of = name_of
         self._pins = PinBook()
         self._tell()
@@ -56,7 +56,7 @@ class Intervening:
 
     def step(self, client: bytes, command: Control) -> Reply | None:
         """Run steps though somebody holds them; None: it is answered when they ran."""
-        if not self._desk.paused:
+        if not self._receiver.paused:
             return refuse(command, "the engine is not paused")
         if not self._engine.num_unfinished:
             return refuse(command, "no unfinished request: there is no step to run")
@@ -78,7 +78,7 @@ class Intervening:
 
     def look_at_holders(self) -> None:
         """Who holds the engine may have let it go."""
-        if not self._desk.paused and self.steps.any:
+        if not self._receiver.paused and self.steps.any:
             self.steps.end(self._engine.step_count, "engine resumed")
 
     def reset(self) -> None:
@@ -126,7 +126,7 @@ class Intervening:
     def _tell(self) -> None:
         pinned = self._engine.interventions.pinned
         packed = struct.pack(f"<{len(pinned)}I", *pinned)
-        self._desk.told = Told(packed, self._pins.names, *self._engine.interventions.limits)
+        self._receiver.told = HeartbeatFacts(packed, self._pins.names, *self._engine.interventions.limits)
 
 
 def _blocks(count: int) -> str:

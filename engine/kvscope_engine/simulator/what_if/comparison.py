@@ -11,7 +11,7 @@ from kvscope_engine.simulator.what_if.candidates import VIRTUAL, Candidate, cand
 from kvscope_engine.simulator.what_if.shadow import Shadow
 from kvscope_engine.simulator.what_if.slot_map import Spans, map_cells, slots_per_cell
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.what_if import MAX_SLOTS, Answer, MapKind, Memory, PolicyUse, Running
+from kvscope_telemetry.messages.what_if import MAX_SLOTS, MapKind, Memory, PolicyUse, Running, WhatIfAnswer
 
 
 class Comparison:
@@ -29,11 +29,11 @@ class Comparison:
         """Those of policies that can run in this memory."""
         return [shadow for _, shadow in self._shadows if isinstance(shadow, Shadow)]
 
-    def follow(self, now: Sequence[Running]) -> Answer:
+    def follow(self, now: Sequence[Running]) -> WhatIfAnswer:
         """What each policy makes of `now`: requests in order of number, each once."""
         for shadow in self.shadows:
             shadow.follow(now)
-        return Answer(
+        return WhatIfAnswer(
             policies=[self._told(candidate, shadow) for candidate, shadow in self._shadows],
             slot_bytes=self._slot_bytes,
             slots_per_cell=slots_per_cell(self._memory.num_slots),

@@ -10,17 +10,17 @@ import msgspec
 
 from kvscope_engine.simulator.what_if.comparison import Comparison
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.what_if import MAX_LINE_BYTES, Answer, Complaint, Line, Running
+from kvscope_telemetry.messages.what_if import MAX_LINE_BYTES, Complaint, Running, WhatIfAnswer, WhatIfLine
 
 
 class Conversation:
     """What was set up, and the answers."""
 
     def __init__(self) -> None:
-        self._decoder = msgspec.json.Decoder(Line)
+        self._decoder = msgspec.json.Decoder(WhatIfLine)
         self._comparison: Comparison | None = None
 
-    def reply(self, line: bytes) -> Answer | None:
+    def reply(self, line: bytes) -> WhatIfAnswer | None:
         """The answer, None to a setup. Raises BadInput for what cannot be read or is out of place."""
         if len(line) > MAX_LINE_BYTES:
             raise BadInput(f"longer than {MAX_LINE_BYTES} bytes")
@@ -32,7 +32,7 @@ class Conversation:
             raise BadInput("`now` came before `setup`")
         return self._comparison.follow(_in_order(asked.now or []))
 
-    def _decode(self, line: bytes) -> Line:
+    def _decode(self, line: bytes) -> WhatIfLine:
         try:
             asked = self._decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -49,7 +49,7 @@ def converse(asked: BinaryIO, told: BinaryIO) -> None:
         if not line.strip():
             continue
         try:
-            answer: Answer | Complaint | None = conversation.reply(line)
+            answer: WhatIfAnswer | Complaint | None = conversation.reply(line)
         except BadInput as refusal:
             answer = Complaint(f"line {number}: {refusal}")
         if answer is not None:

@@ -12,16 +12,16 @@ from typing import Final
 import numpy as np
 
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS
-from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.figures import usage_of
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 _FIRST_OF: Final = {kind.name: f"first {kind.noun}" for kind in EVENT_KINDS if kind.is_first_named}
 PEAK: Final = "peak of KV usage"
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """A moment with a name: of the course itself, or a bookmark."""
+class AlignedMoment:
+    """A moment with a name: of the overview itself, or a bookmark."""
 
     name: str
     time_ns: int
@@ -47,24 +47,28 @@ class Alignment:
         return time_ns - self.offset_ns
 
 
-def moments(course: Course, bookmarks: Iterable[Moment] = ()) -> list[Moment]:
+def moments(overview: SessionOverview, bookmarks: Iterable[AlignedMoment] = ()) -> list[AlignedMoment]:
     """The named moments of a timeline, `bookmarks` last; of those with one name the first."""
-    found = [Moment(name, time_ns) for kind, name in _FIRST_OF.items() if (time_ns := _first(course, kind)) is not None]
-    usage = usage_of(course)
+    found = [
+        AlignedMoment(name, time_ns)
+        for kind, name in _FIRST_OF.items()
+        if (time_ns := _first(overview, kind)) is not None
+    ]
+    usage = usage_of(overview)
     if np.isfinite(usage).any() and np.nanmax(usage) > 0:
-        found.append(Moment(PEAK, int(course.time_ns[int(np.nanargmax(usage))])))
-    known: dict[str, Moment] = {}
+        found.append(AlignedMoment(PEAK, int(overview.time_ns[int(np.nanargmax(usage))])))
+    known: dict[str, AlignedMoment] = {}
     for moment in (*found, *sorted(bookmarks, key=lambda each: each.time_ns)):
         known.setdefault(moment.name, moment)
     return list(known.values())
 
 
-def shared(a: Sequence[Moment], b: Sequence[Moment]) -> list[tuple[Moment, Alignment]]:
+def shared(a: Sequence[AlignedMoment], b: Sequence[AlignedMoment]) -> list[tuple[AlignedMoment, Alignment]]:
     """Moments that both have, as they are in A, and how the two lie side by side then."""
     of_b = {moment.name: moment.time_ns for moment in b}
     return [(each, Alignment.of(each.time_ns, of_b[each.name])) for each in a if each.name in of_b]
 
 
-def _first(course: Course, kind: str) -> int | None:
-    places = course.events.find(kinds=(kind,))
-    return course.events[int(places[0])].time_ns if places.size else None
+def _first(overview: SessionOverview, kind: str) -> int | None:
+    places = overview.events.find(kinds=(kind,))
+    return overview.events[int(places[0])].time_ns if places.size else None

@@ -1,6 +1,6 @@
 """Two runs side by side: the key figures of each, how far they are apart, and what that is beside their own spread.
 
-Made of the courses alone: it costs no replaying. Knows no words but the figures' own, and no files.
+Made of the overviews alone: it costs no replaying. Knows no words but the figures' own, and no files.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from kvscope_telemetry.exports.comparison.spread import (
 from kvscope_telemetry.exports.digest import Digest, digest
 from kvscope_telemetry.exports.span import Exported, Span
 from kvscope_telemetry.summaries import figures
-from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.figures import Figure, rows_in
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 FIGURES: Final = tuple(figure for figure in figures.FIGURES if figure.is_compared)
@@ -48,14 +48,14 @@ _RATIO_UNITS: Final = ("s", "tokens/s", "1/min")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One of the two: a range of a recording, with the recording's course."""
+    """One of the two: a range of a recording, with the recording's overview."""
 
     recording: Exported
-    course: Course
+    overview: SessionOverview
     span: Span
 
 
-class Parts(msgspec.Struct, frozen=True):
+class RunParts(msgspec.Struct, frozen=True):
     """A figure taken in up to `NUM_PARTS` parts of a run of equal length, in its own unit: quantiles of these."""
 
     p5: float
@@ -63,7 +63,7 @@ class Parts(msgspec.Struct, frozen=True):
     p95: float
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     """A figure of both. None: not known."""
 
     key: str
@@ -81,9 +81,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None
     """In 19 of 20 cases b / a is from `low` to `high`, by the test of ratios; by the other b - a. None: no test."""
     high: float | None
-    a_parts: Parts | None
+    a_parts: RunParts | None
     """How the figure was spread over the run."""
-    b_parts: Parts | None
+    b_parts: RunParts | None
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -101,23 +101,23 @@ class Comparison(msgspec.Struct, frozen=True):
     b: Digest
     settings: tuple[Setting, ...]
     """Where the two engines are not alike."""
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
 
 
 def compare(a: Run, b: Run) -> Comparison:
     """The figures of both."""
-    of_a, of_b = (digest(run.recording, run.course, run.span) for run in (a, b))
+    of_a, of_b = (digest(run.recording, run.overview, run.span) for run in (a, b))
     return Comparison(of_a, of_b, _unlike(of_a, of_b), tuple(_row(figure, a, b) for figure in FIGURES))
 
 
-def _row(figure: Figure, a: Run, b: Run) -> Row:
-    value_a, value_b = (figure.of(run.course, run.span) for run in (a, b))
+def _row(figure: Figure, a: Run, b: Run) -> ComparisonRow:
+    value_a, value_b = (figure.of(run.overview, run.span) for run in (a, b))
     of_a, of_b = (_values(figure, run, NUM_WINDOWS, MIN_WINDOW_S) for run in (a, b))
     judged = judge(value_a, value_b, of_a, of_b, is_ratio=figure.unit in _RATIO_UNITS)
     verdict = judged.verdict
     if not figure.has_spread and verdict is not Verdict.EQUAL:
         verdict = Verdict.NONE
-    return Row(
+    return ComparisonRow(
         key=figure.key,
         label=figure.name,
         unit=figure.unit,
@@ -139,17 +139,17 @@ def _values(figure: Figure, run: Run, number: int, least_s: float) -> FloatArray
     """The figure in so many equal parts of the run, NaN where it is not known; none where parts would be too short."""
     if not figure.has_spread or run.span.length_s < number * least_s:
         return np.empty(0)
-    parts = windows(run.course, run.span, number)
-    values = [figure.measure(run.course, rows, span) for rows, span in parts if rows.stop > rows.start]
+    parts = windows(run.overview, run.span, number)
+    values = [figure.measure(run.overview, rows, span) for rows, span in parts if rows.stop > rows.start]
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
-def _parts(figure: Figure, run: Run) -> Parts | None:
+def _parts(figure: Figure, run: Run) -> RunParts | None:
     values = (
         _values(figure, run, min(NUM_PARTS, int(run.span.length_s)), 1.0) if run.span.length_s >= 1 else np.empty(0)
     )
     known = values[np.isfinite(values)]
-    return Parts(*np.quantile(known, (0.05, 0.5, 0.95)).tolist()) if known.size else None
+    return RunParts(*np.quantile(known, (0.05, 0.5, 0.95)).tolist()) if known.size else None
 
 
 def _unlike(a: Digest, b: Digest) -> tuple[Setting, ...]:
@@ -170,20 +170,20 @@ def _word(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def windows(course: Course, span: Span, number: int) -> list[tuple[slice, Span]]:
+def windows(overview: SessionOverview, span: Span, number: int) -> list[tuple[slice, Span]]:
     """Which figures two runs are compared by, and the parts of a run that tell how far each strays.
 
     What they are is `summaries.figures`'.
 
-    `span` in so many parts of equal length, each with whole seconds of the course.
+    `span` in so many parts of equal length, each with whole seconds of the overview.
     """
-    rows = rows_in(course, span)
+    rows = rows_in(overview, span)
     edges = span.from_ns + (span.until_ns - span.from_ns) * np.arange(number + 1) // number
-    cuts = np.searchsorted(course.time_ns[rows], edges[1:-1], "left") + rows.start
+    cuts = np.searchsorted(overview.time_ns[rows], edges[1:-1], "left") + rows.start
     places = [rows.start, *cuts.tolist(), rows.stop]
     found = []
     for first, last in pairwise(places):
-        begin = max(int(course.time_ns[first]), span.from_ns) if first < last else span.from_ns
-        end = min(int(course.time_ns[last - 1]) + SECOND_NS, span.until_ns) if first < last else span.from_ns
+        begin = max(int(overview.time_ns[first]), span.from_ns) if first < last else span.from_ns
+        end = min(int(overview.time_ns[last - 1]) + SECOND_NS, span.until_ns) if first < last else span.from_ns
         found.append((slice(first, last), Span(span.start_ns, begin, end)))
     return found

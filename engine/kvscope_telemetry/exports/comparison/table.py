@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from kvscope_telemetry.exports.comparison.comparison import Comparison, Parts
+from kvscope_telemetry.exports.comparison.comparison import Comparison, RunParts
 from kvscope_telemetry.exports.tables.csv_file import write_csv
 from kvscope_telemetry.exports.tables.table import Column, Table
 
@@ -31,7 +31,7 @@ def comparison_table(comparison: Comparison) -> Table:
     return Table("comparison", (*texts, *numbers, *judged, *parts), {})
 
 
-def _quantile(parts: Parts | None, name: str) -> float:
+def _quantile(parts: RunParts | None, name: str) -> float:
     return np.nan if parts is None else float(getattr(parts, name))
 
 

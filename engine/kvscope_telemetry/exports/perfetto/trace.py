@@ -10,17 +10,17 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
-from kvscope_telemetry.exports.lives import Life, PhaseKind, within
 from kvscope_telemetry.exports.marks import end_of, name_of
 from kvscope_telemetry.exports.perfetto import packets
+from kvscope_telemetry.exports.phase_spans import PhaseKind, RequestHistory, within
 from kvscope_telemetry.exports.span import Exported, Span
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, cause_text, kind_text
-from kvscope_telemetry.messages.model_words import short_name
+from kvscope_telemetry.messages.model_names import short_name
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.running_time import stop_words
 from kvscope_telemetry.summaries.bookmark import Bookmark
-from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.figures import rows_in, usage_of
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _ENGINE, _STEPS, _REQUESTS, _EVENTS, _MARKS, _STOPS = 1, 2, 3, 4, 5, 6
@@ -41,13 +41,13 @@ COUNTERS: Final = (
     ("Preemptions/s", "preemptions", "preemptions"),
     ("Evicted blocks/s", "blocks", "evicted_blocks"),
 )
-"""Name, unit, and the column of the course."""
+"""Name, unit, and the column of the overview."""
 
 
 def write_perfetto(
     recording: Exported,
-    course: Course,
-    lives: Sequence[Life],
+    overview: SessionOverview,
+    histories: Sequence[RequestHistory],
     span: Span,
     file: BinaryIO,
     messages: Iterable[tuple[int, TelemetryMessage]] = (),
@@ -59,11 +59,11 @@ def write_perfetto(
     name = f"{short_name(hello.model.name)} ({hello.device.kind})"
     file.write(packets.process_track(_ENGINE, name, max(hello.pid, 1)))
     parts = (
-        _counters(course, span),
+        _counters(overview, span),
         _marks(marks, span),
-        _events(course, span),
-        _stops(course, span),
-        _requests(lives, span),
+        _events(overview, span),
+        _stops(overview, span),
+        _requests(histories, span),
         _steps(messages, span),
     )
     for part in parts:
@@ -71,13 +71,13 @@ def write_perfetto(
             file.write(packet)
 
 
-def _counters(course: Course, span: Span) -> Iterator[bytes]:
+def _counters(overview: SessionOverview, span: Span) -> Iterator[bytes]:
     """Sums of a second stand at its beginning, levels at its end."""
-    rows = rows_in(course, span)
-    begins = course.time_ns[rows]
+    rows = rows_in(overview, span)
+    begins = overview.time_ns[rows]
     for place, (name, unit, column) in enumerate(COUNTERS):
         uuid = _FIRST_COUNTER + place
-        values = 100 * usage_of(course)[rows] if column == "usage" else course.column(column)[rows]
+        values = 100 * usage_of(overview)[rows] if column == "usage" else overview.column(column)[rows]
         if values.size and np.isnan(values).all():
             continue  # the engine does not tell it
         yield packets.counter_track(uuid, _ENGINE, name, unit, rank=place)
@@ -110,19 +110,19 @@ def _marks(marks: Sequence[Bookmark], span: Span) -> Iterator[bytes]:
             yield packets.slice_end(_FIRST_MARK + lane, end_ns)
 
 
-def _events(course: Course, span: Span) -> Iterator[bytes]:
+def _events(overview: SessionOverview, span: Span) -> Iterator[bytes]:
     """Those of no single request; the others are on the requests' tracks."""
     yield packets.track(_EVENTS, _ENGINE, "Events", rank=len(COUNTERS) + 1)
-    for place in course.events.find(span.from_ns, span.until_ns, kinds=_TRACED).tolist():
-        timed = course.events[place]
+    for place in overview.events.find(span.from_ns, span.until_ns, kinds=_TRACED).tolist():
+        timed = overview.events[place]
         values: packets.Values = {"cause": cause_text(timed.event), "blocks": timed.event.num_blocks}
         yield packets.instant(_EVENTS, timed.time_ns, kind_text(timed.event.kind), "event", values)
 
 
-def _stops(course: Course, span: Span) -> Iterator[bytes]:
+def _stops(overview: SessionOverview, span: Span) -> Iterator[bytes]:
     """A slice for each time that the engine stood still; one that begins inside another begins at its end."""
     last_ns = span.from_ns
-    for place, stop in enumerate(sorted(course.stops.within(span.from_ns, span.until_ns), key=lambda s: s.begin_ns)):
+    for place, stop in enumerate(sorted(overview.stops.within(span.from_ns, span.until_ns), key=lambda s: s.begin_ns)):
         if not place:
             yield packets.track(_STOPS, _ENGINE, "Engine paused", rank=len(COUNTERS) + 2)
         begin_ns, last_ns = max(stop.begin_ns, last_ns), max(stop.end_ns, last_ns)
@@ -131,48 +131,48 @@ def _stops(course: Course, span: Span) -> Iterator[bytes]:
             yield packets.slice_end(_STOPS, last_ns)
 
 
-def _requests(lives: Sequence[Life], span: Span) -> Iterator[bytes]:
-    shown = within(lives, span.from_ns, span.until_ns)
-    uuids = {(life.epoch, life.info.number): _FIRST_REQUEST + place for place, life in enumerate(shown)}
+def _requests(histories: Sequence[RequestHistory], span: Span) -> Iterator[bytes]:
+    shown = within(histories, span.from_ns, span.until_ns)
+    uuids = {(history.epoch, history.info.number): _FIRST_REQUEST + place for place, history in enumerate(shown)}
     if shown:
         yield packets.track(_REQUESTS, _ENGINE, "Requests", rank=len(COUNTERS) + 4)
-    for place, life in enumerate(shown):
-        name = f"#{life.info.number} {life.info.request_id}"
+    for place, history in enumerate(shown):
+        name = f"#{history.info.number} {history.info.request_id}"
         yield packets.track(_FIRST_REQUEST + place, _REQUESTS, name, rank=place)
-    for life in shown:  # before what they point to: a reader follows an arrow from its beginning
-        yield from _preemptors(life, uuids, span)
-    for life in shown:
-        yield from _request(life, uuids, span)
+    for history in shown:  # before what they point to: a reader follows an arrow from its beginning
+        yield from _preemptors(history, uuids, span)
+    for history in shown:
+        yield from _request(history, uuids, span)
 
 
-def _preemptors(life: Life, uuids: Mapping[tuple[int, int], int], span: Span) -> Iterator[bytes]:
-    """On the tracks of those that `life` was preempted for: where the arrows to it begin."""
-    for place, phase in enumerate(life.phases):
-        flow = _flow(life, place, uuids, span)
+def _preemptors(history: RequestHistory, uuids: Mapping[tuple[int, int], int], span: Span) -> Iterator[bytes]:
+    """On the tracks of those that `history` was preempted for: where the arrows to it begin."""
+    for place, phase in enumerate(history.phases):
+        flow = _flow(history, place, uuids, span)
         if flow:
-            values = {"cause": phase.cause, "preempted": f"#{life.info.number}"}
-            uuid = uuids[life.epoch, phase.other]
-            yield packets.instant(uuid, phase.start_ns, f"preempts #{life.info.number}", "request", values, flow)
+            values = {"cause": phase.cause, "preempted": f"#{history.info.number}"}
+            uuid = uuids[history.epoch, phase.other]
+            yield packets.instant(uuid, phase.start_ns, f"preempts #{history.info.number}", "request", values, flow)
 
 
-def _flow(life: Life, place: int, uuids: Mapping[tuple[int, int], int], span: Span) -> int:
+def _flow(history: RequestHistory, place: int, uuids: Mapping[tuple[int, int], int], span: Span) -> int:
     """The number of the arrow to this phase from whom it was preempted for; 0: there is none."""
-    phase = life.phases[place]
+    phase = history.phases[place]
     is_aside = phase.kind in (PhaseKind.PREEMPTED, PhaseKind.SWAPPED)
-    is_told = (life.epoch, phase.other) in uuids and span.from_ns <= phase.start_ns <= span.until_ns
-    return uuids[life.epoch, life.info.number] << 20 | place + 1 if is_aside and phase.other and is_told else 0
+    is_told = (history.epoch, phase.other) in uuids and span.from_ns <= phase.start_ns <= span.until_ns
+    return uuids[history.epoch, history.info.number] << 20 | place + 1 if is_aside and phase.other and is_told else 0
 
 
-def _request(life: Life, uuids: Mapping[tuple[int, int], int], span: Span) -> Iterator[bytes]:
-    info, uuid = life.info, uuids[life.epoch, life.info.number]
+def _request(history: RequestHistory, uuids: Mapping[tuple[int, int], int], span: Span) -> Iterator[bytes]:
+    info, uuid = history.info, uuids[history.epoch, history.info.number]
     facts: packets.Values = {
         "request_id": info.request_id,
         "prompt tokens": info.num_prompt_tokens,
-        "cached tokens": life.num_cached_tokens,
-        "output tokens": life.num_output_tokens,
-        "preemptions": life.num_preemptions,
+        "cached tokens": history.num_cached_tokens,
+        "output tokens": history.num_output_tokens,
+        "preemptions": history.num_preemptions,
     }
-    for place, phase in enumerate(life.phases):
+    for place, phase in enumerate(history.phases):
         end_ns = span.until_ns if phase.end_ns is None else phase.end_ns
         begin_ns, end_ns = max(phase.start_ns, span.from_ns), min(end_ns, span.until_ns)
         if begin_ns > end_ns:
@@ -180,15 +180,15 @@ def _request(life: Life, uuids: Mapping[tuple[int, int], int], span: Span) -> It
         because = {"cause": phase.cause} if phase.cause else {}
         if phase.other:
             because["for request"] = f"#{phase.other}"
-        flow = _flow(life, place, uuids, span)
+        flow = _flow(history, place, uuids, span)
         yield packets.slice_begin(uuid, begin_ns, str(phase.kind), "request", {**because, **facts}, flow)
         yield packets.slice_end(uuid, end_ns)
         if phase.cause and phase.start_ns >= span.from_ns:
             yield packets.instant(uuid, begin_ns, _begun(str(phase.kind)), "request", because)
-    if life.first_token_ns is not None and span.from_ns <= life.first_token_ns <= span.until_ns:
-        yield packets.instant(uuid, life.first_token_ns, "first token", "request", {})
-    if life.end_ns is not None and life.end_ns <= span.until_ns:
-        yield packets.instant(uuid, life.end_ns, life.end, "request", {"cause": life.end_reason})
+    if history.first_token_ns is not None and span.from_ns <= history.first_token_ns <= span.until_ns:
+        yield packets.instant(uuid, history.first_token_ns, "first token", "request", {})
+    if history.end_ns is not None and history.end_ns <= span.until_ns:
+        yield packets.instant(uuid, history.end_ns, history.end, "request", {"cause": history.end_reason})
 
 
 def _steps(messages: Iterable[tuple[int, TelemetryMessage]], span: Span) -> Iterator[bytes]:

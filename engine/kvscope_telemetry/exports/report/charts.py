@@ -31,7 +31,7 @@ _NICE: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """A curve: `values`, shape (n,), NaN where there is none."""
 
     name: str
@@ -41,7 +41,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ChartMark:
     """A moment, and with an `end_s` after it a while, that somebody or an alarm marked."""
 
     at_s: float
@@ -67,7 +67,7 @@ class TimeAxis:
 
     from_s: float
     until_s: float
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[ChartMark, ...] = ()
     bands: tuple[Band, ...] = ()
 
     def x(self, seconds: float) -> float:
@@ -83,7 +83,7 @@ class TimeAxis:
 def chart(
     axis: TimeAxis,
     times_s: FloatArray,
-    lines: Sequence[Line],
+    lines: Sequence[ChartLine],
     *,
     unit: str,
     height: int = 150,
@@ -157,7 +157,7 @@ def number_text(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _path(axis: TimeAxis, times_s: FloatArray, line: Line, y: object, bottom: float) -> str:
+def _path(axis: TimeAxis, times_s: FloatArray, line: ChartLine, y: object, bottom: float) -> str:
     assert callable(y), "a function of the value"
     runs = _runs(*_thinned(axis, times_s, line.values))
     drawn = []

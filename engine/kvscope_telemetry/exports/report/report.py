@@ -18,8 +18,8 @@ import numpy.typing as npt
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.exports.digest import Digest, digest
 from kvscope_telemetry.exports.goals_kept import GoalsKept, goals_kept
-from kvscope_telemetry.exports.lives import Life, within
 from kvscope_telemetry.exports.marks import end_of, name_of
+from kvscope_telemetry.exports.phase_spans import RequestHistory, within
 from kvscope_telemetry.exports.report.charts import (
     ALARM_INK,
     BOTTOM,
@@ -30,8 +30,8 @@ from kvscope_telemetry.exports.report.charts import (
     STOP_INK,
     TOP,
     Band,
-    Line,
-    Mark,
+    ChartLine,
+    ChartMark,
     TimeAxis,
     chart,
     frame,
@@ -48,8 +48,8 @@ from kvscope_telemetry.goals import Goals
 from kvscope_telemetry.latencies import LATENCIES
 from kvscope_telemetry.running_time import stop_words
 from kvscope_telemetry.summaries.bookmark import Bookmark
-from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.figures import FIGURES, Figure, pool_of, rows_in, usage_of
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 HEIGHT: Final = 250
@@ -67,25 +67,25 @@ MAX_BANDS: Final = 1_000
 
 def write_report(
     recording: Exported,
-    course: Course,
-    lives: Sequence[Life],
+    overview: SessionOverview,
+    histories: Sequence[RequestHistory],
     span: Span,
     file: BinaryIO,
     marks: Sequence[Bookmark] = (),
     goals: Goals | None = None,
 ) -> None:
     """Write all of it; `marks` are the bookmarks and alarms of the range. With `goals` also who missed them."""
-    found = digest(recording, course, span)
-    axis = _axis(course, span, marks)
+    found = digest(recording, overview, span)
+    axis = _axis(overview, span, marks)
     title = f"KV cache of {found.model or 'an engine'}"
     body = [
         _head(title, recording, found),
-        section("Summary", figures(_figures(found)), _stopped(course, span)),
+        section("Summary", figures(_figures(found)), _stopped(overview, span)),
         _bookmarks(marks, span),
-        *_curves(course, span, axis),
-        _heatmap(course, span, axis),
-        _goals(goals_kept(lives, course, recording, span, goals, MAX_MISSED)) if goals else "",
-        *_requests(course, lives, span, axis),
+        *_curves(overview, span, axis),
+        _heatmap(overview, span, axis),
+        _goals(goals_kept(histories, overview, recording, span, goals, MAX_MISSED)) if goals else "",
+        *_requests(overview, histories, span, axis),
         f"<footer>Made by kvscope {clean(program_version())}. Times count from the recording's start.</footer>",
     ]
     file.write(page(title, [part for part in body if part]).encode("utf-8", "replace"))
@@ -131,13 +131,13 @@ def _text(figure: Figure, found: Digest) -> str:
     return f"{value:,.0f}{unit}"
 
 
-def _stopped(course: Course, span: Span) -> str:
+def _stopped(overview: SessionOverview, span: Span) -> str:
     """When the engine stood still, and that no latency counts it; empty where it never did."""
-    stopped_ns = course.stops.stopped_ns(span.from_ns, span.until_ns)
+    stopped_ns = overview.stops.stopped_ns(span.from_ns, span.until_ns)
     if not stopped_ns:
         return ""
     whose: dict[str, int] = {}
-    for stop in course.stops.within(span.from_ns, span.until_ns):
+    for stop in overview.stops.within(span.from_ns, span.until_ns):
         whose[stop_words(stop)] = whose.get(stop_words(stop), 0) + stop.end_ns - stop.begin_ns
     parts = ", ".join(f"{words} for {length_ns / 1e9:,.1f} s" for words, length_ns in whose.items())
     left_out = "Excluded from latencies and rates; shown as a band in the charts."
@@ -167,33 +167,39 @@ def _lasted(mark: Bookmark) -> str:
     return _time((end_of(mark) - mark.time_ns) / 1e9) if mark.until_ns > mark.time_ns else ""
 
 
-def _curves(course: Course, span: Span, axis: TimeAxis) -> list[str]:
-    rows = rows_in(course, span)
-    times_s = (course.time_ns[rows] - span.start_ns) / 1e9
+def _curves(overview: SessionOverview, span: Span, axis: TimeAxis) -> list[str]:
+    rows = rows_in(overview, span)
+    times_s = (overview.time_ns[rows] - span.start_ns) / 1e9
     if not len(times_s):
         return [section("Over time", '<p class="soft">There is no second of telemetry in this range.</p>')]
 
     def values(name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        return course.column(name)[rows]
+        return overview.column(name)[rows]
 
-    total = np.maximum(pool_of(course)[rows], 1)
+    total = np.maximum(pool_of(overview)[rows], 1)
     usage = [
-        Line("cached", "cached", 100 * (values("active_blocks") + values("cached_blocks")) / total, is_area=True),
-        Line("held by requests", "active", 100 * usage_of(course)[rows], is_area=True),
+        ChartLine("cached", "cached", 100 * (values("active_blocks") + values("cached_blocks")) / total, is_area=True),
+        ChartLine("held by requests", "active", 100 * usage_of(overview)[rows], is_area=True),
     ]
-    queue = [Line("running", "running", values("num_running")), Line("waiting", "waiting", values("num_waiting"))]
-    tokens = [Line("decode", "decode", values("decode_tokens")), Line("prefill", "prefill", values("prefill_tokens"))]
+    queue = [
+        ChartLine("running", "running", values("num_running")),
+        ChartLine("waiting", "waiting", values("num_waiting")),
+    ]
+    tokens = [
+        ChartLine("decode", "decode", values("decode_tokens")),
+        ChartLine("prefill", "prefill", values("prefill_tokens")),
+    ]
     lost = [
-        Line("preemptions", "preempted", values("preemptions")),
-        Line("evicted blocks", "queued", values("evicted_blocks")),  # its own red is the preemptions' beside it
-        Line("swapped blocks", "swapped", values("swapped_blocks")),
+        ChartLine("preemptions", "preempted", values("preemptions")),
+        ChartLine("evicted blocks", "queued", values("evicted_blocks")),  # its own red is the preemptions' beside it
+        ChartLine("swapped blocks", "swapped", values("swapped_blocks")),
     ]
     slowest_s = max(np.nan_to_num(values(f"{name}_p95_s")).max() for name in ("first_token", "queued", "inter_token"))
     factor, unit_of_waits = (1.0, " s") if slowest_s >= 1 else (1e3, " ms")
     waits = [
-        Line("first token, p95", "first", factor * values("first_token_p95_s")),
-        Line("queue, p95", "queue", factor * values("queued_p95_s")),
-        Line("between tokens, p95", "next", factor * values("inter_token_p95_s")),
+        ChartLine("first token, p95", "first", factor * values("first_token_p95_s")),
+        ChartLine("queue, p95", "queue", factor * values("queued_p95_s")),
+        ChartLine("between tokens, p95", "next", factor * values("inter_token_p95_s")),
     ]
     charts = (
         ("KV usage, % of the pool", usage, "%", 100.0),
@@ -209,14 +215,14 @@ def _curves(course: Course, span: Span, axis: TimeAxis) -> list[str]:
     ]
 
 
-def _heatmap(course: Course, span: Span, axis: TimeAxis) -> str:
-    picture = heatmap(course, axis, span.start_ns) if len(course) else ""
+def _heatmap(overview: SessionOverview, span: Span, axis: TimeAxis) -> str:
+    picture = heatmap(overview, axis, span.start_ns) if len(overview) else ""
     meaning = keys((("active", "held by requests"), ("cached", "cached"), ("free", "free"), *_band_key(axis)))
     return section("Blocks by address over time", meaning, picture) if picture else ""
 
 
-def _requests(course: Course, lives: Sequence[Life], span: Span, axis: TimeAxis) -> list[str]:
-    there = within(lives, span.from_ns, span.until_ns)
+def _requests(overview: SessionOverview, histories: Sequence[RequestHistory], span: Span, axis: TimeAxis) -> list[str]:
+    there = within(histories, span.from_ns, span.until_ns)
     worst = worst_requests(there, span.until_ns, MAX_WORST)
     phases = (
         ("queued", "queued"),
@@ -227,7 +233,7 @@ def _requests(course: Course, lives: Sequence[Life], span: Span, axis: TimeAxis)
         *([(STANDING_INK, "engine paused")] if axis.bands else []),
     )
     header = (("Request", False), ("Lost", True), ("Prompt", True), ("Output", True), ("Why", False))
-    rows, num_events = event_rows(course, span, MAX_EVENTS)
+    rows, num_events = event_rows(overview, span, MAX_EVENTS)
     more = f'<p class="soft">{num_events - len(rows):,} more are not shown.</p>' if num_events > len(rows) else ""
     return [
         section(
@@ -254,9 +260,9 @@ def _goals(kept: GoalsKept) -> str:
     )
 
 
-def _axis(course: Course, span: Span, marks: Sequence[Bookmark]) -> TimeAxis:
+def _axis(overview: SessionOverview, span: Span, marks: Sequence[Bookmark]) -> TimeAxis:
     drawn = tuple(
-        Mark(span.seconds(mark.time_ns), span.seconds(end_of(mark)), clean(name_of(mark)), mark.is_note)
+        ChartMark(span.seconds(mark.time_ns), span.seconds(end_of(mark)), clean(name_of(mark)), mark.is_note)
         for mark in marks[:MAX_MARKS]
     )
     bands = tuple(
@@ -265,12 +271,12 @@ def _axis(course: Course, span: Span, marks: Sequence[Bookmark]) -> TimeAxis:
             span.seconds(stop.end_ns),
             clean(f"{stop_words(stop)}, {(stop.end_ns - stop.begin_ns) / 1e9:,.1f} s"),
         )
-        for stop in course.stops.within(span.from_ns, span.until_ns)[:MAX_BANDS]
+        for stop in overview.stops.within(span.from_ns, span.until_ns)[:MAX_BANDS]
     )
     return TimeAxis(span.from_s, max(span.until_s, span.from_s + 1e-3), drawn, bands)
 
 
-def _keys(lines: Sequence[Line], axis: TimeAxis) -> str:
+def _keys(lines: Sequence[ChartLine], axis: TimeAxis) -> str:
     return keys([*((line.css_class, line.name) for line in lines), *_band_key(axis)])
 
 
@@ -282,20 +288,20 @@ def _time(seconds: float) -> str:
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.1f} ms"
 
 
-def heatmap(course: Course, axis: TimeAxis, start_ns: int) -> str:
+def heatmap(overview: SessionOverview, axis: TimeAxis, start_ns: int) -> str:
     """The pool over time as a picture: time across, address down, colour by what blocks hold.
 
-    SVG with the picture inside; empty where the course has no bins.
+    SVG with the picture inside; empty where the overview has no bins.
     """
     seconds = max(1, round(axis.until_s - axis.from_s))
     num_columns = min(_MAX_COLUMNS, seconds)
     middles = axis.from_s + (np.arange(num_columns) + 0.5) * (axis.until_s - axis.from_s) / num_columns
-    places = np.array([_place(course, start_ns + round(at_s * 1e9)) for at_s in middles.tolist()], np.int64)
-    active, cached = course.bins("active", places), course.bins("cached", places)
+    places = np.array([_place(overview, start_ns + round(at_s * 1e9)) for at_s in middles.tolist()], np.int64)
+    active, cached = overview.bins("active", places), overview.bins("cached", places)
     if not active.size:
         return ""
     active, cached = _fewer(active), _fewer(cached)
-    num_rows = int(course.column("num_rows")[places.max(initial=0)])
+    num_rows = int(overview.column("num_rows")[places.max(initial=0)])
     height = HEIGHT - TOP - BOTTOM
     place = f'x="{LEFT}" y="{TOP}" width="{PLOT_WIDTH}" height="{height}"'
     picture = "".join(
@@ -311,10 +317,10 @@ def heatmap(course: Course, axis: TimeAxis, start_ns: int) -> str:
     return svg(HEIGHT, words, frame(axis, HEIGHT) + picture + labels + mark_lines(axis, HEIGHT))
 
 
-def _place(course: Course, time_ns: int) -> int:
+def _place(overview: SessionOverview, time_ns: int) -> int:
     """Of the second at `time_ns`, -1 in a silence."""
-    place = course.place_at(time_ns)
-    return place if place >= 0 and time_ns - int(course.time_ns[place]) < 2 * SECOND_NS else -1
+    place = overview.place_at(time_ns)
+    return place if place >= 0 and time_ns - int(overview.time_ns[place]) < 2 * SECOND_NS else -1
 
 
 def _fewer(shares: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from kvscope_telemetry.exports.goals_kept import MissedRequest
-from kvscope_telemetry.exports.lives import Life, PhaseKind
+from kvscope_telemetry.exports.phase_spans import PhaseKind, RequestHistory
 from kvscope_telemetry.exports.report.charts import (
     BOTTOM,
     LEFT,
@@ -22,8 +22,8 @@ from kvscope_telemetry.exports.report.page import clean
 from kvscope_telemetry.exports.report.worst import WorstRequest, without
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, STOP_KINDS, cause_text, kind_text
-from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.figures import rows_in
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _CLASSES: Final = {
@@ -47,30 +47,30 @@ def request_lanes(worst: Sequence[WorstRequest], axis: TimeAxis, span: Span) -> 
     parts = [frame(axis, height)]
     for place, each in enumerate(worst):
         y = TOP + _LANE * place
-        parts.append(f'<text class="label end" x="{LEFT - 6}" y="{y + 12}">#{each.life.info.number}</text>')
-        for phase in each.life.phases[:_MAX_PHASES]:
+        parts.append(f'<text class="label end" x="{LEFT - 6}" y="{y + 12}">#{each.history.info.number}</text>')
+        for phase in each.history.phases[:_MAX_PHASES]:
             end_ns = span.until_ns if phase.end_ns is None else phase.end_ns
             if end_ns < span.from_ns or phase.start_ns > span.until_ns:
                 continue
             x, x_end = axis.x(span.seconds(phase.start_ns)), axis.x(span.seconds(end_ns))
-            length_s = each.life.length_ns(phase, span.until_ns) / 1e9
-            words = f"{phase.kind}, {length_s:.2f} s{without(each.life.stopped_ns(phase, span.until_ns))}" + (
+            length_s = each.history.length_ns(phase, span.until_ns) / 1e9
+            words = f"{phase.kind}, {length_s:.2f} s{without(each.history.stopped_ns(phase, span.until_ns))}" + (
                 f": {phase.cause}" if phase.cause else ""
             )
             parts.append(
                 f'<rect class="bar {_CLASSES[phase.kind]}" x="{x:.1f}" y="{y + 2}" width="{max(x_end - x, 0.8):.1f}"'
                 f' height="{_LANE - 5}"><title>{clean(words)}</title></rect>'
             )
-        parts += _standing(each.life, axis, span, y)
+        parts += _standing(each.history, axis, span, y)
     parts.append(mark_lines(axis, height))
     return svg(height, "Phases of these requests over time", "".join(parts))
 
 
-def _standing(life: Life, axis: TimeAxis, span: Span, y: int) -> Iterator[str]:
+def _standing(history: RequestHistory, axis: TimeAxis, span: Span, y: int) -> Iterator[str]:
     """Over its phases, while the engine stood still: nothing was done for it then."""
-    end_s = span.until_s if life.end_ns is None else span.seconds(life.end_ns)
+    end_s = span.until_s if history.end_ns is None else span.seconds(history.end_ns)
     for band in axis.bands:
-        first_s, last_s = max(band.from_s, span.seconds(life.arrival_ns)), min(band.until_s, end_s)
+        first_s, last_s = max(band.from_s, span.seconds(history.arrival_ns)), min(band.until_s, end_s)
         if first_s < last_s:
             x, width = axis.x(first_s), axis.x(last_s) - axis.x(first_s)
             place = f'x="{x:.1f}" y="{y + 2}" width="{width:.1f}" height="{_LANE - 5}"'
@@ -81,14 +81,16 @@ def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
     """Cells of the table of the worst."""
     rows = []
     for each in worst:
-        life, info = each.life, each.life.info
-        cached = f"<br><span class=soft>{life.num_cached_tokens:,} cached</span>" if life.num_cached_tokens else ""
+        history, info = each.history, each.history.info
+        cached = (
+            f"<br><span class=soft>{history.num_cached_tokens:,} cached</span>" if history.num_cached_tokens else ""
+        )
         rows.append(
             [
-                _named(life),
+                _named(history),
                 f"{each.lost_ns / 1e9:,.2f} s",
                 f"{info.num_prompt_tokens:,}{cached}",
-                f"{life.num_output_tokens:,}",
+                f"{history.num_output_tokens:,}",
                 "<br>".join(clean(_short(reason, _MAX_WORDS)) for reason in _few(each.reasons)),
             ]
         )
@@ -99,7 +101,7 @@ def missed_rows(missed: Sequence[MissedRequest]) -> list[list[str]]:
     """Cells of the table of those that missed a goal."""
     return [
         [
-            _named(each.life),
+            _named(each.history),
             "<br>".join(clean(words) for words in each.missed),
             "<br>".join(clean(_short(link, _MAX_WORDS)) for link in _few(each.chain, _MAX_LINKS)),
         ]
@@ -107,19 +109,19 @@ def missed_rows(missed: Sequence[MissedRequest]) -> list[list[str]]:
     ]
 
 
-def _named(life: Life) -> str:
-    info = life.info
+def _named(history: RequestHistory) -> str:
+    info = history.info
     return f"#{info.number}<br><span class=soft>{clean(_short(info.request_id, 40))}</span>"
 
 
-def event_rows(course: Course, span: Span, count: int) -> tuple[list[list[str]], int]:
+def event_rows(overview: SessionOverview, span: Span, count: int) -> tuple[list[list[str]], int]:
     """Cells of the first notable events and gaps, and how many there are. Pauses go before others where there is no
     room for all: they explain them."""
-    places = course.events.find(span.from_ns, span.until_ns, kinds=NOTABLE).tolist()
-    first = [place for place in places if course.events[place].event.kind in STOP_KINDS][: count // 2]
+    places = overview.events.find(span.from_ns, span.until_ns, kinds=NOTABLE).tolist()
+    first = [place for place in places if overview.events[place].event.kind in STOP_KINDS][: count // 2]
     others = [place for place in places if place not in first][: count - len(first)]
-    told = [(int(course.events.time_ns[place]), *_words(course, place)) for place in (*first, *others)]
-    gaps = list(_gaps(course, span))
+    told = [(int(overview.events.time_ns[place]), *_words(overview, place)) for place in (*first, *others)]
+    gaps = list(_gaps(overview, span))
     rows = [
         [f"{max(0.0, span.seconds(time_ns)):,.2f} s", clean(what), clean(_short(why, _MAX_WORDS))]
         for time_ns, what, why in sorted([*told, *gaps])
@@ -127,22 +129,22 @@ def event_rows(course: Course, span: Span, count: int) -> tuple[list[list[str]],
     return rows[:count], len(places) + len(gaps)
 
 
-def _words(course: Course, place: int) -> tuple[str, str]:
-    event = course.events[place].event
+def _words(overview: SessionOverview, place: int) -> tuple[str, str]:
+    event = overview.events[place].event
     return kind_text(event.kind) + (f" #{event.number}" if event.number else ""), cause_text(event)
 
 
-def _gaps(course: Course, span: Span) -> Iterator[tuple[int, str, str]]:
+def _gaps(overview: SessionOverview, span: Span) -> Iterator[tuple[int, str, str]]:
     """Where nothing is known of the engine, and where it began anew."""
-    rows = rows_in(course, span)
-    times, lost = course.time_ns[rows].tolist(), course.column("num_lost_frames")[rows].tolist()
+    rows = rows_in(overview, span)
+    times, lost = overview.time_ns[rows].tolist(), overview.column("num_lost_frames")[rows].tolist()
     for time_ns, num_lost in zip(times, lost, strict=True):
         if num_lost:
             yield time_ns, "gap", f"{num_lost:,.0f} frames were lost in this second"
     for before_ns, after_ns in pairwise(times):
         if after_ns - before_ns > SECOND_NS:
             yield before_ns + SECOND_NS, "gap", f"not recorded for {(after_ns - before_ns) / 1e9 - 1:,.0f} s"
-    for time_ns, (before, after) in zip(times[1:], pairwise(course.epoch[rows].tolist()), strict=True):
+    for time_ns, (before, after) in zip(times[1:], pairwise(overview.epoch[rows].tolist()), strict=True):
         if before != after:
             yield time_ns, "start", "the engine was restarted"
 

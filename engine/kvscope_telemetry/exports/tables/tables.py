@@ -10,16 +10,16 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_telemetry.exports.lives import Life, within
 from kvscope_telemetry.exports.marks import end_of, name_of
+from kvscope_telemetry.exports.phase_spans import RequestHistory, within
 from kvscope_telemetry.exports.span import Exported, Span
 from kvscope_telemetry.exports.tables.about import about
 from kvscope_telemetry.exports.tables.table import Column, Table
 from kvscope_telemetry.messages.event_kinds import cause_text
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.summaries.bookmark import Bookmark
-from kvscope_telemetry.summaries.course import COURSE_COLUMNS, Course
 from kvscope_telemetry.summaries.figures import rows_in, usage_of
+from kvscope_telemetry.summaries.session_overview import OVERVIEW_COLUMNS, SessionOverview
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 KINDS: Final = ("metrics", "requests", "events", "bookmarks", "devices")
@@ -55,75 +55,79 @@ _COUNTED: Final = {
 }
 
 
-def metrics_table(recording: Exported, course: Course, span: Span) -> Table:
+def metrics_table(recording: Exported, overview: SessionOverview, span: Span) -> Table:
     """A row a second; seconds of silence have none."""
-    rows = rows_in(course, span)
-    times = course.time_ns[rows]
+    rows = rows_in(overview, span)
+    times = overview.time_ns[rows]
     columns = [
         Column("time_ns", "time", times, "ns", "when the second began, since 1970"),
         Column("second_s", "float", (times - span.start_ns) / 1e9, "s", "the same from the recording's start"),
-        Column("epoch", "int", course.epoch[rows], "", "start of the engine"),
-        Column("usage", "float", usage_of(course)[rows], "share", "of the pool that requests held, 0 to 1"),
+        Column("epoch", "int", overview.epoch[rows], "", "start of the engine"),
+        Column("usage", "float", usage_of(overview)[rows], "share", "of the pool that requests held, 0 to 1"),
     ]
-    columns += [_metric(name, course, rows) for name in COURSE_COLUMNS if _is_of_any_use(name, course, rows)]
+    columns += [_metric(name, overview, rows) for name in OVERVIEW_COLUMNS if _is_of_any_use(name, overview, rows)]
     columns += [
-        _achieved("achieved_bytes_per_s", "moved_bytes", "bytes/s", course, rows),
-        _achieved("achieved_flops_per_s", "flops", "FLOP/s", course, rows),
+        _achieved("achieved_bytes_per_s", "moved_bytes", "bytes/s", overview, rows),
+        _achieved("achieved_flops_per_s", "flops", "FLOP/s", overview, rows),
     ]
     return Table("metrics", tuple(columns), about(recording, span))
 
 
-def requests_table(recording: Exported, lives: Sequence[Life], span: Span) -> Table:
+def requests_table(recording: Exported, histories: Sequence[RequestHistory], span: Span) -> Table:
     """A row a request that was there in the range, in the order they were announced."""
-    there = within(lives, span.from_ns, span.until_ns)
+    there = within(histories, span.from_ns, span.until_ns)
 
-    def ints(name: str, of: Callable[[Life], int | None], unit: str, description: str) -> Column:
-        return Column(name, "int", [of(life) for life in there], unit, description)
+    def ints(name: str, of: Callable[[RequestHistory], int | None], unit: str, description: str) -> Column:
+        return Column(name, "int", [of(history) for history in there], unit, description)
 
-    def texts(name: str, of: Callable[[Life], str], description: str) -> Column:
-        return Column(name, "text", [of(life) for life in there], "", description)
+    def texts(name: str, of: Callable[[RequestHistory], str], description: str) -> Column:
+        return Column(name, "text", [of(history) for history in there], "", description)
 
     columns = (
-        ints("number", lambda life: life.info.number, "", "counts from 1 within an engine start"),
-        texts("request_id", lambda life: life.info.request_id, "what the client called it"),
-        ints("epoch", lambda life: life.epoch, "", "start of the engine"),
-        ints("index", lambda life: life.info.index, "", "which of the n completions of a prompt"),
-        ints("priority", lambda life: life.info.priority, "", "as asked for"),
-        Column("arrival_time_ns", "time", [life.arrival_ns for life in there], "ns", "since 1970"),
+        ints("number", lambda history: history.info.number, "", "counts from 1 within an engine start"),
+        texts("request_id", lambda history: history.info.request_id, "what the client called it"),
+        ints("epoch", lambda history: history.epoch, "", "start of the engine"),
+        ints("index", lambda history: history.info.index, "", "which of the n completions of a prompt"),
+        ints("priority", lambda history: history.info.priority, "", "as asked for"),
+        Column("arrival_time_ns", "time", [history.arrival_ns for history in there], "ns", "since 1970"),
         Column(
             "arrival_s",
             "float",
-            np.array([span.seconds(life.arrival_ns) for life in there], np.float64),
+            np.array([span.seconds(history.arrival_ns) for history in there], np.float64),
             "s",
             "the same from the recording's start; negative: before it",
         ),
-        ints("num_prompt_tokens", lambda life: life.info.num_prompt_tokens, "tokens", "of the prompt"),
-        ints("num_cached_tokens", lambda life: life.num_cached_tokens, "tokens", "of these, from the prefix cache"),
-        ints("num_output_tokens", lambda life: life.num_output_tokens, "tokens", "generated, in the end or so far"),
-        ints("max_tokens", lambda life: life.info.max_tokens, "tokens", "maximum new tokens"),
-        ints("num_preemptions", lambda life: life.num_preemptions, "preemptions", "number of preemptions"),
-        ints("num_draft_tokens", lambda life: life.num_draft_tokens, "tokens", "draft tokens checked"),
-        ints("num_accepted_tokens", lambda life: life.num_accepted_tokens, "tokens", "draft tokens accepted"),
-        ints("queue_ns", lambda life: life.moments.queue_ns, "ns", "from arrival until it first ran"),
-        ints("first_token_ns", lambda life: life.moments.ttft_ns, "ns", "from arrival to its first token"),
-        ints("preempted_ns", lambda life: life.aside_ns(span.until_ns), "ns", "time preempted, in total"),
-        ints("total_ns", lambda life: life.moments.total_ns, "ns", "from arrival to its end"),
+        ints("num_prompt_tokens", lambda history: history.info.num_prompt_tokens, "tokens", "of the prompt"),
+        ints(
+            "num_cached_tokens", lambda history: history.num_cached_tokens, "tokens", "of these, from the prefix cache"
+        ),
+        ints(
+            "num_output_tokens", lambda history: history.num_output_tokens, "tokens", "generated, in the end or so far"
+        ),
+        ints("max_tokens", lambda history: history.info.max_tokens, "tokens", "maximum new tokens"),
+        ints("num_preemptions", lambda history: history.num_preemptions, "preemptions", "number of preemptions"),
+        ints("num_draft_tokens", lambda history: history.num_draft_tokens, "tokens", "draft tokens checked"),
+        ints("num_accepted_tokens", lambda history: history.num_accepted_tokens, "tokens", "draft tokens accepted"),
+        ints("queue_ns", lambda history: history.moments.queue_ns, "ns", "from arrival until it first ran"),
+        ints("first_token_ns", lambda history: history.moments.ttft_ns, "ns", "from arrival to its first token"),
+        ints("preempted_ns", lambda history: history.aside_ns(span.until_ns), "ns", "time preempted, in total"),
+        ints("total_ns", lambda history: history.moments.total_ns, "ns", "from arrival to its end"),
         ints(
             "stopped_ns",
-            lambda life: life.stopped_in_all_ns(span.until_ns),
+            lambda history: history.stopped_in_all_ns(span.until_ns),
             "ns",
             "paused or suspended; excluded",
         ),
         texts("state", _state, "at the end of the range"),
-        texts("end_reason", lambda life: life.end_reason, "in words, as far as the recording tells"),
+        texts("end_reason", lambda history: history.end_reason, "in words, as far as the recording tells"),
     )
     return Table("requests", columns, about(recording, span))
 
 
-def events_table(recording: Exported, course: Course, span: Span) -> Table:
+def events_table(recording: Exported, overview: SessionOverview, span: Span) -> Table:
     """A row an event."""
-    places = course.events.find(span.from_ns, span.until_ns).tolist()
-    found = [course.events[place] for place in places]
+    places = overview.events.find(span.from_ns, span.until_ns).tolist()
+    found = [overview.events[place] for place in places]
 
     def ints(name: str, of: Callable[[TimedEvent], int], unit: str, description: str) -> Column:
         return Column(name, "int", [of(timed) for timed in found], unit, description)
@@ -160,27 +164,27 @@ def bookmarks_table(recording: Exported, marks: Sequence[Bookmark], span: Span) 
 
 
 def unit_of(name: str) -> str:
-    """Of a column of the course, by its name."""
+    """Of a column of the overview, by its name."""
     if name in _SHARES:
         return "share"
     return _COUNTED.get(name) or next((unit for end, unit in _SUFFIX_UNITS.items() if name.endswith(end)), "")
 
 
-def _is_of_any_use(name: str, course: Course, rows: slice) -> bool:
+def _is_of_any_use(name: str, overview: SessionOverview, rows: slice) -> bool:
     """Columns that only some engines need are left out where all of them is empty; the others say that it is."""
-    return not name.endswith(_OF_SOME_ENGINES) or bool(np.isfinite(course.column(name)[rows]).any())
+    return not name.endswith(_OF_SOME_ENGINES) or bool(np.isfinite(overview.column(name)[rows]).any())
 
 
-def _achieved(name: str, done: str, unit: str, course: Course, rows: slice) -> Column:
+def _achieved(name: str, done: str, unit: str, overview: SessionOverview, rows: slice) -> Column:
     """Of what was `done`, a second of the forward passes."""
-    amounts, forward_ns = course.column(done)[rows], course.column("forward_ns")[rows]
+    amounts, forward_ns = overview.column(done)[rows], overview.column("forward_ns")[rows]
     is_known = (amounts > 0) & (forward_ns > 0)
     values = np.where(is_known, amounts * 1e9 / np.where(is_known, forward_ns, 1.0), np.nan)
     return Column(name, "float", values, unit, f"{done} over forward_ns")
 
 
-def _metric(name: str, course: Course, rows: slice) -> Column:
-    values = course.column(name)[rows]
+def _metric(name: str, overview: SessionOverview, rows: slice) -> Column:
+    values = overview.column(name)[rows]
     if name.endswith("_s") or name in _FLOATS:
         return Column(name, "float", values, unit_of(name))
     if np.isnan(values).any():
@@ -189,7 +193,7 @@ def _metric(name: str, course: Course, rows: slice) -> Column:
     return Column(name, "int", values.astype(np.int64), unit_of(name))
 
 
-def _state(life: Life) -> str:
-    if life.is_ended:
-        return life.end
-    return _STATES.get(life.state, "waiting")
+def _state(history: RequestHistory) -> str:
+    if history.is_ended:
+        return history.end
+    return _STATES.get(history.state, "waiting")

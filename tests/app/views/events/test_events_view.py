@@ -1,4 +1,4 @@
-"""The dock of events: what it shows of a course, what choosing a line does, and what is copied and written."""
+"""The dock of events: what it shows of an overview, what choosing a line does, and what is copied and written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conftest import examples
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from timed_fakes import EPOCH, START_NS, FakeTimedSession, small_course, timed
+from timed_fakes import EPOCH, START_NS, FakeTimedSession, small_overview, timed
 
 from kvscope_app.look.theme import DARK, THEMES
 from kvscope_app.views.events.event_search import EventSearch, matches
@@ -28,7 +28,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 @pytest.fixture
 def timed_session():
-    return FakeTimedSession(small_course())
+    return FakeTimedSession(small_overview())
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def choose(view, row, qtbot, keys=Qt.KeyboardModifier.NoModifier):
 def test_the_newest_is_at_the_top_and_new_ones_come_above(view, timed_session):
     assert kinds_shown(view) == ["finished", "refused", "evicted", "resumed", "preempted", "admitted", "admitted"]
     assert view.count.text() == "7 events"
-    timed_session.course.extend((), [timed(95, "finished", 2)])
-    timed_session.course_changed.emit()
+    timed_session.overview.extend((), [timed(95, "finished", 2)])
+    timed_session.overview_changed.emit()
     assert kinds_shown(view)[:2] == ["finished", "finished"]
     assert view.model.entry_at(0).event.number == 2
 
@@ -83,13 +83,13 @@ def test_it_shows_where_the_window_stands(view, timed_session):
 
 def test_a_jump_brings_its_place_in_sight_and_new_rows_leave_it(view, timed_session):
     timed_session.paused = True
-    timed_session.course.extend((), [timed(100 + at, "admitted", at) for at in range(200)])
+    timed_session.overview.extend((), [timed(100 + at, "admitted", at) for at in range(200)])
     timed_session.cursor_ns = START_NS + 30 * SECOND_NS
     view.refresh()
     row = view.model.num_ahead(timed_session.cursor_ns)
     assert view.table.viewport().rect().contains(view.table.visualRect(view.model.index(row, 3)).center())
     view.table.scrollToTop()
-    timed_session.course.extend((), [timed(400, "admitted", 900)])
+    timed_session.overview.extend((), [timed(400, "admitted", 900)])
     view.refresh()
     assert view.table.verticalScrollBar().value() == 0
 
@@ -153,20 +153,20 @@ def test_export_asks_for_a_file_and_leaves_the_window_alive(view, qtbot):
 
 
 def test_who_reads_further_down_goes_on_reading_the_same_lines(view, timed_session, qtbot):
-    timed_session.course.extend((), [timed(200 + at, "evicted", 0) for at in range(500)])
+    timed_session.overview.extend((), [timed(200 + at, "evicted", 0) for at in range(500)])
     view.refresh()
     view.table.scroll_by(300)
     first = view.model.timed_at(view.table.rowAt(1))
     view.table.selectRow(300)
     chosen = view.model.timed_at(view.table.currentIndex().row())
-    timed_session.course.extend((), [timed(800 + at, "evicted", 0) for at in range(50)])
+    timed_session.overview.extend((), [timed(800 + at, "evicted", 0) for at in range(50)])
     view.refresh()
     assert view.model.timed_at(view.table.rowAt(1)) is first
     assert view.model.timed_at(view.table.currentIndex().row()) is chosen
 
 
 def test_what_is_forgotten_leaves_the_end(view, timed_session):
-    timed_session.course.forget_before(START_NS + 40 * SECOND_NS)
+    timed_session.overview.forget_before(START_NS + 40 * SECOND_NS)
     view.refresh()
     assert kinds_shown(view) == ["finished", "refused", "evicted", "resumed"]
 
@@ -190,7 +190,7 @@ def test_nothing_yet_is_said_in_words(qtbot):
 
 
 def test_many_events_are_looked_through_some_at_a_time(view, timed_session, qtbot):
-    timed_session.course.extend((), [timed(200 + at / 100, "evicted", at % 50 + 10, 5) for at in range(20_000)])
+    timed_session.overview.extend((), [timed(200 + at / 100, "evicted", at % 50 + 10, 5) for at in range(20_000)])
     view.text.setText("because #12")
     assert "looking" in view.count.text()
     qtbot.waitUntil(lambda: view.count.text().startswith("400 of"), timeout=60_000)

@@ -9,20 +9,20 @@ from PySide6.QtCore import Signal
 from kvscope_app.look.theme import DARK
 from kvscope_app.session.session import Session
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
 BEGIN_NS = 1_790_000_000 * SECOND_NS
 
 
 class TimedSession(Session):
-    """A session with a course, and a cursor that goes where it is told."""
+    """A session with an overview, and a cursor that goes where it is told."""
 
-    course_changed = Signal()
+    overview_changed = Signal()
 
-    def __init__(self, source, course):
+    def __init__(self, source, overview):
         super().__init__(source)
-        self.course = course
+        self.overview = overview
         self._at_ns = 0
 
     @property
@@ -85,19 +85,19 @@ def rng():
 
 
 @pytest.fixture
-def course():
-    return Course()
+def overview():
+    return SessionOverview()
 
 
 @pytest.fixture
 def make_view(qtbot, poll):
-    """`make_view(engine, course)`: the view, shown, in a size with all its parts."""
+    """`make_view(engine, overview)`: the view, shown, in a size with all its parts."""
     from kvscope_app.views.heatmap.view import HeatmapView
 
     sessions = []
 
-    def make(engine, course, theme=DARK, size=(620, 700)):
-        session = TimedSession(engine.source, course)
+    def make(engine, overview, theme=DARK, size=(620, 700)):
+        session = TimedSession(engine.source, overview)
         sessions.append(session)
         poll(session)
         view = HeatmapView(session)

@@ -19,24 +19,24 @@ from kvscope_telemetry.summaries.figures import fragmentation_of
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
 
-def key_of_second(course, places):
+def key_of_second(overview, places):
     """One cell a second: its number."""
-    return (course.time_ns[places] // SECOND_NS % 251 + 1).astype(np.uint8)[:, None]
+    return (overview.time_ns[places] // SECOND_NS % 251 + 1).astype(np.uint8)[:, None]
 
 
 @pytest.fixture
-def add(course, begin_ns):
+def add(overview, begin_ns):
     """`add(3, 4)`: empty seconds."""
 
     def add(*indexes, step=0):
-        course.extend(Summary(time_ns=begin_ns + i * SECOND_NS, epoch=1, step=step) for i in indexes)
+        overview.extend(Summary(time_ns=begin_ns + i * SECOND_NS, epoch=1, step=step) for i in indexes)
 
     return add
 
 
-def expected(course, scale):
+def expected(overview, scale):
     columns = np.zeros(scale.width, np.uint8)
-    for time_ns in course.time_ns.tolist():
+    for time_ns in overview.time_ns.tolist():
         key = int(time_ns // SECOND_NS % 251 + 1)
         for column in range(scale.width):
             begin = (scale.first + column) * scale.column_ns
@@ -46,16 +46,16 @@ def expected(course, scale):
 
 
 @pytest.mark.parametrize("column_ns", [SECOND_NS // 7, SECOND_NS, SECOND_NS * 5 // 2, SECOND_NS * 9])
-def test_columns_have_the_highest_of_their_seconds(course, add, begin_ns, column_ns):
+def test_columns_have_the_highest_of_their_seconds(overview, add, begin_ns, column_ns):
     add(*range(10), *range(14, 33), 40)
     store = KeyStore(key_of_second, 1)
-    assert store.follow(course) == begin_ns
+    assert store.follow(overview) == begin_ns
     scale = TimeScale(begin_ns // column_ns - 3, 60, column_ns)
-    assert np.array_equal(store.columns(scale, 0, 60)[:, 0], expected(course, scale))
-    assert np.array_equal(store.columns(scale, 20, 31)[:, 0], expected(course, scale)[20:31])
+    assert np.array_equal(store.columns(scale, 0, 60)[:, 0], expected(overview, scale))
+    assert np.array_equal(store.columns(scale, 20, 31)[:, 0], expected(overview, scale)[20:31])
 
 
-def test_a_course_that_grows_and_forgets_is_followed(course, add, begin_ns, rng):
+def test_a_overview_that_grows_and_forgets_is_followed(overview, add, begin_ns, rng):
     store = KeyStore(key_of_second, 1)
     scale = TimeScale(begin_ns // SECOND_NS, 400, SECOND_NS)
     last = -1
@@ -63,32 +63,32 @@ def test_a_course_that_grows_and_forgets_is_followed(course, add, begin_ns, rng)
         last += int(rng.integers(0, 4))
         add(last)
         if rng.random() < 0.2:
-            course.forget_before(begin_ns + (last - 30) * SECOND_NS)
-        store.follow(course)
-        assert np.array_equal(store.columns(scale, 0, 400)[:, 0], expected(course, scale))
-    assert store.follow(course) is None
+            overview.forget_before(begin_ns + (last - 30) * SECOND_NS)
+        store.follow(overview)
+        assert np.array_equal(store.columns(scale, 0, 400)[:, 0], expected(overview, scale))
+    assert store.follow(overview) is None
     add(last - 5)  # a clock that went back: what came after is gone
-    assert store.follow(course) is not None
-    assert np.array_equal(store.columns(scale, 0, 400)[:, 0], expected(course, scale))
+    assert store.follow(overview) is not None
+    assert np.array_equal(store.columns(scale, 0, 400)[:, 0], expected(overview, scale))
 
 
-def test_a_long_course_is_thinned_out_and_misses_no_key(course, add, begin_ns):
+def test_a_long_overview_is_thinned_out_and_misses_no_key(overview, add, begin_ns):
     store = KeyStore(key_of_second, 1, max_rows=16)
     for begin in range(0, 100, 10):
         add(*range(begin, begin + 10))
-        store.follow(course)
+        store.follow(overview)
         assert len(store) <= 16
     scale = TimeScale(begin_ns // (SECOND_NS * 100), 2, SECOND_NS * 100)
-    assert store.columns(scale, 0, 2).max() == expected(course, scale).max()
+    assert store.columns(scale, 0, 2).max() == expected(overview, scale).max()
     fine = TimeScale(begin_ns // SECOND_NS, 100, SECOND_NS)
-    assert np.all(store.columns(fine, 0, 100)[:, 0] >= expected(course, fine))
+    assert np.all(store.columns(fine, 0, 100)[:, 0] >= expected(overview, fine))
 
 
-def test_another_course_is_taken_anew(course, add, begin_ns):
+def test_another_overview_is_taken_anew(overview, add, begin_ns):
     add(1, 2, 3)
     store = KeyStore(key_of_second, 1)
-    store.follow(course)
-    other = type(course)()
+    store.follow(overview)
+    other = type(overview)()
     other.extend([Summary(time_ns=begin_ns + 90 * SECOND_NS, epoch=1)])
     store.follow(other)
     assert len(store) == 1
@@ -152,21 +152,21 @@ def test_a_frame_that_fits_moves_rarely(qapp, begin_ns):
     assert frame.scale.end_ns > begin_ns, "some of it stays in sight"
 
 
-def test_measures_of_a_pool(course, second, begin_ns):
+def test_measures_of_a_pool(overview, second, begin_ns):
     ledger = Ledger(64)
     ledger.state[::2] = 1
     ledger.filled[::2] = 4
-    course.extend([second(0, ledger)])  # 32 free blocks, each alone; 4 of 16 slots used
+    overview.extend([second(0, ledger)])  # 32 free blocks, each alone; 4 of 16 slots used
     ledger.state[:] = 1
-    course.extend([second(1, ledger)])  # none free
+    overview.extend([second(1, ledger)])  # none free
     ledger.state[:] = 0
-    course.extend([second(2, ledger)])  # all free
+    overview.extend([second(2, ledger)])  # all free
     pools = Pools()
-    assert np.isnan(internal(course, pools)).all(), "nobody told how many slots a block has"
+    assert np.isnan(internal(overview, pools)).all(), "nobody told how many slots a block has"
     pools.note(7, CacheInfo(num_blocks=64, block_size=16))
-    np.testing.assert_allclose(fragmentation_of(course), [1 - 1 / 32, np.nan, 0])
-    np.testing.assert_allclose(internal(course, pools), [0.75, 1 - 32 * 4 / (64 * 16), np.nan])
-    keys = run_keys(course, np.arange(3), num_sizes(64))
+    np.testing.assert_allclose(fragmentation_of(overview), [1 - 1 / 32, np.nan, 0])
+    np.testing.assert_allclose(internal(overview, pools), [0.75, 1 - 32 * 4 / (64 * 16), np.nan])
+    keys = run_keys(overview, np.arange(3), num_sizes(64))
     assert keys.shape == (3, 7)
     assert keys[0].tolist() == [NO_RUNS] * 6 + [NO_RUNS + 6]  # 32 runs of 1
     assert keys[1].tolist() == [NO_RUNS] * 7
@@ -174,15 +174,15 @@ def test_measures_of_a_pool(course, second, begin_ns):
     assert [size_text(power) for power in range(3)] == ["1", "2 to 3", "4 to 7"]
 
 
-def test_summaries_of_other_starts_are_not_measured_with_the_wrong_slots(course, second):
+def test_summaries_of_other_starts_are_not_measured_with_the_wrong_slots(overview, second):
     ledger = Ledger(64)
     ledger.state[:] = 1
-    course.extend([second(0, ledger, epoch=1), second(1, Ledger(32), epoch=2)])
-    course.extend([msgspec.structs.replace(second(2, ledger, epoch=3), used_slots=64 * 16)])
+    overview.extend([second(0, ledger, epoch=1), second(1, Ledger(32), epoch=2)])
+    overview.extend([msgspec.structs.replace(second(2, ledger, epoch=3), used_slots=64 * 16)])
     pools = Pools()
     pools.note(3, CacheInfo(num_blocks=64, block_size=16))
     assert pools.cache_of(2, 32) is None
-    np.testing.assert_allclose(internal(course, pools), [1, np.nan, 0])
+    np.testing.assert_allclose(internal(overview, pools), [1, np.nan, 0])
 
 
 def test_a_range_that_is_asked_for_fills_the_width():

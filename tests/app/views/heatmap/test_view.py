@@ -11,9 +11,9 @@ from PySide6.QtWidgets import QApplication
 
 from kvscope_app.look.theme import DARK, LIGHT, mix
 from kvscope_app.views.heatmap.cell_keys import HeatMode
+from kvscope_app.views.heatmap.labels import cell_words
 from kvscope_app.views.heatmap.time_frame import Stance
 from kvscope_app.views.heatmap.view import EMPTY_TEXT, HeatmapView
-from kvscope_app.views.heatmap.words import cell_words
 from kvscope_app.views.page_map.color_modes import FILL, OWNER, STATE
 from kvscope_app.views.page_map.drawing.ink import pixel
 from kvscope_telemetry.ledger import Ledger, Tier
@@ -60,26 +60,26 @@ def hover(widget, x, y):
 
 
 @pytest.fixture
-def filled(engine, course, rng, second, scramble):
+def filled(engine, overview, rng, second, scramble):
     """Twelve seconds of 64 blocks, and the ledger of the last."""
     for index in range(12):
         scramble(engine.ledger, rng)
-        course.extend([second(index, engine.ledger)])
+        overview.extend([second(index, engine.ledger)])
     return engine.ledger
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
 @pytest.mark.parametrize(("mode", "same"), [(HeatMode.STATE, STATE), (HeatMode.USED, FILL)], ids=str)
-def test_a_column_is_the_page_map(make_engine, course, make_view, rng, second, scramble, begin_ns, theme, mode, same):
+def test_a_column_is_the_page_map(make_engine, overview, make_view, rng, second, scramble, begin_ns, theme, mode, same):
     engine = make_engine(num_blocks=48, num_host=16, num_disk=8)
     ledgers = []
     for index in range(5):
         scramble(engine.ledger, rng)
-        course.extend([second(index, engine.ledger, num_pool=48)])
+        overview.extend([second(index, engine.ledger, num_pool=48)])
         expected = page_map_pixels(same, engine.ledger, theme)
-        # The course's shares have 255 steps: colours of used slots are the nearest of theirs.
+        # The overview's shares have 255 steps: colours of used slots are the nearest of theirs.
         ledgers.append(expected)
-    view = make_view(engine, course, theme)
+    view = make_view(engine, overview, theme)
     view.set_mode(mode)
     for index, expected in enumerate(ledgers):
         shown = cells_of(view, begin_ns + index * SECOND_NS + SECOND_NS // 2, 72)
@@ -87,8 +87,8 @@ def test_a_column_is_the_page_map(make_engine, course, make_view, rng, second, s
         assert np.abs(channels[0] - channels[1]).max() <= (0 if mode is HeatMode.STATE else 8)
 
 
-def test_owners_have_the_page_maps_colours(engine, filled, course, make_view, begin_ns):
-    view = make_view(engine, course)
+def test_owners_have_the_page_maps_colours(engine, filled, overview, make_view, begin_ns):
+    view = make_view(engine, overview)
     view.set_mode(HeatMode.OWNER)
     shown = cells_of(view, begin_ns + 11 * SECOND_NS, 64)
     expected = page_map_pixels(OWNER, filled, DARK)
@@ -97,11 +97,11 @@ def test_owners_have_the_page_maps_colours(engine, filled, course, make_view, be
         assert shown[row] == wanted
 
 
-def test_tiers_have_colours(make_engine, course, make_view, second, begin_ns):
+def test_tiers_have_colours(make_engine, overview, make_view, second, begin_ns):
     engine = make_engine(num_blocks=8, num_host=8, num_disk=8)
     engine.ledger.state[::2] = 1
-    course.extend([second(0, engine.ledger, num_pool=8)])
-    view = make_view(engine, course)
+    overview.extend([second(0, engine.ledger, num_pool=8)])
+    view = make_view(engine, overview)
     view.set_mode(HeatMode.TIER)
     colors = [DARK.block_active, DARK.block_host, DARK.block_disk]
     wanted = [pixel(DARK.block_free if row % 2 else colors[row // 8]) for row in range(24)]
@@ -113,11 +113,11 @@ def test_tiers_have_colours(make_engine, course, make_view, second, begin_ns):
     ]
 
 
-def test_one_active_block_among_thousands_is_seen(make_engine, course, make_view, second, begin_ns):
+def test_one_active_block_among_thousands_is_seen(make_engine, overview, make_view, second, begin_ns):
     engine = make_engine(num_blocks=50_000)
     engine.ledger.state[31_234] = 1
-    course.extend(second(index, engine.ledger) for index in range(3))
-    view = make_view(engine, course)
+    overview.extend(second(index, engine.ledger) for index in range(3))
+    view = make_view(engine, overview)
     column = column_of(view, begin_ns + SECOND_NS)
     others = column != pixel(DARK.block_free)
     assert others.sum() == 1
@@ -125,9 +125,9 @@ def test_one_active_block_among_thousands_is_seen(make_engine, course, make_view
     assert column[others][0] == pixel(mix(DARK.block_free, DARK.block_active, 0.45))
 
 
-def test_a_silence_is_hatched_and_what_is_not_yet_is_empty(engine, course, make_view, second, begin_ns):
-    course.extend(second(index, engine.ledger) for index in (*range(5), *range(15, 20)))
-    view = make_view(engine, course)
+def test_a_silence_is_hatched_and_what_is_not_yet_is_empty(engine, overview, make_view, second, begin_ns):
+    overview.extend(second(index, engine.ledger) for index in (*range(5), *range(15, 20)))
+    view = make_view(engine, overview)
     view.frame.set_following(False)
     view.frame.zoom(0.5, 0)
     silent = column_of(view, begin_ns + 10 * SECOND_NS)
@@ -138,16 +138,16 @@ def test_a_silence_is_hatched_and_what_is_not_yet_is_empty(engine, course, make_
     assert "not recorded" in view._legend.accessibleName()
 
 
-def test_a_second_more_draws_few_columns(make_engine, course, make_view, second):
+def test_a_second_more_draws_few_columns(make_engine, overview, make_view, second):
     engine = make_engine(num_blocks=2_000)
-    course.extend(second(index, engine.ledger) for index in range(200))
-    view = make_view(engine, course)
+    overview.extend(second(index, engine.ledger) for index in range(200))
+    view = make_view(engine, overview)
     view.frame.set_following(True)
     view.refresh()
     for index in range(200, 210):
         before, made = view.map.raster.num_drawn, view._stores[0].num_made
         engine.ledger.state[index] = 1
-        course.extend([second(index, engine.ledger)])
+        overview.extend([second(index, engine.ledger)])
         view.refresh()
         per_second = SECOND_NS / view.frame.scale.column_ns
         assert view._stores[0].num_made - made == 2
@@ -158,13 +158,13 @@ def test_a_second_more_draws_few_columns(make_engine, course, make_view, second)
     assert np.array_equal(view.map.raster.pixels, shown), "scrolled is as drawn at once"
 
 
-def test_two_hours_are_made_once_and_drawn_by_columns(make_engine, course, make_view, second):
+def test_two_hours_are_made_once_and_drawn_by_columns(make_engine, overview, make_view, second):
     engine = make_engine(num_blocks=4_096)
     summary = second(0, engine.ledger)
-    course.extend(
+    overview.extend(
         msgspec.structs.replace(summary, time_ns=summary.time_ns + index * SECOND_NS) for index in range(7_200)
     )
-    view = make_view(engine, course)
+    view = make_view(engine, overview)
     width = view.frame.scale.width
     assert view._stores[0].num_made == 7_200
     assert view.map.raster.num_drawn <= 2 * width + 2
@@ -177,8 +177,8 @@ def test_two_hours_are_made_once_and_drawn_by_columns(make_engine, course, make_
     assert view._stores[0].num_made == 7_200
 
 
-def test_the_wheel_keeps_the_moment_under_the_pointer(engine, filled, course, make_view):
-    view = make_view(engine, course)
+def test_the_wheel_keeps_the_moment_under_the_pointer(engine, filled, overview, make_view):
+    view = make_view(engine, overview)
     moment = view.map.time_at(300)
     wheel(view.map, 300, 5)
     assert view.frame.stance is Stance.STAND
@@ -186,8 +186,8 @@ def test_the_wheel_keeps_the_moment_under_the_pointer(engine, filled, course, ma
     assert not view._fit.isChecked()
 
 
-def test_dragging_moves_and_a_double_click_shows_all(engine, filled, course, make_view, qtbot):
-    view = make_view(engine, course)
+def test_dragging_moves_and_a_double_click_shows_all(engine, filled, overview, make_view, qtbot):
+    view = make_view(engine, overview)
     fitted = view.frame.scale
     qtbot.mousePress(view.map, Qt.MouseButton.LeftButton, pos=QPoint(300, 50))
     qtbot.mouseMove(view.map, QPoint(280, 50))
@@ -199,18 +199,18 @@ def test_dragging_moves_and_a_double_click_shows_all(engine, filled, course, mak
     assert view._fit.isChecked()
 
 
-def test_following_keeps_the_newest_at_the_right(engine, filled, course, make_view, second, begin_ns):
-    view = make_view(engine, course)
+def test_following_keeps_the_newest_at_the_right(engine, filled, overview, make_view, second, begin_ns):
+    view = make_view(engine, overview)
     view._follow.click()
-    course.extend([second(12, engine.ledger)])
+    overview.extend([second(12, engine.ledger)])
     view.refresh()
     assert 0 <= view.frame.scale.end_ns - (begin_ns + 13 * SECOND_NS) < view.frame.scale.column_ns
     assert view._follow.isChecked()
     assert not view._fit.isChecked()
 
 
-def test_the_wheel_zooms_at_the_pointer_while_following(engine, filled, course, make_view):
-    view = make_view(engine, course)
+def test_the_wheel_zooms_at_the_pointer_while_following(engine, filled, overview, make_view):
+    view = make_view(engine, overview)
     view._follow.click()
     x = view.map.width() * 0.4
     before = view.map.time_at(x)
@@ -219,8 +219,8 @@ def test_the_wheel_zooms_at_the_pointer_while_following(engine, filled, course, 
     assert not view._follow.isChecked()
 
 
-def test_a_click_goes_to_how_that_second_ended(engine, filled, course, make_view, qtbot, begin_ns):
-    view = make_view(engine, course)
+def test_a_click_goes_to_how_that_second_ended(engine, filled, overview, make_view, qtbot, begin_ns):
+    view = make_view(engine, overview)
     x = round(view.map.x_of(begin_ns + 3 * SECOND_NS + SECOND_NS // 2))
     qtbot.mouseClick(view.map, Qt.MouseButton.LeftButton, pos=QPoint(x, 50))
     assert view.session.cursor_ns == begin_ns + 4 * SECOND_NS - 1
@@ -229,26 +229,26 @@ def test_a_click_goes_to_how_that_second_ended(engine, filled, course, make_view
     assert image.pixelColor(line, 20).name() == DARK.selection
 
 
-def test_hovering_tells_what_is_there(engine, filled, course, make_view, second, begin_ns):
+def test_hovering_tells_what_is_there(engine, filled, overview, make_view, second, begin_ns):
     filled.state[5], filled.owner[5], filled.filled[5], filled.ref_count[5] = 1, 42, 8, 1
-    view = make_view(engine, course)
-    course.extend([second(12, filled)])
+    view = make_view(engine, overview)
+    overview.extend([second(12, filled)])
     view.refresh()
     x = round(view.map.x_of(begin_ns + 12 * SECOND_NS + SECOND_NS // 2))
     y = round(5.5 * view.map.height() / 64)
     hover(view.map, x, y)
     told = view._words.text()
-    assert told == cell_words(course, view.pools, begin_ns + 12 * SECOND_NS + SECOND_NS // 2, 5)
+    assert told == cell_words(overview, view.pools, begin_ns + 12 * SECOND_NS + SECOND_NS // 2, 5)
     assert "Block 5" in told
     assert "active" in told
     assert "50 % of slots used" in told
     assert "request #42" in told
 
 
-def test_a_cell_of_several_blocks_is_named_as_it_is_binned(make_engine, course, make_view, qtbot, second):
+def test_a_cell_of_several_blocks_is_named_as_it_is_binned(make_engine, overview, make_view, qtbot, second):
     engine = make_engine(num_blocks=1_500)
-    course.extend([second(0, engine.ledger)])
-    view = make_view(engine, course)
+    overview.extend([second(0, engine.ledger)])
+    view = make_view(engine, overview)
     view.map.setFocus()
     qtbot.keyClick(view.map, Qt.Key.Key_Down)
     names = []
@@ -258,8 +258,8 @@ def test_a_cell_of_several_blocks_is_named_as_it_is_binned(make_engine, course, 
     assert names == ["Block 0", "Block 1", "Block 2 to 3", "Block 4", "Block 5 to 6"]
 
 
-def test_keys_move_a_cell_and_enter_goes_there(engine, filled, course, make_view, qtbot, begin_ns):
-    view = make_view(engine, course)
+def test_keys_move_a_cell_and_enter_goes_there(engine, filled, overview, make_view, qtbot, begin_ns):
+    view = make_view(engine, overview)
     view.activateWindow()
     view.map.setFocus()
     view.session.go_to(begin_ns + 3 * SECOND_NS)
@@ -281,28 +281,28 @@ def test_keys_move_a_cell_and_enter_goes_there(engine, filled, course, make_view
     assert view.map.cell is None
 
 
-def test_a_larger_pool_after_a_restart(make_engine, course, make_view, second, begin_ns):
+def test_a_larger_pool_after_a_restart(make_engine, overview, make_view, second, begin_ns):
     engine = make_engine(num_blocks=200, epoch=8)
     small = Ledger(100)
     small.state[:] = 1
-    course.extend(second(index, small, epoch=7) for index in range(4))
-    course.extend(second(index, engine.ledger, epoch=8) for index in range(4, 8))
-    view = make_view(engine, course)
+    overview.extend(second(index, small, epoch=7) for index in range(4))
+    overview.extend(second(index, engine.ledger, epoch=8) for index in range(4, 8))
+    view = make_view(engine, overview)
     before = cells_of(view, begin_ns + SECOND_NS, 200)
     assert before == [pixel(DARK.block_active)] * 100 + [pixel(DARK.base)] * 100
     assert cells_of(view, begin_ns + 5 * SECOND_NS, 200) == [pixel(DARK.block_free)] * 200
 
 
-def test_nothing_yet_is_said_in_words(engine, session, course, make_view, qtbot, second):
-    view = make_view(engine, course)
+def test_nothing_yet_is_said_in_words(engine, session, overview, make_view, qtbot, second):
+    view = make_view(engine, overview)
     assert view._stack.currentIndex() == 0
     assert view._stack.currentWidget().text() == EMPTY_TEXT
-    course.extend([second(0, engine.ledger)])
-    view.session.course_changed.emit()
+    overview.extend([second(0, engine.ledger)])
+    view.session.overview_changed.emit()
     assert view._stack.currentIndex() == 1
 
 
-def test_a_session_without_a_course_has_nothing_to_show(session, qtbot):
+def test_a_session_without_a_overview_has_nothing_to_show(session, qtbot):
     view = HeatmapView(session)
     qtbot.addWidget(view)
     view.show()
@@ -310,8 +310,8 @@ def test_a_session_without_a_course_has_nothing_to_show(session, qtbot):
     assert view._stack.currentIndex() == 0
 
 
-def test_small_docks_keep_the_map(engine, filled, course, make_view, qtbot):
-    view = make_view(engine, course)
+def test_small_docks_keep_the_map(engine, filled, overview, make_view, qtbot):
+    view = make_view(engine, overview)
     assert view.runs.isVisible()
     assert view.strips.number.isVisible()
     view.resize(320, 230)
@@ -322,17 +322,17 @@ def test_small_docks_keep_the_map(engine, filled, course, make_view, qtbot):
     assert view.runs.raster.pixels.shape[1] == view.frame.scale.width
 
 
-def test_tiers_of_what_is_known(make_engine, course, make_view):
+def test_tiers_of_what_is_known(make_engine, overview, make_view):
     engine = make_engine(num_blocks=6, num_host=2, num_disk=2)
-    view = make_view(engine, course)
+    view = make_view(engine, overview)
     view.pools.note(7, engine.hello.cache)
     assert view.pools.tiers(7, 10).tolist() == [*[Tier.HBM] * 6, *[Tier.HOST] * 2, *[Tier.DISK] * 2]
     assert view.pools.tiers(3, 11).tolist() == [0] * 11
 
 
-def test_a_cursor_that_moves_has_no_curve_drawn_anew(engine, filled, course, make_view):
-    view = make_view(engine, course)
-    strip, begin_ns = view.strips.external, int(course.time_ns[0])
+def test_a_cursor_that_moves_has_no_curve_drawn_anew(engine, filled, overview, make_view):
+    view = make_view(engine, overview)
+    strip, begin_ns = view.strips.external, int(overview.time_ns[0])
 
     def drawn():
         strip.grab()
@@ -341,7 +341,7 @@ def test_a_cursor_that_moves_has_no_curve_drawn_anew(engine, filled, course, mak
     before = drawn()
     strip.show_cursor(begin_ns + SECOND_NS)
     assert drawn() is before
-    strip.show_values(course.time_ns, np.full(len(course.time_ns), 0.25))
+    strip.show_values(overview.time_ns, np.full(len(overview.time_ns), 0.25))
     other = drawn()
     assert other[1][1] != before[1][1]
     view.frame.show_only(begin_ns, begin_ns + 2 * SECOND_NS)

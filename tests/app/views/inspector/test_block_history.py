@@ -81,7 +81,7 @@ def show(qtbot):
 
 
 def read(view, qtbot):
-    history = view.life.history
+    history = view.block_history.history
     qtbot.waitUntil(lambda: history.part is not None and not history.is_reading, timeout=WAIT_MS)
     view.refresh()
     return history.part
@@ -102,29 +102,31 @@ def test_a_recordings_block_has_its_whole_life(recording, played, show, qtbot):
         mirror = file.state_at(float(seconds))
         expected = tuple(int(getattr(mirror.ledger, name)[block]) for name in LASTING)
         assert row_at(part, file.start_ns + round(seconds * 1e9)) == expected
-    assert view.life.model.rowCount() == len(part.moments) > 10
-    assert "12 events" in view.life.note.text()
-    assert view.life.strip.grab().width() > 0
+    assert view.block_history.model.rowCount() == len(part.moments) > 10
+    assert "12 events" in view.block_history.note.text()
+    assert view.block_history.strip.grab().width() > 0
 
 
 def test_a_click_in_the_list_and_on_the_strip_goes_there(recording, played, show, qtbot):
     view = show(played)
     played.select_block(recording[1])
     part = read(view, qtbot)
-    moment = view.life.model.moment_at(3)
-    index = view.life.model.index(3, 1)
+    moment = view.block_history.model.moment_at(3)
+    index = view.block_history.model.index(3, 1)
     qtbot.mouseClick(
-        view.life.table.viewport(), Qt.MouseButton.LeftButton, pos=view.life.table.visualRect(index).center()
+        view.block_history.table.viewport(),
+        Qt.MouseButton.LeftButton,
+        pos=view.block_history.table.visualRect(index).center(),
     )
     qtbot.waitUntil(lambda: abs(played.cursor_ns - moment.time_ns) < 1000, timeout=WAIT_MS)
-    strip = view.life.strip
+    strip = view.block_history.strip
     qtbot.mouseClick(strip, Qt.MouseButton.LeftButton, pos=QPoint(strip.width() // 4, 30))
     expected = part.begin_ns + (part.end_ns - part.begin_ns) // 4
     qtbot.waitUntil(lambda: abs(played.cursor_ns - expected) < SECOND_NS, timeout=WAIT_MS)
     qtbot.keyClick(strip, Qt.Key.Key_Right)
     later = [at.time_ns for at in part.moments if at.time_ns > played.cursor_ns]
     qtbot.waitUntil(lambda: abs(played.cursor_ns - later[0]) < SECOND_NS, timeout=WAIT_MS)
-    assert view.life.history.part is part  # going about in it reads nothing anew
+    assert view.block_history.history.part is part  # going about in it reads nothing anew
 
 
 def test_the_list_marks_where_the_cursor_is(recording, played, show, qtbot):
@@ -135,17 +137,19 @@ def test_the_list_marks_where_the_cursor_is(recording, played, show, qtbot):
     played.go_to(middle.time_ns)
     qtbot.waitUntil(lambda: abs(played.cursor_ns - middle.time_ns) < 1000, timeout=WAIT_MS)
     view.refresh()
-    marked = view.life.model.moment_at(view.life.model.now_row)
+    marked = view.block_history.model.moment_at(view.block_history.model.now_row)
     assert marked.time_ns <= played.cursor_ns + 1000
-    assert view.life.model.row_at(part.begin_ns - 1) == -1
-    assert view.life.table.visualRect(view.life.model.index(view.life.model.now_row, 0)).isValid()
+    assert view.block_history.model.row_at(part.begin_ns - 1) == -1
+    assert view.block_history.table.visualRect(
+        view.block_history.model.index(view.block_history.model.now_row, 0)
+    ).isValid()
 
 
 def test_the_list_is_copied_oldest_first(recording, played, show, qtbot):
     view = show(played)
     played.select_block(recording[1])
     part = read(view, qtbot)
-    lines = view.life.table.copy().splitlines()
+    lines = view.block_history.table.copy().splitlines()
     assert len(lines) == len(part.moments)
     assert lines[0].split("\t")[2].startswith("Known from here")
     assert QGuiApplication.clipboard().text() == "\n".join(lines)
@@ -225,8 +229,8 @@ def test_a_life_is_not_read_again_for_a_look_at_the_step(recording, played, show
     part = read(view, qtbot)
     view.show_subject(STEP)
     view.show_subject(BLOCK)
-    assert view.life.history.part is part
-    assert not view.life.history.is_reading
+    assert view.block_history.history.part is part
+    assert not view.block_history.history.is_reading
 
 
 def test_without_a_ring_it_begins_where_one_looks(engine, session, show, poll):
@@ -238,8 +242,8 @@ def test_without_a_ring_it_begins_where_one_looks(engine, session, show, poll):
     engine.hold([7], owner=2, ref_count=0, state=2)
     poll(session)
     view.refresh()
-    assert "not available" in view.life.note.text()
-    kinds = [str(moment.kind) for moment in view.life.history.part.moments]
+    assert "not available" in view.block_history.note.text()
+    kinds = [str(moment.kind) for moment in view.block_history.history.part.moments]
     assert kinds == ["known", "shared", "idle"]
 
 
@@ -251,23 +255,23 @@ def test_live_what_was_and_what_comes_are_one_life(qapp, qtbot, tmp_path, show):
         session = Session(source)
         session.keep(KeptTimeline(make_ring(settings), source.set_sink))
         session.start()
-        qtbot.waitUntil(lambda: len(session.course) >= 2, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: len(session.overview) >= 2, timeout=WAIT_MS)
         view = show(session)
         block = int(session.mirror.ledger.last_used_step.argmax())
         session.select_block(block)
         read(view, qtbot)
-        begin_ns, num_rows = view.life.history.part.begin_ns, len(view.life.history.part.rows)
+        begin_ns, num_rows = view.block_history.history.part.begin_ns, len(view.block_history.history.part.rows)
         assert begin_ns <= session.timeline_range_ns[0] + SECOND_NS
         seen = []
 
         def compare():
             mirror = session.live_mirror
             seen.append(tuple(int(getattr(mirror.ledger, name)[block]) for name in LASTING))
-            part = view.life.history.part
+            part = view.block_history.history.part
             return row_at(part, part.end_ns) == seen[-1] and len(part.rows) > num_rows + 3
 
         qtbot.waitUntil(compare, timeout=WAIT_MS)
-        part = view.life.history.part
+        part = view.block_history.history.part
         assert not (part.rows["how"] == 2).any()  # nothing is lost where the two meet
         assert (part.rows["how"] == 1).sum() == 1
         assert view.subject == BLOCK

@@ -12,7 +12,7 @@ from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.source import SourceState, SourceStatus
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary, TimedEvent
 
 pytestmark = pytest.mark.qt_log_ignore("grabbing the keyboard", extend=True)
@@ -47,37 +47,37 @@ def shown(sheet):
 
 
 def test_a_number_is_a_block_or_a_request(busy):
-    found = findings("12", busy.mirror, Course())
+    found = findings("12", busy.mirror, SessionOverview())
     assert [(f.block, f.request) for f in found] == [(12, None), (None, 12)]
     assert found[1].detail == "running, 2 blocks  ·  chat-12"
-    assert [f.request for f in findings("#12", busy.mirror, Course())] == [12]
-    assert [f.block for f in findings("block 7", busy.mirror, Course())] == [7]
-    assert findings("9999", busy.mirror, Course()) == []
-    assert findings("  ", busy.mirror, Course()) == []
+    assert [f.request for f in findings("#12", busy.mirror, SessionOverview())] == [12]
+    assert [f.block for f in findings("block 7", busy.mirror, SessionOverview())] == [7]
+    assert findings("9999", busy.mirror, SessionOverview()) == []
+    assert findings("  ", busy.mirror, SessionOverview()) == []
 
 
 def test_a_part_of_an_id_is_a_request(busy):
-    assert [f.request for f in findings("CHAT-1", busy.mirror, Course())] == [12]
+    assert [f.request for f in findings("CHAT-1", busy.mirror, SessionOverview())] == [12]
 
 
 def test_places_of_lower_tiers_have_numbers_of_their_own(make_engine, make_session):
     session = make_session(make_engine(num_host=8, num_disk=4))
-    assert [f.block for f in findings("h3", session.mirror, Course())] == [67]
-    assert [f.block for f in findings("D3", session.mirror, Course())] == [75]
-    assert [f.block for f in findings("3", session.mirror, Course())] == [3, 67, 75]
-    assert findings("h9", session.mirror, Course()) == []
+    assert [f.block for f in findings("h3", session.mirror, SessionOverview())] == [67]
+    assert [f.block for f in findings("D3", session.mirror, SessionOverview())] == [75]
+    assert [f.block for f in findings("3", session.mirror, SessionOverview())] == [3, 67, 75]
+    assert findings("h9", session.mirror, SessionOverview()) == []
 
 
 def test_what_is_over_leads_to_when_it_was(busy):
-    course = Course()
+    overview = SessionOverview()
     start_ns = 1_700_000_000 * SECOND_NS
-    course.extend(
+    overview.extend(
         [Summary(time_ns=start_ns + at * SECOND_NS, epoch=7, step=10 * (at + 1)) for at in range(5)],
         [TimedEvent(start_ns + 5, 7, Event(kind="admitted", time_ns=1, number=2))],
     )
-    (gone,) = findings("#2", busy.mirror, course)
+    (gone,) = findings("#2", busy.mirror, overview)
     assert (gone.request, gone.epoch, gone.time_ns) == (2, 7, start_ns + 5)
-    (step,) = findings("step 25", busy.mirror, course)
+    (step,) = findings("step 25", busy.mirror, overview)
     assert step.time_ns == start_ns + 2 * SECOND_NS
 
 

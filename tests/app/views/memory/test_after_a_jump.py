@@ -11,7 +11,7 @@ import pytest
 from kvscope_app.session.session import Session
 from kvscope_app.views.memory.account import account
 from kvscope_telemetry.playback.playback_source import PlaybackSource
-from kvscope_telemetry.recordings.overview import read_course
+from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
 
 WAIT_MS = 60_000
@@ -25,15 +25,15 @@ def recording():
 
 
 def test_other_processes_are_known(recording, qtbot):
-    course = read_course(recording)
-    used, process = course.column("memory_used_bytes"), course.column("process_bytes")
+    overview = read_overview(recording)
+    used, process = overview.column("memory_used_bytes"), overview.column("process_bytes")
     places = np.flatnonzero(np.isfinite(used) & np.isfinite(process))
     place = int(places[places.size // 2])
     session = Session(PlaybackSource(recording, is_playing=False))
     session.start()
     try:
-        qtbot.waitUntil(lambda: session.mirror.hello is not None and session.is_course_whole, timeout=WAIT_MS)
-        at_ns = int(course.time_ns[place]) + SECOND_NS + SECOND_NS // 10  # in the next second, which is not over
+        qtbot.waitUntil(lambda: session.mirror.hello is not None and session.is_overview_whole, timeout=WAIT_MS)
+        at_ns = int(overview.time_ns[place]) + SECOND_NS + SECOND_NS // 10  # in the next second, which is not over
         step = recording.state_at((at_ns - recording.start_ns) / 1e9).step
         session.go_to(at_ns)
         qtbot.waitUntil(lambda: session.mirror.step == step, timeout=WAIT_MS)

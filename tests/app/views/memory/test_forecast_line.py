@@ -23,7 +23,7 @@ def fill(session, rate):
     """The last 20 seconds of a pool of 1 000 blocks."""
     now = time.time_ns() // SECOND_NS - 1
     room = [420 - rate * (at + 20) for at in range(-19, 1)]
-    session.course.extend(
+    session.overview.extend(
         Summary(time_ns=(now + at) * SECOND_NS, epoch=7, active_blocks=1000 - left, cached_blocks=left)
         for at, left in zip(range(-19, 1), room, strict=True)
     )
@@ -53,6 +53,6 @@ def test_nothing_is_said_of_a_steady_pool(view, session):
 
 def test_never_said_of_an_engine_that_is_paused(view, session):
     fill(session, rate=10)
-    session.course.stops.begin(int(session.course.time_ns[-3]), "Ada")
+    session.overview.stops.begin(int(session.overview.time_ns[-3]), "Ada")
     view.refresh()
     assert view.forecast.isHidden()

@@ -20,7 +20,7 @@ def fill(engine):
     engine.hold([0, 1, 2], filled=16)
     engine.hold([64, 65], owner=2, filled=16)
     engine.hold([66], owner=2, filled=16, state=BlockState.CACHED, ref_count=0)
-    counters = Counters(swapped_blocks=3, sunk_blocks=1, loaded_blocks=1200)
+    counters = Counters(swapped_blocks=3, offloaded_blocks=1, loaded_blocks=1200)
     engine.hold([84], owner=2, filled=3, ref_count=2, counters=counters)
     return engine
 

@@ -1,4 +1,4 @@
-"""The memory over the session: from its course, in bytes, over any range."""
+"""The memory over the session: from its overview, in bytes, over any range."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MIB = 1 << 20
 
 
 def fill(session, seconds, ago_s=0, **columns):
-    """The course has seconds up to `ago_s` ago."""
+    """The overview has seconds up to `ago_s` ago."""
     last = (time.monotonic_ns() + session.history.wall_ns(0)) // SECOND_NS - ago_s
-    session.course.extend(
+    session.overview.extend(
         Summary(time_ns=(last - seconds + second) * SECOND_NS, epoch=7, **columns) for second in range(seconds)
     )
 
@@ -33,7 +33,7 @@ def view(session, qtbot):
     return view
 
 
-def test_without_a_course_nothing_is_shown(view):
+def test_without_a_overview_nothing_is_shown(view):
     view.draw_all()
     assert not view.over_time.isVisible()
 

@@ -7,16 +7,16 @@ import pytest
 from kvscope_app.look.theme import DARK, LIGHT, owner_color
 from kvscope_app.views.page_map.color_modes import COLOR_MODES, OWNER, STATE
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES
-from kvscope_app.views.page_map.legend import Legend
-from kvscope_app.views.page_map.legend_items import MAX_OWNERS, Shown, may_flash, owners_in, shown_in
+from kvscope_app.views.page_map.legend import PageMapLegend
+from kvscope_app.views.page_map.legend_items import MAX_OWNERS, ShownItems, may_flash, owners_in, shown_in
 from kvscope_telemetry.ledger import Tier
 
-ALL = Shown(frozenset({Tier.HOST, Tier.DISK}), unmapped=True, flashes=MOVES)
+ALL = ShownItems(frozenset({Tier.HOST, Tier.DISK}), unmapped=True, flashes=MOVES)
 
 
 @pytest.fixture
 def legend(qtbot, themes):
-    made = Legend()
+    made = PageMapLegend()
     qtbot.addWidget(made)
     made.resize(400, 20)
     made.show()
@@ -26,7 +26,7 @@ def legend(qtbot, themes):
 def test_a_plain_pool_has_one_line_at_any_width(legend):
     one = legend.sizeHint().height()
     legend.resize(80, 20)
-    legend.show_mode(STATE, LIGHT, Shown())
+    legend.show_mode(STATE, LIGHT, ShownItems())
     assert legend.sizeHint().height() == one
 
 
@@ -50,10 +50,10 @@ def test_tiers_and_flashes_take_a_second_line_where_there_is_height(legend):
 @pytest.mark.parametrize("tiers", [frozenset(), frozenset({Tier.HOST})])
 def test_the_first_flash_of_a_kind_takes_no_further_line(legend, width, tiers):
     legend.resize(width, 20)
-    legend.show_mode(STATE, DARK, Shown(tiers, may_flash=MOVES))
+    legend.show_mode(STATE, DARK, ShownItems(tiers, may_flash=MOVES))
     before = legend.sizeHint().height()
     for num_seen in range(1, len(MOVES) + 1):
-        legend.show_mode(STATE, DARK, Shown(tiers, may_flash=MOVES, flashes=MOVES[:num_seen]))
+        legend.show_mode(STATE, DARK, ShownItems(tiers, may_flash=MOVES, flashes=MOVES[:num_seen]))
         assert legend.sizeHint().height() == before
     assert "loaded" in legend.accessibleName()
 
@@ -80,7 +80,7 @@ def test_what_finds_no_room_is_counted(legend, width, is_low):
 
 
 def test_a_plain_pool_that_finds_no_room_is_explained(legend):
-    legend.show_mode(STATE, DARK, Shown())
+    legend.show_mode(STATE, DARK, ShownItems())
     legend.resize(90, 20)
     assert legend.more_words
     assert "free" in legend.toolTip()
@@ -105,7 +105,7 @@ def test_every_mode_explains_flashes_and_missing_memory(legend, mode, theme):
 
 
 def test_where_blocks_are_held_ahead_that_has_a_colour(legend, make_engine, make_session):
-    legend.show_mode(STATE, DARK, Shown(reserved=True))
+    legend.show_mode(STATE, DARK, ShownItems(reserved=True))
     assert "held, empty slots" in legend.accessibleName()
     assert "shared" not in legend.accessibleName()
     assert not shown_in(make_session(make_engine()).mirror, ()).reserved
@@ -113,10 +113,10 @@ def test_where_blocks_are_held_ahead_that_has_a_colour(legend, make_engine, make
 
 @pytest.mark.parametrize("mode", COLOR_MODES, ids=str)
 def test_the_corner_of_pins_is_explained_while_there_are_some(legend, mode):
-    legend.show_mode(mode, LIGHT, Shown())
+    legend.show_mode(mode, LIGHT, ShownItems())
     assert "pinned" not in legend.accessibleName()
     legend.resize(700, 20)
-    legend.show_mode(mode, LIGHT, Shown(pins=True))
+    legend.show_mode(mode, LIGHT, ShownItems(pins=True))
     assert "pinned" in legend.accessibleName()
     ((_, x, _),) = [placed for placed in legend.fitting if placed[0].is_pin]
     image = legend.grab().toImage()
@@ -126,7 +126,7 @@ def test_the_corner_of_pins_is_explained_while_there_are_some(legend, mode):
 
 @pytest.mark.parametrize("width", [60, 200, 400, 2000])
 def test_owners_have_their_colours_and_the_others_are_counted(legend, width):
-    shown = Shown(owners=(3, 5, 17), num_more_owners=40)
+    shown = ShownItems(owners=(3, 5, 17), num_more_owners=40)
     legend.show_mode(OWNER, DARK, shown)
     legend.resize(width, 20)
     told = [swatch for swatch, *_ in legend.fitting]
@@ -134,7 +134,9 @@ def test_owners_have_their_colours_and_the_others_are_counted(legend, width):
         assert (swatch.word, swatch.color) == (f"#{number}", owner_color(number, DARK).name())
     assert legend.more_words == f"+{40 + 4 - len(told)} more", "free blocks have a colour as well"
     assert "#17" in legend.toolTip()
-    assert legend.sizeHint().height() == Legend().sizeHint().height(), "requests come and go: the map stays where it is"
+    assert legend.sizeHint().height() == PageMapLegend().sizeHint().height(), (
+        "requests come and go: the map stays where it is"
+    )
     legend.show_mode(STATE, DARK, shown)
     assert not any(swatch.word.startswith("#") for swatch, *_ in legend.fitting)
 

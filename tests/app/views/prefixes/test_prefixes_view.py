@@ -26,7 +26,7 @@ from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBloc
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 from kvscope_telemetry.texts.block_texts import Asked
 
@@ -375,12 +375,12 @@ def test_idle_is_told_in_seconds(view, engine, session, poll, qtbot):
     assert column(view, "Idle")[held] == "now"
 
 
-def test_steps_lie_between_the_seconds_of_the_course(session):
-    course, mirror = Course(), session.mirror
+def test_steps_lie_between_the_seconds_of_the_overview(session):
+    overview, mirror = SessionOverview(), session.mirror
     mirror.step, mirror.time_ns = 100, 10 * SECOND_NS + 1
     seconds = [Summary(time_ns=at * SECOND_NS, epoch=7, step=10 * at) for at in range(2, 9)]
-    course.extend([*seconds, Summary(time_ns=9 * SECOND_NS, epoch=8, step=3)])
-    times = StepTimes(course, mirror)
+    overview.extend([*seconds, Summary(time_ns=9 * SECOND_NS, epoch=8, step=3)])
+    times = StepTimes(overview, mirror)
     assert times.of(np.array([20, 25, 100, 19])).tolist() == [
         3 * SECOND_NS,
         int(3.5 * SECOND_NS),
@@ -388,7 +388,7 @@ def test_steps_lie_between_the_seconds_of_the_course(session):
         UNKNOWN,
     ]
     assert times.first_ns == 3 * SECOND_NS
-    assert StepTimes(Course(), mirror).of(np.array([99, 100])).tolist() == [UNKNOWN, 10 * SECOND_NS + 1]
+    assert StepTimes(SessionOverview(), mirror).of(np.array([99, 100])).tolist() == [UNKNOWN, 10 * SECOND_NS + 1]
 
 
 def test_what_is_chosen_is_chosen_again_where_it_is_there_again(view, engine, session, poll, qtbot):
@@ -453,7 +453,7 @@ def test_going_back_from_a_deep_place_in_a_large_tree_to_a_small_one(make_window
         session.start()
         window.focus_view("prefixes")
         view, canvas = window.views["prefixes"], window.page_map.canvas
-        qtbot.waitUntil(lambda: session.is_course_whole and canvas.isVisible())
+        qtbot.waitUntil(lambda: session.is_overview_whole and canvas.isVisible())
         begin_ns, end_ns = session.timeline_range_ns
 
         def is_small():

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from kvscope_app.look.number_text import num_bytes
+from kvscope_app.views.roofline.labels import bound_text
 from kvscope_app.views.roofline.log_scale import LogScale, bounds, tick_text, with_prefix
-from kvscope_app.views.roofline.points import Kind, points_of
+from kvscope_app.views.roofline.points import PointKind, points_of
 from kvscope_app.views.roofline.step_facts import how_it_ran, phases_of, work_facts
-from kvscope_app.views.roofline.words import bound_text
 from kvscope_app.views.timeline.steps import Steps
 from kvscope_telemetry.messages.telemetry import DeviceInfo, Frame, Timings, Work
 
@@ -40,7 +40,7 @@ def test_points_are_rates_of_the_forward_pass():
     assert points.intensity.tolist() == [4, 2, 8]
     assert points.flops_per_s.tolist() == [400, 1200, 800]
     assert points.bytes_per_s.tolist() == [100, 600, 100]
-    assert points.kind.tolist() == [Kind.DECODE, Kind.MIXED, Kind.PREFILL]
+    assert points.kind.tolist() == [PointKind.DECODE, PointKind.MIXED, PointKind.PREFILL]
     assert points.of_step(1, 13) == 2
     assert points.of_step(1, 12) is None
     assert points.of_step(2, 13) is None

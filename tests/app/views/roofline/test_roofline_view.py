@@ -68,7 +68,7 @@ def show(qtbot):
         session = Session(PlaybackSource(Recording.open(path), is_playing=False))
         session.start()
         made.append(session)
-        qtbot.waitUntil(lambda: session.mirror.hello is not None and session.is_course_whole, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: session.mirror.hello is not None and session.is_overview_whole, timeout=WAIT_MS)
         session.go_to(session.timeline_range_ns[1])
         qtbot.waitUntil(lambda: session.mirror.step > 0, timeout=WAIT_MS)
         view = RooflineView(session)

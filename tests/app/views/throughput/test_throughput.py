@@ -275,17 +275,17 @@ def test_what_is_drawn_is_painted_once(session, view, qtbot):
     assert 0 < paints.count <= 6
 
 
-def fill_course(session, seconds, **columns):
-    """The course has so many seconds until now."""
+def fill_overview(session, seconds, **columns):
+    """The overview has so many seconds until now."""
     last = (time.monotonic_ns() + session.history.wall_ns(0)) // SECOND_NS
-    session.course.extend(
+    session.overview.extend(
         Summary(time_ns=(last - seconds + second) * SECOND_NS, epoch=7, num_steps=200, **columns)
         for second in range(seconds)
     )
 
 
-def test_all_reaches_over_the_whole_course(session, view):
-    fill_course(session, 7200, decode_tokens=40, preemptions=1)
+def test_all_reaches_over_the_whole_overview(session, view):
+    fill_overview(session, 7200, decode_tokens=40, preemptions=1)
     feed(session, decode_tokens=4)
     view.show_last(math.inf)
     x, y = view.panels["decode"]._items["decode_tokens"].getData()
@@ -298,8 +298,8 @@ def test_all_reaches_over_the_whole_course(session, view):
     assert marks[5].text.endswith("preemptions")
 
 
-def test_what_is_older_than_the_history_is_the_courses(session, view):
-    fill_course(session, 3600, decode_tokens=40)
+def test_what_is_older_than_the_history_is_the_overviews(session, view):
+    fill_overview(session, 3600, decode_tokens=40)
     feed(session, decode_tokens=4)
     end_s = time.monotonic() - 1800
     view.look_back(end_s - 60, end_s)
@@ -308,8 +308,10 @@ def test_what_is_older_than_the_history_is_the_courses(session, view):
     assert view.panels["decode"].legend.values["decode_tokens"] == "400 tok/s"
 
 
-def test_panels_of_the_course_are_there_whatever_the_history_saw(session, view):
-    fill_course(session, 900, prefill_tokens=90, prompt_tokens=30, cached_tokens=10, evicted_blocks=2, copied_blocks=1)
+def test_panels_of_the_overview_are_there_whatever_the_history_saw(session, view):
+    fill_overview(
+        session, 900, prefill_tokens=90, prompt_tokens=30, cached_tokens=10, evicted_blocks=2, copied_blocks=1
+    )
     feed(session, decode_tokens=4)
     view.refresh_all()
     assert not view.panels["hits"].isVisible()

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QLabel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from timed_fakes import EPOCH, START_NS, FakeTimedSession, second, small_course, timed
+from timed_fakes import EPOCH, START_NS, FakeTimedSession, second, small_overview, timed
 
 from kvscope_app.look.theme import DARK
 from kvscope_app.views.timeline.lane_layout import GUTTER
@@ -22,9 +22,9 @@ from kvscope_app.views.timeline.measured_range import WholeSeconds, measured, mo
 from kvscope_app.views.timeline.request_lanes import RequestLanes
 from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_app.views.timeline.view import TimelineView
-from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.figures import BY_KEY, largest_of, rows_in
 from kvscope_telemetry.summaries.latency_buckets import pack
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Latency
 
 SHIFT = Qt.KeyboardModifier.ShiftModifier
@@ -36,9 +36,9 @@ def span(begin_s, end_s):
     return TimeSpan(START_NS + round(begin_s * SECOND_NS), START_NS + round(end_s * SECOND_NS))
 
 
-def lanes_of(course):
+def lanes_of(overview):
     lanes = RequestLanes()
-    lanes.add(course.events[place] for place in range(len(course.events)))
+    lanes.add(overview.events[place] for place in range(len(overview.events)))
     return lanes
 
 
@@ -49,53 +49,55 @@ def latency(*values_s):
 
 
 def test_figures_are_those_of_the_whole_seconds_that_are_touched():
-    course = Course()
-    course.extend([second(at, decode_tokens=10 * at, finished=1, preemptions=at % 2) for at in range(20)])
-    found = measured(course, RequestLanes(), span(4.2, 6.9), UNTIL_NS)
+    overview = SessionOverview()
+    overview.extend([second(at, decode_tokens=10 * at, finished=1, preemptions=at % 2) for at in range(20)])
+    found = measured(overview, RequestLanes(), span(4.2, 6.9), UNTIL_NS)
     told = dict(found.rows)
     assert found.title.startswith("2.7")
     assert told["Requests finished"] == "3"
     assert told["Preemptions"] == "1"
     assert told["Decode tokens per second"] == "50.0 tokens/s"
     whole = WholeSeconds.of(span(4.2, 6.9))
-    assert BY_KEY["decode_tokens_per_s"].of(course, whole) == pytest.approx(50)
-    assert BY_KEY["finished"].of(course, WholeSeconds.of(span(4, 5))) == 1, "its end is not in it"
+    assert BY_KEY["decode_tokens_per_s"].of(overview, whole) == pytest.approx(50)
+    assert BY_KEY["finished"].of(overview, WholeSeconds.of(span(4, 5))) == 1, "its end is not in it"
 
 
 def test_latencies_have_their_largest():
-    course = Course()
-    course.extend([second(0, first_token=latency(0.1, 0.2)), second(1, first_token=latency(0.1, 4.0))])
-    assert largest_of(course, "first_token", rows_in(course, WholeSeconds.of(span(0, 2)))) == pytest.approx(4, rel=0.01)
-    assert largest_of(course, "first_token", rows_in(course, WholeSeconds.of(span(0, 1)))) == pytest.approx(
+    overview = SessionOverview()
+    overview.extend([second(0, first_token=latency(0.1, 0.2)), second(1, first_token=latency(0.1, 4.0))])
+    assert largest_of(overview, "first_token", rows_in(overview, WholeSeconds.of(span(0, 2)))) == pytest.approx(
+        4, rel=0.01
+    )
+    assert largest_of(overview, "first_token", rows_in(overview, WholeSeconds.of(span(0, 1)))) == pytest.approx(
         0.2, rel=0.01
     )
-    assert largest_of(course, "inter_token", slice(0, 2)) is None
-    told = dict(measured(course, RequestLanes(), span(0, 2), UNTIL_NS).rows)
+    assert largest_of(overview, "inter_token", slice(0, 2)) is None
+    told = dict(measured(overview, RequestLanes(), span(0, 2), UNTIL_NS).rows)
     assert told["First token, p50 / p95 / max"].count("/") == 2
     assert "unknown" in told["Between tokens, p50 / p95 / max"]
 
 
 def test_a_largest_that_no_bucket_tells_is_unknown():
-    course = Course()
-    course.extend([second(0, first_token=Latency(count=9, p50_s=1.0, p95_s=2.0, p99_s=2.0))])
-    assert largest_of(course, "first_token", slice(0, 1)) is None
+    overview = SessionOverview()
+    overview.extend([second(0, first_token=Latency(count=9, p50_s=1.0, p95_s=2.0, p99_s=2.0))])
+    assert largest_of(overview, "first_token", slice(0, 1)) is None
 
 
 def test_the_most_delayed_are_those_not_served_within_the_range():
-    course = small_course()
-    (delayed,) = most_delayed(course, lanes_of(course), span(25, 35), UNTIL_NS)
+    overview = small_overview()
+    (delayed,) = most_delayed(overview, lanes_of(overview), span(25, 35), UNTIL_NS)
     assert (delayed.epoch, delayed.number) == (EPOCH, 1)
     assert delayed.delay_ns == 5 * SECOND_NS, "from 30 s on; what is after the range does not count"
     assert delayed.time_ns == START_NS + 30 * SECOND_NS
-    assert not most_delayed(course, lanes_of(course), span(50, 90), UNTIL_NS)
-    course.extend([], [timed(95, "admitted", 4), timed(96, "preempted", 4)])
-    (open_one,) = most_delayed(course, lanes_of(course), span(94, 100), UNTIL_NS)
+    assert not most_delayed(overview, lanes_of(overview), span(50, 90), UNTIL_NS)
+    overview.extend([], [timed(95, "admitted", 4), timed(96, "preempted", 4)])
+    (open_one,) = most_delayed(overview, lanes_of(overview), span(94, 100), UNTIL_NS)
     assert (open_one.number, open_one.delay_ns) == (4, 4 * SECOND_NS), "it goes on"
 
 
 @pytest.fixture
 def view(qtbot):
-    made = TimelineView(FakeTimedSession(small_course()))
+    made = TimelineView(FakeTimedSession(small_overview()))
     qtbot.addWidget(made)
     made.resize(GUTTER + 1_000, 520)
     made.apply_theme(DARK)
@@ -145,11 +147,11 @@ def test_a_delayed_request_is_gone_to(view):
 
 
 def test_the_card_follows_what_goes_on(view):
-    view.session.course.extend([second(100, finished=2)])
+    view.session.overview.extend([second(100, finished=2)])
     view.refresh()
     drag(view, 98, 101)
     before = dict(view.card.measured.rows)["Requests finished"]
-    view.session.course.extend([second(100, finished=7)])
+    view.session.overview.extend([second(100, finished=7)])
     view.refresh()
     after = dict(view.card.measured.rows)["Requests finished"]
     assert int(after) == int(before) + 5

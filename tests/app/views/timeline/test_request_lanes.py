@@ -13,24 +13,26 @@ from tests.conftest import examples
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from timed_fakes import EPOCH, START_NS, second, small_course, timed
+from timed_fakes import EPOCH, START_NS, second, small_overview, timed
 
-from kvscope_app.views.timeline.course_follower import CourseFollower
-from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase, RequestLanes, Turned
-from kvscope_telemetry.summaries.course import Course
+from kvscope_app.views.timeline.overview_follower import OverviewFollower
+from kvscope_app.views.timeline.request_lanes import OPEN_NS, LanePhase, RequestLanes, Turned
 from kvscope_telemetry.summaries.event_index import EventIndex
+from kvscope_telemetry.summaries.request_phases import PHASE, PhaseKind
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
-from kvscope_telemetry.summaries.turns import TURN, TurnKind
 
 KINDS = ("admitted", "preempted", "resumed", "finished", "aborted", "refused", "evicted", "note")
 
 
 def spans_of(lanes):
     """(epoch, number, phase, begin, end) of each, in the order they began to be known."""
-    lives, spans = lanes.lives, lanes.spans
+    requests, spans = lanes.requests, lanes.spans
     return [
-        (int(lives["epoch"][life]), int(lives["number"][life]), Phase(int(phase)), int(begin), int(end))
-        for begin, end, phase, life in zip(*(spans[name] for name in ("begin", "end", "phase", "life")), strict=True)
+        (int(requests["epoch"][request]), int(requests["number"][request]), LanePhase(int(phase)), int(begin), int(end))
+        for begin, end, phase, request in zip(
+            *(spans[name] for name in ("begin", "end", "phase", "request")), strict=True
+        )
     ]
 
 
@@ -52,19 +54,19 @@ class PlainLives:
             return
         is_new = number not in self.open
         if kind == "admitted" and is_new and data and data.waited_ns:
-            self.begin(number, Phase.QUEUED, at - data.waited_ns)
+            self.begin(number, LanePhase.QUEUED, at - data.waited_ns)
         elif kind in ("preempted", "finished") and is_new:
-            self.begin(number, Phase.RUNNING, START_NS)
+            self.begin(number, LanePhase.RUNNING, START_NS)
         elif kind == "resumed" and is_new:
-            self.begin(number, Phase.PREEMPTED, START_NS)
+            self.begin(number, LanePhase.PREEMPTED, START_NS)
         if kind != "finished":
             at = self.close(number, at)
             phase = {
-                "admitted": Phase.RUNNING,
-                "resumed": Phase.RUNNING,
-                "preempted": Phase.SWAPPED if data and data.is_swapped else Phase.PREEMPTED,
-                "aborted": Phase.ABORTED,
-                "refused": Phase.REFUSED,
+                "admitted": LanePhase.RUNNING,
+                "resumed": LanePhase.RUNNING,
+                "preempted": LanePhase.SWAPPED if data and data.is_swapped else LanePhase.PREEMPTED,
+                "aborted": LanePhase.ABORTED,
+                "refused": LanePhase.REFUSED,
             }[kind]
             self.begin(number, phase, at)
         if kind in ("finished", "aborted", "refused"):
@@ -112,36 +114,36 @@ def test_spans_are_those_of_a_plain_model(events):
 def test_in_a_row_one_request_ends_before_the_next_begins(events):
     lanes = RequestLanes()
     lanes.add(events, START_NS)
-    lives = lanes.lives
-    for row in np.unique(lives["row"]):
-        places = np.flatnonzero(lives["row"] == row)
-        order = places[np.argsort(lives["begin"][places], kind="stable")]
-        assert (lives["end"][order[:-1]] < lives["begin"][order[1:]]).all()
+    requests = lanes.requests
+    for row in np.unique(requests["row"]):
+        places = np.flatnonzero(requests["row"] == row)
+        order = places[np.argsort(requests["begin"][places], kind="stable")]
+        assert (requests["end"][order[:-1]] < requests["begin"][order[1:]]).all()
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(histories(), st.lists(st.integers(1, 9), max_size=30), st.integers(1, 7))
 def test_coming_bit_by_bit_they_are_the_same(events, sizes, at_once):
-    course, follower = Course(), CourseFollower()
-    course.extend((), (timed(0, "note", 0),))
+    overview, follower = SessionOverview(), OverviewFollower()
+    overview.extend((), (timed(0, "note", 0),))
     left = list(events)
     for size in [*sizes, len(left)]:
-        course.extend((), left[:size])
+        overview.extend((), left[:size])
         left = left[size:]
-        while follower.follow(course, at_once):
+        while follower.follow(overview, at_once):
             pass
-    whole = CourseFollower()
-    while whole.follow(course):
+    whole = OverviewFollower()
+    while whole.follow(overview):
         pass
     assert spans_of(follower.lanes) == spans_of(whole.lanes)
 
 
 def test_what_comes_late_is_taken_once():
-    course, follower = Course(), CourseFollower()
-    course.extend((), [timed(1, "admitted", 1), timed(5, "admitted", 2)])
-    follower.follow(course)
-    course.extend((), [timed(4, "finished", 1), timed(6, "finished", 2)])
-    follower.follow(course)
+    overview, follower = SessionOverview(), OverviewFollower()
+    overview.extend((), [timed(1, "admitted", 1), timed(5, "admitted", 2)])
+    follower.follow(overview)
+    overview.extend((), [timed(4, "finished", 1), timed(6, "finished", 2)])
+    follower.follow(overview)
     assert [(number, end) for _, number, _, _, end in spans_of(follower.lanes)] == [
         (1, START_NS + 4 * SECOND_NS),
         (2, START_NS + 6 * SECOND_NS),
@@ -149,33 +151,35 @@ def test_what_comes_late_is_taken_once():
 
 
 def test_what_is_forgotten_goes_and_what_runs_stays():
-    course, follower = Course(), CourseFollower()
-    course.events = EventIndex(max_events=1_000)
-    course.extend((), (timed(0, "admitted", 7),))
+    overview, follower = SessionOverview(), OverviewFollower()
+    overview.events = EventIndex(max_events=1_000)
+    overview.extend((), (timed(0, "admitted", 7),))
     for number in range(8, 3_008):
-        course.extend((), (timed(number, "admitted", number), timed(number + 0.5, "finished", number)))
-        while number % 100 == 0 and follower.follow(course):
+        overview.extend((), (timed(number, "admitted", number), timed(number + 0.5, "finished", number)))
+        while number % 100 == 0 and follower.follow(overview):
             pass
-    while follower.follow(course):
+    while follower.follow(overview):
         pass
     numbers = {number for _, number, *_ in spans_of(follower.lanes)}
     assert 7 in numbers
     assert 3_007 in numbers
     assert len(numbers) < 2_000
-    course.extend((), (timed(4_000, "finished", 7),))
-    follower.follow(course)
-    assert (EPOCH, 7, Phase.RUNNING, START_NS, START_NS + 4_000 * SECOND_NS) in spans_of(follower.lanes)
-    assert follower.lanes.life_of(EPOCH, 7) is not None
+    overview.extend((), (timed(4_000, "finished", 7),))
+    follower.follow(overview)
+    assert (EPOCH, 7, LanePhase.RUNNING, START_NS, START_NS + 4_000 * SECOND_NS) in spans_of(follower.lanes)
+    assert follower.lanes.history_of(EPOCH, 7) is not None
 
 
 def test_an_engine_that_ended_ends_its_requests_when_it_was_last_seen():
-    course, follower = small_course(), CourseFollower()
-    course.extend((), (timed(300, "admitted", 1, epoch=EPOCH + 1),))
-    follower.follow(course)
-    assert (EPOCH, 2, Phase.RUNNING, START_NS + 12 * SECOND_NS, START_NS + 100 * SECOND_NS) in spans_of(follower.lanes)
+    overview, follower = small_overview(), OverviewFollower()
+    overview.extend((), (timed(300, "admitted", 1, epoch=EPOCH + 1),))
+    follower.follow(overview)
+    assert (EPOCH, 2, LanePhase.RUNNING, START_NS + 12 * SECOND_NS, START_NS + 100 * SECOND_NS) in spans_of(
+        follower.lanes
+    )
 
 
-def turn(at, number, kind, epoch=EPOCH):
+def phase(at, number, kind, epoch=EPOCH):
     return Turned(START_NS + round(at * SECOND_NS), epoch, number, kind)
 
 
@@ -195,82 +199,88 @@ def started(at, number, known=100, kept=0, kind="admitted"):
 
 def test_a_turn_says_when_the_prompt_was_done_even_after_the_end():
     lanes = RequestLanes()
-    lanes.tells_turns = True
+    lanes.tells_phases = True
     lanes.add([started(1, 5), timed(3, "preempted", 5), started(4, 5, kind="resumed"), timed(9, "finished", 5)])
-    lanes.add([turn(5, 5, TurnKind.DECODE), turn(2, 5, TurnKind.DECODE), turn(2, 5, TurnKind.DECODE)])
+    lanes.add([phase(5, 5, PhaseKind.DECODE), phase(2, 5, PhaseKind.DECODE), phase(2, 5, PhaseKind.DECODE)])
     assert told_by(lanes) == {
         5: [
-            (Phase.PREFILL, 1.0, 2.0),
-            (Phase.DECODE, 2.0, 3.0),
-            (Phase.PREEMPTED, 3.0, 4.0),
-            (Phase.PREFILL, 4.0, 5.0),
-            (Phase.DECODE, 5.0, 9.0),
+            (LanePhase.PREFILL, 1.0, 2.0),
+            (LanePhase.DECODE, 2.0, 3.0),
+            (LanePhase.PREEMPTED, 3.0, 4.0),
+            (LanePhase.PREFILL, 4.0, 5.0),
+            (LanePhase.DECODE, 5.0, 9.0),
         ]
     }
 
 
 def test_who_comes_back_with_all_its_blocks_decodes_at_once():
     lanes = RequestLanes()
-    lanes.tells_turns = True
-    lanes.add([started(1, 5, known=100, kept=99), turn(1.5, 5, TurnKind.DECODE)])
-    assert told_by(lanes) == {5: [(Phase.DECODE, 1.0, None)]}
+    lanes.tells_phases = True
+    lanes.add([started(1, 5, known=100, kept=99), phase(1.5, 5, PhaseKind.DECODE)])
+    assert told_by(lanes) == {5: [(LanePhase.DECODE, 1.0, None)]}
 
 
 def test_who_waits_has_a_lane_before_it_runs_and_when_it_never_does():
     lanes = RequestLanes()
-    lanes.tells_turns = True
-    lanes.add([turn(1, 5, TurnKind.WAITS), turn(1, 6, TurnKind.WAITS), turn(0, 7, TurnKind.DECODE)])
-    assert told_by(lanes) == {5: [(Phase.QUEUED, 1, None)], 6: [(Phase.QUEUED, 1, None)], 7: [(Phase.DECODE, 0, None)]}
-    lanes.add([started(4, 5), turn(1, 5, TurnKind.WAITS), timed(6, "aborted", 6)])
+    lanes.tells_phases = True
+    lanes.add([phase(1, 5, PhaseKind.WAITS), phase(1, 6, PhaseKind.WAITS), phase(0, 7, PhaseKind.DECODE)])
+    assert told_by(lanes) == {
+        5: [(LanePhase.QUEUED, 1, None)],
+        6: [(LanePhase.QUEUED, 1, None)],
+        7: [(LanePhase.DECODE, 0, None)],
+    }
+    lanes.add([started(4, 5), phase(1, 5, PhaseKind.WAITS), timed(6, "aborted", 6)])
     found = told_by(lanes)
-    assert found[5] == [(Phase.QUEUED, 1, 4), (Phase.PREFILL, 4, None)]
-    assert found[6] == [(Phase.QUEUED, 1, 6), (Phase.ABORTED, 6, 6)]
-    lanes.add([timed(8, "admitted", 1, epoch=EPOCH + 1), turn(7, 9, TurnKind.WAITS), turn(5, 5, TurnKind.DECODE)])
-    assert told_by(lanes)[5] == [(Phase.QUEUED, 1, 4), (Phase.PREFILL, 4, 5), (Phase.DECODE, 5, 8)]
+    assert found[5] == [(LanePhase.QUEUED, 1, 4), (LanePhase.PREFILL, 4, None)]
+    assert found[6] == [(LanePhase.QUEUED, 1, 6), (LanePhase.ABORTED, 6, 6)]
+    lanes.add([timed(8, "admitted", 1, epoch=EPOCH + 1), phase(7, 9, PhaseKind.WAITS), phase(5, 5, PhaseKind.DECODE)])
+    assert told_by(lanes)[5] == [(LanePhase.QUEUED, 1, 4), (LanePhase.PREFILL, 4, 5), (LanePhase.DECODE, 5, 8)]
     assert 9 not in told_by(lanes), "of an engine that ended"
 
 
 def test_without_turns_it_just_runs():
     lanes = RequestLanes()
     lanes.add([started(1, 5)])
-    assert told_by(lanes) == {5: [(Phase.RUNNING, 1, None)]}
+    assert told_by(lanes) == {5: [(LanePhase.RUNNING, 1, None)]}
 
 
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_however_late_turns_come_lives_are_the_same(data):
     """Ten requests, one after another; turns are told after their second, forgetting goes on meanwhile."""
-    events, turns, expected = [], [], {}
+    events, phases, expected = [], [], {}
     for number in range(1, 11):
         at = 10.0 * number
         first, second = sorted(data.draw(st.lists(st.integers(1, 8), min_size=2, max_size=2)))
         events += [started(at, number), timed(at + 9, "finished", number)]
-        turns.append((at + first, number, TurnKind.DECODE))
+        phases.append((at + first, number, PhaseKind.DECODE))
         if second > first:  # it was preempted and went on
             events[-1:-1] = [timed(at + second, "preempted", number), started(at + second, number, kind="resumed")]
-        spans = [(Phase.PREFILL, at, at + first), (Phase.DECODE, at + first, at + second)]
-        again = [(Phase.PREEMPTED, at + second, at + second), (Phase.PREFILL, at + second, at + 9)]
-        expected[number] = [*spans, *again] if second > first else [spans[0], (Phase.DECODE, at + first, at + 9)]
-    late = data.draw(st.permutations(turns))
+        spans = [(LanePhase.PREFILL, at, at + first), (LanePhase.DECODE, at + first, at + second)]
+        again = [(LanePhase.PREEMPTED, at + second, at + second), (LanePhase.PREFILL, at + second, at + 9)]
+        expected[number] = [*spans, *again] if second > first else [spans[0], (LanePhase.DECODE, at + first, at + 9)]
+    late = data.draw(st.permutations(phases))
     lanes = RequestLanes()
-    lanes.tells_turns = True
+    lanes.tells_phases = True
     cut = data.draw(st.integers(0, len(late)))
     lanes.add(events)
-    lanes.add([turn(*each) for each in late[:cut]])
-    lanes.add([turn(*each) for each in late[cut:]])
+    lanes.add([phase(*each) for each in late[:cut]])
+    lanes.add([phase(*each) for each in late[cut:]])
     assert told_by(lanes) == expected
 
 
 def test_a_follower_takes_turns_with_the_seconds_that_tell_them():
-    course, follower = Course(), CourseFollower()
-    packed = np.array([(START_NS + 2 * SECOND_NS, 5, TurnKind.DECODE), (START_NS, 6, TurnKind.WAITS)], TURN).tobytes()
-    course.extend([second(1, turns=b"")], [started(1, 5)])
-    follower.follow(course)
-    assert told_by(follower.lanes) == {5: [(Phase.PREFILL, 1, None)]}
-    course.extend([second(2, turns=packed)])
-    follower.follow(course)
-    follower.follow(course)
+    overview, follower = SessionOverview(), OverviewFollower()
+    packed = np.array(
+        [(START_NS + 2 * SECOND_NS, 5, PhaseKind.DECODE), (START_NS, 6, PhaseKind.WAITS)], PHASE
+    ).tobytes()
+    overview.extend([second(1, phases=b"")], [started(1, 5)])
+    follower.follow(overview)
+    assert told_by(follower.lanes) == {5: [(LanePhase.PREFILL, 1, None)]}
+    overview.extend([second(2, phases=packed)])
+    follower.follow(overview)
+    follower.follow(overview)
     assert told_by(follower.lanes) == {
-        5: [(Phase.PREFILL, 1, 2), (Phase.DECODE, 2, None)],
-        6: [(Phase.QUEUED, 0, None)],
+        5: [(LanePhase.PREFILL, 1, 2), (LanePhase.DECODE, 2, None)],
+        6: [(LanePhase.QUEUED, 0, None)],
     }

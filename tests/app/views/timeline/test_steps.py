@@ -20,7 +20,7 @@ from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_app.views.timeline.view import TimelineView
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.playback.playback_source import PlaybackSource
-from kvscope_telemetry.recordings.effort import OpeningCancelled
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled
 from kvscope_telemetry.recordings.reader import Recording
 
 WAIT_MS = 60_000
@@ -38,7 +38,7 @@ def recording():
 def session(recording, qtbot):
     made = Session(PlaybackSource(recording, is_playing=False))
     made.start()
-    qtbot.waitUntil(lambda: made.mirror.hello is not None and made.is_course_whole, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: made.mirror.hello is not None and made.is_overview_whole, timeout=WAIT_MS)
     yield made
     made.close()
 
@@ -108,10 +108,10 @@ def test_reading_can_be_given_up(recording):
 
 
 def test_only_what_is_near_enough_is_read(view, session, recording, qtbot):
-    course, width = session.course, view.canvas.layout_now.chart_width
+    overview, width = session.overview, view.canvas.layout_now.chart_width
     begin_ns = recording.start_ns
-    assert wants_steps(course, TimeSpan(begin_ns, begin_ns + 2 * SECOND_NS), width)
-    assert not wants_steps(course, TimeSpan(begin_ns, recording.end_ns), 60)
+    assert wants_steps(overview, TimeSpan(begin_ns, begin_ns + 2 * SECOND_NS), width)
+    assert not wants_steps(overview, TimeSpan(begin_ns, recording.end_ns), 60)
     zoom_to_steps(view, recording, qtbot)
     view.canvas.resize(gutter() + 40, 560)
     view.canvas.fit()

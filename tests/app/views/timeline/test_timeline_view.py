@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QLabel, QToolButton
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from timed_fakes import EPOCH, START_NS, FakeTimedSession, second, small_course, timed
+from timed_fakes import EPOCH, START_NS, FakeTimedSession, second, small_overview, timed
 
 from kvscope_app.look.theme import DARK, THEMES
 from kvscope_app.views.timeline.lane_colors import softened
@@ -24,7 +24,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 @pytest.fixture
 def timed_session():
-    return FakeTimedSession(small_course())
+    return FakeTimedSession(small_overview())
 
 
 @pytest.fixture
@@ -136,13 +136,13 @@ def test_what_is_under_the_pointer_is_told_with_its_cause(view):
     assert view.canvas.found_at(QPoint(5, 100)) is None
 
 
-def turn_wheel(view, at, turns):
+def turn_wheel(view, at, phases):
     where = QPointF(point(view, at, lane="usage"))
     event = QWheelEvent(
         where,
         view.canvas.mapToGlobal(where),
         QPoint(),
-        QPoint(0, 120 * turns),
+        QPoint(0, 120 * phases),
         Qt.MouseButton.NoButton,
         Qt.KeyboardModifier.NoModifier,
         Qt.ScrollPhase.NoScrollPhase,
@@ -168,8 +168,8 @@ def test_the_wheel_zooms_at_the_pointer_while_time_is_paused_and_the_cursor_is_f
     view.refresh()
     x = point(view, 20, lane="usage").x()
     turn_wheel(view, 20, 8)
-    timed_session.course.extend([second(at, num_running=1) for at in range(100, 110)])  # the engine goes on
-    timed_session.course_changed.emit()
+    timed_session.overview.extend([second(at, num_running=1) for at in range(100, 110)])  # the engine goes on
+    timed_session.overview_changed.emit()
     assert abs(point(view, 20, lane="usage").x() - x) <= 2
     assert not view.follow.isChecked(), "the cursor is out of sight"
     turn_wheel(view, 20, -200)
@@ -184,8 +184,8 @@ def test_panning_to_the_end_while_time_is_paused_stays_there(view, timed_session
     view.canvas.show_length(20 * SECOND_NS)
     view.canvas.pan(500 * SECOND_NS)
     seen = view.canvas.shown.span
-    timed_session.course.extend([second(at, num_running=1) for at in range(100, 110)])
-    timed_session.course_changed.emit()
+    timed_session.overview.extend([second(at, num_running=1) for at in range(100, 110)])
+    timed_session.overview_changed.emit()
     assert view.canvas.shown.span == seen
 
 
@@ -249,23 +249,23 @@ def test_following_keeps_the_live_end_in_sight_until_someone_looks_elsewhere(vie
     view.refresh()
     view.canvas.show_length(10 * SECOND_NS)
     assert view.canvas.shown.span.end_ns == START_NS + 100 * SECOND_NS
-    timed_session.course.extend([second(at, num_running=1, free_blocks=1) for at in range(100, 110)])
+    timed_session.overview.extend([second(at, num_running=1, free_blocks=1) for at in range(100, 110)])
     timed_session.cursor_ns = START_NS + 110 * SECOND_NS
-    timed_session.course_changed.emit()
+    timed_session.overview_changed.emit()
     assert view.canvas.shown.span.end_ns == START_NS + 110 * SECOND_NS
     for _ in range(200):
         qtbot.keyClick(view.canvas, Qt.Key.Key_Left, Qt.KeyboardModifier.ShiftModifier)
     assert not view.follow.isChecked()
-    timed_session.course.extend([second(110)])
+    timed_session.overview.extend([second(110)])
     timed_session.cursor_ns = START_NS + 111 * SECOND_NS
-    timed_session.course_changed.emit()
+    timed_session.overview_changed.emit()
     assert view.canvas.shown.span.begin_ns == START_NS
     view.follow.click()
     assert view.canvas.shown.span.end_ns == START_NS + 111 * SECOND_NS
 
 
 def test_many_requests_are_scrolled_by_arrival_newest_at_the_bottom(view, timed_session, qtbot):
-    timed_session.course.extend((), [timed(91 + number / 100, "admitted", number) for number in range(10, 210)])
+    timed_session.overview.extend((), [timed(91 + number / 100, "admitted", number) for number in range(10, 210)])
     view.refresh()
     view.orders.chosen.emit(1)
     assert view.rows.isVisibleTo(view)
@@ -305,7 +305,7 @@ def test_from_one_request_to_the_next_the_cursor_stays_where_both_are(view, time
 
 
 def test_up_begins_at_the_last_row_that_is_seen(view, timed_session, qtbot):
-    timed_session.course.extend((), [timed(91 + number / 100, "admitted", number) for number in range(10, 210)])
+    timed_session.overview.extend((), [timed(91 + number / 100, "admitted", number) for number in range(10, 210)])
     view.refresh()
     view.orders.chosen.emit(1)
     timed_session.go_to(START_NS + 99 * SECOND_NS)
@@ -317,8 +317,8 @@ def test_up_begins_at_the_last_row_that_is_seen(view, timed_session, qtbot):
 
 
 def test_without_requests_up_and_down_do_nothing(qtbot):
-    session = FakeTimedSession(small_course())
-    session.course.events.forget_before(START_NS + 1_000 * SECOND_NS)
+    session = FakeTimedSession(small_overview())
+    session.overview.events.forget_before(START_NS + 1_000 * SECOND_NS)
     empty = TimelineView(session)
     qtbot.addWidget(empty)
     empty.refresh()
@@ -328,22 +328,22 @@ def test_without_requests_up_and_down_do_nothing(qtbot):
 
 
 def test_a_low_dock_leaves_lanes_out_that_nothing_ever_happened_in(view, timed_session):
-    timed_session.course.forget_before(START_NS + 71 * SECOND_NS)
+    timed_session.overview.forget_before(START_NS + 71 * SECOND_NS)
     view.refresh()
     assert {"refused", "copied", "swapped"} <= {lane.name for lane, *_ in view.canvas.layout_now.boxes()}
     view.resize(GUTTER + 1_000, 260)
     assert {lane.name for lane, *_ in view.canvas.layout_now.boxes()} == {"usage", "running", "waiting", "gaps"}
 
 
-def test_a_long_course_is_taken_in_by_turns_and_painted_meanwhile(view, timed_session, qtbot):
+def test_a_long_overview_is_taken_in_by_turns_and_painted_meanwhile(view, timed_session, qtbot):
     events = [timed(91 + at / 1_000, kind, 100 + at) for at in range(2_000) for kind in ("admitted", "finished")]
-    timed_session.course.extend((), events)
+    timed_session.overview.extend((), events)
     view.refresh()
     while view._later.isActive():
         view.canvas.grab()
         view.canvas.found_at(point(view, 92, row=2))
         QApplication.processEvents()
-    assert view._follower.lanes.life_of(EPOCH, 2_099) is not None
+    assert view._follower.lanes.history_of(EPOCH, 2_099) is not None
     assert view.canvas.found_at(point(view, 92.5, row=0)).number
 
 
@@ -387,7 +387,7 @@ def test_a_paint_makes_no_object_an_event(view, timed_session, qtbot):
     few = num_calls()
     events = [timed(at / 100, "evicted", 0) for at in range(5_000)]
     events += [timed(50 + at / 100, kind, 100 + at) for at in range(2_000) for kind in ("admitted", "finished")]
-    timed_session.course.extend((), events)
+    timed_session.overview.extend((), events)
     view.refresh()
     qtbot.waitUntil(lambda: not view._later.isActive())
     assert num_calls() < few + 1_500

@@ -122,7 +122,7 @@ def test_a_damaged_connections_file_is_told_and_not_overwritten(open_sheet, open
 
 
 @pytest.fixture
-def foreign(monkeypatch):
+def external(monkeypatch):
     """Addresses of other engines are taken as they are."""
     monkeypatch.setattr(addresses, "_foreign_address", lambda address: None)
 
@@ -149,7 +149,7 @@ def test_the_fields_are_those_of_the_kind(given):
     assert fields.ca.isEnabled()
 
 
-def test_another_engine_is_attached_and_its_key_is_not_kept_unless_asked(given, foreign):
+def test_another_engine_is_attached_and_its_key_is_not_kept_unless_asked(given, external):
     sheet, found = given
     sheet.fields.kinds.chosen.emit(1)
     sheet.fields.where.setText("gpu-box:8000")
@@ -165,7 +165,7 @@ def test_another_engine_is_attached_and_its_key_is_not_kept_unless_asked(given, 
     assert not api_keys_path().exists()
 
 
-def test_a_key_that_is_kept_is_private_comes_back_and_is_forgotten_with_its_engine(given, foreign, qtbot):
+def test_a_key_that_is_kept_is_private_comes_back_and_is_forgotten_with_its_engine(given, external, qtbot):
     sheet, _ = given
     sheet.fields.kinds.chosen.emit(2)
     sheet.fields.where.setText("box:30000")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_engine.model.joined.float32_head import Float32Head
+from kvscope_engine.model.fused.float32_head import Float32Head
 from kvscope_engine.model.loading.loader import LoadedModel
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 

@@ -7,7 +7,7 @@ import torch
 
 from kvscope_engine.model.memory.allocator_map import allocator_map
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.state.allocator_map import Pool, State, unpack_map
+from kvscope_telemetry.state.allocator_map import AllocatorPool, State, unpack_map
 
 MIB = 1 << 20
 BASE = 0x7F00_0000_0000
@@ -53,8 +53,8 @@ def test_a_snapshot_becomes_columns() -> None:
     told = allocator_map(torch.device("cuda", 0), 6, lambda: SNAPSHOT)
     private, small = unpack_map(told)
     assert (told.tag, told.device, told.num_segments, told.num_blocks) == (6, "cuda:0", 2, 4)
-    assert (private.pool, private.stream, private.num_bytes) == (Pool.PRIVATE, 93_824_992, 20 * MIB)
-    assert (small.pool, small.address) == (Pool.SMALL, BASE)
+    assert (private.pool, private.stream, private.num_bytes) == (AllocatorPool.PRIVATE, 93_824_992, 20 * MIB)
+    assert (small.pool, small.address) == (AllocatorPool.SMALL, BASE)
     assert small.offsets.tolist() == [0, 512, 1536]
     assert small.states.tolist() == [State.ALLOCATED, State.PENDING, State.CACHED]
     assert (told.allocated_bytes, told.pending_bytes) == (512, 1024)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from kvscope_engine.model.checks.trial import TrialContext
-from kvscope_engine.model.joined.grouped_linear import GroupedLinear
+from kvscope_engine.model.fused.grouped_linear import GroupedLinear
 from kvscope_engine.model.loading.loader import load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_telemetry.engine_config import EngineConfig

@@ -16,7 +16,7 @@ from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.ranks.rank import Rank
 from kvscope_engine.model.ranks.reduce import reduce_behind_layers
-from kvscope_engine.model.ranks.shard import check_joined
+from kvscope_engine.model.ranks.shard import check_fused
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.step_inputs import StepInputs
 from kvscope_engine.model.running.storage_for_model import storage_for_model
@@ -88,7 +88,7 @@ def share(tmp_path: Path) -> Callable[..., LoadedModel]:
         options = EngineConfig(model=f"dummy:{path}", device="cpu", dtype="float32", quantization="none")
         loaded = load_model(options, lambda _: None, rank)
         fused = make_ready_to_run(loaded.module)
-        check_joined(fused.layers, loaded.num_layers, rank, "tiny")
+        check_fused(fused.layers, loaded.num_layers, rank, "tiny")
         return loaded
 
     return load

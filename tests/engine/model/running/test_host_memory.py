@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvscope_engine.model.joined.packed_linear import can_pack
+from kvscope_engine.model.fused.packed_linear import can_pack
 from kvscope_engine.model.running.host_memory import keep_freed_memory
 
 MANY_SHAPES = """
 import torch
 from kvscope_engine.model.running.host_memory import bound_compiled_products
-from kvscope_engine.model.joined.packed_linear import PackedLinear
+from kvscope_engine.model.fused.packed_linear import PackedLinear
 
 def resident_mib():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvscope_engine.model.joined.fuse import Fused
+from kvscope_engine.model.fused.fuse import Fused
 from kvscope_engine.model.loading.loader import LoadedModel
 from kvscope_kernels.copy_rows import copy_rows_torch
 

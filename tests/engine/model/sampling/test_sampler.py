@@ -16,7 +16,7 @@ from kvscope_engine.model.sampling.random_numbers import keys
 from kvscope_engine.model.sampling.sampler import Sampler, draw
 from kvscope_engine.model.sampling.token_filter import filter_inputs, thresholds
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 VOCABULARY = 700

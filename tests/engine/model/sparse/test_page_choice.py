@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from kvscope_engine.model.running.attention import AttentionOptions, DecodeBatch, PagedContext
-from kvscope_engine.model.running.block_shares import BlockShares
+from kvscope_engine.model.running.attention_scores import AttentionScores
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.sparse.page_choice import PageChoice, by_head
 from kvscope_engine.model.sparse.skips import BlockSkips
 from kvscope_kernels import ops_for
+from kvscope_kernels.attention_scores.block_scores import NEAR
 from kvscope_kernels.dispatch import torch_ops
-from kvscope_kernels.relevance.block_scores import NEAR
 
 BLOCK_SIZE, HEADS, KV_HEADS, DIM = 4, 6, 2, 16
 LENGTHS = [0, 1, 37, 40, 41, 90]
@@ -52,7 +52,11 @@ class Decodes:
         self.lengths = lengths
 
     def attend(
-        self, choice: PageChoice | None, ops: Any, skips: BlockSkips | None = None, shares: BlockShares | None = None
+        self,
+        choice: PageChoice | None,
+        ops: Any,
+        skips: BlockSkips | None = None,
+        shares: AttentionScores | None = None,
     ) -> torch.Tensor:
         """Decode attention as a step does it."""
         batch = DecodeBatch(self.tables, self.seq_lens, max(self.lengths))
@@ -184,7 +188,7 @@ def test_what_is_read_is_the_blocks_chosen_and_the_bounds_of_all() -> None:
 @pytest.mark.parametrize("name", OPS)
 def test_no_attention_falls_on_what_all_heads_passed_over(name: str) -> None:
     ops, decodes = OPS[name](), Decodes(LENGTHS)
-    skips, shares, full = BlockSkips(), BlockShares(ops), BlockShares(ops)
+    skips, shares, full = BlockSkips(), AttentionScores(ops), AttentionScores(ops)
     decodes.attend(choice_of(0.3, ops), ops, skips, shares)
     decodes.attend(None, ops, None, full)
     told, passed_over, before = shares.rows(), skips.rows(), full.rows()

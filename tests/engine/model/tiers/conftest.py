@@ -16,7 +16,7 @@ import torch
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.build import make_tier_mover
-from kvscope_engine.model.tiers.streams import Lane, Mark
+from kvscope_engine.model.tiers.streams import Lane, StreamMark
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_telemetry.engine_config import EngineConfig
 
@@ -141,7 +141,7 @@ class LateMark:
     def is_past(self) -> bool:
         return self.passed
 
-    def seconds_since(self, earlier: Mark) -> float:
+    def seconds_since(self, earlier: StreamMark) -> float:
         assert self.passed
         assert earlier.is_past()
         return 0.001
@@ -171,7 +171,7 @@ class LateStreams:
         self.lanes[lane].append(pass_by)
         return mark
 
-    def wait(self, lane: Lane, mark: Mark) -> None:
+    def wait(self, lane: Lane, mark: StreamMark) -> None:
         self.lanes[lane].append(mark.is_past)
 
     def finish(self, lane: Lane) -> None:

@@ -32,7 +32,7 @@ def test_blocks_come_back_from_host_memory(make_mover: MakeMover, contents: Cont
 def test_blocks_come_back_from_disk(make_mover: MakeMover, contents: Contents, scramble: Scramble) -> None:
     mover, before = make_mover(3, 5), contents([0, 1, 2])
     mover.save([0, 1, 2], [0, 1, 2])
-    assert mover.sink([0, 1, 2], [4, 2, 3], [None] * 3) == [True] * 3
+    assert mover.offload([0, 1, 2], [4, 2, 3], [None] * 3) == [True] * 3
     scramble([0, 1, 2])
     mover.save([0, 1, 2], [0, 1, 2])
     assert mover.rise([4, 2, 3, 0], [2, 1, 0, 1]) == [True, True, True, False]
@@ -43,7 +43,7 @@ def test_blocks_come_back_from_disk(make_mover: MakeMover, contents: Contents, s
 def test_without_a_disk_nothing_sinks_or_rises(make_mover: MakeMover) -> None:
     mover = make_mover(2)
     assert (mover.has_disk, mover.failure, mover.num_disk_places) == (False, "", 0)
-    assert mover.sink([0, 1], [0, 1], [None, None]) == [False, False]
+    assert mover.offload([0, 1], [0, 1], [None, None]) == [False, False]
     assert mover.rise([0], [0]) == [False]
     assert (mover.kept(), mover.salt) == ([], None)
 
@@ -73,7 +73,7 @@ def test_what_was_moved_is_counted(make_mover: MakeMover, storage: KVStorage) ->
     assert (mover.stats.saved_bytes, mover.stats.loaded_bytes) == (0, 0), "the practice at the start counts"
     mover.save([0, 1, 2], [0, 1, 2])
     mover.load([0], [5])
-    mover.sink([0, 1], [0, 1], [None, None])
+    mover.offload([0, 1], [0, 1], [None, None])
     mover.rise([0, 1], [0, 1])
     stats = mover.stats
     size = storage.block_bytes
@@ -91,7 +91,7 @@ def test_closing_ends_the_thread_and_leaves_no_file_open(
         mover = make_mover(4, 4, own_cache / "kv", keep=keep)
         assert (open_fds(), threading.active_count()) == (before + 1, threads + 1)
         mover.save([0, 1], [0, 1])
-        mover.sink([0, 1], [0, 1], [prefix(0), None])
+        mover.offload([0, 1], [0, 1], [prefix(0), None])
         assert mover.close() == ""
         assert (open_fds(), threading.active_count()) == (before, threads)
         assert mover.close() == ""
@@ -102,7 +102,7 @@ def test_closing_ends_the_thread_and_leaves_no_file_open(
     [
         lambda mover: mover.save([0], [0]),
         lambda mover: mover.load([0], [0]),
-        lambda mover: mover.sink([0], [0], [None]),
+        lambda mover: mover.offload([0], [0], [None]),
         lambda mover: mover.rise([0], [0]),
         lambda mover: mover.flush(),
     ],

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.conftest import examples
 
 from kvscope_engine.model.running.kv_storage import KVStorage
+from kvscope_engine.model.tiers.block_layout import BlockLayout
 from kvscope_engine.model.tiers.block_mover import BlockMover
-from kvscope_engine.model.tiers.block_words import BlockWords
 from kvscope_engine.model.tiers.copies import Copies, PlainCopies
 from kvscope_engine.model.tiers.disk_open import open_disk_file
 from kvscope_engine.model.tiers.disk_tier import DiskTier
@@ -77,12 +77,12 @@ class Journey:
             for place, block in zip(places, blocks, strict=True):
                 self.pool[block] = self.host[place] or b""
 
-    def sink(self, draw: random.Random) -> None:
+    def offload(self, draw: random.Random) -> None:
         known = [place for place, held in enumerate(self.host) if held is not None]
         if known:
             targets = draw.sample(range(NUM_DISK), some(draw, NUM_DISK))
             places = [draw.choice(known) for _ in targets]
-            assert all(self.mover.sink(places, targets, [None] * len(targets)))
+            assert all(self.mover.offload(places, targets, [None] * len(targets)))
             for place, target in zip(places, targets, strict=True):
                 self.cold[target] = self.host[place]
 
@@ -123,7 +123,7 @@ class Journey:
 @contextmanager
 def journey(tools: Any, make: Callable[..., KVStorage], streams: Any | None) -> Iterator[Journey]:
     storage = make(NUM_BLOCKS)
-    words = BlockWords(storage)
+    words = BlockLayout(storage)
     slab = HostSlab(NUM_HOST, words.block_bytes)
     copies: Copies = PlainCopies(words, slab.rows) if streams is None else StagedCopies(words, slab.rows, streams, 3)
     disk = DiskTier(open_disk_file(None, NUM_DISK * 4096, keep=False), NUM_DISK, words.block_bytes)

@@ -29,7 +29,7 @@ def kept(make_mover: MakeMover, prefix: NumberedPrefix, tmp_path: Path) -> Path:
     """A file whose places 0, 2 and 3 hold blocks 0, 2 and 3 by prefixes; place 1 is a request's alone."""
     mover = make_mover(4, 6, tmp_path / "kv", keep=True)
     mover.save(range(4), range(4))
-    assert all(mover.sink(range(4), range(4), [prefix(0), None, prefix(2), prefix(3)]))
+    assert all(mover.offload(range(4), range(4), [prefix(0), None, prefix(2), prefix(3)]))
     assert mover.close() == ""
     return tmp_path / "kv"
 
@@ -64,7 +64,7 @@ def test_the_salt_stays_with_the_file(make_mover: MakeMover, kept: Path, tmp_pat
 def test_what_is_kept_follows_what_is_sunk(make_mover: MakeMover, kept: Path, prefix: NumberedPrefix) -> None:
     mover = make_mover(4, 6, kept, keep=True)
     mover.save(range(4), range(4))
-    assert all(mover.sink([0, 1, 2], [0, 4, 5], [None, prefix(2), prefix(8)]))
+    assert all(mover.offload([0, 1, 2], [0, 4, 5], [None, prefix(2), prefix(8)]))
     mover.close()
     assert dict(make_mover(4, 6, kept, keep=True).kept()) == {3: prefix(3), 4: prefix(2), 5: prefix(8)}
 
@@ -75,7 +75,7 @@ def test_what_was_forgotten_is_not_found_at_the_next_start(
     mover = make_mover(4, 6, kept, keep=True)
     mover.forget_prefixes()
     mover.save([5], [0])
-    assert mover.sink([0], [1], [prefix(5)]) == [True]
+    assert mover.offload([0], [1], [prefix(5)]) == [True]
     assert mover.close() == ""
     assert make_mover(4, 6, kept, keep=True).kept() == [(1, prefix(5))]
 
@@ -127,7 +127,7 @@ def test_a_file_of_another_size_is_used_anew(make_mover: MakeMover, kept: Path) 
 def test_a_failed_tier_keeps_nothing(make_mover: MakeMover, kept: Path, prefix: NumberedPrefix) -> None:
     mover = make_mover(4, 6, kept, keep=True)
     kept.unlink()
-    mover.sink([0], [0], [prefix(0)])
+    mover.offload([0], [0], [prefix(0)])
     assert "is not kept" in mover.close()
     assert not kept.exists()
 

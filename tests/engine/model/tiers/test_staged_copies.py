@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvscope_engine.model.running.kv_storage import KVStorage
-from kvscope_engine.model.tiers.block_words import BlockWords
+from kvscope_engine.model.tiers.block_layout import BlockLayout
 from kvscope_engine.model.tiers.staged_copies import StagedCopies
 
 STAGING_BLOCKS = 4
@@ -33,7 +33,7 @@ def streams(late_streams: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def copies(storage: KVStorage, streams: Any) -> CountingCopies:
-    words = BlockWords(storage)
+    words = BlockLayout(storage)
     rows = torch.zeros(16, words.block_bytes, dtype=torch.uint8)
     copies = CountingCopies(words, rows, streams, STAGING_BLOCKS)
     copies.copied = []

@@ -74,7 +74,7 @@ def test_blocks_come_back_from_disk(gpu_mover: BlockMover, gpu_storage: KVStorag
     before = [tensor.clone() for tensor in gpu_storage.block_tensors]
     numbers = list(range(60))
     gpu_mover.save(numbers, numbers)
-    assert all(gpu_mover.sink(numbers, numbers[::-1], [None] * 60))
+    assert all(gpu_mover.offload(numbers, numbers[::-1], [None] * 60))
     gpu_mover.save([n + 100 for n in numbers], numbers)
     gpu_mover.flush()
     for tensor in gpu_storage.block_tensors:

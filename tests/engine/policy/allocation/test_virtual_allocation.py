@@ -12,7 +12,7 @@ import pytest
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 
 Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event
 
 Make = Callable[..., Any]  # fixture of tests/engine/conftest.py

@@ -11,7 +11,7 @@ import pytest
 
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_telemetry.ledger import BlockState, Tier
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event, Moves
 
 Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
@@ -53,7 +53,7 @@ def test_a_storm_over_all_tiers(drive: Make, expected_completion: Make, prefix_c
     totals = one.scheduler.totals
     assert totals.swapped_blocks > 20
     assert totals.loaded_blocks > 20
-    assert (totals.sunk_blocks > 0) == prefix_caching
+    assert (totals.offloaded_blocks > 0) == prefix_caching
     assert totals.lost_blocks == 0
     disk = one.pool.ledger.part(24 + one.pool.num_host, 24 + one.pool.num_host + num_disk)
     assert bool(disk.last_used_step.any()) == bool(num_disk)

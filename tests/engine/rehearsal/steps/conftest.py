@@ -22,14 +22,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvscope_engine.model.joined import fused_mlp
-from kvscope_engine.model.joined.float32_head import use_float32_logits
-from kvscope_engine.model.joined.fuse import _replace
-from kvscope_engine.model.joined.fused_attention import attention_candidates
-from kvscope_engine.model.joined.fused_layer import chain_layers, layer_candidate
-from kvscope_engine.model.joined.fused_mlp import mlp_candidate
-from kvscope_engine.model.joined.fused_norm import norm_candidates
-from kvscope_engine.model.running import block_shares, runner, step_buffer
+from kvscope_engine.model.fused import fused_mlp
+from kvscope_engine.model.fused.float32_head import use_float32_logits
+from kvscope_engine.model.fused.fuse import _replace
+from kvscope_engine.model.fused.fused_attention import attention_candidates
+from kvscope_engine.model.fused.fused_layer import chain_layers, layer_candidate
+from kvscope_engine.model.fused.fused_mlp import mlp_candidate
+from kvscope_engine.model.fused.fused_norm import norm_candidates
+from kvscope_engine.model.running import attention_scores, runner, step_buffer
 from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionOptions, register_attention
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.running.runner import ModelRunner
@@ -259,7 +259,7 @@ def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(step_buffer, "pinned_bytes", pinned)
-    monkeypatch.setattr(block_shares, "on_host", on_host)
+    monkeypatch.setattr(attention_scores, "on_host", on_host)
 
 
 def make_runner(

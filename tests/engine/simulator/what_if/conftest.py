@@ -8,7 +8,7 @@ import pytest
 
 from kvscope_engine.simulator.what_if.candidates import PAGED_BLOCK_SIZES
 from kvscope_engine.simulator.what_if.comparison import Comparison
-from kvscope_telemetry.messages.what_if import Answer, Memory, PolicyUse, Running
+from kvscope_telemetry.messages.what_if import Memory, PolicyUse, Running, WhatIfAnswer
 
 MIB = 1 << 20
 
@@ -37,10 +37,10 @@ def running() -> Callable[..., list[Running]]:
 
 
 @pytest.fixture
-def told() -> Callable[[Answer, str], PolicyUse]:
+def told() -> Callable[[WhatIfAnswer, str], PolicyUse]:
     """What an answer says of `contiguous`, `buddy`, `virtual` or `paged 16`."""
 
-    def find(answer: Answer, name: str) -> PolicyUse:
+    def find(answer: WhatIfAnswer, name: str) -> PolicyUse:
         allocator, _, size = name.partition(" ")
         (found,) = (
             use for use in answer.policies if use.allocator == allocator and (not size or use.block_size == int(size))

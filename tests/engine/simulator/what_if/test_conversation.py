@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kvscope_engine.simulator.what_if.conversation import converse
-from kvscope_telemetry.messages.what_if import MAX_LINE_BYTES, MAX_REQUESTS, Answer
+from kvscope_telemetry.messages.what_if import MAX_LINE_BYTES, MAX_REQUESTS, WhatIfAnswer
 
 SETUP = b'{"setup": {"num_blocks": 8, "block_size": 4, "max_model_len": 16}}'
 
@@ -22,7 +22,7 @@ def said(*lines: bytes) -> list[dict]:  # type: ignore[type-arg]
 def test_each_now_is_answered_and_a_setup_is_not() -> None:
     answers = said(SETUP, b'{"now": [[2, 5, 9], [1, 3, 9, 2]]}', b"", b'{"now": []}')
     assert len(answers) == 2
-    first, second = (msgspec.convert(answer, Answer) for answer in answers)
+    first, second = (msgspec.convert(answer, WhatIfAnswer) for answer in answers)
     assert {use.num_used for use in first.policies if not use.refused} == {8, 3}, "a block of 32 slots serves one"
     assert {use.num_used for use in second.policies} == {0}
 

@@ -1,4 +1,4 @@
-"""Runs without a file: a course made of numbers a second, and what a comparison asks of its recording."""
+"""Runs without a file: an overview made of numbers a second, and what a comparison asks of its recording."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.telemetry.conftest import SteppedClock
 
 from kvscope_telemetry.exports.comparison.comparison import Run
 from kvscope_telemetry.exports.span import Exported, Span
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Latency, Summary
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
@@ -28,10 +28,10 @@ def make_run() -> MakeRun:
 
     def make(values: npt.NDArray[np.float64], blocks: int = 100) -> Run:
         hello = SyntheticEngine(num_blocks=blocks, epoch=9, clock=SteppedClock()).hello
-        course = Course()
+        overview = SessionOverview()
         for second, value in enumerate(values):
             whole = round(float(value))
-            course.extend(
+            overview.extend(
                 [
                     Summary(
                         time_ns=START_NS + second * SECOND_NS,
@@ -50,6 +50,6 @@ def make_run() -> MakeRun:
             )
         recording = SimpleNamespace(info=SimpleNamespace(hello=hello, epochs=(9,)))
         end_ns = START_NS + len(values) * SECOND_NS
-        return Run(cast(Exported, recording), course, Span(START_NS, START_NS, end_ns))
+        return Run(cast(Exported, recording), overview, Span(START_NS, START_NS, end_ns))
 
     return make

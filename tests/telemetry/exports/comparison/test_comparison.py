@@ -11,14 +11,14 @@ import pytest
 from tests.telemetry.conftest import record
 from tests.telemetry.exports.comparison.conftest import START_NS, MakeRun
 
-from kvscope_telemetry.exports.comparison.alignment import PEAK, Alignment, Moment, moments, shared
-from kvscope_telemetry.exports.comparison.comparison import FIGURES, Comparison, Row, Run, compare, windows
+from kvscope_telemetry.exports.comparison.alignment import PEAK, AlignedMoment, Alignment, moments, shared
+from kvscope_telemetry.exports.comparison.comparison import FIGURES, Comparison, ComparisonRow, Run, compare, windows
 from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Method, Verdict
 from kvscope_telemetry.exports.comparison.table import comparison_table, write_comparison_csv
 from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.span import Span, span_of
 from kvscope_telemetry.messages.telemetry import Event
-from kvscope_telemetry.recordings.overview import read_course
+from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.figures import rows_in
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
@@ -26,18 +26,18 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 __all__ = ["record"]
 
 
-def rows_of(comparison: Comparison) -> dict[str, Row]:
+def rows_of(comparison: Comparison) -> dict[str, ComparisonRow]:
     return {row.key: row for row in comparison.rows}
 
 
 def run_of(recording: Recording) -> Run:
-    return Run(recording, read_course(recording), span_of(recording))
+    return Run(recording, read_overview(recording), span_of(recording))
 
 
 def test_figures_are_those_of_the_digest(record: Callable) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(1500).path)
     run = run_of(recording)
-    rows, found = rows_of(compare(run, run)), digest(recording, run.course, run.span)
+    rows, found = rows_of(compare(run, run)), digest(recording, run.overview, run.span)
     assert rows["length_s"].a == found.length_s
     assert rows["finished"].a == found.totals["finished"] > 0
     assert rows["preemptions"].b == found.totals["preemptions"]
@@ -86,7 +86,7 @@ def test_halves_of_one_run_are_equal_in_19_of_20(make_run: MakeRun) -> None:
         whole = make_run(values)
         middle = START_NS + 120 * SECOND_NS
         halves = [
-            Run(whole.recording, whole.course, Span(START_NS, first, last))
+            Run(whole.recording, whole.overview, Span(START_NS, first, last))
             for first, last in ((START_NS, middle), (middle, whole.span.until_ns))
         ]
         rows = rows_of(compare(*halves))
@@ -109,9 +109,9 @@ def test_too_short_and_empty_runs_are_said_to_be(make_run: MakeRun) -> None:
 
 def test_windows_cover_each_second_once(make_run: MakeRun) -> None:
     run = make_run(np.arange(47.0))
-    parts = windows(run.course, run.span, NUM_WINDOWS)
+    parts = windows(run.overview, run.span, NUM_WINDOWS)
     assert [rows.start for rows, _ in parts[1:]] == [rows.stop for rows, _ in parts[:-1]]
-    whole = rows_in(run.course, run.span)
+    whole = rows_in(run.overview, run.span)
     assert (parts[0][0].start, parts[-1][0].stop) == (whole.start, whole.stop)
     assert sum(span.length_s for _, span in parts) == pytest.approx(47)
 
@@ -119,7 +119,7 @@ def test_windows_cover_each_second_once(make_run: MakeRun) -> None:
 def test_a_silence_is_no_slowness(make_run: MakeRun) -> None:
     """Seconds of which nothing was recorded count neither as work nor as time."""
     steady, broken = make_run(np.full(60, 50.0)), make_run(np.full(30, 50.0))
-    late = Run(broken.recording, broken.course, Span(START_NS, START_NS, START_NS + 60 * SECOND_NS))
+    late = Run(broken.recording, broken.overview, Span(START_NS, START_NS, START_NS + 60 * SECOND_NS))
     assert rows_of(compare(steady, late))["decode_tokens_per_s"].verdict is Verdict.EQUAL
 
 
@@ -141,16 +141,17 @@ def test_the_table_goes_to_other_tools(make_run: MakeRun) -> None:
 def test_moments_that_both_have(make_run: MakeRun) -> None:
     a, b = make_run(np.array([1.0, 9.0, 2.0])), make_run(np.array([1.0, 2.0, 3.0, 8.0]))
     for run, kinds in ((a, ("admitted", "preempted", "preempted")), (b, ("preempted",))):
-        run.course.extend(
+        run.overview.extend(
             [],
             [
                 TimedEvent(START_NS + place * SECOND_NS, 9, Event(kind=kind, time_ns=1, number=1))  # type: ignore[arg-type]
                 for place, kind in enumerate(kinds)
             ],
         )
-    assert [moment.name for moment in moments(a.course)] == ["first request", "first preemption", PEAK]
+    assert [moment.name for moment in moments(a.overview)] == ["first request", "first preemption", PEAK]
     found = shared(
-        moments(a.course, [Moment("load begins", START_NS + 5)]), moments(b.course, [Moment("load begins", 3)])
+        moments(a.overview, [AlignedMoment("load begins", START_NS + 5)]),
+        moments(b.overview, [AlignedMoment("load begins", 3)]),
     )
     assert [moment.name for moment, _ in found] == ["first preemption", PEAK, "load begins"]
     offsets = [alignment.offset_ns for _, alignment in found]

@@ -6,7 +6,7 @@ from typing import Final
 
 from kvscope_app.look.number_text import count, num_bytes, percent, plural
 from kvscope_telemetry.messages.commands import AllocatorMap
-from kvscope_telemetry.state.allocator_map import Pool, State, TorchSegment
+from kvscope_telemetry.state.allocator_map import AllocatorPool, State, TorchSegment
 
 Row = tuple[str, str, str]
 STATE_WORDS: Final = {
@@ -15,7 +15,7 @@ STATE_WORDS: Final = {
     State.CACHED: "cached",
     State.JOINED: "small blocks of several states",
 }
-POOL_WORDS: Final = {Pool.SMALL: "small", Pool.LARGE: "large", Pool.PRIVATE: "private"}
+POOL_WORDS: Final = {AllocatorPool.SMALL: "small", AllocatorPool.LARGE: "large", AllocatorPool.PRIVATE: "private"}
 _COLUMNS: Final = (
     "segment_address",
     "segment_bytes",

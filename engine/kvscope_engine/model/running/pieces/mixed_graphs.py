@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from kvscope_engine.model.running.attention import PagedContext
-from kvscope_engine.model.running.block_shares import BlockShares
+from kvscope_engine.model.running.attention_scores import AttentionScores
 from kvscope_engine.model.running.capture_failures import CaptureFailures
 from kvscope_engine.model.running.decode_graphs import padded_size
 from kvscope_engine.model.running.forward import Forward
@@ -122,7 +122,7 @@ class MixedGraphs:
         self._step = tensors, inputs.num_tokens
         return tensors
 
-    def replay(self, size: int, num_rows: int, shares: BlockShares | None = None) -> torch.Tensor | None:
+    def replay(self, size: int, num_rows: int, shares: AttentionScores | None = None) -> torch.Tensor | None:
         """Logits (num_rows, vocabulary) of the step that was put, None where nothing is sampled; `shares` measures."""
         assert self._step is not None, "nothing was put"
         (tensors, num_tokens), self._step = self._step, None

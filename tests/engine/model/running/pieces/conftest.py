@@ -123,7 +123,7 @@ class CpuGraphs:
     def __init__(self) -> None:
         self.replays = 0
         self.memory = Memory()
-        self.tape: Tape | None = None
+        self.ring_recording: Tape | None = None
 
     def make(self) -> CpuGraph:
         return CpuGraph(self)
@@ -132,14 +132,14 @@ class CpuGraphs:
         """A kernel is one operation, whatever it reads meanwhile."""
 
         def launch(*args: Any, **kwargs: Any) -> Any:
-            tape = self.tape
-            if tape is None:
+            ring_recording = self.ring_recording
+            if ring_recording is None:
                 return function(*args, **kwargs)
-            tape.__exit__(None, None, None)
+            ring_recording.__exit__(None, None, None)
             try:
-                return tape.run(function, args, kwargs)
+                return ring_recording.run(function, args, kwargs)
             finally:
-                tape.__enter__()
+                ring_recording.__enter__()
 
         return launch
 
@@ -152,24 +152,24 @@ class CpuGraph:
         self._steps: list[Callable[[], None]] = []
 
     def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
-        assert self._owner.tape is None, "captures do not overlap"
-        self._owner.tape = Tape(self._owner.memory)
-        self._steps = self._owner.memory.steps = self._owner.tape.steps
-        self._owner.tape.__enter__()
+        assert self._owner.ring_recording is None, "captures do not overlap"
+        self._owner.ring_recording = Tape(self._owner.memory)
+        self._steps = self._owner.memory.steps = self._owner.ring_recording.steps
+        self._owner.ring_recording.__enter__()
 
     def capture_end(self) -> None:
-        tape, self._owner.tape = self._owner.tape, None
-        if tape is None:
+        ring_recording, self._owner.ring_recording = self._owner.ring_recording, None
+        if ring_recording is None:
             raise RuntimeError("nothing is captured")
-        tape.__exit__(None, None, None)
-        for made in tape.made:
+        ring_recording.__exit__(None, None, None)
+        for made in ring_recording.made:
             poison(made)
 
     def pool(self) -> tuple[int, int]:
         return (0, 1)
 
     def replay(self) -> None:
-        assert self._owner.tape is None
+        assert self._owner.ring_recording is None
         self._owner.replays += 1
         for step in self._steps:
             step()

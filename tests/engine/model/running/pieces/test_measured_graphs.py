@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvscope_engine.model.loading.loader import LoadedModel
-from kvscope_engine.model.running.block_shares import MeasuredSteps
+from kvscope_engine.model.running.attention_scores import MeasuredSteps
 from kvscope_engine.model.running.decode_graphs import DecodeGraphs
 from kvscope_engine.model.running.runner import ModelRunner
 

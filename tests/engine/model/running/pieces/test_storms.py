@@ -59,7 +59,7 @@ def test_guessed_tokens_are_verified_in_graphs(
     """Every row of a step that verifies is sampled."""
     engine = knowing(make_engine, jobs, expected)
     assert numbers(said_by(engine, jobs)) == close_to(expected)
-    assert engine._parts.scheduler.totals.accepted_tokens > 0
+    assert engine.components.scheduler.totals.accepted_tokens > 0
     assert cpu_graphs.replays > 0
 
 

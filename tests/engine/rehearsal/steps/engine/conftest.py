@@ -23,7 +23,7 @@ from transformers import core_model_loading
 from kvscope_engine import Engine, EngineConfig
 from kvscope_engine.model.checks import eager_check, trial
 from kvscope_engine.model.checks.agreement import Difference
-from kvscope_engine.model.host_weights import streaming
+from kvscope_engine.model.cpu_offload import streaming
 from kvscope_engine.model.loading import loader
 from kvscope_engine.model.running import memory, step_buffer
 from kvscope_engine.model.tiers import build

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvscope_engine import Engine, EngineConfig
-from kvscope_engine.model.host_weights import streaming
+from kvscope_engine.model.cpu_offload import streaming
 from kvscope_engine.model.loading.loader import load_model
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -64,7 +64,7 @@ def serve(engine: Engine, lanes: Any, fake_gpu: Any, rounds: int = 1, num_tokens
 
 def check_that_graphs_read_nothing_that_moves(engine: Engine, lanes: Any) -> None:
     """What a graph did not make itself is there as long as it is, at the same place."""
-    parts: Any = engine._parts
+    parts: Any = engine.components
     runner, module = parts.runner, parts.loaded.module
     kept = [*held(module), *module.parameters(), *module.buffers()]
     kept += [*parts.storage.block_tensors, *parts.storage.rows[1:3]]
@@ -184,7 +184,7 @@ def test_only_the_disk_waits_for_a_copy(start: Start, lanes: Any, fake_gpu: Any)
         assert lanes.compute.waits == 0
     stats = engine.tier_stats
     assert stats is not None
-    assert stats.sunk_bytes > 0
+    assert stats.offloaded_bytes > 0
     assert sum(waits) > 0
     assert max(waits) <= 1
 

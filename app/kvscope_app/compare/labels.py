@@ -1,0 +1,150 @@
+"""A comparison in words, for the window and for the terminal. Knows no Qt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvscope_app.look.number_text import NOTHING, count, percent, seconds, short
+from kvscope_telemetry.exports.comparison.comparison import Comparison, ComparisonRow, RunParts
+from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Method, Verdict
+
+HEADINGS: Final = ("", "A", "B", "Difference", "95 % interval", "A over time", "B over time")
+_VERDICTS: Final = {
+    Verdict.EQUAL: "equal",
+    Verdict.OPEN: "not significant: ",
+    Verdict.DIFFERENT: "",
+    Verdict.UNTOLD: "not enough data",
+}
+_PARTS_TIP: Final = "5th, 50th and 95th percentile of the parts of a run"
+_LEAST_SHARE: Final = 0.005
+_MOST_SHARE: Final = 10.0
+"""Of A: what is less, or more, says nothing to a person."""
+
+
+def cells(row: ComparisonRow) -> tuple[str, ...]:
+    """One a heading."""
+    values = (value_text(row, row.a), value_text(row, row.b), difference_text(row))
+    return row.label, *values, verdict_text(row), parts_text(row, row.a_parts), parts_text(row, row.b_parts)
+
+
+def value_text(row: ComparisonRow, value: float | None) -> str:
+    """A figure with its unit."""
+    return NOTHING if value is None else _FORMS.get(row.unit, short)(value)
+
+
+def difference_text(row: ComparisonRow) -> str:
+    """`+12.0 %  (+30 %)`: in the figure's unit, and as a share of A."""
+    if row.difference is None or row.a is None:
+        return NOTHING
+    if row.verdict is Verdict.EQUAL or row.difference == 0:
+        return "0"
+    sign = "+" if row.difference > 0 else "−"
+    told = value_text(row, abs(row.difference))
+    if row.unit == "share":
+        points = 100 * abs(row.difference)
+        return f"{sign}{points:.1f} points" if points >= 0.05 else f"{sign}{points:.2g} points"
+    share = abs(row.difference / row.a) if row.a else math.inf
+    return f"{sign}{told} ({sign}{percent(share, 0)})" if _LEAST_SHARE <= share < _MOST_SHARE else sign + told
+
+
+def parts_text(row: ComparisonRow, parts: RunParts | None) -> str:
+    """`p5 – p50 – p95`: how the figure was spread over a run."""
+    if parts is None:
+        return NOTHING
+    low, middle, high = (value_text(row, value) for value in (parts.p5, parts.p50, parts.p95))
+    unit = high.partition(" ")[2]
+    return " – ".join(text.removesuffix(f" {unit}") if unit else text for text in (low, middle)) + f" – {high}"
+
+
+def verdict_text(row: ComparisonRow) -> str:
+    """By how much the runs differ, as far as these tell, and of how many parts of each that is known."""
+    words = _VERDICTS.get(row.verdict, NOTHING)
+    if row.verdict is Verdict.UNTOLD:
+        return f"{words} (n = {min(row.a_windows, row.b_windows)})"
+    if row.verdict not in (Verdict.OPEN, Verdict.DIFFERENT):
+        return words
+    return f"{words}{_interval(row)} (n = {row.a_windows} + {row.b_windows})"
+
+
+def explained(row: ComparisonRow) -> str:
+    """The same in sentences."""
+    spread = f"Over time A is {parts_text(row, row.a_parts)} and B {parts_text(row, row.b_parts)}: {_PARTS_TIP}."
+    if not row.verdict:
+        return "Of a length, a count and a peak a run does not tell how much they vary."
+    if row.low is None:
+        few = f"The figure is known in {row.a_windows} and {row.b_windows} of {NUM_WINDOWS} parts of each run"
+        return f"{few}: too few for a test. {spread}" if row.verdict is Verdict.UNTOLD else spread
+    by = f"By {row.test.value}, of {row.a_windows} parts of A and {row.b_windows} of B"
+    open_words = " Two runs of the same workload may differ this much; this does not mean that they are alike."
+    more = open_words if row.verdict is Verdict.OPEN else ""
+    return f"{by}: {_interval(row)}, in 19 of 20 cases.{more} {spread}"
+
+
+def _interval(row: ComparisonRow) -> str:
+    """`B is 0.02 to 0.05 × A`, or `B is 3.0 to 9.0 points above A`."""
+    assert row.low is not None, "there is an interval where there is a test"
+    assert row.high is not None, "there is an interval where there is a test"
+    if row.test is Method.RATIO:
+        return f"B is {_factor(row.low)} to {_factor(row.high)} × A"
+    return f"B − A is {_signed(row, row.low)} to {_signed(row, row.high)}"
+
+
+def _factor(value: float) -> str:
+    """Two digits that count."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value >= 0.001 else "< 0.001"
+
+
+def _signed(row: ComparisonRow, value: float) -> str:
+    if row.unit == "share":
+        return f"{100 * value:+.1f} points".replace("-", "−")
+    return f"{'+' if value >= 0 else '−'}{value_text(row, abs(value))}"
+
+
+def unlike_text(comparison: Comparison) -> str:
+    """Where the two engines differ; empty where they do not."""
+    return "; ".join(f"{each.name} {each.a or 'unknown'} | {each.b or 'unknown'}" for each in comparison.settings)
+
+
+def as_tsv(rows: Sequence[ComparisonRow]) -> str:
+    """As it is shown, with tabs."""
+    return "\n".join("\t".join(line) for line in (HEADINGS, *(cells(row) for row in rows)))
+
+
+def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
+    """For a terminal."""
+    lines = [HEADINGS, *(cells(row) for row in comparison.rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
+    text = [f"{side}  {name}" for side, name in zip("AB", names, strict=True)]
+    if comparison.settings:
+        text.append(f"settings differ: {unlike_text(comparison)}")
+    return "\n".join([*text, "", *(_line(line, widths) for line in lines)])
+
+
+def _line(line: tuple[str, ...], widths: list[int]) -> str:
+    label, *values, last = line
+    verdict = HEADINGS.index("95 % interval") - 1
+    middle = [
+        value.ljust(width) if place == verdict else value.rjust(width)
+        for place, (value, width) in enumerate(zip(values, widths[1:-1], strict=True))
+    ]
+    return "  ".join([label.ljust(widths[0]), *middle, last.rjust(widths[-1])]).rstrip()
+
+
+def _rate(unit: str) -> Callable[[float], str]:
+    return lambda value: f"{_plain(value)} {unit}"
+
+
+def _plain(value: float) -> str:
+    return f"{value:.2f}" if 0 < value < 10 else short(value)
+
+
+_FORMS: Final[dict[str, Callable[[float], str]]] = {
+    "s": seconds,
+    "share": percent,
+    "tokens/s": _rate("tok/s"),
+    "1/min": _rate("/min"),
+    "requests": lambda value: count(value) if value == int(value) else _plain(value),
+    "preemptions": count,
+}

@@ -1,0 +1,76 @@
+"""The bar over the map while somebody holds the engine: who, what was answered last, and the way on."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
+
+from kvscope_app.debugger.debugger import Debugger
+from kvscope_app.look.icons import pixmap
+from kvscope_app.look.passing_strip import PassingStrip
+from kvscope_app.look.plain_text import PlainLabel
+from kvscope_app.look.theme import Theme
+from kvscope_app.look.widgets import ElidedLabel
+
+
+class PausedBar(PassingStrip):
+    """Hidden while nobody holds the engine. `actions` become its buttons, each with its label."""
+
+    def __init__(
+        self, debugger: Debugger, actions: tuple[tuple[str, QAction], ...], parent: QWidget | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._debugger = debugger
+        self._sign, self.paused_by, self.answer = PlainLabel(), PlainLabel(), ElidedLabel()
+        self.paused_by.setProperty("look", "heading")
+        self.answer.setProperty("look", "muted")
+        self.buttons = [QPushButton(label) for label, _ in actions]
+        self._actions = [action for _, action in actions]
+        self._build()
+        self.hide()
+        for button, action in zip(self.buttons, self._actions, strict=True):
+            button.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # a click leaves the keyboard where it is
+            button.clicked.connect(action.trigger)
+            action.changed.connect(self._follow)
+        self._follow()
+        debugger.answered.connect(self._tell)
+        debugger.session.status_changed.connect(self._look)
+        self._look()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self._sign.setPixmap(pixmap("pause", theme.warn, 20))
+
+    def _look(self) -> None:
+        paused_by = self._debugger.paused_by
+        if paused_by:
+            self.paused_by.setText(f"Paused by {paused_by}")
+            self.setAccessibleName(f"The engine is paused by {paused_by}")
+        if bool(paused_by) != (not self.isHidden()):
+            self.answer.setText("")
+            self.setVisible(bool(paused_by))
+
+    def _tell(self, words: str, _was_done: bool) -> None:
+        self.answer.setText(words)
+
+    def _follow(self) -> None:
+        """Buttons are disabled with their actions, and say why."""
+        for button, action in zip(self.buttons, self._actions, strict=True):
+            button.setEnabled(action.isEnabled())
+            button.setToolTip(action.toolTip())
+
+    def _build(self) -> None:
+        frame = QFrame()
+        frame.setProperty("look", "held")
+        row = QHBoxLayout(frame)
+        row.setContentsMargins(14, 6, 8, 6)
+        row.setSpacing(8)
+        row.addWidget(self._sign)
+        row.addWidget(self.paused_by)
+        row.addWidget(self.answer, 1)
+        for button in self.buttons:
+            row.addWidget(button)
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(8, 8, 8, 2)
+        outer.addWidget(frame)

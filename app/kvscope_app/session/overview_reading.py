@@ -1,0 +1,126 @@
+"""The overview of a recording and its bookmarks, read by a thread of its own; computed where the file has none.
+
+Owns the thread and a handle of its own on what was recorded: nobody else's reading waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from typing import Final
+
+from kvscope_app.session.background import Background
+from kvscope_app.session.kept.bookmark_file import bookmark_file, keep_bookmarks, read_bookmarks
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.recordings.overview import OverviewPart, computed_parts, missing_from, written_parts
+from kvscope_telemetry.recordings.read_budget import ProgressCallback
+from kvscope_telemetry.summaries.bookmark import Bookmark
+from kvscope_telemetry.summaries.session_overview import SessionOverview
+from kvscope_telemetry.summaries.summary import Summary
+
+_GROW_S: Final = 1.0
+_LOOK_S: Final = 0.01
+_TAKE_S: Final = 0.06
+"""The GUI thread adds parts for so long at a time."""
+_MOST_PARTS: Final = 8
+"""So many wait for it at most: all of a recording of days would not fit."""
+
+
+class OverviewReading:
+    """Begins at once; `take_into` until `is_over`."""
+
+    def __init__(self, recording: Recorded) -> None:
+        self._recording = recording
+        self._parts: deque[OverviewPart] = deque()
+        self._bookmarks: deque[Bookmark] = deque()
+        self._bookmark_file = bookmark_file(recording)
+        self._is_ending = threading.Event()
+        self.is_computing = False
+        """Whether it takes long: the file has no summaries of its own."""
+        self._work: Background[None] = Background(self._read, "kvscope-overview")
+
+    @property
+    def share(self) -> float:
+        """What is done of what has to be computed, 0 to 1."""
+        return self._work.share
+
+    @property
+    def failure(self) -> str:
+        """Why not all of it was read, empty while all is well."""
+        return self._work.failure
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes."""
+        return self._work.is_over and not self._parts and not self._bookmarks
+
+    def take_into(self, overview: SessionOverview) -> bool:
+        """Add what was read; whether there was anything."""
+        until_s, is_new = time.monotonic() + _TAKE_S, False
+        while self._parts and time.monotonic() < until_s:
+            self._parts.popleft().into(overview)
+            is_new = True
+        return is_new
+
+    def take_bookmarks(self) -> list[Bookmark]:
+        """What was said of bookmarks since the last call: in the recording, and in the file beside it."""
+        return [self._bookmarks.popleft() for _ in range(len(self._bookmarks))]
+
+    def keep_bookmarks(self, said: list[Bookmark]) -> str:
+        """Beside the recording, which is not written anew; why that cannot be, else empty."""
+        return keep_bookmarks(self._bookmark_file, said)
+
+    def close(self) -> None:
+        """Give it up."""
+        self._is_ending.set()
+        self._work.cancel()
+        self._work.wait(2.0)
+
+    # The thread.
+
+    def _read(self, watch: ProgressCallback) -> None:
+        recording = type(self._recording).open(self._recording.path)  # type: ignore[attr-defined]
+        newest_ns, event_ns = None, 0
+        for part in written_parts(recording):
+            newest_ns = newest_ns if part.newest_ns is None else part.newest_ns
+            event_ns = part.events[-1].time_ns if part.events else event_ns
+            self._hand_over(part)
+        self._tell_bookmarks(recording)
+        from_ns = missing_from(recording, newest_ns)
+        if from_ns is not None and not recording.may_grow:
+            self.is_computing = True
+            try:
+                for part in computed_parts(recording, from_ns, watch):
+                    self._hand_over(part)
+            finally:
+                self.is_computing = False
+        newest_ns = newest_ns or 0
+        while recording.may_grow and not self._is_ending.wait(_GROW_S):
+            try:
+                recording.grow()
+            except BadInput:  # it is gone: there is no more of it
+                return
+            part = OverviewPart()
+            for item in recording.overview_items(newest_ns):
+                if isinstance(item, Summary) and item.time_ns > newest_ns:
+                    newest_ns = item.time_ns
+                    part.summaries.append(item)
+                elif not isinstance(item, Summary) and item.time_ns > event_ns:
+                    part.events.append(item)
+            event_ns = max((event.time_ns for event in part.events), default=event_ns)
+            self._bookmarks.extend(recording.bookmarks())
+            if part.summaries or part.events:
+                self._hand_over(part)
+
+    def _tell_bookmarks(self, recording: Recorded) -> None:
+        self._bookmarks.extend(recording.bookmarks())
+        with contextlib.suppress(BadInput):  # said when one is to be added
+            self._bookmarks.extend(read_bookmarks(self._bookmark_file))
+
+    def _hand_over(self, part: OverviewPart) -> None:
+        while len(self._parts) >= _MOST_PARTS and not self._is_ending.wait(_LOOK_S):
+            pass
+        self._parts.append(part)

@@ -1,0 +1,36 @@
+"""What blocks hold, of a source that was told it and needs to ask nobody: the same questions, the same answers.
+
+Owns the thread that reads it: the first answer may read a tokenizer. Knows no Qt.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from kvscope_app.session.background import Background
+from kvscope_app.session.links import KnowsContents
+from kvscope_telemetry.messages.commands import BlockText, GetBlockText, Reply
+from kvscope_telemetry.recordings.read_budget import ProgressCallback
+
+
+class KnownContents:
+    """Ask, and take the replies later."""
+
+    def __init__(self, source: KnowsContents) -> None:
+        self._source = source
+        self._open: list[Background[BlockText]] = []
+
+    def ask(self, question: GetBlockText) -> None:
+        """Never blocks."""
+        self._open.append(Background(partial(self._answer, question), "kvscope-contents"))
+
+    def take_replies(self) -> list[Reply]:
+        """Answers since the last call; a question that failed has none."""
+        if not self._open:
+            return []
+        over = [work for work in self._open if work.is_over]
+        self._open = [work for work in self._open if work not in over]
+        return [work.made for work in over if work.made is not None]
+
+    def _answer(self, question: GetBlockText, watch: ProgressCallback) -> BlockText:
+        return BlockText(contents=tuple(self._source.contents(question.blocks)), tag=question.tag)

@@ -1,0 +1,76 @@
+"""What a cell of the heatmap, or of the lengths of free runs, says in a sentence. Knows no Qt."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvscope_app.look.number_text import count, plural
+from kvscope_app.session.shown_stops import words_at
+from kvscope_app.views.heatmap.measures import size_text
+from kvscope_app.views.heatmap.pools import Pools
+from kvscope_app.views.heatmap.strips import clock_text
+from kvscope_app.views.places import place_of
+from kvscope_telemetry.summaries.address_bins import bin_edges
+from kvscope_telemetry.summaries.session_overview import SessionOverview
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+
+def place_of_time(overview: SessionOverview, time_ns: int) -> int:
+    """Place of the second that the moment is in, -1 when nothing is known of it."""
+    place = overview.place_at(time_ns)
+    return place if place >= 0 and time_ns - int(overview.time_ns[place]) < SECOND_NS else -1
+
+
+def cell_words(overview: SessionOverview, pools: Pools, time_ns: int, address: int) -> str:
+    """`14:03:20  ·  Block 128 to 135  ·  75 % active, 25 % cached  ·  request 12`."""
+    place = place_of_time(overview, time_ns)
+    if place < 0:
+        return f"{clock_text(time_ns)}  ·  nothing recorded"
+    epoch, num_rows = int(overview.epoch[place]), int(overview.column("num_rows")[place])
+    if address >= num_rows:
+        return f"{clock_text(time_ns)}  ·  outside the cache, which had {plural(num_rows, 'place')} then"
+    row = int(np.searchsorted(bin_edges(num_rows), address, "right")) - 1
+    first, last = bin_edges(num_rows)[row : row + 2].tolist()
+    cache = pools.cache_of(epoch, num_rows)
+    name = f"Place {count(first)}" if cache is None else place_of(cache, first).name
+    if last - first > 1:
+        end = last - 1 if cache is None else place_of(cache, last - 1).number
+        name += f" to {count(end)}"
+    stopped = words_at(overview, time_ns)
+    told = [*_use(overview, place, row, last - first), *([f"engine {stopped}"] if stopped else [])]
+    return "  ·  ".join([clock_text(time_ns), name, *told])
+
+
+def runs_words(overview: SessionOverview, time_ns: int, exponent: int) -> str:
+    """`14:03:20  ·  12 runs of 4 to 7 free blocks, of 40 in all`."""
+    place = place_of_time(overview, time_ns)
+    if place < 0:
+        return f"{clock_text(time_ns)}  ·  nothing recorded"
+    runs = overview.free_runs(place)
+    number = runs[exponent] if exponent < len(runs) else 0
+    noun = "free block" if exponent == 0 else "free blocks"
+    longest = int(overview.column("longest_free_run")[place])
+    told = f"{plural(number, 'run')} of {size_text(exponent)} {noun}, {count(sum(runs))} in total"
+    return f"{clock_text(time_ns)}  ·  {told}  ·  longest {plural(longest, 'block')}"
+
+
+def _use(overview: SessionOverview, place: int, row: int, size: int) -> list[str]:
+    table = {name: overview.bins(name, np.array([place])) for name in ("active", "cached", "shared", "filled", "owner")}
+    if table["active"].shape[1] <= row:
+        return ["not recorded"]
+    at = {name: int(values[0, row]) for name, values in table.items()}
+    shares = [f"{_percent(at[n], size)}{n}" for n in ("active", "shared", "cached") if at[n]]
+    told = [", ".join(shares) if shares else "free"]
+    in_use = at["active"] + at["cached"]
+    if in_use:
+        told.append(f"{min(round(at['filled'] / in_use * 100), 100)} % of slots used")
+    if at["active"] and at["owner"] >= 0:
+        told.append(f"request #{at['owner']}" + (" is the newest owner" if size > 1 else ""))
+    return told
+
+
+def _percent(share: int, size: int) -> str:
+    """Of a single block nothing: it is, or is not."""
+    if size == 1:
+        return ""
+    return "under 1 % " if share <= 2 else f"{round(share / 255 * 100)} % "

@@ -1,0 +1,94 @@
+"""What happened to a block, in words, and how it was at a moment. Knows no Qt."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from kvscope_app.look.number_text import count
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
+from kvscope_telemetry.summaries.block_changes import ChangeKind
+from kvscope_telemetry.summaries.block_moments import BlockMoment, MomentKind
+
+KIND_COLORS: Final = {
+    MomentKind.EVICTED: "flash_evicted",
+    MomentKind.COPIED: "flash_copied",
+    MomentKind.SAVED: "flash_saved",
+    MomentKind.LOADED: "flash_loaded",
+    MomentKind.BORN: "accent",
+    MomentKind.REUSED: "good",
+    MomentKind.SHARED: "good",
+    MomentKind.LOST: "warn",
+    MomentKind.RESTARTED: "warn",
+    MomentKind.KNOWN: "muted",
+    MomentKind.LEFT: "muted",
+    MomentKind.FREED: "muted",
+}
+"""The theme's names; all others are told as text is."""
+
+
+def moment_text(moment: BlockMoment) -> str:
+    """`taken by request #12`."""
+    who = f"request #{count(moment.request)}" if moment.request != NO_OWNER else ""
+    held = f"Shared by {count(moment.ref_count)} requests"
+    if moment.kind is MomentKind.KNOWN:
+        return f"Known from here: {_how(moment.state, moment.ref_count, moment.request, moment.filled)}"
+    if moment.kind is MomentKind.SHARED:
+        return f"Shared with {who}: {held}" if who else f"Shared: {held}"
+    if moment.kind is MomentKind.LEFT:
+        return "Released by one; one request holds it" if moment.ref_count == 1 else f"One let go: {held}"
+    return {
+        MomentKind.LOST: "Unknown from here: frames are missing",
+        MomentKind.RESTARTED: "Engine restarted",
+        MomentKind.BORN: f"Taken by {who}" if who else "Allocated",
+        MomentKind.COPIED: f"Copied on write for {who}" if who else "Copied on write",
+        MomentKind.LOADED: f"Loaded from a lower tier for {who}" if who else "Loaded from a lower tier",
+        MomentKind.SAVED: f"Saved here for {who}" if who else "Saved here",
+        MomentKind.FILLED: f"Full: {count(moment.filled)} tokens",
+        MomentKind.REUSED: f"Used again by {who}" if who else "Reused",
+        MomentKind.IDLE: "Released, kept in prefix cache",
+        MomentKind.EVICTED: "Evicted",
+        MomentKind.FREED: "Freed",
+        MomentKind.REWRITTEN: f"Taken over by {who}" if who else "Reassigned to another request",
+        MomentKind.MAPPED: "Memory mapped",
+        MomentKind.UNMAPPED: "Memory unmapped",
+    }[moment.kind]
+
+
+def row_text(row: np.void) -> str:
+    """How the block was while a row of its life stood."""
+    if row["how"] == ChangeKind.LOST:
+        return "unknown"
+    return _how(int(row["state"]), int(row["ref_count"]), int(row["owner"]), int(row["filled"]))
+
+
+def color_of(row: np.void) -> str:
+    """The page map's colour for it, as the theme calls it; "" where it is not known."""
+    if row["how"] == ChangeKind.LOST:
+        return ""
+    state = int(row["state"])
+    if state in (BlockState.ACTIVE, BlockState.CACHED) and row["tier"] in _TIER_COLORS:
+        return _TIER_COLORS[int(row["tier"])]
+    if state == BlockState.ACTIVE and row["ref_count"] > 1:
+        return "block_shared"
+    return _STATE_COLORS.get(state, "muted")
+
+
+_STATE_COLORS: Final[dict[int, str]] = {
+    BlockState.FREE: "block_free",
+    BlockState.ACTIVE: "block_active",
+    BlockState.CACHED: "block_cached",
+    BlockState.UNMAPPED: "block_unmapped",
+}
+_TIER_COLORS: Final[dict[int, str]] = {Tier.HOST: "block_host", Tier.DISK: "block_disk"}
+
+
+def _how(state: int, ref_count: int, owner: int, filled: int) -> str:
+    if state == BlockState.ACTIVE:
+        who = f" by {count(ref_count)} requests" if ref_count > 1 else f" by request #{count(owner)}" * (owner >= 0)
+        return f"held{who}, {count(filled)} tokens"
+    if state == BlockState.CACHED:
+        whose = f", written by request #{count(owner)}" if owner >= 0 else ""
+        return f"cached{whose}, {count(filled)} tokens"
+    return {BlockState.FREE: "free", BlockState.UNMAPPED: "unmapped"}.get(BlockState(state), "unknown")

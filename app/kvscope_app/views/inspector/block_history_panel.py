@@ -1,0 +1,184 @@
+"""The life of the selected block: a strip along time above a list of what happened. A click goes there."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QResizeEvent
+from PySide6.QtWidgets import QAbstractItemView, QFrame, QHBoxLayout, QHeaderView, QTableView, QVBoxLayout, QWidget
+
+from kvscope_app.look.makers import label, set_icon, tool_button
+from kvscope_app.look.number_text import percent, plural
+from kvscope_app.look.theme import Theme
+from kvscope_app.look.widgets import ElidedLabel
+from kvscope_app.session.session import Session
+from kvscope_app.views.inspector.block_history import BlockHistory, known_text
+from kvscope_app.views.inspector.block_history_strip import BlockHistoryStrip
+from kvscope_app.views.inspector.moment_model import WHAT, MomentModel
+from kvscope_telemetry.summaries.block_moments import BlockMoment, MomentKind
+from kvscope_telemetry.texts.block_texts import Asked
+
+_ROOM_FOR_STEPS: Final = 380
+_WITH_TEXT: Final = (MomentKind.FILLED, MomentKind.KNOWN, MomentKind.REUSED, MomentKind.LOADED, MomentKind.IDLE)
+"""After these it holds a text that is worth telling."""
+
+
+class MomentTable(QTableView):
+    """The list; Enter or a click goes there, Ctrl+C copies."""
+
+    chosen = Signal(object)
+
+    def __init__(self, model: MomentModel) -> None:
+        super().__init__()
+        self._moments = model
+        self.setModel(model)
+        self.setAccessibleName("Block history")
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setShowGrid(False)
+        self.setWordWrap(False)
+        self.setTabKeyNavigation(False)
+        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.verticalHeader().hide()
+        self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + 7)
+        self.horizontalHeader().setHighlightSections(False)
+        self.horizontalHeader().setSectionResizeMode(WHAT, QHeaderView.ResizeMode.Stretch)
+        self.setColumnWidth(0, self.fontMetrics().horizontalAdvance("00:00:00.000") + 18)
+        self.setColumnWidth(2, self.fontMetrics().horizontalAdvance("1 000 000") + 14)
+        self.clicked.connect(lambda index: self._go(index.row()))
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.matches(QKeySequence.StandardKey.Copy):
+            self.copy()
+        elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self._go(self.currentIndex().row())
+        else:
+            super().keyPressEvent(event)
+
+    def copy(self) -> str:
+        """The selected rows, or all, as tab separated lines, oldest first."""
+        rows = {index.row() for index in self.selectedIndexes()} or set(range(self._moments.rowCount()))
+        moments = [moment for row in sorted(rows, reverse=True) if (moment := self._moments.moment_at(row)) is not None]
+        text = "\n".join("\t".join(self._moments.text(moment, column) for column in (0, 2, 1)) for moment in moments)
+        if text:
+            QGuiApplication.clipboard().setText(text)
+        return text
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(60, 40)
+
+    def _go(self, row: int) -> None:
+        moment = self._moments.moment_at(row)
+        is_one = len(self.selectionModel().selectedRows()) <= 1  # several are chosen to be copied
+        if moment is not None and is_one:
+            self.chosen.emit(moment.time_ns)
+
+
+class BlockHistoryPanel(QWidget):
+    """Owns the block's history."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+        self.history = BlockHistory(session, self)
+        self.strip = BlockHistoryStrip()
+        self.model = MomentModel(self)
+        self.model.text_of = self._text_of
+        session.texts.arrived.connect(self._on_texts)
+        self.table = MomentTable(self.model)
+        self.heading = label("Block history", "heading")
+        self.note = ElidedLabel()
+        self.note.setProperty("look", "muted")
+        self.fit = tool_button("Fit", "Show its whole known history (double-click)")
+        for part in (self.strip, self.table):
+            part.chosen.connect(self._go)
+        self.fit.clicked.connect(self.strip.fit)
+        self.table.verticalScrollBar().valueChanged.connect(self._want_texts)
+        self._lay_out()
+
+    def show_block(self, block: int | None) -> None:
+        """Whose life is told."""
+        if block != self.history.block:
+            self.strip.fit()
+            self._session.texts.want(self, ())
+        self.history.show(block)
+
+    def refresh(self) -> None:
+        """Draw what is known now."""
+        mirror = self._session.mirror
+        if mirror.hello is None:
+            return
+        self.history.follow_cursor()
+        part, cursor_ns = self.history.part, self._session.cursor_ns
+        self.strip.show_part(part, mirror.hello.cache.block_size, cursor_ns)
+        self.model.show_moments(() if part is None else part.moments)
+        if self.model.show_cursor(cursor_ns) and not self.table.hasFocus():
+            self.table.scrollTo(self.model.index(self.model.now_row, 0))
+        self.note.setText(self._note())
+        self._want_texts()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Hand the colours on."""
+        self.strip.apply_theme(theme)
+        self.model.theme = theme
+        self.table.viewport().update()
+        set_icon(self.fit, "fit", theme)
+
+    def close_history(self) -> None:
+        """No more is read."""
+        self.history.close()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.table.setColumnHidden(2, self.width() < _ROOM_FOR_STEPS)
+
+    def _want_texts(self) -> None:
+        """Of the moments that are seen."""
+        first, last = self.table.rowAt(0), self.table.rowAt(self.table.viewport().height() - 1)
+        rows = range(max(first, 0), (self.model.rowCount() if last < 0 else last + 1) if first >= 0 else 0)
+        seen = (self.model.moment_at(row) for row in rows)
+        wanted = (self._asked(moment) for moment in seen if moment is not None)
+        self._session.texts.want(self, [asked for asked in wanted if asked is not None])
+
+    def _asked(self, moment: BlockMoment) -> Asked | None:
+        block = self.history.block
+        if block is None or moment.kind not in _WITH_TEXT or not moment.hash:
+            return None
+        return Asked(moment.epoch, block, moment.request, moment.filled, moment.hash)
+
+    def _text_of(self, moment: BlockMoment) -> str:
+        asked = self._asked(moment)
+        content = None if asked is None else self._session.texts.get(asked)
+        return "" if content is None else content.text
+
+    def _on_texts(self) -> None:
+        if self.isVisible():
+            self.model.tell_texts()
+
+    def _note(self) -> str:
+        history, part = self.history, self.history.part
+        if history.is_reading:
+            return f"Reading what was… {percent(history.share, 0)}"
+        if part is None or not part.rows.size:
+            return history.failure
+        known = f"{plural(len(part.moments), 'event')}, {known_text(part)}"
+        return f"{known}. {history.failure}" if history.failure else known
+
+    def _go(self, time_ns: int) -> None:
+        self._session.go_to(time_ns)
+
+    def _lay_out(self) -> None:
+        head = QHBoxLayout()
+        head.setContentsMargins(10, 4, 6, 2)
+        head.setSpacing(8)
+        head.addWidget(self.heading)
+        head.addWidget(self.note, 1)
+        head.addWidget(self.fit)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addLayout(head)
+        column.addWidget(self.strip)
+        column.addWidget(self.table, 1)

@@ -1,0 +1,83 @@
+"""The life of a block as columns of pixels: which row stands in each, in which colour and how high. numpy alone.
+
+What it costs is the pixels, not the rows.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from PySide6.QtGui import QColor
+
+from kvscope_app.look.theme import NUM_OWNER_COLORS, Theme, mix, owner_colors
+from kvscope_app.views.timeline.time_span import TimeSpan
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
+from kvscope_telemetry.summaries.block_changes import ChangeKind, Rows
+
+_NOTHING: Final = np.empty(0, np.int64)
+Pixels = npt.NDArray[np.uint32]
+
+
+class BlockHistoryPicture:
+    """Call `draw`, then take what it came to."""
+
+    def __init__(self, theme: Theme) -> None:
+        self._ground = QColor(theme.block_free).rgba()
+        self._unknown = (QColor(theme.base).rgba(), QColor(mix(theme.border, theme.base, 0.4)).rgba())
+        names = ("block_free", "block_active", "block_shared", "block_cached", "block_unmapped")
+        lower = ("block_host", "block_disk")
+        self._inks = np.array([QColor(str(getattr(theme, name))).rgba() for name in (*names, *lower)], np.uint32)
+        self._owners = np.array([QColor(color).rgba() for color in owner_colors(theme)], np.uint32)
+        self._kind: npt.NDArray[np.int64] = _NOTHING
+        self._share: npt.NDArray[np.float64] = np.empty(0)
+        self._owner: npt.NDArray[np.int64] = _NOTHING
+
+    def draw(self, rows: Rows, span: TimeSpan, width: int, block_size: int) -> None:
+        """`width` columns of `span`; what stands at the right edge of a column is its."""
+        ends = span.begin_ns + (np.arange(1, width + 1) * (span.length_ns / width)).astype(np.int64)
+        places = np.searchsorted(rows["time_ns"], ends, "right") - 1
+        seen = rows[np.maximum(places, 0)]
+        is_known = (places >= 0) & (seen["how"] != ChangeKind.LOST)
+        kind = _KINDS[np.minimum(seen["state"], 4)]
+        kind[(kind == 1) & (seen["ref_count"] > 1)] = 2
+        holds = (kind > 0) & (kind < 4)
+        for tier, lower in ((Tier.HOST, 5), (Tier.DISK, 6)):
+            kind[holds & (seen["tier"] == tier)] = lower
+        self._kind = np.where(is_known, kind, -1)
+        self._share = np.where(holds, np.minimum(seen["filled"] / max(block_size, 1), 1.0), 0.0)
+        self._owner = np.where(is_known & holds, seen["owner"], NO_OWNER).astype(np.int64)
+
+    def state_pixels(self, height: int) -> Pixels:
+        """Ink as high as the block is full, on the ground of an empty one; hatched where it is not known."""
+        ink_rows = np.maximum(np.ceil(self._share * height), np.where(self._kind == 4, height, 0))
+        inks = self._inks[np.maximum(self._kind, 0)]
+        y = np.arange(height)[:, None]
+        pixels: Pixels = np.where(y >= height - ink_rows, inks, np.uint32(self._ground)).astype(np.uint32)
+        unknown = self._kind < 0
+        if unknown.any():
+            x = np.arange(self._kind.size)
+            hatched = np.where((x + y) % 8 < 2, np.uint32(self._unknown[1]), np.uint32(self._unknown[0]))
+            pixels[:, unknown] = hatched[:, unknown]
+        return np.ascontiguousarray(pixels)
+
+    def owner_pixels(self) -> Pixels:
+        """The owner's colour in each column; clear where there is none."""
+        pixels: Pixels = np.where(self._owner < 0, np.uint32(0), self._owners[self._owner % NUM_OWNER_COLORS])
+        return pixels.astype(np.uint32)
+
+    def owner_runs(self, least: int) -> list[tuple[int, int, int]]:
+        """First column, end and number of each owner in turn that has at least so many columns."""
+        if not self._owner.size:
+            return []
+        cuts = np.flatnonzero(np.diff(self._owner)) + 1
+        begins, ends = np.concatenate(([0], cuts)), np.concatenate((cuts, [self._owner.size]))
+        wide = (ends - begins >= least) & (self._owner[begins] != NO_OWNER)
+        begins, ends = begins[wide], ends[wide]
+        return list(zip(begins.tolist(), ends.tolist(), self._owner[begins].tolist(), strict=True))
+
+
+_KINDS: Final = np.array([0, 1, 3, 4, 0])
+"""Of `BlockState`: where its ink is; unknown ones are drawn as free."""
+assert (BlockState.FREE, BlockState.ACTIVE, BlockState.CACHED, BlockState.UNMAPPED) == (0, 1, 2, 3)

@@ -1,0 +1,241 @@
+"""The life of a block along time: who owned it, how it was and how full, and what happened.
+
+Owns the span of time that is seen. A click goes there; the wheel zooms, dragging moves, a double click shows all.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from PySide6.QtCore import QEvent, QPointF, QRect, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QHelpEvent, QImage, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QWheelEvent
+from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
+
+from kvscope_app.look.clock_text import clock_text
+from kvscope_app.look.fonts import sans
+from kvscope_app.look.theme import DARK, Theme, owner_color
+from kvscope_app.views.inspector.block_history_labels import KIND_COLORS, row_text
+from kvscope_app.views.inspector.block_history_picture import BlockHistoryPicture
+from kvscope_app.views.timeline.time_axis import axis_times
+from kvscope_app.views.timeline.time_span import TimeSpan
+from kvscope_telemetry.recordings.block_history import BlockHistoryPart
+from kvscope_telemetry.summaries.block_moments import KINDS, MomentKind
+
+_OWNERS: Final = 16
+"""Height of who owned it; below it how it was, what happened, the time."""
+_STATE: Final = 34
+_MARKS: Final = 9
+_AXIS: Final = 16
+_ZOOM: Final = 0.8
+_DRAG_FROM: Final = 4
+_NEAR: Final = 5
+_MARKED: Final = (
+    MomentKind.EVICTED,
+    MomentKind.COPIED,
+    MomentKind.SAVED,
+    MomentKind.LOADED,
+    MomentKind.REUSED,
+    MomentKind.SHARED,
+    MomentKind.BORN,
+)
+_IS_MARKED: Final = np.array([kind in _MARKED for kind in KINDS])
+_NO_TIMES: Final = np.empty(0, np.int64)
+_SHORTEST_NS: Final = 1_000_000_000
+
+
+class BlockHistoryStrip(QWidget):
+    """Draws a `BlockHistoryPart`."""
+
+    chosen = Signal(object)
+    """The moment that was clicked, nanoseconds since 1970."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.theme: Theme = DARK
+        self.part: BlockHistoryPart | None = None
+        self.span: TimeSpan | None = None
+        """None: all there is."""
+        self._block_size = 1
+        self._cursor_ns = 0
+        self._times = _NO_TIMES
+        self._picture = BlockHistoryPicture(DARK)
+        self._press: QPointF | None = None
+        self._dragged_to: QPointF | None = None
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setAccessibleName("Block history over time")
+
+    def show_part(self, part: BlockHistoryPart | None, block_size: int, cursor_ns: int) -> None:
+        """Draw this."""
+        if part is self.part and cursor_ns == self._cursor_ns:
+            return
+        self.part, self._block_size, self._cursor_ns = part, block_size, cursor_ns
+        self._times = _NO_TIMES if part is None else part.told.times_ns
+        self.update()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self.theme, self._picture = theme, BlockHistoryPicture(theme)
+        self.update()
+
+    def fit(self) -> None:
+        """Show all of it."""
+        self.span = None
+        self.update()
+
+    @property
+    def seen(self) -> TimeSpan:
+        """The time that is drawn."""
+        return self.span or self._whole
+
+    @property
+    def _whole(self) -> TimeSpan:
+        part = self.part
+        if part is None:
+            return TimeSpan(0, _SHORTEST_NS)
+        begin_ns = max(part.begin_ns, int(part.rows["time_ns"][0])) if part.rows.size else part.begin_ns
+        return TimeSpan(min(begin_ns, part.end_ns - _SHORTEST_NS), part.end_ns)
+
+    def x_of(self, time_ns: int) -> float:
+        """Where a moment is."""
+        return self.seen.share_at(time_ns) * self.width()
+
+    def words_at(self, time_ns: int) -> str:
+        """How the block was then, in a line."""
+        part = self.part
+        place = -1 if part is None else int(np.searchsorted(part.rows["time_ns"], time_ns, "right")) - 1
+        if part is None or place < 0:
+            return ""
+        return f"{clock_text(time_ns)}: {row_text(part.rows[place])}"
+
+    # Qt's side
+
+    def sizeHint(self) -> QSize:
+        return QSize(240, _OWNERS + _STATE + _MARKS + _AXIS)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(80, self.sizeHint().height())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), self.theme.color("base"))
+        if self.part is not None and self.part.rows.size:
+            ratio = self.devicePixelRatioF()
+            self._picture.draw(self.part.rows, self.seen, round(self.width() * ratio), self._block_size)
+            self._draw_state(painter, round(_STATE * ratio))
+            self._draw_owners(painter, ratio)
+            self._draw_marks(painter)
+        self._draw_axis(painter)
+        x = round(self.x_of(self._cursor_ns)) if self._cursor_ns else -1
+        if 0 <= x <= self.width():
+            x = min(x, self.width() - 1)
+            painter.fillRect(x - 1, 0, 3, self.height() - _AXIS, self.theme.color("base"))
+            painter.fillRect(x, 0, 1, self.height() - _AXIS, self.theme.color("selection"))
+        if self.hasFocus():
+            painter.setPen(self.theme.color("accent"))
+            painter.drawRect(self.rect().adjusted(0, 0, -1, -1))
+        painter.end()
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        steps = event.angleDelta().y() / 120
+        if steps and self.part is not None:
+            share = event.position().x() / max(self.width(), 1)
+            span = self.seen.zoomed(_ZOOM**steps, share, self._whole)
+            self.span = None if span.length_ns >= self._whole.length_ns else span
+            self.update()
+        event.accept()
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        if event.button() == Qt.MouseButton.LeftButton:
+            self._press = event.position()
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        if self._press is None:
+            return
+        before = self._dragged_to or self._press
+        if self._dragged_to is None and abs(event.position().x() - before.x()) < _DRAG_FROM:
+            return
+        self._dragged_to = event.position()
+        if self.span is not None:
+            moved = (before.x() - event.position().x()) / max(self.width(), 1)
+            self.span = self.span.moved(round(moved * self.span.length_ns), self._whole)
+            self.update()
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        was_click = self._press is not None and self._dragged_to is None
+        self._press = self._dragged_to = None
+        if was_click and event.button() == Qt.MouseButton.LeftButton and self.part is not None:
+            self.chosen.emit(self._time_near(event.position().x()))
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        self.fit()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.modifiers() or event.key() not in (Qt.Key.Key_Left, Qt.Key.Key_Right):
+            super().keyPressEvent(event)
+            return
+        is_next = event.key() == Qt.Key.Key_Right
+        place = int(np.searchsorted(self._times, self._cursor_ns, "right" if is_next else "left")) - (not is_next)
+        if 0 <= place < self._times.size:
+            self.chosen.emit(int(self._times[place]))
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
+            QToolTip.showText(event.globalPos(), self.words_at(self._time_near(event.pos().x())), self)
+            return True
+        return super().event(event)
+
+    def _time_near(self, x: float) -> int:
+        """The moment drawn at `x`: one when something happened, where one is near."""
+        time_ns = self.seen.time_at(x / max(self.width(), 1))
+        place = int(np.searchsorted(self._times, time_ns))
+        near: list[int] = self._times[max(place - 1, 0) : place + 1].tolist()
+        close = min(near, key=lambda at: abs(at - time_ns), default=time_ns)
+        return close if abs(self.x_of(close) - x) <= _NEAR else time_ns
+
+    def _draw_state(self, painter: QPainter, height: int) -> None:
+        pixels = self._picture.state_pixels(height)
+        image = QImage(
+            pixels.data, pixels.shape[1], pixels.shape[0], pixels.strides[0], QImage.Format.Format_ARGB32_Premultiplied
+        )
+        painter.drawImage(QRect(0, _OWNERS, self.width(), _STATE), image)  # drawn before `pixels` goes
+
+    def _draw_owners(self, painter: QPainter, ratio: float) -> None:
+        pixels = self._picture.owner_pixels()
+        image = QImage(pixels.data, pixels.size, 1, pixels.nbytes, QImage.Format.Format_ARGB32_Premultiplied)
+        painter.drawImage(QRect(0, 1, self.width(), _OWNERS - 3), image)  # drawn before `pixels` goes
+        painter.setFont(sans(0.82))
+        least = painter.fontMetrics().horizontalAdvance("#0")
+        for begin, end, owner in self._picture.owner_runs(round(least * ratio)):
+            box, text = QRect(round(begin / ratio), 1, round((end - begin) / ratio), _OWNERS - 3), f"#{owner}"
+            if painter.fontMetrics().horizontalAdvance(text) + 4 <= box.width():
+                is_light = owner_color(owner, self.theme).lightnessF() > 0.45
+                painter.setPen(QColor("#0d0f13" if is_light else "#f4f6fa"))
+                painter.drawText(box, Qt.AlignmentFlag.AlignCenter, text)
+
+    def _draw_marks(self, painter: QPainter) -> None:
+        """One a pixel, the last of its place."""
+        assert self.part is not None, "there are marks to draw"
+        seen, told = self.seen, self.part.told
+        part = slice(*np.searchsorted(told.times_ns, (seen.begin_ns, seen.end_ns)).tolist())
+        kinds = told.kinds[part]
+        x = ((told.times_ns[part] - seen.begin_ns) * (self.width() / seen.length_ns)).astype(np.int64)
+        marked = _IS_MARKED[kinds]
+        drawn = dict(zip(x[marked].tolist(), kinds[marked].tolist(), strict=True))
+        for at, kind in drawn.items():
+            color = self.theme.color(KIND_COLORS[KINDS[kind]])
+            painter.fillRect(at - 1, _OWNERS + _STATE + 1, 2, _MARKS - 3, color)
+
+    def _draw_axis(self, painter: QPainter) -> None:
+        painter.setFont(sans(0.8))
+        painter.setPen(self.theme.color("muted"))
+        if self.part is None:
+            return
+        top = self.height() - _AXIS
+        for time_ns, text in axis_times(self.seen, self.width(), 80):
+            x = round(self.x_of(time_ns))
+            width = painter.fontMetrics().horizontalAdvance(text)
+            left = min(max(x - width // 2, 0), self.width() - width)
+            painter.fillRect(x, top - 2, 1, 3, self.theme.color("border"))
+            painter.drawText(QRect(left, top, width + 2, _AXIS), Qt.AlignmentFlag.AlignVCenter, text)

@@ -1,0 +1,106 @@
+"""Why requests wait, and which were refused, in sentences: what a mirror and events tell of it. No Qt.
+
+The order of service and the blocks that are kept back are the engine's own rules (priority, then arrival; a hundredth
+of the pool, unless nobody runs; runs of a power of two where an allocator reserves). How much of a prompt is cached is
+known only once its turn comes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvscope_app.look.clock_text import clock_text
+from kvscope_app.look.number_text import count, plural
+from kvscope_app.session.event_log import EventLog
+from kvscope_app.views.events.event_entries import why_text
+from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.state.mirror import Mirror
+
+_WAITS = (RequestState.WAITING, RequestState.PREEMPTED)
+_RESERVE = ("contiguous", "buddy", "oracle")
+"""Allocators that give a request a run of blocks, a power of two long."""
+_MAX_REFUSED = 1000
+
+
+def why_waits(mirror: Mirror, number: int) -> str:
+    """`needs up to 12 blocks, 3 can be had (1 free, 2 idle in the cache); 4 are ahead of it`; "" for who does not."""
+    row = mirror.requests.row_of(number)
+    if row is None or mirror.hello is None or mirror.requests.state[row] not in _WAITS:
+        return ""
+    ahead = num_ahead(mirror, row)
+    parts = [f"{plural(ahead, 'request')} {'is' if ahead == 1 else 'are'} ahead of it"] if ahead else []
+    requests, cache = mirror.requests, mirror.hello.cache
+    running = int(np.count_nonzero(requests.state == RequestState.RUNNING))
+    limit = mirror.limits[0] or cache.max_num_seqs
+    if limit and running >= limit:
+        parts.append(f"{plural(running, 'request')} {'runs' if running == 1 else 'run'}, the maximum")
+    needed, what = _needed(mirror, row)
+    free, idle = mirror.num_room, mirror.num_cached
+    kept_back = 0 if not running or cache.allocator != "paged" else max(1, cache.num_blocks // 100)
+    there = f"{count(free)} free" + (f" and {count(idle)} idle in the cache" if idle else "")
+    parts.append(f"it needs {what}, {there}")
+    if kept_back and needed + kept_back > free + idle:
+        parts.append(f"{plural(kept_back, 'block')} {'is' if kept_back == 1 else 'are'} reserved for running requests")
+    return "; ".join(parts)
+
+
+def _needed(mirror: Mirror, row: int) -> tuple[int, str]:
+    """Blocks, and what is to be said of them: an allocator that reserves wants more than the text takes, in a row."""
+    assert mirror.hello is not None, "there is an engine"
+    requests, cache = mirror.requests, mirror.hello.cache
+    output = int(requests.num_output_tokens[row])
+    tokens = int(requests.num_prompt_tokens[row]) + output
+    if cache.allocator not in _RESERVE:
+        needed = -(-tokens // cache.block_size)
+        return needed, f"up to {plural(needed, 'block')}"
+    if cache.allocator == "contiguous":
+        tokens = mirror.hello.model.max_model_len
+    elif cache.allocator == "buddy":
+        tokens += _power_of_two(max(output, 1)) - output
+    needed = _power_of_two(-(-tokens // cache.block_size))
+    return needed, f"{plural(needed, 'block')} in a row"
+
+
+def _power_of_two(number: int) -> int:
+    """The least that is not below `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def num_ahead(mirror: Mirror, row: int) -> int:
+    """Requests that wait and are served before the one in `row`."""
+    requests = mirror.requests
+    waits = np.isin(requests.state, _WAITS)
+    rank = [-requests.priority.astype(np.int64), requests.arrival_ns, requests.number]
+    is_before, is_same = np.zeros(len(requests), np.bool_), np.ones(len(requests), np.bool_)
+    for values in rank:
+        is_before |= is_same & (values < values[row])
+        is_same &= values == values[row]
+    return int(np.count_nonzero(waits & is_before))
+
+
+def first_waiting(mirror: Mirror) -> int | None:
+    """The number of the request that is served next."""
+    requests = mirror.requests
+    rows = np.flatnonzero(np.isin(requests.state, _WAITS))
+    if not rows.size:
+        return None
+    order = np.lexsort((requests.number[rows], requests.arrival_ns[rows], -requests.priority[rows].astype(np.int64)))
+    return int(requests.number[rows[order[0]]])
+
+
+def queue_note(mirror: Mirror, log: EventLog, wall_ns: int) -> str:
+    """Who waits and why, who was refused and why, in a line; "" where nobody is. `wall_ns` makes the log's times wall
+    clock."""
+    parts = []
+    first = first_waiting(mirror)
+    if first is not None:
+        num_waiting = int(np.count_nonzero(np.isin(mirror.requests.state, _WAITS)))
+        waits = f"{count(num_waiting)} waiting" if num_waiting > 1 else "1 waiting"
+        parts.append(f"{waits}. #{count(first)} is next: {why_waits(mirror, first)}.")
+    refused = log.of_kinds({"refused"}, _MAX_REFUSED)
+    if refused:
+        last = refused[-1]
+        who = f"#{count(last.event.number)} " if last.event.number else ""
+        told = "1 was refused" if len(refused) == 1 else f"{count(len(refused))} were refused, the last"
+        parts.append(f"{told} at {clock_text(last.time_ns + wall_ns)[:8]}: {who}{why_text(last.event)}")
+    return "  ".join(parts)

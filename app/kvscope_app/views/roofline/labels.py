@@ -1,0 +1,54 @@
+"""A step against the limits of its device, in words. Knows no Qt."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvscope_app.look.number_text import count, percent, plural, seconds
+from kvscope_app.views.roofline.log_scale import with_prefix
+from kvscope_app.views.roofline.points import PointKind, Points
+from kvscope_telemetry.messages.telemetry import DeviceInfo
+
+KIND_WORDS: Final = {PointKind.DECODE: "decode", PointKind.MIXED: "mixed", PointKind.PREFILL: "prefill"}
+KIND_COLORS: Final = {PointKind.DECODE: "good", PointKind.MIXED: "warn", PointKind.PREFILL: "block_active"}
+"""Prefill and decode as on the timeline."""
+_OVERHEAD_BELOW: Final = 0.2
+"""Share of either limit under which launches, copies and Python are what a step waits for."""
+
+
+def bytes_text(rate: float, limit: float) -> str:
+    """`3.1 GB/s, 61 % of what it can read`."""
+    return with_prefix(rate, "B/s") + (f", {percent(rate / limit, 0)} of memory bandwidth" if limit else "")
+
+
+def flops_text(rate: float, limit: float) -> str:
+    """`5.2 GFLOP/s, 4 % of what it can compute`."""
+    return with_prefix(rate, "FLOP/s") + (f", {percent(rate / limit, 0)} of peak FLOP/s" if limit else "")
+
+
+def point_text(points: Points, at: int, device: DeviceInfo) -> str:
+    """All about one of them, on a line."""
+    steps, place = points.steps, int(points.place[at])
+    size = int(steps.starts[place + 1] - steps.starts[place])
+    return " · ".join(
+        (
+            f"Step {count(int(steps.step[place]))}: {KIND_WORDS[PointKind(int(points.kind[at]))]}",
+            plural(size, "request"),
+            seconds(float(steps.forward_ns[place]) / 1e9),
+            bytes_text(float(points.bytes_per_s[at]), device.read_bytes_per_s),
+            flops_text(float(points.flops_per_s[at]), device.flops_per_s),
+        )
+    )
+
+
+def bound_text(bytes_per_s: float, flops_per_s: float, device: DeviceInfo) -> str:
+    """What held the step up: the limit that it came closer to, or neither where it used little of both.
+
+    Empty where the device's limits are unknown.
+    """
+    if not device.read_bytes_per_s or not device.flops_per_s:
+        return ""
+    memory, compute = bytes_per_s / device.read_bytes_per_s, flops_per_s / device.flops_per_s
+    if max(memory, compute) < _OVERHEAD_BELOW:
+        return "neither: overhead"
+    return "memory" if memory > compute else "compute"

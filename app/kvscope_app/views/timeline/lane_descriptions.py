@@ -1,0 +1,186 @@
+"""What is under a point of the timeline, in words, and whom it is about. Knows no widget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from kvscope_app.look.clock_text import clock_text
+from kvscope_app.look.number_text import UNKNOWN, count, percent, plural, seconds
+from kvscope_app.playback.mark_labels import mark_text
+from kvscope_app.session.shown_stops import words_at
+from kvscope_app.views.events.event_entries import why_text
+from kvscope_app.views.timeline.lane_colors import PHASE_WORDS
+from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS, TICK_LANES
+from kvscope_app.views.timeline.lane_picture import ShownLanes, gaps, moments_of, usage_shares
+from kvscope_app.views.timeline.request_lanes import OPEN_NS, LanePhase
+from kvscope_app.views.timeline.steps import Steps
+from kvscope_telemetry.messages.event_kinds import kind_text
+from kvscope_telemetry.summaries.event_index import EventIndex
+from kvscope_telemetry.summaries.session_overview import SessionOverview
+from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
+
+_MOST_NAMED: Final = 3
+STEP_TOLD_NS: Final = 1_000
+"""After its end: seconds as floats lead there."""
+_TOKENS: Final = ("num_steps", "prefill_tokens", "decode_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a point is about. `number` 0: no request."""
+
+    time_ns: int
+    words: str = ""
+    epoch: int = 0
+    number: int = 0
+    batch: tuple[int, ...] = ()
+    """The requests of the step that it is about."""
+    event: TimedEvent | None = None
+    """The event whose mark it is."""
+
+
+def found_in_lane(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) -> Found:
+    """In a lane above the requests, at `time_ns`; what is up to `reach_ns` away is meant."""
+    overview = shown.overview
+    place = overview.place_at(time_ns)
+    is_known = place >= 0 and time_ns - int(overview.time_ns[place]) < SECOND_NS
+    if name in ("usage", "running", "waiting"):
+        return Found(time_ns, _state_words(overview, place) if is_known else "no data for this second")
+    if name == STEPS:
+        return _step_found(shown, time_ns, reach_ns, place if is_known else -1)
+    if name == MARKS:
+        mark = shown.marks.near(time_ns, reach_ns)
+        return Found(time_ns) if mark is None else Found(mark.time_ns, mark_text(mark))
+    if name == PAUSED:
+        words = words_at(overview, time_ns)
+        return Found(time_ns, f"Engine {words}" if words else "")
+    if name == "gaps":
+        return Found(time_ns, _gap_words(overview, time_ns, reach_ns))
+    near = _near(name, shown, time_ns, reach_ns)
+    if near:
+        nearest = min(near, key=lambda timed: abs(timed.time_ns - time_ns))
+        words = _event_words(near, nearest)
+        return Found(nearest.time_ns, words, nearest.epoch, nearest.event.number, event=nearest)
+    lane = TICK_LANES[name]
+    number = int(np.nan_to_num(overview.column(lane.column)[place])) if is_known and lane.column else 0
+    return Found(time_ns, f"{plural(number, lane.counted)} in this second" if number else "")
+
+
+def _step_found(shown: ShownLanes, time_ns: int, reach_ns: int, second: int) -> Found:
+    steps = shown.steps
+    place = None if steps is None else steps.at(time_ns, reach_ns)
+    if steps is None or place is None:
+        if second < 0:
+            return Found(time_ns, "no data for this second")
+        told = {name: float(shown.overview.column(name)[second]) for name in _TOKENS}
+        numbers = {name: int(np.nan_to_num(value)) for name, value in told.items()}
+        tokens = f"{count(numbers['prefill_tokens'])} prefill and {count(numbers['decode_tokens'])} decode tokens"
+        if np.isnan(told["num_steps"]):
+            return Found(time_ns, f"in this second: {tokens}")
+        return Found(time_ns, f"{plural(numbers['num_steps'], 'step')} in this second: {tokens}")
+    return found_step(steps, place)
+
+
+def found_step(steps: Steps, place: int) -> Found:
+    """A step, at the moment that its frame was told: its end."""
+    batch, took_s = steps.batch(place), float(steps.end_ns[place] - steps.begin_ns[place]) / 1e9
+    words = (
+        f"Step {count(int(steps.step[place]))}: {plural(batch.numbers.size, 'request')}, "
+        f"{count(int(steps.prefill[place]))} prefill and {count(int(steps.decode[place]))} decode tokens, "
+        f"{seconds(took_s)}"
+    )
+    time_ns = int(steps.end_ns[place]) + STEP_TOLD_NS
+    return Found(time_ns, words, int(steps.epoch[place]), 0, tuple(batch.numbers.tolist()))
+
+
+def found_in_row(row: int, shown: ShownLanes, time_ns: int, reach_ns: int) -> Found:
+    """In a row of requests."""
+    spans = shown.lanes.spans
+    ends = np.where(spans["end"] == OPEN_NS, max(shown.until_ns, time_ns), spans["end"])
+    near = (spans["begin"] <= time_ns + reach_ns) & (ends >= time_ns - reach_ns)
+    places = np.flatnonzero((shown.rows[spans["request"]] == row) & near)
+    if not places.size:
+        return Found(time_ns)
+    away = np.maximum(spans["begin"][places] - time_ns, time_ns - ends[places]).clip(0)
+    place = int(places[np.lexsort((-spans["phase"][places].astype(np.int64), away))[0]])
+    return _span_found(place, shown, time_ns)
+
+
+def _span_found(place: int, shown: ShownLanes, time_ns: int) -> Found:
+    spans, requests = shown.lanes.spans, shown.lanes.requests
+    request, phase = int(spans["request"][place]), LanePhase(int(spans["phase"][place]))
+    number, epoch = int(requests["number"][request]), int(requests["epoch"][request])
+    begin, end = int(spans["begin"][place]), int(spans["end"][place])
+    running_ns = shown.overview.stops.running_ns(begin, min(end, shown.until_ns))
+    lasted = "" if phase >= LanePhase.ABORTED else f" for {seconds(running_ns / 1e9)}"
+    if stopped_ns := shown.overview.stops.stopped_ns(begin, min(end, shown.until_ns)):
+        lasted += f" (without {seconds(stopped_ns / 1e9)} paused)"
+    going_on = " so far" if end == OPEN_NS else ""
+    words = f"#{count(number)} {PHASE_WORDS[phase]}{lasted}{going_on}"
+    at_ns = end if phase is LanePhase.QUEUED and end != OPEN_NS else begin  # its cause is told when it ends
+    causes = shown.overview.events.find(at_ns, at_ns, request=(epoch, number))
+    told = [
+        why_text(shown.overview.events[cause].event) for cause in causes if _is_of(shown.overview.events[cause], number)
+    ]
+    clamped_ns = min(max(time_ns, begin), end)
+    return Found(clamped_ns, ": ".join([words, *told[:1]]), epoch, number)
+
+
+def _is_of(timed: TimedEvent, number: int) -> bool:
+    return timed.event.number == number and timed.event.kind != "note"
+
+
+def _near(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) -> list[TimedEvent]:
+    lane = TICK_LANES.get(name)
+    if lane is None or not lane.kind:
+        return []
+    events: EventIndex = shown.overview.events
+    first, last = time_ns - reach_ns, time_ns + reach_ns
+    if name == "swapped":
+        times = moments_of(name, shown)
+        if np.searchsorted(times, first, "left") == np.searchsorted(times, last, "right"):
+            return []
+    near = [events[place] for place in events.find(first, last, (lane.kind,)).tolist()]
+    return [timed for timed in near if name != "swapped" or (timed.event.data and timed.event.data.is_swapped)]
+
+
+def _event_words(near: list[TimedEvent], nearest: TimedEvent) -> str:
+    in_order = sorted(near, key=lambda timed: abs(timed.time_ns - nearest.time_ns))
+    lines = [_one_event(timed) for timed in in_order[:_MOST_NAMED]]
+    more = len(near) - len(lines)
+    return "\n".join([*lines, f"and {count(more)} more here: zoom in"] if more > 0 else lines)
+
+
+def _one_event(timed: TimedEvent) -> str:
+    event = timed.event
+    whom = f" #{count(event.number)}" if event.number else ""
+    why = why_text(event)
+    return f"{clock_text(timed.time_ns)} {kind_text(event.kind)}{whom}" + (f": {why}" if why else "")
+
+
+def _state_words(overview: SessionOverview, place: int) -> str:
+    at = {name: float(overview.column(name)[place]) for name in ("active_blocks", "cached_blocks", "free_blocks")}
+    active, _ = usage_shares(overview)
+    running, waiting = (int(overview.column(f"num_{name}")[place]) for name in ("running", "waiting"))
+    load = f"{count(running)} running, {count(waiting)} waiting"
+    if np.isnan([*at.values()]).any():
+        in_use = percent(float(active[place])) if np.isfinite(active[place]) else UNKNOWN
+        return f"in use: {in_use}, {count(np.nan_to_num(at['cached_blocks']))} keep a prefix · {load}"
+    return (
+        f"{percent(float(active[place]))} in use: {plural(int(at['active_blocks']), 'block')} active, "
+        f"{count(at['cached_blocks'])} cached, {count(at['free_blocks'])} free · {load}"
+    )
+
+
+def _gap_words(overview: SessionOverview, time_ns: int, reach_ns: int) -> str:
+    for begin, end in zip(*(times.tolist() for times in gaps(overview)), strict=True):
+        if begin - reach_ns <= time_ns <= end + reach_ns:
+            return f"nothing came for {seconds((end - begin) / 1e9)}"
+    near = np.flatnonzero(
+        (overview.column("num_lost_frames") > 0) & (np.abs(overview.time_ns - time_ns) <= SECOND_NS + reach_ns)
+    )
+    lost = int(overview.column("num_lost_frames")[near].sum())
+    return f"{plural(lost, 'frame')} lost here" if lost else ""

@@ -1,0 +1,107 @@
+"""Keeps request lanes up with an overview that grows and forgets, a bounded number of events at a time. Knows no Qt."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import Final
+
+import numpy as np
+
+from kvscope_app.views.timeline.request_lanes import RequestLanes, Turned
+from kvscope_telemetry.summaries.event_index import EventIndex
+from kvscope_telemetry.summaries.request_phases import numbers_of
+from kvscope_telemetry.summaries.session_overview import SessionOverview
+from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
+
+Thing = TimedEvent | Turned
+_REMEMBERED: Final = 1024
+"""An event that comes late is put among so many of the newest."""
+
+
+class OverviewFollower:
+    """Owns `lanes`; a new overview begins them anew."""
+
+    def __init__(self) -> None:
+        self.lanes = RequestLanes()
+        self._events: EventIndex | None = None
+        self._num_seen = 0
+        """Of all there ever were, forgotten ones included."""
+        self._num_phases = 0
+        """The same, of turns."""
+        self._newest: deque[TimedEvent] = deque(maxlen=_REMEMBERED)
+
+    def follow(self, overview: SessionOverview, max_events: int = 600) -> bool:
+        """Take in what came; whether there is more of it."""
+        events = overview.events
+        if events is not self._events or events.num_forgotten + len(events) < self._num_seen:
+            self._restart(events)
+        fresh = self._fresh(events, max_events)
+        if fresh is None:
+            self._restart(events)
+            fresh = self._fresh(events, max_events) or []
+        self.lanes.tells_phases = overview.phases.is_told
+        self._add(overview, self._take(overview, fresh))
+        if len(events):
+            self.lanes.forget_before(int(events.time_ns[0]))
+        return self._num_seen < events.num_forgotten + len(events)
+
+    def _restart(self, events: EventIndex) -> None:
+        version = self.lanes.version
+        self.lanes = RequestLanes()
+        self.lanes.version = version + 1
+        self._events, self._num_seen = events, events.num_forgotten
+        self._num_phases = 0
+        self._newest.clear()
+
+    def _fresh(self, events: EventIndex, max_events: int) -> list[TimedEvent] | None:
+        """Some not seen yet, in order; None where they came among ones so old that it is not known which they are."""
+        total = events.num_forgotten + len(events)
+        begin = max(self._num_seen - events.num_forgotten, 0)
+        if total == self._num_seen:
+            return []
+        if not self._newest or begin == 0 or events[begin - 1] is self._newest[-1]:
+            return [events[place] for place in range(begin, min(begin + max_events, len(events)))]
+        seen = {id(timed) for timed in self._newest}
+        tail = (events[place] for place in range(max(begin - len(seen), 0), len(events)))
+        fresh = [timed for timed in tail if id(timed) not in seen]
+        return fresh[:max_events] if len(fresh) == len(events) - begin else None
+
+    def _take(self, overview: SessionOverview, fresh: list[TimedEvent]) -> list[Thing]:
+        """Events, and in their order the turns until the last of them; all turns where no event is left."""
+        self._num_seen = max(self._num_seen, overview.events.num_forgotten) + len(fresh)
+        self._newest.extend(islice(fresh, max(len(fresh) - _REMEMBERED, 0), None))
+        has_more = self._num_seen < overview.events.num_forgotten + len(overview.events)
+        phases = overview.phases
+        rows = phases.rows[max(self._num_phases - phases.num_forgotten, 0) :]
+        if has_more and fresh:
+            late = np.flatnonzero(rows["time_ns"] > fresh[-1].time_ns)
+            rows = rows[: int(late[0])] if late.size else rows
+        self._num_phases = max(self._num_phases, phases.num_forgotten) + rows.size
+        told = [Turned(*phase) for phase in numbers_of(rows)]
+        return sorted([*fresh, *told], key=lambda thing: thing.time_ns) if told else [*fresh]
+
+    def _add(self, overview: SessionOverview, taken: list[Thing]) -> None:
+        since_ns = self._known_since(overview)
+        begin = 0
+        epoch = self.lanes.epoch
+        for place, thing in enumerate(taken):
+            if isinstance(thing, Turned):  # one that is late is of an engine that ended
+                continue
+            if epoch is not None and thing.epoch != epoch:
+                self.lanes.add(taken[begin:place], since_ns)
+                self.lanes.end_epoch(min(thing.time_ns, _end_of(overview, epoch) or thing.time_ns))
+                begin = place
+            epoch = thing.epoch
+        self.lanes.add(taken[begin:], since_ns)
+
+    @staticmethod
+    def _known_since(overview: SessionOverview) -> int:
+        begins = [int(times[0]) for times in (overview.time_ns, overview.events.time_ns) if times.size]
+        return max(begins) if overview.events.num_forgotten else min(begins, default=0)
+
+
+def _end_of(overview: SessionOverview, epoch: int) -> int | None:
+    """When the newest second of an engine's start ended."""
+    places = np.flatnonzero(overview.epoch == epoch)
+    return int(overview.time_ns[places[-1]]) + SECOND_NS if places.size else None

@@ -1,0 +1,241 @@
+"""The line to the engine: one thread on the command socket, and on the loop whose answer is whose.
+
+Owns the connection over the engine's restarts, and every request that has not ended. An engine that goes away ends
+what it had with an error, and is waited for. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvscope_engine.http.inbox import Inbox, Said
+from kvscope_telemetry.errors import EngineDead, ProtocolError
+from kvscope_telemetry.keys.connections import key_for
+from kvscope_telemetry.messages.commands import (
+    Abort,
+    Accepted,
+    Failed,
+    Finished,
+    GetStatus,
+    Refused,
+    Reply,
+    RequestTiming,
+    Status,
+    Submit,
+    Tokens,
+    Usage,
+)
+from kvscope_telemetry.messages.wire import decode_reply, encode
+from kvscope_telemetry.sockets.client_sockets import ClientSockets
+from kvscope_telemetry.sources.awaited_requests import AwaitedRequests
+from kvscope_telemetry.sources.outgoing import NO_ENGINE, Outgoing
+
+MAX_REPLIES: Final = 4_096
+"""Read in one pass."""
+NAP_S: Final = 0.001
+"""Before what came is read where several requests are open, so that it is the tokens of a whole step, and the loop is
+woken once for all of them."""
+TICK_MS: Final = 250
+ASK_READY_S: Final = 5.0
+ASK_S: Final = 0.25
+AWAY_S: Final = 5.0
+"""How long requests outlive a tcp connection that broke; over ipc it ends with the engine's process."""
+AWAY: Final = f"{NO_ENGINE}: its connection is lost"
+MISSED: Final = "the connection broke, and a part of the answer was not kept"
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that has not ended."""
+
+    inbox: Inbox
+    prompt: int
+    num_left: int
+    abort: Abort
+    """To be sent when nobody wants it any more."""
+
+
+class EngineClient:
+    """To the engine at `endpoint`; `start` and all but `close` are the event loop's. Raises BadInput as `key_for`."""
+
+    def __init__(self, endpoint: str, *, key: Path | None = None) -> None:
+        self.status: Status | None = None
+        """The engine's latest; None while there is no engine."""
+        self.heard_s = 0.0
+        """When it was told (monotonic)."""
+        self.refusal = ""
+        """Why the engine does not let us in."""
+        self._endpoint = endpoint
+        self._sockets = ClientSockets(endpoint, key=key_for(endpoint, key), subscribes=False)
+        self._outgoing = Outgoing()
+        self._open: dict[str, _Open] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="kvscope-engine-line", daemon=True)
+        # The thread's alone:
+        self._awaited = AwaitedRequests()
+        self._session = ""
+        self._num_introduced = -1
+        self._asked_s = 0.0
+        self._away_s: float | None = 0.0
+
+    def start(self) -> None:
+        """Connect, from within the loop that is told of everything."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and the connection; requests that have not ended are aborted."""
+        self._closing = True
+        if self._thread.is_alive():
+            self._sockets.wake()
+            self._thread.join()
+        else:
+            self._sockets.close()
+
+    @property
+    def num_open(self) -> int:
+        """Prompts that have not ended."""
+        return len(self._open)
+
+    def submit(self, submit: Submit, inbox: Inbox, prompt: int) -> None:
+        """Send it; what is said of it comes into `inbox` as of this prompt. Raises BadInput, EngineDead."""
+        if self.status is None:
+            raise EngineDead(NO_ENGINE)
+        self._outgoing.put(submit)
+        abort = Abort(request_id=submit.request_id, client=submit.client, batch=submit.batch)
+        self._open[submit.request_id] = _Open(inbox, prompt, max(1, submit.sampling.n), abort)
+        self._sockets.wake()
+
+    def abandon(self, request_id: str) -> None:
+        """Nobody wants it any more: it is aborted, unless it has ended."""
+        request = self._open.pop(request_id, None)
+        if request is not None:
+            self._abort(request.abort)
+
+    def _abort(self, abort: Abort) -> None:
+        with contextlib.suppress(EngineDead):  # then it has no engine to run on
+            self._outgoing.put(abort)
+            self._sockets.wake()
+
+    # On the loop, called by the thread.
+
+    def _deliver(self, replies: list[tuple[Reply, int]]) -> None:
+        for reply, num_bytes in replies:
+            if isinstance(reply, Status):
+                self.status, self.heard_s = reply, time.monotonic()
+            elif isinstance(reply, Accepted | Refused | Tokens | Finished):
+                self._hand(reply, num_bytes)
+            elif isinstance(reply, Failed) and reply.request_id:
+                self._hand(Refused(request_id=reply.request_id, reason=reply.reason), num_bytes)
+
+    def _hand(self, said: Said, num_bytes: int) -> None:
+        request = self._open.get(said.request_id)
+        if request is None:
+            if isinstance(said, Accepted):  # by an engine that came after it was given up
+                self._abort(Abort(request_id=said.request_id))
+            return
+        if isinstance(said, Tokens) and said.num_missed:
+            self.abandon(said.request_id)
+            said = _lost(said.request_id, MISSED)
+        elif isinstance(said, Finished):
+            request.num_left -= 1
+            if not request.num_left:
+                del self._open[said.request_id]
+        elif isinstance(said, Refused):
+            del self._open[said.request_id]
+        request.inbox.put(request.prompt, said, num_bytes)
+
+    def _lose_all(self, refusal: str) -> None:
+        """The engine is gone."""
+        self.status, self.refusal = None, refusal
+        lost, self._open = self._open, {}
+        for request_id, request in lost.items():
+            request.inbox.put(request.prompt, _lost(request_id, AWAY), 0)
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._pass()
+        finally:
+            self._withdraw()
+            self._sockets.close()
+
+    def _pass(self) -> None:
+        self._sockets.wait(TICK_MS)
+        if len(self._open) > 1:
+            time.sleep(NAP_S)
+        replies = [reply for data in self._sockets.receive_replies(MAX_REPLIES) if (reply := self._read(data))]
+        self._tell(replies)
+        self._look(time.monotonic())
+        refusals: list[tuple[Reply, int]] = [(reply, 0) for reply in self._outgoing.expired(time.monotonic_ns())]
+        self._tell(refusals)
+
+    def _read(self, data: bytes) -> tuple[Reply, int] | None:
+        try:
+            reply = decode_reply(data)
+        except ProtocolError:  # of a later version, or nonsense: there is nobody to tell it to
+            return None
+        self._awaited.heard(reply)
+        return reply, len(data)
+
+    def _tell(self, replies: list[tuple[Reply, int]]) -> None:
+        if replies and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended first
+                self._loop.call_soon_threadsafe(self._deliver, replies)
+
+    def _look(self, now_s: float) -> None:
+        """After the connection."""
+        if not self._sockets.is_connected:
+            self._miss(now_s)
+            return
+        if self._num_introduced != self._sockets.num_connections and not self._introduce(now_s):
+            return
+        self._away_s = None
+        if now_s - self._asked_s >= (ASK_READY_S if self._is_ready else ASK_S):
+            self._asked_s = now_s
+            self._sockets.send(encode(GetStatus(tag=1)))
+        self._outgoing.send_all(self._sockets.send, self._awaited.sent)
+
+    def _miss(self, now_s: float) -> None:
+        """There is no connection: once that has lasted, what was open is lost."""
+        if self._away_s is None:
+            self._away_s = now_s
+        patience_s = 0.0 if self._sockets.is_ipc else AWAY_S
+        if self._session and now_s - self._away_s >= patience_s:
+            self._session, self._awaited = "", AwaitedRequests()
+        if not self._session and self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._lose_all, self._sockets.refusal)
+
+    def _introduce(self, now_s: float) -> bool:
+        """Say first on each connection who we are, and what we wait for; whether that is done."""
+        number = self._sockets.num_connections
+        self._session = self._session or secrets.token_hex(16)
+        if not self._sockets.send(encode(GetStatus(tag=1, session=self._session, awaited=self._awaited.all()))):
+            return False
+        self._num_introduced, self._asked_s = number, now_s
+        return True
+
+    @property
+    def _is_ready(self) -> bool:
+        return self.status is not None and self.status.phase == "ready"
+
+    def _withdraw(self) -> None:
+        for request_id in self._awaited.ids:
+            if not self._sockets.send(encode(Abort(request_id=request_id))):
+                return
+
+
+def _lost(request_id: str, why: str) -> Finished:
+    """The last word on a request that the engine says none on."""
+    return Finished(request_id=request_id, finish_reason="error", usage=Usage(), timing=RequestTiming(), error=why)

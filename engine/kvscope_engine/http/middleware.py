@@ -1,0 +1,166 @@
+"""Before every endpoint: who may come in, and how a body is read. Knows no endpoint but those open to all."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+
+from kvscope_engine.http.api import HttpLimits, api_keys
+from kvscope_engine.http.clients import Clients, Slot, client_name, too_large
+from kvscope_engine.http.protocol import MAX_HEAD_BYTES
+from kvscope_engine.http.shapes.errors import ApiError, ClientGone, error_response
+from kvscope_engine.http.text import Asker
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+OPEN_PATHS: Final = frozenset(("/health", "/version", "/openapi.json"))
+"""Without an API key."""
+SLOT: Final = "kvscope.slot"
+_Body = TypeVar("_Body")
+
+
+class AccessMiddleware:
+    """ASGI middleware. Without an API key only this machine's own names are believed as hosts."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        api_key: str,
+        limits: HttpLimits,
+        open_paths: frozenset[str] = frozenset(),
+        trust_forwarded: bool = False,
+    ) -> None:
+        self.clients = Clients(limits)
+        self._app = app
+        self._keys = [key.encode() for key in api_keys(api_key)]
+        self._open_paths = OPEN_PATHS | open_paths
+        self._trust_forwarded = trust_forwarded
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        slot: Slot | None = None
+        try:
+            _check_size(scope)
+            headers = Headers(scope=scope)
+            key = self._check(scope["path"], headers)
+            slot = scope[SLOT] = self.clients.slot(self._name(key, scope, headers))
+            await self._app(scope, receive, send)
+        except ApiError as error:
+            await error_response(error)(scope, receive, send)
+        finally:
+            if slot is not None:
+                slot.leave()
+
+    def _check(self, path: str, headers: Headers) -> str:
+        """The key that is shown, where there is one. Raises ApiError for who may not come in."""
+        if not self._keys:
+            _check_host(headers.get("host", ""))
+            return ""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip().encode("utf-8", "surrogateescape")
+        found = [key for key in self._keys if hmac.compare_digest(given, key)]
+        if scheme.lower() == "bearer" and found:
+            return found[0].decode()
+        if path not in self._open_paths:
+            raise ApiError(401, "missing or invalid API key (Authorization: Bearer KEY)", code="invalid_api_key")
+        return ""
+
+    def _name(self, key: str, scope: Scope, headers: Headers) -> str:
+        forwarded = headers.getlist("x-forwarded-for") if self._trust_forwarded else ()
+        address = scope["client"][0] if scope.get("client") else ""
+        return client_name(key if len(self._keys) > 1 else "", address, forwarded)
+
+
+async def read_body(request: Request, kind: type[_Body], limits: HttpLimits) -> _Body:
+    """The body as `kind`, and a place among those being answered. Raises ApiError.
+
+    Its bytes count until its slot's `give_body` is called, or it is over.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "the body is not accepted: Content-Type: application/json is")
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length) > limits.max_body_bytes:
+        raise too_large(limits)
+    slot = slot_of(request)
+    try:
+        async with asyncio.timeout(limits.body_s):
+            data = await _all_of(request, slot, limits.chunk_s)
+    except TimeoutError:
+        raise ApiError(408, "the body did not arrive in time: closing the connection") from None
+    except ClientDisconnect:
+        raise ClientGone from None
+    slot.enter()
+    return _decoded(data, kind)
+
+
+def slot_of(request: Request) -> Slot:
+    """The place of a request that came through the gate."""
+    slot: Slot = request.scope[SLOT]
+    return slot
+
+
+def asker_of(request: Request) -> Asker:
+    """In whose turn work for a request is done: its client's, and among that one's requests its own."""
+    return Asker(slot_of(request).client, str(id(request.scope)))
+
+
+async def _all_of(request: Request, slot: Slot, chunk_s: float) -> bytes:
+    chunks: list[bytes] = []
+    stream = request.stream()
+    while True:
+        async with asyncio.timeout(chunk_s):
+            chunk = await anext(stream, None)
+        if chunk is None:
+            return b"".join(chunks)
+        slot.add(len(chunk))
+        chunks.append(chunk)
+
+
+def _decoded(data: bytes, kind: type[_Body]) -> _Body:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body is not UTF-8: {error.reason}") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply") from None
+    except (msgspec.DecodeError, ValueError, OverflowError) as error:
+        raise ApiError(400, f"the body is not accepted: {error}", param=_field(str(error))) from None
+
+
+def _field(message: str) -> str | None:
+    """The field that msgspec complains of: "… - at `$.messages[0].role`", "… unknown field `x`"."""
+    _, found, path = message.rpartition("`$.")
+    if found:
+        return path.rstrip("`")[:100]
+    before, found, name = message.partition("field `")
+    return name.rstrip("`")[:100] if found and before.endswith(("unknown ", "required ")) else None
+
+
+def _check_size(scope: Scope) -> None:
+    """A head that came all at once was not measured before."""
+    num_bytes = len(scope["raw_path"]) + len(scope["query_string"])
+    num_bytes += sum(len(name) + len(value) for name, value in scope["headers"])
+    if num_bytes > MAX_HEAD_BYTES:
+        raise ApiError(431, f"a head of {num_bytes} bytes is not accepted: at most {MAX_HEAD_BYTES}")
+
+
+def _check_host(host: str) -> None:
+    """Raise ApiError for a name that a page in somebody's browser could have made up for this machine."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    if not name or name == "localhost" or name.endswith(".localhost"):
+        return
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        message = f"host {name!r:.80} is not accepted without an API key: an address or localhost is"
+        raise ApiError(403, message) from None

@@ -1,0 +1,68 @@
+"""Layers whose weights are in host memory, one at a time on the device: while a model is proven and joined at load.
+
+Owns which layer is at hand. It is brought when it runs, or when a part of it is looked at, and then the one before goes
+back. What was replaced in between (joined) is what goes back. Slow and simple; serving is `streaming`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from kvscope_engine.model.cpu_offload.split import large_tensors, like
+
+
+class ResidentLayers:
+    """Its hooks are on the layers until `end`."""
+
+    def __init__(self, layers: Sequence[nn.Module], device: torch.device) -> None:
+        self.layers = tuple(layers)
+        self.device = device
+        self._here: nn.Module | None = None
+        self._originals: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """By the id of a tensor that was brought: itself, and what it is a copy of."""
+        self._handles = [layer.register_forward_pre_hook(self._before) for layer in self.layers]
+
+    def bring_layer_of(self, part: nn.Module) -> None:
+        """Have the layer that `part` is in on the device, if it is one of these."""
+        for layer in self.layers:
+            if any(part is child for child in layer.modules()):
+                self._bring(layer)
+
+    def end(self) -> None:
+        """All are in host memory, and nobody brings them any more."""
+        self._put_away()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _before(self, layer: nn.Module, _: Any) -> None:
+        self._bring(layer)
+
+    def _bring(self, layer: nn.Module) -> None:
+        if layer is self._here:
+            return
+        self._put_away()
+        for held, name, tensor in large_tensors(layer):
+            held[name] = brought = like(tensor, tensor.detach().to(self.device, copy=True))
+            self._originals[id(brought)] = brought, tensor
+        self._here = layer
+
+    def _put_away(self) -> None:
+        if self._here is None:
+            return
+        for held, name, tensor in large_tensors(self._here):
+            _, original = self._originals.get(id(tensor), (None, None))
+            held[name] = like(tensor, tensor.detach().to("cpu")) if original is None else original
+        self._originals.clear()
+        self._here = None
+
+
+def bring_layer_of(module: nn.Module, part: nn.Module) -> None:
+    """Before `part` of the model `module` is run by itself."""
+    resident: ResidentLayers | None = getattr(module, "kvscope_at_hand", None)
+    if resident is not None:
+        resident.bring_layer_of(part)

@@ -1,0 +1,53 @@
+"""Linear layers on weights of 4 or 8 bits in groups: those of the file where it holds such, else rounded here.
+
+Owns the module and the making of it. As with `int8_linear`, nothing here is for `fuse` to prove.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from kvscope_engine.model.fused.released_weight import ReleasedWeight
+from kvscope_kernels.grouped.product import grouped_product
+from kvscope_kernels.grouped.weight import GroupedWeight
+from kvscope_kernels.native.weight_buffer import WeightRoom
+
+
+class GroupedLinear(nn.Module):
+    """`x @ weight.T + bias`, the weight in groups. Inference alone."""
+
+    adds_as_it_multiplies: Final = True
+
+    def __init__(
+        self,
+        plain: Any,
+        weight: GroupedWeight,
+        dtype: torch.dtype | None = None,
+        room: WeightRoom | None = None,
+        *,
+        rounds_activations: bool = False,
+    ) -> None:
+        """In place of the layer `plain`; `dtype` is that of the result, None: that of the input. `room` is where a
+        CPU's weights are kept, and there alone activations are rounded to 8 bits."""
+        super().__init__()
+        self.out_features, self.in_features = plain.weight.shape
+        self.weight = ReleasedWeight(plain.weight)
+        self.bias = plain.bias
+        self.bits = weight.bits
+        self._dtype = dtype
+        self.grouped = grouped_product(
+            weight, plain.bias, plain.weight.device, room, rounds_activations=rounds_activations
+        )
+        for number, tensor in enumerate(self.grouped.tensors):  # counted with the model's memory
+            self.register_buffer(f"grouped_{number}", tensor, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., in_features) -> (..., out_features)."""
+        return self.grouped.product(x, dtype=self._dtype)
+
+    def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """The same, plus `other` of the result's shape, in its type."""
+        return self.grouped.product(x, other)

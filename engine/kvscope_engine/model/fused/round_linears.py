@@ -1,0 +1,79 @@
+"""The exchange of a model's linear layers for ones of fewer bits, once all else is proven. Owns which becomes what.
+
+Rounding changes the model, a little: nothing here is for `fuse` to prove. What stands in the exact model's place is
+chosen by whoever loads it (`quantization`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from kvscope_engine.model.fused.float32_head import Float32Head
+from kvscope_engine.model.fused.grouped_linear import GroupedLinear
+from kvscope_engine.model.fused.int8_linear import Int8Linear, can_round
+from kvscope_engine.model.fused.packed_linear import FusedLinear
+from kvscope_engine.model.quantized.filed_weight import filed_weight
+from kvscope_kernels.grouped.weight import GroupedWeight, rounded
+from kvscope_kernels.native.weight_buffer import WeightRoom
+
+_FEW_OUTPUTS: Final = 128
+"""A layer that is this small is a router or a gate: it decides much and costs little."""
+_GROUP_OF_8_BITS: Final = 64
+_DTYPES: Final = {"cpu": (torch.bfloat16, torch.float32), "cuda": (torch.bfloat16, torch.float32, torch.float16)}
+
+Rounded = GroupedLinear | Int8Linear
+
+
+def round_linears(module: nn.Module, called: Container[nn.Module], quantization: str) -> Counter[int]:
+    """Exchange each linear layer of `module`, one after the other; how many there were by their bits.
+
+    Joined ones, those among `called`, and the head, whose results become float32. With `int8` all have 8 bits; with
+    `int4` all have 4 but the head, which has 8 where that can be; with `filed` each is what its file holds, where it
+    can be read. `a8` is that, else 8 bits. But for `filed`, a CPU rounds activations too. A layer that cannot be what
+    is asked stays as it is.
+    """
+    model: Any = module
+    head = model.get_output_embeddings()
+    counts: Counter[int] = Counter()
+    room = WeightRoom()
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            made = _made(child, called, quantization, room, is_head=child is head)
+            if made is not None:
+                setattr(parent, name, made)
+                counts[made.bits] += 1
+    return counts
+
+
+def _made(
+    child: Any, called: Container[nn.Module], quantization: str, room: WeightRoom, *, is_head: bool
+) -> Rounded | None:
+    is_plain = type(child) is nn.Linear and child in called and child.out_features > _FEW_OUTPUTS
+    if not (is_plain or isinstance(child, FusedLinear | Float32Head)):
+        return None
+    device = child.weight.device.type
+    if child.weight.dtype not in _DTYPES.get(device, ()):
+        return None
+    dtype = torch.float32 if isinstance(child, Float32Head) else None
+    weight = _weight(child, quantization, is_head=is_head)
+    if weight is not None:
+        return GroupedLinear(child, weight, dtype, room, rounds_activations=quantization != "filed")
+    rounds = device == "cpu" and quantization != "filed" and can_round()
+    return Int8Linear(child.weight, child.bias, dtype, room) if rounds else None
+
+
+def _weight(child: Any, quantization: str, *, is_head: bool) -> GroupedWeight | None:
+    """In groups, if that is how it is to be kept."""
+    allowed = {"int8": (8,), "int4": (4, 8) if is_head else (4,)}.get(quantization, (4, 8))
+    filed = filed_weight(child)
+    if filed is not None and filed.bits in allowed:
+        return filed
+    if quantization == "int4" and not is_head:
+        return rounded(child.weight)
+    on_gpu = child.weight.device.type != "cpu"  # whose 8 bits are in groups as well; a CPU has a product of its own
+    return rounded(child.weight, 8, _GROUP_OF_8_BITS) if on_gpu and quantization != "filed" else None

@@ -1,0 +1,74 @@
+"""What the work of steps is reckoned from, of a model that is loaded and ready to run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from kvscope_engine.model.checks.hook_check import LayerCall, check_hook
+from kvscope_engine.model.cpu_offload.streaming import streamed_weights
+from kvscope_engine.model.memory.weights_by_part import weights_by_part
+from kvscope_engine.model.roofline.step_costs import LayerKind, ModelWork
+from kvscope_engine.model.running.kv_storage import block_bytes
+from kvscope_engine.model.sparse.layers import may_choose
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvscope_engine.model.loading.loader import LoadedModel
+    from kvscope_engine.model.sparse.page_choice import PageChoice
+
+_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def model_work(loaded: LoadedModel, kv_dtype: torch.dtype, choice: PageChoice | None = None) -> ModelWork:
+    """Of `loaded`, whose blocks are stored in `kv_dtype`; its decodes choose among them where there is a `choice`."""
+    config: Any = loaded.hf_config.get_text_config(decoder=True)
+    info, calls = loaded.info, check_hook(loaded.module)
+    parts = {part.name: part.num_bytes for part in weights_by_part(loaded.module)}
+    streamed = streamed_weights(loaded.module)
+    elsewhere = max(0, streamed.num_bytes - streamed.stage_bytes) if streamed is not None else 0
+    hidden = int(config.hidden_size)
+    head = parts.get("Head", 0)
+    is_tied = bool(getattr(config, "tie_word_embeddings", False))
+    experts, share = _experts(config, parts)
+    table = info.vocab_size * hidden
+    linear = info.num_parameters - table * (1 if is_tied else 2)
+    resting = round(experts / loaded.dtype.itemsize * (1 - share))
+    return ModelWork(
+        kinds=Counter(_kind(index, call, kv_dtype, choice) for index, call in enumerate(calls)),
+        weights_bytes=sum(parts.values()) + elsewhere - parts.get("Embeddings", 0) - head - experts,
+        head_bytes=head or parts.get("Embeddings", 0),
+        expert_bytes=experts,
+        expert_share=share,
+        linear_flops=2 * max(linear - resting, 0),
+        head_flops=2 * table,
+        token_bytes=loaded.dtype.itemsize * sum(_numbers(call, config, hidden) for call in calls),
+        vocab_size=info.vocab_size,
+        streamed_bytes=streamed.pass_bytes if streamed is not None else 0,
+    )
+
+
+def _kind(index: int, call: LayerCall, kv_dtype: torch.dtype, choice: PageChoice | None) -> LayerKind:
+    return LayerKind(
+        window=call.options.sliding_window or 0,
+        kv_bytes=block_bytes([call.shape], 1, kv_dtype),
+        flops_per_pair=4 * call.num_query_heads * call.shape.head_dim,
+        attended=choice.num_tokens_read if choice is not None and may_choose(index, call) else None,
+    )
+
+
+def _numbers(call: LayerCall, config: Any, hidden: int) -> int:
+    """What the linear layers of one layer take and give for a token."""
+    queries, keys = (heads * call.shape.head_dim for heads in (call.num_query_heads, call.shape.num_kv_heads))
+    between = getattr(config, "intermediate_size", None)
+    return 4 * hidden + 2 * queries + 2 * keys + 3 * (between if isinstance(between, int) else 4 * hidden)
+
+
+def _experts(config: Any, parts: dict[str, int]) -> tuple[int, float]:
+    """Bytes of all experts, and the share of them that one token takes."""
+    num = next((value for name in _EXPERTS if (value := getattr(config, name, None))), 0)
+    taken = getattr(config, "num_experts_per_tok", None)
+    if not num or not taken or "Experts" not in parts:
+        return 0, 1.0
+    return parts["Experts"], min(taken / num, 1.0)

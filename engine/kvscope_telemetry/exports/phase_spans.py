@@ -1,0 +1,291 @@
+"""The lives of requests, read out of telemetry: when each waited, computed its prompt, decoded, stood aside for whom.
+
+Owns how phases follow from events and, where an engine tells few, from the states in frames. Knows no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+
+from kvscope_telemetry.latencies import Moments
+from kvscope_telemetry.messages.event_kinds import cause_text
+from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.telemetry import (
+    Event,
+    Frame,
+    RequestInfo,
+    RequestRows,
+    Snapshot,
+    TelemetryMessage,
+)
+from kvscope_telemetry.running_time import RunningTime
+from kvscope_telemetry.summaries.event_index import EventIndex
+from kvscope_telemetry.summaries.request_phases import starts_decoding
+
+
+class PhaseKind(StrEnum):
+    """What a request did."""
+
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    """Its prompt, or what it lost, was computed."""
+    DECODE = "decode"
+    PREEMPTED = "preempted"
+    SWAPPED = "swapped"
+    """Preempted, its blocks in a lower tier."""
+
+
+_ASIDE: Final = (PhaseKind.PREEMPTED, PhaseKind.SWAPPED)
+_ENDS: Final = ("finished", "aborted", "refused")
+
+
+@dataclass(slots=True)
+class PhaseSpan:
+    """A stretch of a life, by the recording's clock."""
+
+    kind: PhaseKind
+    start_ns: int
+    end_ns: int | None = None
+    cause: str = ""
+    """Why it began, in words."""
+    other: int = 0
+    """The request for whom, 0 for none."""
+
+
+@dataclass(slots=True)
+class RequestHistory:
+    """A request. Times are the recording's clock; None: not seen."""
+
+    epoch: int
+    info: RequestInfo
+    arrival_ns: int
+    moments: Moments
+    """By its engine's clock: what latencies are made of."""
+    state: int = RequestState.WAITING
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    first_token_ns: int | None = None
+    end_ns: int | None = None
+    end: str = ""
+    """ "finished", "aborted" or "refused"; "ended" where only that is known; empty while it goes on."""
+    end_reason: str = ""
+    phases: list[PhaseSpan] = field(default_factory=list)
+
+    @property
+    def queue_ns(self) -> int | None:
+        """From its arrival until it first ran; None where that was not seen."""
+        return self.moments.queue_ns
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether its end was seen."""
+        return bool(self.end)
+
+    def aside_ns(self, until_ns: int) -> int:
+        """How long it stood aside in all, as of `until_ns`."""
+        return sum(self.length_ns(phase, until_ns) for phase in self.phases if phase.kind in _ASIDE)
+
+    def length_ns(self, phase: PhaseSpan, until_ns: int) -> int:
+        """Running time of one of its phases, as of `until_ns` when that goes on."""
+        return self.moments.running.running_ns(*self._on_engine(phase, until_ns))
+
+    def stopped_ns(self, phase: PhaseSpan, until_ns: int) -> int:
+        """How long the engine stood still in it."""
+        return self.moments.running.stopped_ns(*self._on_engine(phase, until_ns))
+
+    def stopped_in_all_ns(self, until_ns: int) -> int:
+        """How long the engine stood still while this request was there."""
+        return self.stopped_ns(PhaseSpan(PhaseKind.QUEUED, self.arrival_ns, self.end_ns), until_ns)
+
+    def _on_engine(self, phase: PhaseSpan, until_ns: int) -> tuple[int, int]:
+        """Begin and end of a phase by the engine's clock."""
+        offset_ns = self.arrival_ns - self.moments.arrival_ns
+        return phase.start_ns - offset_ns, (until_ns if phase.end_ns is None else phase.end_ns) - offset_ns
+
+    def begin(self, kind: PhaseKind, time_ns: int, cause: str = "", other: int = 0) -> None:
+        """A phase begins, and the one before ends."""
+        if self.phases:
+            last = self.phases[-1]
+            time_ns = max(time_ns, last.start_ns)
+            last.end_ns = time_ns
+        self.phases.append(PhaseSpan(kind, time_ns, None, cause, other))
+
+    def finish(self, how: str, time_ns: int, reason: str = "") -> None:
+        """It is over."""
+        self.end, self.end_reason = how, reason
+        self.end_ns = max(time_ns, self.phases[-1].start_ns) if self.phases else time_ns
+        if self.phases:
+            self.phases[-1].end_ns = self.end_ns
+
+    @property
+    def phase(self) -> PhaseKind | None:
+        """The one in progress."""
+        return self.phases[-1].kind if self.phases and not self.is_ended else None
+
+
+class RequestHistoryReader:
+    """Call `add` with every message in order; `histories` are all requests, in the order they were announced.
+
+    `before` are events from before the first message: what they tell of the requests that are there is used.
+    """
+
+    def __init__(self, before: EventIndex | None = None) -> None:
+        self.histories: dict[tuple[int, int], RequestHistory] = {}
+        self._before = before
+        self._epoch: int | None = None
+        self._offset_ns = 0
+        self._open: dict[int, RequestHistory] = {}
+        self._running = RunningTime()
+        """Of the engine start that is read."""
+
+    def add(self, message: TelemetryMessage, log_time_ns: int) -> None:
+        """The next message, recorded at `log_time_ns`."""
+        if isinstance(message, Snapshot):
+            self._restate(message, log_time_ns)
+        elif isinstance(message, Frame) and message.epoch == self._epoch:
+            self._offset_ns = log_time_ns - message.time_ns
+            for info in message.new_requests:
+                self._announce(info).begin(PhaseKind.QUEUED, info.arrival_ns + self._offset_ns)
+            for event in message.events:
+                self._running.note(event)
+                self._note_event(event, event.time_ns + self._offset_ns)
+            if message.requests.number:
+                self._note_rows(message.requests, log_time_ns)
+
+    def _restate(self, snapshot: Snapshot, log_time_ns: int) -> None:
+        is_new = snapshot.hello.epoch != self._epoch
+        if is_new:
+            self._open, self._running = {}, RunningTime()
+        self._running.catch_up(snapshot.stops, snapshot.time_ns)
+        self._epoch, self._offset_ns = snapshot.hello.epoch, log_time_ns - snapshot.time_ns
+        there = {info.number for info in snapshot.requests_info}
+        for number in [number for number in self._open if number not in there]:
+            self._open.pop(number).finish("ended", log_time_ns, "while nothing was recorded")
+        for info in snapshot.requests_info:
+            if info.number not in self._open:
+                self._begin_in_the_midst(info, log_time_ns)
+        if snapshot.requests.number:
+            self._note_rows(snapshot.requests, log_time_ns, is_snapshot=True)
+
+    def _begin_in_the_midst(self, info: RequestInfo, log_time_ns: int) -> None:
+        """It came before anything was read: only events tell what it did until now."""
+        history = self._announce(info)
+        if self._before is None:
+            return
+        places = self._before.find(last_ns=log_time_ns, request=(history.epoch, info.number)).tolist()
+        told = [self._before[place] for place in places]
+        told = [timed for timed in told if timed.event.number == info.number and timed.event.kind not in _ENDS]
+        if told and told[0].event.kind == "admitted":
+            history.begin(PhaseKind.QUEUED, history.arrival_ns)
+        for timed in told:
+            self._note_event(timed.event, timed.time_ns)
+
+    def _announce(self, info: RequestInfo) -> RequestHistory:
+        assert self._epoch is not None, "a request without an epoch"
+        history = RequestHistory(
+            self._epoch, info, info.arrival_ns + self._offset_ns, Moments(info.arrival_ns, running=self._running)
+        )
+        self.histories[self._epoch, info.number] = self._open[info.number] = history
+        return history
+
+    def _note_event(self, event: Event, time_ns: int) -> None:
+        history = self._open.get(event.number)
+        if history is None:
+            return
+        if event.kind == "admitted":
+            history.moments.started_ns = event.time_ns
+        if event.kind in _ENDS:
+            history.moments.ended_ns = event.time_ns
+            history.finish(event.kind, time_ns, cause_text(event))
+        elif event.kind == "preempted":
+            swapped = event.data is not None and event.data.is_swapped
+            kind = PhaseKind.SWAPPED if swapped else PhaseKind.PREEMPTED
+            history.begin(kind, time_ns, cause_text(event), event.other)
+        elif event.kind in ("admitted", "resumed"):
+            history.begin(_begun_as(event), time_ns, cause_text(event))
+
+    def _note_rows(self, rows: RequestRows, time_ns: int, *, is_snapshot: bool = False) -> None:
+        numbers, outputs = np.frombuffer(rows.number, "<u4").tolist(), _column(rows.num_output_tokens, "<u4")
+        states, cached = _column(rows.state, "u1"), _column(rows.num_cached_tokens, "<u4")
+        preemptions = _column(rows.num_preemptions, "<u2")
+        if not len(numbers) == len(outputs) == len(states) == len(cached) == len(preemptions):
+            return
+        zeros = [0] * len(numbers)  # a column in which all are 0 is left out
+        drafts = _column(rows.num_draft_tokens, "<u4") or zeros
+        accepted = _column(rows.num_accepted_tokens, "<u4") or zeros
+        if not len(drafts) == len(accepted) == len(numbers):
+            drafts, accepted = zeros, zeros
+        for place, number in enumerate(numbers):
+            history = self._open.get(number)
+            if history is None:
+                continue
+            history.num_draft_tokens, history.num_accepted_tokens = drafts[place], accepted[place]
+            state, output = states[place], outputs[place]
+            if state == history.state and history.num_output_tokens and history.phase is PhaseKind.DECODE:
+                history.num_output_tokens = output
+                continue
+            has_token = output > history.num_output_tokens
+            if has_token and not history.num_output_tokens and not is_snapshot:
+                history.first_token_ns = time_ns
+                history.moments.first_token_ns = time_ns - self._offset_ns
+            history.state, history.num_output_tokens = state, output
+            history.num_cached_tokens, history.num_preemptions = cached[place], preemptions[place]
+            self._follow(history, time_ns, has_token)
+            if history.is_ended or state == RequestState.FINISHED:
+                del self._open[number]
+
+    def _follow(self, history: RequestHistory, time_ns: int, has_token: bool) -> None:
+        """The state is the truth where no event told of it."""
+        phase, state = history.phase, history.state
+        if history.is_ended:
+            return
+        if state == RequestState.FINISHED:
+            history.moments.ended_ns = time_ns - self._offset_ns
+            history.finish("ended", time_ns)
+        elif state == RequestState.WAITING and phase is None:
+            history.begin(PhaseKind.QUEUED, history.arrival_ns)
+        elif state == RequestState.PREEMPTED and phase not in _ASIDE:
+            history.begin(PhaseKind.PREEMPTED, time_ns)
+        elif state == RequestState.RUNNING and phase not in (PhaseKind.PREFILL, PhaseKind.DECODE):
+            if phase is PhaseKind.QUEUED:
+                history.moments.started_ns = time_ns - self._offset_ns
+            history.begin(PhaseKind.DECODE if history.num_output_tokens else PhaseKind.PREFILL, time_ns)
+        elif state == RequestState.RUNNING and phase is PhaseKind.PREFILL and has_token:
+            history.begin(PhaseKind.DECODE, time_ns)
+
+
+def read_request_histories(
+    messages: Iterable[tuple[int, TelemetryMessage]], before: EventIndex | None = None
+) -> list[RequestHistory]:
+    """The requests in `messages` (log time, message), in the order they were announced."""
+    reader = RequestHistoryReader(before)
+    for time_ns, message in messages:
+        reader.add(message, time_ns)
+    return list(reader.histories.values())
+
+
+def within(histories: Iterable[RequestHistory], from_ns: int, until_ns: int) -> list[RequestHistory]:
+    """Those that were there at some time of the range."""
+    return [
+        history
+        for history in histories
+        if history.arrival_ns <= until_ns and (history.end_ns is None or history.end_ns >= from_ns)
+    ]
+
+
+def _begun_as(event: Event) -> PhaseKind:
+    """What a request that begins, or returns, does first."""
+    return PhaseKind.DECODE if starts_decoding(event) else PhaseKind.PREFILL
+
+
+def _column(data: bytes, dtype: str) -> list[int]:
+    column: list[int] = np.frombuffer(data, dtype).tolist()
+    return column

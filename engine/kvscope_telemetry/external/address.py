@@ -1,0 +1,209 @@
+"""Where another engine is and how it is reached: vllm://HOST:PORT and sglang://HOST:PORT. Knows no sockets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.kv_events.addresses import check_endpoint, of_rank
+
+ENGINES: Final = {"vllm": "vLLM", "sglang": "SGLang"}
+"""Schemes, and what a person calls the engine."""
+MAX_RANK: Final = 4095
+MAX_RANKS: Final = 64
+"""That one address may stand for."""
+MAX_KEY_LETTERS: Final = 8192
+_EVERYWHERE: Final = ("*", "0.0.0.0", "[::]", "::")
+_OPTIONS: Final = ("kv_events", "replay", "topic", "rank", "tls", "ca", "model", "tokenizer")
+_SHAPE: Final = "vllm://HOST:PORT or sglang://HOST:PORT, the port that its HTTP API is at"
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalAddress:
+    """One data-parallel rank of an engine. `str()` gives what `parse` takes, without the key."""
+
+    engine: str
+    """"vllm" or "sglang"."""
+    host: str
+    port: int
+    path: str = ""
+    """What a gateway has before its paths, such as "/engine1"."""
+    tls: bool = False
+    ca: str = ""
+    """File of the authority that signed the server's certificate, where the system does not know it."""
+    kv_events: str = ""
+    """Endpoint of rank 0's KV events, empty: what the server says. With `*` as its host we wait for the publisher."""
+    replay: str = ""
+    """Endpoint of rank 0's replays, empty: what the server says."""
+    topic: str = ""
+    rank: int = 0
+    model: str = ""
+    """Which model's metrics, empty: whichever is there."""
+    tokenizer: str = ""
+    """A tokenizer.json, its folder, or a model's name; empty: by the name of the model."""
+    api_key: str = field(default="", repr=False)
+    """Sent to the server and nowhere else: neither shown nor recorded."""
+
+    @classmethod
+    def parse(cls, text: str, *, kv_events: str = "", replay: str = "", api_key: str = "") -> ExternalAddress:
+        """Of vllm://HOST:PORT, with options such as ?kv_events=tcp://HOST:5557&replay=tcp://HOST:5558&rank=0&tls=1.
+
+        What is given beside the text wins. Raises BadInput for what is not accepted.
+        """
+        parts, port = _split(text)
+        options = _options(text, parts.query)
+        address = cls(
+            engine=parts.scheme,
+            host=parts.hostname or "",
+            port=port,
+            path=parts.path.rstrip("/"),
+            tls=_is_yes("tls", options.get("tls", "")) or "ca" in options,
+            ca=options.get("ca", ""),
+            kv_events=kv_events or options.get("kv_events", ""),
+            replay=replay or options.get("replay", ""),
+            topic=options.get("topic", ""),
+            rank=_rank(options.get("rank", "0")),
+            model=options.get("model", ""),
+            tokenizer=options.get("tokenizer", ""),
+            api_key=_checked_key(api_key),
+        )
+        address._check_endpoints()
+        return address
+
+    def __str__(self) -> str:
+        told = {
+            "kv_events": self.kv_events,
+            "replay": self.replay,
+            "topic": self.topic,
+            "rank": str(self.rank) if self.rank else "",
+            "tls": "1" if self.tls and not self.ca else "",
+            "ca": self.ca,
+            "model": self.model,
+            "tokenizer": self.tokenizer,
+        }
+        query = urlencode({name: value for name, value in told.items() if value}, safe=":/*[]")
+        return f"{self.engine}://{self.authority}{self.path}" + (f"/?{query}" if query else "")
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return f"{self.engine}://{self.authority}{self.path}" + (f" rank {self.rank}" if self.rank else "")
+
+    @property
+    def product(self) -> str:
+        """The engine, as a person calls it."""
+        return ENGINES[self.engine]
+
+    @property
+    def bracketed_host(self) -> str:
+        """The host as a part of an address."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+    @property
+    def authority(self) -> str:
+        """Host and port."""
+        return f"{self.bracketed_host}:{self.port}"
+
+    def url(self, path: str) -> str:
+        """Of something that the server answers, for a person to read."""
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}{path}"
+
+    def of_rank(self, rank: int) -> ExternalAddress:
+        """The same engine's other rank."""
+        return replace(self, rank=rank)
+
+    def endpoint(self, base: str) -> str:
+        """The endpoint of this rank where `base` is that of the first; a wildcard host is the server's."""
+        return of_rank(base, self.rank)
+
+    def on_this_host(self, endpoint: str) -> str:
+        """Where we connect to what the server says that it binds: its wildcard is the host that we reach it at."""
+        scheme, _, rest = endpoint.partition("://")
+        host, _, port = rest.rpartition(":")
+        return f"{scheme}://{self.bracketed_host}:{port}" if scheme == "tcp" and host in _EVERYWHERE else endpoint
+
+    def _check_endpoints(self) -> None:
+        for name, endpoint in (("kv_events", self.kv_events), ("replay", self.replay)):
+            if endpoint:
+                check_endpoint(name, endpoint, is_client=name == "replay" or not waits_for_publisher(endpoint))
+                self.endpoint(endpoint)
+        if self.replay and not self.kv_events:
+            raise BadInput(f"replay={self.replay!r} is not accepted without kv_events: the endpoint that is replayed")
+
+
+def each_rank(text: str) -> list[str]:
+    """The addresses of all ranks of one with `ranks=N` among its options, in their order; without it, itself.
+
+    Raises BadInput for a number that cannot be one, and for `rank` beside it.
+    """
+    where, _, query = text.partition("?")
+    options = query.split("&")
+    told = [option.partition("=")[2] for option in options if option.startswith("ranks=")]
+    if not told:
+        return [text]
+    others = [option for option in options if not option.startswith("ranks=")]
+    number = told[0]
+    is_number = number.isascii() and number.isdigit() and len(number) <= len(str(MAX_RANKS))
+    if not is_number or not 1 <= int(number) <= MAX_RANKS or len(told) > 1:
+        raise BadInput(f"ranks={number!r} is not accepted: how many data-parallel ranks there are, 1 to {MAX_RANKS}")
+    if any(option.startswith("rank=") for option in others):
+        raise BadInput(f"address {text!r} is not accepted: rank or ranks, not both")
+    return [f"{where}?{'&'.join([*others, f'rank={rank}'])}" for rank in range(int(number))]
+
+
+def waits_for_publisher(endpoint: str) -> bool:
+    """Whether we bind `endpoint`: the publisher was told to connect to us."""
+    scheme, _, rest = endpoint.partition("://")
+    return scheme == "tcp" and rest.rpartition(":")[0] in _EVERYWHERE
+
+
+def is_external(text: str) -> bool:
+    """Whether `text` is meant for `ExternalAddress.parse`."""
+    return text.partition("://")[0].lower() in ENGINES
+
+
+def _split(text: str) -> tuple[SplitResult, int]:
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise BadInput(f"address {text!r} is not accepted: {_SHAPE}") from None
+    is_shown = text.isprintable() and not any(letter.isspace() for letter in text)
+    if "@" in parts.netloc or parts.password is not None:
+        raise BadInput("an address with a user name or key before its host is not accepted: use --api-key-file")
+    if parts.scheme not in ENGINES or not parts.hostname or not port or parts.fragment or not is_shown:
+        raise BadInput(f"address {text!r} is not accepted: {_SHAPE}")
+    return parts, port
+
+
+def _options(text: str, query: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name == "api_key":
+            raise BadInput("api_key in an address is not accepted, because addresses are displayed: use --api-key-file")
+        if name == "ranks":
+            raise BadInput(f"ranks={value!r} is not accepted here: one address is, with the rank=NUMBER that is meant")
+        if name not in _OPTIONS or name in found:
+            raise BadInput(f"option {name!r} of address {text!r} is not accepted: once each of {', '.join(_OPTIONS)}")
+        found[name] = value
+    return found
+
+
+def _rank(value: str) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) <= len(str(MAX_RANK)) and int(value) <= MAX_RANK):
+        raise BadInput(f"rank={value!r} is not accepted: the number of a data-parallel rank, 0 to {MAX_RANK}")
+    return int(value)
+
+
+def _is_yes(name: str, value: str) -> bool:
+    if value not in ("", "0", "1"):
+        raise BadInput(f"{name}={value!r} is not accepted: 0 or 1")
+    return value == "1"
+
+
+def _checked_key(key: str) -> str:
+    if len(key) > MAX_KEY_LETTERS or not key.isascii() or not key.isprintable() or " " in key:
+        raise BadInput("the API key is not accepted: printable ASCII without spaces")
+    return key

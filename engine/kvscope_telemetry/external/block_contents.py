@@ -1,0 +1,90 @@
+"""What cached blocks hold, as tokens and as text where their tokenizer is on this machine.
+
+Nothing is downloaded for it, and no server is asked: a monitor does not call strangers by itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from kvscope_telemetry.external.block_tokens import BlockTokens
+from kvscope_telemetry.messages.commands import BlockContent
+
+FILE_NAME: Final = "tokenizer.json"
+MAX_FILE_BYTES: Final = 64 << 20
+Decode = Callable[[tuple[int, ...]], str]
+
+
+class BlockContents:
+    """By row, which `hash_in` says the hash of. Any thread may ask; the tokenizer is read at the first question."""
+
+    def __init__(self, tokens: BlockTokens, hash_in: Callable[[int], int], tokenizer: str = "") -> None:
+        self._tokens = tokens
+        self._hash_in = hash_in
+        self._tokenizer = tokenizer
+        self._decoders: dict[str, Decode] = {}
+
+    def of_rows(self, rows: Iterable[int], model: str) -> tuple[BlockContent, ...]:
+        """In the order asked; no tokens of a row that holds nothing, or whose tokens were never told."""
+        name = self._tokenizer or model
+        decode = self._decoders.get(name)
+        if decode is None:
+            decode = self._decoders[name] = decoder_of(name)
+        return tuple([self._content(row, decode) for row in rows])
+
+    def _content(self, row: int, decode: Decode) -> BlockContent:
+        found = self._tokens.get(self._hash_in(row))
+        if found is None:
+            return BlockContent(block=row)
+        start, token_ids = found
+        return BlockContent(block=row, start=start, token_ids=token_ids, text=decode(token_ids))
+
+
+def decoder_of(name: str) -> Decode:
+    """By the tokenizer called `name` (a file, a folder, or a model in this machine's caches); else their numbers."""
+    path = next(_paths(name), None)
+    tokenizer = None if path is None else _read(path)
+    if tokenizer is None:
+        return _numbers
+
+    def decode(token_ids: tuple[int, ...]) -> str:
+        try:
+            return str(tokenizer.decode(list(token_ids), skip_special_tokens=False))
+        except (OverflowError, TypeError, ValueError):
+            return _numbers(token_ids)
+
+    return decode
+
+
+def _numbers(token_ids: tuple[int, ...]) -> str:
+    return " ".join(map(str, token_ids))
+
+
+def _paths(name: str) -> Iterator[Path]:
+    """Where its file is, the likeliest first."""
+    if not name or "\0" in name:
+        return
+    given = Path(name).expanduser()
+    folder = f"models--{name.replace('/', '--')}"
+    caches = sorted((_hub() / folder / "snapshots").glob(f"*/{FILE_NAME}"), reverse=True) if ".." not in name else []
+    for path in (given, given / FILE_NAME, *caches):
+        if path.is_file():
+            yield path
+
+
+def _hub() -> Path:
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+
+
+def _read(path: Path) -> Any:
+    """None where it cannot be read, or there is nothing here to read it with."""
+    try:
+        from tokenizers import Tokenizer  # not everybody has it, and few ask
+
+        return Tokenizer.from_file(str(path)) if path.stat().st_size <= MAX_FILE_BYTES else None
+    except Exception:  # of a file that somebody else wrote: the library raises Exception itself
+        return None

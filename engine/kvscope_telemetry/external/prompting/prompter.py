@@ -1,0 +1,110 @@
+"""Sends prompts to another engine and gives back its answers, as our own engine's command socket would.
+
+Owns the requests on their way: a thread and a connection each, so many at most.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final
+
+from kvscope_telemetry.errors import BadInput, EngineDead
+from kvscope_telemetry.external.address import ExternalAddress
+from kvscope_telemetry.external.http.line import tls_of
+from kvscope_telemetry.external.prompting.exchange import SILENCE_S, Exchange
+from kvscope_telemetry.external.prompting.question import question_of
+from kvscope_telemetry.external.prompting.reply_box import ReplyBox
+from kvscope_telemetry.external.prompting.served_model import ServedModel
+from kvscope_telemetry.messages.command_size import command_bytes
+from kvscope_telemetry.messages.commands import MAX_COMMAND_BYTES, Abort, Command, Done, Reply, Submit, refuse
+
+MAX_ON_THEIR_WAY: Final = 576
+"""Requests at once: a load's, and a person's own."""
+_END_S: Final = 1.0
+
+
+class Prompter:
+    """For one engine. Raises BadInput for a file of certificates that will not do."""
+
+    def __init__(self, address: ExternalAddress, *, silence_s: float = SILENCE_S) -> None:
+        self._address = address
+        self._tls = tls_of(address)
+        self._model = ServedModel(address)
+        self._silence_s = silence_s
+        self._box = ReplyBox()
+        self._lock = threading.Lock()
+        self._open: dict[str, tuple[Exchange, threading.Thread]] = {}
+        self._is_closed = False
+
+    def send(self, command: Command) -> None:
+        """From any thread; never waits; answers come from `take_replies`. What is not possible is refused there.
+
+        Raises BadInput for one that is too large, EngineDead after `close`.
+        """
+        if self._is_closed:
+            raise EngineDead(f"the connection to {self._address.name} is closed")
+        if isinstance(command, Submit):
+            self._submit(command)
+        elif isinstance(command, Abort):
+            self._abort(command)
+        else:
+            self._box.put([refuse(command, f"{self._address.product} can be watched but not controlled")])
+
+    def take_replies(self) -> list[Reply]:
+        """Answers since the last call, oldest first."""
+        return self._box.take_all()
+
+    def close(self) -> None:
+        """Hang up on all, within a second. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            still = list(self._open.values())
+        self._box.close()
+        self._model.close()
+        for exchange, _ in still:
+            exchange.cut()
+        deadline = time.monotonic() + _END_S
+        for _, thread in still:
+            thread.join(max(deadline - time.monotonic(), 0))
+
+    def _submit(self, submit: Submit) -> None:
+        if command_bytes(submit) > MAX_COMMAND_BYTES:
+            raise BadInput(f"a request of more than {MAX_COMMAND_BYTES >> 20} MB is not accepted")
+        try:
+            question = question_of(submit, self._address.engine)
+        except BadInput as error:
+            self._box.put([refuse(submit, str(error))])
+            return
+        exchange = Exchange(question, self._address, self._tls, self._model, self._box, self._silence_s)
+        thread = threading.Thread(target=exchange.run, args=(self._ended,), name="kvscope-prompt", daemon=True)
+        why = self._begin(exchange, thread)
+        if why:
+            self._box.put([refuse(submit, why)])
+
+    def _begin(self, exchange: Exchange, thread: threading.Thread) -> str:
+        """Why it cannot begin; empty once it has."""
+        key = exchange.request_id
+        with self._lock:
+            if self._is_closed:
+                return f"the connection to {self._address.name} is closed"
+            if key in self._open:
+                return f"request_id={key!r} is not accepted: it is in use"
+            if len(self._open) >= MAX_ON_THEIR_WAY:
+                return f"{MAX_ON_THEIR_WAY} requests are already in progress at {self._address.name}"
+            try:
+                thread.start()
+            except RuntimeError as error:
+                return f"this machine cannot start more concurrent requests ({error})"
+            self._open[key] = (exchange, thread)
+        return ""
+
+    def _abort(self, abort: Abort) -> None:
+        with self._lock:
+            found = self._open.get(abort.request_id)
+        if found is None or not found[0].abort():
+            self._box.put([Done(request_id=abort.request_id)])
+
+    def _ended(self, exchange: Exchange) -> None:
+        with self._lock:
+            self._open.pop(exchange.request_id, None)

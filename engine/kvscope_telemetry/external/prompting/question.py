@@ -1,0 +1,139 @@
+"""What another engine is asked: a `Submit` in the words of its OpenAI API. Knows no sockets.
+
+All that decides what is drawn is said, for these servers have defaults of their own (a model's generation_config).
+What an engine has no word for is refused by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.external.address import ENGINES
+from kvscope_telemetry.messages.commands import ChatMessage, Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.structured import Structured
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+FORMS: Final = "structured_outputs"
+FORMS_SINCE: Final = (0, 11)
+"""vLLM's word for a form of the answer, and the version from which on it surely has it; 0.12 has no older one."""
+_ALWAYS: Final = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+_WHERE_GIVEN: Final = ("seed", "n", "min_tokens", "ignore_eos")
+_DEFAULTS: Final = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A POST, but for the model."""
+
+    request_id: str
+    path: str
+    fields: dict[str, Any]
+    num_completions: int
+
+
+def question_of(submit: Submit, engine: str) -> Question:
+    """For `engine`, a scheme of `ENGINES`. Raises BadInput for what it has no word for."""
+    path, fields = _prompt(submit)
+    if submit.tools:
+        raise BadInput(f"tools are not accepted for {ENGINES[engine]}: its answer would be calls, and no text")
+    fields |= _sampling(submit.sampling, engine, path)
+    if submit.priority:
+        fields["priority"] = submit.priority
+    if submit.cache_salt:
+        fields["cache_salt"] = submit.cache_salt
+    fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    return Question(submit.request_id, path, fields, submit.sampling.n)
+
+
+def in_older_words(fields: dict[str, Any]) -> dict[str, Any]:
+    """The same for a vLLM before `FORMS_SINCE`, which passes over words that it does not know without a word."""
+    forms = fields.get(FORMS, {})
+    return {name: value for name, value in fields.items() if name != FORMS} | {
+        f"guided_{kind}" if kind in ("regex", "grammar", "choice") else kind: value for kind, value in forms.items()
+    }
+
+
+def _prompt(submit: Submit) -> tuple[str, dict[str, Any]]:
+    forms = (submit.prompt, submit.messages, submit.prompt_token_ids)
+    if sum(form is not None for form in forms) != 1:
+        raise BadInput("exactly one of prompt, messages and prompt_token_ids is accepted")
+    if submit.messages is not None:
+        return CHAT, {"messages": [_turn(message) for message in submit.messages]}
+    if submit.prompt_token_ids is not None:
+        return COMPLETIONS, {"prompt": list(submit.prompt_token_ids)}
+    if submit.raw:
+        return COMPLETIONS, {"prompt": submit.prompt}
+    return CHAT, {"messages": [{"role": "user", "content": submit.prompt}]}
+
+
+def _turn(message: ChatMessage) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    beside = {"tool_call_id": message.tool_call_id, "name": message.name}
+    return turn | {name: value for name, value in beside.items() if value}
+
+
+def _sampling(sampling: SamplingParams, engine: str, path: str) -> dict[str, Any]:
+    if sampling.logprobs is not None:
+        why = "its API returns tokens as text, without ids"
+        raise BadInput(f"logprobs={sampling.logprobs} is not accepted for {ENGINES[engine]}: {why}")
+    fields: dict[str, Any] = {name: value for name in _ALWAYS if (value := getattr(sampling, name)) is not None}
+    if sampling.top_k is not None:
+        fields["top_k"] = sampling.top_k or -1  # 0 keeps all with us, and is refused by some of their versions
+    for name in _WHERE_GIVEN:
+        value = getattr(sampling, name)
+        if value != getattr(_DEFAULTS, name):
+            fields[name] = value
+    if sampling.max_tokens is not None:
+        fields["max_tokens"] = sampling.max_tokens
+    elif path == COMPLETIONS:
+        raise BadInput("max_tokens=None is not accepted for a raw prompt: it would get 16 tokens; say how many")
+    if sampling.stop:
+        fields["stop"] = list(sampling.stop)
+    if sampling.stop_token_ids:
+        fields["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.logit_bias:
+        fields["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    if sampling.structured is not None:
+        fields |= _form(sampling.structured, engine)
+    return fields
+
+
+def _form(structured: Structured, engine: str) -> dict[str, Any]:
+    kind, text = structured.kind, structured.text
+    if kind == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    if kind == "json_schema":
+        schema = {"name": "answer", "schema": _schema(text)}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    if engine == "vllm":
+        return {FORMS: {kind: list(structured.choices()) if kind == "choice" else text}}
+    if kind == "choice":
+        raise BadInput(f"choice is not accepted for {ENGINES[engine]}: it has no word for it; a regex says the same")
+    if kind == "structural_tag":
+        raise BadInput(f"structural_tag is not accepted for {ENGINES[engine]}: it has no word for it")
+    return {"regex" if kind == "regex" else "ebnf": text}
+
+
+def _schema(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise BadInput(f"json_schema={text!r:.60} is not accepted: JSON ({error})") from None

@@ -1,0 +1,112 @@
+"""The name that a server wants its model called by, and how old it is: asked once, by whoever needs it first."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from kvscope_telemetry.external.address import ENGINES, ExternalAddress
+from kvscope_telemetry.external.http_get import HttpGet, NoAnswer
+
+MODELS: Final = "/v1/models"
+VERSION: Final = "/version"
+NEWEST: Final = (1 << 30, 0)
+MAX_BYTES: Final = 4 << 20
+
+
+class _Version(msgspec.Struct):
+    version: str = ""
+
+
+class _Card(msgspec.Struct):
+    id: str
+    owned_by: str | None = None
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """That is served."""
+
+    name: str
+    tells_token_ids: bool
+    """Whether the server knows the option that adds token ids to its answers, or at least lets it pass."""
+
+
+class ServedModel:
+    """Of one server. Raises BadInput for a file of certificates that will not do."""
+
+    def __init__(self, address: ExternalAddress) -> None:
+        self._address = address
+        self._http = HttpGet(address, max_bytes=MAX_BYTES)
+        self._lock = threading.Lock()
+        self._known: Model | None = None
+        self._version: tuple[int, int] | None = None
+        self._num_asked = 0
+        self._failure = ""
+        self._status = 0
+
+    def get(self) -> Model:
+        """From any thread; may wait for the server. Raises NoAnswer; those who waited meanwhile share it."""
+        num_asked = self._num_asked
+        with self._lock:
+            if self._known is None and self._num_asked != num_asked and self._failure:
+                raise NoAnswer(self._failure, self._status)
+            if self._known is None:
+                self._known = self._noted()
+            return self._known
+
+    def is_before(self, major: int, minor: int) -> bool:
+        """Whether the server says that it is of an earlier version. From any thread; may wait for it, once."""
+        with self._lock:
+            if self._version is None:
+                self._version = self._asked_version()
+            return self._version < (major, minor)
+
+    def forget(self) -> None:
+        """The server knows no such model: it may serve another by now."""
+        with self._lock:
+            self._known = self._version = None
+
+    def close(self) -> None:
+        """Whoever waits for it waits no longer."""
+        self._http.cancel()
+
+    def _asked_version(self) -> tuple[int, int]:
+        """`NEWEST` where it does not say."""
+        try:
+            told = msgspec.json.decode(self._http.get(VERSION)[1], type=_Version).version
+        except (NoAnswer, msgspec.DecodeError, UnicodeError, RecursionError):
+            return NEWEST
+        major, minor, *_ = [*told.split("."), "", ""]
+        is_number = all(part.isascii() and part.isdigit() and len(part) < 10 for part in (major, minor))
+        return (int(major), int(minor)) if is_number else NEWEST
+
+    def _noted(self) -> Model:
+        self._failure = ""
+        try:
+            return self._ask()
+        except NoAnswer as error:
+            self._failure, self._status = str(error), error.status
+            raise
+        finally:
+            self._num_asked += 1
+
+    def _ask(self) -> Model:
+        url = self._address.url(MODELS)
+        _, body = self._http.get(MODELS)
+        try:
+            cards = msgspec.json.decode(body, type=_Cards).data
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            raise NoAnswer(f"{url} is not a list of models: is it another program's port?") from None
+        if not cards:
+            raise NoAnswer(f"{url} lists no model to send prompts to")
+        wanted = self._address.model
+        card = next((one for one in cards if one.id == wanted), cards[0])
+        return Model(wanted or card.id, card.owned_by in ENGINES)

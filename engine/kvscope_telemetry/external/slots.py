@@ -1,0 +1,160 @@
+"""Rows for cached blocks: KV events name blocks by hash and say no place, so a row is a slot that is given out here.
+
+Owns the ledger and which block is in which row. Rows of a tier lie together; a block that is in several media or groups
+of the cache has a row in each. Knows no messages, and nothing of time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.external.tiers import Rows, tier_of
+from kvscope_telemetry.kv_events.batches import HASH_MASK, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from kvscope_telemetry.ledger import BlockState, Ledger, Tier
+
+MAX_ROWS: Final = 4 << 20
+"""A snapshot of more would be larger than a message may be."""
+FIRST_ROWS: Final = {Tier.HBM: 4096, Tier.HOST: 1024, Tier.DISK: 1024}
+"""Where the server does not say how many blocks there are; then twice as many each time."""
+TIERS: Final = (Tier.HBM, Tier.HOST, Tier.DISK)
+Ids = npt.NDArray[np.uint32]
+_Key = tuple[str, int | None]
+_GPU: Final = "GPU"
+"""Where a medium is not told."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """Rows of the ledger, each once."""
+
+    ids: Ids
+    evicted: Ids
+    """Of HBM, that hold nothing now."""
+    saved: Ids
+    """Of lower tiers, that were written."""
+
+
+class Slots:
+    """`num_hbm` rows of HBM and `num_host` of host memory to begin with, as far as the server says."""
+
+    def __init__(self, num_hbm: int = 0, num_host: int = 0) -> None:
+        self.num_rows = {Tier.HBM: 0, Tier.HOST: 0, Tier.DISK: 0}
+        self.num_unplaced = 0
+        """Blocks that there was no row for, since the last time that all were forgotten."""
+        self.num_stored = dict.fromkeys(TIERS, 0)
+        self.num_removed = dict.fromkeys(TIERS, 0)
+        """Blocks, since the beginning; those that were cleared all at once are none of them."""
+        self.ledger = Ledger(0)
+        self._tables: dict[_Key, dict[int, int]] = {}  # medium and group -> hash -> row of the tier
+        self._rows = {tier: Rows(tier) for tier in TIERS}
+        self._wants = {Tier.HBM: num_hbm or FIRST_ROWS[Tier.HBM], Tier.HOST: num_host, Tier.DISK: 0}
+        self.lay_out(block_size=1)
+
+    @property
+    def num_held(self) -> int:
+        """Rows in use."""
+        return sum(rows.num_held for rows in self._rows.values())
+
+    @property
+    def must_change(self) -> bool:
+        """Whether the ledger has another size than it should have: `lay_out`, and tell the whole state."""
+        return self._wants != self.num_rows
+
+    def want(self, tier: Tier, num_rows: int) -> None:
+        """The server says that there are so many blocks; there are never fewer rows than there were."""
+        room = MAX_ROWS - sum(wanted for other, wanted in self._wants.items() if other != tier)
+        self._wants[tier] = max(self._wants[tier], min(num_rows, room))
+
+    def shrink(self, tier: Tier, num_rows: int) -> bool:
+        """The server says that there are so few blocks; whether there are fewer rows now than were thought. None that
+        was ever in use goes."""
+        if not self._rows[tier].num_used <= num_rows < self._wants[tier]:
+            return False
+        self._wants[tier] = num_rows
+        self._rows[tier].cut(num_rows)
+        return True
+
+    def apply(self, event: KvEvent) -> None:
+        """What happened. A block that is there already stays where it is, one that is not need not be removed."""
+        if isinstance(event, BlockStored):
+            self._store(event)
+        elif isinstance(event, BlockRemoved):
+            self._remove(event)
+        else:
+            assert isinstance(event, AllBlocksCleared), f"{event} is no KV event"
+            self.clear()
+
+    def clear(self) -> None:
+        """Nothing is cached any more."""
+        for (medium, _), table in self._tables.items():
+            self._rows[tier_of(medium)].free(list(table.values()))
+        self._tables.clear()
+        self.num_unplaced = 0
+
+    def lay_out(self, block_size: int) -> None:
+        """Make the ledger anew, as large as it has to be, with all that is in rows."""
+        self.num_rows = dict(self._wants)
+        self.ledger = Ledger(sum(self.num_rows.values()))
+        start = 0
+        for tier in TIERS:
+            rows, stop = self._rows[tier], start + self.num_rows[tier]
+            rows.resize(self.num_rows[tier], start)
+            rows.write_all(self.ledger.part(start, stop), block_size)
+            start = stop
+
+    def write_changes(self, block_size: int) -> RowChanges:
+        """Bring the ledger up to date."""
+        changes = {tier: rows.write(self.ledger, block_size) for tier, rows in self._rows.items()}
+        ids, hashes = changes[Tier.HBM]
+        saved = [of_tier[of_hash != 0] for tier, (of_tier, of_hash) in changes.items() if tier is not Tier.HBM]
+        all_ids = np.concatenate([of_tier for of_tier, _ in changes.values()])
+        return RowChanges(all_ids, ids[hashes == 0], np.concatenate(saved))
+
+    def holds(self, row: int) -> int:
+        """The hash in a row of the ledger, 0 for none."""
+        is_row = 0 <= row < self.ledger.num_blocks and self.ledger.state[row] == BlockState.CACHED
+        return int(self.ledger.hash[row]) if is_row else 0
+
+    def _store(self, event: BlockStored) -> None:
+        key = (event.medium or _GPU, event.group_idx)
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = {}
+        tier = tier_of(event.medium)
+        rows = self._rows[tier]
+        parent = (event.parent_block_hash or HASH_MASK) if event.parent_block_hash is not None else 0
+        for block_hash in event.block_hashes:
+            block_hash = block_hash or HASH_MASK
+            if block_hash not in table:
+                row = rows.take(block_hash, parent)
+                if row is None:
+                    row = self._grown(tier, block_hash, parent)
+                if row is not None:
+                    table[block_hash] = row
+                    self.num_stored[tier] += 1
+            parent = block_hash
+
+    def _grown(self, tier: Tier, block_hash: int, parent: int) -> int | None:
+        """A row that is there only after the next `lay_out`; None where there are too many."""
+        rows = self._rows[tier]
+        if rows.size >= self._wants[tier]:
+            self.want(tier, max(2 * self._wants[tier], FIRST_ROWS[tier]))
+        rows.allow(self._wants[tier])
+        row = rows.take(block_hash, parent)
+        self.num_unplaced += row is None
+        return row
+
+    def _remove(self, event: BlockRemoved) -> None:
+        medium = event.medium or _GPU
+        tables = [self._tables.get((medium, event.group_idx))]
+        if tables == [None] and event.group_idx is None:  # told by who does not know of groups: it is of all
+            tables = [table for (other, _), table in self._tables.items() if other == medium]
+        for table in filter(None, tables):
+            found = [row for each in event.block_hashes if (row := table.pop(each or HASH_MASK, None)) is not None]
+            tier = tier_of(medium)
+            self._rows[tier].free(found)
+            self.num_removed[tier] += len(found)

@@ -1,0 +1,91 @@
+"""Our counters and curves, made of what another engine's metrics say. Knows no blocks but their number."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from kvscope_telemetry.external.readings import EngineReading
+from kvscope_telemetry.messages.telemetry import Batch, Counters, Histogram, MemoryBreakdown
+
+
+class Tallies:
+    """As of the newest reading. What it does not say stays as it was."""
+
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self.used_share = -1.0
+        self.latencies: tuple[Histogram, ...] = ()
+        """Since the reading before."""
+        self.has_news = False
+        """Whether anything counted is different from what was told last."""
+        self._num_prefill = self._num_decode = 0
+        self._before: EngineReading | None = None
+
+    def restart(self) -> None:
+        """The engine did: all that it counts begins anew."""
+        self.counters, self.latencies, self._before = Counters(), (), None
+        self._num_prefill = self._num_decode = 0
+
+    def take(self, reading: EngineReading) -> None:
+        """The newest."""
+        before, self._before = self._before, reading
+        old = self.counters
+        self.counters = _counters(reading, old)
+        if before is not None:  # else nobody knows since when
+            self._num_prefill += max(0, self.counters.prompt_tokens - old.prompt_tokens)
+            self._num_decode += max(0, self.counters.generation_tokens - old.generation_tokens)
+        self.has_news |= self.counters != old
+        self.used_share = -1.0 if reading.used_share is None else reading.used_share
+        earlier = {} if before is None else before.latencies
+        told = [histogram.since(earlier.get(kind), kind) for kind, histogram in reading.latencies.items()]
+        self.latencies = tuple([each for each in told if each is not None])
+
+    def take_batch(self) -> Batch:
+        """Tokens since the last call; what is counted is told with it."""
+        batch = Batch(num_prefill_tokens=self._num_prefill, num_decode_tokens=self._num_decode)
+        self._num_prefill = self._num_decode = 0
+        self.has_news = False
+        return batch
+
+    def with_blocks(self, *, evicted: int, offloaded: int) -> Counters:
+        """The counters, with what KV events say."""
+        return replace(self.counters, evicted_blocks=evicted, offloaded_blocks=offloaded)
+
+
+def _counters(reading: EngineReading, old: Counters) -> Counters:
+    prompt, cached = reading.prompt_tokens, reading.cached_tokens or 0
+    return replace(
+        old,
+        prompt_tokens=old.prompt_tokens if prompt is None else max(prompt - cached, old.prompt_tokens),
+        cached_tokens=_newest(reading.cached_tokens, old.cached_tokens),
+        generation_tokens=_newest(reading.generation_tokens, old.generation_tokens),
+        preemptions=_newest(reading.preemptions, old.preemptions),
+        draft_tokens=_newest(reading.draft_tokens, old.draft_tokens),
+        accepted_tokens=_newest(reading.accepted_tokens, old.accepted_tokens),
+        finished=_newest(_without(reading.finished, reading.aborted), old.finished),
+        aborted=_newest(reading.aborted, old.aborted),
+        num_running=_newest(reading.num_running, old.num_running),
+        num_waiting=_newest(reading.num_waiting, old.num_waiting),
+    )
+
+
+def breakdown(reading: EngineReading, epoch: int, time_ns: int) -> MemoryBreakdown | None:
+    """Where the memory went, where the engine says; None where it does not."""
+    if reading.weights_bytes is None or reading.kv_bytes is None:
+        return None
+    graphs = -1 if reading.graphs_bytes is None else reading.graphs_bytes
+    return MemoryBreakdown(
+        epoch=epoch,
+        time_ns=time_ns,
+        weights_bytes=reading.weights_bytes,
+        kv_bytes=reading.kv_bytes,
+        graphs_bytes=graphs,
+    )
+
+
+def _newest(value: int | None, before: int) -> int:
+    return before if value is None else value
+
+
+def _without(total: int | None, part: int | None) -> int | None:
+    return total if total is None or part is None else max(0, total - part)

@@ -1,0 +1,227 @@
+"""The life of one block: each change of its row, when it was, and by whom.
+
+Owns how rows are taken out of messages and how many are kept: the newest. Between two of them the block was as the
+first says. Knows no files and no words.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.ledger import COLUMNS, DENSE, LASTING, NO_OWNER, BlockRows, Ledger, parent_at
+from kvscope_telemetry.messages.telemetry import Frame, Moves, RequestRows, Snapshot, TelemetryMessage
+from kvscope_telemetry.source import Update
+from kvscope_telemetry.state.continuity import Continuity
+
+MAX_ROWS: Final = 20_000
+
+
+class ChangeKind(IntEnum):
+    """What a row of a life is."""
+
+    CHANGED = 0
+    """A frame said so."""
+    KNOWN = 1
+    """So it was then; what was before is not known."""
+    LOST = 2
+    """From then on it is not known: frames are missing, or nobody looked."""
+
+
+class Moved(IntFlag):
+    """What `messages.telemetry.Moves` says of the block, in the frame of the row."""
+
+    EVICTED = 1
+    COPIED = 2
+    SAVED = 4
+    LOADED = 8
+
+
+LIFE: Final = np.dtype(
+    [
+        ("time_ns", "<i8"),  # wall clock
+        ("epoch", "<i8"),
+        ("step", "<i8"),
+        ("how", "u1"),
+        ("moved", "u1"),
+        ("taker", "<i4"),  # the request whose block table took the block in then, NO_OWNER: none did
+        *((name, COLUMNS[name]) for name in LASTING),
+    ]
+)
+"""A row of a life: the ledger's columns that last, and when and how."""
+_MOVES: Final = {name: flag for flag in Moved if (name := str(flag.name).lower())}
+_NOTHING: Final = (0,) * len(LASTING)
+assert (*DENSE, "parent") == LASTING, "`_row` knows no other order"
+Rows = npt.NDArray[np.void]
+
+
+class BlockChanges:
+    """Of `block`, as `feed` and `take` tell it; at most `max_rows` of it."""
+
+    def __init__(self, block: int, max_rows: int = MAX_ROWS) -> None:
+        self.block = block
+        self.needle = int(block).to_bytes(4, "little")
+        """The block's number as it lies in a message that speaks of it."""
+        self.num_forgotten = 0
+        self._max_rows = max_rows
+        self._data = np.zeros(64, LIFE)
+        self._size = 0
+        self._last: tuple[int, ...] = _NOTHING
+        self._continuity = Continuity()
+
+    @property
+    def rows(self) -> Rows:
+        """Oldest first, shape (n,) of `LIFE`."""
+        return self._data[: self._size]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether what comes next cannot be understood before a snapshot."""
+        return self._continuity.is_lost
+
+    @property
+    def seq(self) -> int:
+        """The last frame that it knows of."""
+        return self._continuity.seq
+
+    def feed(self, message: TelemetryMessage, time_ns: int) -> None:
+        """The next message, of this wall clock time."""
+        if isinstance(message, Snapshot):
+            if self._continuity.takes(message):
+                self._know(message, time_ns)
+        elif isinstance(message, Frame):
+            was_lost = self.is_lost
+            if self._continuity.takes(message):
+                self._change(message, time_ns)
+            elif self.is_lost and not was_lost:
+                self.lose(time_ns)
+
+    def start_at(self, time_ns: int) -> None:
+        """What was told so far is what was before: of it stays how it is at `time_ns`."""
+        if self._size:
+            self._data[0] = self._data[self._size - 1]
+            first = self._data[0]
+            first["time_ns"], first["moved"], first["taker"] = time_ns, 0, NO_OWNER
+            if first["how"] != ChangeKind.LOST:
+                first["how"] = ChangeKind.KNOWN
+            self._size, self.num_forgotten = 1, 0
+
+    def know(self, ledger: Ledger, time_ns: int, epoch: int, step: int) -> None:
+        """So it is in `ledger` then."""
+        if self.block >= ledger.num_blocks:
+            self.lose(time_ns)
+            return
+        values = tuple(int(getattr(ledger, name)[self.block]) for name in LASTING)
+        self._add(time_ns, epoch, step, values, how=ChangeKind.KNOWN)
+
+    def lose(self, time_ns: int) -> None:
+        """From then on it is not known."""
+        if self._size:
+            self._add(time_ns, int(self._data["epoch"][self._size - 1]), 0, _NOTHING, how=ChangeKind.LOST)
+
+    def take(self, update: Update, wall_offset_ns: int) -> None:
+        """What a source gave; `wall_offset_ns` makes its engine's times wall clock."""
+        if not update.series:
+            return
+        places = np.flatnonzero(update.block_ids == self.block).tolist()
+        moved = sum(flag for name, flag in _MOVES.items() if (getattr(update, name) == self.block).any())
+        if not places and not moved:
+            return
+        taker = _taker(update.requests, self.needle)
+        for place in places or [-1]:
+            values = self._last if place < 0 else tuple(int(update.block_columns[name][place]) for name in LASTING)
+            time_ns, step = _frame_of(update, values[_LAST_USED])
+            epoch = int(self._data["epoch"][self._size - 1]) if self._size else 0
+            self._add(time_ns + wall_offset_ns, epoch, step, values, moved=moved, taker=taker)
+            moved = 0
+
+    def _know(self, snapshot: Snapshot, time_ns: int) -> None:
+        if self.block >= len(snapshot.blocks.state):
+            self.lose(time_ns)
+            return
+        values = _row(snapshot.blocks, self.block)
+        self._add(time_ns, snapshot.hello.epoch, snapshot.step, values, how=ChangeKind.KNOWN)
+
+    def _change(self, frame: Frame, time_ns: int) -> None:
+        place = _find(frame.blocks.ids, self.needle)
+        moved = _moved(frame.moves, self.needle)
+        if place is None and not moved:
+            return
+        values = self._last if place is None else _row(frame.blocks, place)
+        taker = _taker((frame.requests,), self.needle)
+        self._add(time_ns, frame.epoch, frame.step, values, moved=moved, taker=taker)
+
+    def _add(
+        self,
+        time_ns: int,
+        epoch: int,
+        step: int,
+        values: tuple[int, ...],
+        *,
+        how: ChangeKind = ChangeKind.CHANGED,
+        moved: int = 0,
+        taker: int = NO_OWNER,
+    ) -> None:
+        if how is ChangeKind.CHANGED and not moved and self._size and values == self._last:
+            return  # told again
+        if self._size == self._max_rows:
+            self._forget(self._max_rows // 4)
+        if self._size == self._data.size:
+            self._data = np.concatenate((self._data, np.zeros_like(self._data)))
+        if self._size:  # time does not go back
+            time_ns = max(time_ns, int(self._data["time_ns"][self._size - 1]))
+        self._data[self._size] = (time_ns, epoch, step, how, moved, taker, *values)
+        self._size, self._last = self._size + 1, values
+
+    def _forget(self, count: int) -> None:
+        self._data[: self._size - count] = self._data[count : self._size].copy()
+        self._size -= count
+        self.num_forgotten += count
+        if self._data["how"][0] == ChangeKind.CHANGED:
+            self._data["how"][0] = ChangeKind.KNOWN
+
+
+_LAST_USED: Final = LASTING.index("last_used_step")
+
+
+def _find(ids: bytes, needle: bytes) -> int | None:
+    """The last place of a number among packed ones."""
+    at = ids.rfind(needle)
+    while at % 4 and at > 0:
+        at = ids.rfind(needle, 0, at + 3)
+    return None if at < 0 or at % 4 else at // 4
+
+
+def _row(blocks: BlockRows, place: int) -> tuple[int, ...]:
+    """In the order of `LASTING`, of which `parent` is packed in another way."""
+    return (*(_value(blocks, name, place) for name in DENSE), parent_at(blocks, place))
+
+
+def _value(blocks: BlockRows, name: str, place: int) -> int:
+    dtype = COLUMNS[name]
+    return int(np.frombuffer(getattr(blocks, name), dtype, count=1, offset=place * dtype.itemsize)[0])
+
+
+def _moved(moves: Moves, needle: bytes) -> int:
+    return sum(flag for name, flag in _MOVES.items() if _find(getattr(moves, name), needle) is not None)
+
+
+def _taker(changes: tuple[RequestRows, ...], needle: bytes) -> int:
+    """Whose block table took the block in; the last, where several did."""
+    for rows in reversed(changes):
+        place = _find(rows.table_blocks, needle)
+        if place is not None:
+            ends = np.cumsum(np.frombuffer(rows.table_count, "<u4"))
+            return int(np.frombuffer(rows.number, "<u4")[int(np.searchsorted(ends, place, "right"))])
+    return NO_OWNER
+
+
+def _frame_of(update: Update, step: int) -> tuple[int, int]:
+    """Engine's time and step of the frame of that step; of the last, where none of the update's is."""
+    steps = update.series["step"]
+    place = int(np.searchsorted(steps, step))
+    place = place if place < steps.size and steps[place] == step else steps.size - 1
+    return int(update.series["time_ns"][place]), int(steps[place])

@@ -1,0 +1,200 @@
+"""What happened to a block, told from the rows of its life: born, filled, shared, let go, evicted, … No words.
+
+Owns which change of a row means what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_telemetry.summaries.block_changes import ChangeKind, Moved, Rows
+
+
+class MomentKind(StrEnum):
+    """What happened."""
+
+    KNOWN = "known"
+    """Nothing: so it was when looking began."""
+    LOST = "lost"
+    """From here on it is not known."""
+    RESTARTED = "restarted"
+    """Another start of the engine begins with it like this."""
+    BORN = "born"
+    """A request took it, for tokens of its own."""
+    COPIED = "copied"
+    """It is a request's own copy of a shared block that it wrote to."""
+    LOADED = "loaded"
+    """Its bytes came back from a lower tier."""
+    SAVED = "saved"
+    """Bytes of the tier above were put there."""
+    FILLED = "filled"
+    """Its last slot was written."""
+    REUSED = "reused"
+    """It was kept for its prefix, and a prompt that begins the same took it."""
+    SHARED = "shared"
+    """One more request holds it."""
+    LEFT = "left"
+    """One of several let go of it."""
+    IDLE = "idle"
+    """Nobody holds it; kept for its prefix."""
+    EVICTED = "evicted"
+    """What it was kept for is forgotten, or went to the tier below."""
+    FREED = "freed"
+    """It holds nothing."""
+    REWRITTEN = "rewritten"
+    """It went from one request to another within a step."""
+    MAPPED = "mapped"
+    UNMAPPED = "unmapped"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMoment:
+    """Something that happened to the block at `time_ns` (wall clock), and how it was then."""
+
+    time_ns: int
+    step: int
+    kind: MomentKind
+    request: int = NO_OWNER
+    """Who took, shared or wrote it; NO_OWNER: not known, or nobody."""
+    state: int = BlockState.FREE
+    ref_count: int = 0
+    filled: int = 0
+    epoch: int = 0
+    hash: int = 0
+    """Of what it held; 0: it was not full."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMoments:
+    """Moments in the order of time, and in columns when and what they were, for who draws them."""
+
+    moments: tuple[BlockMoment, ...] = ()
+    times_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    kinds: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    """Places in `KINDS`."""
+
+    def after(self, count: int) -> BlockMoments:
+        """Without the first `count`."""
+        return BlockMoments(self.moments[count:], self.times_ns[count:], self.kinds[count:])
+
+    def followed_by(self, later: BlockMoments) -> BlockMoments:
+        """Both."""
+        times_ns = np.concatenate((self.times_ns, later.times_ns))
+        return BlockMoments(self.moments + later.moments, times_ns, np.concatenate((self.kinds, later.kinds)))
+
+
+_HOLDS_NOTHING = (BlockState.FREE, BlockState.UNMAPPED)
+
+
+KINDS: Final = tuple(MomentKind)
+_CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
+
+
+def block_moments_of(moments: Sequence[BlockMoment]) -> BlockMoments:
+    """With their columns."""
+    times_ns = np.fromiter((moment.time_ns for moment in moments), np.int64, len(moments))
+    kinds = np.fromiter((_CODES[moment.kind] for moment in moments), np.uint8, len(moments))
+    return BlockMoments(tuple(moments), times_ns, kinds)
+
+
+def moments_of(rows: Rows, block_size: int) -> list[BlockMoment]:
+    """Of each row after the first what it means, and where nothing is known of before."""
+    told: list[BlockMoment] = []
+    before: dict[str, Any] | None = None
+    names = rows.dtype.names or ()
+    for values in rows.tolist():
+        row = dict(zip(names, values, strict=True))
+        told += [_moment(row, kind) for kind in _kinds(before, row, block_size)]
+        before = row
+    return told
+
+
+def _kinds(before: dict[str, Any] | None, row: dict[str, Any], block_size: int) -> Iterator[MomentKind]:
+    if row["how"] == ChangeKind.LOST:
+        yield MomentKind.LOST
+    elif before is None or before["how"] == ChangeKind.LOST:
+        yield MomentKind.KNOWN
+    elif row["epoch"] != before["epoch"]:
+        yield MomentKind.RESTARTED
+    elif row["how"] == ChangeKind.KNOWN:
+        if any(row[name] != before[name] for name in ("state", "ref_count", "filled", "owner", "hash")):
+            yield MomentKind.KNOWN
+    else:
+        yield from _changes(before, row, block_size)
+
+
+def _changes(before: dict[str, Any], row: dict[str, Any], block_size: int) -> Iterator[MomentKind]:
+    was, now = before["state"], row["state"]
+    moved = Moved(row["moved"])
+    is_same = row["hash"] == before["hash"] != 0
+    is_evicted = Moved.EVICTED in moved or (was == BlockState.CACHED and now != was and not is_same)
+    if is_evicted:
+        yield MomentKind.EVICTED
+    if was == now == BlockState.ACTIVE:
+        yield from _while_held(before, row, moved)
+    elif now == BlockState.ACTIVE:
+        yield MomentKind.REUSED if was == BlockState.CACHED and is_same else _birth(moved)
+    elif now == BlockState.CACHED and was != now:
+        yield MomentKind.IDLE if was == BlockState.ACTIVE else _birth(moved)
+    elif now in _HOLDS_NOTHING and was not in _HOLDS_NOTHING:
+        if not is_evicted:
+            yield MomentKind.FREED
+    elif now != was:
+        yield MomentKind.UNMAPPED if now == BlockState.UNMAPPED else MomentKind.MAPPED
+    elif Moved.SAVED in moved:
+        yield MomentKind.SAVED
+    elif Moved.LOADED in moved:
+        yield MomentKind.LOADED
+    has_more = row["filled"] > before["filled"] or was in _HOLDS_NOTHING or is_evicted
+    if row["filled"] == block_size and has_more and now == BlockState.ACTIVE:
+        yield MomentKind.FILLED
+
+
+def _while_held(before: dict[str, Any], row: dict[str, Any], moved: Moved) -> Iterator[MomentKind]:
+    if Moved.COPIED in moved:
+        yield MomentKind.COPIED
+    elif Moved.LOADED in moved:
+        yield MomentKind.LOADED
+    elif Moved.SAVED in moved:
+        yield MomentKind.SAVED
+    elif row["owner"] != before["owner"] and row["owner"] != NO_OWNER:
+        yield MomentKind.REWRITTEN
+    if row["ref_count"] > before["ref_count"]:
+        yield MomentKind.SHARED
+    elif row["ref_count"] < before["ref_count"]:
+        yield MomentKind.LEFT
+
+
+def _birth(moved: Moved) -> MomentKind:
+    if Moved.COPIED in moved:
+        return MomentKind.COPIED
+    if Moved.SAVED in moved:
+        return MomentKind.SAVED
+    return MomentKind.LOADED if Moved.LOADED in moved else MomentKind.BORN
+
+
+def _moment(row: dict[str, Any], kind: MomentKind) -> BlockMoment:
+    taken = kind in (MomentKind.REUSED, MomentKind.SHARED, MomentKind.BORN, MomentKind.COPIED, MomentKind.LOADED)
+    request = row["taker"] if taken and row["taker"] != NO_OWNER else row["owner"]
+    if kind in (MomentKind.SHARED, MomentKind.REUSED) and row["taker"] == NO_OWNER:
+        request = NO_OWNER  # the owner is who wrote it, not who came
+    if kind in (MomentKind.LEFT, MomentKind.LOST, MomentKind.EVICTED, MomentKind.IDLE, MomentKind.FREED):
+        request = NO_OWNER
+    return BlockMoment(
+        row["time_ns"],
+        row["step"],
+        kind,
+        request,
+        row["state"],
+        row["ref_count"],
+        row["filled"],
+        row["epoch"],
+        row["hash"],
+    )

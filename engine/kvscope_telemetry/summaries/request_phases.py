@@ -1,0 +1,197 @@
+"""Turns of requests that no event tells: one arrived and waits, a prompt is computed and its tokens follow.
+
+Owns how they are noticed in telemetry, how they lie in a summary (packed), and how many of a session are kept: the
+newest. Knows no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.telemetry import Batch, Event, Frame, Snapshot
+
+MAX_PHASES: Final = 200_000
+PHASE: Final = np.dtype([("time_ns", "<i8"), ("number", "<u4"), ("kind", "u1")])
+"""As it lies in a summary; times are the recording's."""
+_KEPT: Final = np.dtype([*PHASE.descr, ("epoch", "<i8")])
+_LAST_NS: Final = (1 << 62) - 1
+_ENDS: Final = ("finished", "aborted", "refused")
+PhaseRows = npt.NDArray[np.void]
+
+
+class PhaseKind(IntEnum):
+    """What a request does from then on."""
+
+    WAITS = 0
+    """It arrived."""
+    PREFILL = 1
+    """So it was found: its prompt is computed."""
+    DECODE = 2
+    """Token after token."""
+    PREEMPTED = 3
+    """So it was found."""
+
+
+_FOUND: Final = {int(RequestState.WAITING): PhaseKind.WAITS, int(RequestState.PREEMPTED): PhaseKind.PREEMPTED}
+
+
+class PhaseNotes:
+    """Tell it every snapshot and frame in order; `take` gives what was noticed, packed."""
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[int, int, int]] = []
+        self._there: set[int] = set()
+        """Requests of this epoch that are not over, as far as they were told."""
+        self._decoding: set[int] = set()
+        self._prefilled_ns: dict[int, int] = {}
+        """When the newest piece of each prompt was computed."""
+        self._last_batch = b""
+        """Of a step in which nothing but decoding was done: who is in the same again is known."""
+
+    def restart(self) -> None:
+        """Numbers start again with an epoch."""
+        self._there, self._decoding, self._prefilled_ns, self._last_batch = set(), set(), {}, b""
+
+    def take(self) -> bytes:
+        """Since the last call."""
+        noted, self._noted = self._noted, []
+        return np.array(noted, PHASE).tobytes()
+
+    def snapshot(self, snapshot: Snapshot, offset_ns: int) -> None:
+        """Who is there that was not told yet."""
+        rows = snapshot.requests
+        numbers = np.frombuffer(rows.number, "<u4").tolist()
+        states, outputs = np.frombuffer(rows.state, "u1").tolist(), np.frombuffer(rows.num_output_tokens, "<u4")
+        arrivals = {info.number: info.arrival_ns for info in snapshot.requests_info}
+        for number, state, output in zip(numbers, states, outputs.tolist(), strict=False):
+            kind = _kind(state, output)
+            if number in self._there or number not in arrivals or kind is None:
+                continue
+            self._there.add(number)
+            if kind is PhaseKind.DECODE:
+                self._decoding.add(number)
+            since_ns = arrivals[number] if kind is PhaseKind.WAITS else snapshot.time_ns
+            self._note(since_ns + offset_ns, number, kind)
+
+    def frame(self, frame: Frame, offset_ns: int) -> None:
+        """Who came, and whose prompt is done."""
+        for info in frame.new_requests:
+            self._there.add(info.number)
+            self._note(info.arrival_ns + offset_ns, info.number, PhaseKind.WAITS)
+        batch = frame.batch
+        if batch.num_prefill_tokens or batch.number != self._last_batch:
+            self._run(batch, frame.time_ns + offset_ns)
+        self._last_batch = b"" if batch.num_prefill_tokens else batch.number
+        for event in frame.events:  # who ended ran in this very batch
+            if event.kind in _ENDS:
+                self._forget(event.number)
+                self._there.discard(event.number)
+            elif event.kind == "preempted":
+                self._forget(event.number)
+
+    def _run(self, batch: Batch, time_ns: int) -> None:
+        """A piece of a prompt is several tokens; who has one goes on from where the last piece ended."""
+        numbers, sizes = np.frombuffer(batch.number, "<u4").tolist(), np.frombuffer(batch.num_tokens, "<u4").tolist()
+        decoding = self._decoding
+        # Most go on as they did, and cost no turn of the loop.
+        news = [(n, size) for n, size in zip(numbers, sizes, strict=False) if size != 1 or n not in decoding]
+        pieces = self._pieces(news, batch.num_prefill_tokens)
+        for number, _ in news:
+            if number in pieces:
+                decoding.discard(number)
+                self._prefilled_ns[number] = time_ns
+            elif number not in decoding:
+                decoding.add(number)
+                self._note(self._prefilled_ns.pop(number, time_ns), number, PhaseKind.DECODE)
+
+    def _pieces(self, news: list[tuple[int, int]], num_prefill_tokens: int) -> set[int]:
+        """Who of them has a piece of a prompt. Several tokens of one that decodes are guesses that are checked, where
+        the others' are all that prompts have."""
+        if not num_prefill_tokens:
+            return set()
+        several = {number for number, size in news if size != 1}
+        of_others = sum(size for number, size in news if number not in self._decoding)
+        return several - self._decoding if of_others >= num_prefill_tokens else several
+
+    def _forget(self, number: int) -> None:
+        self._last_batch = b""
+        self._decoding.discard(number)
+        self._prefilled_ns.pop(number, None)
+
+    def _note(self, time_ns: int, number: int, kind: PhaseKind) -> None:
+        if 0 < number < 1 << 32:
+            self._noted.append((min(max(time_ns, 0), _LAST_NS), number, kind))
+
+
+class PhaseLog:
+    """The newest `max_phases` of a session, in the order they were told; places count from the oldest of them."""
+
+    def __init__(self, max_phases: int = MAX_PHASES) -> None:
+        self.num_forgotten = 0
+        self.is_told = False
+        """Whether summaries tell of turns: older engines and recordings do not."""
+        self._max_phases = max_phases
+        self._rows: PhaseRows = np.empty(64, _KEPT)
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def rows(self) -> PhaseRows:
+        """Shape (n,), with `time_ns`, `number`, `kind` and `epoch`."""
+        return self._rows[: self._size]
+
+    def add(self, packed: bytes | None, epoch: int) -> None:
+        """Those of a summary; None where it does not tell."""
+        self.is_told = packed is not None
+        fresh = np.frombuffer(packed or b"", PHASE, count=len(packed or b"") // PHASE.itemsize)
+        if not fresh.size:
+            return
+        while self._rows.size < self._size + fresh.size:
+            self._rows = np.concatenate((self._rows, np.empty_like(self._rows)))
+        into = self._rows[self._size : self._size + fresh.size]
+        for name in PHASE.names or ():
+            into[name] = fresh[name]
+        into["time_ns"] = into["time_ns"].clip(0, _LAST_NS)
+        into["epoch"] = epoch
+        self._size += fresh.size
+        if self._size > self._max_phases:
+            self._forget(self._size - self._max_phases * 7 // 8)
+
+    def forget_before(self, time_ns: int) -> None:
+        """Those before it go, as far as no later one was told before them."""
+        late = np.flatnonzero(self.rows["time_ns"] >= time_ns)
+        self._forget(int(late[0]) if late.size else self._size)
+
+    def _forget(self, count: int) -> None:
+        if count:
+            self._rows[: self._size - count] = self._rows[count : self._size].copy()
+            self._size -= count
+            self.num_forgotten += count
+
+
+def starts_decoding(event: Event) -> bool:
+    """Whether a request that begins, or returns, lacks the KV of one token at most."""
+    data = event.data
+    return data is not None and (data.kind == "forked" or data.num_known_tokens - event.num_tokens <= 1)
+
+
+def numbers_of(rows: Iterable[np.void]) -> list[tuple[int, int, int, PhaseKind]]:
+    """Time, epoch, number and kind of each, in plain numbers; of kinds that this version knows."""
+    plain = ((int(r["time_ns"]), int(r["epoch"]), int(r["number"]), int(r["kind"])) for r in rows)
+    return [
+        (time_ns, epoch, number, PhaseKind(kind)) for time_ns, epoch, number, kind in plain if kind < len(PhaseKind)
+    ]
+
+
+def _kind(state: int, num_output_tokens: int) -> PhaseKind | None:
+    if state == RequestState.RUNNING:
+        return PhaseKind.DECODE if num_output_tokens else PhaseKind.PREFILL
+    return _FOUND.get(state)

@@ -1,0 +1,253 @@
+"""The overview of a session: every second of it that was summarized, as columns, oldest first.
+
+Owns the columns and how much of them is kept: numbers of all seconds, address bins (compressed) of as many as fit,
+thinned out evenly when they do not. One thread adds and reads. Knows no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from kvscope_telemetry.latencies import LATENCIES
+from kvscope_telemetry.messages.validity import MAX_I64
+from kvscope_telemetry.running_time import RunningTime
+from kvscope_telemetry.summaries.event_index import EventIndex
+from kvscope_telemetry.summaries.request_phases import PhaseLog
+from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, Latency, Summary, TimedEvent
+
+Packed = tuple[bytes, ...]
+"""A compressed column each, in the order of `AddressBins`; empty for a column without bins."""
+
+NOTHING: Final[Packed] = (b"",) * len(AddressBins.__struct_fields__)
+_PLACES: Final = {name: place for place, name in enumerate(AddressBins.__struct_fields__)}
+_LEVEL: Final = 1
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+MAX_BIN_BYTES: Final = 48 << 20
+"""Compressed bins of many hours; of still longer overviews those of every second, fourth, … second are kept."""
+_LATENCIES: Final = tuple(latency.key for latency in LATENCIES)
+_QUANTILES: Final = ("count", "p50_s", "p95_s", "p99_s", "p50_above_s", "p95_above_s", "p99_above_s")
+_NOT_NUMBERS: Final = ("time_ns", "epoch", "free_runs", "bins", "phases", "moments", "stops", *_LATENCIES)
+SCALARS: Final = tuple(name for name in Summary.__struct_fields__ if name not in _NOT_NUMBERS)
+OVERVIEW_COLUMNS: Final = (*SCALARS, *(f"{latency}_{part}" for latency in _LATENCIES for part in _QUANTILES))
+"""Columns of an overview: numbers of `Summary`, and `first_token_p50_s` and the like."""
+_MAX_TOLD_STOPS: Final = 1_000
+"""Of a second: more are no work of a person."""
+_DTYPES: Final = {"owner": np.dtype("<i4")}
+
+
+class SessionOverview:
+    """Add summaries in the order of time; one of a second that is there replaces it."""
+
+    def __init__(self, max_bin_bytes: int = MAX_BIN_BYTES) -> None:
+        self.events = EventIndex()
+        self.phases = PhaseLog()
+        self.stops = RunningTime()
+        """When the engine stood still, by the recording's clock."""
+        self.moments = PhaseLog()
+        """Of requests, by their engine's clock: each row's kind is a `MomentKind`."""
+        self.version = 0
+        """Grows with each change."""
+        self._max_bin_bytes = max_bin_bytes
+        self._size = 0
+        self._times = np.empty(64, np.int64)
+        self._epochs = np.empty(64, np.int64)
+        self._columns = np.empty((len(OVERVIEW_COLUMNS), 64))
+        self._packer = BinPacker()
+        self._bins: list[Packed | None] = []
+        """None: as in the second before."""
+        self._free_runs: list[tuple[int, ...]] = []
+        self._buckets: list[tuple[bytes, ...]] = []
+        """Of each of `LATENCIES`."""
+        self._bin_bytes = 0
+        self._stride = 1
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def time_ns(self) -> IntArray:
+        """When each second began, shape (n,); the clock is the recording's. A silence leaves seconds out."""
+        return self._times[: self._size]
+
+    @property
+    def epoch(self) -> IntArray:
+        """Of the engine that each second is of, shape (n,)."""
+        return self._epochs[: self._size]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of it, without the events."""
+        return self._columns.nbytes + self._times.nbytes + self._epochs.nbytes + self._bin_bytes
+
+    def column(self, name: str) -> FloatArray:
+        """One of `OVERVIEW_COLUMNS`, shape (n,); NaN where it is not known."""
+        return self._columns[OVERVIEW_COLUMNS.index(name), : self._size]
+
+    def free_runs(self, place: int) -> tuple[int, ...]:
+        """`Summary.free_runs` of the second at `place`."""
+        return self._free_runs[place]
+
+    def latency_buckets(self, latency: str, place: int) -> bytes:
+        """`Latency.buckets` of the second at `place`."""
+        return self._buckets[place][_LATENCIES.index(latency)]
+
+    def place_at(self, time_ns: int) -> int:
+        """Place of the newest second that had begun by `time_ns`, -1 before the first."""
+        return int(np.searchsorted(self.time_ns, time_ns, "right")) - 1
+
+    def bins(self, name: str, places: IntArray) -> npt.NDArray[np.generic]:
+        """A column of `AddressBins` in the seconds at `places`, shape (len(places), bins); all have as many bins as
+        the last of them. A place of -1, and one without bins, is 0 (owner: -1)."""
+        dtype = _DTYPES.get(name, np.dtype(np.uint8))
+        rows = [np.frombuffer(self._packer.column(bins, name), dtype) for bins in self._bins_of(places.tolist())]
+        num_bins = next((row.size for row in reversed(rows) if row.size), 0)
+        table = np.full((len(rows), num_bins), -1 if name == "owner" else 0, dtype)
+        for into, row in zip(table, rows, strict=True):
+            if row.size == num_bins:
+                into[:] = row
+            elif row.size:  # of another engine start, with another pool
+                into[:] = row[np.arange(num_bins) * row.size // num_bins]
+        return table
+
+    def extend(self, summaries: Iterable[Summary], events: Iterable[TimedEvent] = ()) -> None:
+        """Add what came."""
+        for summary in summaries:
+            self._add(summary)
+            self.phases.add(summary.phases, summary.epoch)
+            for stop in summary.stops[-_MAX_TOLD_STOPS:]:
+                if 0 <= stop.begin_ns < stop.end_ns <= MAX_I64:
+                    self.stops.add(stop)
+            self.moments.add(summary.moments, summary.epoch)
+            self.version += 1
+        self.version += self.events.extend(events)
+
+    def forget_before(self, time_ns: int) -> None:
+        """Seconds that ended by `time_ns` go, and the events before it."""
+        num_gone = int(np.searchsorted(self.time_ns, time_ns - SECOND_NS, "right"))
+        self.events.forget_before(time_ns)
+        self.phases.forget_before(time_ns)
+        self.stops.forget_before(time_ns)
+        if not num_gone:
+            return
+        first = self._bins_at(num_gone) if num_gone < self._size else None
+        self._bin_bytes -= sum(num_bytes(bins) for bins in self._bins[:num_gone])
+        del self._bins[:num_gone], self._free_runs[:num_gone], self._buckets[:num_gone]
+        if self._bins and self._bins[0] is None:
+            self._bins[0] = first
+            self._bin_bytes += num_bytes(first)
+        left = slice(num_gone, self._size)
+        self._size -= num_gone
+        for array in (self._times, self._epochs):
+            array[: self._size] = array[left].copy()
+        self._columns[:, : self._size] = self._columns[:, left].copy()
+        self.version += 1
+
+    def _add(self, summary: Summary) -> None:
+        while self._size and self._times[self._size - 1] >= summary.time_ns:
+            self._drop_last()
+        self._make_room()
+        self._times[self._size], self._epochs[self._size] = summary.time_ns, summary.epoch
+        self._columns[:, self._size] = _numbers(summary)
+        self._size += 1
+        self._free_runs.append(summary.free_runs)
+        self._buckets.append(tuple(getattr(summary, name).buckets for name in _LATENCIES))
+        is_kept = self._size % self._stride == 0 or self._size == 1
+        self._bins.append(self._packer.pack(summary.bins) if summary.bins is not None and is_kept else None)
+        self._bin_bytes += num_bytes(self._bins[-1])
+        if self._bin_bytes > self._max_bin_bytes:
+            self._thin_out()
+
+    def _drop_last(self) -> None:
+        self._size -= 1
+        self._free_runs.pop()
+        self._buckets.pop()
+        self._bin_bytes -= num_bytes(self._bins.pop())
+
+    def _make_room(self) -> None:
+        if self._size == self._times.size:
+            self._times, self._epochs = (np.concatenate((a, np.empty_like(a))) for a in (self._times, self._epochs))
+            self._columns = np.concatenate((self._columns, np.empty_like(self._columns)), axis=1)
+
+    def _thin_out(self) -> None:
+        """Half of the bins go, every other second's."""
+        self._stride *= 2
+        held = [place for place, bins in enumerate(self._bins) if bins is not None]
+        for place in held[1::2]:
+            self._bin_bytes -= num_bytes(self._bins[place])
+            self._bins[place] = None
+
+    def _bins_of(self, places: list[int]) -> Iterator[Packed]:
+        """Of each place; hours in which nothing changed are walked through once where places ascend."""
+        before, found = -1, NOTHING
+        for place in places:
+            own = self._bins[place] if place >= 0 else None
+            if own is not None:
+                found = own
+            elif before < 0 or place < before:
+                found = self._bins_at(place)
+            else:
+                since = (self._bins[at] for at in range(place, before, -1))
+                found = next((bins for bins in since if bins is not None), found)
+            before = place
+            yield found
+
+    def _bins_at(self, place: int) -> Packed:
+        while place >= 0:
+            bins = self._bins[place]
+            if bins is not None:
+                return bins
+            place -= 1
+        return NOTHING
+
+
+def _numbers(summary: Summary) -> list[float]:
+    numbers = [float(getattr(summary, name)) for name in SCALARS]
+    numbers = [np.nan if at < 0 else at for at in numbers]  # nothing that is told is less than nothing
+    for name in _LATENCIES:
+        latency: Latency = getattr(summary, name)
+        numbers.append(float(latency.count))
+        parts = [getattr(latency, name) for name in _QUANTILES[1:]]
+        numbers += [part if latency.count and part >= 0 else np.nan for part in parts]
+    return numbers
+
+
+class BinPacker:
+    """Address bins as an overview keeps them: each column compressed, shared with the second before where equal.
+
+    Of one overview, in one thread.
+    """
+
+    def __init__(self) -> None:
+        self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False)
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._last = AddressBins()
+        self._last_packed = NOTHING
+
+    def pack(self, bins: AddressBins) -> Packed:
+        """The columns; one that is as in the bins that were packed before is the same object."""
+        packed = tuple(
+            before if column == last else self._compressor.compress(column)
+            for column, last, before in zip(_columns(bins), _columns(self._last), self._last_packed, strict=True)
+        )
+        self._last, self._last_packed = bins, packed
+        return packed
+
+    def column(self, packed: Packed, name: str) -> bytes:
+        """One column as it was."""
+        column = packed[_PLACES[name]]
+        return self._decompressor.decompress(column) if column else b""
+
+
+def num_bytes(packed: Packed | None) -> int:
+    """Memory of the columns, those included that others have as well."""
+    return 0 if packed is None else sum(map(len, packed))
+
+
+def _columns(bins: AddressBins) -> Packed:
+    return tuple(getattr(bins, name) for name in AddressBins.__struct_fields__)

@@ -1,0 +1,207 @@
+"""How much each block may matter to a query: its share of attention, estimated from the bounds of its keys alone."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from kvscope_kernels.attention_scores.block_attention import MAX_PARTIAL_BYTES, num_columns
+from kvscope_kernels.attention_scores.block_bounds import check_bounds
+from kvscope_kernels.checks import FLOAT_DTYPES, require
+from kvscope_kernels.launch import padded_dim
+from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, next_power_of_2, require_triton, tl
+
+_MAX_TILE_ELEMENTS = 4096
+NEAR = 0.7
+"""How far from the far bound to the near one a block's keys are taken to lie, where the middle is 0.5 and 1 the bound
+that no key exceeds: that of a whole block says more of its widest channels than of its keys."""
+
+
+def block_scores(
+    query: Tensor,
+    bounds: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    block_size: int,
+    scale: float,
+    softcap: float | None = None,
+    max_seq_len: int | None = None,
+) -> Tensor:
+    """For each request, KV head and block: an estimate of the attention that falls there, as its logarithm.
+
+    With [low_d, high_d] the bounds of block block_tables[b, i] in KV head h', near_d the bound that query[b, h, d]
+    multiplies to more and far_d the other one, and h over the heads that share h':
+        e[h, i] = scale * sum_d query[b, h, d] * (NEAR * near_d + (1 - NEAR) * far_d)
+        out[b, h', i] = ln  sum over h of  exp(e[h, i]) / sum_j exp(e[h, j])
+    and -inf for what is past the request's last block. With NEAR 1, e would be a bound of all scores (Quest, arXiv
+    2406.10774, algorithm 1, which takes its maximum over h); nearer to the middle it is nearer to them, and sums of
+    shares let no head that is sure of a few blocks outvote the others.
+
+    query         (batch, num_heads, head_dim), any strides with a contiguous last axis
+    bounds        (num_blocks, 2, num_kv_heads, head_dim), as `block_bounds` leaves them
+    block_tables  (batch, max_blocks) int32; entries past a request's last block may hold anything
+    seq_lens      (batch,) int32
+    scale, softcap  as decode attention has them
+    max_seq_len   a bound on seq_lens known to the host; without it, the width of block_tables
+    returns       (batch, num_kv_heads, blocks of the longest) float32
+
+    Twice, as `block_attention`: estimates a head, then shares over blocks. Reads no device data on the host. Raises
+    ValueError.
+    """
+    width = _checked_width(query, bounds, block_tables, seq_lens, block_size, max_seq_len)
+    require_triton()
+    out = query.new_empty(len(query), bounds.shape[2], width, dtype=torch.float32)
+    rows = max(1, MAX_PARTIAL_BYTES // max(1, 4 * query.shape[1] * width))
+    for start in range(0, len(query) if width else 0, rows):
+        part = slice(start, start + rows)
+        estimates = _estimates(query[part], bounds, block_tables[part], seq_lens[part], width, block_size)
+        out[part] = _log_shares(estimates, bounds.shape[2], scale, softcap)
+    return out
+
+
+def _log_shares(estimates: Tensor, num_kv_heads: int, scale: float, softcap: float | None) -> Tensor:
+    """(n, num_heads, width), -inf past a request's blocks -> (n, num_kv_heads, width)."""
+    estimates = estimates.mul_(scale)
+    if softcap is not None:
+        outside = estimates.isneginf()
+        estimates = estimates.div_(softcap).tanh_().mul_(softcap).masked_fill_(outside, -math.inf)
+    shares = estimates.log_softmax(-1).nan_to_num_(nan=-math.inf, neginf=-math.inf)
+    batch, num_heads, width = shares.shape
+    return shares.view(batch, num_kv_heads, num_heads // num_kv_heads, width).logsumexp(2)
+
+
+def _estimates(
+    query: Tensor, bounds: Tensor, block_tables: Tensor, seq_lens: Tensor, width: int, block_size: int
+) -> Tensor:
+    """(n, num_heads, width) float32: e of above before it is scaled, -inf past a request's blocks."""
+    batch, num_heads, head_dim = query.shape
+    num_kv_heads = bounds.shape[2]
+    out = query.new_empty(batch, num_heads, width, dtype=torch.float32)
+    tiles = score_constants(num_heads // num_kv_heads, head_dim)
+    _block_scores_kernel[(batch * num_kv_heads, cdiv(width, tiles["TILE_P"]))](
+        query,
+        bounds,
+        block_tables,
+        seq_lens,
+        out,
+        width,
+        block_size,
+        *query.stride()[:2],
+        block_tables.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        **tiles,
+        NEAR=NEAR,
+        UPCAST_DOT=is_interpreting(),
+        num_warps=4,
+    )
+    return out
+
+
+def score_constants(group: int, head_dim: int) -> dict[str, int]:
+    """The kernel's constants that follow from the shapes."""
+    tile_d = padded_dim(head_dim)
+    return {
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "TILE_M": max(16, next_power_of_2(group)),
+        "TILE_P": max(16, min(64, _MAX_TILE_ELEMENTS // tile_d)),
+        "TILE_D": tile_d,
+    }
+
+
+@jit_varying(numbers=("width", "table_stride"), pointers=("block_tables", "seq_lens"))
+def _block_scores_kernel(
+    query: tl.tensor,
+    bounds: tl.tensor,
+    block_tables: tl.tensor,
+    seq_lens: tl.tensor,
+    sums: tl.tensor,
+    width: tl.tensor,
+    block_size: tl.tensor,
+    query_stride_t: tl.tensor,
+    query_stride_h: tl.tensor,
+    table_stride: tl.tensor,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_P: tl.constexpr,
+    TILE_D: tl.constexpr,
+    NEAR: tl.constexpr,
+    UPCAST_DOT: tl.constexpr,
+) -> None:
+    """One program: the query heads of one KV head of one request, over TILE_P of its blocks.
+
+    The near bound is the upper one where the query is positive, the lower one where it is negative: products of tiles
+    instead of a choice a channel.
+    """
+    request = (tl.program_id(0) // NUM_KV_HEADS).to(tl.int64)
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    column = tl.program_id(1) * TILE_P + tl.arange(0, TILE_P)
+    seq_len = tl.load(seq_lens + request)
+    inside = column * block_size < seq_len
+    row = tl.arange(0, TILE_M)
+    dim = tl.arange(0, TILE_D)
+    rows = query + request * query_stride_t + (kv_head * GROUP + row)[:, None] * query_stride_h
+    tile = tl.load(rows + dim[None, :], mask=(row < GROUP)[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
+    block = tl.load(block_tables + request * table_stride + column, mask=inside, other=0).to(tl.int64)
+    lows = bounds + (block * (2 * NUM_KV_HEADS) + kv_head)[:, None] * HEAD_DIM + dim[None, :]
+    in_bounds = inside[:, None] & (dim < HEAD_DIM)[None, :]
+    low = tl.load(lows, mask=in_bounds, other=0.0)
+    high = tl.load(lows + NUM_KV_HEADS * HEAD_DIM, mask=in_bounds, other=0.0)
+    if UPCAST_DOT:
+        tile, low, high = tile.to(tl.float32), low.to(tl.float32), high.to(tl.float32)
+    up = tl.where(tile > 0.0, tile, 0.0).to(tile.dtype)
+    down = tl.where(tile < 0.0, tile, 0.0).to(tile.dtype)
+    low, high = tl.trans(low), tl.trans(high)
+    near = tl.dot(down, low, tl.dot(up, high, input_precision="ieee"), input_precision="ieee")
+    far = tl.dot(down, high, tl.dot(up, low, input_precision="ieee"), input_precision="ieee")
+    score = tl.where(inside[None, :], NEAR * near + (1.0 - NEAR) * far, float("-inf"))
+    to = sums + (request * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + row)[:, None] * width + column[None, :]
+    tl.store(to, score, mask=(row < GROUP)[:, None] & (column < width)[None, :])
+
+
+def block_scores_torch(
+    query: Tensor,
+    bounds: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    block_size: int,
+    scale: float,
+    softcap: float | None = None,
+    max_seq_len: int | None = None,
+) -> Tensor:
+    """Reference of `block_scores`, and the CPU's own path. Sums are float32 whatever the bounds are."""
+    width = _checked_width(query, bounds, block_tables, seq_lens, block_size, max_seq_len)
+    batch, num_heads, head_dim = query.shape
+    num_kv_heads = bounds.shape[2]
+    column = torch.arange(width, device=query.device)
+    outside = column * block_size >= seq_lens[:, None]
+    blocks = block_tables[:, :width].masked_fill(outside, 0)
+    found = bounds.index_select(0, blocks.flatten()).float().view(batch, width, 2, num_kv_heads, head_dim)
+    low, high = found.permute(2, 0, 3, 4, 1)  # (batch, num_kv_heads, head_dim, width)
+    rows = query.float().reshape(batch, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    up, down = rows.clamp(min=0), rows.clamp(max=0)
+    far = 1.0 - NEAR
+    estimates = torch.matmul(NEAR * up + far * down, high).add_(torch.matmul(far * up + NEAR * down, low))
+    estimates = estimates.masked_fill_(outside[:, None, None], -math.inf).flatten(1, 2)
+    return _log_shares(estimates, num_kv_heads, scale, softcap)
+
+
+def _checked_width(
+    query: Tensor, bounds: Tensor, block_tables: Tensor, seq_lens: Tensor, block_size: int, max_seq_len: int | None
+) -> int:
+    if query.dim() != 3 or query.stride(2) != 1 or query.dtype not in FLOAT_DTYPES:
+        require(False, "query", query, "(batch, num_heads, head_dim), floating, with contiguous head_dim")
+    check_bounds(bounds, bounds.shape[0], query)
+    if query.shape[1] % bounds.shape[2] or query.shape[2] != bounds.shape[3]:
+        require(False, "query", query, f"a multiple of {bounds.shape[2]} heads of {bounds.shape[3]}, as in bounds,")
+    if seq_lens.dtype != torch.int32 or tuple(seq_lens.shape) != tuple(query.shape[:1]):
+        require(False, "seq_lens", seq_lens, f"({len(query)},) int32")
+    if block_tables.dim() != 2 or block_tables.dtype != torch.int32 or len(block_tables) != len(query):
+        require(False, "block_tables", block_tables, f"({len(query)}, max_blocks) int32")
+    if block_tables.stride(1) != 1 and block_tables.shape[1] > 1:
+        require(False, "block_tables", block_tables, "a contiguous last axis")
+    return num_columns(block_tables, block_size, max_seq_len)

@@ -1,0 +1,39 @@
+"""The overview of a recording: what cannot be read of it is said, and nobody waits for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope_app.session import overview_reading
+from kvscope_app.session.session import Session
+from kvscope_telemetry.playback.playback_source import PlaybackSource
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+
+WAIT_MS = 60_000
+
+
+@pytest.fixture
+def path(tmp_path):
+    engine = SyntheticEngine(num_blocks=40, num_running=2)
+    with RecordingWriter(tmp_path / "r.mcap") as writer:
+        for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(20))):
+            writer.write(message, wait=True)
+    return writer.path
+
+
+def test_a_overview_that_cannot_be_read_is_told_once_and_not_waited_for(path, qtbot, monkeypatch):
+    def broken(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(overview_reading, "missing_from", lambda *_: 0)
+    monkeypatch.setattr(overview_reading, "computed_parts", broken)
+    session, told = Session(PlaybackSource(Recording.open(path), is_playing=False)), []
+    session.noticed.connect(told.append)
+    session.start()
+    qtbot.waitUntil(lambda: session.is_overview_whole and session.mirror.hello is not None, timeout=WAIT_MS)
+    assert session.overview_share is None
+    assert told == ["Not all of its overview can be read: Input/output error"]
+    session.close()
+    session.deleteLater()

@@ -1,0 +1,83 @@
+"""What a request reused and why not more, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope_app.look.theme import THEMES
+from kvscope_app.views.requests.reuse_text import Prompt, reuse_text
+from kvscope_app.views.requests.view import RequestsView
+from kvscope_telemetry.messages.telemetry import Event, EventData
+
+PROMPT = Prompt(num_tokens=140, num_reused=96, has_cache=True)
+HIT = EventData(
+    kind="started", num_known_tokens=140, num_pool_blocks=4, num_loaded_blocks=2, missed="differs", missed_token=96
+)
+MISS = EventData(kind="started", num_known_tokens=140, missed="new")
+
+
+def admitted(data, num_tokens=0, **fields):
+    return Event(kind="admitted", time_ns=1, number=7, data=data, num_tokens=num_tokens, **fields)
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (
+            admitted(HIT, 96),
+            "Reused 96 of 140 prompt tokens; 2 blocks loaded from lower tiers;"
+            " not more, since it first differs from what is cached at token 96.",
+        ),
+        (admitted(MISS), "Reused none of its 140 prompt tokens: no cached prefix matches."),
+        (
+            admitted(EventData(kind="forked"), 139, other=3, num_blocks=9),
+            "Forked from request #3; shares its 9 blocks until one of them writes.",
+        ),
+        (
+            admitted(EventData(kind="started", num_known_tokens=140, num_lost_tokens=16)),
+            "Reused none of its 140 prompt tokens: 16 tokens could not be read back completely and are recomputed.",
+        ),
+        (admitted(None, 96, cause="waited 3 ms; of an older engine"), "Reused 96 of 140 prompt tokens."),
+        (admitted(None, 139, other=3, cause="forked from request 3; so"), "Forked from request 3; so."),
+        (admitted(EventData(kind="of_a_later_version"), 96), "Reused 96 of 140 prompt tokens."),
+        (admitted(None), "Reused none of its 140 prompt tokens."),
+    ],
+)
+def test_how_a_request_began(event, told):
+    assert reuse_text([event], 7, PROMPT) == told
+
+
+def test_without_a_prefix_cache_it_says_so():
+    told = reuse_text([admitted(EventData(kind="started", num_known_tokens=140))], 7, Prompt(140, 0, has_cache=False))
+    assert told == "Reused nothing: prefix caching is off. All 140 prompt tokens computed."
+
+
+def test_how_it_came_back_is_told_too():
+    data = EventData(kind="started", waited_ns=5_000_000, num_known_tokens=366, num_loaded_blocks=23)
+    back = Event(kind="resumed", time_ns=2, number=7, data=data, num_tokens=365)
+    told = reuse_text([admitted(MISS), back], 7, PROMPT).splitlines()
+    assert told[1] == "Came back with 365 tokens already cached; 23 blocks loaded from lower tiers."
+
+
+def test_events_of_others_are_not_taken_for_its_own():
+    other = Event(kind="admitted", time_ns=1, number=8, other=7, cause="forked from request 7", num_tokens=5)
+    assert reuse_text([other], 7, PROMPT) == "Reused 96 of 140 prompt tokens."
+    assert reuse_text([], 7, Prompt(140, 0, has_cache=True)) == ""
+
+
+def test_the_detail_shows_it(engine, session, poll, qtbot):
+    view = RequestsView(session)
+    qtbot.addWidget(view)
+    view.resize(500, 500)
+    view.apply_theme(THEMES["dark"])
+    view.show()
+    engine.request(7, blocks=(1,), num_prompt_tokens=140)
+    engine.event(kind="admitted", number=7, data=HIT, num_tokens=96)
+    poll(session)
+    session.select_request(7)
+    view.refresh()
+    assert view.detail.reuse.isVisible()
+    assert view.detail.reuse.text().startswith("Reused 96 of 140 prompt tokens")
+    session.select_request(None)
+    view.refresh()
+    assert not view.detail.reuse.isVisible()

@@ -1,0 +1,179 @@
+"""Layers streamed from host memory give what they give from the device's, whatever breaks off in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine import Engine, EngineConfig, components
+from kvscope_engine.model.cpu_offload import streaming
+from kvscope_engine.model.cpu_offload.split import large_tensors
+from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
+from kvscope_engine.model.fused.fuse import weights_bytes
+from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
+from kvscope_engine.model.memory.weights_by_part import weights_by_part
+from kvscope_engine.model.roofline.model_costs import model_work
+from kvscope_engine.model.tiers.host_slab import HostSlab
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
+
+Load = Callable[..., Any]
+PROMPTS = ((5, 6, 7, 8, 9, 11, 13), (20, 21, 22))
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {"num_hidden_layers": 6},
+    "qwen3": {"num_hidden_layers": 5},
+    "gpt_oss": {"num_hidden_layers": 4},
+}
+
+
+def tokens_of(planned: Any, loaded: Any) -> tuple[Any, Any]:
+    run = planned(loaded)
+    for prompt in PROMPTS:
+        run.add(prompt, 6, logprobs=2)
+    return run.run(max_chunk=3), run.logprobs
+
+
+@pytest.mark.parametrize(
+    ("model_type", "num_layers"), [("llama", 3), ("llama", 4), ("llama", 6), ("qwen3", 3), ("gpt_oss", 3)]
+)
+def test_streamed_layers_give_the_same_tokens(
+    load_on_host: Load, planned: Any, late_copies: Any, model_type: str, num_layers: int
+) -> None:
+    whole, split = load_on_host(model_type, num_layers, **ARCHITECTURES[model_type])
+    assert tokens_of(planned, split) == tokens_of(planned, whole)
+    streamed = streamed_weights(split.module)
+    assert streamed is not None
+    (streams,) = late_copies.made
+    copied = 2 if num_layers == 3 else num_layers  # of three, the middle one has a stage for itself
+    assert streamed.pass_bytes == copied * streamed.num_bytes // num_layers
+    num_passes, rest = divmod(len(streams.copies) - 2, copied)
+    assert (num_passes > 6, rest) == (True, 0), "each layer once a pass, and the first two ahead"
+    close_streaming(split.module)
+
+
+def test_parts_are_joined_wherever_their_weights_are(load_on_host: Load) -> None:
+    """And what is not on the device is counted where it is."""
+    whole, split = load_on_host("llama", 4, **ARCHITECTURES["llama"])
+    assert make_ready_to_run(split.module) == make_ready_to_run(whole.module)
+    streamed = streamed_weights(split.module)
+    assert streamed is not None
+    layer_bytes = streamed.num_bytes // 4
+    assert streamed.stage_bytes == 2 * layer_bytes
+    assert weights_bytes(split.module) == weights_bytes(whole.module) - 2 * layer_bytes
+    assert sum(part.num_bytes for part in weights_by_part(split.module)) == weights_bytes(split.module)
+    told, of_whole = model_work(split, torch.float32), model_work(whole, torch.float32)
+    assert (told.streamed_bytes, of_whole.streamed_bytes) == (streamed.pass_bytes, 0)
+    assert told.weights_bytes == of_whole.weights_bytes
+    close_streaming(split.module)
+    assert streamed_weights(split.module) is None
+
+
+def test_a_pass_that_was_broken_off_harms_none_after_it(
+    load_on_host: Load, planned: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, split = load_on_host("llama", 4, **ARCHITECTURES["llama"])
+    expected = tokens_of(planned, whole)
+    make_ready_to_run(split.module)
+    layer = split.module.model.layers[4]
+    forward = layer.forward
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("no memory")
+
+    layer.forward = fails
+    with pytest.raises(RuntimeError, match="no memory"):
+        tokens_of(planned, split)
+    layer.forward = forward
+    assert tokens_of(planned, split) == expected
+    close_streaming(split.module)
+
+
+def test_host_memory_is_given_back(load_on_host: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end, and where there is none for the last layer."""
+    slabs: list[HostSlab] = []
+    close = HostSlab.close
+
+    def closing(slab: HostSlab) -> None:
+        slabs.append(slab)
+        close(slab)
+
+    monkeypatch.setattr(HostSlab, "close", closing)
+    _, split = load_on_host("llama", 4, **ARCHITECTURES["llama"])
+    make_ready_to_run(split.module)
+    close_streaming(split.module)
+    close_streaming(split.module)
+    assert len(slabs) == 4
+    assert not any(layer._forward_pre_hooks or layer._forward_hooks for layer in split.module.model.layers)
+    _, split = load_on_host("llama", 4, **ARCHITECTURES["llama"])
+    made: list[int] = []
+
+    def none_left(num_places: int, num_bytes: int, pinner: Any) -> HostSlab:
+        made.append(num_bytes)
+        if len(made) == 3:
+            raise MemoryError
+        return HostSlab(num_places, num_bytes, pinner)
+
+    monkeypatch.setattr(streaming, "HostSlab", none_left)
+    with pytest.raises(KvscopeError, match="no host memory for the weights that stay there: give a smaller"):
+        make_ready_to_run(split.module)
+    assert len(slabs) == 6
+
+
+def test_large_weights_alone_are_streamed(load_on_host: Load) -> None:
+    _, split = load_on_host("llama", 3, **ARCHITECTURES["llama"])
+    for layer in split.module.model.layers:
+        assert {name for _, name, tensor in large_tensors(layer)} == {"weight"}
+        assert all(tensor.dim() == 2 for _, _, tensor in large_tensors(layer))
+    make_ready_to_run(split.module)
+    close_streaming(split.module)
+
+
+def test_a_start_that_breaks_off_gives_all_back(
+    load_on_host: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Before the layers are streamed and after."""
+    _, split = load_on_host("llama", 3, **ARCHITECTURES["llama"])
+    close_streaming(split.module)
+    assert not any(layer._forward_pre_hooks for layer in split.module.model.layers)
+    slabs: list[HostSlab] = []
+    close = HostSlab.close
+
+    def closing(slab: HostSlab) -> None:
+        slabs.append(slab)
+        close(slab)
+
+    monkeypatch.setattr(HostSlab, "close", closing)
+    _, split = load_on_host("llama", 3, **ARCHITECTURES["llama"])
+    monkeypatch.setattr(components, "load_model", lambda *_: split)
+    config = EngineConfig(model=f"dummy:{tmp_path}/llama.json", kv_memory_bytes=1, cpu_offload_gb=1.0)
+    with pytest.raises(BadInput, match="--kv-memory 1 is not accepted"):
+        Engine(config)
+    assert len(slabs) == 3
+
+
+def test_an_engine_tells_what_it_streams(load_on_host: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of each step that ran a model, and of the memory; its tokens are those of one that does not."""
+    whole, split = load_on_host("llama", 4, **ARCHITECTURES["llama"])
+    config = EngineConfig(model=f"dummy:{tmp_path}/llama.json", kv_memory_bytes=4 << 20)
+    submit = Submit(request_id="-", prompt_token_ids=(5, 6, 7), sampling=SamplingParams(temperature=0.0, max_tokens=5))
+    tokens = []
+    for loaded, options in ((whole, {}), (split, {"cpu_offload_gb": 1.0})):
+        monkeypatch.setattr(components, "load_model", lambda *_, loaded=loaded: loaded)
+        told: list[TelemetryMessage] = []
+        with Engine(replace(config, **options), publish=told.append) as engine:
+            tokens.append([completion.token_ids for completion in engine.generate([submit])])
+            streamed = streamed_weights(loaded.module)
+            expected = streamed.pass_bytes if streamed is not None else 0
+            assert engine.memory().host_weights_bytes == expected
+        works = [message.work for message in told if isinstance(message, Frame) and message.work.flops]
+        assert works
+        assert {work.streamed_bytes for work in works} == {expected}
+    assert tokens[0] == tokens[1]
+    assert streamed_weights(split.module) is None, "closed with the engine"

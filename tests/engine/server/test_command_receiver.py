@@ -1,0 +1,68 @@
+"""What waits for the engine's thread when its client goes or comes back."""
+
+from __future__ import annotations
+
+from kvscope_engine.server.command_receiver import CommandReceiver
+from kvscope_engine.server.limits import MIB, Bound, ServiceLimits
+from kvscope_engine.server.tasks import ClientJoined, ClientLost
+from kvscope_telemetry.messages.commands import Awaited, Failed, GetSnapshot, GetStatus, Refused, Submit
+from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, ModelInfo
+
+SUBMIT = Submit(request_id="mine", prompt="hello")
+
+
+def ready_receiver(limits: ServiceLimits | None = None) -> CommandReceiver:
+    receiver = CommandReceiver(lambda: None, limits)
+    receiver.ready(
+        Hello(
+            epoch=1,
+            time_ns=0,
+            wall_time_ns=0,
+            model=ModelInfo(name="none"),
+            cache=CacheInfo(num_blocks=1, block_size=16),
+            device=DeviceInfo(kind="cpu"),
+        )
+    )
+    return receiver
+
+
+def waiting(receiver: CommandReceiver) -> list[tuple[bytes, object]]:
+    works: list[tuple[bytes, object]] = []
+    while (task := receiver.next_command(wait=False)) is not None:
+        works.append(task)
+    return works
+
+
+def test_a_loss_is_heard_before_the_commands_of_who_is_lost() -> None:
+    receiver = ready_receiver()
+    receiver.take(b"a", SUBMIT)
+    receiver.lose(b"a")
+    assert isinstance(waiting(receiver)[0][1], ClientLost)
+
+
+def test_who_is_gone_for_good_is_refused_all_and_who_may_return_its_questions() -> None:
+    for may_return, kinds in ((False, [Refused, Failed]), (True, [Failed])):
+        receiver = ready_receiver()
+        receiver.take(b"a", SUBMIT)
+        receiver.take(b"a", GetSnapshot(tag=1))
+        assert [type(reply) for reply in receiver.refuse_lost(b"a", may_return=may_return)] == kinds
+        assert waiting(receiver) == ([(b"a", SUBMIT)] if may_return else [])
+
+
+def test_a_submission_that_waits_goes_over_and_the_loss_of_its_connection_does_not() -> None:
+    receiver = ready_receiver()
+    receiver.take(b"old", SUBMIT)
+    receiver.lose(b"old")
+    receiver.move(b"old", b"new")
+    assert receiver.submits_of(b"new") == {"mine"}
+    assert waiting(receiver) == [(b"new", SUBMIT)]
+
+
+def test_an_introduction_is_taken_however_much_the_others_wait_for() -> None:
+    receiver = ready_receiver(ServiceLimits(all_commands=Bound(1, MIB)))
+    receiver.take(b"a", SUBMIT)
+    hello = GetStatus(session="s", awaited=(Awaited(request_id="mine"),))
+    assert receiver.join(b"b", hello, "me") is None
+    assert isinstance(receiver.join(b"b", hello, "me"), Failed), "a second one at once counts as any command does"
+    joined = [work for client, work in waiting(receiver) if client == b"b"]
+    assert joined == [ClientJoined("s", "me", hello.awaited)]

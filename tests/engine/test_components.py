@@ -1,0 +1,152 @@
+"""The order of a start, and that what was asked for and the threads reach those that need them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine import Engine, EngineConfig, components
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import Finished, Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+
+
+def config(model: str, **options: Any) -> EngineConfig:
+    return EngineConfig(model=model, device="cpu", dtype="float32", kv_memory_bytes=4 << 20, **options)
+
+
+def run_a_few_steps(engine: Engine) -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+    assert len(list(engine.generate([Submit(request_id="-", prompt_token_ids=(5, 6, 7), sampling=sampling)]))) == 1
+
+
+def test_blocks_are_counted_when_joining_is_over_and_captured_over_when_they_are_there(
+    tiny_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What joining gives up is free for blocks, and the profile of a step is that of the model as it runs."""
+    order: list[str] = []
+
+    def noted(name: str, is_ready: Callable[..., bool] = lambda *_: True) -> None:
+        original = getattr(components, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            assert is_ready(*args), f"{name} comes too early"
+            order.append(name)
+            return original(*args, **options)
+
+        monkeypatch.setattr(components, name, call)
+
+    def is_joined(_: EngineConfig, loaded: Any) -> bool:
+        return getattr(loaded.module, "kvscope_joined", None) is not None
+
+    noted("load_model")
+    noted("_fingerprint", lambda config, loaded: not is_joined(config, loaded))
+    noted("make_ready_to_run")
+    noted("num_blocks_for", is_joined)
+    noted("storage_for_model")
+    noted("ModelRunner")
+    Engine(config(tiny_model())).close()
+    assert order == [
+        "load_model",
+        "_fingerprint",
+        "make_ready_to_run",
+        "num_blocks_for",
+        "storage_for_model",
+        "ModelRunner",
+    ]
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_eager_steps_are_those_of_the_runner(
+    tiny_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch, enforce_eager: bool
+) -> None:
+    asked: list[bool] = []
+    original: Any = components.ModelRunner
+
+    def runner(*args: Any, enforce_eager: bool, **options: Any) -> Any:
+        asked.append(enforce_eager)
+        return original(*args, enforce_eager=enforce_eager, **options)
+
+    monkeypatch.setattr(components, "ModelRunner", runner)
+    Engine(config(tiny_model(), enforce_eager=enforce_eager)).close()
+    assert asked == [enforce_eager]
+
+
+class Threads:
+    """Counts what it is asked."""
+
+    made: list[Threads]
+
+    def __init__(self, num_threads: int | None) -> None:
+        self.num_threads = num_threads
+        self.num_looks = 0
+        self.is_closed = False
+        self.made.append(self)
+
+    def look(self) -> None:
+        self.num_looks += 1
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("num_threads", [None, 1])
+def test_threads_are_looked_at_between_steps(
+    tiny_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch, num_threads: int | None
+) -> None:
+    """Whether some wait for a core; how many are given up then is `CpuThreads`' own."""
+    Threads.made = []
+    monkeypatch.setattr(components, "CpuThreads", Threads)
+    with Engine(config(tiny_model(), num_threads=num_threads)) as engine:
+        run_a_few_steps(engine)
+        (threads,) = Threads.made
+        assert threads.num_looks == engine.step_count > 1
+    assert threads.num_threads == num_threads
+    assert threads.is_closed
+
+
+def test_a_step_without_memory_ends_its_own_requests_alone(
+    tiny_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that come after are served."""
+    with Engine(config(tiny_model())) as engine:
+        runner, failures = engine.components.runner, [torch.OutOfMemoryError("out of memory")] * 3
+        run = runner.run
+        monkeypatch.setattr(runner, "run", lambda plan: run(plan) if not failures else _raise(failures.pop()))
+        sampling = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+        submit = Submit(request_id="-", prompt_token_ids=(5, 6, 7), sampling=sampling)
+        engine.submit(submit)
+        said = [message for _ in range(4) for message in engine.step()]
+        (last,) = [message for message in said if isinstance(message, Finished)]
+        assert (last.finish_reason, engine.has_unfinished) == ("error", False)
+        assert "no memory for a step of 3 tokens" in last.error
+        failures.clear()
+        (served,) = engine.generate([submit])
+        assert len(served.token_ids) == 3
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+def test_the_longest_request_is_told_as_the_pool_and_the_model_let_it_be(tiny_model: Callable[..., str]) -> None:
+    """The number by which `submit` refuses, so that a meter of context means the same."""
+
+    def submit(engine: Engine, num_prompt_tokens: int) -> None:
+        sampling = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+        prompt = tuple(5 + place % 9 for place in range(num_prompt_tokens))
+        engine.submit(Submit(request_id=f"{num_prompt_tokens}", prompt_token_ids=prompt, sampling=sampling))
+
+    # By the model's length, what it may generate is shortened to the room there is.
+    for num_blocks, expected, refused in ((6, 96, 93), (1000, 512, 512)):
+        engine = Engine(config(tiny_model(), num_gpu_blocks_override=num_blocks))
+        try:
+            assert engine.hello.cache.max_request_tokens == expected
+            submit(engine, refused - 1)
+            with pytest.raises(BadInput, match=str(expected)):
+                submit(engine, refused)
+        finally:
+            engine.close()

@@ -1,0 +1,92 @@
+"""What another engine is asked, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.external.prompting.question import CHAT, COMPLETIONS, question_of
+from kvscope_telemetry.messages.commands import ChatMessage, Submit, ToolCall
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.structured import Structured
+
+
+def fields(engine: str = "vllm", *, raw: bool = True, **sampling: Any) -> dict[str, Any]:
+    submit = Submit(request_id="a", prompt="hello", raw=raw, sampling=SamplingParams(**sampling))
+    return question_of(submit, engine).fields
+
+
+def test_prompts_in_each_form() -> None:
+    def asked(**form: Any) -> tuple[str, Any]:
+        question = question_of(Submit(request_id="a", **form), "vllm")
+        return question.path, question.fields.get("messages") or question.fields["prompt"]
+
+    assert asked(prompt="hello") == (CHAT, [{"role": "user", "content": "hello"}])
+    assert asked(prompt="hello", raw=True) == (COMPLETIONS, "hello")
+    assert asked(prompt_token_ids=(1, 2)) == (COMPLETIONS, [1, 2])
+    turns = (
+        ChatMessage(role="assistant", content="", tool_calls=(ToolCall(id="c", name="f"),)),
+        ChatMessage(role="tool", content="5", tool_call_id="c"),
+    )
+    called = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert asked(messages=turns) == (
+        CHAT,
+        [
+            {"role": "assistant", "content": "", "tool_calls": [called]},
+            {"role": "tool", "content": "5", "tool_call_id": "c"},
+        ],
+    )
+    with pytest.raises(BadInput, match="exactly one"):
+        question_of(Submit(request_id="a"), "vllm")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_what_decides_what_is_drawn_is_said_or_left_to_the_model(engine: str) -> None:
+    """Their own defaults are what its makers say."""
+    told = fields(engine)
+    assert not {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"} & told.keys()
+    said = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert fields(engine, **said, top_k=0).items() >= (said | {"top_k": -1, "max_tokens": 256}).items()
+    assert told["stream_options"] == {"include_usage": True}
+    assert not {"seed", "n", "stop", "min_tokens", "ignore_eos", "logit_bias", "priority", "cache_salt"} & told.keys()
+
+
+def test_options_by_name() -> None:
+    options = {"seed": 3, "n": 2, "min_tokens": 4, "ignore_eos": True, "top_k": 5}
+    told = fields(**options, stop=("x",), stop_token_ids=(7,), logit_bias={8: -1.5})
+    assert {name: told[name] for name in options} == options
+    assert (told["stop"], told["stop_token_ids"], told["logit_bias"]) == (["x"], [7], {"8": -1.5})
+    submit = Submit(request_id="a", prompt="x", priority=-2, cache_salt="s")
+    told = question_of(submit, "sglang").fields
+    assert (told["priority"], told["cache_salt"]) == (-2, "s")
+    assert "max_tokens" not in fields(raw=False, max_tokens=None)
+
+
+def test_forms_of_text() -> None:
+    schema = Structured(kind="json_schema", text='{"type":"object"}')
+    told = fields(structured=schema)["response_format"]
+    assert told == {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
+    assert fields(structured=Structured(kind="json_object"))["response_format"] == {"type": "json_object"}
+    regex, grammar = Structured(kind="regex", text="a+"), Structured(kind="grammar", text="root ::= [a]")
+    assert fields(structured=regex)["structured_outputs"] == {"regex": "a+"}
+    assert (fields("sglang", structured=regex)["regex"], fields("sglang", structured=grammar)["ebnf"]) == (
+        "a+",
+        "root ::= [a]",
+    )
+    choice = Structured(kind="choice", text='["a","b"]')
+    assert fields(structured=choice)["structured_outputs"] == {"choice": ["a", "b"]}
+    with pytest.raises(BadInput, match="choice is not accepted for SGLang"):
+        fields("sglang", structured=choice)
+    with pytest.raises(BadInput, match=r"json_schema='\{' is not accepted"):
+        fields(structured=Structured(kind="json_schema", text="{"))
+
+
+def test_what_there_is_no_word_for_is_refused_by_name() -> None:
+    with pytest.raises(BadInput, match="logprobs=2 is not accepted for SGLang"):
+        fields("sglang", logprobs=2)
+    with pytest.raises(BadInput, match="max_tokens=None is not accepted"):
+        fields(max_tokens=None)
+    with pytest.raises(BadInput, match="tools are not accepted for vLLM"):
+        question_of(Submit(request_id="a", prompt="x", tools="[]"), "vllm")

@@ -1,0 +1,148 @@
+"""Rows that are given out: idempotent stores, unknown removals, media, groups, sizes; against a model."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from kvscope_telemetry.external.slots import MAX_ROWS, Slots
+from kvscope_telemetry.kv_events.batches import HASH_MASK, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from kvscope_telemetry.ledger import BlockState, Tier
+
+
+def stored(
+    *hashes: int, parent: int | None = None, medium: str | None = "GPU", group: int | None = None
+) -> BlockStored:
+    return BlockStored(hashes, parent, tuple(range(len(hashes))), 1, medium=medium, group_idx=group)
+
+
+def settle(slots: Slots) -> None:
+    if slots.must_change:
+        slots.lay_out(4)
+    slots.write_changes(4)
+
+
+def held(slots: Slots, tier: Tier = Tier.HBM) -> list[tuple[int, int]]:
+    """Hashes and parents, as the ledger has them."""
+    ledger = slots.ledger
+    rows = np.flatnonzero((ledger.state == BlockState.CACHED) & (ledger.tier == tier))
+    assert (ledger.filled[rows] == 4).all()
+    assert np.array_equal(ledger.hash != 0, ledger.state == BlockState.CACHED)
+    return sorted(zip(ledger.hash[rows].tolist(), ledger.parent[rows].tolist(), strict=True))
+
+
+def test_stores_are_idempotent_and_unknown_removals_nothing() -> None:
+    slots = Slots(8)
+    slots.apply(stored(1, 2))
+    settle(slots)
+    before = slots.ledger.hash.copy()
+    slots.apply(stored(1, 2))
+    slots.apply(BlockRemoved((99,), "GPU"))
+    slots.apply(BlockRemoved((1,), "CPU"))
+    assert not slots.write_changes(4).ids.size
+    assert np.array_equal(before, slots.ledger.hash)
+    assert held(slots) == [(1, 0), (2, 1)]
+
+
+def test_a_block_in_two_media_and_two_groups_has_a_row_in_each() -> None:
+    slots = Slots(8)
+    for event in (
+        stored(1, group=0),
+        stored(1, group=1),
+        stored(1, medium="CPU", group=0),
+        stored(1, medium="STORAGE"),
+    ):
+        slots.apply(event)
+    settle(slots)
+    assert (held(slots), held(slots, Tier.HOST), held(slots, Tier.DISK)) == ([(1, 0)] * 2, [(1, 0)], [(1, 0)])
+    slots.apply(BlockRemoved((1,), "GPU", 1))
+    settle(slots)
+    assert (held(slots), held(slots, Tier.HOST)) == ([(1, 0)], [(1, 0)])
+
+
+def test_who_does_not_know_of_groups_means_all_of_them() -> None:
+    slots = Slots(8)
+    slots.apply(stored(1, group=0))
+    slots.apply(stored(1, group=1))
+    slots.apply(BlockRemoved((1,), None))
+    settle(slots)
+    assert held(slots) == []
+
+
+def test_a_row_that_is_given_back_is_given_out_again() -> None:
+    slots = Slots(2)
+    for number in range(1, 100):
+        slots.apply(stored(number))
+        slots.apply(BlockRemoved((number,), "GPU"))
+    slots.apply(stored(100, 101))
+    assert not slots.must_change
+    settle(slots)
+    assert held(slots) == [(100, 0), (101, 100)]
+
+
+def test_tiers_grow_and_keep_what_they_hold() -> None:
+    slots = Slots(2)
+    slots.apply(stored(*range(1, 6)))
+    assert slots.must_change
+    settle(slots)
+    assert len(held(slots)) == 5
+    slots.apply(stored(7, medium="CPU"))
+    settle(slots)
+    slots.apply(stored(*range(100, 100 + slots.num_rows[Tier.HBM])))
+    assert slots.must_change
+    settle(slots)
+    assert held(slots, Tier.HOST) == [(7, 0)]
+
+
+def test_rows_that_were_never_used_can_go() -> None:
+    slots = Slots()
+    slots.apply(stored(1, 2))
+    settle(slots)
+    assert not slots.shrink(Tier.HBM, 1)
+    assert slots.shrink(Tier.HBM, 2)
+    settle(slots)
+    assert slots.ledger.num_blocks == 2
+    assert held(slots) == [(1, 0), (2, 1)]
+
+
+def test_the_number_of_rows_is_bounded() -> None:
+    slots = Slots(4)
+    slots.want(Tier.HBM, 1 << 40)
+    slots.want(Tier.HOST, 1 << 40)
+    slots.lay_out(4)
+    assert slots.ledger.num_blocks == MAX_ROWS
+
+
+def test_a_hash_of_nothing_but_zeros_is_a_block_too() -> None:
+    slots = Slots(4)
+    slots.apply(stored(0, 5))
+    settle(slots)
+    assert held(slots) == [(5, HASH_MASK), (HASH_MASK, 0)]
+    slots.apply(BlockRemoved((0,), "GPU"))
+    settle(slots)
+    assert held(slots) == [(5, HASH_MASK)]
+
+
+def test_many_events_in_any_order_leave_what_a_set_has() -> None:
+    chance = random.Random(7)
+    slots, model = Slots(4), {"GPU": set[int](), "CPU": set[int]()}
+    for _ in range(4000):
+        medium, number = chance.choice(("GPU", "CPU")), chance.randrange(1, 300)
+        event: KvEvent
+        match chance.randrange(20):
+            case 0:
+                event = AllBlocksCleared()
+                model = {"GPU": set(), "CPU": set()}
+            case kind if kind < 12:
+                event = stored(number, number + 1, medium=medium)
+                model[medium] |= {number, number + 1}
+            case _:
+                event = BlockRemoved((number,), medium)
+                model[medium].discard(number)
+        slots.apply(event)
+        if chance.randrange(10) == 0:
+            settle(slots)
+            assert [each for each, _ in held(slots)] == sorted(model["GPU"])
+            assert [each for each, _ in held(slots, Tier.HOST)] == sorted(model["CPU"])
+            assert slots.num_held == sum(map(len, model.values()))

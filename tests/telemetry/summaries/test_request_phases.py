@@ -1,0 +1,95 @@
+"""Turns that no event tells: noticed in frames as a plain model would, the same while writing and from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kvscope_telemetry.messages.telemetry import Batch, Frame, Snapshot
+from kvscope_telemetry.recordings.overview import computed_part, read_overview
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.summaries.request_phases import PHASE, PhaseKind, PhaseLog, PhaseNotes, numbers_of
+from kvscope_telemetry.summaries.session_overview import SessionOverview
+
+
+def plain_phases(recording: Recording) -> set[tuple[int, int, PhaseKind]]:
+    """Time, number and kind, said plainly: who is announced waits; whose pieces of a prompt are followed by a single
+    token decodes since the last of them."""
+    phases, pieces, decoding = set(), {}, set()
+    for at_s, message in recording.messages():
+        time_ns = recording.start_ns + round(at_s * 1e9)
+        if isinstance(message, Snapshot):
+            outputs = np.frombuffer(message.requests.num_output_tokens, "<u4") > 0
+            decoding |= set(np.frombuffer(message.requests.number, "<u4")[outputs].tolist())
+        if not isinstance(message, Frame):
+            continue
+        offset_ns = time_ns - message.time_ns
+        phases |= {(info.arrival_ns + offset_ns, info.number, PhaseKind.WAITS) for info in message.new_requests}
+        sizes = np.frombuffer(message.batch.num_tokens, "<u4").tolist()
+        for number, size in zip(np.frombuffer(message.batch.number, "<u4").tolist(), sizes, strict=True):
+            if size > 1:
+                decoding.discard(number)
+                pieces[number] = time_ns
+            elif number not in decoding:
+                decoding.add(number)
+                phases.add((pieces.pop(number, time_ns), number, PhaseKind.DECODE))
+        for number in (event.number for event in message.events if event.kind in ("preempted", "finished", "aborted")):
+            decoding.discard(number)
+            pieces.pop(number, None)
+    return phases
+
+
+def turns_of(overview: SessionOverview) -> list[tuple[int, int, PhaseKind]]:
+    return [(time_ns, number, kind) for time_ns, _, number, kind in numbers_of(overview.phases.rows)]
+
+
+def test_tokens_that_are_guessed_ahead_are_no_piece_of_a_prompt() -> None:
+    notes, log = PhaseNotes(), PhaseLog()
+    batches = [({1: 46}, 46), ({1: 6}, 0), ({1: 6}, 0), ({1: 4, 2: 30}, 30), ({1: 6, 2: 6}, 0), ({1: 1, 2: 1}, 0)]
+    for at_ns, (sizes, num_prefill) in enumerate(batches, 1):
+        number, num_tokens = (np.array(list(column), "<u4").tobytes() for column in (sizes, sizes.values()))
+        batch = Batch(number, num_tokens, num_prefill, sum(sizes.values()) - num_prefill)
+        notes.frame(Frame(epoch=1, seq=at_ns, step=at_ns, time_ns=at_ns, batch=batch), 0)
+    log.add(notes.take(), 1)
+    told = [(time_ns, number, kind) for time_ns, _, number, kind in numbers_of(log.rows)]
+    assert told == [(1, 1, PhaseKind.DECODE), (4, 2, PhaseKind.DECODE)]
+
+
+def test_they_are_those_of_a_plain_model_and_the_same_when_computed(record: Callable[..., Any]) -> None:
+    recording = Recording.open(record(700).path)
+    overview, computed = read_overview(recording), SessionOverview()
+    computed_part(recording, recording.start_ns).into(computed)
+    assert overview.phases.is_told
+    assert turns_of(overview) == turns_of(computed)
+    found = set(turns_of(overview))
+    plain = plain_phases(recording)
+    assert plain <= found
+    assert {kind for *_, kind in found} >= {PhaseKind.WAITS, PhaseKind.DECODE}
+    first_ns = min(int(overview.time_ns[0]), recording.start_ns)
+    assert all(time_ns <= first_ns + 10**9 for time_ns, *_ in found - plain), "only the first snapshot tells more"
+
+
+def test_a_log_keeps_the_newest_and_says_how_many_went() -> None:
+    log = PhaseLog(max_phases=100)
+    log.add(None, 1)
+    assert not log.is_told
+    assert not len(log)
+    for second in range(30):
+        log.add(np.array([(second * 10 + place, place + 1, 2) for place in range(10)], PHASE).tobytes(), second)
+    assert log.is_told
+    assert log.num_forgotten + len(log) == 300
+    assert len(log) <= 100
+    assert log.rows["time_ns"].tolist() == list(range(300 - len(log), 300))
+    log.forget_before(295)
+    assert log.rows["time_ns"].tolist() == [295, 296, 297, 298, 299]
+    assert log.rows["epoch"].tolist() == [29] * 5
+
+
+def test_what_a_file_claims_is_taken_as_far_as_it_can_be() -> None:
+    """Cut within a turn, a time beyond all times, a kind of a later version."""
+    packed = np.array([(-5, 1, 0), ((1 << 63) - 1, 2, 2), (7, 3, 99)], PHASE).tobytes() + b"\1\2\3"
+    log = PhaseLog()
+    log.add(packed, 4)
+    assert numbers_of(log.rows) == [(0, 4, 1, PhaseKind.WAITS), ((1 << 62) - 1, 4, 2, PhaseKind.DECODE)]
