@@ -412,7 +412,8 @@ class Engine:
                 ends.append((item.request, reason, error))
         if self.components.forms is not None:
             self.components.forms.send()
-        plan, result = keep_said(plan, result, num_said)
+        if plan.has_drafts:
+            plan, result = keep_said(plan, result, num_said)
         self.components.scheduler.commit(plan, self.step_count, now_ns)
         for request, reason, error in ends:
             self._finish(request, self._streams[request.number], reason, now_ns, error)

@@ -19,6 +19,9 @@ and published and the next step is scheduled. With overlap at most one step more
   owner's first. Memory is unmapped only by allocators that never overlap.
 - Between two calls one step may be in flight. Whoever wants to change running requests settles first (`settle`).
 
+A step for which the device's memory did not suffice is tried again, then without its prefills, before anyone gives up:
+a plan may be run again, for writing the same keys and values, and copying to a block that was free, come to the same.
+
 Owns what is in flight. Commits nothing, and knows no tensors.
 """
 
@@ -27,12 +30,18 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from kvscope_engine.memory_shortage import Explain, Launched, StepRunner, launch_or_none, run_with_shortages
-from kvscope_engine.policy.plan import StepPlan, StepResult, without_ended
+import torch
+
+from kvscope_engine.policy.plan import StepPlan, StepResult, without_drafts, without_ended
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
+
+Explain = Callable[[StepPlan], str]
+"""Why there is no memory for a plan, and what would help; empty where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +185,93 @@ class _Clock:
         now_ns = time.monotonic_ns()
         run_ns = now_ns - self.started_ns - self.schedule_ns
         return Ran(plan, result, failed, reason, self.schedule_ns, run_ns, now_ns)
+
+
+class Launched(Protocol):
+    """A step that was handed to the device."""
+
+    def result(self) -> StepResult:
+        """What came out; waits for it."""
+
+
+class StepRunner(Protocol):
+    """Runs steps; see `model.runner.ModelRunner`. `launch` takes what it gave before."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """One step."""
+
+    def launch(self, plan: StepPlan, after: Any = None) -> Launched:
+        """Hand over one step, after the last one launched."""
+
+    def recover(self) -> None:
+        """After a step that ran out of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What was run in the end."""
+
+    plan: StepPlan
+    result: StepResult
+    failed: tuple[Request, ...] = ()
+    """Planned and not run: each ends with the `reason`."""
+    reason: str = ""
+
+
+def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = lambda plan: "") -> StepOutcome:
+    """Run a plan, or as much of it as there is memory for. Other failures are raised: nobody knows what they left.
+
+    `explain` is asked before anything is given back.
+    """
+    reason = ""
+    for part in (plan, plan, _decodes_of(plan)):
+        if not part.scheduled:
+            continue
+        try:
+            result = runner.run(part)
+        except (RuntimeError, MemoryError) as error:
+            if not is_shortage(error):
+                raise
+            reason = f"no memory for a step of {part.num_tokens} tokens ({_first_line(error)})"
+            reason += _explained(explain, part)
+            runner.recover()
+        else:
+            left = plan.scheduled[len(part.scheduled) :]
+            return StepOutcome(part, result, tuple(item.request for item in left), reason if left else "")
+    failed = tuple(item.request for item in plan.scheduled)
+    return StepOutcome(StepPlan((), 0), StepResult(()), failed, reason)
+
+
+def launch_or_none(runner: StepRunner, plan: StepPlan, after: Launched | None) -> Launched | None:
+    """Launch a plan; None when there is no memory for it, while what was launched before may still run."""
+    try:
+        return runner.launch(plan, after)
+    except (RuntimeError, MemoryError) as error:
+        if not is_shortage(error):
+            raise
+        return None
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether memory ran out. A CPU's allocator says so in words alone."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def _explained(explain: Explain, plan: StepPlan) -> str:
+    """A report that fails is none: the shortage itself must be told."""
+    try:
+        why = explain(plan)
+    except Exception:
+        return ""
+    return f"; {why}" if why else ""
+
+
+def _decodes_of(plan: StepPlan) -> StepPlan:
+    """Without prefills, which take by far the most, and drafts; empty when that is the whole plan."""
+    if plan.num_single_token == len(plan.scheduled):
+        return StepPlan((), 0)
+    return without_drafts(plan)
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{(str(error).splitlines() or [type(error).__name__])[0]:.160}"

@@ -39,7 +39,7 @@ class SourceState(StrEnum):
     """The engine answers, its model is not ready."""
     LIVE = "live"
     PAUSED = "paused"
-    """Somebody holds the engine's steps; the reason says who."""
+    """Somebody paused the engine; the reason says who."""
     REFUSED = "refused"
     """There is an engine, and it does not let us in; the reason says why."""
     STUCK = "stuck"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_engine.memory_shortage import run_with_shortages
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_engine.policy.request import Request
+from kvscope_engine.step_loop import run_with_shortages
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 

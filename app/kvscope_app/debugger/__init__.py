@@ -1,1 +1,1 @@
-"""Doing things to a running engine from the window: hold, step, preempt, pin, evict, limits. Knows no view."""
+"""Doing things to a running engine from the window: pause, step, preempt, pin, evict, limits. Knows no view."""

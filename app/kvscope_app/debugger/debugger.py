@@ -17,7 +17,7 @@ from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.state.sync import FIRST_TAG
 
 LEASE_S: Final = 5.0
-"""An engine that was told to hold goes on when this window was not heard of for so long."""
+"""A paused engine goes on when this window was not heard of for so long."""
 _OUR_TAGS: Final = 1 << 30
 """Others in the window count from 1."""
 Heard = Callable[[str, bool], None]
@@ -34,7 +34,7 @@ class Debugger(QObject):
         super().__init__(parent)
         self.session = session
         self.is_ours = False
-        """Whether the engine is held because this window asked for it."""
+        """Whether the engine is paused because this window asked for it."""
         self._stood_still = False
         self._next_tag = _OUR_TAGS
         self._asked: dict[int | str, tuple[str, Heard | None]] = {}
@@ -43,13 +43,13 @@ class Debugger(QObject):
 
     @property
     def paused_by(self) -> str:
-        """Who holds the engine's steps, for people; empty when nobody does."""
+        """Who paused the engine, for people; empty when nobody did."""
         if self.session.status.state is not SourceState.PAUSED:
             return ""
         return "you" if self.is_ours else self.session.status.reason.removeprefix("by ") or "somebody"
 
     def control(self, action: Literal["pause", "resume", "step", "reset_prefix_cache"], num_steps: int = 1) -> None:
-        """Hold, step, go on, or empty the prefix cache."""
+        """Pause, step, resume, or empty the prefix cache."""
         lease_s = LEASE_S if action == "pause" else 0.0
         done = {"pause": "engine paused", "resume": "engine resumed", "step": "one step run"}
         words = done.get(action, "prefix cache reset")
@@ -100,7 +100,7 @@ class Debugger(QObject):
         self.answered.emit(sentence(words), was_done)
 
     def _look(self) -> None:
-        """Our hold is over when the engine stood still and goes on: it seems live for a while after the answer."""
+        """Our pause is over when the engine stood still and goes on: it seems live for a while after the answer."""
         state = self.session.status.state
         if self._stood_still and state is SourceState.LIVE:
             self.is_ours = False

@@ -1,4 +1,4 @@
-"""The bar over the map while somebody holds the engine: who, what was answered last, and the way on."""
+"""The bar over the map while the engine is paused: by whom, what was answered last, and the way on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvscope_app.look.widgets import ElidedLabel
 
 
 class PausedBar(PassingStrip):
-    """Hidden while nobody holds the engine. `actions` become its buttons, each with its label."""
+    """Hidden while the engine is not paused. `actions` become its buttons, each with its label."""
 
     def __init__(
         self, debugger: Debugger, actions: tuple[tuple[str, QAction], ...], parent: QWidget | None = None
@@ -62,7 +62,7 @@ class PausedBar(PassingStrip):
 
     def _build(self) -> None:
         frame = QFrame()
-        frame.setProperty("look", "held")
+        frame.setProperty("look", "paused")
         row = QHBoxLayout(frame)
         row.setContentsMargins(14, 6, 8, 6)
         row.setSpacing(8)

@@ -18,7 +18,7 @@ _NOT_HELD: Final = "The engine is not paused: pause it first (F9)"
 
 
 def why_not_control(session: Session) -> str:
-    """Why the engine cannot be held or told to go on; empty when it can."""
+    """Why the engine cannot be paused or resumed; empty when it can."""
     if session.is_file:
         return "This is a recording: there is no engine to control"
     if not session.takes_commands:
@@ -27,7 +27,7 @@ def why_not_control(session: Session) -> str:
 
 
 def why_not_resume(session: Session, *, is_ours: bool) -> str:
-    """Why there is nothing that could go on. `is_ours`: it was told to hold, and its next sign may still be coming."""
+    """Why there is nothing that could go on. `is_ours`: it was told to pause, and its next sign may still be coming."""
     is_held = is_ours or session.status.state is SourceState.PAUSED
     return why_not_control(session) or ("" if is_held else _RUNS)
 

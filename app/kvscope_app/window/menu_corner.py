@@ -1,5 +1,5 @@
 """The buttons at the right end of the menu bar, and what the window shows in a word: live, paused or playback,
-or that the engine stands still because somebody holds its steps."""
+or that the engine stands still because somebody paused it."""
 
 from __future__ import annotations
 

@@ -1,38 +1,88 @@
-"""`POST /v1/completions`: prompts as they are, text or token ids, whole or streamed."""
+"""`POST /v1/completions` and `POST /v1/chat/completions`: prompts go to the engine, and its answer to the client.
+
+An answer is told whole, or streamed as it is said. What nobody wants any more is aborted.
+"""
 
 from __future__ import annotations
 
 import secrets
 import time
 from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
 from kvscope_engine.http.api import Api
-from kvscope_engine.http.event_stream import Events, TextEvents, encoded, unless_gone
-from kvscope_engine.http.generation import Generation, News
+from kvscope_engine.http.engine_client import EngineClient, Inbox
 from kvscope_engine.http.middleware import asker_of, read_body, slot_of
-from kvscope_engine.http.pages import generated_response
-from kvscope_engine.http.prompts import Prompt, text_prompts
-from kvscope_engine.http.shapes.answers import Completion, CompletionChoice, CompletionLogprobs, UsageInfo
-from kvscope_engine.http.shapes.bodies import MAX_PROMPTS, CompletionBody
-from kvscope_engine.http.shapes.errors import ApiError
-from kvscope_engine.http.shapes.logprobs import completion_logprobs, joined
-from kvscope_engine.http.shapes.mapping import StreamUsage, completion_sampling, submission, wants_usage
+from kvscope_engine.http.pages import json_response
+from kvscope_engine.http.prompts import Prompt, chat_prompt, text_prompts
+from kvscope_engine.http.protocol import Events, EventStream, TextEvents, encoded, unless_gone
+from kvscope_engine.http.shapes.answers import (
+    CachedTokens,
+    CalledTool,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    UsageInfo,
+)
+from kvscope_engine.http.shapes.bodies import MAX_PROMPTS, ChatBody, CompletionBody
+from kvscope_engine.http.shapes.errors import ApiError, failed, refused
+from kvscope_engine.http.shapes.logprobs import chat_logprobs, completion_logprobs, joined
+from kvscope_engine.http.shapes.mapping import StreamUsage, chat_sampling, completion_sampling, submission, wants_usage
+from kvscope_engine.http.tools.use import ToolUse, check_tool_choice, tool_use
 from kvscope_engine.model.text.tokenizer import Tokenizer
-from kvscope_telemetry.messages.commands import Finished
+from kvscope_telemetry.errors import BadInput, EngineDead
+from kvscope_telemetry.messages.commands import Accepted, Finished, Refused, Submit, Tokens
 from kvscope_telemetry.messages.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    pass
+
+
+News: TypeAlias = list[tuple[int, Tokens | Finished]]
+"""(number of the choice, what was said of it)"""
+TOO_SLOW = "too much of the answer is unread: the client reads too slowly, or the answer is too large for one response"
+
+
+class _Answer(Protocol):
+    """An answer that the engine generates: as a whole, or as events."""
+
+    is_stream: bool
+    generation: Generation
+
+    async def whole(self) -> msgspec.Struct: ...
+
+    def events(self, usage: StreamUsage) -> Events: ...
+
+
+async def _response(request: Request, answer: _Answer, usage: StreamUsage) -> Response:
+    """`answer`, in the way that was asked for; nothing is generated for a client that hung up."""
+    if answer.is_stream:
+        await unless_gone(request, answer.generation.begin_or_close())
+        return EventStream(request, answer.events(usage), answer.generation.close)
+    return json_response(await unless_gone(request, answer.whole()))
 
 
 async def completions(request: Request) -> Response:
-    """The endpoint."""
-    answer, usage = await _asked(request)
-    return await generated_response(request, answer, usage)
+    """`POST /v1/completions`: prompts as they are, text or token ids."""
+    answer, usage = await _completion_asked(request)
+    return await _response(request, answer, usage)
 
 
-async def _asked(request: Request) -> tuple[_Answer, StreamUsage]:
+async def _completion_asked(request: Request) -> tuple[_CompletionAnswer, StreamUsage]:
     """The answer to be, and which events of a stream tell its usage. The body is not kept."""
     api: Api = request.app.state.api
     body = await read_body(request, CompletionBody, api.settings.limits)
@@ -43,7 +93,7 @@ async def _asked(request: Request) -> tuple[_Answer, StreamUsage]:
     tokenizer = await api.text.tokenizer(api.hello.model)
     prompts = await unless_gone(request, text_prompts(api, asker_of(request), tokenizer, given))
     slot.give_body()
-    return _Answer(api, slot.client, body, sampling, prompts, tokenizer), usage
+    return _CompletionAnswer(api, slot.client, body, sampling, prompts, tokenizer), usage
 
 
 def _given(body: CompletionBody) -> Sequence[str | list[int]]:
@@ -63,8 +113,8 @@ def _given(body: CompletionBody) -> Sequence[str | list[int]]:
     return prompts
 
 
-class _Answer:
-    """To one body."""
+class _CompletionAnswer:
+    """To the prompts of one body."""
 
     def __init__(
         self,
@@ -126,7 +176,7 @@ class _Answer:
                 continue
             offset = self._lengths.get(number, 0)
             self._lengths[number] = offset + len(said.text)
-            logprobs = completion_logprobs(said, self._tokenizer, offset)
+            logprobs = completion_logprobs(said, self._tokenizer, offset) if said.logprobs else None
             if said.text or logprobs is not None:
                 choices.append(CompletionChoice(number, said.text, logprobs))
         return choices
@@ -139,3 +189,243 @@ def _whole(number: int, parts: Sequence[CompletionChoice]) -> CompletionChoice:
     logprobs: list[CompletionLogprobs] = [part.logprobs for part in parts if part.logprobs is not None]
     text = "".join(part.text for part in parts)
     return CompletionChoice(number, text, joined(logprobs), parts[-1].finish_reason)
+
+
+async def chat(request: Request) -> Response:
+    """`POST /v1/chat/completions`: a conversation through the model's template, with tools."""
+    answer, usage = await _chat_asked(request)
+    return await _response(request, answer, usage)
+
+
+async def _chat_asked(request: Request) -> tuple[_ChatAnswer, StreamUsage]:
+    """The answer to be, and which events of a stream tell its usage. The body is not kept."""
+    api: Api = request.app.state.api
+    body = await read_body(request, ChatBody, api.settings.limits)
+    api.check_model(body.model)
+    check_tool_choice(body)
+    usage, sampling = wants_usage(body), chat_sampling(body)
+    slot, asker = slot_of(request), asker_of(request)
+    slot.choose(sampling.n)
+    tokenizer = await api.text.tokenizer(api.hello.model)
+    use = tool_use(body, tokenizer, api.settings.tool_call_parser)
+    sampling = use.sampling(sampling)
+    prompt = await unless_gone(request, chat_prompt(api, asker, tokenizer, body, slot.body_bytes))
+    slot.give_body()
+    return _ChatAnswer(api, slot.client, body, sampling, prompt, tokenizer, use), usage
+
+
+class _ChatAnswer:
+    """To the conversation of one body."""
+
+    def __init__(
+        self,
+        api: Api,
+        client: str,
+        body: ChatBody,
+        sampling: SamplingParams,
+        prompt: Prompt,
+        tokenizer: Tokenizer | None,
+        use: ToolUse,
+    ) -> None:
+        self._id = f"chatcmpl-{secrets.token_hex(16)}"
+        self._created = int(time.time())
+        self._model = api.model_name
+        self._tokenizer = tokenizer
+        self._readers = [use.reader() for _ in range(sampling.n)]
+        self._texts = [use.marked_text(tokenizer) for _ in range(sampling.n)]
+        self._num_choices = sampling.n
+        whose = {"client": client, "batch": self._id}
+        submit = submission(self._id, body, sampling, raw=False, **whose, **prompt.fields)
+        self.is_stream = bool(body.stream)
+        self.generation = Generation(api.line, [submit], is_stream=self.is_stream)
+
+    async def whole(self) -> ChatCompletion:
+        """All of it."""
+        with self.generation as generation:
+            await generation.begin()
+            news = await generation.rest()
+            said = [[piece for number, piece in news if number == index] for index in range(self._num_choices)]
+            choices = [self._choice(index, pieces) for index, pieces in enumerate(said)]
+            usage = generation.usage
+        return ChatCompletion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+
+    async def events(self, usage: StreamUsage) -> Events:
+        """What was said, as it is said. Everything was taken in before."""
+        begin = ChatDelta(role="assistant", content="")
+
+        def chunk(choice: ChatChunkChoice) -> ChatChunk:
+            if usage is StreamUsage.EACH:
+                return self._chunk([choice], self.generation.usage_so_far)
+            return self._chunk([choice], UNSET if usage is StreamUsage.NONE else None)
+
+        texts = TextEvents(lambda number, text: chunk(ChatChunkChoice(number, ChatDelta(content=text))))
+        with self.generation as generation:
+            yield encoded(chunk(ChatChunkChoice(n, begin)) for n in range(self._num_choices))
+            while news := await generation.next():
+                yield b"".join(
+                    encoded([chunk(choice)])
+                    if (text := _text_alone(choice)) is None or usage is StreamUsage.EACH
+                    else texts.event(choice.index, text)
+                    for choice in self._deltas(news)
+                )
+            if usage is not StreamUsage.NONE:
+                yield encoded([self._chunk([], generation.usage)])
+
+    def _choice(self, index: int, pieces: list[Tokens | Finished]) -> ChatChoice:
+        said = [piece for piece in pieces if isinstance(piece, Tokens)]
+        content, calls = self._read(index, pieces)
+        logprobs = [entry for piece in said if (one := chat_logprobs(piece, self._tokenizer)) for entry in one.content]
+        message = ChatMessage(content=None if calls and not content.strip() else content)
+        if calls:
+            message = replace(message, tool_calls=[replace(call, index=UNSET) for call in calls])
+        return ChatChoice(index, message, ChatLogprobs(logprobs) if logprobs else None, self._reason(index, pieces[-1]))
+
+    def _deltas(self, news: News) -> list[ChatChunkChoice]:
+        choices = []
+        for index, said in news:
+            content, calls = self._read(index, [said])
+            logprobs = chat_logprobs(said, self._tokenizer) if isinstance(said, Tokens) and said.logprobs else None
+            if content or calls or logprobs is not None:
+                delta = ChatDelta(content=content or UNSET, tool_calls=calls or UNSET)
+                choices.append(ChatChunkChoice(index, delta, logprobs))
+            if isinstance(said, Finished):
+                choices.append(ChatChunkChoice(index, ChatDelta(), None, self._reason(index, said)))
+        return choices
+
+    def _read(self, index: int, pieces: list[Tokens | Finished]) -> tuple[str, list[CalledTool]]:
+        """Text that can be told, and calls."""
+        reader, marked = self._readers[index], self._texts[index]
+        if marked is not None:
+            text = "".join(map(marked.add, pieces))
+        else:
+            text = "".join(piece.text for piece in pieces if isinstance(piece, Tokens))
+        if reader is None:
+            return text, []
+        content, calls = reader.add(text)
+        if isinstance(pieces[-1], Finished):
+            rest, more = reader.flush()
+            content, calls = content + rest, calls + more
+        return content, calls
+
+    def _reason(self, index: int, last: Tokens | Finished) -> str | None:
+        reason = last.finish_reason if isinstance(last, Finished) else None
+        reader = self._readers[index]
+        return "tool_calls" if reason == "stop" and reader is not None and reader.num_calls else reason
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: object) -> ChatChunk:
+        chunk = ChatChunk(id=self._id, created=self._created, model=self._model, choices=choices)
+        return chunk if usage is UNSET else replace(chunk, usage=usage)
+
+
+def _text_alone(choice: ChatChunkChoice) -> str | None:
+    """What is new of an answer where that is text and nothing else."""
+    is_plain = choice.finish_reason is None and choice.logprobs is None and choice.delta.tool_calls is UNSET
+    return choice.delta.content if is_plain and isinstance(choice.delta.content, str) else None
+
+
+class Generation:
+    """The prompts of one HTTP request at the engine. A context manager: what has not ended at its end is aborted."""
+
+    def __init__(self, line: EngineClient, submits: Sequence[Submit], *, is_stream: bool) -> None:
+        self._line = line
+        self._request_ids = [submit.request_id for submit in submits]
+        self._submits = list(submits)
+        """Those to be sent; their prompts are not kept longer."""
+        self._inbox = Inbox(is_stream=is_stream)
+        self._early: News = []
+        self._num_each = submits[0].sampling.n
+        self._num_left = len(submits) * self._num_each
+        self._finished: list[Finished] = []
+        self._num_prompt_tokens = self._num_new_tokens = 0
+
+    async def begin(self) -> None:
+        """Submit all; returns once the engine has taken all in. Raises ApiError for the first that it refuses."""
+        try:
+            submits, self._submits = self._submits, []
+            for number, submit in enumerate(submits):
+                self._line.submit(submit, self._inbox, number)
+        except BadInput as error:
+            raise ApiError(400, str(error)) from error
+        except EngineDead as error:
+            raise ApiError(503, str(error), code="engine_away") from error
+        num_waiting = len(self._request_ids)
+        del submits
+        while num_waiting:
+            for number, said in await self._inbox.take():
+                if isinstance(said, Refused):
+                    raise refused(said.reason)
+                if isinstance(said, Accepted):
+                    num_waiting -= 1
+                    self._num_prompt_tokens += said.num_prompt_tokens
+                else:
+                    self._early += self._news(number, said)
+            self._check()
+
+    async def begin_or_close(self) -> None:
+        """The same for who goes on with it later: nothing is left behind when it raises."""
+        try:
+            await self.begin()
+        except BaseException:
+            self.close()
+            raise
+
+    async def next(self) -> News:
+        """What was said since; empty once everything has ended. Raises ApiError when the engine failed."""
+        early, self._early = self._early, []
+        if early or not self._num_left:
+            return early
+        news: News = []
+        for number, said in await self._inbox.take():
+            if isinstance(said, Tokens | Finished):
+                news += self._news(number, said)
+        self._check()
+        return news
+
+    async def rest(self) -> News:
+        """All that is said to the end."""
+        news: News = []
+        while more := await self.next():
+            news += more
+        return news
+
+    @property
+    def usage(self) -> UsageInfo:
+        """Of what has ended; a prompt counts once, however many answers it got."""
+        firsts = [one.usage for one in self._finished if one.index == 0]
+        prompt = sum(usage.prompt_tokens for usage in firsts)
+        completion = sum(one.usage.completion_tokens for one in self._finished)
+        cached = sum(usage.cached_tokens for usage in firsts)
+        return UsageInfo(prompt, completion, prompt + completion, CachedTokens(cached))
+
+    @property
+    def usage_so_far(self) -> UsageInfo:
+        """Of what was said up to now; what was found in the cache is known at the end."""
+        prompt, new = self._num_prompt_tokens, self._num_new_tokens
+        return UsageInfo(prompt, new, prompt + new)
+
+    def close(self) -> None:
+        """Abort what has not ended."""
+        for request_id in self._request_ids:
+            self._line.abandon(request_id)
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _news(self, number: int, said: Tokens | Finished) -> News:
+        if isinstance(said, Finished):
+            if said.finish_reason == "error":
+                raise failed(said.error)
+            self._num_left -= 1
+            self._finished.append(said)
+        else:
+            self._num_new_tokens += len(said.token_ids)
+        return [(number * self._num_each + said.index, said)]
+
+    def _check(self) -> None:
+        if self._inbox.overflowed:
+            raise ApiError(400, TOO_SLOW)

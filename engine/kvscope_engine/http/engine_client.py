@@ -1,4 +1,4 @@
-"""The line to the engine: one thread on the command socket, and on the loop whose answer is whose.
+"""A client of the engine: one thread on the command socket, and on the event loop whose answer is whose.
 
 Owns the connection over the engine's restarts, and every request that has not ended. An engine that goes away ends
 what it had with an error, and is waited for. Knows nothing of HTTP.
@@ -11,11 +11,11 @@ import contextlib
 import secrets
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
-from kvscope_engine.http.inbox import Inbox, Said
 from kvscope_telemetry.errors import EngineDead, ProtocolError
 from kvscope_telemetry.keys.connections import key_for
 from kvscope_telemetry.messages.commands import (
@@ -34,8 +34,9 @@ from kvscope_telemetry.messages.commands import (
 )
 from kvscope_telemetry.messages.wire import decode_reply, encode
 from kvscope_telemetry.sockets.client_sockets import ClientSockets
-from kvscope_telemetry.sources.awaited_requests import AwaitedRequests
-from kvscope_telemetry.sources.outgoing import NO_ENGINE, Outgoing
+from kvscope_telemetry.sources.outgoing import NO_ENGINE, AwaitedRequests, Outgoing
+
+Said: TypeAlias = Accepted | Refused | Tokens | Finished
 
 MAX_REPLIES: Final = 4_096
 """Read in one pass."""
@@ -49,6 +50,11 @@ AWAY_S: Final = 5.0
 """How long requests outlive a tcp connection that broke; over ipc it ends with the engine's process."""
 AWAY: Final = f"{NO_ENGINE}: its connection is lost"
 MISSED: Final = "the connection broke, and a part of the answer was not kept"
+MAX_STREAM_BYTES: Final = 4 << 20
+"""That wait for a client who reads too slowly; then its request ends."""
+MAX_WHOLE_BYTES: Final = 64 << 20
+"""Of an answer that is told at its end."""
+SAID_OVERHEAD_BYTES: Final = 200
 
 
 @dataclass(slots=True)
@@ -239,3 +245,49 @@ class EngineClient:
 def _lost(request_id: str, why: str) -> Finished:
     """The last word on a request that the engine says none on."""
     return Finished(request_id=request_id, finish_reason="error", usage=Usage(), timing=RequestTiming(), error=why)
+
+
+class Inbox:
+    """What the engine said of one HTTP request's prompts and nobody took yet: bounded, in order, for one task.
+
+    Belongs to the event loop. `is_stream`: wakes who waits for every token, otherwise at beginnings and ends alone.
+    """
+
+    def __init__(self, *, is_stream: bool) -> None:
+        self.overflowed = False
+        """More came than may wait: nothing is taken any more."""
+        self._wakes_on_tokens = is_stream
+        self._max_bytes = MAX_STREAM_BYTES if is_stream else MAX_WHOLE_BYTES
+        self._said: deque[tuple[int, Said]] = deque()
+        self._num_bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, prompt: int, said: Said, num_bytes: int) -> None:
+        """Append what was said of the prompt of this number."""
+        if self.overflowed:
+            return
+        self._num_bytes += num_bytes + SAID_OVERHEAD_BYTES
+        self._said.append((prompt, said))
+        if self._num_bytes > self._max_bytes:
+            self.overflowed = True
+            self._said.clear()
+        if self.overflowed or self._wakes_on_tokens or not isinstance(said, Tokens):
+            self._wake()
+
+    async def take(self) -> list[tuple[int, Said]]:
+        """Everything that waits, oldest first, once there is something worth waking for."""
+        while not self._said and not self.overflowed:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        said = list(self._said)
+        self._said.clear()
+        if self._wakes_on_tokens:
+            self._num_bytes = 0  # what is kept of a whole answer goes on to count
+        return said
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

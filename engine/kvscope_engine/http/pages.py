@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from kvscope_engine.http.api import Api
-from kvscope_engine.http.event_stream import Events, EventStream, unless_gone
-from kvscope_engine.http.generation import Generation
 from kvscope_engine.http.middleware import asker_of, read_body, slot_of
 from kvscope_engine.http.prompts import chat_ids, text_ids
+from kvscope_engine.http.protocol import unless_gone
 from kvscope_engine.http.shapes.answers import Detokenized, Health, Model, ModelList, Tokenized, Version
 from kvscope_engine.http.shapes.bodies import DetokenizeBody, TokenizeBody
 from kvscope_engine.http.shapes.errors import ApiError
-from kvscope_engine.http.shapes.mapping import StreamUsage
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.messages.commands import Status
@@ -27,32 +25,13 @@ SILENT_S: Final = 30.0
 """Without an answer to what is asked every five seconds, by a thread that has nothing else to do."""
 STUCK_S: Final = 60.0
 """For a step."""
-HELD_S: Final = 60.0
-"""By a debugger."""
+PAUSED_S: Final = 60.0
+"""By somebody."""
 
 
 def json_response(answer: msgspec.Struct) -> Response:
     """`answer`, with 200."""
     return Response(msgspec.json.encode(answer), media_type="application/json")
-
-
-class Generated(Protocol):
-    """An answer that the engine generates: as a whole, or as events."""
-
-    is_stream: bool
-    generation: Generation
-
-    async def whole(self) -> msgspec.Struct: ...
-
-    def events(self, usage: StreamUsage) -> Events: ...
-
-
-async def generated_response(request: Request, answer: Generated, usage: StreamUsage) -> Response:
-    """`answer`, in the way that was asked for; nothing is generated for a client that hung up."""
-    if answer.is_stream:
-        await unless_gone(request, answer.generation.begin_or_close())
-        return EventStream(request, answer.events(usage), answer.generation.close)
-    return json_response(await unless_gone(request, answer.whole()))
 
 
 async def models(request: Request) -> Response:
@@ -93,7 +72,7 @@ def why_not_served(status: Status, silent_s: float) -> str:
         return f"the engine is stuck: no telemetry for {silent_s:.0f} s"
     if status.busy_s > STUCK_S:
         return f"the engine is stuck: its current step has taken {status.busy_s:.0f} s so far"
-    if status.paused_s > HELD_S:
+    if status.paused_s > PAUSED_S:
         return f"the engine has been paused by {status.paused_by or 'somebody'} for {status.paused_s:.0f} s"
     return ""
 

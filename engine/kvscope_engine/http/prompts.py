@@ -48,8 +48,8 @@ async def chat_prompt(api: Api, asker: Asker, tokenizer: Tokenizer | None, body:
     if tokenizer is None:
         return _as_messages(api, body, tools)
     max_len = api.hello.model.max_model_len
-    budget = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-    extra = budget | (body.chat_template_kwargs or {})
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    extra = effort | (body.chat_template_kwargs or {})
     work = partial(chat_ids, tokenizer, body.messages, tools, extra, max_len=max_len)
     return Prompt({"prompt_token_ids": tuple(await api.text.run(asker, num_bytes, work))})
 

@@ -24,8 +24,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from kvscope_engine.http.api import Api, HttpLimits, HttpSettings, api_keys
-from kvscope_engine.http.chat import chat
-from kvscope_engine.http.completions import completions
+from kvscope_engine.http.completions import chat, completions
 from kvscope_engine.http.listening import is_loopback
 from kvscope_engine.http.middleware import AccessMiddleware
 from kvscope_engine.http.openapi import openapi
@@ -112,7 +111,7 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
     api = Api(settings)
 
     @asynccontextmanager
-    async def history(app: Starlette) -> AsyncIterator[None]:
+    async def life(app: Starlette) -> AsyncIterator[None]:
         api.line.start()
         try:
             yield
@@ -144,7 +143,7 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
             )
         ],
         exception_handlers={ApiError: _told, HTTPException: _no_such_page, Exception: _broken},
-        lifespan=history,
+        lifespan=life,
     )
     app.router.redirect_slashes = False
     app.state.api = api

@@ -95,8 +95,6 @@ def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepRes
 
 def keep_said(plan: StepPlan, result: StepResult, num_said: Sequence[int]) -> tuple[StepPlan, StepResult]:
     """Both once `num_said` tokens of each entry were said: drafts that were wrong, or behind an end, did not run."""
-    if not plan.has_drafts:
-        return plan, result
     scheduled = tuple(
         item._replace(num_tokens=said) if item.drafts else item
         for item, said in zip(plan.scheduled, num_said, strict=True)

@@ -15,11 +15,10 @@ from itertools import chain
 from queue import SimpleQueue
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from kvscope_engine.server.allowance import Allowance
-from kvscope_engine.server.limits import ServiceLimits
+from kvscope_engine.server.limits import Allowance, ServiceLimits
 from kvscope_engine.server.turns import Turns
 
-_Work = TypeVar("_Work")
+_Task = TypeVar("_Task")
 
 
 class Whose(NamedTuple):
@@ -33,19 +32,19 @@ OWN: Final = Whose()
 
 
 @dataclass(slots=True)
-class _Waiting(Generic[_Work]):
+class _Waiting(Generic[_Task]):
     """What waits of one client, each with for whom it is, and its bytes. Its own comes before what is for others."""
 
-    own: deque[tuple[_Work, str, int]] = field(default_factory=deque)
-    others: Turns[tuple[_Work, str, int]] = field(default_factory=Turns)
+    own: deque[tuple[_Task, str, int]] = field(default_factory=deque)
+    others: Turns[tuple[_Task, str, int]] = field(default_factory=Turns)
 
     def __bool__(self) -> bool:
         return bool(self.own) or bool(self.others)
 
-    def all(self) -> Iterable[tuple[_Work, str, int]]:
+    def all(self) -> Iterable[tuple[_Task, str, int]]:
         return chain(self.own, self.others)
 
-    def pop(self) -> tuple[_Work, str, int]:
+    def pop(self) -> tuple[_Task, str, int]:
         if self.own:
             return self.own.popleft()
         found = self.others.pop()
@@ -53,18 +52,18 @@ class _Waiting(Generic[_Work]):
         return found[1]
 
 
-class CommandQueue(Generic[_Work]):
+class CommandQueue(Generic[_Task]):
     """Work by client. `stop` ends every wait, now and later."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self.is_stopped = False
         self._allowance = Allowance("commands wait", limits.client_commands, limits.all_commands)
-        self._clients: OrderedDict[bytes, _Waiting[_Work]] = OrderedDict()
+        self._clients: OrderedDict[bytes, _Waiting[_Task]] = OrderedDict()
         self._lock = threading.Lock()
         self._bell: SimpleQueue[None] = SimpleQueue()
         """Rung when there is something to look for; unlike a condition, also by a signal handler of whoever waits."""
 
-    def put(self, client: bytes, work: _Work, num_bytes: int = 0, whose: Whose = OWN) -> str:
+    def put(self, client: bytes, task: _Task, num_bytes: int = 0, whose: Whose = OWN) -> str:
         """Append to the client's queue; the reason when that is too much. With 0 bytes it is always taken."""
         with self._lock:
             reason = self._allowance.take((client, whose.client), num_bytes) if num_bytes else ""
@@ -72,7 +71,7 @@ class CommandQueue(Generic[_Work]):
                 return reason
             was_empty = not self._clients
             waiting = self._clients.setdefault(client, _Waiting())
-            entry = (work, whose.client, num_bytes)
+            entry = (task, whose.client, num_bytes)
             if whose == OWN:
                 waiting.own.append(entry)
             else:
@@ -81,20 +80,20 @@ class CommandQueue(Generic[_Work]):
             self._bell.put(None)
         return ""
 
-    def put_first(self, client: bytes, work: _Work) -> None:
+    def put_first(self, client: bytes, task: _Task) -> None:
         """Before all else of that client; always taken. From any thread."""
         with self._lock:
             was_empty = not self._clients
-            self._clients.setdefault(client, _Waiting()).own.appendleft((work, "", 0))
+            self._clients.setdefault(client, _Waiting()).own.appendleft((task, "", 0))
         if was_empty:
             self._bell.put(None)
 
-    def put_back(self, client: bytes, work: _Work) -> None:
+    def put_back(self, client: bytes, task: _Task) -> None:
         """What is left of a task goes on when the client's turn comes again, before all else of that client."""
         with self._lock:
-            self._clients.setdefault(client, _Waiting()).own.appendleft((work, "", 0))
+            self._clients.setdefault(client, _Waiting()).own.appendleft((task, "", 0))
 
-    def next(self, *, wait: bool) -> tuple[bytes, _Work] | None:
+    def next(self, *, wait: bool) -> tuple[bytes, _Task] | None:
         """The next client's oldest; with `wait`, sleeps until there is one, or it is time to stop."""
         while True:
             while not self._bell.empty():
@@ -111,13 +110,13 @@ class CommandQueue(Generic[_Work]):
         with self._lock:
             return client in self._clients
 
-    def of(self, client: bytes) -> list[_Work]:
+    def of(self, client: bytes) -> list[_Task]:
         """What waits of one client, the oldest of each of its lines first."""
         with self._lock:
             waiting = self._clients.get(client)
-            return [] if waiting is None else [work for work, _, _ in waiting.all()]
+            return [] if waiting is None else [task for task, _, _ in waiting.all()]
 
-    def take_if(self, client: bytes, is_wanted: Callable[[_Work], bool]) -> list[_Work]:
+    def take_if(self, client: bytes, is_wanted: Callable[[_Task], bool]) -> list[_Task]:
         """Take out what is wanted of one client, in the order of `of`; the rest keeps its place."""
         with self._lock:
             waiting = self._clients.get(client)
@@ -130,7 +129,7 @@ class CommandQueue(Generic[_Work]):
                 self._give(client, whose, num_bytes)
             if not waiting:
                 del self._clients[client]
-            return [work for work, _, _ in taken]
+            return [task for task, _, _ in taken]
 
     def move(self, before: bytes, client: bytes) -> None:
         """Everything of `before` is `client`'s from now on, and comes before what that has."""
@@ -151,13 +150,13 @@ class CommandQueue(Generic[_Work]):
         self.is_stopped = True
         self._bell.put(None)
 
-    def _pop_first(self) -> tuple[bytes, _Work]:
+    def _pop_first(self) -> tuple[bytes, _Task]:
         client, waiting = self._clients.popitem(last=False)
-        work, whose, num_bytes = waiting.pop()
+        task, whose, num_bytes = waiting.pop()
         if waiting:
             self._clients[client] = waiting  # at the end: the others come first
         self._give(client, whose, num_bytes)
-        return client, work
+        return client, task
 
     def _give(self, client: bytes, whose: str, num_bytes: int) -> None:
         if num_bytes:

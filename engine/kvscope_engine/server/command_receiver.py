@@ -1,60 +1,66 @@
-"""Commands: what is answered on the I/O thread, at once, whatever the engine is doing.
+"""Commands as they come: what is answered on the I/O thread, at once, whatever the engine does, and what waits for it.
 
-Owns the engine's phase and the queue of commands for the engine's thread. Commands that need the engine go
-into that queue; while there is no engine they are refused with the reason.
+Owns the engine's phase and the queue of tasks for the engine's thread. Commands that need the engine go into that
+queue; while there is no engine they are refused with the reason.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
-from kvscope_engine.server.allowance import behind
-from kvscope_engine.server.block_texts import BlockTextQuery
+import msgspec
+
 from kvscope_engine.server.command_queue import OWN, CommandQueue, Whose
-from kvscope_engine.server.limits import ServiceLimits
+from kvscope_engine.server.interventions import HeartbeatFacts, Pauses
+from kvscope_engine.server.limits import ServiceLimits, behind
 from kvscope_engine.server.preparation import Prepared
-from kvscope_engine.server.tasks import ClientJoined, ClientLost, ReceivedCommand, Tick, Work, command_of, is_question
+from kvscope_engine.server.served_engine import ServedEngine
 from kvscope_telemetry.messages.command_size import command_bytes
 from kvscope_telemetry.messages.commands import (
     Abort,
+    Awaited,
+    BlockContent,
+    BlockText,
     Command,
     Control,
     Done,
+    GetAllocatorMap,
+    GetBlockText,
+    GetSnapshot,
     GetStatus,
     Reply,
     Status,
     Submit,
     refuse,
 )
+from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Hello, Progress
+from kvscope_telemetry.sockets.server_sockets import ServerSockets
 
 SMALL_JOIN_BYTES: Final = 64 << 10
 """An introduction up to this, of a client of which nothing waits, is taken however much waits of the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatFacts:
-    """What everybody is told with each heartbeat, as in `Heartbeat`."""
-
-    pinned: bytes = b""
-    pinned_by: str = ""
-    max_num_seqs: int = 0
-    max_num_batched_tokens: int = 0
+SLICE_BLOCKS: Final = 32
+"""Whose contents are read at a time, so that a question for four thousand blocks holds up nobody."""
 
 
 class CommandReceiver:
     """Knows the phase. `stop` is called when a client asks for a shutdown while the model loads."""
 
     def __init__(self, stop: Callable[[], None], limits: ServiceLimits | None = None) -> None:
+        self.tasks: CommandQueue[Task] = CommandQueue(limits or ServiceLimits())
+        """What waits for the engine's thread."""
         self.telemetry_endpoint = ""
         self.pauses = Pauses()
         self.told = HeartbeatFacts()
         """The engine's thread sets another, any may read it."""
         self.wants_ticks = False
         """Whether the engine's thread is to be woken now and then though there is nothing else to do."""
+        self.busy_since_ns = 0
+        """When the engine's thread began what it does; 0 while it waits."""
         self.phase: Literal["loading", "ready", "failed"] = "loading"
         self.progress: Progress | None = None
         self.hello: Hello | None = None
@@ -62,9 +68,34 @@ class CommandReceiver:
         self.was_asked = False
         """Whether anybody ever sent a command."""
         self._stop = stop
-        self._waiting: CommandQueue[Work] = CommandQueue(limits or ServiceLimits())
+        self._sockets: ServerSockets | None = None
+        self._has_sockets = threading.Event()
+
+    def serve(self, sockets: ServerSockets) -> None:
+        """From now on `receive` answers over `sockets`; what came earlier waits for this."""
+        self.telemetry_endpoint = sockets.telemetry_endpoint
+        self._sockets = sockets
+        self._has_sockets.set()
 
     # On the I/O thread.
+
+    def receive(self, client: bytes, command: Command) -> None:
+        """A command came that its client may give."""
+        self._has_sockets.wait()
+        sockets = self._sockets
+        assert sockets is not None, "set before the event"
+        caller = sockets.caller(client)
+        reply = self.take(client, command)
+        if isinstance(reply, Status) and caller is not None:
+            since_ns = self.busy_since_ns
+            busy_s = (time.monotonic_ns() - since_ns) / 1e9 if since_ns else 0.0
+            reply = msgspec.structs.replace(reply, role=caller.role, name=caller.name, busy_s=busy_s)
+        if reply is not None:
+            sockets.reply(client, reply)
+        if isinstance(command, GetStatus) and command.session and caller is not None and caller.role is Role.OPERATOR:
+            refusal = self.join(client, command, caller.public_key)
+            if refusal is not None:
+                sockets.reply(client, refusal)
 
     def take(self, client: bytes, command: Command) -> Reply | None:
         """The answer that can be given at once, None when the engine's thread gives it."""
@@ -75,64 +106,56 @@ class CommandReceiver:
         if self.phase != "ready":
             return self._without_engine(command)
         whose = Whose(command.client, command.batch) if isinstance(command, Submit | Abort) else OWN
-        reason = self._waiting.put(client, command, command_bytes(command), whose)
+        reason = self.tasks.put(client, command, command_bytes(command), whose)
         return refuse(command, behind(reason)) if reason else None
 
     def join(self, client: bytes, command: GetStatus, owner: str) -> Reply | None:
         """Queue an introduction in the order of the client's commands; the refusal when that is too much."""
         num_bytes = command_bytes(command)
-        if num_bytes <= SMALL_JOIN_BYTES and not self._waiting.has(client):
+        if num_bytes <= SMALL_JOIN_BYTES and not self.tasks.has(client):
             num_bytes = 0
-        reason = self._waiting.put(client, ClientJoined(command.session, owner, command.awaited), num_bytes)
+        reason = self.tasks.put(client, ClientJoined(command.session, owner, command.awaited), num_bytes)
         return refuse(command, behind(reason)) if reason else None
 
     def lose(self, client: bytes) -> None:
         """A client is gone or does not read: the engine's thread hears of it before its other commands."""
-        self._waiting.put_first(client, ClientLost())
+        self.tasks.put_first(client, ClientLost())
 
     def tick(self) -> None:
         """Have the engine's thread look at the clock."""
-        self._waiting.put(b"", Tick())
+        self.tasks.put(b"", Tick())
 
     # On the engine's thread.
-
-    def put_back(self, client: bytes, rest: BlockTextQuery) -> None:
-        """Go on with the rest when the others had their turn."""
-        self._waiting.put_back(client, rest)
 
     def refuse_lost(self, client: bytes, *, may_return: bool) -> list[Reply]:
         """What a lost client asked for is not done; of one that may come back only its questions are dropped."""
 
-        def is_dropped(work: Work) -> bool:
-            return is_question(work) if may_return else command_of(work) is not None
+        def is_dropped(task: Task) -> bool:
+            return is_question(task) if may_return else command_of(task) is not None
 
-        dropped = (command_of(work) for work in self._waiting.take_if(client, is_dropped))
+        dropped = (command_of(task) for task in self.tasks.take_if(client, is_dropped))
         return [refuse(command, "the client does not read its answers") for command in dropped if command is not None]
 
     def move(self, before: bytes, client: bytes) -> None:
         """A client has another connection now: what it asked for on the one before comes first."""
-        self._waiting.take_if(before, lambda work: isinstance(work, ClientLost))  # that connection's, not this one's
-        self._waiting.move(before, client)
+        self.tasks.take_if(before, lambda task: isinstance(task, ClientLost))  # that connection's, not this one's
+        self.tasks.move(before, client)
 
     def submits_of(self, client: bytes) -> set[str]:
         """Ids of the client's submissions that wait to be served."""
-        return {work.request_id for work in self._waiting.of(client) if isinstance(work, Submit)}
+        return {task.request_id for task in self.tasks.of(client) if isinstance(task, Submit)}
 
     def withdraw(self, client: bytes, request_id: str) -> list[Submit]:
         """Take back the client's submission of this id that waits: its abort came first, for it waits for no turn."""
-        taken = self._waiting.take_if(client, lambda work: isinstance(work, Submit) and work.request_id == request_id)
-        return [work for work in taken if isinstance(work, Submit)]
-
-    def next_command(self, *, wait: bool) -> ReceivedCommand | None:
-        """The next client's oldest task; with `wait`, sleeps until there is one, or it is time to stop."""
-        return self._waiting.next(wait=wait)
+        taken = self.tasks.take_if(client, lambda task: isinstance(task, Submit) and task.request_id == request_id)
+        return [task for task in taken if isinstance(task, Submit)]
 
     def refuse_waiting(self) -> list[tuple[bytes, Reply]]:
         """Negative answers to every command that waits, for when nobody is left to serve them."""
         replies: list[tuple[bytes, Reply]] = []
-        while (task := self.next_command(wait=False)) is not None:
-            client, work = task
-            command = command_of(work)
+        while (waiting := self.tasks.next(wait=False)) is not None:
+            client, task = waiting
+            command = command_of(task)
             if command is not None:
                 replies.append((client, self._without_engine(command)))
         return replies
@@ -151,21 +174,12 @@ class CommandReceiver:
 
     def put_prepared(self, client: bytes, prepared: Prepared) -> None:
         """A submission's prompt is made into tokens."""
-        self._waiting.put(client, prepared, whose=Whose(prepared.submit.client, prepared.submit.batch))
+        self.tasks.put(client, prepared, whose=Whose(prepared.submit.client, prepared.submit.batch))
 
-    def end(self) -> None:
-        """It is time to stop, whatever waits. From a signal handler too."""
-        self._waiting.stop()
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether `end` was called."""
-        return self._waiting.is_stopped
-
-    @property
-    def paused(self) -> bool:
-        """Whether somebody holds the engine's steps."""
-        return self.pauses.any
+    def name_of(self, client: bytes) -> str:
+        """What a client is called, for people."""
+        caller = self._sockets.caller(client) if self._sockets is not None else None
+        return caller.name if caller is not None else "somebody"
 
     def status(self, tag: int) -> Status:
         """How the engine is."""
@@ -175,9 +189,9 @@ class CommandReceiver:
             progress=self.progress,
             hello=self.hello,
             reason=self.reason,
-            paused=self.paused,
+            paused=self.pauses.any,
             paused_by=self.pauses.names,
-            paused_s=self.pauses.held_s,
+            paused_s=self.pauses.paused_s,
             tag=tag,
             intervenes=True,
         )
@@ -193,75 +207,50 @@ class CommandReceiver:
         return refuse(command, "the model is still loading: try again when the engine is ready")
 
 
-@dataclass(slots=True)
-class _Pause:
-    name: str
-    lease_ns: int
-    """0: as long as the connection."""
-    heard_ns: int
+class ClientLost:
+    """A client is gone, or does not read."""
 
 
-class Pauses:
-    """Who holds the engine's steps. A pause lasts as long as whoever asked for it.
+@dataclass(frozen=True, slots=True)
+class ClientJoined:
+    """A client introduced itself, perhaps on another connection than before."""
 
-    Owns the holders and their leases. Knows neither sockets nor the engine. `renew` is called on the I/O thread,
-    everything else on the engine's; `names` and `held_s` may be read from any.
+    session: str
+    owner: str
+    awaited: tuple[Awaited, ...]
 
-    The engine stands still while there is any holder.
-    """
 
-    def __init__(self) -> None:
-        self.names = ""
-        """Of all holders, for people; empty when nobody holds."""
-        self._pauses: dict[bytes, _Pause] = {}
-        self._since_ns = 0
-        """When the first of those who hold began."""
+class Tick:
+    """Time went by."""
 
-    @property
-    def any(self) -> bool:
-        """Whether somebody holds the steps."""
-        return bool(self._pauses)
 
-    @property
-    def held_s(self) -> float:
-        """How long the engine has stood still; from any thread."""
-        since_ns = self._since_ns
-        return (time.monotonic_ns() - since_ns) / 1e9 if since_ns else 0.0
+class BlockTextQuery:
+    """A question for what blocks hold, and what was found so far. Each is told as it was when its slice was read."""
 
-    @property
-    def holders(self) -> list[bytes]:
-        """The clients that do."""
-        return list(self._pauses)
+    def __init__(self, command: GetBlockText) -> None:
+        self.command = command
+        self._contents: list[BlockContent] = []
 
-    def pause(self, client: bytes, name: str, lease_s: float) -> None:
-        """Stop from now on, for this client."""
-        self._pauses[client] = _Pause(name, int(lease_s * 1e9), time.monotonic_ns())
-        self._tell()
+    def advance(self, engine: ServedEngine) -> BlockText | None:
+        """Read a slice; the answer when it was the last."""
+        start = len(self._contents)
+        self._contents += engine.block_text(self.command.blocks[start : start + SLICE_BLOCKS])
+        if len(self._contents) < len(self.command.blocks):
+            return None
+        return BlockText(contents=tuple(self._contents), tag=self.command.tag)
 
-    def renew(self, client: bytes) -> None:
-        """Something was heard of a client."""
-        pause = self._pauses.get(client)
-        if pause is not None:
-            pause.heard_ns = time.monotonic_ns()
 
-    def release(self, client: bytes) -> None:
-        """A client is gone; does nothing for one that holds nothing."""
-        self._pauses.pop(client, None)
-        self._tell()
+Task: TypeAlias = Command | Prepared | BlockTextQuery | ClientLost | ClientJoined | Tick
+"""What the engine's thread is given to do: commands, what is left of them, and what it needs to know."""
 
-    def release_all(self) -> None:
-        """Somebody lets the engine go on."""
-        self._pauses.clear()
-        self._tell()
 
-    def expire(self) -> None:
-        """End the pauses of those that were not heard of for their lease."""
-        now_ns = time.monotonic_ns()
-        for client, pause in list(self._pauses.items()):
-            if pause.lease_ns and now_ns - pause.heard_ns > pause.lease_ns:
-                del self._pauses[client]
-        self._tell()
+def command_of(task: Task) -> Command | None:
+    """The command behind a task that is still to be answered."""
+    if isinstance(task, BlockTextQuery):
+        return task.command
+    return None if isinstance(task, Prepared | ClientLost | ClientJoined | Tick) else task
 
-    def _tell(self) -> None:
-        self._since_ns = (self._since_ns or time.monotonic_ns()) if self._pauses else 0
-        self.names = ", ".join(dict.fromkeys(pause.name for pause in self._pauses.values()))
+
+def is_question(task: Task) -> bool:
+    """Whether it only asks: its answer is for the connection that it came on, and changes nothing."""
+    return isinstance(task, GetSnapshot | GetBlockText | GetAllocatorMap | BlockTextQuery)

@@ -10,17 +10,13 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from kvscope_engine.server.allowance import behind
-from kvscope_engine.server.block_texts import BlockTextQuery
-from kvscope_engine.server.command_receiver import CommandReceiver
-from kvscope_engine.server.debugging.intervening import Intervening
-from kvscope_engine.server.limits import ServiceLimits
-from kvscope_engine.server.open_requests import OpenRequests
+from kvscope_engine.server.command_receiver import BlockTextQuery, ClientJoined, ClientLost, CommandReceiver, Task, Tick
+from kvscope_engine.server.interventions import HeartbeatFacts, Intervening
+from kvscope_engine.server.limits import ServiceLimits, behind
 from kvscope_engine.server.preparation import Preparation, Prepared, TokenIdsOf
 from kvscope_engine.server.served_engine import ServedEngine
-from kvscope_engine.server.sessions import ClientSessions
+from kvscope_engine.server.sessions import ClientSessions, OpenRequests
 from kvscope_engine.server.shared_snapshots import SharedSnapshots
-from kvscope_engine.server.tasks import ClientJoined, ClientLost, Tick, Work
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import (
     Abort,
@@ -50,45 +46,42 @@ class Dispatcher:
         engine: ServedEngine,
         receiver: CommandReceiver,
         reply: Callable[[bytes, Reply], None],
-        limits: ServiceLimits | None = None,
-        name_of: Callable[[bytes], str] = lambda client: "",
-        cut: Callable[[bytes], None] = lambda client: None,
+        cut: Callable[[bytes], None],
+        limits: ServiceLimits,
     ) -> None:
         self.touched = False
         """Whether something changed that only a step tells the world."""
         self.stopping = False
-        limits = limits or ServiceLimits()
         self._engine = engine
         self._receiver = receiver
         self._reply = reply
-        self._name_of = name_of
         self._cut = cut
         self._open = OpenRequests(limits)
         self._pending = PendingSubmits(engine.prompt_token_ids, engine.has_form, receiver.put_prepared, limits)
         self._sessions = ClientSessions()
-        self._intervening = Intervening(engine, receiver, reply, name_of)
+        self._intervening = Intervening(engine, receiver.pauses, self._tell_all, reply, receiver.name_of)
         self._snapshots = SharedSnapshots(engine, reply, limits.client_snapshots, lambda: self.has_work)
 
     @property
     def has_work(self) -> bool:
         """Whether there is a step to run."""
-        may_step = not self._receiver.paused or self._intervening.steps.any
+        may_step = not self._receiver.pauses.any or self._intervening.steps.any
         return may_step and (self._engine.has_unfinished or self.touched)
 
-    def do(self, client: bytes, work: Work) -> None:
-        """Do a piece of work for a client, whatever it is."""
-        if isinstance(work, ClientLost):
+    def do(self, client: bytes, task: Task) -> None:
+        """Whatever a client wants, or is to be done about it."""
+        if isinstance(task, ClientLost):
             self.lose(client)
-        elif isinstance(work, ClientJoined):
-            self.join(client, work)
-        elif isinstance(work, Tick):
+        elif isinstance(task, ClientJoined):
+            self.join(client, task)
+        elif isinstance(task, Tick):
             self.tick()
-        elif isinstance(work, Prepared):
-            self._submit_prepared(work)
-        elif isinstance(work, BlockTextQuery):
-            self._attempt(client, work.command, lambda: self._read_blocks(client, work))
+        elif isinstance(task, Prepared):
+            self._submit_prepared(task)
+        elif isinstance(task, BlockTextQuery):
+            self._attempt(client, task.command, lambda: self._read_blocks(client, task))
         else:
-            self.serve(client, work)
+            self.serve(client, task)
 
     def serve(self, client: bytes, command: Command) -> None:
         """Do what `command` asks and answer it. A command that fails fails alone."""
@@ -97,9 +90,9 @@ class Dispatcher:
     def step(self) -> None:
         """One step of the engine; what it says goes to who asked."""
         self.touched = False
-        is_single = self._receiver.paused and self._intervening.steps.any
+        is_single = self._receiver.pauses.any and self._intervening.steps.any
         with self._engine.stops.single_step(self._intervening.asked_by) if is_single else contextlib.nullcontext():
-            self.route(self._engine.step(ahead=not self._receiver.paused))
+            self.route(self._engine.step(ahead=not self._receiver.pauses.any))
         self._intervening.stepped()
         self._snapshots.tick()
 
@@ -126,7 +119,7 @@ class Dispatcher:
     def lose(self, client: bytes) -> None:
         """A client is gone or does not read: work for it ends, at once or when it does not come back."""
         self._snapshots.forget(client)
-        self._receiver.pauses.release(client)
+        self._receiver.pauses.end(client)
         self._tell_resumed("its connection ended")
         self._intervening.lose(client)
         may_return = self._sessions.leave(client)
@@ -139,13 +132,13 @@ class Dispatcher:
         self._receiver.wants_ticks = self._wants_ticks
 
     def tick(self) -> None:
-        """Time went by: look after those who hold the engine, and those who are away."""
+        """Time went by: look after those who paused the engine, and those who are away."""
         self._engine.stops.tell_suspensions()
         pauses = self._receiver.pauses
         pauses.expire()
         self._tell_resumed("the client that paused it is gone")
-        self._intervening.look_at_holders()
-        for client in {*pauses.holders, *self._intervening.holders}:
+        self._intervening.look_at_pauses()
+        for client in {*pauses.clients, *self._intervening.clients}:
             self._reply(client, self._receiver.status(0))  # a connection that is gone is noticed when something is said
         for client in self._sessions.expired():
             self._give_up(client)
@@ -217,10 +210,10 @@ class Dispatcher:
             return reply
         return refuse(command, f"{type(command).__name__} is not available here")
 
-    def _read_blocks(self, client: bytes, task: BlockTextQuery) -> Reply | None:
-        answer = task.advance(self._engine)
+    def _read_blocks(self, client: bytes, query: BlockTextQuery) -> Reply | None:
+        answer = query.advance(self._engine)
         if answer is None:
-            self._receiver.put_back(client, task)
+            self._receiver.tasks.put_back(client, query)
         return answer
 
     def _prepare(self, client: bytes, submit: Submit) -> Reply | None:
@@ -243,7 +236,7 @@ class Dispatcher:
         whose = submit.client or client.hex()  # in whose turn it is served
         accepted = self._engine.submit(msgspec.structs.replace(submit, client=whose), prepared.token_ids.result)
         self._open.open(client, submit, accepted)
-        if self._receiver.paused:
+        if self._receiver.pauses.any:
             self._snapshots.is_stale = True  # no step will tell
         return accepted
 
@@ -265,7 +258,7 @@ class Dispatcher:
             return
         self._engine.abort(request_id)
         self.touched = True
-        if self._receiver.paused:
+        if self._receiver.pauses.any:
             self._engine.snapshot(0)  # publishes what changed without a step
             for client, last in self._open.end_one(request_id, "abort"):
                 self._say(client, last)
@@ -274,7 +267,7 @@ class Dispatcher:
         """It is aborted before its prompt was read: its client hears that at once, and it is listed."""
         self._engine.list_aborted(prepared.submit)
         self.touched = True
-        if self._receiver.paused:
+        if self._receiver.pauses.any:
             self._engine.snapshot(0)  # publishes what changed without a step
         for last in prepared.aborted():
             self._say(prepared.client, last)
@@ -288,21 +281,24 @@ class Dispatcher:
         elif command.action == "shutdown":
             self.stopping = True
         elif command.action == "pause":
-            self._receiver.pauses.pause(client, self._name_of(client), command.lease_s)
+            self._receiver.pauses.pause(client, self._receiver.name_of(client), command.lease_s)
             self.route(self._engine.settle())
-            self._engine.stops.pause(self._name_of(client))
+            self._engine.stops.pause(self._receiver.name_of(client))
         else:
-            self._receiver.pauses.release_all()
-            self._tell_resumed(f"resumed by {self._name_of(client)}")
-            self._intervening.look_at_holders()
+            self._receiver.pauses.end_all()
+            self._tell_resumed(f"resumed by {self._receiver.name_of(client)}")
+            self._intervening.look_at_pauses()
         self._snapshots.tick()  # while nothing steps nobody waits for it
         self._receiver.wants_ticks = self._wants_ticks
         return Done(tag=command.tag)
 
     def _tell_resumed(self, why: str) -> None:
-        """Nobody may be left who holds the engine."""
-        if not self._receiver.paused:
+        """Nobody may be left who paused the engine."""
+        if not self._receiver.pauses.any:
             self._engine.stops.resume(why)
+
+    def _tell_all(self, facts: HeartbeatFacts) -> None:
+        self._receiver.told = facts
 
     def _say(self, client: bytes, reply: Reply) -> None:
         """To the client, or kept for it while it is away."""
@@ -314,7 +310,7 @@ class Dispatcher:
 
     @property
     def _wants_ticks(self) -> bool:
-        return self._receiver.paused or bool(self._intervening.holders) or self._sessions.any_away
+        return self._receiver.pauses.any or bool(self._intervening.clients) or self._sessions.any_away
 
 
 class PendingSubmits:

@@ -1,10 +1,14 @@
-"""How much clients may ask of one engine, each and together. Beyond it a command is refused, and said to be."""
+"""How much clients may ask of one engine, each and together, and what each has. Beyond it a command is refused."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Final
 
 MIB = 1 << 20
+NEVER: Final = "this can never be served: "
+"""Of refusals that no waiting mends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +34,77 @@ class ServiceLimits:
     all_requests: Bound = Bound(32_768, 1024 * MIB)
     client_snapshots: int = 64
     """Snapshots one client may wait for."""
+
+
+class Allowance:
+    """What clients have of one thing, counted and weighed. Refuses what would be too much. Locked by its owner.
+
+    `what` reads as in "{count} {what} already": "commands wait", "requests are open".
+    """
+
+    def __init__(self, what: str, client_bound: Bound, total_bound: Bound) -> None:
+        self._what = what
+        self._client_bound = client_bound
+        self._total_bound = total_bound
+        self._held: dict[Hashable, tuple[int, int]] = {}
+        self._total = (0, 0)
+
+    def take(self, client: Hashable, num_bytes: int, count: int = 1) -> str:
+        """Count it in; the reason, and nothing is counted, when that is too much. The empty string: it is fine."""
+        reason = self.refusal(client, num_bytes, count)
+        if not reason:
+            self._add(client, self.held(client), count, num_bytes)
+        return reason
+
+    def refusal(self, client: Hashable, num_bytes: int, count: int = 1) -> str:
+        """Why `take` would refuse; the empty string when it would not."""
+        reason = self._over(self.held(client), self._client_bound, count, num_bytes, "a client")
+        return reason or self._over(self._total, self._total_bound, count, num_bytes, "all clients")
+
+    def give(self, client: Hashable, num_bytes: int, count: int = 1) -> None:
+        """What was taken is over."""
+        self._add(client, self._held[client], -count, -num_bytes)
+
+    def move(self, before: Hashable, client: Hashable) -> None:
+        """What `before` holds is `client`'s from now on, beside what that has, even if it is too much together."""
+        count, num_bytes = self._held.pop(before, (0, 0))
+        self._total = (self._total[0] - count, self._total[1] - num_bytes)
+        self._add(client, self.held(client), count, num_bytes)
+
+    def held(self, client: Hashable) -> tuple[int, int]:
+        """Count and bytes of one client."""
+        return self._held.get(client, (0, 0))
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """Count and bytes of all."""
+        return self._total
+
+    def _add(self, client: Hashable, held: tuple[int, int], count: int, num_bytes: int) -> None:
+        now = (held[0] + count, held[1] + num_bytes)
+        assert min(now) >= 0, f"{client!r} gives back more than it took"
+        self._total = (self._total[0] + count, self._total[1] + num_bytes)
+        if now == (0, 0):
+            self._held.pop(client, None)
+        else:
+            self._held[client] = now
+
+    def _over(self, held: tuple[int, int], bound: Bound, count: int, num_bytes: int, whose: str) -> str:
+        if count > bound.count or num_bytes > bound.num_bytes:
+            return (
+                f"{NEVER}{count} with {num_bytes} bytes at once is beyond the limit of {bound.count} with"
+                f" {bound.num_bytes} bytes for {whose}"
+            )
+        if held[0] + count > bound.count:
+            return f"{held[0]} {self._what} already, and {count} more is beyond the limit of {bound.count} for {whose}"
+        if held[1] + num_bytes > bound.num_bytes:
+            return (
+                f"{held[0]} {self._what} already with {held[1]} bytes,"
+                f" and {num_bytes} more is beyond the limit of {bound.num_bytes} for {whose}"
+            )
+        return ""
+
+
+def behind(reason: str) -> str:
+    """How a command is refused that an allowance has no room for: now, or ever."""
+    return reason if reason.startswith(NEVER) else f"the engine is behind: {reason}"

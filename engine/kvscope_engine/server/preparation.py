@@ -17,8 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final, Literal, TypeAlias
 
-from kvscope_engine.server.allowance import Allowance
-from kvscope_engine.server.limits import ServiceLimits
+from kvscope_engine.server.limits import Allowance, ServiceLimits
 from kvscope_telemetry.messages.command_size import command_bytes
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Submit, Usage
 from kvscope_telemetry.messages.structured import Structured

@@ -7,12 +7,9 @@ how a step works, nor what goes over a socket.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
-
-import msgspec
 
 from kvscope_engine.server.command_receiver import CommandReceiver
 from kvscope_engine.server.device_watch import SAMPLE_S, DeviceWatch
@@ -21,7 +18,6 @@ from kvscope_engine.server.limits import ServiceLimits
 from kvscope_engine.server.served_engine import BuildEngine, ServedEngine
 from kvscope_telemetry.errors import EngineDead, KvscopeError
 from kvscope_telemetry.keys.key_ring import KeyRing
-from kvscope_telemetry.messages.commands import Command, GetStatus, Reply, Status
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Goodbye, Heartbeat, Hello, Progress
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
@@ -29,7 +25,7 @@ from kvscope_telemetry.sockets.server_sockets import ServerSockets
 if TYPE_CHECKING:
     from kvscope_engine.server.recorder import EngineRecorder
 
-ERRANDS_S: Final = (0.000_5, 0.004)
+TASKS_S: Final = (0.000_5, 0.004)
 """Time for commands between two steps while there is something to step: half of the last step, within these bounds.
 
 So a flood of commands, however costly each is, takes a third of the time from everybody's tokens at most."""
@@ -71,24 +67,20 @@ class EngineService:
         self._limits = limits or ServiceLimits()
         self._on_progress = on_progress
         self._on_ready = on_ready
-        self._busy_since_ns = 0
-        """When the engine's thread began what it does; 0 while it waits."""
         self._engine: ServedEngine | None = None
-        self._constructed = threading.Event()
         self._receiver = CommandReceiver(interrupt, self._limits)
         self._sockets = ServerSockets(
             endpoint,
-            on_command=self._take,
+            on_command=self._receiver.receive,
             heartbeat=self._heartbeat,
             keys=keys,
             keyless=keyless,
             on_client_lost=self._receiver.lose,
             on_published=recorder.take if recorder is not None else None,
         )
-        self._receiver.telemetry_endpoint = self._sockets.telemetry_endpoint
+        self._receiver.serve(self._sockets)
         self.is_loading = True
         """Whether only an `Interrupted` on the engine's thread can stop it at once."""
-        self._constructed.set()
 
     @property
     def telemetry_endpoint(self) -> str:
@@ -100,7 +92,7 @@ class EngineService:
 
         What waits is refused, not served: the last words follow the step, or the command, in progress.
         """
-        self._receiver.end()
+        self._receiver.tasks.stop()
 
     def run(self) -> None:
         """Load, serve, and end. Returns after an orderly stop; raises what the engine died of."""
@@ -132,16 +124,16 @@ class EngineService:
 
     def _serve(self, engine: ServedEngine) -> None:
         sockets = self._sockets
-        dispatcher = Dispatcher(engine, self._receiver, sockets.reply, self._limits, self._name_of, sockets.cut)
+        dispatcher = Dispatcher(engine, self._receiver, sockets.reply, sockets.cut, self._limits)
         sampling = DeviceWatch(engine.hello, engine.memory, self._sockets.publish, sample_s=self._sample_s)
         try:
             step_s = 0.0
             while self._tasks(dispatcher, step_s):
                 if dispatcher.has_work:
                     started = time.monotonic()
-                    self._busy_since_ns = time.monotonic_ns()
+                    self._receiver.busy_since_ns = time.monotonic_ns()
                     dispatcher.step()
-                    self._busy_since_ns = 0
+                    self._receiver.busy_since_ns = 0
                     step_s = time.monotonic() - started
             if dispatcher.abort_all() or dispatcher.stopping:
                 time.sleep(LAST_WORDS_S)
@@ -155,21 +147,21 @@ class EngineService:
 
     def _tasks(self, dispatcher: Dispatcher, step_s: float) -> bool:
         """Serve what waits; sleeps while there is nothing else to do. False: it is time to end."""
-        deadline = time.monotonic() + min(max(step_s / 2, ERRANDS_S[0]), ERRANDS_S[1])
+        deadline = time.monotonic() + min(max(step_s / 2, TASKS_S[0]), TASKS_S[1])
         self._record_state()
-        while not self._receiver.is_ending:
+        while not self._receiver.tasks.is_stopped:
             idle = not dispatcher.has_work
-            task = self._receiver.next_command(wait=idle)
+            task = self._receiver.tasks.next(wait=idle)
             if task is None:
                 break
-            self._busy_since_ns = time.monotonic_ns()
+            self._receiver.busy_since_ns = time.monotonic_ns()
             dispatcher.do(*task)
-            self._busy_since_ns = 0
+            self._receiver.busy_since_ns = 0
             if dispatcher.stopping:
                 return False
             if not idle and time.monotonic() >= deadline:
                 break
-        return not self._receiver.is_ending
+        return not self._receiver.tasks.is_stopped
 
     def _record_state(self) -> None:
         if self._recorder is not None and self._engine is not None and self._recorder.wants_snapshot:
@@ -195,26 +187,6 @@ class EngineService:
                 engine.close()
 
     # Called on other threads.
-
-    def _take(self, client: bytes, command: Command) -> None:
-        self._constructed.wait()
-        caller = self._sockets.caller(client)
-        reply = self._receiver.take(client, command)
-        if isinstance(reply, Status) and caller is not None:
-            since_ns = self._busy_since_ns
-            busy_s = (time.monotonic_ns() - since_ns) / 1e9 if since_ns else 0.0
-            reply = msgspec.structs.replace(reply, role=caller.role, name=caller.name, busy_s=busy_s)
-        self._answer(client, reply)
-        if isinstance(command, GetStatus) and command.session and caller is not None and caller.role is Role.OPERATOR:
-            self._answer(client, self._receiver.join(client, command, caller.public_key))
-
-    def _answer(self, client: bytes, reply: Reply | None) -> None:
-        if reply is not None:
-            self._sockets.reply(client, reply)
-
-    def _name_of(self, client: bytes) -> str:
-        caller = self._sockets.caller(client)
-        return caller.name if caller is not None else "somebody"
 
     def _progress(self, progress: Progress) -> None:
         self._receiver.progress = progress

@@ -16,7 +16,7 @@ import msgspec
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.keys.key_ring import config_folder
-from kvscope_telemetry.keys.private_files import MAX_BYTES, write_private
+from kvscope_telemetry.keys.private_files import MAX_BYTES, toml_text, write_config
 
 _WHAT: Final = "file of API keys"
 
@@ -48,14 +48,5 @@ def keep_api_key(address: str, key: str) -> None:
     if after == before:
         return
     path = api_keys_path()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{_WHAT} {path} cannot be written: {error.strerror}") from None
-    lines = [f"{_quoted(known)} = {_quoted(value)}\n" for known, value in after.items()]
-    write_private(path, "[keys]\n" + "".join(lines), _WHAT)
-
-
-def _quoted(text: str) -> str:
-    """A TOML basic string; JSON's escapes are TOML's, but for DEL."""
-    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")
+    lines = [f"{toml_text(known)} = {toml_text(value)}\n" for known, value in after.items()]
+    write_config(path, "[keys]\n" + "".join(lines), _WHAT)

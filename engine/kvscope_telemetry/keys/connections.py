@@ -25,7 +25,7 @@ import msgspec
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.keys.key_files import ClientKey, read_client_key
 from kvscope_telemetry.keys.key_ring import config_folder, local_key
-from kvscope_telemetry.keys.private_files import MAX_BYTES, write_private
+from kvscope_telemetry.keys.private_files import MAX_BYTES, toml_text, write_config
 from kvscope_telemetry.sockets.endpoints import endpoints, is_loopback
 from kvscope_telemetry.sockets.ssh_tunnel import SCHEME, SshAddress
 
@@ -113,20 +113,11 @@ def key_for(endpoint: str, given: Path | None = None) -> ClientKey | None:
 
 def _write(connections: list[Connection]) -> None:
     path = connections_path()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{_WHAT} {path} cannot be written: {error.strerror}") from None
-    write_private(path, "".join(map(_table, connections)), _WHAT)
+    write_config(path, "".join(map(_table, connections)), _WHAT)
 
 
 def _table(connection: Connection) -> str:
     names = ("endpoint", "key", "label", "kv_events", "ca")
-    lines = [f"{name} = {_quoted(value)}\n" for name in names if (value := getattr(connection, name))]
+    lines = [f"{name} = {toml_text(value)}\n" for name in names if (value := getattr(connection, name))]
     lines += ["tls = true\n"] if connection.tls else []
     return "[[connection]]\n" + "".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    """A TOML basic string; JSON's escapes are TOML's, but for DEL."""
-    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")

@@ -8,6 +8,8 @@ import stat
 import tempfile
 from pathlib import Path
 
+import msgspec
+
 from kvscope_telemetry.errors import BadInput
 
 MAX_BYTES = 1 << 20
@@ -53,6 +55,20 @@ def write_private(path: Path, text: str, what: str, *, replace: bool = True) -> 
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
         raise BadInput(f"{what} {path} cannot be written: {error.strerror}") from None
+
+
+def write_config(path: Path, text: str, what: str) -> None:
+    """The same in a folder that is made where it is not there yet."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{what} {path} cannot be written: {error.strerror}") from None
+    write_private(path, text, what)
+
+
+def toml_text(text: str) -> str:
+    """A basic string of TOML; JSON's escapes are TOML's, but for DEL."""
+    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")
 
 
 def read_private(path: Path, what: str) -> str:

@@ -139,7 +139,7 @@ class Control(_Command, frozen=True, kw_only=True):
     """Engine control, answered with `Done` or `Failed`."""
 
     action: Literal["shutdown", "reset_prefix_cache", "pause", "resume", "step"]
-    """"step" runs `num_steps` while somebody holds the engine's steps, and is answered when they ran."""
+    """"step" runs `num_steps` while the engine is paused, and is answered when they ran."""
     tag: Tag = 0
     lease_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
     """A pause ends when nothing is heard of its client for so long; 0: when its connection ends."""
@@ -339,7 +339,7 @@ class Status(_Command, frozen=True, kw_only=True):
     paused: bool = False
     tag: int = 0
     paused_by: str = ""
-    """Names of those who hold the engine's steps."""
+    """Names of those who paused the engine."""
     role: str = ""
     """What the asker may do here: "viewer" or "operator"; empty from engines that know no roles."""
     name: str = ""
@@ -347,7 +347,7 @@ class Status(_Command, frozen=True, kw_only=True):
     intervenes: bool = False
     """Whether it knows how to step, preempt, pin, evict and change its limits."""
     paused_s: float = 0.0
-    """How long its steps have been held; 0 while they are not."""
+    """How long it has been paused; 0 while it is not."""
     busy_s: float = 0.0
     """How long the step, or the command, in progress has taken; 0 between them."""
 

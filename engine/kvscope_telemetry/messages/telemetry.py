@@ -411,7 +411,7 @@ class Heartbeat(_Message, frozen=True, kw_only=True):
     step_started_ns: int = 0
     """When the step in progress began, 0 between steps."""
     paused_by: str = ""
-    """Who holds the engine's steps, by name; empty: nobody."""
+    """Who paused the engine, by name; empty: nobody."""
     pinned: bytes = b""
     """u4 a block that is not evicted while it is pinned, ascending."""
     pinned_by: str = ""

@@ -16,7 +16,7 @@ from msgspec.structs import fields
 from kvscope_telemetry.errors import ProtocolError, UnknownMessage
 from kvscope_telemetry.ledger import BlockRows
 from kvscope_telemetry.messages import validity
-from kvscope_telemetry.messages.commands import MAX_COMMAND_BYTES, Command, Reply, Status
+from kvscope_telemetry.messages.commands import MAX_COMMAND_BYTES, Command, Reply, Status, Tokens
 from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns, known_reply, known_telemetry
 
@@ -89,7 +89,10 @@ def decode_reply(data: bytes, unknowns: Unknowns | None = None) -> Reply:
     unknowns = Unknowns() if unknowns is None else unknowns
     is_large = len(data) >= _LARGE_BYTES and tag_of(data) == Snapshot.__name__
     decode: Callable[[bytes], Reply] = _snapshot_by_columns if is_large else _REPLY.decode
-    message = known_reply(_decode(decode, data, MAX_MESSAGE_BYTES, "reply", unknowns), unknowns)
+    reply = _decode(decode, data, MAX_MESSAGE_BYTES, "reply", unknowns)
+    if isinstance(reply, Tokens):  # nearly all are, and there is no word in them
+        return reply
+    message = known_reply(reply, unknowns)
     if isinstance(message, Snapshot):
         validity.check_snapshot(message)
     elif isinstance(message, Status) and message.hello is not None:

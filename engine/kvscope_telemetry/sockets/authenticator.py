@@ -12,11 +12,16 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final
 
+from zmq.utils import z85
+
 from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.roles import Caller, Role
-from kvscope_telemetry.sockets import zap
 
 MAX_REMEMBERED: Final = 4096
+ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
+"""Where libzmq asks who a connection is before it lets it in (rfc.zeromq.org/spec/27)."""
+ZAP_DOMAIN: Final = b"kvscope"
+_ZAP_VERSION: Final = b"1.0"
 
 
 class Authenticator:
@@ -41,12 +46,21 @@ class Authenticator:
             socket.curve_server = 1
             socket.curve_publickey = self._keys.engine.public.encode("ascii")
             socket.curve_secretkey = self._keys.engine.secret.encode("ascii")
-            socket.zap_domain = zap.DOMAIN
+            socket.zap_domain = ZAP_DOMAIN
             socket.zap_enforce_domain = 1  # without an answer nobody is let in
 
     def answer(self, question: Sequence[bytes]) -> list[bytes]:
-        """What to tell libzmq about a connection."""
-        return zap.answer(question, self._admit)
+        """What to tell libzmq about a connection. The User-Id of those let in is their public key in Z85.
+
+        A refusal is final for the connection and says no reason: the other side learns that it was refused.
+        """
+        request_id = question[1] if len(question) > 1 else b""
+        if len(question) != 7 or question[0] != _ZAP_VERSION or question[5] != b"CURVE" or len(question[6]) != 32:
+            return [_ZAP_VERSION, request_id, b"400", b"a CURVE key is needed", b"", b""]
+        public = z85.encode(question[6]).decode("ascii")
+        if not self._admits(public):
+            return [_ZAP_VERSION, request_id, b"400", b"this key is not known here", b"", b""]
+        return [_ZAP_VERSION, request_id, b"200", b"OK", public.encode("ascii"), b""]
 
     def note(self, client: bytes, public_key: str) -> None:
         """A command of `client` came over a connection that proved this key."""
@@ -78,14 +92,14 @@ class Authenticator:
         is_one_gone, self._is_one_gone = self._is_one_gone, False
         return is_one_gone
 
-    def _admit(self, public_key: str) -> Caller | None:
+    def _admits(self, public_key: str) -> bool:
         if self._keys is None:
-            return None
+            return False
         self._keys.refresh()  # nobody gets in by a list of a moment ago
-        caller = self._keys.caller(public_key)
-        if caller is not None:
-            self._let_in[public_key] = None
-        return caller
+        if self._keys.caller(public_key) is None:
+            return False
+        self._let_in[public_key] = None
+        return True
 
 
 def _user_name() -> str:

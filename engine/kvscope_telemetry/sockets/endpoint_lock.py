@@ -1,4 +1,4 @@
-"""One engine an endpoint: the private directory of `ipc://` sockets, and the lock held for the engine's life.
+"""One engine an endpoint: the private directory of `ipc://` sockets, their files, and the lock of the engine's life.
 
 A second bind on an ipc path would silently take it over, so the lock comes first. It is an flock: a killed
 engine's is gone with it, and the file that stays behind is no obstacle. Knows no sockets.
@@ -12,10 +12,12 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from kvscope_telemetry.errors import BadInput, EndpointInUse
 
 LOCK_NAME = "lock"
+_SCHEME: Final = "ipc://"
 
 
 class EndpointLock:
@@ -107,3 +109,25 @@ def _private_folder(folder: Path, endpoint: str) -> None:
 def _is_open_to_all(folder: Path) -> bool:
     mode = folder.stat().st_mode
     return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX
+
+
+class SocketFiles:
+    """Files of bound `ipc://` sockets: ZeroMQ closes the sockets and leaves the files behind."""
+
+    def __init__(self) -> None:
+        self._inodes: dict[Path, int] = {}
+
+    def note(self, endpoint: str) -> None:
+        """A socket was bound to `endpoint` just now; on tcp there is no file."""
+        if endpoint.startswith(_SCHEME):
+            path = Path(endpoint.removeprefix(_SCHEME))
+            with contextlib.suppress(OSError):  # an abstract name has no file
+                self._inodes[path] = path.stat().st_ino
+
+    def remove(self) -> None:
+        """Delete them, once the sockets are closed. One that somebody else put in the place of ours stays."""
+        while self._inodes:
+            path, inode = self._inodes.popitem()
+            with contextlib.suppress(OSError):
+                if path.is_socket() and path.stat().st_ino == inode:
+                    path.unlink()

@@ -17,7 +17,6 @@ import zmq
 from kvscope_telemetry.messages.commands import AllocatorMap, BlockText, Failed, Reply
 from kvscope_telemetry.messages.telemetry import Snapshot
 from kvscope_telemetry.messages.wire import encode
-from kvscope_telemetry.sockets.tracked_send import send_tracked
 
 MAX_BACKLOG_BYTES = 32 << 20
 MAX_ANSWER_BYTES = 16 << 20
@@ -215,3 +214,10 @@ class ReplyBacklogs:
         queue = self._queues.pop(client, None)
         self.num_bytes -= 0 if queue is None else queue.num_bytes
         self._on_lost(client)
+
+
+def send_tracked(socket: zmq.Socket[bytes], data: bytes) -> zmq.MessageTracker:
+    """Send `data`, which must not change; raises zmq.Again when it cannot be taken."""
+    tracker = socket.send(data, zmq.NOBLOCK, copy=False, track=True)
+    assert tracker is not None, "a tracked send gives its tracker"
+    return tracker

@@ -30,16 +30,13 @@ from kvscope_telemetry.messages.roles import Caller, Role, not_allowed
 from kvscope_telemetry.messages.telemetry import MAX_TELEMETRY_BYTES, Frame, Heartbeat, TelemetryMessage
 from kvscope_telemetry.messages.unreadable import answer_unreadable
 from kvscope_telemetry.messages.wire import decode_command, encode
-from kvscope_telemetry.sockets import zap
-from kvscope_telemetry.sockets.authenticator import Authenticator
+from kvscope_telemetry.sockets.authenticator import ZAP_ADDRESS, Authenticator
 from kvscope_telemetry.sockets.bind_address import IpcAddress, TcpAddress, parse_bind_address
 from kvscope_telemetry.sockets.connection_watch import Connections
-from kvscope_telemetry.sockets.endpoint_lock import EndpointLock, private_umask
+from kvscope_telemetry.sockets.endpoint_lock import EndpointLock, SocketFiles, private_umask
 from kvscope_telemetry.sockets.file_limit import raise_file_limit
-from kvscope_telemetry.sockets.reply_sender import ReplySender
-from kvscope_telemetry.sockets.socket_files import SocketFiles
+from kvscope_telemetry.sockets.reply_sender import ReplySender, send_tracked
 from kvscope_telemetry.sockets.socket_watch import SocketWatch
-from kvscope_telemetry.sockets.tracked_send import send_tracked
 from kvscope_telemetry.sockets.wakeup import Wakeup
 
 NAP_S: Final = 0.001
@@ -48,9 +45,9 @@ CROWDED_HZ: Final = 2_000
 _LATELY_S: Final = 0.02
 HEARTBEAT_S: Final = 0.5
 CLOSE_S: Final = 0.5
+"""How long `close` waits for what is queued to reach the kernel."""
 END_S: Final = 5.0
 """For ZeroMQ to let go of what is closed."""
-"""How long `close` waits for what is queued to reach the kernel."""
 BIG_BYTES: Final = 64 << 10
 """Messages from this size are handed to ZeroMQ without a copy and are counted while it holds them."""
 MAX_BIG_BYTES_IN_FLIGHT: Final = 32 << 20
@@ -121,7 +118,7 @@ class ServerSockets:
         self._subscribers = Connections(MAX_CONNECTIONS, _subscription_bytes)
         self._clients = Connections(MAX_CONNECTIONS, lambda seconds: (MAX_UNREAD_COMMANDS + 2) * MAX_READ_BYTES)
         try:
-            self._door.bind(zap.ADDRESS)  # before the others: from their binding on somebody may knock
+            self._door.bind(ZAP_ADDRESS)  # before the others: from their binding on somebody may knock
             self._configure()
             self.telemetry_endpoint, self.command_endpoint = self._bind(endpoint)
             self._subscribers.listen(self.telemetry_endpoint)

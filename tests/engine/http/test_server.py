@@ -183,7 +183,7 @@ def test_who_hangs_up_is_aborted_before_the_next_step(
     served = serving(step_s=0.002)
     connection = served.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1_000_000, "stream": True})
     assert connection.recv(1)
-    engine, receiver, middleware = served.engine, served.service._receiver, Gate()
+    engine, receiver, gate = served.engine, served.service._receiver, Gate()
     asked: list[Abort] = []
     aborted_at: list[int] = []
     take, abort = receiver.take, engine.abort
@@ -199,12 +199,12 @@ def test_who_hangs_up_is_aborted_before_the_next_step(
 
     monkeypatch.setattr(receiver, "take", noted_take)
     monkeypatch.setattr(engine, "abort", noted_abort)
-    engine.may_step = middleware
-    wait_for(middleware.is_waited_for.is_set, "a step that lasts")
+    engine.may_step = gate
+    wait_for(gate.is_waited_for.is_set, "a step that lasts")
     step = engine.step_count
     connection.close()
     wait_for(lambda: asked, "an abort, while the step lasts")
-    middleware.set()
+    gate.set()
     wait_for(lambda: engine.num_unfinished == 0, "an end of what nobody wants")
     assert aborted_at == [step]
 

@@ -106,7 +106,7 @@ def test_many_prompts_of_one_do_not_hold_up_another(
 ) -> None:
     """The engine's thread is given a client's next submission after one of each other's."""
     served = serving(api_key="first,second", step_s=0.002)
-    seen, came, middleware = submits_of(served), list[Command](), threading.Event()
+    seen, came, gate = submits_of(served), list[Command](), threading.Event()
     receiver = served.service._receiver
     take = receiver.take
 
@@ -116,7 +116,7 @@ def test_many_prompts_of_one_do_not_hold_up_another(
         return reply
 
     monkeypatch.setattr(receiver, "take", noted_take)
-    served.engine.may_step = middleware
+    served.engine.may_step = gate
     try:
         running = served.post(COMPLETIONS, ENDLESS, bearer("first"))
         wait_for(lambda: served.engine.step_count, "a step that lasts")
@@ -125,7 +125,7 @@ def test_many_prompts_of_one_do_not_hold_up_another(
         few = served.post(COMPLETIONS, {"prompt": "b", "max_tokens": 1}, bearer("second"), "Connection: close")
         wait_for(lambda: len(came) == 102, "one more")
     finally:
-        middleware.set()
+        gate.set()
     assert answer_on(few)[0] == 200
     place = next(place for place, submit in enumerate(seen) if submit.prompt == "b")
     assert place < 20, "it was served behind the other's hundred"
@@ -144,14 +144,14 @@ def run(side: TextSide, scenario: Callable[[], Any]) -> None:
 
 
 def test_clients_and_their_requests_take_turns_with_text() -> None:
-    side, order, middleware, begun = TextSide(), list[str](), threading.Event(), threading.Event()
+    side, order, gate, begun = TextSide(), list[str](), threading.Event(), threading.Event()
 
     def piece(name: str) -> Callable[[], None]:
         return lambda: order.append(name)
 
     def wait() -> None:
         begun.set()
-        middleware.wait()
+        gate.wait()
 
     async def scenario() -> None:
         large = 2 * SMALL_BYTES
@@ -165,7 +165,7 @@ def test_clients_and_their_requests_take_turns_with_text() -> None:
         await asyncio.sleep(0)
         await side.run(Asker("much", "3"), 10, piece("small"))
         assert order == ["small"], "a small text waits for a large one"
-        middleware.set()
+        gate.set()
         await asyncio.gather(first, *others)
 
     run(side, scenario)
@@ -174,17 +174,17 @@ def test_clients_and_their_requests_take_turns_with_text() -> None:
 
 
 def test_text_of_who_hung_up_is_let_go_of() -> None:
-    side, middleware = TextSide(), threading.Event()
+    side, gate = TextSide(), threading.Event()
 
     async def scenario() -> None:
-        first = asyncio.create_task(side.run(Asker("a", "0"), 2 * SMALL_BYTES, middleware.wait))
-        second = asyncio.create_task(side.run(Asker("a", "1"), 2 * SMALL_BYTES, middleware.wait))
+        first = asyncio.create_task(side.run(Asker("a", "0"), 2 * SMALL_BYTES, gate.wait))
+        second = asyncio.create_task(side.run(Asker("a", "1"), 2 * SMALL_BYTES, gate.wait))
         await asyncio.sleep(0)
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
             await second
         assert len(side._turns) <= 1
-        middleware.set()
+        gate.set()
         await first
         assert len(side._turns) == 0
 

@@ -6,9 +6,8 @@ import threading
 
 import pytest
 
-from kvscope_engine.server.allowance import Allowance, behind
 from kvscope_engine.server.command_queue import CommandQueue, Whose
-from kvscope_engine.server.limits import Bound, ServiceLimits
+from kvscope_engine.server.limits import Allowance, Bound, ServiceLimits, behind
 
 
 def taken(queue: CommandQueue[str]) -> list[str]:
@@ -28,7 +27,7 @@ def test_clients_take_turns_and_each_one_s_order_is_kept() -> None:
     assert taken(queue) == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
 
 
-def test_what_is_left_of_an_errand_waits_for_the_others_but_for_nothing_of_its_own() -> None:
+def test_what_is_left_of_a_task_waits_for_the_others_but_for_nothing_of_its_own() -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits())
     for client in (b"a", b"a", b"b"):
         queue.put(client, f"{client.decode()} next", 10)

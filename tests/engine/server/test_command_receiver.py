@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from kvscope_engine.server.command_receiver import CommandReceiver
+from kvscope_engine.server.command_receiver import ClientJoined, ClientLost, CommandReceiver
 from kvscope_engine.server.limits import MIB, Bound, ServiceLimits
-from kvscope_engine.server.tasks import ClientJoined, ClientLost
 from kvscope_telemetry.messages.commands import Awaited, Failed, GetSnapshot, GetStatus, Refused, Submit
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, ModelInfo
 
@@ -27,10 +26,10 @@ def ready_receiver(limits: ServiceLimits | None = None) -> CommandReceiver:
 
 
 def waiting(receiver: CommandReceiver) -> list[tuple[bytes, object]]:
-    works: list[tuple[bytes, object]] = []
-    while (task := receiver.next_command(wait=False)) is not None:
-        works.append(task)
-    return works
+    tasks: list[tuple[bytes, object]] = []
+    while (task := receiver.tasks.next(wait=False)) is not None:
+        tasks.append(task)
+    return tasks
 
 
 def test_a_loss_is_heard_before_the_commands_of_who_is_lost() -> None:
@@ -64,5 +63,5 @@ def test_an_introduction_is_taken_however_much_the_others_wait_for() -> None:
     hello = GetStatus(session="s", awaited=(Awaited(request_id="mine"),))
     assert receiver.join(b"b", hello, "me") is None
     assert isinstance(receiver.join(b"b", hello, "me"), Failed), "a second one at once counts as any command does"
-    joined = [work for client, work in waiting(receiver) if client == b"b"]
+    joined = [task for client, task in waiting(receiver) if client == b"b"]
     assert joined == [ClientJoined("s", "me", hello.awaited)]

@@ -10,8 +10,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.roles import Role
-from kvscope_telemetry.sockets import zap
-from kvscope_telemetry.sockets.authenticator import Authenticator
+from kvscope_telemetry.sockets.authenticator import ZAP_ADDRESS, ZAP_DOMAIN, Authenticator
 
 WAIT_MS = 60_000
 LET_IN = zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -29,7 +28,7 @@ def test_without_an_answer_a_key_opens_nothing(tmp_path: Path, is_answered: bool
             socket.linger = 0
         authenticator.guard(server)
         if is_answered:
-            door.bind(zap.ADDRESS)
+            door.bind(ZAP_ADDRESS)
         server.bind("tcp://127.0.0.1:*")
         with context.socket(zmq.DEALER) as client:
             client.linger = 0
@@ -40,7 +39,7 @@ def test_without_an_answer_a_key_opens_nothing(tmp_path: Path, is_answered: bool
                 if is_answered:
                     assert door.poll(WAIT_MS), "the list was not asked"
                     question = door.recv_multipart()
-                    assert question[2] == zap.DOMAIN
+                    assert question[2] == ZAP_DOMAIN
                     door.send_multipart([*question[:2], b"200", b"OK", b"somebody", b""])
                 assert monitor.poll(WAIT_MS), "nothing came of it"
                 event = recv_monitor_message(monitor)["event"]

@@ -1,7 +1,7 @@
 """The stylesheet: shapes and spacing on top of the palette. Lengths are in device-independent pixels.
 
 Named looks, given with `widget.setProperty("look", name)`: `muted`, `accent`, `warning`, `heading` and `key` for a
-QLabel, `card`, `current` (a card that is marked), `tip`, `banner`, `held`, `notice`, `offer`, `drop` and `playback`
+QLabel, `card`, `current` (a card that is marked), `tip`, `banner`, `paused`, `notice`, `offer`, `drop` and `playback`
 for a QFrame, `primary` and `danger` for a QPushButton, `roomy` for a QTableView whose words follow numbers.
 """
 
@@ -158,7 +158,7 @@ QFrame[look="card"] { background: $panel; border: 1px solid $border; border-radi
 QFrame[look="current"] { background: $panel; border: 1px solid $accent; border-radius: 10px; }
 QFrame[look="tip"] { background: $raised; border: 1px solid $border; border-radius: 8px; }
 QFrame[look="playback"] { background: $panel; border: none; border-top: 1px solid $border; }
-QFrame[look="held"] { background: $held; border: 1px solid $warn; border-radius: 8px; }
+QFrame[look="paused"] { background: $paused; border: 1px solid $warn; border-radius: 8px; }
 QFrame[look="notice"] { background: $notice; border: 1px solid $warn; border-radius: 8px; }
 QFrame[look="offer"] { background: $dropped; border: 1px solid $accent; border-radius: 8px; }
 QFrame[look="drop"] { background: $dropped; border: 2px dashed $accent; border-radius: 12px; }
@@ -194,7 +194,7 @@ def stylesheet(theme: Theme, zoom_percent: int = 100) -> str:
         accent_hover=mix(theme.accent, theme.text, 0.15),
         selected=mix(theme.accent, theme.base, 0.72),
         banner=mix(theme.bad, theme.panel, 0.88),
-        held=mix(theme.warn, theme.panel, 0.88),
+        paused=mix(theme.warn, theme.panel, 0.88),
         faint=mix(theme.muted, theme.panel, 0.5),
         notice=mix(theme.warn, theme.panel, 0.9),
         dropped=mix(theme.accent, theme.panel, 0.88),

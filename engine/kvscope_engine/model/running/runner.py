@@ -11,8 +11,10 @@ stream, in the order of launches, so that a step reads and writes blocks after a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,30 +23,35 @@ from kvscope_engine.model.fused.fuse import weights_bytes
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.memory.step_memory import StepLimits, logits_width, step_buffer_bytes
 from kvscope_engine.model.roofline.launches import Kind, Launches
+from kvscope_engine.model.running import step_buffer
 from kvscope_engine.model.running.attention import KeptDecode, PagedContext
 from kvscope_engine.model.running.attention_scores import AttentionScores, MeasuredSteps
 from kvscope_engine.model.running.capture_failures import CaptureFailures
 from kvscope_engine.model.running.decode_graphs import DecodeGraphs
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.host_memory import keep_freed_memory
-from kvscope_engine.model.running.in_flight import NOTHING, InFlight, Measures, StepTimer
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.pieces.mixed_graphs import MixedGraphs
-from kvscope_engine.model.running.read_back import ReadBack
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs, TableRows, build_inputs, sampled_places
 from kvscope_engine.model.running.step_tensors import StepTensors, put_inputs
 from kvscope_engine.model.running.warm_up import warm_up
-from kvscope_engine.model.sampling.sampler import Sampler
+from kvscope_engine.model.sampling.sampler import Sampled, Sampler
 from kvscope_engine.model.sparse.page_choice import PageChoice
 from kvscope_engine.model.sparse.skips import SKIP_STEPS, BlockSkips
-from kvscope_engine.policy.plan import StepPlan, StepResult
+from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_kernels import Ops, ops_for
+from kvscope_telemetry.messages.commands import TokenLogprobs
 from kvscope_telemetry.messages.sampling_params import MAX_LOGPROBS
 from kvscope_telemetry.messages.telemetry import Progress
 
 if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel
+
+
+NUM_BUFFERS: Final = 2
+"""For results on their way down: a step is read before the one after the next is handed over, or never."""
+_BYTES_A_NUMBER: Final = 8
 
 
 class OtherRanks(Protocol):
@@ -55,6 +62,16 @@ class OtherRanks(Protocol):
 
     def done(self) -> None:
         """Its layers were run here."""
+
+
+class Measures(NamedTuple):
+    """What is measured in a step; None of it: that is not."""
+
+    shares: AttentionScores | None = None
+    skips: BlockSkips | None = None
+
+
+NOTHING: Final = Measures()
 
 
 class ModelRunner:
@@ -272,3 +289,187 @@ class ModelRunner:
             choice=self.choice,
             skips=measures.skips,
         )
+
+
+class InFlight:
+    """A step that was handed to the device: its tokens there, for the next one, and its results once they are here.
+
+    Made by `ModelRunner.launch`; nothing waits but `result`. `sampled` and `landing` are None where nothing is sampled.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        timer: StepTimer,
+        sampled: Sampled | None = None,
+        landing: Landing | None = None,
+        measures: Measures = NOTHING,
+        *,
+        graph_size: int = 0,
+        launches: int = 0,
+        graph_tokens: int = 0,
+    ) -> None:
+        self._plan = plan
+        self._timer = timer
+        self._sampled = sampled
+        self._landing = landing
+        self._measures = measures
+        self._graph_size = graph_size
+        self._launches = launches
+        self._graph_tokens = graph_tokens
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """(rows that sample,) int64, on the device."""
+        assert self._sampled is not None, "this step samples nothing that could be waited for"
+        return self._sampled.tokens
+
+    def rows(self) -> dict[int, int]:
+        """Of `tokens`, by the number of the request."""
+        sampling = (item.request.number for item in self._plan.scheduled if item.samples)
+        return {number: row for row, number in enumerate(sampling)}
+
+    def result(self) -> StepResult:
+        """What came out; waits until it is here."""
+        scheduled, asked_ns = self._plan.scheduled, time.monotonic_ns()
+        shares, skips = self._measures
+        told = shares.rows() if shares is not None else None
+        skipped = skips.rows() if skips is not None else None
+        if self._sampled is None or self._landing is None:
+            forward_ns = self._timer.elapsed_ns()
+            wait_ns = time.monotonic_ns() - asked_ns
+            return StepResult(
+                token_ids=((),) * len(scheduled),
+                forward_ns=forward_ns,
+                block_shares=told,
+                graph_tokens=self._graph_tokens,
+                wait_ns=wait_ns,
+                block_skips=skipped,
+                launches=self._launches,
+            )
+        numbers = self._landing.numbers()
+        wait_ns = time.monotonic_ns() - asked_ns
+        token_ids, logprobs = self._sampled.read(numbers)
+        return StepResult(
+            token_ids=(said := _spread(scheduled, token_ids)),
+            logprobs=_spread_logprobs(scheduled, said, logprobs),
+            forward_ns=self._timer.elapsed_ns(),
+            block_shares=told,
+            graph_size=self._graph_size,
+            graph_tokens=self._graph_tokens,
+            wait_ns=wait_ns,
+            block_skips=skipped,
+            launches=self._launches,
+        )
+
+
+class StepTimer:
+    """Time of the forward pass: by the host's clock, on a GPU by events, which do not wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if device.type == "cuda":
+            self._events = (_timing_event(), _timing_event())
+            self._events[0].record()
+        self._started_ns = self._stopped_ns = time.monotonic_ns()
+
+    def stop(self) -> None:
+        """The forward pass has been handed to the device."""
+        if self._events is not None:
+            self._events[1].record()
+        self._stopped_ns = time.monotonic_ns()
+
+    def elapsed_ns(self) -> int:
+        """Nanoseconds of the pass; waits for it."""
+        if self._events is None:
+            return self._stopped_ns - self._started_ns
+        self._events[1].synchronize()
+        return int(self._events[0].elapsed_time(self._events[1]) * 1e6)
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _spread(scheduled: Sequence[Scheduled], token_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    tokens = iter(token_ids)
+    return tuple(_said(item.drafts, tokens) if item.samples else () for item in scheduled)
+
+
+def _said(drafts: tuple[int, ...], tokens: Iterator[int]) -> tuple[int, ...]:
+    """Of an item's sampled tokens those up to the first that its draft did not guess: what follows it was computed
+    from something else. Each is what it would be had nothing been guessed: a position has its own random number."""
+    sampled = tuple(islice(tokens, 1 + len(drafts)))
+    num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drafts, sampled, strict=False)))
+    return sampled[: num_right + 1]
+
+
+def _spread_logprobs(
+    scheduled: Sequence[Scheduled], said: Sequence[tuple[int, ...]], logprobs: Sequence[TokenLogprobs | None]
+) -> tuple[tuple[TokenLogprobs, ...], ...]:
+    """Empty stays empty: nobody asked."""
+    if not logprobs:
+        return ()
+    sampled = iter(logprobs)
+    entries = (islice(sampled, 1 + len(item.drafts)) if item.samples else () for item in scheduled)
+    found = (tuple(of_item)[: len(tokens)] for of_item, tokens in zip(entries, said, strict=True))
+    return tuple(tuple(entry for entry in of_item if entry is not None) for of_item in found)
+
+
+class Landing:
+    """Numbers that have come, or are on their way."""
+
+    def __init__(self, host: torch.Tensor, numbers: Any, event: torch.cuda.Event | None) -> None:
+        self._host = host
+        self._numbers = numbers
+        self._event = event
+
+    def numbers(self) -> list[Any]:
+        """As Python's: the one place where a step waits for the device to tell it something."""
+        if self._event is None:
+            on_host: list[Any] = self._host.tolist()
+            return on_host
+        self._event.synchronize()
+        landed: list[Any] = self._numbers.tolist()
+        return landed
+
+
+class ReadBack:
+    """Brings one vector of int64 or float64 a step to the host, into pinned memory by a copy that nobody waits for.
+
+    Two buffers take turns: the numbers of one step are read while those of the next come.
+    """
+
+    def __init__(self, device: torch.device, num_numbers: int) -> None:
+        self._is_host = device.type == "cpu"
+        self._buffers = [] if self._is_host else [_Buffer(num_numbers) for _ in range(NUM_BUFFERS)]
+
+    def start(self, vector: torch.Tensor) -> Landing:
+        """`vector` starts to come down; what `start` gave before the last call must have been read."""
+        if self._is_host:
+            return Landing(vector, None, None)
+        self._buffers.reverse()
+        return self._buffers[0].start(vector)
+
+
+class _Buffer:
+    """Pinned memory for one step's numbers."""
+
+    def __init__(self, num_numbers: int) -> None:
+        self._room = 0
+        self._grow(num_numbers)
+
+    def start(self, vector: torch.Tensor) -> Landing:
+        count = len(vector)
+        if count > self._room:
+            self._grow(count)
+        kind = torch.float64 if vector.dtype == torch.float64 else torch.int64
+        host = self._host.view(kind)[:count]
+        host.copy_(vector, non_blocking=True)
+        event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return Landing(host, self._bytes.view("float64" if kind == torch.float64 else "int64")[:count], event)
+
+    def _grow(self, num_numbers: int) -> None:
+        self._room = num_numbers
+        self._host, self._bytes = step_buffer.pinned_bytes(_BYTES_A_NUMBER * num_numbers)

@@ -17,8 +17,7 @@ from kvscope_engine.model.sampling.logit_bias import LogitBiases, apply_biases
 from kvscope_engine.model.sampling.penalties import Penalties, apply_penalties
 from kvscope_engine.model.sampling.random_numbers import exponentials
 from kvscope_engine.model.sampling.sampling_inputs import DrawInputs, LogprobInputs, SamplingInputs, sampling_inputs
-from kvscope_engine.model.sampling.token_filter import thresholds
-from kvscope_engine.model.sampling.vocabulary_pieces import PIECE, first_largest, in_pieces
+from kvscope_engine.model.sampling.token_filter import PIECE, in_pieces, thresholds
 from kvscope_engine.policy.request import Request
 from kvscope_kernels import ops_for
 from kvscope_telemetry.messages.commands import TokenLogprobs
@@ -103,6 +102,15 @@ def _tokens(logits: torch.Tensor, inputs: DrawInputs | None) -> torch.Tensor:
         return _draw(logits, inputs)
     tokens = first_largest(logits)
     return tokens.index_copy_(0, inputs.where, _draw(logits.index_select(0, inputs.where), inputs))
+
+
+def first_largest(values: torch.Tensor) -> torch.Tensor:
+    """(n, size) -> (n,): index of the largest, the first of equals. In pieces, several times as fast on a CPU as
+    torch's own `argmax`."""
+    pieces = in_pieces(values, -torch.inf)
+    piece = pieces.amax(-1).argmax(-1)
+    rows = torch.arange(len(values), device=values.device)
+    return piece * PIECE + pieces[rows, piece].argmax(-1)
 
 
 def _draw(logits: torch.Tensor, inputs: DrawInputs) -> torch.Tensor:

@@ -16,9 +16,10 @@ import torch
 from torch.nn.functional import pad
 
 from kvscope_engine.model.running.step_buffer import StepBuffer
-from kvscope_engine.model.sampling.vocabulary_pieces import sums
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
+PIECE: Final = 256
+"""Of a vocabulary, whose sums and maxima are taken in two levels: pieces first, then what they gave."""
 SORTED_SIZES: Final = (65, 1025)
 """How many of the largest logits are looked at before a whole row is sorted. One more than usual values of top-k:
 whether the last of k has equals is seen by the one after it."""
@@ -181,3 +182,15 @@ def _kth_values(largest: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
 def _effective_top_k(option: ResolvedSampling, vocabulary: int) -> int:
     """0 when nothing is dropped by it."""
     return option.top_k if 0 < option.top_k < vocabulary else 0
+
+
+def in_pieces(values: torch.Tensor, fill: float) -> torch.Tensor:
+    """(n, size) -> (n, number of pieces, PIECE), the last one filled up."""
+    missing = -values.shape[-1] % PIECE
+    padded = pad(values, (0, missing), value=fill) if missing else values
+    return padded.reshape(len(values), -1, PIECE)
+
+
+def sums(values: torch.Tensor) -> torch.Tensor:
+    """(n, size) -> (n,) float64: float32 within a piece, float64 over pieces, exact enough for 250,000 numbers."""
+    return in_pieces(values, 0.0).sum(-1).double().sum(-1)

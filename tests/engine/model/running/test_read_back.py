@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from kvscope_engine.model.running import read_back, step_buffer
+from kvscope_engine.model.running import step_buffer
+from kvscope_engine.model.running.runner import ReadBack
 
 
 def test_on_a_cpu_they_are_there() -> None:
-    landing = read_back.ReadBack(torch.device("cpu"), 4).start(torch.tensor([3, 1]))
+    landing = ReadBack(torch.device("cpu"), 4).start(torch.tensor([3, 1]))
     assert landing.numbers() == [3, 1]
 
 
@@ -26,7 +27,7 @@ class Moment:
 
 
 @pytest.fixture
-def down(monkeypatch: pytest.MonkeyPatch) -> read_back.ReadBack:
+def down(monkeypatch: pytest.MonkeyPatch) -> ReadBack:
     """As on a GPU, with the host's own memory for the device's."""
 
     def memory(num_bytes: int) -> tuple[torch.Tensor, np.ndarray[tuple[int], np.dtype[np.uint8]]]:
@@ -36,10 +37,10 @@ def down(monkeypatch: pytest.MonkeyPatch) -> read_back.ReadBack:
     monkeypatch.setattr(step_buffer, "pinned_bytes", memory)
     monkeypatch.setattr(torch.cuda, "Event", Moment)
     monkeypatch.setattr(Moment, "waited", 0)
-    return read_back.ReadBack(torch.device("cuda"), 4)
+    return ReadBack(torch.device("cuda"), 4)
 
 
-def test_two_steps_come_down_side_by_side(down: read_back.ReadBack) -> None:
+def test_two_steps_come_down_side_by_side(down: ReadBack) -> None:
     first = down.start(torch.tensor([1, 2, 3]))
     second = down.start(torch.tensor([0.5, -1.0], dtype=torch.float64))
     assert Moment.waited == 0
@@ -50,7 +51,7 @@ def test_two_steps_come_down_side_by_side(down: read_back.ReadBack) -> None:
     assert Moment.waited == 3
 
 
-def test_more_numbers_than_were_thought_of_have_room(down: read_back.ReadBack) -> None:
+def test_more_numbers_than_were_thought_of_have_room(down: ReadBack) -> None:
     first = down.start(torch.arange(9))
     assert down.start(torch.arange(100)).numbers() == list(range(100))
     assert first.numbers() == list(range(9))

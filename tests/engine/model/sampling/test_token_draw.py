@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kvscope_engine.model.sampling.random_numbers import keys
-from kvscope_engine.model.sampling.sampler import draw
-from kvscope_engine.model.sampling.vocabulary_pieces import first_largest, sums
+from kvscope_engine.model.sampling.sampler import draw, first_largest
+from kvscope_engine.model.sampling.token_filter import sums
 
 
 def some_keys(count: int, seed: int = 0) -> torch.Tensor:

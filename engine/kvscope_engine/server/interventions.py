@@ -1,16 +1,17 @@
-"""Clients' interventions: carried out by the engine, with whose a pin is and what everybody is told of it.
+"""What clients do to a running engine: pauses, single steps, pins, evictions, preemptions and limits.
 
-Owns the pins of clients and the steps that are asked for one by one. Every method runs on the engine's thread.
+Owns who paused the engine, the steps that are asked for one by one, whose a pin is and what everybody is told of it.
+Knows no sockets. Belongs to the engine's thread, where nothing else is said.
 """
 
 from __future__ import annotations
 
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from kvscope_engine.server.command_receiver import CommandReceiver, HeartbeatFacts
 from kvscope_engine.server.served_engine import ServedEngine
 from kvscope_telemetry.messages.commands import (
     Control,
@@ -26,27 +27,40 @@ from kvscope_telemetry.messages.commands import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class HeartbeatFacts:
+    """What everybody is told with each heartbeat, as in `Heartbeat`."""
+
+    pinned: bytes = b""
+    pinned_by: str = ""
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+
+
 class Intervening:
-    """One for an engine. `reply` is for what is answered later, `name_of` says what a client is called."""
+    """One for an engine. `tell` is given what a heartbeat says, `reply` what is answered later; `name_of` says what a
+    client is called."""
 
     def __init__(
         self,
         engine: ServedEngine,
-        receiver: CommandReceiver,
+        pauses: Pauses,
+        tell: Callable[[HeartbeatFacts], None],
         reply: Callable[[bytes, Reply], None],
         name_of: Callable[[bytes], str],
     ) -> None:
         self.steps = SingleSteps(reply)
         self._engine = engine
-        self._receiver = receiver
+        self._pauses = pauses
+        self._tell_all = tell
         self._name_of = name_of
         self._pins = PinBook()
         self._tell()
 
     @property
-    def holders(self) -> list[bytes]:
-        """Clients whose going away changes something."""
-        return self._pins.holders
+    def clients(self) -> list[bytes]:
+        """Those whose going away changes something."""
+        return self._pins.clients
 
     def do(self, client: bytes, command: Intervention) -> Reply:
         """Do it and say what was done. Raises BadInput with the reason where it cannot be."""
@@ -55,8 +69,8 @@ class Intervening:
         return Done(tag=command.tag, what=what)
 
     def step(self, client: bytes, command: Control) -> Reply | None:
-        """Run steps though somebody holds them; None: it is answered when they ran."""
-        if not self._receiver.paused:
+        """Run steps though the engine is paused; None: it is answered when they ran."""
+        if not self._pauses.any:
             return refuse(command, "the engine is not paused")
         if not self._engine.num_unfinished:
             return refuse(command, "no unfinished request: there is no step to run")
@@ -76,9 +90,9 @@ class Intervening:
         if not self._engine.num_unfinished:
             self.steps.end(self._engine.step_count, "no unfinished request left")
 
-    def look_at_holders(self) -> None:
-        """Who holds the engine may have let it go."""
-        if not self._receiver.paused and self.steps.any:
+    def look_at_pauses(self) -> None:
+        """Who paused the engine may have let it go on."""
+        if not self._pauses.any and self.steps.any:
             self.steps.end(self._engine.step_count, "engine resumed")
 
     def reset(self) -> None:
@@ -93,7 +107,7 @@ class Intervening:
         _, blocks = self._pins.take(client)
         self._engine.interventions.unpin(blocks, name)
         self._tell()
-        self.look_at_holders()
+        self.look_at_pauses()
 
     def _do(self, client: bytes, command: Intervention) -> str:
         does, by = self._engine.interventions, self._name_of(client)
@@ -113,9 +127,9 @@ class Intervening:
 
     def _unpin(self, client: bytes, command: Unpin) -> str:
         total = 0
-        for holder in self._pins.holders if command.anyones else [client]:
-            name = self._pins.name(holder)
-            count, blocks = self._pins.take(holder, command.blocks)
+        for whose in self._pins.clients if command.anyones else [client]:
+            name = self._pins.name(whose)
+            count, blocks = self._pins.take(whose, command.blocks)
             self._engine.interventions.unpin(blocks, name)
             total += count
         left = len(set(command.blocks) & set(self._engine.interventions.pinned))
@@ -126,7 +140,7 @@ class Intervening:
     def _tell(self) -> None:
         pinned = self._engine.interventions.pinned
         packed = struct.pack(f"<{len(pinned)}I", *pinned)
-        self._receiver.told = HeartbeatFacts(packed, self._pins.names, *self._engine.interventions.limits)
+        self._tell_all(HeartbeatFacts(packed, self._pins.names, *self._engine.interventions.limits))
 
 
 def _blocks(count: int) -> str:
@@ -134,12 +148,7 @@ def _blocks(count: int) -> str:
 
 
 class PinBook:
-    """Whose a pin is: a block stays pinned until nobody holds it there any more, and a pin ends with who set it.
-
-    Knows neither the engine nor sockets. Belongs to the engine's thread.
-
-    Blocks by the clients that pinned them.
-    """
+    """Blocks by the clients that pinned them: one stays pinned while any of them is there and wants it."""
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, set[int]] = {}
@@ -151,8 +160,8 @@ class PinBook:
         return ", ".join(dict.fromkeys(self._names.values()))
 
     @property
-    def holders(self) -> list[bytes]:
-        """The clients that do."""
+    def clients(self) -> list[bytes]:
+        """Those that do."""
         return list(self._blocks)
 
     def name(self, client: bytes) -> str:
@@ -190,12 +199,9 @@ class _Asked:
 
 
 class SingleSteps:
-    """Steps that are asked for one by one while somebody holds the engine: who waits for how many more.
+    """Steps that are asked for one by one while the engine is paused: who waits for how many more.
 
-    Owns the queue of askers. Knows neither the engine nor sockets: it is told when a step ran. Belongs to the
-    engine's thread.
-
-    Answers through `reply` when the steps that were asked for ran, or none can follow.
+    Told when a step ran. Answers through `reply` when the steps that were asked for ran, or none can follow.
     """
 
     def __init__(self, reply: Callable[[bytes, Reply], None]) -> None:
@@ -204,7 +210,7 @@ class SingleSteps:
 
     @property
     def any(self) -> bool:
-        """Whether a step is to be run though somebody holds the engine."""
+        """Whether a step is to be run though the engine is paused."""
         return bool(self._asked)
 
     @property
@@ -240,3 +246,74 @@ class SingleSteps:
         else:
             what = f"step {step} ran" if asked.num_run else "no step ran"
         self._reply(asked.client, Done(tag=asked.tag, what=f"{what}: {why}" if why else what))
+
+
+@dataclass(slots=True)
+class _Pause:
+    name: str
+    lease_ns: int
+    """0: as long as the connection."""
+    heard_ns: int
+
+
+class Pauses:
+    """Who paused the engine, which stands still while anybody did. A pause lasts as long as whoever asked for it.
+
+    `renew` is called on the I/O thread; `names` and `paused_s` may be read from any.
+    """
+
+    def __init__(self) -> None:
+        self.names = ""
+        """Of all who paused it, for people; empty when nobody did."""
+        self._pauses: dict[bytes, _Pause] = {}
+        self._since_ns = 0
+        """When the first of those that last began."""
+
+    @property
+    def any(self) -> bool:
+        """Whether the engine is paused."""
+        return bool(self._pauses)
+
+    @property
+    def paused_s(self) -> float:
+        """How long the engine has stood still."""
+        since_ns = self._since_ns
+        return (time.monotonic_ns() - since_ns) / 1e9 if since_ns else 0.0
+
+    @property
+    def clients(self) -> list[bytes]:
+        """Those that paused it."""
+        return list(self._pauses)
+
+    def pause(self, client: bytes, name: str, lease_s: float) -> None:
+        """From now on, for this client."""
+        self._pauses[client] = _Pause(name, int(lease_s * 1e9), time.monotonic_ns())
+        self._tell()
+
+    def renew(self, client: bytes) -> None:
+        """Something was heard of a client."""
+        pause = self._pauses.get(client)
+        if pause is not None:
+            pause.heard_ns = time.monotonic_ns()
+
+    def end(self, client: bytes) -> None:
+        """A client is gone; does nothing for one that paused nothing."""
+        self._pauses.pop(client, None)
+        self._tell()
+
+    def end_all(self) -> None:
+        """Somebody lets the engine go on."""
+        self._pauses.clear()
+        self._tell()
+
+    def expire(self) -> None:
+        """End the pauses of those that were not heard of for their lease."""
+        now_ns = time.monotonic_ns()
+        for client, pause in list(self._pauses.items()):
+            if pause.lease_ns and now_ns - pause.heard_ns > pause.lease_ns:
+                del self._pauses[client]
+        self._tell()
+
+    def _tell(self) -> None:
+        self._since_ns = (self._since_ns or time.monotonic_ns()) if self._pauses else 0
+        self.names = ", ".join(dict.fromkeys(pause.name for pause in self._pauses.values()))
