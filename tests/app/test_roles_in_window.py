@@ -19,7 +19,7 @@ from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.synthetic.server import SyntheticServer
 
-CONTROLS = ("hold", "resume", "reset_cache")
+CONTROLS = ("pause_engine", "resume", "reset_cache")
 
 
 def be(engine, session, state=SourceState.LIVE, reason="", role=""):
@@ -46,7 +46,7 @@ def test_a_viewer_sees_that_it_is_one_and_cannot_do_what_operators_do(engine, se
     be(engine, session, role="operator")
     console.refresh()
     assert not window._status._labels["role"].isVisible()
-    assert all(window.actions_by_name[name].isEnabled() for name in ("hold", "reset_cache"))
+    assert all(window.actions_by_name[name].isEnabled() for name in ("pause_engine", "reset_cache"))
     assert console.page.composer.button.isEnabled()
     assert console.load.button.isEnabled()
 
@@ -63,7 +63,7 @@ def test_an_engine_that_somebody_holds_is_not_live(engine, session, make_window)
 def test_holding_is_a_lease(engine, session, make_window):
     window = make_window(session)
     be(engine, session, role="operator")
-    window.actions_by_name["hold"].trigger()
+    window.actions_by_name["pause_engine"].trigger()
     (command,) = engine.source.sent
     assert isinstance(command, Control)
     assert command.action == "pause"

@@ -28,8 +28,8 @@ def why_not_control(session: Session) -> str:
 
 def why_not_resume(session: Session, *, is_ours: bool) -> str:
     """Why there is nothing that could go on. `is_ours`: it was told to pause, and its next sign may still be coming."""
-    is_held = is_ours or session.status.state is SourceState.PAUSED
-    return why_not_control(session) or ("" if is_held else _RUNS)
+    is_paused = is_ours or session.status.state is SourceState.PAUSED
+    return why_not_control(session) or ("" if is_paused else _RUNS)
 
 
 def why_not_unpin_all(session: Session) -> str:

@@ -68,20 +68,20 @@ def test_a_viewer_reads_why_it_may_do_nothing(engine, session, window):
         assert "viewer" in action.toolTip()
 
 
-def test_an_engine_that_does_not_know_how_can_still_be_held(engine, session, window):
+def test_an_engine_that_does_not_know_how_can_still_be_paused(engine, session, window):
     be(engine, session, intervenes=False)
     actions = window.actions_by_name
-    assert actions["hold"].isEnabled()
+    assert actions["pause_engine"].isEnabled()
     assert not actions["step"].isEnabled()
     assert not actions["limits"].isEnabled()
     assert "not reported support" in actions["limits"].toolTip()
 
 
-def test_steps_are_for_an_engine_that_is_held(engine, session, window):
+def test_steps_are_for_an_engine_that_is_paused(engine, session, window):
     step = window.actions_by_name["step"]
     assert not step.isEnabled()
     assert "pause it first" in step.toolTip()
-    window.actions_by_name["hold"].trigger()
+    window.actions_by_name["pause_engine"].trigger()
     answer(engine, session)
     be(engine, session, SourceState.PAUSED, "by ann")
     assert step.isEnabled()
@@ -98,7 +98,7 @@ def test_what_has_nothing_to_do_is_not_offered(engine, session, window, poll):
     assert "not paused" in resume.toolTip()
     assert not any(action.isEnabled() for action in unpin)
     assert unpin[0].toolTip() == "No block is pinned"
-    actions["hold"].trigger()
+    actions["pause_engine"].trigger()
     answer(engine, session)
     assert resume.isEnabled()  # its sign that it stands comes later
     actions["resume"].trigger()
@@ -111,20 +111,20 @@ def test_what_has_nothing_to_do_is_not_offered(engine, session, window, poll):
     assert all(action.isEnabled() for action in unpin)
 
 
-def test_the_bar_says_who_holds_the_engine_and_what_was_answered(engine, session, window):
+def test_the_bar_says_who_paused_the_engine_and_what_was_answered(engine, session, window):
     bar = window.paused_bar
     assert not bar.isVisible()
     be(engine, session, SourceState.PAUSED, "by ann")
     assert bar.isVisible()
     assert bar.paused_by.text() == "Paused by ann"
-    window.actions_by_name["hold"].trigger()
+    window.actions_by_name["pause_engine"].trigger()
     answer(engine, session)
     be(engine, session, SourceState.PAUSED, "by ann, me")
     assert bar.paused_by.text() == "Paused by you"
     window.actions_by_name["resume"].trigger()
     answer(engine, session)
     be(engine, session)
-    window.actions_by_name["hold"].trigger()
+    window.actions_by_name["pause_engine"].trigger()
     answer(engine, session)
     be(engine, session)  # what it says of itself comes a little later
     be(engine, session, SourceState.PAUSED, "by me")
@@ -234,7 +234,7 @@ def test_the_past_is_not_acted_on(engine, session, window):
     be(engine, session)
     for name in (*OF_BLOCK, *OF_REQUEST):
         assert "past" in window.actions_by_name[name].toolTip()
-    assert window.actions_by_name["hold"].isEnabled()
+    assert window.actions_by_name["pause_engine"].isEnabled()
 
 
 @pytest.mark.qt_log_ignore("grabbing the keyboard", extend=True)

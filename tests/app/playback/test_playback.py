@@ -144,7 +144,7 @@ def test_the_window_says_what_it_plays(session, make_window):
     assert window._corner._state.text() == "PLAYBACK"
     assert window._status._labels["state"].text() == "Playback: paused"
     assert window._status._labels["frames"].text() == "600 frames recorded"
-    for name in ("hold", "resume", "reset_cache"):
+    for name in ("pause_engine", "resume", "reset_cache"):
         assert not window.actions_by_name[name].isEnabled()
     assert not window.docks["console"].isVisible()
     window.docks["console"].show()

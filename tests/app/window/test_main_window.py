@@ -301,7 +301,7 @@ def test_attaching_opens_a_window_and_refuses_nonsense(session, make_window, qtb
 
 def test_engine_control_is_sent(engine, session, make_window):
     window = make_window(session)
-    window.actions_by_name["hold"].trigger()
+    window.actions_by_name["pause_engine"].trigger()
     (command,) = engine.source.sent
     assert command == Control(action="pause", lease_s=5.0, tag=command.tag)
 
@@ -387,7 +387,7 @@ def test_a_closed_window_hears_no_more_of_its_session(engine, session, make_wind
     window.refresher.touch_all()
     assert not what_if.process.is_running
     calls = []
-    for name in ("hold", "resume", "reset_cache"):
+    for name in ("pause_engine", "resume", "reset_cache"):
         window.actions_by_name[name].changed.connect(lambda: calls.append(True))
     session.status_changed.emit()
     assert calls == []

@@ -34,7 +34,7 @@ def strips(window):
     alarm = Alarm(DEFAULT_RULES[0], epoch=7, begin_ns=1_700_000_000 * 10**9, rang_ns=1_700_000_001 * 10**9, worst=1.0)
     yield "banner", lambda: window.banner.tell("The engine ended", LONG, (("Restart", print), ("Show log", print)))
     yield "alarm_strip", lambda: window.alarms.rang.emit(alarm)
-    yield "held", lambda: window.paused_bar.show()
+    yield "paused_bar", lambda: window.paused_bar.show()
 
 
 def test_nothing_in_the_map_moves_when_a_strip_appears_or_goes(window):

@@ -39,7 +39,7 @@ def server() -> Iterator[SyntheticServer]:
         server.close()
 
 
-def test_it_is_held_stepped_and_told_as_a_real_one_is(server: SyntheticServer) -> None:
+def test_it_is_paused_stepped_and_told_as_a_real_one_is(server: SyntheticServer) -> None:
     mirror, replies, tag = Mirror(), [], 0
     with LiveSource(server.sockets.telemetry_endpoint) as source:
 

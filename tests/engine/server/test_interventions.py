@@ -73,7 +73,7 @@ def beat_with(client: Client, *blocks: int) -> Heartbeat:
     return client.telemetry(Heartbeat, lambda beat: beat.pinned == packed)
 
 
-def test_steps_run_one_by_one_while_the_engine_is_held(held: Client) -> None:
+def test_steps_run_one_by_one_while_the_engine_is_paused(held: Client) -> None:
     first = held.ask(Control(action="step", tag=2), Done)
     step = last_token(held)
     assert (first.tag, first.what) == (2, f"step {step} ran")
@@ -83,7 +83,7 @@ def test_steps_run_one_by_one_while_the_engine_is_held(held: Client) -> None:
     assert held.telemetry(Heartbeat).step == step + 10, "it is held again"
 
 
-def test_nothing_is_in_flight_while_the_engine_is_held(start: Callable[..., EngineService], client: Client) -> None:
+def test_nothing_is_in_flight_while_the_engine_is_paused(start: Callable[..., EngineService], client: Client) -> None:
     service = start()
     client.wait_ready()
     client.ask(Submit(request_id="a", prompt="hello", sampling=SamplingParams(max_tokens=ENDLESS)), Accepted)
