@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = tuple(str(folder) + "/" for folder in sorted(ROOT.glob("*/kvscope_*")) if folder.is_dir())
+DEPTH: Final = 5
+MANY: Final = 16
+"""From here on a collection is a history."""
 
 
 class Trace:
@@ -67,3 +74,61 @@ def check_way(ran: Collection[str], way: Sequence[str], beside: Mapping[str, str
     gone = [name for name in beside if not (ROOT / name).exists()]
     assert not gone, f"there is no such file any more: {gone}"
     assert len(way) <= at_most, f"{len(way)} files instead of {at_most}: {way}"
+
+
+class Following(Trace):
+    """Notes a file only where a function of it has the thing in hand as it returns: among its arguments, its locals or
+    in what it gives back, alone or in what carries it from one function to the next (tuples, lists, messages, frozen
+    results). `is_it` knows the thing in each of its forms. What lies in an object that is more than its carrier, such
+    as a request with all its tokens, is in nobody's hand; nor is a collection of more than `MANY`.
+    """
+
+    def __init__(
+        self, is_it: Callable[[Any], bool], *, but_not_in: Collection[str] = (), but_not_by: tuple[type, ...] = ()
+    ) -> None:
+        """`but_not_in`: functions, by their qualified names, from which on it is another thing's way.
+
+        `but_not_by`: what carries it for another reason.
+        """
+        super().__init__()
+        self._other_carriers = but_not_by
+        self._is_it = is_it
+        self._others = frozenset(but_not_in)
+        self.functions: set[str] = set()
+        """That have it in hand, each behind its file."""
+
+    def _note(self, frame: FrameType, event: str, given: object) -> None:
+        code = frame.f_code
+        if not self._is_on or event != "return" or not code.co_filename.startswith(PACKAGES):
+            return
+        hands = [value for name, value in frame.f_locals.items() if name != "self"]
+        if self._holds((given, *hands), DEPTH) and not self._is_of_another(frame):
+            self._codes.add(code)
+            self.functions.add(f"{Path(code.co_filename).relative_to(ROOT)} {code.co_qualname}")
+
+    def _is_of_another(self, frame: FrameType | None) -> bool:
+        while frame is not None:
+            if frame.f_code.co_qualname in self._others:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _holds(self, value: Any, depth: int) -> bool:
+        if isinstance(value, self._other_carriers):
+            return False
+        if self._is_it(value):
+            return True
+        return bool(depth) and any(self._holds(part, depth - 1) for part in _carried(value))
+
+
+def _carried(value: Any) -> Iterable[Any]:
+    if isinstance(value, tuple | list | deque | set | dict):
+        try:
+            return list(value.values() if isinstance(value, dict) else value) if len(value) <= MANY else ()
+        except RuntimeError:  # another thread changed it meanwhile
+            return ()
+    if isinstance(value, msgspec.Struct):
+        return [getattr(value, name) for name in value.__struct_fields__]
+    if is_dataclass(value) and not isinstance(value, type) and type(value).__dataclass_params__.frozen:
+        return [getattr(value, one.name) for one in fields(value)]
+    return ()
