@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import msgspec
 import torch
@@ -18,6 +18,7 @@ from msgspec.structs import replace as replace_fields
 
 from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
+from kvscope_engine.model.fused.fuse import Fused
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
@@ -34,14 +35,13 @@ from kvscope_engine.model.roofline.step_costs import ModelWork
 from kvscope_engine.model.running.attention_choice import attention_choice
 from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.kv_storage import KVStorage
-from kvscope_engine.model.running.memory import num_blocks_for
+from kvscope_engine.model.running.memory import PoolSize, pool_size
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.storage_for_model import storage_for_model
 from kvscope_engine.model.structured.forms import Forms
 from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.build import make_tier_mover
-from kvscope_engine.model.virtual_memory.build import virtual_cache
-from kvscope_engine.policy.allocation.address_space import AddressSpace
+from kvscope_engine.model.virtual_memory.build import VirtualCache, virtual_cache
 from kvscope_engine.policy.allocation.allocators import fitting_model_len, make_allocation, make_pool
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.blocks.cache_log import CacheLog
@@ -69,7 +69,7 @@ PUT_AWAY_S = 5.0
 """For what is cached to reach a file that is kept: nobody waits for an engine's end for longer."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineComponents:
     """What an engine is made of."""
 
@@ -80,39 +80,31 @@ class EngineComponents:
     scheduler: Scheduler
     runner: ModelRunner
     hello: Hello
-    mover: BlockMover | None = None
+    mover: BlockMover | None
     """Of the bytes between the tiers; None without lower ones."""
-    notes: list[str] = field(default_factory=list)
-    """What is not as it was asked for, a line each."""
-    threads: CpuThreads | None = None
+    notes: list[str]
+    """What is not as it was asked for, a line each; the runner adds what it gives up in service."""
+    threads: CpuThreads | None
     """Those that a CPU computes a step with."""
-    plan: MemoryPlan | None = None
+    plan: MemoryPlan | None
     """Of a GPU's memory, where the size of the pool was left to it."""
-    forms: Forms | None = None
+    forms: Forms | None
     """That answers can be asked for in; None for a model without text."""
-    leader: Leader | None = None
+    leader: Leader | None
     """Of the other ranks; None where this is the only one."""
-    overlaps: bool = False
+    overlaps: bool
     """Whether a step is launched while the one before runs."""
-    utilization: float = 0.0
+    utilization: float
     """`--gpu-memory-utilization`."""
-    work: ModelWork | None = None
+    work: ModelWork | None
     """What the work of a step is reckoned from."""
-    _num_noted: int = 0
-    _modules: tuple[ModuleBytes, ...] = ()
-    _copied_s: float = 0.0
+    modules: tuple[ModuleBytes, ...]
+    """The weights by part."""
 
     @property
     def limits(self) -> SubmissionLimits:
         """How long a request may be."""
         return SubmissionLimits(self.loaded.max_model_len, self.scheduler.max_request_tokens)
-
-    def new_notes(self) -> list[str]:
-        """What the runner gave up in service since the last call; it is in `notes` too."""
-        new = self.runner.notes[self._num_noted :]
-        self._num_noted += len(new)
-        self.notes += new
-        return new
 
     def memory_breakdown(self) -> MemoryBreakdown:
         """Where the memory went, in bytes."""
@@ -129,7 +121,7 @@ class EngineComponents:
             step_bytes=self.plan.step if self.plan is not None else -1,
             graphs_bytes=self.plan.reserves.graphs if self.plan is not None else -1,
             staging_bytes=self.plan.staging if self.plan is not None else -1,
-            modules=self._weights_by_part(),
+            modules=self.modules,
             allocated_bytes=use.allocated,
             reserved_bytes=use.reserved,
             split_bytes=use.split,
@@ -138,25 +130,25 @@ class EngineComponents:
             host_weights_bytes=self._host_weights_bytes(),
         )
 
-    def work_of(self, plan: StepPlan, result: StepResult) -> Work:
-        """What a step had to do, as what it ran, and what was waited for."""
+    @property
+    def copied_seconds(self) -> float:
+        """How long blocks were copied between the tiers since the start."""
+        if self.mover is None:
+            return 0.0
+        stats = self.mover.stats
+        return stats.saved_seconds + stats.loaded_seconds + stats.risen_seconds
+
+    def work_of(self, plan: StepPlan, result: StepResult, copied_s: float) -> Work:
+        """What a step had to do, as what it ran, and what was waited for; `copied_s`: since the step before."""
         told = self.work.of(plan) if self.work is not None else Work()
-        copied_s, before_s = self._tiers_seconds(), self._copied_s
-        self._copied_s = copied_s
         return replace_fields(
             told,
             graph_size=result.graph_size,
             graph_tokens=result.graph_tokens,
             wait_ns=result.wait_ns,
             launches=result.launches,
-            copy_ns=max(round((copied_s - before_s) * 1e9), 0),
+            copy_ns=max(round(copied_s * 1e9), 0),
         )
-
-    def _tiers_seconds(self) -> float:
-        if self.mover is None:
-            return 0.0
-        stats = self.mover.stats
-        return stats.saved_seconds + stats.loaded_seconds + stats.risen_seconds
 
     def explain_shortage(self, plan: StepPlan) -> str:
         """Why there was no memory for a step, and the option that would have prevented it."""
@@ -183,13 +175,8 @@ class EngineComponents:
             return ()
         return self.leader.memory(self.runner.weights_bytes, self.storage.num_bytes, self.hello.device.name)
 
-    def _weights_by_part(self) -> tuple[ModuleBytes, ...]:
-        if not self._modules:  # weights stay what they are
-            self._modules = weights_by_part(self.loaded.module)
-        return self._modules
-
-    def close(self) -> None:
-        """Drop every tensor."""
+    def close(self) -> EngineComponents:
+        """Close all of it; what is left holds no tensor, and is there to be asked."""
         self.runner.close()
         if self.forms is not None:
             self.forms.close()
@@ -202,10 +189,10 @@ class EngineComponents:
                 deadline_s = time.monotonic() + PUT_AWAY_S
                 self.scheduler.put_away(lambda: time.monotonic() < deadline_s)
             failure = f"the disk tier was given up: {self.mover.failure}" if self.mover.failure else ""
-            self.notes += filter(None, (failure, self.mover.close()))
+            self.notes.extend(filter(None, (failure, self.mover.close())))
         self.storage.close()
         close_streaming(self.loaded.module)
-        self.loaded = replace(self.loaded, module=torch.nn.Module())
+        return replace(self, loaded=replace(self.loaded, module=torch.nn.Module()))
 
 
 def build_components(
@@ -213,83 +200,132 @@ def build_components(
 ) -> EngineComponents:
     """Load the model and make everything around it; `cache_log` is told what is cached.
 
-    In this order, for memory's sake: what joining gives up is gone when a step is profiled, and blocks get what the
+    In this order, for memory's sake: what fusing gives up is gone when a step is profiled, and blocks get what the
     profile leaves. What is captured comes last, over blocks that are there, out of what was set aside for it.
     Raises BadInput or KvscopeError, with nothing left allocated.
     """
-    leader = lead_ranks(config)
-    with ExitStack() as undo:
+    with ExitStack() as undo:  # a driver's pages, pinned memory, files and processes are not collected like tensors
+        leader = lead_ranks(config)
         if leader is not None:
             undo.callback(leader.close)
-        parts = _build_parts(config_of_rank(config, leader), epoch, progress, cache_log, leader, undo)
+        config = _as_it_runs(config_of_rank(config, leader))
+        threads = CpuThreads(config.num_threads)
+        model = _ready_model(config, leader, progress, undo)
+        size = _agreed_size(config, model, leader, progress)
+        loaded, bent = bent_to_allocator(config, model.loaded, size.num_blocks)
+        cache = _build_cache(config, loaded, size.num_blocks, model.fingerprint, cache_log, undo)
+        scheduler = _build_scheduler(config, loaded, cache)
+        streamed = streamed_weights(loaded.module)
+        notes = model.attention.failures  # a library that fails in service is added, as what the runner gives up is
+        notes += [*loaded.notes, *bent, *(streamed.notes if streamed is not None else ()), *cache.notes(config)]
+        runner = _build_runner(config, loaded, cache.storage, model.attention, leader, notes)
+        runner.warm_up(progress)
+        for note in notes:
+            scheduler.note(note, time.monotonic_ns())
+        if leader is not None:
+            leader.join(loaded.module)
+        tokenizer = loaded.tokenizer
+        components = EngineComponents(
+            epoch=epoch,
+            loaded=loaded,
+            storage=cache.storage,
+            pool=cache.pool,
+            scheduler=scheduler,
+            runner=runner,
+            hello=_hello(config, epoch, loaded, cache, scheduler, model.attention),
+            mover=cache.mover,
+            notes=notes,
+            threads=threads if loaded.device.type == "cpu" else None,
+            plan=size.plan,
+            forms=None if tokenizer is None else Forms(tokenizer, logits_width(loaded), loaded.eos_token_ids),
+            leader=leader,
+            overlaps=overlaps_steps(config, loaded.device),
+            utilization=config.gpu_memory_utilization,
+            work=model_work(loaded, cache.storage.dtype, runner.choice),
+            modules=weights_by_part(loaded.module),
+        )
         undo.pop_all()
-    return parts
+    progress(Progress(stage="ready"))
+    return components
 
 
-def _build_parts(
-    config: EngineConfig,
-    epoch: int,
-    progress: Callable[[Progress], None],
-    cache_log: CacheLog | None,
-    leader: Leader | None,
-    undo: ExitStack,
-) -> EngineComponents:
-    threads = CpuThreads(config.num_threads)
-    if config.cpu_offload_gb:
-        config = replace(config, enforce_eager=True)  # what is reserved for graphs hangs on it too
+@dataclass(frozen=True, slots=True)
+class _ReadyModel:
+    """A model as its steps run it."""
+
+    loaded: LoadedModel
+    fused: Fused
+    attention: Choice
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """The block pool and what its blocks lie in."""
+
+    storage: KVStorage
+    pool: BlockPool
+    mover: BlockMover | None
+    virtual: VirtualCache | None
+
+    def notes(self, config: EngineConfig) -> list[str]:
+        """What is not as it was asked for."""
+        if self.mover is None:
+            return []
+        found = [self.mover.note] if self.mover.note else []
+        if self.mover.salt is not None and config.publishes_kv_events:
+            found.append("KV events have the hashes of the kept file: other engines with this seed have others")
+        return found
+
+
+def _as_it_runs(config: EngineConfig) -> EngineConfig:
+    """Streamed weights and CUDA graphs do not go together, and what is reserved for graphs hangs on it too."""
+    return replace(config, enforce_eager=True) if config.cpu_offload_gb else config
+
+
+def _ready_model(
+    config: EngineConfig, leader: Leader | None, progress: Callable[[Progress], None], undo: ExitStack
+) -> _ReadyModel:
     loaded = load_model(config, progress, rank_of(leader))
     undo.callback(close_streaming, loaded.module)
     if leader is not None:
         leader.load(config)
     _device_info(loaded.device, loaded.dtype)  # measures it, while there is memory for that
-    fingerprint = _fingerprint(config, loaded)  # of the weights by their names, which joining gives up
+    fingerprint = _fingerprint(config, loaded)  # of the weights by their names, which fusing gives up
     progress(Progress(stage="warm up"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
     attention = attention_choice(config, loaded, lambda tried: progress(Progress(stage="warm up", detail=tried)))
     check_fused(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
-    plans: list[MemoryPlan] = []
-    num_blocks = num_blocks_for(config, loaded, planned=plans.append)
+    return _ReadyModel(loaded, fused, attention, fingerprint)
+
+
+def _agreed_size(
+    config: EngineConfig, model: _ReadyModel, leader: Leader | None, progress: Callable[[Progress], None]
+) -> PoolSize:
+    """The pool's, which is that of all ranks."""
+    size = pool_size(config, model.loaded)
     if leader is not None:
-        num_blocks = leader.agree(num_blocks, fused)
-    plan = plans[0] if plans else None
-    if plan is not None:
-        progress(Progress(stage="warm up", detail=plan.summary(str(loaded.device))))
-    with ExitStack() as later:  # a driver's pages, pinned memory and files are not collected like tensors
-        parts = _assemble(config, epoch, loaded, num_blocks, fingerprint, later, progress, cache_log, leader, attention)
-        if leader is not None:
-            leader.join(loaded.module)
-        later.pop_all()
-    parts.threads = threads if loaded.device.type == "cpu" else None
-    parts.plan = plan
-    if loaded.tokenizer is not None:
-        parts.forms = Forms(loaded.tokenizer, logits_width(loaded), loaded.eos_token_ids)
-    parts.overlaps = overlaps_steps(config, loaded.device)
-    parts.work = model_work(loaded, parts.storage.dtype, parts.runner.choice)
-    parts.utilization = config.gpu_memory_utilization
-    return parts
+        size = size._replace(num_blocks=leader.agree(size.num_blocks, model.fused))
+    if size.plan is not None:
+        progress(Progress(stage="warm up", detail=size.plan.summary(str(model.loaded.device))))
+    return size
 
 
-def _assemble(
+def _build_cache(
     config: EngineConfig,
-    epoch: int,
     loaded: LoadedModel,
     num_blocks: int,
     fingerprint: str,
-    undo: ExitStack,
-    progress: Callable[[Progress], None],
     cache_log: CacheLog | None,
-    leader: Leader | None,
-    attention: Choice,
-) -> EngineComponents:
-    loaded, bent = bent_to_allocator(config, loaded, num_blocks)
+    undo: ExitStack,
+) -> _Cache:
     virtual = virtual_cache(config, loaded, num_blocks)
-    space, memory = (virtual.space, virtual.memory) if virtual is not None else (None, None)
-    if memory is not None:
-        undo.callback(memory.close)
-    num_rows = space.num_rows if space is not None else num_blocks
+    if virtual is not None:
+        undo.callback(virtual.memory.close)
+    num_rows = virtual.space.num_rows if virtual is not None else num_blocks
     storage = storage_for_model(
         *(loaded, num_rows, config.block_size, config.kv_cache_dtype),
-        memory=memory,
+        memory=virtual.memory if virtual is not None else None,
         sparse_decode=config.sparse_decode,
     )
     mover = make_tier_mover(config, storage, fingerprint)
@@ -303,50 +339,47 @@ def _assemble(
         salt=mover.salt if mover is not None and mover.salt is not None else shared_salt(config),
         num_host=mover.num_host_places if mover is not None else 0,
         num_disk=mover.num_disk_places if mover is not None else 0,
-        space=space,
+        space=virtual.space if virtual is not None else None,
     )
     pool.cache_log = cache_log  # before the tiers: they tell what a kept file holds
-    max_batched = max_batched_tokens(config, loaded.device.type)
-    scheduler = Scheduler(
-        pool,
-        make_allocation(config.allocator, pool, max_model_len=loaded.max_model_len, mapper=memory),
+    return _Cache(storage, pool, mover, virtual)
+
+
+def _build_scheduler(config: EngineConfig, loaded: LoadedModel, cache: _Cache) -> Scheduler:
+    mapper = cache.virtual.memory if cache.virtual is not None else None
+    return Scheduler(
+        cache.pool,
+        make_allocation(config.allocator, cache.pool, max_model_len=loaded.max_model_len, mapper=mapper),
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=max_batched,
+        max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
         max_model_len=loaded.max_model_len,
-        mover=mover,
+        mover=cache.mover,
         preemption=config.preemption,
         drafter=Drafter(config.speculative_config) if config.speculative_config is not None else None,
     )
-    runner = ModelRunner(
+
+
+def _build_runner(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    storage: KVStorage,
+    attention: Choice,
+    leader: Leader | None,
+    notes: list[str],
+) -> ModelRunner:
+    return ModelRunner(
         loaded,
         storage,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=max_batched,
+        max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
         enforce_eager=config.enforce_eager,
         piecewise_graphs=config.piecewise_graphs,
         page_heat=config.page_heat,
         sparse_decode=config.sparse_decode,
         others=leader,
         ops=attention.ops,
-        notes=attention.failures,
+        notes=notes,
     )
-    runner.warm_up(progress)
-    hello = _hello(config, epoch, loaded, storage, scheduler, space, pool, attention)
-    progress(Progress(stage="ready"))
-    streamed = streamed_weights(loaded.module)
-    notes = [
-        *loaded.notes,
-        *bent,
-        *(streamed.notes if streamed is not None else []),
-        *([mover.note] if mover is not None and mover.note else []),
-    ]
-    if mover is not None and mover.salt is not None and config.publishes_kv_events:
-        notes.append("KV events have the hashes of the kept file: other engines with this seed have others")
-    parts = EngineComponents(epoch, loaded, storage, pool, scheduler, runner, hello, mover, notes, leader=leader)
-    parts.new_notes()  # of the warm-up, which come first
-    for note in parts.notes:
-        scheduler.note(note, time.monotonic_ns())
-    return parts
 
 
 def overlaps_steps(config: EngineConfig, device: torch.device) -> bool:
@@ -364,15 +397,9 @@ def _fingerprint(config: EngineConfig, loaded: LoadedModel) -> str:
 
 
 def _hello(
-    config: EngineConfig,
-    epoch: int,
-    loaded: LoadedModel,
-    storage: KVStorage,
-    scheduler: Scheduler,
-    space: AddressSpace | None,
-    pool: BlockPool,
-    attention: Choice,
+    config: EngineConfig, epoch: int, loaded: LoadedModel, cache: _Cache, scheduler: Scheduler, attention: Choice
 ) -> Hello:
+    storage, pool, virtual = cache.storage, cache.pool, cache.virtual
     return Hello(
         epoch=epoch,
         time_ns=time.monotonic_ns(),
@@ -380,7 +407,7 @@ def _hello(
         model=loaded.info,
         cache=CacheInfo(
             num_blocks=storage.num_blocks,
-            num_physical_blocks=space.num_physical_blocks if space is not None else 0,
+            num_physical_blocks=virtual.space.num_physical_blocks if virtual is not None else 0,
             num_host_blocks=pool.num_host,
             num_disk_blocks=pool.num_disk,
             block_size=config.block_size,

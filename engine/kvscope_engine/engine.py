@@ -107,7 +107,7 @@ class Engine:
         self._loop = StepLoop(
             self.components.scheduler,
             self.components.runner,
-            self.components.explain_shortage,
+            lambda plan: self.components.explain_shortage(plan),  # of those it has then: once closed, no weights
             overlaps=self.components.overlaps,
         )
         self.interventions = Interventions(
@@ -118,6 +118,8 @@ class Engine:
         self._spoken: dict[int, OutputStream] = {}
         """Those of them with something to hand out: thousands may wait in the queue and say nothing."""
         self._clients: dict[str, list[Request]] = {}
+        self._num_noted = len(self._parts.notes)
+        self._copied_s = self._parts.copied_seconds
         self._next_number = 1
         self._ran_nothing = False
         self._record_ns = 0
@@ -317,7 +319,7 @@ class Engine:
         self._clients.clear()
         self._close_cache_events()
         self._loop.close()
-        self.components.close()
+        self.components = self.components.close()
 
     def __enter__(self) -> Self:
         return self
@@ -381,7 +383,9 @@ class Engine:
             tell_skips(self.components.pool, ran.plan, ran.result.block_skips)
         for request in ran.failed:
             self._finish(request, self._streams[request.number], "error", ran.ended_ns, ran.reason)
-        for note in self.components.new_notes():
+        new_notes = self.components.notes[self._num_noted :]
+        self._num_noted += len(new_notes)
+        for note in new_notes:
             self.components.scheduler.note(note, ran.ended_ns)
             self._on_note(note)
         self.components.scheduler.rate.observe(ran.plan, ran.result.forward_ns / 1e9)
@@ -394,7 +398,9 @@ class Engine:
             commit_ns=committed_ns - ran.ended_ns,
             record_ns=self._record_ns,
         )
-        work = self.components.work_of(ran.plan, ran.result)
+        copied_s, before_s = self.components.copied_seconds, self._copied_s
+        self._copied_s = copied_s
+        work = self.components.work_of(ran.plan, ran.result, copied_s - before_s)
         self._frame_builder.record(plan, result, timings, self.step_count, ran.ended_ns, work)
         self._tell_cache_events()
         self._record_ns = time.monotonic_ns() - committed_ns

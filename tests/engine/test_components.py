@@ -45,7 +45,7 @@ def test_blocks_are_counted_when_joining_is_over_and_captured_over_when_they_are
     noted("load_model")
     noted("_fingerprint", lambda config, loaded: not is_joined(config, loaded))
     noted("make_ready_to_run")
-    noted("num_blocks_for", is_joined)
+    noted("pool_size", is_joined)
     noted("storage_for_model")
     noted("ModelRunner")
     Engine(config(tiny_model())).close()
@@ -53,7 +53,7 @@ def test_blocks_are_counted_when_joining_is_over_and_captured_over_when_they_are
         "load_model",
         "_fingerprint",
         "make_ready_to_run",
-        "num_blocks_for",
+        "pool_size",
         "storage_for_model",
         "ModelRunner",
     ]

@@ -284,8 +284,9 @@ class Marks:
 @pytest.mark.parametrize(("raw", "beginning"), [(True, " "), (False, "")], ids=["raw", "an answer"])
 def test_a_raw_completion_goes_on_from_its_prompt(make_engine: Make, raw: bool, beginning: str) -> None:
     engine = make_engine()
-    parts: Any = engine.components
-    parts.loaded = dataclasses.replace(parts.loaded, tokenizer=Marks())
+    marks: Any = Marks()
+    loaded = dataclasses.replace(engine.components.loaded, tokenizer=marks)
+    engine.components = dataclasses.replace(engine.components, loaded=loaded)
     engine.submit(Submit(request_id="a", prompt_token_ids=prompt_of(1), raw=raw, sampling=GREEDY))
     said = run_to_end(engine)
     text = "".join(message.text for message in said if isinstance(message, Tokens))

@@ -40,7 +40,7 @@ from kvscope_engine.model.ranks.processes import FOLDER_KEY, forget, torchrun_st
 from kvscope_engine.model.ranks.rank import Rank
 from kvscope_engine.model.ranks.reduce import keep_residual_in_float32, reduce_behind_layers
 from kvscope_engine.model.running.cpu_threads import CpuThreads
-from kvscope_engine.model.running.memory import num_blocks_for
+from kvscope_engine.model.running.memory import pool_size
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.storage_for_model import storage_for_model
 from kvscope_telemetry.engine_config import EngineConfig
@@ -86,7 +86,7 @@ def _serve(channel: Channel, folder: Path, rank: Rank) -> None:
     threads = CpuThreads(config.num_threads)
     loaded = load_model(config, lambda progress: None, rank)
     fused = make_ready_to_run(loaded.module, loaded.quantization)
-    ready = Ready(num_blocks=num_blocks_for(config, loaded), float32_residual=fused.float32_residual)
+    ready = Ready(num_blocks=pool_size(config, loaded).num_blocks, float32_residual=fused.float32_residual)
     channel.send(encode(ready))
     begin = decode_to_rank(_next(channel))
     if isinstance(begin, Begin):

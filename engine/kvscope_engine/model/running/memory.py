@@ -6,8 +6,7 @@ will run, its parts joined.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
@@ -30,14 +29,16 @@ MAX_DEFAULT_CPU_BYTES: Final = 512 * MIB
 DEFAULT_CPU_SHARE: Final = 0.25
 
 
-def num_blocks_for(
-    config: EngineConfig,
-    loaded: LoadedModel,
-    memory: DeviceMemory | None = None,
-    *,
-    planned: Callable[[MemoryPlan], None] = lambda plan: None,
-) -> int:
-    """Blocks of the pool; `memory` is that of the GPU, where there is one. A plan that fits is told to `planned`.
+class PoolSize(NamedTuple):
+    """How many blocks the pool has, and why."""
+
+    num_blocks: int
+    plan: MemoryPlan | None = None
+    """Of a GPU's memory, where the size of the pool was left to it."""
+
+
+def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | None = None) -> PoolSize:
+    """Blocks of the pool; `memory` is that of the GPU, where there is one.
 
     Raises BadInput when what was asked for is more than is free, KvscopeError when nothing fits at all; both with
     the numbers.
@@ -48,19 +49,20 @@ def num_blocks_for(
     one_block = block_bytes(layers, config.block_size, storage_dtype(config.kv_cache_dtype, loaded.dtype))
     free = free_bytes(loaded.device) if memory is None else memory.free_bytes()
     if config.num_gpu_blocks_override is not None:
-        return _checked(config.num_gpu_blocks_override, one_block, free, loaded.device, "--num-gpu-blocks-override")
+        num_blocks, option = config.num_gpu_blocks_override, "--num-gpu-blocks-override"
+        return PoolSize(_checked(num_blocks, one_block, free, loaded.device, option))
     if config.kv_memory_bytes is not None:
         if config.kv_memory_bytes < one_block:
             raise BadInput(
                 f"--kv-memory {config.kv_memory_bytes} is not accepted: one block of {config.block_size} tokens takes"
                 f" {one_block} bytes with this model"
             )
-        return _checked(config.kv_memory_bytes // one_block, one_block, free, loaded.device, "--kv-memory")
+        num_blocks = config.kv_memory_bytes // one_block
+        return PoolSize(_checked(num_blocks, one_block, free, loaded.device, "--kv-memory"))
     if memory is not None:
         plan = plan_memory(config, loaded, memory, one_block)
         plan.check(loaded.info.name, str(loaded.device))
-        planned(plan)
-        return plan.kv // one_block
+        return PoolSize(plan.kv // one_block, plan)
     room = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
     if room < one_block:
         raise KvscopeError(
@@ -68,7 +70,7 @@ def num_blocks_for(
             f" ({free / MIB:.0f} MiB free), one block takes {one_block / MIB:.2f} MiB;"
             " free some, or give --kv-memory, a smaller model or --dtype bfloat16"
         )
-    return room // one_block
+    return PoolSize(room // one_block)
 
 
 def plan_memory(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory, one_block: int) -> MemoryPlan:
