@@ -118,8 +118,8 @@ class Engine:
         self._spoken: dict[int, OutputStream] = {}
         """Those of them with something to hand out: thousands may wait in the queue and say nothing."""
         self._clients: dict[str, list[Request]] = {}
-        self._num_noted = len(self._parts.notes)
-        self._copied_s = self._parts.copied_seconds
+        self._num_noted = len(self.components.notes)
+        self._copied_s = self.components.copied_seconds
         self._next_number = 1
         self._ran_nothing = False
         self._record_ns = 0

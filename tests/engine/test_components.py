@@ -40,7 +40,7 @@ def test_blocks_are_counted_when_joining_is_over_and_captured_over_when_they_are
         monkeypatch.setattr(components, name, call)
 
     def is_joined(_: EngineConfig, loaded: Any) -> bool:
-        return getattr(loaded.module, "kvscope_joined", None) is not None
+        return getattr(loaded.module, "kvscope_fused_model", None) is not None
 
     noted("load_model")
     noted("_fingerprint", lambda config, loaded: not is_joined(config, loaded))

@@ -88,7 +88,7 @@ def test_a_block_that_is_given_away_is_unknown_again(make_engine: Make) -> None:
 
 
 def test_a_shared_block_says_the_most_that_fell_on_it(make_engine: Make) -> None:
-    pool = make_engine(num_gpu_blocks_override=60)._parts.pool
+    pool = make_engine(num_gpu_blocks_override=60).components.pool
     blocks = pool.allocate(2, 1)
     ids = np.array([blocks[0], blocks[1], blocks[0]], np.int64)
     pool.measure(ids, np.array([700, 5, 30], np.uint32), 9)

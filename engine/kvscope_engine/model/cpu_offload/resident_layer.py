@@ -63,6 +63,6 @@ class ResidentLayers:
 
 def bring_layer_of(module: nn.Module, part: nn.Module) -> None:
     """Before `part` of the model `module` is run by itself."""
-    resident: ResidentLayers | None = getattr(module, "kvscope_at_hand", None)
+    resident: ResidentLayers | None = getattr(module, "kvscope_resident", None)
     if resident is not None:
         resident.bring_layer_of(part)

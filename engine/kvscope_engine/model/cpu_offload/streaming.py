@@ -145,7 +145,7 @@ class StreamedWeights:
 
 def start_streaming(module: nn.Module) -> None:
     """Once a model is joined: serve those layers that were kept in host memory from there. Others: nothing."""
-    resident: ResidentLayers | None = getattr(module, "kvscope_at_hand", None)
+    resident: ResidentLayers | None = getattr(module, "kvscope_resident", None)
     if resident is None:
         return
     resident.end()
@@ -164,7 +164,7 @@ def streamed_weights(module: nn.Module) -> StreamedWeights | None:
 
 def close_streaming(module: nn.Module) -> None:
     """At the model's end, or that of its start, wherever it broke off."""
-    resident: ResidentLayers | None = getattr(module, "kvscope_at_hand", None)
+    resident: ResidentLayers | None = getattr(module, "kvscope_resident", None)
     if resident is not None:
         resident.end()
         module.kvscope_resident = None  # type: ignore[assignment]

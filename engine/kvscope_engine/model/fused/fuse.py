@@ -57,11 +57,11 @@ def fuse_model(module: nn.Module, quantization: str = "none") -> Fused:
     Raises BadInput naming the architecture when its attention cannot be served (`hook_check`), or when the whole does
     not give what it gave before.
     """
-    found: Fused | None = getattr(module, "kvscope_joined", None)
+    found: Fused | None = getattr(module, "kvscope_fused_model", None)
     if found is None:
         check_hook(module)
         found = _fuse(module, quantization)
-        module.kvscope_fused = found  # type: ignore[assignment]
+        module.kvscope_fused_model = found  # type: ignore[assignment]
     return found
 
 

@@ -243,7 +243,7 @@ def start(
     def make(**options: Any) -> Engine:
         small = {"num_gpu_blocks_override": 64, "max_num_batched_tokens": 256, "max_num_seqs": 8}
         engines.append(Engine(EngineConfig(**({"model": str(folder), "device": "cuda"} | small | options))))
-        graphs = engines[-1]._parts.runner._graphs
+        graphs = engines[-1].components.runner._graphs
         with torch.inference_mode():
             for size in graphs.sizes[:-1] if graphs is not None else ():
                 graphs.capture(size)
