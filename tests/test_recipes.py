@@ -490,3 +490,66 @@ def test_a_figure_of_a_run(recipe: Recipe, column: str) -> None:
     needed = {figures} if column == "flops" else {figures, summary}
     assert set(recipe.files) == needed
     assert needed <= listed("figure of a run") == {figures, summary}
+
+
+def test_an_export_kind(recipe: Recipe) -> None:
+    table, kinds = (f"engine/kvscope_telemetry/exports/{name}.py" for name in ("tables/pauses_table", "kinds"))
+    recipe.write(
+        table,
+        textwrap.dedent(
+            """
+            from kvscope_telemetry.exports.tables.about import about
+            from kvscope_telemetry.exports.tables.table import Column, Table
+
+
+            def pauses_table(content):
+                stops = list(content.overview.stops.within(content.span.from_ns, content.span.until_ns))
+                begins = Column("begin_ns", "int", [stop.begin_ns for stop in stops], "ns", "since 1970")
+                return Table("pauses", (begins,), about(content.recording, content.span))
+            """
+        ),
+    )
+    recipe.replace(
+        kinds,
+        '    TableKind("devices"',
+        '    TableKind("pauses", "pause", "pauses_table", "pauses_table"),\n    TableKind("devices"',
+    )
+    recipe.check(
+        """
+        import argparse, os
+        from pathlib import Path
+        os.environ["COLUMNS"] = "1000"
+        from PySide6.QtCore import QSettings
+        from PySide6.QtWidgets import QApplication
+        from kvscope_app.commands.export import add_export_parser
+        from kvscope_app.library.sample import sample_recording
+        from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+        from kvscope_app.recording.export_dialog import ExportDialog
+        from kvscope_app.session.session import Session
+        from kvscope_app.window.main_window import MainWindow
+        from kvscope_telemetry.playback.playback_source import PlaybackSource
+        from kvscope_telemetry.recordings.reader import Recording
+
+        sample = str(sample_recording())
+        parser = add_export_parser(argparse.ArgumentParser().add_subparsers())
+        assert "pauses has a row per pause" in parser.format_help()
+        for asked in (["pauses.csv"], ["others.csv", "--kind", "pauses"]):
+            args = parser.parse_args([sample, "--out", *asked])
+            assert args.run(args) == 0
+            assert Path(asked[0]).read_text().splitlines()[0] == "begin_ns"
+
+        app = QApplication([])
+        settings = QSettings("settings.ini", QSettings.Format.IniFormat)
+        session = Session(PlaybackSource(Recording.open(sample), is_playing=False))
+        while not session.is_overview_whole:
+            session.poll()
+        window = MainWindow(session, ThemeKeeper(app, settings, "dark"), settings)
+        dialog = ExportDialog(window)
+        dialog.what.setCurrentText("Table of pauses")
+        wish = dialog.wish()
+        assert (wish.kind, wish.path.name.endswith("-pauses.csv")) == ("pauses", True)
+        window.close()
+        session.close()
+        """
+    )
+    assert {path for path in recipe.files if path != table} == listed("export kind (a table)")

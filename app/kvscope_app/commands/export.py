@@ -15,24 +15,31 @@ from kvscope_app.commands.progress import Progress
 from kvscope_app.commands.values import add_goals, moment, recording_file
 from kvscope_app.pictures.names import is_picture
 from kvscope_app.pictures.options import add_picture_options, wish_of
+from kvscope_telemetry.exports.kinds import FORMATS, KINDS, TABLES
 
-FORMATS: Final = ("perfetto", "csv", "parquet", "arrow", "html", "png", "svg", "video")
+_PICTURES: Final = ("png", "svg", "video")
 
 
 def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     """The parser of this command."""
+    tables = ", ".join(form.name for form in FORMATS if form.is_of_tables)
+    rows = ", ".join(f"{kind.name} has a row per {kind.row}" for kind in TABLES)
     parser: argparse.ArgumentParser = commands.add_parser(
         "export",
         help="export a recording: CSV, Parquet, Arrow, Perfetto, HTML report, pictures, videos",
-        description="Write a recording, or a range of it: a table (csv, parquet or arrow; metrics has a row a second,"
-        " requests a row a request, events a row an event, bookmarks a row a bookmark or alarm), a trace for"
+        description=f"Write a recording, or a range of it: a table ({tables}; {rows}), a trace for"
         " ui.perfetto.dev (perfetto), a report in one file to send to somebody (html), a picture of a view at a moment"
         " (png, svg), or a video of it over the range (video: .mp4 by ffmpeg, .webp, .gif and .apng by Pillow)."
         " None needs a display. Nothing is overwritten.",
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE.mcap", type=recording_file, help="a recording; or the word sample")
-    parser.add_argument("--to", choices=FORMATS, help="the format (default: by the extension of PATH)")
+    formats = (*(form.name for form in FORMATS), *_PICTURES)
+    parser.add_argument(
+        "--to",
+        choices=formats,
+        help="the format (default: by the extension of PATH)",
+    )
     parser.add_argument(
         "--out",
         metavar="PATH",
@@ -42,7 +49,7 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     )
     parser.add_argument(
         "--kind",
-        choices=("metrics", "requests", "events", "bookmarks", "devices"),
+        choices=KINDS,
         help="which table (default: by the name of PATH, else metrics)",
     )
     parser.add_argument("--from", dest="from_s", metavar="S", type=moment, help="seconds from the recording's start")

@@ -43,8 +43,8 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
 
 def info(args: argparse.Namespace) -> int:
     """Print it."""
+    from kvscope_telemetry.exports.content import Content
     from kvscope_telemetry.exports.digest import digest
-    from kvscope_telemetry.exports.export import read_all_request_histories
     from kvscope_telemetry.exports.goals_kept import goals_kept
     from kvscope_telemetry.exports.span import span_of
     from kvscope_telemetry.goals import read_goals
@@ -56,7 +56,7 @@ def info(args: argparse.Namespace) -> int:
         recording = Recording.open(args.file)
         overview, span = read_overview(recording, progress.watch), span_of(recording)
         if goals:
-            histories = read_all_request_histories(recording, overview, span, progress.watch)
+            histories = Content(recording, overview, span, watch=progress.watch).histories()
             kept = goals_kept(histories, overview, recording, span, goals, _MAX_IN_JSON if args.json else _MAX_IN_TEXT)
     found = digest(recording, overview, span)
     if args.json:

@@ -28,6 +28,7 @@ from kvscope_app.session.kept.bookmark_file import bookmark_file, read_bookmarks
 from kvscope_app.session.session import Session
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.exports.kinds import FORMATS, TABLES
 from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 
@@ -43,19 +44,10 @@ class _Form(NamedTuple):
     told: str
 
 
-_TABLE_FORMS: Final = {"CSV": ("csv", ".csv"), "Parquet": ("parquet", ".parquet"), "Arrow": ("arrow", ".arrow")}
+_TABLE_FORMS: Final = {form.title: (form.name, form.suffixes[0]) for form in FORMATS if form.is_of_tables}
 _FORMS: Final = (
-    _Form(
-        "HTML report", "html", ".html", None, "One file to share: figures, charts, the most delayed requests and why"
-    ),
-    _Form(
-        "Perfetto trace", "perfetto", ".perfetto-trace", None, "For ui.perfetto.dev: counters, one track per request"
-    ),
-    _Form("Table of metrics", "csv", ".csv", "metrics", "One row per second"),
-    _Form("Table of requests", "csv", ".csv", "requests", "One row per request"),
-    _Form("Table of events", "csv", ".csv", "events", "One row per event"),
-    _Form("Table of bookmarks", "csv", ".csv", "bookmarks", "One row per bookmark or alarm"),
-    _Form("Table of devices", "csv", ".csv", "devices", "One row per device and sample"),
+    *(_Form(form.title, form.name, form.suffixes[0], None, form.about) for form in FORMATS if not form.is_of_tables),
+    *(_Form(f"Table of {kind.name}", "csv", ".csv", kind.name, f"One row per {kind.row}") for kind in TABLES),
 )
 _STEP_S: Final = 0.05
 """Half of what a field shows: a range's end within it is the timeline's own."""
@@ -164,7 +156,7 @@ class ExportWish:
 
     path: Path
     form: str
-    """One of `exports.FORMAT_NAMES`."""
+    """The name of one of `exports.kinds.FORMATS`."""
     kind: str | None = None
     """Which table, where it is one."""
     from_ns: int | None = None

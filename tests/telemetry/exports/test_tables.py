@@ -14,8 +14,8 @@ import pytest
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.export import Wanted, export
+from kvscope_telemetry.exports.kinds import KINDS
 from kvscope_telemetry.exports.tables import arrow_files
-from kvscope_telemetry.exports.tables.tables import KINDS
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.bookmark import new_bookmark

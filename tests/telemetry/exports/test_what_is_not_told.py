@@ -10,6 +10,7 @@ import pytest
 
 from kvscope_telemetry.alarms.expression import Expression
 from kvscope_telemetry.exports.comparison.comparison import Run, compare
+from kvscope_telemetry.exports.content import Content
 from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.perfetto.trace import write_perfetto
 from kvscope_telemetry.exports.report.report import write_report
@@ -121,13 +122,13 @@ def test_an_engine_that_tells_all_is_summarized_as_before(own):
 def test_the_metrics_are_empty_where_unknown(watched, own):
     recording, overview, span = watched
     file = io.BytesIO()
-    write_csv(metrics_table(recording, overview, span), file)
+    write_csv(metrics_table(Content(recording, overview, span)), file)
     head, first, *_ = (line.split(",") for line in file.getvalue().decode().splitlines())
     told = dict(zip(head, first, strict=True))
     assert told["num_steps"] == told["free_blocks"] == told["admitted"] == ""
     assert told["num_running"] == "2"
     assert told["first_token_p50_above_s"]
-    assert not any(name.endswith("_above_s") for name in (column.name for column in metrics_table(*own).columns))
+    assert not any(column.name.endswith("_above_s") for column in metrics_table(Content(*own)).columns)
 
 
 def test_the_digest_has_none_and_the_report_and_the_trace_leave_it_out(watched):

@@ -10,7 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.exports.content import Content
+from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.exports.tables.about import about
 from kvscope_telemetry.exports.tables.table import Column, Table
 from kvscope_telemetry.messages.devices import Devices, Gpu, Host
@@ -45,9 +46,9 @@ _INTS: Final[tuple[_Figure, ...]] = (
 _Row = tuple[int, Devices, Gpu | Host]
 
 
-def devices_table(recording: Exported, messages: Iterable[tuple[int, TelemetryMessage]], span: Span) -> Table:
+def devices_table(content: Content) -> Table:
     """A row a device and sample, in the order of time; none where no machine told of itself."""
-    rows = _rows(messages, span)
+    span, rows = content.span, _rows(content.messages(), content.span)
     times = np.array([time_ns for time_ns, _, _ in rows], np.int64)
     devices = [device for _, _, device in rows]
     columns = (
@@ -64,7 +65,7 @@ def devices_table(recording: Exported, messages: Iterable[tuple[int, TelemetryMe
         Column("throttled_by", "text", [_reasons(device) for device in devices], "", "why its clocks are held back"),
         Column("fault", "text", [str(getattr(device, "fault", "")) for device in devices], "", "why it is silent"),
     )
-    return Table("devices", columns, about(recording, span))
+    return Table("devices", columns, about(content.recording, span))
 
 
 def _rows(messages: Iterable[tuple[int, TelemetryMessage]], span: Span) -> list[_Row]:

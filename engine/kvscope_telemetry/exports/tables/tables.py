@@ -5,25 +5,22 @@ Owns their columns, types and units. Times bear two columns: `…_ns` by the wal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
+from kvscope_telemetry.exports.content import Content
 from kvscope_telemetry.exports.marks import end_of, name_of
 from kvscope_telemetry.exports.phase_spans import RequestHistory, within
-from kvscope_telemetry.exports.span import Exported, Span
 from kvscope_telemetry.exports.tables.about import about
 from kvscope_telemetry.exports.tables.table import Column, Table
 from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.request_state import RequestState
-from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.figures import rows_in, usage_of
 from kvscope_telemetry.summaries.session_overview import OVERVIEW_COLUMNS, SessionOverview
 from kvscope_telemetry.summaries.summary import TimedEvent
 
-KINDS: Final = ("metrics", "requests", "events", "bookmarks", "devices")
-"""What there is a table of."""
 _STATES: Final[dict[int, str]] = {RequestState.RUNNING: "running", RequestState.PREEMPTED: "preempted"}
 _SHARES: Final = ("utilization",)
 _SUFFIX_UNITS: Final = {
@@ -55,8 +52,9 @@ _COUNTED: Final = {
 }
 
 
-def metrics_table(recording: Exported, overview: SessionOverview, span: Span) -> Table:
+def metrics_table(content: Content) -> Table:
     """A row a second; seconds of silence have none."""
+    recording, overview, span = content.recording, content.overview, content.span
     rows = rows_in(overview, span)
     times = overview.time_ns[rows]
     columns = [
@@ -73,9 +71,10 @@ def metrics_table(recording: Exported, overview: SessionOverview, span: Span) ->
     return Table("metrics", tuple(columns), about(recording, span))
 
 
-def requests_table(recording: Exported, histories: Sequence[RequestHistory], span: Span) -> Table:
+def requests_table(content: Content) -> Table:
     """A row a request that was there in the range, in the order they were announced."""
-    there = within(histories, span.from_ns, span.until_ns)
+    recording, span = content.recording, content.span
+    there = within(content.histories(), span.from_ns, span.until_ns)
 
     def ints(name: str, of: Callable[[RequestHistory], int | None], unit: str, description: str) -> Column:
         return Column(name, "int", [of(history) for history in there], unit, description)
@@ -124,8 +123,9 @@ def requests_table(recording: Exported, histories: Sequence[RequestHistory], spa
     return Table("requests", columns, about(recording, span))
 
 
-def events_table(recording: Exported, overview: SessionOverview, span: Span) -> Table:
+def events_table(content: Content) -> Table:
     """A row an event."""
+    recording, overview, span = content.recording, content.overview, content.span
     places = overview.events.find(span.from_ns, span.until_ns).tolist()
     found = [overview.events[place] for place in places]
 
@@ -147,8 +147,9 @@ def events_table(recording: Exported, overview: SessionOverview, span: Span) -> 
     return Table("events", columns, about(recording, span))
 
 
-def bookmarks_table(recording: Exported, marks: Sequence[Bookmark], span: Span) -> Table:
+def bookmarks_table(content: Content) -> Table:
     """A row a bookmark or an alarm that rang."""
+    recording, marks, span = content.recording, content.marks, content.span
     times = np.array([mark.time_ns for mark in marks], np.int64)
     lengths = np.array([end_of(mark) - mark.time_ns for mark in marks], np.float64) / 1e9
     columns = (

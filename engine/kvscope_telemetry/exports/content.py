@@ -1,0 +1,32 @@
+"""What an export is made of: a range of a recording, its requests and messages read when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kvscope_telemetry.exports.phase_spans import RequestHistory, read_request_histories
+from kvscope_telemetry.exports.span import Exported, Span, timed_messages
+from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.recordings.read_budget import ProgressCallback
+from kvscope_telemetry.summaries.bookmark import Bookmark
+from kvscope_telemetry.summaries.session_overview import SessionOverview
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Of `span`; `watch` follows what reads it."""
+
+    recording: Exported
+    overview: SessionOverview
+    span: Span
+    marks: Sequence[Bookmark] = ()
+    watch: ProgressCallback | None = None
+
+    def messages(self) -> Iterator[tuple[int, TelemetryMessage]]:
+        """Those of the range, each with its time."""
+        return iter(timed_messages(self.recording, self.span, self.watch))
+
+    def histories(self) -> list[RequestHistory]:
+        """The requests of the range, with what events from before it tell of them."""
+        return read_request_histories(self.messages(), self.overview.events)
