@@ -267,7 +267,7 @@ class Summarizer:
                 name: latency_of(joined(self._readings, name)) for name in (latency.key for latency in LATENCIES)
             }
         if not told.requests:
-            changes |= {"turns": None, "moments": None}
+            changes |= {"phases": None, "moments": None}
         if not told.physical_rows:
             changes["bins"] = None
         return msgspec.structs.replace(summary, **changes)
