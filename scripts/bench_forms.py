@@ -43,8 +43,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--between", type=float, default=500.0, metavar="US")
     args = parser.parse_args()
-    tokenizer = load_tokenizer(tokenizer_folder(ModelInfo(name="default", dtype="bfloat16")))
-    assert tokenizer is not None
+    folders = [tokenizer_folder(ModelInfo(name="default", dtype=dtype)) for dtype in ("bfloat16", "float32")]
+    tokenizer = next((tokenizer for tokenizer in map(load_tokenizer, folders) if tokenizer is not None), None)
+    if tokenizer is None:
+        parser.exit(1, "the default model is not on this machine: kvscope-engine generate --prompt Hi fetches it\n")
     asked = Structured(kind="json_schema", text=json.dumps(SCHEMA))
     text = json.dumps([{"name": "Tom the first", "kind": "cat", "age": 12}] * 40)
     tokens = tokenizer.encode(text, add_special_tokens=False)[:NUM_STEPS]

@@ -72,8 +72,8 @@ from kvscope_telemetry.messages.telemetry import (
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 GOLDEN = Path(__file__).with_name("golden_messages.txt")
-"""A message a line: its name, and its bytes in hexadecimal. Lines are added, never changed: a line that no
-longer decodes to the message below breaks recordings and engines that are out there."""
+"""A message a line: its name, and its bytes in hexadecimal. From the first release on lines are added, never changed: a
+line that no longer decodes to the message below breaks recordings and engines that are out there."""
 
 
 def _rows(num_rows: int, *, ids: bool) -> BlockRows:
