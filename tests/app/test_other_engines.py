@@ -153,9 +153,9 @@ def test_percentiles_are_ranges(watched, qtbot):
     view = ThroughputView(watched)
     qtbot.addWidget(view)
     view.show()
-    view.refresh_all()
-    assert "queue" not in view._shown
-    assert "step" not in view._shown
+    view.charts.refresh_all()
+    assert "queue" not in view.charts.shown
+    assert "step" not in view.charts.shown
 
 
 def test_the_console_takes_prompts_where_they_can_be_sent(watched, make_engine, make_session, qtbot, tmp_path):

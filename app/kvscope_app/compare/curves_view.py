@@ -10,23 +10,21 @@ from typing import Final
 
 import numpy as np
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QFrame, QGridLayout, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QScrollArea, QVBoxLayout, QWidget
 
 from kvscope_app.compare.overlay import PANELS, Curve, Overlaid, curve_of
 from kvscope_app.compare.pair import Pair
 from kvscope_app.look.theme import Theme
-from kvscope_app.look.zoom import scaled
 from kvscope_app.playback.playback import time_text
 from kvscope_app.session.shown_stops import stop_bands
 from kvscope_app.views.chart.axes import TimeAxis
+from kvscope_app.views.chart.chart_stack import PanelGrid
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 
 _STEPS_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
 _APART_PX: Final = 70
 SIDES: Final = (CurveSpec("A", "A", 0), CurveSpec("B", "B", 1, dashed=True))
 """How the two are told apart, everywhere in the window."""
-_PANEL_MIN_WIDTH: Final = 300
 _TOO_LITTLE_S: Final = 1e-3
 
 
@@ -40,11 +38,12 @@ class CurvesView(QWidget):
         super().__init__()
         self._pair = pair
         self.setAccessibleName("Curves of both runs")
-        self.panels = {spec.key: _panel(spec) for spec in PANELS}
+        self._charts = PanelGrid()
+        self._charts.set_panels({spec.key: _panel(spec) for spec in PANELS})
+        self._charts.show_panels([spec.key for spec in PANELS])
         self._curves: dict[str, tuple[Curve, Curve]] = {}
         self._shown_s: tuple[float, float] | None = None
         self._hover_s: float | None = None
-        self._num_columns = 0
         self._lay_out()
         for panel in self.panels.values():
             panel.hovered.connect(self._on_hover)
@@ -52,6 +51,11 @@ class CurvesView(QWidget):
             panel.chosen.connect(lambda x: pair.go_to(pair.origin_ns + round(x * 1e9)))
         pair.cursor_changed.connect(self.show_cursor)
         pair.aligned.connect(self.show_all)
+
+    @property
+    def panels(self) -> dict[str, ChartPanel]:
+        """The charts, by key."""
+        return self._charts.panels
 
     @property
     def shown_ns(self) -> tuple[int, int] | None:
@@ -114,15 +118,7 @@ class CurvesView(QWidget):
 
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""
-        for panel in self.panels.values():
-            panel.apply_theme(theme)
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        columns = max(1, min(3, self.width() // scaled(_PANEL_MIN_WIDTH)))
-        if columns != self._num_columns:
-            self._num_columns = columns
-            self._reflow()
+        self._charts.apply_theme(theme)
 
     @property
     def _length_s(self) -> float:
@@ -133,22 +129,11 @@ class CurvesView(QWidget):
         self._hover_s = x
         self.show_cursor()
 
-    def _reflow(self) -> None:
-        for index, panel in enumerate(self.panels.values()):
-            self._grid.removeWidget(panel)
-            self._grid.addWidget(panel, index // self._num_columns, index % self._num_columns)
-            panel.show_time_labels(index >= len(self.panels) - self._num_columns)
-
     def _lay_out(self) -> None:
-        body, scroll = QWidget(), QScrollArea()
-        self._grid = QGridLayout(body)
-        self._grid.setContentsMargins(4, 4, 8, 6)
-        self._grid.setHorizontalSpacing(10)
-        self._grid.setVerticalSpacing(6)
-        for panel in self.panels.values():
-            panel.setParent(body)
-            panel.plot.area = scroll
-        scroll.setWidget(body)
+        scroll = QScrollArea()
+        self._charts.setContentsMargins(4, 4, 8, 6)
+        self._charts.lie_in(scroll)
+        scroll.setWidget(self._charts)
         scroll.setWidgetResizable(True)
         scroll.setFrameShape(QFrame.Shape.NoFrame)
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)

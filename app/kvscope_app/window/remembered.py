@@ -142,9 +142,8 @@ def _remember_range(view: View, choices: SettingsKeeper) -> None:
     assert isinstance(view, ThroughputView), "it has the name"
     seconds = choices.values.chart_range_s
     if seconds in RANGES_S.values():
-        view.bar.ranges.set_current(list(RANGES_S.values()).index(seconds))
-        view.show_last(seconds)
-    view.bar.range_chosen.connect(lambda chosen: choices.change(chart_range_s=chosen))
+        view.charts.show_last(seconds)
+    view.charts.bar.range_chosen.connect(lambda chosen: choices.change(chart_range_s=chosen))
 
 
 def _remember_kinds(view: View, choices: SettingsKeeper) -> None:

@@ -34,8 +34,8 @@ def sizes(window):
         "row": view["requests"].table.verticalHeader().defaultSectionSize(),
         "column": view["requests"].table.columnWidth(0),
         "event row": view["events"].table.verticalHeader().defaultSectionSize(),
-        "axis": view["throughput"].panels["decode"].plot.axes[0].width(),
-        "tick": view["throughput"].panels["decode"].plot.axes[0].style["tickFont"].pointSizeF(),
+        "axis": view["throughput"].charts.panels["decode"].plot.axes[0].width(),
+        "tick": view["throughput"].charts.panels["decode"].plot.axes[0].style["tickFont"].pointSizeF(),
         "lane": next(height for _, _, height in view["timeline"].canvas.layout_now.boxes()),
         "gutter": window.page_map.canvas._gutter,
     }
@@ -91,11 +91,13 @@ def test_charts_of_larger_text_stand_below_each_other(engine, session, poll, the
     qtbot.addWidget(view)
     view.resize(700, 600)
     view.show()
-    assert view._num_columns == 2
-    before = view.panels["decode"].plot.minimumHeight()
+    view.refresh()
+    QApplication.processEvents()
+    assert view.charts.num_columns == 2
+    before = view.charts.panels["decode"].plot.minimumHeight()
     themes.settings.change(zoom_percent=200)
-    assert view._num_columns == 1
-    assert view.panels["decode"].plot.minimumHeight() == 2 * before
+    assert view.charts.num_columns == 1
+    assert view.charts.panels["decode"].plot.minimumHeight() == 2 * before
 
 
 @pytest.mark.parametrize("percent", [50, 75, 90, 110, 125, 150, 175, 200, 300])

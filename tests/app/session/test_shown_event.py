@@ -145,7 +145,7 @@ def test_a_row_of_the_events_table_a_mark_of_the_timeline_and_a_mark_of_a_chart(
     timeline.canvas.chosen.emit(found)
     is_shown()
 
-    charts.panels["requests"].mark_chosen.emit(timed)
+    charts.charts.panels["requests"].mark_chosen.emit(timed)
     is_shown()
 
 

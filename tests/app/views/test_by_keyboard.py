@@ -120,7 +120,11 @@ def test_no_two_actions_share_a_key(window):
 
 def test_the_zoom_keys_zoom_what_has_the_focus(window, qtbot):
     views, actions = window.views, window.actions_by_name
-    timeline, plot, heat = views["timeline"].canvas, views["throughput"].panels["decode"].plot, views["heatmap"].map
+    timeline, plot, heat = (
+        views["timeline"].canvas,
+        views["throughput"].charts.panels["decode"].plot,
+        views["heatmap"].map,
+    )
     seen = {
         "timeline": (timeline, lambda: timeline.shown.span.length_ns),
         "throughput": (plot, lambda: plot.view_box.viewRange()[0][1] - plot.view_box.viewRange()[0][0]),
@@ -157,7 +161,7 @@ def test_end_in_the_timeline_goes_live(window, qtbot, session):
 
 def test_the_focus_is_seen(window, qtbot):
     """The pixel in the corner is the accent's."""
-    plot = window.views["throughput"].panels["decode"].plot
+    plot = window.views["throughput"].charts.panels["decode"].plot
     for name, widget in (("throughput", plot), ("timeline", None), ("heatmap", window.views["heatmap"].map)):
         window.focus_view(name)
         window.views[name].draw_all()
@@ -172,17 +176,17 @@ def test_the_focus_is_seen(window, qtbot):
 def test_arrows_in_a_chart(window, qtbot):
     view = window.views["throughput"]
     window.focus_view("throughput")
-    view.refresh_all()
-    plot = view.panels["decode"].plot
+    view.charts.refresh_all()
+    plot = view.charts.panels["decode"].plot
     plot.setFocus()
     qtbot.waitUntil(plot.hasFocus)
     first, last = plot.view_box.viewRange()[0]
     by = (last - first) / 10
     qtbot.keyClick(plot, KEYS.Key_Left)
-    assert not view.is_following
+    assert not view.charts.is_following
     assert plot.view_box.viewRange()[0] == pytest.approx([first - by, last - by], abs=0.2)
     qtbot.keyClick(plot, KEYS.Key_Left, Qt.KeyboardModifier.ShiftModifier)
-    assert view.bar.time.text()
+    assert view.charts.bar.time.text()
 
 
 def test_esc_closes_what_is_measured_before_it_clears_the_selection(window, qtbot, session):

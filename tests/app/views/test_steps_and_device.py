@@ -38,13 +38,13 @@ def view(session, qtbot):
 def test_the_parts_of_a_step_have_a_panel_once_they_are_told(engine, session, view, poll):
     engine.frame()
     poll(session)
-    view.refresh_all()
-    assert not view.panels["step"].isVisible()
+    view.charts.refresh_all()
+    assert not view.charts.panels["step"].isVisible()
     step(engine, schedule_ns=200_000, run_ns=9_000_000, forward_ns=8_000_000, commit_ns=300_000, record_ns=100_000)
     poll(session)
-    view.refresh_all()
-    assert view.panels["step"].isVisible()
-    drawn = {name: values[np.isfinite(values)] for name, values in view._drawn["step"].values.items()}
+    view.charts.refresh_all()
+    assert view.charts.panels["step"].isVisible()
+    drawn = {name: values[np.isfinite(values)] for name, values in view.charts._drawn["step"].values.items()}
     if all(values.size for values in drawn.values()):  # the bin in progress is not drawn yet
         assert drawn["forward_s"][-1] <= 0.008
 
@@ -53,17 +53,17 @@ def test_a_device_that_tells_nothing_has_no_panels_and_one_that_does_has(engine,
     engine.heartbeat()
     engine.source.updates.append(Update(samples=(DeviceSample(epoch=7, time_ns=1),)))
     poll(session)
-    view.refresh_all()
-    assert not view.panels["busy"].isVisible()
-    assert not view.panels["power"].isVisible()
-    assert not view.panels["temperature"].isVisible()
+    view.charts.refresh_all()
+    assert not view.charts.panels["busy"].isVisible()
+    assert not view.charts.panels["power"].isVisible()
+    assert not view.charts.panels["temperature"].isVisible()
     engine.source.updates.append(Update(samples=(GPU,)))
     poll(session)
-    view.refresh_all()
-    assert view.panels["busy"].isVisible()
-    assert view.panels["power"].isVisible()
-    assert view.panels["temperature"].isVisible()
-    assert view.panels["temperature"].legend.values["temperature_celsius"] in ("64 °C", "–")
+    view.charts.refresh_all()
+    assert view.charts.panels["busy"].isVisible()
+    assert view.charts.panels["power"].isVisible()
+    assert view.charts.panels["temperature"].isVisible()
+    assert view.charts.panels["temperature"].legend.values["temperature_celsius"] in ("64 °C", "–")
 
 
 def test_the_status_bar_tells_the_device_in_a_few_words(engine, session, poll, qtbot):

@@ -15,7 +15,7 @@ def test_choices_of_the_views_are_kept(session, make_window, qtbot):
     requests.filter.setCurrentText("Running")
     requests.filter.textActivated.emit("Running")
     requests.table.setColumnWidth(3, 177)
-    throughput.bar.range_chosen.emit(600.0)
+    throughput.charts.bar.range_chosen.emit(600.0)
     for kind in ("preempted", "refused"):
         events.kind_actions[kind].trigger()
     first.close()
@@ -27,7 +27,7 @@ def test_choices_of_the_views_are_kept(session, make_window, qtbot):
     assert not second.actions_by_name["flash"].isChecked()
     assert requests.filter.currentText() == "Running"
     assert requests.table.columnWidth(3) == 177
-    assert throughput._range_s == 600
+    assert throughput.charts.range_s == 600
     assert events.kinds.text().startswith(("preempted, refused", "refused, preempted"))
     second.close()
     assert set(second.themes.settings.values.request_columns) == {

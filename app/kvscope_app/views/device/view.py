@@ -11,7 +11,6 @@ from PySide6.QtCore import (
     QAbstractTableModel,
     QModelIndex,
     QPersistentModelIndex,
-    QSettings,
     QSize,
     QSortFilterProxyModel,
     Qt,
@@ -34,7 +33,7 @@ from kvscope_app.look.table_text import as_tsv, chosen_rows
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.device_log import HOST, gpu_key, host_taken_bytes
 from kvscope_app.session.session import Session
-from kvscope_app.views.base import View
+from kvscope_app.views.chart.chart_stack import ChartedView
 from kvscope_app.views.device.card import Card
 from kvscope_app.views.device.charts import DeviceCharts
 from kvscope_app.views.device.device_figures import (
@@ -72,12 +71,13 @@ EMPTY_TEXT = (
 )
 
 
-class DeviceView(View):
+class DeviceView(ChartedView):
     """A card a GPU, one of the host, the charts and the table of processes."""
 
     title: ClassVar[str] = "Devices"
     object_name: ClassVar[str] = "devices"
     refresh_hz: ClassVar[float] = 4.0
+    charts: DeviceCharts
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
@@ -113,16 +113,6 @@ class DeviceView(View):
             card.apply_theme(theme)
         self.charts.apply_theme(theme)
         self.processes.apply_theme(theme)
-
-    def recall(self, settings: QSettings) -> None:
-        self.charts.recall(settings)
-
-    def remember(self, settings: QSettings) -> None:
-        self.charts.remember(settings)
-
-    def show_range(self, begin_ns: int, end_ns: int) -> None:
-        offset_ns = self.session.history.wall_ns(0)
-        self.charts.look_back((begin_ns - offset_ns) / 1e9, (end_ns - offset_ns) / 1e9)
 
     def _show(self, devices: Devices) -> None:
         told = [gpu_key(gpu) for gpu in devices.gpus] + ([HOST] if devices.host is not None else [])
@@ -176,7 +166,6 @@ class DeviceView(View):
         column.addStretch(1)
         scroll = QScrollArea()
         self.charts.lie_in(scroll)
-        self.charts.chosen.connect(lambda x: self.session.go_to(round(x * 1e9) + self.session.history.wall_ns(0)))
         scroll.setWidget(body)
         scroll.setWidgetResizable(True)
         scroll.setFrameShape(QFrame.Shape.NoFrame)

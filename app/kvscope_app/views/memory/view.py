@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from PySide6.QtCore import QSettings, Qt
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QBoxLayout,
@@ -29,7 +29,7 @@ from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent, seconds, s
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.session.session import Session
-from kvscope_app.views.base import View
+from kvscope_app.views.chart.chart_stack import ChartedView
 from kvscope_app.views.memory.account import Account, account, kv_detail
 from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
 from kvscope_app.views.memory.detail_rows import counter_rows, detail_rows
@@ -54,7 +54,7 @@ _SEGMENTS_TIP = "A map of the segments and blocks of PyTorch's allocator, as rep
 _SERIES = {"weights": 6, "workspace": 7, "other": 4, "others": 3, "torch_cache": 5, "context": 2, "driver": 1}
 
 
-class MemoryView(View):
+class MemoryView(ChartedView):
     """A stacked bar, a table of the same parts in bytes, and the KV pool in tokens and slots."""
 
     title: ClassVar[str] = "Memory"
@@ -77,7 +77,7 @@ class MemoryView(View):
         self.segments_button = QPushButton("PyTorch segments…")
         self.segments_button.clicked.connect(self.open_segments)
         self.segments_sheet: SegmentsSheet | None = None
-        self.over_time = MemoryOverTime(session)
+        self.charts = MemoryOverTime(session)
         self._lay_out()
 
     def refresh(self) -> None:
@@ -96,7 +96,7 @@ class MemoryView(View):
         rows = detail_rows(kv_detail(mirror, history.memory))
         self.details.show_rows([*rows, *counter_rows(mirror.counters, mirror.capabilities)])
         self._show_own(allocator_rows(history.memory))
-        self.over_time.refresh()
+        self.charts.refresh()
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
@@ -104,24 +104,14 @@ class MemoryView(View):
         self.forecast.apply_theme(theme)
         self.table.apply_theme(theme)
         self.tiers.apply_theme(theme)
-        self.over_time.apply_theme(theme)
+        self.charts.apply_theme(theme)
         if self.segments_sheet is not None and isValid(self.segments_sheet):
             self.segments_sheet.apply_theme(theme)
         self.refresh()
 
     def draw_all(self) -> None:
         self.refresh()
-        self.over_time.refresh_all()
-
-    def recall(self, settings: QSettings) -> None:
-        self.over_time.recall(settings)
-
-    def remember(self, settings: QSettings) -> None:
-        self.over_time.remember(settings)
-
-    def show_range(self, begin_ns: int, end_ns: int) -> None:
-        offset_ns = self.session.history.wall_ns(0)
-        self.over_time.look_back((begin_ns - offset_ns) / 1e9, (end_ns - offset_ns) / 1e9)
+        self.charts.refresh_all()
 
     def open_segments(self) -> None:
         """Ask the engine how torch's allocator divides the memory, in a sheet of its own."""
@@ -151,11 +141,10 @@ class MemoryView(View):
         column.addWidget(self.bar)
         column.addWidget(self.forecast)
         column.addLayout(self._tables())
-        column.addWidget(self.over_time)
+        column.addWidget(self.charts)
         column.addStretch(1)
         scroll = QScrollArea()
-        self.over_time.lie_in(scroll)
-        self.over_time.chosen.connect(lambda x: self.session.go_to(round(x * 1e9) + self.session.history.wall_ns(0)))
+        self.charts.lie_in(scroll)
         scroll.setWidget(body)
         scroll.setWidgetResizable(True)
         scroll.setFrameShape(QFrame.Shape.NoFrame)

@@ -35,17 +35,17 @@ def view(session, qtbot):
 
 def test_without_a_overview_nothing_is_shown(view):
     view.draw_all()
-    assert not view.over_time.isVisible()
+    assert not view.charts.isVisible()
 
 
 def test_charts_of_what_was_told(session, view):
     block_bytes = session.mirror.hello.cache.block_bytes
     fill(session, 90, active_blocks=3, cached_blocks=1, process_bytes=700 * MIB, memory_used_bytes=900 * MIB)
     view.draw_all()
-    pool, lower, device = view.over_time.panels
+    pool, lower, device = view.charts.panels.values()
     assert (pool.isVisible(), lower.isVisible(), device.isVisible()) == (True, False, True)
     assert device.legend.values == {"memory_used_bytes": "900.0 MiB", "process_bytes": "700.0 MiB"}
-    unit = view.over_time._scales[0].unit_bytes
+    unit = view.charts._scales["KV pool"].unit_bytes
     cached, active = (pool._items[name].getData()[1][1] for name in ("cached_blocks", "active_blocks"))
     assert active * unit == pytest.approx(3 * block_bytes)
     assert cached * unit == pytest.approx(4 * block_bytes)  # on top
@@ -53,29 +53,29 @@ def test_charts_of_what_was_told(session, view):
 
 def test_all_reaches_from_the_first_second_on(session, view):
     fill(session, 7200, active_blocks=3)
-    view.over_time.show_last(math.inf)
-    (first, last), _ = view.over_time.panels[0].plot.view_box.viewRange()
+    view.charts.show_last(math.inf)
+    (first, last), _ = view.charts.panels["KV pool"].plot.view_box.viewRange()
     assert 7198 < last - first < 7300
-    view.over_time.show_last(RANGES_S["30 s"])
-    (first, last), _ = view.over_time.panels[0].plot.view_box.viewRange()
+    view.charts.show_last(RANGES_S["30 s"])
+    (first, last), _ = view.charts.panels["KV pool"].plot.view_box.viewRange()
     assert last - first == pytest.approx(30)
 
 
 def test_the_range_is_kept(session, view, settings, qtbot):
-    view.over_time.show_last(math.inf)
+    view.charts.show_last(math.inf)
     view.remember(settings)
     other = MemoryView(session)
     qtbot.addWidget(other)
     other.recall(settings)
-    assert other.over_time.range_s == math.inf
+    assert other.charts.range_s == math.inf
     settings.setValue("memory/range", "for ever")
     other.recall(settings)
-    assert other.over_time.range_s == math.inf
+    assert other.charts.range_s == math.inf
 
 
 def test_a_narrow_dock_stays_narrow(session, view):
     fill(session, 60, active_blocks=3)
     view.draw_all()
-    assert view.over_time.minimumSizeHint().width() < 276
+    assert view.charts.minimumSizeHint().width() < 276
     view.resize(300, 1400)
-    assert view.over_time.bar.width() < 300
+    assert view.charts.bar.width() < 300

@@ -42,14 +42,14 @@ def test_level_curves_are_drawn_more_rarely(engine, session, view, monkeypatch):
     clock = SimpleNamespace(monotonic=lambda: now_ns[0] / 1e9, monotonic_ns=lambda: now_ns[0])
     monkeypatch.setattr(view_module, "time", clock)
     drawn = []
-    draw = view._draw
-    monkeypatch.setattr(view, "_draw", lambda keys: (drawn.append(keys), draw(keys)))
+    draw = view.charts.draw
+    monkeypatch.setattr(view.charts, "draw", lambda names, span: (drawn.append(names), draw(names, span)))
 
     def times_in_a_minute(*, level):
         drawn.clear()
         for _ in range(30):
             now_ns[0] += 2_000_000_000
-            view._is_level = level
+            view.charts._is_level = level
             view.refresh()
         return len(drawn)
 
@@ -58,14 +58,14 @@ def test_level_curves_are_drawn_more_rarely(engine, session, view, monkeypatch):
 
 
 def test_who_points_at_level_curves_sees_them_as_they_are_now(session, view, monkeypatch):
-    view.refresh_all()
+    view.charts.refresh_all()
     drawn = []
-    monkeypatch.setattr(view, "refresh_all", lambda: drawn.append(1))
-    view._is_level = True
-    view._on_hover(1.0)
-    view._on_hover(2.0)
+    monkeypatch.setattr(view.charts, "refresh_all", lambda: drawn.append(1))
+    view.charts._is_level = True
+    view.charts.read_at(1.0)
+    view.charts.read_at(2.0)
     assert len(drawn) == 1, "when the mouse comes, and not with each of its moves"
-    view._on_hover(None)
-    view._is_level = False
-    view._on_hover(1.0)
+    view.charts.read_at(None)
+    view.charts._is_level = False
+    view.charts.read_at(1.0)
     assert len(drawn) == 1

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, Qt
+from PySide6.QtWidgets import QApplication
 
 from kvscope_app.look.theme import THEMES
 from kvscope_app.session.history import BIN_NS
@@ -49,16 +50,16 @@ def test_before_an_engine_there_is_a_sentence(make_engine, make_session, qtbot):
     qtbot.addWidget(view)
     view.show()
     view.refresh()
-    assert not view.panels["decode"].isVisible()
+    assert not view.charts.panels["decode"].isVisible()
 
 
 def test_values_and_curves(session, view):
     end_s = feed(session, ago_s=1, decode_tokens=3, prefill_tokens=7, num_running=5, num_waiting=2) / 1e9
-    view.look_back(end_s - 5, end_s)
-    assert view.panels["decode"].legend.values["decode_tokens"] == "300 tok/s"
-    assert view.panels["prefill"].legend.values["prefill_tokens"] == "700 tok/s"
-    assert view.panels["requests"].legend.values == {"num_running": "5", "num_waiting": "2"}
-    x, y = view.panels["decode"]._items["decode_tokens"].getData()
+    view.charts.look_back(end_s - 5, end_s)
+    assert view.charts.panels["decode"].legend.values["decode_tokens"] == "300 tok/s"
+    assert view.charts.panels["prefill"].legend.values["prefill_tokens"] == "700 tok/s"
+    assert view.charts.panels["requests"].legend.values == {"num_running": "5", "num_waiting": "2"}
+    x, y = view.charts.panels["decode"]._items["decode_tokens"].getData()
     assert y[-1] == pytest.approx(300)
     assert 2.5 < x[-1] - x[0] < 3.15
 
@@ -66,59 +67,59 @@ def test_values_and_curves(session, view):
 def test_the_share_of_right_guesses_has_a_panel_once_there_are_guesses(session, view):
     feed(session)
     view.refresh()
-    assert not view.panels["drafts"].isVisible()
+    assert not view.charts.panels["drafts"].isVisible()
     end_ns = feed(session, ago_s=1)
     for second, (drafts, accepted) in enumerate(((8, 4), (16, 10))):
         counters = Counters(draft_tokens=drafts, accepted_tokens=accepted)
         now_ns = end_ns - (2 - second) * SECOND_NS
         session.history.add(Update(series=frames(now_ns, 1), counters=counters), session.mirror, now_ns)
-    view.look_back(end_ns / 1e9 - 5, end_ns / 1e9)
-    assert view.panels["drafts"].isVisible()
-    assert view.panels["drafts"].legend.values == {"draft_share": "75.0 %"}
+    view.charts.look_back(end_ns / 1e9 - 5, end_ns / 1e9)
+    assert view.charts.panels["drafts"].isVisible()
+    assert view.charts.panels["drafts"].legend.values == {"draft_share": "75.0 %"}
 
 
 def test_every_panel_is_drawn_within_six_refreshes(session, view):
     view.resize(1100, 600)
     feed(session, decode_tokens=1, num_running=1)
     view.refresh()
-    view._drawn.clear()
-    for _ in view._shown:
+    view.charts._drawn.clear()
+    for _ in view.charts.shown:
         view.refresh()
-    assert set(view._drawn) == set(view._shown)
+    assert set(view.charts._drawn) == set(view.charts.shown)
 
 
 def test_a_panel_that_is_scrolled_away_is_not_drawn(session, view):
     view.resize(320, 200)
     feed(session, decode_tokens=1)
     view.refresh()
-    view._drawn.clear()
-    for _ in view._shown:
+    view.charts._drawn.clear()
+    for _ in view.charts.shown:
         view.refresh()
-    assert "decode" in view._drawn
-    assert "itl" not in view._drawn
+    assert "decode" in view.charts._drawn
+    assert "itl" not in view.charts._drawn
 
 
 def test_a_shorter_range_follows_the_present(session, view, qtbot):
     feed(session, decode_tokens=1)
     before_s = time.monotonic()
-    view.bar.range_chosen.emit(10.0)
-    (first, last), _ = view.panels["kv"].plot.view_box.viewRange()
+    view.charts.bar.range_chosen.emit(10.0)
+    (first, last), _ = view.charts.panels["kv"].plot.view_box.viewRange()
     assert last - first == pytest.approx(10)
     assert before_s - 2 * BIN_NS / 1e9 <= last <= time.monotonic()
-    assert view.is_following
+    assert view.charts.is_following
 
 
 def test_dragging_looks_back_in_all_panels_and_live_returns(session, view, qtbot):
     end_ns = feed(session, decode_tokens=1)
-    view.panels["decode"].plot.view_box.setXRange(end_ns / 1e9 - 2, end_ns / 1e9 - 1, padding=0)
-    view.panels["decode"]._on_dragged(None)
-    assert not view.is_following
-    assert not view.bar.live.isChecked()
-    (first, last), _ = view.panels["itl"].plot.view_box.viewRange()
+    view.charts.panels["decode"].plot.view_box.setXRange(end_ns / 1e9 - 2, end_ns / 1e9 - 1, padding=0)
+    view.charts.panels["decode"]._on_dragged(None)
+    assert not view.charts.is_following
+    assert not view.charts.bar.live.isChecked()
+    (first, last), _ = view.charts.panels["itl"].plot.view_box.viewRange()
     assert (first, last) == (pytest.approx(end_ns / 1e9 - 2), pytest.approx(end_ns / 1e9 - 1))
-    qtbot.mouseClick(view.bar.live, Qt.MouseButton.LeftButton)
-    assert view.is_following
-    assert view.bar.live.isChecked()
+    qtbot.mouseClick(view.charts.bar.live, Qt.MouseButton.LeftButton)
+    assert view.charts.is_following
+    assert view.charts.bar.live.isChecked()
 
 
 @pytest.mark.parametrize(
@@ -131,20 +132,20 @@ def test_dragging_looks_back_in_all_panels_and_live_returns(session, view, qtbot
 )
 def test_a_wheel_turn_over_a_plot_looks_back_unless_it_scrolls(session, view, qtbot, height, modifier, zooms):
     from PySide6.QtGui import QWheelEvent
-    from PySide6.QtWidgets import QApplication, QScrollArea
+    from PySide6.QtWidgets import QScrollArea
 
     view.resize(400, height)
     feed(session, decode_tokens=1)
-    view.refresh_all()
+    view.charts.refresh_all()
     bar = view.findChild(QScrollArea).verticalScrollBar()
     qtbot.waitUntil(lambda: (bar.maximum() > 0) == (height == 300), timeout=120_000)
-    viewport = view.panels["decode"].plot.viewport()
+    viewport = view.charts.panels["decode"].plot.viewport()
     centre = QPointF(viewport.rect().center())
     nothing, turn = QPoint(), QPoint(0, -120)
     phase, button = Qt.ScrollPhase.NoScrollPhase, Qt.MouseButton.NoButton
     event = QWheelEvent(centre, viewport.mapToGlobal(centre), nothing, turn, button, modifier, phase, False)
     QApplication.sendEvent(viewport, event)
-    assert view.is_following is not zooms
+    assert view.charts.is_following is not zooms
     assert (bar.value() > 0) is not zooms
 
 
@@ -156,7 +157,7 @@ def test_calls_that_come_rarely_draw_all_panels_for_one_time(session, view, monk
     feed(session, decode_tokens=1)
     view.refresh()
     drawn = []
-    monkeypatch.setattr(view, "_draw", drawn.append)
+    monkeypatch.setattr(view.charts, "draw", lambda names, span: drawn.append(names))
     for _ in range(4):
         now_s[0] += 2.0
         view.refresh()
@@ -169,15 +170,15 @@ def test_calls_that_come_rarely_draw_all_panels_for_one_time(session, view, monk
 def test_hovering_shows_the_values_of_that_moment_everywhere(session, view):
     end_ns = feed(session, decode_tokens=2, num_running=5)
     feed_end = end_ns / 1e9
-    view.refresh_all()
-    view.panels["kv"].hovered.emit(feed_end - 1.0)
-    assert view.panels["requests"].legend.values["num_running"] == "5"
-    assert view.bar.time.text()
-    assert all(panel._cursor.isVisible() for panel in view.panels.values())
-    view.panels["kv"].hovered.emit(feed_end - 30.0)
-    assert view.panels["requests"].legend.values["num_running"] == "–"
-    view.panels["kv"].hovered.emit(None)
-    assert not view.bar.time.text()
+    view.charts.refresh_all()
+    view.charts.panels["kv"].hovered.emit(feed_end - 1.0)
+    assert view.charts.panels["requests"].legend.values["num_running"] == "5"
+    assert view.charts.bar.time.text()
+    assert all(panel._cursor.isVisible() for panel in view.charts.panels.values())
+    view.charts.panels["kv"].hovered.emit(feed_end - 30.0)
+    assert view.charts.panels["requests"].legend.values["num_running"] == "–"
+    view.charts.panels["kv"].hovered.emit(None)
+    assert not view.charts.bar.time.text()
 
 
 def test_a_lone_value_is_a_dot(session, view):
@@ -185,8 +186,8 @@ def test_a_lone_value_is_a_dot(session, view):
     update = Update(series=frames(end_ns, 1), first_token_ns=np.array([250_000_000]))
     session.history.add(update, session.mirror, end_ns)
     session.history.add(Update(), session.mirror, end_ns + BIN_NS)
-    view.look_back(end_ns / 1e9 - 2, end_ns / 1e9 + 0.5)
-    _, y = view.panels["ttft"]._dots["ttft_p50_s"].getData()
+    view.charts.look_back(end_ns / 1e9 - 2, end_ns / 1e9 + 0.5)
+    _, y = view.charts.panels["ttft"]._dots["ttft_p50_s"].getData()
     assert y.tolist() == [0.25]
 
 
@@ -194,8 +195,8 @@ def test_preemptions_are_marked_with_who_and_why(session, view):
     end_ns = feed(session, decode_tokens=1)
     event = Event(kind="preempted", time_ns=end_ns, number=12, cause="no free block for request 14")
     session.history.add(Update(events=(event,)), session.mirror, end_ns + 1)
-    view.refresh_all()
-    points = view.panels["requests"]._marks.points()
+    view.charts.refresh_all()
+    points = view.charts.panels["requests"]._marks.points()
     assert [point.data().text for point in points] == ["Request 12 preempted: no free block for request 14"]
     assert points[0].data().about.event == event
 
@@ -204,8 +205,8 @@ def test_preemptions_that_lie_on_top_of_each_other_share_a_mark(session, view):
     end_ns = feed(session, seconds=2, decode_tokens=1)
     events = tuple(Event(kind="preempted", time_ns=end_ns, number=n, cause="no free block") for n in range(1, 301))
     session.history.add(Update(events=events), session.mirror, end_ns + 1)
-    view.refresh_all()
-    (mark,) = view.panels["requests"]._marks.points()
+    view.charts.refresh_all()
+    (mark,) = view.charts.panels["requests"]._marks.points()
     lines = mark.data().text.splitlines()
     assert lines[0] == "Request 1 preempted: no free block"
     assert lines[-1] == f"and {300 - len(lines) + 1} more"
@@ -215,30 +216,35 @@ def test_a_silence_is_shaded(session, view):
     end_ns = feed(session, seconds=1, ago_s=4, decode_tokens=1)
     later_ns = end_ns + 4_000_000_000
     session.history.add(Update(series=frames(later_ns, 1, decode_tokens=1)), session.mirror, later_ns)
-    view.look_back(end_ns / 1e9 - 2, later_ns / 1e9)
-    ((first, last),) = view.panels["decode"].gap_bands.gaps
+    view.charts.look_back(end_ns / 1e9 - 2, later_ns / 1e9)
+    ((first, last),) = view.charts.panels["decode"].gap_bands.gaps
     assert 3.5 < last - first < 4.5
 
 
 def test_the_pause_between_two_heartbeats_is_no_silence(session, view):
     end_ns = feed(session, ago_s=3, decode_tokens=1)  # well before the snapshot, after which a gap would be over
-    view.look_back(end_ns / 1e9 - 2, end_ns / 1e9 + 1)
-    assert not view.panels["decode"].gap_bands.gaps
+    view.charts.look_back(end_ns / 1e9 - 2, end_ns / 1e9 + 1)
+    assert not view.charts.panels["decode"].gap_bands.gaps
 
 
 @pytest.mark.parametrize(("width", "columns"), [(320, 1), (700, 2), (1100, 3)])
-def test_panels_stand_beside_each_other_where_there_is_room(view, width, columns):
+def test_panels_stand_beside_each_other_where_there_is_room(session, view, width, columns):
+    feed(session, decode_tokens=1)
+    view.refresh()
     view.resize(width, 500)
-    assert view._grid.getItemPosition(view._grid.indexOf(view.panels["prefill"]))[1] == (1 if columns > 1 else 0)
-    assert view._num_columns == columns
+    QApplication.processEvents()
+    assert view.charts.grid.getItemPosition(view.charts.grid.indexOf(view.charts.panels["prefill"]))[1] == (
+        1 if columns > 1 else 0
+    )
+    assert view.charts.num_columns == columns
 
 
 def test_colours_follow_the_theme(session, view):
     feed(session, decode_tokens=1)
     for theme in THEMES.values():
         view.apply_theme(theme)
-        view.refresh_all()
-        image = view.panels["decode"].plot.grab().toImage()
+        view.charts.refresh_all()
+        image = view.charts.panels["decode"].plot.grab().toImage()
         assert image.pixelColor(2, 2).name() == theme.base
 
 
@@ -246,8 +252,8 @@ def test_paused_stands_still(session, view):
     feed(session, decode_tokens=1)
     session.set_paused(True)
     stopped_s = session.shown_until_ns / 1e9
-    view.show_last(10.0)
-    (_, last), _ = view.panels["decode"].plot.view_box.viewRange()
+    view.charts.show_last(10.0)
+    (_, last), _ = view.charts.panels["decode"].plot.view_box.viewRange()
     assert last == pytest.approx(stopped_s, abs=0.11)
 
 
@@ -264,13 +270,13 @@ class Paints(QObject):
 def test_what_is_drawn_is_painted_once(session, view, qtbot):
     """pyqtgraph moves its items at the beginning of a paint, unless told to before, and then paints again."""
     feed(session, decode_tokens=1)
-    view.refresh_all()
+    view.charts.refresh_all()
     qtbot.wait(50)
     paints = Paints()
-    view.panels["decode"].plot.viewport().installEventFilter(paints)
+    view.charts.panels["decode"].plot.viewport().installEventFilter(paints)
     for _ in range(5):
         qtbot.wait(120)  # the next bin begins: the curve moves
-        view.refresh_all()
+        view.charts.refresh_all()
         qtbot.wait(20)
     assert 0 < paints.count <= 6
 
@@ -287,13 +293,13 @@ def fill_overview(session, seconds, **columns):
 def test_all_reaches_over_the_whole_overview(session, view):
     fill_overview(session, 7200, decode_tokens=40, preemptions=1)
     feed(session, decode_tokens=4)
-    view.show_last(math.inf)
-    x, y = view.panels["decode"]._items["decode_tokens"].getData()
+    view.charts.show_last(math.inf)
+    x, y = view.charts.panels["decode"]._items["decode_tokens"].getData()
     assert 7190 < x[-1] - x[0] < 7201
     assert np.allclose(y, 40)
-    (first, last), _ = view.panels["decode"].plot.view_box.viewRange()
+    (first, last), _ = view.charts.panels["decode"].plot.view_box.viewRange()
     assert 7199 < last - first < 7300
-    marks = view.panels["requests"]._shown_marks[1]
+    marks = view.charts.panels["requests"]._shown_marks[1]
     assert 70 < len(marks) < 90
     assert marks[5].text.endswith("preemptions")
 
@@ -302,10 +308,10 @@ def test_what_is_older_than_the_history_is_the_overviews(session, view):
     fill_overview(session, 3600, decode_tokens=40)
     feed(session, decode_tokens=4)
     end_s = time.monotonic() - 1800
-    view.look_back(end_s - 60, end_s)
-    assert view.panels["decode"].legend.values["decode_tokens"] == "40 tok/s"
-    view.look_back(time.monotonic() - 60, time.monotonic())
-    assert view.panels["decode"].legend.values["decode_tokens"] == "400 tok/s"
+    view.charts.look_back(end_s - 60, end_s)
+    assert view.charts.panels["decode"].legend.values["decode_tokens"] == "40 tok/s"
+    view.charts.look_back(time.monotonic() - 60, time.monotonic())
+    assert view.charts.panels["decode"].legend.values["decode_tokens"] == "400 tok/s"
 
 
 def test_panels_of_the_overview_are_there_whatever_the_history_saw(session, view):
@@ -313,26 +319,26 @@ def test_panels_of_the_overview_are_there_whatever_the_history_saw(session, view
         session, 900, prefill_tokens=90, prompt_tokens=30, cached_tokens=10, evicted_blocks=2, copied_blocks=1
     )
     feed(session, decode_tokens=4)
-    view.refresh_all()
-    assert not view.panels["hits"].isVisible()
-    view.show_last(math.inf)
-    shown = {key: view.panels[key].legend.values for key in ("hits", "evicted", "copied")}
+    view.charts.refresh_all()
+    assert not view.charts.panels["hits"].isVisible()
+    view.charts.show_last(math.inf)
+    shown = {key: view.charts.panels[key].legend.values for key in ("hits", "evicted", "copied")}
     assert [list(values.values()) for values in shown.values()] == [["25.0 %"], ["2/s"], ["1/s"]]
 
 
 def test_the_range_is_kept(session, view, settings, qtbot):
-    view.show_last(math.inf)
+    view.charts.show_last(math.inf)
     view.remember(settings)
     other = ThroughputView(session)
     qtbot.addWidget(other)
     other.recall(settings)
-    assert other._range_s == math.inf
+    assert other.charts.range_s == math.inf
 
 
 def test_a_click_goes_there(session, view, monkeypatch):
     feed(session, decode_tokens=4)
-    view.refresh_all()
+    view.charts.refresh_all()
     gone = []
     monkeypatch.setattr(session, "go_to", gone.append)
-    view.panels["decode"].chosen.emit(12.5)
+    view.charts.panels["decode"].chosen.emit(12.5)
     assert gone == [12_500_000_000 + session.history.wall_ns(0)]

@@ -39,8 +39,11 @@ def make_view(make_engine, make_session, poll, qtbot):
 def ask(make_view):
     """Opens the sheet; the sheet, and what answers the question it asked last with the tag of it."""
 
+    views = []
+
     def make():
         view, engine, session = make_view()
+        views.append(view)
         view.segments_button.click()
 
         def answer(reply):
@@ -50,7 +53,8 @@ def ask(make_view):
 
         return view.segments_sheet, answer
 
-    return make
+    yield make
+    views.clear()
 
 
 def test_the_sheet_shows_what_the_engine_answers(ask):

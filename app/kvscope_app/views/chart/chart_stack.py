@@ -1,0 +1,298 @@
+"""Charts that share one time axis: the range of time shown, the moment that is read, and where the charts lie.
+
+Owns panels, range and layout; knows curves only through its subclasses, which say what each chart shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar, Final
+
+from PySide6.QtCore import QEvent, QSettings
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QGridLayout, QScrollArea, QVBoxLayout, QWidget
+
+from kvscope_app.look.makers import label
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
+from kvscope_app.session.session import Session
+from kvscope_app.session.shown_stops import stop_bands
+from kvscope_app.views.base import View
+from kvscope_app.views.chart.panel import ChartPanel
+from kvscope_app.views.chart.time_bar import DEFAULT_RANGE, RANGES_S, TimeBar
+
+SHORTEST_S: Final = min(RANGES_S.values())
+_PANEL_MIN_WIDTH: Final = 310
+_MOST_COLUMNS: Final = 3
+
+
+class PanelGrid(QWidget):
+    """Chart panels by name, as many side by side as there is room for."""
+
+    max_columns: ClassVar[int] = _MOST_COLUMNS
+    _num_columns = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.panels: dict[str, ChartPanel] = {}
+        self.theme: Theme = DARK
+        self.shown: tuple[str, ...] = ()
+        """Names of the panels that are laid out, in their order."""
+        self._area: QScrollArea | None = None
+        self.column = QVBoxLayout(self)
+        self.column.setContentsMargins(0, 0, 0, 0)
+        self.column.setSpacing(6)
+        self.grid = QGridLayout()
+        self.grid.setHorizontalSpacing(10)
+        self.grid.setVerticalSpacing(8)
+        self.column.addLayout(self.grid)
+
+    @property
+    def num_columns(self) -> int:
+        """Panels side by side."""
+        return self._num_columns
+
+    def set_panels(self, panels: Mapping[str, ChartPanel]) -> None:
+        """Have these panels in place of those before. They are hidden until `show_panels` names them."""
+        for panel in self.panels.values():
+            self.grid.removeWidget(panel)
+            panel.hide()
+            panel.deleteLater()
+        self.panels, self.shown = dict(panels), ()
+        for panel in self.panels.values():
+            panel.setParent(self)
+            panel.hide()
+        self.apply_theme(self.theme)
+        self.lie_in(self._area)
+
+    def show_panels(self, names: Collection[str]) -> None:
+        """Show these panels, in this order, and no others."""
+        columns = max(1, min(self.max_columns, self.width() // scaled(_PANEL_MIN_WIDTH)))
+        if tuple(names) == self.shown and columns == self._num_columns:
+            return
+        self.shown, self._num_columns = tuple(names), columns
+        for name, panel in self.panels.items():
+            self.grid.removeWidget(panel)
+            panel.setVisible(name in self.shown)
+        for place, name in enumerate(self.shown):
+            self.grid.addWidget(self.panels[name], place // columns, place % columns)
+            is_fixed = self.panels[name].minimumHeight() == self.panels[name].maximumHeight()
+            self.panels[name].show_time_labels(is_fixed or place >= len(self.shown) - columns)
+        self.grid.activate()  # a paint may come before Qt does so: all panels would lie on each other
+
+    def lie_in(self, area: QScrollArea | None) -> None:
+        """The wheel over the charts is for `area`."""
+        self._area = area
+        for panel in self.panels.values():
+            panel.plot.area = area
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take its colours."""
+        self.theme = theme
+        for panel in self.panels.values():
+            panel.apply_theme(theme)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.show_panels(self.shown)
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Fewer panels of larger text have room beside each other."""
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.FontChange and self._num_columns:
+            self.show_panels(self.shown)
+
+
+class ChartStack(PanelGrid):
+    """Charts of one session, with the bar that says how much time they show.
+
+    A subclass says which charts have something to show (`present`), draws one (`draw_curves`) and gives the values at a
+    moment (`texts_at`). Seconds are of the monotonic clock.
+    """
+
+    range_setting: ClassVar[str]
+    """Where the range is kept."""
+    default_range: ClassVar[str] = DEFAULT_RANGE
+    at_once: ClassVar[int] = 1
+    """Charts that `refresh` draws: a call stays short however many there are."""
+    late_s: ClassVar[float] = 1.5
+    """The right edge may be so far ahead of the cursor without the cursor being drawn."""
+
+    def __init__(self, session: Session, heading: str = "") -> None:
+        """With a `heading`, that and the bar stand above the charts; without, the bar is laid out by whoever asks."""
+        super().__init__()
+        self.session = session
+        self.bar = TimeBar(is_file=session.is_file, inset=not heading)
+        self.range_s = RANGES_S[self.default_range]
+        self.bar.show_range(self.range_s)
+        self.hover_s: float | None = None
+        """The moment that is read, where one is."""
+        self._fixed: tuple[float, float] | None = None
+        """First and last second shown while not following."""
+        self._read_s = 0.0
+        """The moment whose values are shown while none is read."""
+        self._turn = 0
+        if heading:
+            self.column.insertWidget(0, label(heading, "heading"))
+            self.column.insertWidget(1, self.bar)
+        self.bar.range_chosen.connect(self.show_last)
+        self.bar.live_requested.connect(self.follow)
+
+    # for subclasses
+
+    def present(self, first_s: float, last_s: float) -> Sequence[str]:
+        """The names of the charts that have something to show of this time."""
+        raise NotImplementedError
+
+    def read(self, names: Sequence[str], first_s: float, last_s: float) -> None:
+        """Get what these charts need, once for all of them."""
+
+    def draw_curves(self, name: str, first_s: float, last_s: float) -> None:
+        """Draw one chart."""
+        raise NotImplementedError
+
+    def texts_at(self, name: str, at_s: float) -> Mapping[str, str]:
+        """What the legend says of each curve at a moment."""
+        raise NotImplementedError
+
+    def end_s(self) -> float:
+        """The right edge while following. Charts that are drawn one after another show one time: whole seconds."""
+        return float(math.ceil(self.session.shown_until_ns / 1e9))
+
+    def whole(self, last_s: float) -> tuple[float, float]:
+        """All the time there is."""
+        raise NotImplementedError
+
+    def time_text(self, x: float) -> str:
+        """What the bar says of the moment that is read."""
+        return next(iter(self.panels.values())).clock_text(x)
+
+    # for the view
+
+    @property
+    def is_following(self) -> bool:
+        """Whether the right edge is the present."""
+        return self._fixed is None
+
+    def refresh(self) -> None:
+        """Draw the next few charts of those that are not scrolled away."""
+        span = self._prepare()
+        num = min(self.at_once, len(self.shown))
+        self._turn = (self._turn + num) % len(self.shown) if self.shown else 0
+        self.draw([name for name in (self.shown * 2)[self._turn : self._turn + num] if self.is_seen(name)], span)
+
+    def refresh_all(self) -> None:
+        """Draw every chart now."""
+        span = self._prepare()
+        self.draw(self.shown, span)
+
+    def refresh_seen(self) -> None:
+        """Draw every chart that is not scrolled away."""
+        span = self._prepare()
+        self.draw([name for name in self.shown if self.is_seen(name)], span)
+
+    def show_last(self, seconds: float) -> None:
+        """Show the last `seconds`, infinite for all, and follow."""
+        self.range_s = seconds
+        self.bar.show_range(seconds)
+        self.follow()
+
+    def follow(self) -> None:
+        """Let the right edge be the present."""
+        self._fixed = None
+        self.bar.set_following(True)
+        self.refresh_all()
+
+    def look_back(self, first_s: float, last_s: float) -> None:
+        """Stand still on a stretch of time."""
+        self._fixed = (first_s, last_s)
+        self.bar.set_following(False)
+        self.refresh_all()
+
+    def recall(self, settings: QSettings) -> None:
+        """Take the range of last time."""
+        kept = str(settings.value(self.range_setting, ""))
+        if kept in RANGES_S:
+            self.range_s = RANGES_S[kept]
+            self.bar.show_range(self.range_s)
+
+    def remember(self, settings: QSettings) -> None:
+        """Keep the range for the next time."""
+        settings.setValue(self.range_setting, next(name for name, s in RANGES_S.items() if s == self.range_s))
+
+    def is_seen(self, name: str) -> bool:
+        """Whether a chart is not scrolled away."""
+        return not self.panels[name].visibleRegion().isEmpty()
+
+    def set_panels(self, panels: Mapping[str, ChartPanel]) -> None:
+        super().set_panels(panels)
+        for panel in self.panels.values():
+            panel.hovered.connect(self.read_at)
+            panel.range_dragged.connect(self.look_back)
+            panel.chosen.connect(self._go_to)
+            panel.fit_wanted.connect(self.follow)
+            panel.mark_chosen.connect(self.session.show_event)
+
+    def read_at(self, x: float | None) -> None:
+        """Show the values of a moment in all charts; None: of the newest."""
+        self.hover_s = x
+        for panel in self.panels.values():
+            panel.show_cursor(x)
+        self.bar.time.setText("" if x is None else self.time_text(x))
+        self._show_values(self.shown)
+
+    def draw(self, names: Sequence[str], span: tuple[float, float]) -> None:
+        """Draw these charts."""
+        if not names:
+            return
+        first_s, last_s = span
+        self.read(names, first_s, last_s)
+        place_s = self.session.shown_until_ns / 1e9
+        is_behind = first_s <= place_s < last_s - self.late_s
+        stopped = stop_bands(self.session, first_s, last_s)
+        for name in names:
+            panel = self.panels[name]
+            panel.show_time(first_s, last_s, last_s if self.is_following and not is_behind else None)
+            panel.show_place(place_s if is_behind else None)
+            self.draw_curves(name, first_s, last_s)
+            panel.show_stops(stopped)
+            panel.settle()
+        self._read_s = place_s if is_behind else last_s
+        self._show_values(names)
+
+    def _prepare(self) -> tuple[float, float]:
+        """Lay out what there is to show, and say which time is shown."""
+        span = self._span()
+        self.show_panels(self.present(*span))
+        return span
+
+    def _span(self) -> tuple[float, float]:
+        if self._fixed is not None:
+            return self._fixed
+        last_s = self.end_s()
+        return self.whole(last_s) if math.isinf(self.range_s) else (last_s - self.range_s, last_s)
+
+    def _show_values(self, names: Sequence[str]) -> None:
+        at_s = self._read_s if self.hover_s is None else self.hover_s
+        for name in names:
+            self.panels[name].legend.set_values(self.texts_at(name, at_s))
+
+    def _go_to(self, x: float) -> None:
+        self.session.go_to(round(x * 1e9) + self.session.history.wall_ns(0))
+
+
+class ChartedView(View):
+    """A view with a stack of charts."""
+
+    charts: ChartStack
+
+    def recall(self, settings: QSettings) -> None:
+        self.charts.recall(settings)
+
+    def remember(self, settings: QSettings) -> None:
+        self.charts.remember(settings)
+
+    def show_range(self, begin_ns: int, end_ns: int) -> None:
+        offset_ns = self.session.history.wall_ns(0)
+        self.charts.look_back((begin_ns - offset_ns) / 1e9, (end_ns - offset_ns) / 1e9)
