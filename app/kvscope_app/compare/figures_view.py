@@ -5,11 +5,11 @@ Owns of which time the figures are: of all, or of what the curves show.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelIndex, Qt, Signal
+from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QBrush, QFont, QGuiApplication
-from PySide6.QtWidgets import QAbstractItemView, QHBoxLayout, QHeaderView, QTableView, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from kvscope_app.compare.labels import HEADINGS, as_tsv, cells, explained, unlike_text
 from kvscope_app.look.fonts import sans
@@ -17,12 +17,11 @@ from kvscope_app.look.makers import label
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.widgets import ElidedLabel, Segments
-from kvscope_app.views.table_head import TableHead
+from kvscope_app.views.table import Index, Table, TableHead, TableModel
 from kvscope_telemetry.exports.comparison.comparison import Comparison, ComparisonRow
 from kvscope_telemetry.exports.comparison.spread import Verdict
 
 _LABEL, _A, _B, _DIFFERENCE, _VERDICT, _OF_A, _OF_B = range(len(HEADINGS))
-_Index = QModelIndex | QPersistentModelIndex
 _ROW_PAD: Final = 6
 _ABOUT: Final = (
     "Each run is cut into 5 parts of equal length (n). How much a figure varies among them gives the 95 % interval of"
@@ -40,8 +39,10 @@ _HEAD: Final = TableHead(
 )
 
 
-class FiguresModel(QAbstractTableModel):
+class FiguresModel(TableModel):
     """The rows of a comparison."""
+
+    table_head: ClassVar[TableHead] = _HEAD
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -64,16 +65,10 @@ class FiguresModel(QAbstractTableModel):
         self._theme = theme
         self.layoutChanged.emit()
 
-    def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008
+    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else len(self.rows)
 
-    def columnCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008
-        return len(HEADINGS)
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        return _HEAD.data(section, orientation, role)
-
-    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         if not index.isValid():
             return None
         row, column = self.rows[index.row()], index.column()
@@ -106,7 +101,7 @@ class FiguresView(QWidget):
         self.setAccessibleName("Key figures of both runs")
         self.comparison: Comparison | None = None
         self.model = FiguresModel(self)
-        self.table = QTableView()
+        self.table = Table("Key figures", many=True)
         self.ranges = Segments(["Whole recordings", "Visible range"], "Range")
         self.ranges.set_tip(1, "Figures of the range that the charts show")
         self.ranges.chosen.connect(self._choose)
@@ -154,15 +149,7 @@ class FiguresView(QWidget):
     def _build(self) -> None:
         table = self.table
         table.setModel(self.model)
-        table.setAccessibleName("Key figures")
-        table.setShowGrid(False)
-        table.setWordWrap(False)
-        table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-        table.setTabKeyNavigation(False)
-        table.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        table.verticalHeader().hide()
-        table.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
-        table.verticalHeader().setDefaultSectionSize(table.fontMetrics().height() + _ROW_PAD)
+        table.fix_row_heights(_ROW_PAD)
         table.horizontalHeader().setStretchLastSection(True)
         row = QHBoxLayout()
         row.addWidget(label("Key figures", "heading"))

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from PySide6.QtCore import (
-    QAbstractTableModel,
     QModelIndex,
     QObject,
-    QPersistentModelIndex,
     QSize,
     QSortFilterProxyModel,
     Qt,
     QTimer,
     Signal,
 )
-from PySide6.QtGui import QCloseEvent, QColor, QKeyEvent, QKeySequence, QPixmap, QShortcut, QShowEvent
+from PySide6.QtGui import QCloseEvent, QColor, QKeySequence, QPixmap, QShortcut, QShowEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QComboBox,
@@ -30,22 +28,22 @@ from PySide6.QtWidgets import (
     QMainWindow,
     QPushButton,
     QStackedLayout,
-    QTableView,
     QToolButton,
     QVBoxLayout,
     QWidget,
 )
 
-from kvscope_app.fleet.columns import NUMBERS, TIPS, TITLES, Column, sort_key, text_of, tip_of, words_of
+from kvscope_app.fleet.columns import COLUMNS, MAP, NAME, PADDING, STATE, sort_key, tip_of, words_of
 from kvscope_app.fleet.map_picture import SIZE, map_pixmap
 from kvscope_app.look.makers import empty_state, label, tool_button
 from kvscope_app.look.number_text import NOTHING, count, plural, seconds
 from kvscope_app.look.plain_text import plain_tip
+from kvscope_app.look.table_text import chosen_rows
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.look.zoom import scaled
 from kvscope_app.session.state_text import STATE_COLORS
-from kvscope_app.views.table_head import TableHead
+from kvscope_app.views.table import Index, PictureTable, TableHead, TableModel
 from kvscope_app.window.sheets.attach_sheet import AttachSheet
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
@@ -56,25 +54,8 @@ from kvscope_telemetry.fleet.own_member import TELLING
 from kvscope_telemetry.fleet.pool_bins import PoolBins
 from kvscope_telemetry.fleet.row import FleetRow
 
-Index = QModelIndex | QPersistentModelIndex
 _ROOT: Final = QModelIndex()
-_HEAD: Final = TableHead([TITLES[column] for column in Column], [TIPS.get(column, "") for column in Column], NUMBERS)
-_PADDING: Final = 14
 _NARROWEST: Final = 56
-_WIDTHS: Final = {
-    Column.MAP: SIZE[0] + _PADDING,
-    Column.STATE: 150,
-    Column.ENGINE: 76,
-    Column.VERSION: 90,
-    Column.MODEL: 130,
-    Column.USAGE: 84,
-    Column.RUNNING: 76,
-    Column.WAITING: 76,
-    Column.FIRST_TOKEN: 92,
-    Column.HIT_RATE: 76,
-    Column.PREEMPTIONS: 104,
-}
-"""As all lengths here, at a text size of 100 %."""
 REFRESH_MS: Final = 500
 SETTLE_S: Final = 2.0
 """Rows take their new places so often: those under the pointer should not run away."""
@@ -270,7 +251,7 @@ class OrderBox(QWidget):
         super().__init__()
         self._header = header
         self.column = QComboBox()
-        self.column.addItems([TITLES[column] for column in Column])
+        self.column.addItems([column.title for column in COLUMNS])
         self.column.setAccessibleName("Sort by")
         self.way: QToolButton = tool_button("Descending", "Reverse order", checkable=True)
         words = label("&Sort by", "muted")
@@ -329,45 +310,29 @@ def _age(age_ns: int) -> str:
 
 
 # The table's widths, keys and order. Knows neither engines nor the fleet.
-class FleetTable(QTableView):
-    """Sorted by a click on a heading; Enter and a double click open."""
-
-    open_wanted = Signal()
+class FleetTable(PictureTable):
+    """Sorted by a click on a heading."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__("Engines of the fleet", SIZE, PADDING)
         self.fleet = FleetModel(self)
         self.proxy = FleetProxy(self)
         self.proxy.setSourceModel(self.fleet)
         self.setModel(self.proxy)
-        self.setAccessibleName("Engines of the fleet")
-        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.setSortingEnabled(True)
-        self.sortByColumn(Column.NAME, Qt.SortOrder.AscendingOrder)
-        self.setIconSize(QSize(*SIZE))
-        self.setShowGrid(False)
-        self.setWordWrap(False)
-        self.setTabKeyNavigation(False)
-        self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.verticalHeader().hide()
-        self.verticalHeader().setDefaultSectionSize(SIZE[1] + _PADDING)
+        self.sortByColumn(NAME, Qt.SortOrder.AscendingOrder)
         header = self.horizontalHeader()
-        header.setHighlightSections(False)
         header.setMinimumSectionSize(scaled(_NARROWEST))
-        for column, width in _WIDTHS.items():
-            self.setColumnWidth(column, scaled(width))
-        header.setSectionResizeMode(Column.MAP, QHeaderView.ResizeMode.Fixed)
-        header.setSectionResizeMode(Column.NAME, QHeaderView.ResizeMode.Stretch)
-        self.doubleClicked.connect(self.open_wanted)
+        for place, column in enumerate(COLUMNS):
+            self.setColumnWidth(place, scaled(column.width))
+        header.setSectionResizeMode(MAP, QHeaderView.ResizeMode.Fixed)
+        header.setSectionResizeMode(NAME, QHeaderView.ResizeMode.Stretch)
 
     @property
     def chosen(self) -> list[FleetRow]:
         """The selected ones, as they are shown."""
-        places = sorted(index.row() for index in self.selectionModel().selectedRows())
-        return [self.proxy.row_at(place) for place in places]
+        return [self.proxy.row_at(place) for place in chosen_rows(self)]
 
     def show_rows(self, rows: tuple[FleetRow, ...], *, settles: bool) -> None:
         """Show these, in their new order where it `settles`; what was selected stays so."""
@@ -384,12 +349,6 @@ class FleetTable(QTableView):
         self.fleet.theme = theme
         self.viewport().update()
 
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
-            self.open_wanted.emit()
-        else:
-            super().keyPressEvent(event)
-
     def _choose(self, entries: set[FleetEntry]) -> None:
         for place in range(self.proxy.rowCount()):
             if self.proxy.row_at(place).entry in entries:
@@ -398,8 +357,10 @@ class FleetTable(QTableView):
 
 
 # The fleet as a table: a row an engine, and its order.
-class FleetModel(QAbstractTableModel):
+class FleetModel(TableModel):
     """In the order of the list."""
+
+    table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -420,37 +381,31 @@ class FleetModel(QAbstractTableModel):
             return
         self.rows = rows
         if rows:
-            self.dataChanged.emit(self.index(0, 0), self.index(len(rows) - 1, len(Column) - 1))
+            self.dataChanged.emit(self.index(0, 0), self.index(len(rows) - 1, len(COLUMNS) - 1))
 
     def rowCount(self, parent: Index = _ROOT) -> int:
         return 0 if parent.isValid() else len(self.rows)
 
-    def columnCount(self, parent: Index = _ROOT) -> int:
-        return 0 if parent.isValid() else len(Column)
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        return _HEAD.data(section, orientation, role)
-
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        row, column = self.rows[index.row()], Column(index.column())
+        row, column = self.rows[index.row()], index.column()
         if role == Qt.ItemDataRole.DisplayRole:
-            return text_of(row, column)
-        if role == Qt.ItemDataRole.DecorationRole and column is Column.MAP:
+            return COLUMNS[column].text(row)
+        if role == Qt.ItemDataRole.DecorationRole and column == MAP:
             return self._picture(row)
         if role == Qt.ItemDataRole.ToolTipRole:
             return plain_tip(tip_of(row))
         if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _HEAD.side(column)
+            return self.table_head.side(column)
         if role == Qt.ItemDataRole.ForegroundRole:
             return self._ink(row, column)
         if role == Qt.ItemDataRole.AccessibleTextRole:
-            return f"{TITLES[column]}: {text_of(row, column)}"
+            return f"{COLUMNS[column].title}: {COLUMNS[column].text(row)}"
         return None
 
-    def _ink(self, row: FleetRow, column: Column) -> QColor | None:
-        if column is Column.STATE:
+    def _ink(self, row: FleetRow, column: int) -> QColor | None:
+        if column == STATE:
             return self.theme.color(STATE_COLORS[row.state])
-        return self.theme.color("muted") if text_of(row, column) == NOTHING else None
+        return self.theme.color("muted") if COLUMNS[column].text(row) == NOTHING else None
 
     def _picture(self, row: FleetRow) -> QPixmap | None:
         if row.bins is None:
@@ -494,7 +449,7 @@ class FleetProxy(QSortFilterProxyModel):
         return all(word in words for word in self._words)
 
     def lessThan(self, source_left: Index, source_right: Index) -> bool:
-        column = Column(source_left.column())
+        column = source_left.column()
         left, right = (sort_key(self._rows[index.row()], column) for index in (source_left, source_right))
         if left is None or right is None:
             is_up = self.sortOrder() is Qt.SortOrder.AscendingOrder

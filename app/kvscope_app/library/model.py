@@ -3,68 +3,114 @@
 from __future__ import annotations
 
 import time
-from enum import IntEnum
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, QSortFilterProxyModel, Qt
+from PySide6.QtCore import QModelIndex, QObject, QSortFilterProxyModel, Qt
 from PySide6.QtGui import QColor, QPixmap
 
-from kvscope_app.library.entry import UNTOLD, Entry
+from kvscope_app.library.entry import UNTOLD, Entry, Facts
+from kvscope_app.library.file_facts import PICTURE_SIZE
 from kvscope_app.look.number_text import NOTHING, count, num_bytes, percent, seconds
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.table_head import TableHead
+from kvscope_app.views.table import Column, Index, TableHead, TableModel
 
-Index = QModelIndex | QPersistentModelIndex
 _ROOT: Final = QModelIndex()
 SORT_ROLE: Final = Qt.ItemDataRole.UserRole
 
 
-class Column(IntEnum):
-    """From left to right."""
-
-    PICTURE = 0
-    NAME = 1
-    MODEL = 2
-    WHEN = 3
-    LENGTH = 4
-    SIZE = 5
-    PEAK = 6
-    PREEMPTIONS = 7
-    REQUESTS = 8
-    TAGS = 9
-    NOTES = 10
+PICTURE, NAME, MODEL, WHEN, LENGTH, SIZE, PEAK, PREEMPTIONS, REQUESTS, TAGS, NOTES = range(11)
+"""Places of the columns, from left to right."""
+_EDITED: Final = (TAGS, NOTES)
+PADDING: Final = 12
 
 
-TITLES: Final = {
-    Column.PICTURE: "",
-    Column.NAME: "Recording",
-    Column.MODEL: "Model",
-    Column.WHEN: "Recorded",
-    Column.LENGTH: "Length",
-    Column.SIZE: "Size",
-    Column.PEAK: "Peak KV",
-    Column.PREEMPTIONS: "Preempted",
-    Column.REQUESTS: "Requests",
-    Column.TAGS: "Tags",
-    Column.NOTES: "Notes",
-}
-_TIPS: Final = {
-    Column.PICTURE: "The block pool over time: held by requests, cached, free",
-    Column.PEAK: "The largest share of the pool that requests held",
-    Column.TAGS: "Search tags; double-click to edit",
-    Column.NOTES: "Double-click to edit",
-}
-_HEAD: Final = TableHead(
-    [TITLES[column] for column in Column],
-    [_TIPS.get(column, "") for column in Column],
-    range(Column.LENGTH, Column.TAGS),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryColumn(Column[[Entry]]):
+    """A column; without a `key` it sorts by its text."""
+
+    width: int = 0
+    key: Callable[[Entry], float] | None = None
+
+
+def _name(entry: Entry) -> str:
+    state = ""
+    if entry.is_missing:
+        state = "  (missing)"
+    elif entry.problem:
+        state = "  (cannot be read)"
+    elif entry.is_part:
+        state = "  (not ended)"
+    return f"{entry.name}{state}"
+
+
+def _model(entry: Entry) -> str:
+    if entry.facts.is_known:
+        return entry.facts.model
+    return "" if entry.problem or entry.is_missing else "…"
+
+
+def _when(facts: Facts) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.start_ns / 1e9))
+
+
+def _number(value: int) -> str:
+    return NOTHING if value == UNTOLD else count(value)
+
+
+def _fact(
+    title: str,
+    tip: str,
+    width: int,
+    text: Callable[[Facts], str],
+    key: Callable[[Facts], float],
+    *,
+    is_number: bool = True,
+) -> LibraryColumn:
+    """A column of what is known once the file was read."""
+    return LibraryColumn(
+        title,
+        lambda entry: text(entry.facts) if entry.facts.is_known else "",
+        tip,
+        is_number,
+        width=width,
+        key=lambda entry: key(entry.facts),
+    )
+
+
+COLUMNS: Final = (
+    LibraryColumn(
+        "",
+        lambda entry: "",
+        "The block pool over time: held by requests, cached, free",
+        width=PICTURE_SIZE[0] + PADDING,
+        key=lambda entry: entry.seen_s,
+    ),
+    LibraryColumn("Recording", _name, width=165),
+    LibraryColumn("Model", _model, width=140),
+    _fact("Recorded", "", 138, _when, lambda facts: facts.start_ns / 1e9, is_number=False),
+    _fact("Length", "", 70, lambda facts: seconds(facts.length_s), lambda facts: facts.length_s),
+    _fact("Size", "", 78, lambda facts: num_bytes(facts.num_bytes), lambda facts: facts.num_bytes),
+    _fact(
+        "Peak KV",
+        "The largest share of the pool that requests held",
+        70,
+        lambda facts: NOTHING if facts.peak_usage is None else percent(facts.peak_usage, 0),
+        lambda facts: -1.0 if facts.peak_usage is None else facts.peak_usage,
+    ),
+    _fact("Preempted", "", 80, lambda facts: _number(facts.preemptions), lambda facts: facts.preemptions),
+    _fact("Requests", "", 74, lambda facts: _number(facts.requests), lambda facts: facts.requests),
+    LibraryColumn("Tags", lambda entry: entry.tags, "Search tags; double-click to edit", width=96),
+    LibraryColumn("Notes", lambda entry: entry.notes.replace("\n", " "), "Double-click to edit"),
 )
-_EDITED: Final = (Column.TAGS, Column.NOTES)
 
 
-class LibraryModel(QAbstractTableModel):
+class LibraryModel(TableModel):
     """`edited` is called with path, column and words; the list changes once that is kept."""
+
+    table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -82,43 +128,37 @@ class LibraryModel(QAbstractTableModel):
         else:
             self.entries = entries
             if entries:
-                self.dataChanged.emit(self.index(0, 0), self.index(len(entries) - 1, len(Column) - 1))
+                self.dataChanged.emit(self.index(0, 0), self.index(len(entries) - 1, len(COLUMNS) - 1))
         used = {entry.picture for entry in entries}
         self._pictures = {data: made for data, made in self._pictures.items() if data in used}
 
     def rowCount(self, parent: Index = _ROOT) -> int:
         return 0 if parent.isValid() else len(self.entries)
 
-    def columnCount(self, parent: Index = _ROOT) -> int:
-        return 0 if parent.isValid() else len(Column)
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        return _HEAD.data(section, orientation, role)
-
     def flags(self, index: Index) -> Qt.ItemFlag:
         flags = Qt.ItemFlag.ItemIsSelectable | Qt.ItemFlag.ItemIsEnabled
         return flags | Qt.ItemFlag.ItemIsEditable if index.column() in _EDITED else flags
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        entry, column = self.entries[index.row()], Column(index.column())
+        entry, column = self.entries[index.row()], index.column()
         if role == Qt.ItemDataRole.DisplayRole:
-            return text_of(entry, column)
+            return COLUMNS[column].text(entry)
         if role == SORT_ROLE:
-            return _sort_key(entry, column)
+            return COLUMNS[column].text(entry).casefold() if (key := COLUMNS[column].key) is None else float(key(entry))
         if role == Qt.ItemDataRole.EditRole:
-            return entry.tags if column is Column.TAGS else entry.notes
-        if role == Qt.ItemDataRole.DecorationRole and column is Column.PICTURE:
+            return entry.tags if column == TAGS else entry.notes
+        if role == Qt.ItemDataRole.DecorationRole and column == PICTURE:
             return self._picture(entry.picture)
         if role == Qt.ItemDataRole.ToolTipRole:
             return plain_tip(tip_of(entry))
         if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _HEAD.side(column)
+            return self.table_head.side(column)
         if role == Qt.ItemDataRole.ForegroundRole and (entry.is_missing or entry.problem):
-            return QColor(self.theme.warn if column is Column.NAME else self.theme.muted)
+            return QColor(self.theme.warn if column == NAME else self.theme.muted)
         return None
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
-        entry, column = self.entries[index.row()], Column(index.column())
+        entry, column = self.entries[index.row()], index.column()
         before = self.data(index, Qt.ItemDataRole.EditRole)
         if role != Qt.ItemDataRole.EditRole or column not in _EDITED or str(value) == before or self.edited is None:
             return False
@@ -160,35 +200,6 @@ class LibraryProxy(QSortFilterProxyModel):
         return model.entries[self.mapToSource(self.index(row, 0)).row()]
 
 
-def text_of(entry: Entry, column: Column) -> str:
-    """What a cell says."""
-    facts = entry.facts
-    if column is Column.NAME:
-        return f"{entry.name}{_state(entry)}"
-    if column is Column.TAGS:
-        return entry.tags
-    if column is Column.NOTES:
-        return entry.notes.replace("\n", " ")
-    if column is Column.PICTURE:
-        return ""
-    if not facts.is_known:
-        return "…" if column is Column.MODEL and not entry.problem and not entry.is_missing else ""
-    if column is Column.WHEN:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.start_ns / 1e9))
-    return {
-        Column.MODEL: facts.model,
-        Column.LENGTH: seconds(facts.length_s),
-        Column.SIZE: num_bytes(facts.num_bytes),
-        Column.PEAK: NOTHING if facts.peak_usage is None else percent(facts.peak_usage, 0),
-        Column.PREEMPTIONS: _number(facts.preemptions),
-        Column.REQUESTS: _number(facts.requests),
-    }[column]
-
-
-def _number(value: int) -> str:
-    return NOTHING if value == UNTOLD else count(value)
-
-
 def tip_of(entry: Entry) -> str:
     """All about it that has no column."""
     lines = [entry.open_path]
@@ -201,25 +212,3 @@ def tip_of(entry: Entry) -> str:
     if entry.notes:
         lines.append(entry.notes)
     return "\n".join(lines)
-
-
-def _state(entry: Entry) -> str:
-    if entry.is_missing:
-        return "  (missing)"
-    if entry.problem:
-        return "  (cannot be read)"
-    return "  (not ended)" if entry.is_part else ""
-
-
-def _sort_key(entry: Entry, column: Column) -> Any:
-    facts = entry.facts
-    keys = {
-        Column.PICTURE: entry.seen_s,
-        Column.WHEN: facts.start_ns / 1e9,
-        Column.LENGTH: facts.length_s,
-        Column.SIZE: float(facts.num_bytes),
-        Column.PEAK: -1.0 if facts.peak_usage is None else facts.peak_usage,
-        Column.PREEMPTIONS: float(facts.preemptions),
-        Column.REQUESTS: float(facts.requests),
-    }
-    return keys[column] if column in keys else text_of(entry, column).casefold()

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLineEdit, QPushButton, 
 from kvscope_app.library.entry import Entry
 from kvscope_app.library.library import Library
 from kvscope_app.library.library_table import LibraryTable
-from kvscope_app.library.model import Column
+from kvscope_app.library.model import TAGS
 from kvscope_app.library.sample import SAMPLE_TEXT, sample_recording
 from kvscope_app.look.file_dialogs import FileDialog
 from kvscope_app.look.makers import empty_state, label
@@ -159,8 +159,8 @@ class RecordingsSheet(Sheet):
             self._buttons[name].setEnabled(enabled)
         self._buttons["find"].setVisible(any(entry.is_missing for entry in self._library.told.entries))
 
-    def _edited(self, path: str, column: Column, words: str) -> None:
-        (self._library.set_tags if column is Column.TAGS else self._library.set_notes)(path, words)
+    def _edited(self, path: str, column: int, words: str) -> None:
+        (self._library.set_tags if column == TAGS else self._library.set_notes)(path, words)
 
     def _connect(self) -> None:
         self.search.textChanged.connect(self._search)

@@ -256,7 +256,7 @@ def test_a_pause_of_a_run_is_shaded_in_its_half_of_the_curves(make_compared, tmp
 def test_colours_mean_the_same_in_both_maps(make_compared):
     window = make_compared()
     window.actions_by_name["color_owner"].trigger()
-    assert [side.map.mode for side in window.sides] == ["owner", "owner"]
+    assert [side.map.mode.name for side in window.sides] == ["owner", "owner"]
     window.sides[1].map._modes.chosen.emit(2)
     assert [side.map.mode for side in window.sides] == ["fill", "fill"]
 

@@ -10,7 +10,7 @@ import pytest
 from kvscope_app.library.entry import UNTOLD, Entry, Facts
 from kvscope_app.library.file_facts import look_into
 from kvscope_app.library.library import Library
-from kvscope_app.library.model import Column, text_of
+from kvscope_app.library.model import COLUMNS, PREEMPTIONS, REQUESTS
 from kvscope_app.library.place import library_folder, note_paths
 from kvscope_app.library.sample import path_of, sample_recording
 from kvscope_app.library.store import FILE_NAME, LibraryStore
@@ -245,4 +245,4 @@ def test_sample_is_a_word_unless_there_is_such_a_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("told", "shown"), [(0, "0"), (UNTOLD, NOTHING)])
 def test_what_an_engine_does_not_tell_is_no_zero(told, shown):
     entry = Entry("/tmp/a.mcap", 1.0, Facts(start_ns=5, preemptions=told, requests=told))
-    assert [text_of(entry, column) for column in (Column.PREEMPTIONS, Column.REQUESTS)] == [shown, shown]
+    assert [COLUMNS[place].text(entry) for place in (PREEMPTIONS, REQUESTS)] == [shown, shown]

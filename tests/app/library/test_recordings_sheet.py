@@ -9,7 +9,7 @@ from PySide6.QtCore import QItemSelectionModel, QMimeData, QPointF, Qt, QUrl
 from PySide6.QtGui import QDesktopServices, QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QApplication
 
-from kvscope_app.library.model import Column
+from kvscope_app.library.model import NAME, NOTES, PEAK, PICTURE, TAGS
 from kvscope_app.library.offers import open_dropped
 from kvscope_app.library.recordings_sheet import NOTHING_FOUND, NOTHING_YET, compare_two, show_recordings
 from kvscope_app.library.sample import sample_recording
@@ -59,9 +59,9 @@ def cell(sheet, row, column):
 
 def test_it_lists_searches_and_sorts(sheet, qtbot):
     assert sorted(names(sheet)) == ["first.mcap", "second.mcap"]
-    assert cell(sheet, 0, Column.PEAK).data().endswith("%")
-    assert not cell(sheet, 0, Column.PICTURE).data(Qt.ItemDataRole.DecorationRole).isNull()
-    sheet.table.sortByColumn(Column.NAME, Qt.SortOrder.DescendingOrder)
+    assert cell(sheet, 0, PEAK).data().endswith("%")
+    assert not cell(sheet, 0, PICTURE).data(Qt.ItemDataRole.DecorationRole).isNull()
+    sheet.table.sortByColumn(NAME, Qt.SortOrder.DescendingOrder)
     assert names(sheet) == ["second.mcap", "first.mcap"]
     sheet.search.setText("FIRST synth")
     assert names(sheet) == ["first.mcap"]
@@ -71,12 +71,12 @@ def test_it_lists_searches_and_sorts(sheet, qtbot):
 
 
 def test_words_are_edited_in_place_and_found(sheet, qtbot):
-    sheet.table.sortByColumn(Column.NAME, Qt.SortOrder.AscendingOrder)
+    sheet.table.sortByColumn(NAME, Qt.SortOrder.AscendingOrder)
     model = sheet.table.proxy
-    assert model.flags(cell(sheet, 0, Column.TAGS)) & Qt.ItemFlag.ItemIsEditable
-    assert not model.flags(cell(sheet, 0, Column.NAME)) & Qt.ItemFlag.ItemIsEditable
-    model.setData(cell(sheet, 0, Column.TAGS), "swap storm")
-    model.setData(cell(sheet, 0, Column.NOTES), "the third request waits")
+    assert model.flags(cell(sheet, 0, TAGS)) & Qt.ItemFlag.ItemIsEditable
+    assert not model.flags(cell(sheet, 0, NAME)) & Qt.ItemFlag.ItemIsEditable
+    model.setData(cell(sheet, 0, TAGS), "swap storm")
+    model.setData(cell(sheet, 0, NOTES), "the third request waits")
     wait(sheet, qtbot, lambda entries: any(entry.notes and entry.tags for entry in entries))
     sheet.search.setText("storm third")
     assert names(sheet) == ["first.mcap"]
@@ -108,7 +108,7 @@ def test_a_missing_file_is_said_and_found_again(sheet, library, qtbot, tmp_path)
     wait(sheet, qtbot, lambda entries: any(entry.is_missing for entry in entries))
     sheet.search.setText("first")
     select_rows(sheet, [0])
-    assert "(missing)" in cell(sheet, 0, Column.NAME).data()
+    assert "(missing)" in cell(sheet, 0, NAME).data()
     assert sheet._buttons["find"].isEnabled()
     assert not sheet._buttons["open"].isEnabled()
     library.relocate(str(path), tmp_path / "elsewhere.mcap")

@@ -8,9 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Final
 
 from PySide6.QtCore import (
-    QAbstractTableModel,
     QModelIndex,
-    QPersistentModelIndex,
     QSize,
     QSortFilterProxyModel,
     Qt,
@@ -22,7 +20,6 @@ from PySide6.QtWidgets import (
     QHeaderView,
     QScrollArea,
     QStackedLayout,
-    QTableView,
     QVBoxLayout,
     QWidget,
 )
@@ -47,7 +44,7 @@ from kvscope_app.views.device.device_figures import (
 )
 from kvscope_app.views.device.memory_parts import ProcessRow, gpu_pieces, host_pieces, process_rows
 from kvscope_app.views.device.piece_color import piece_color
-from kvscope_app.views.table_head import TableHead
+from kvscope_app.views.table import Index, Table, TableHead, TableModel
 from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 
 _HEAD: Final = TableHead(
@@ -64,7 +61,6 @@ _HEAD: Final = TableHead(
 _SORT: Final = Qt.ItemDataRole.UserRole
 _MAX_HEIGHT: Final = 320
 _SWATCH: Final = 10
-_ANY_INDEX = QModelIndex | QPersistentModelIndex
 EMPTY_TEXT = (
     "No device data.\nkvscope's own engine reports its devices; for another engine, run `kvscope-engine "
     "sample` on its machine."
@@ -175,8 +171,10 @@ class DeviceView(ChartedView):
 
 
 # Processes on GPUs and in the host's memory: a table to read, sort and copy.
-class ProcessModel(QAbstractTableModel):
+class ProcessModel(TableModel):
     """Rows as they were told last."""
+
+    table_head: ClassVar[TableHead] = _HEAD
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,16 +193,10 @@ class ProcessModel(QAbstractTableModel):
         elif changed and rows:
             self.dataChanged.emit(self.index(0, 2), self.index(len(rows) - 1, 4))
 
-    def rowCount(self, parent: _ANY_INDEX = QModelIndex()) -> int:  # noqa: B008
+    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else len(self._rows)
 
-    def columnCount(self, parent: _ANY_INDEX = QModelIndex()) -> int:  # noqa: B008
-        return 0 if parent.isValid() else len(_HEAD)
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        return _HEAD.data(section, orientation, role)
-
-    def data(self, index: _ANY_INDEX, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         row, column = self._rows[index.row()], index.column()
         if role == Qt.ItemDataRole.DisplayRole:
             return _texts(row)[column]
@@ -215,29 +207,22 @@ class ProcessModel(QAbstractTableModel):
         return _HEAD.side(column) if role == Qt.ItemDataRole.TextAlignmentRole else None
 
 
-class ProcessTable(QTableView):
+class ProcessTable(Table):
     """Sorted by a click on a title; as it was told until then. As high as its rows, up to a limit."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__("Processes", many=True)
         self.rows = ProcessModel()
         self.rows.setParent(self)
         self._sorted = QSortFilterProxyModel(self)
         self._sorted.setSourceModel(self.rows)
         self._sorted.setSortRole(_SORT)
         self.setModel(self._sorted)
-        self.setAccessibleName("Processes")
         self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setShowGrid(False)
         self.setIconSize(QSize(_SWATCH, _SWATCH))
-        self.setTabKeyNavigation(False)
-        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.verticalHeader().hide()
         header = self.horizontalHeader()
-        header.setHighlightSections(False)
         for column in range(len(_HEAD)):
             mode = QHeaderView.ResizeMode.Stretch if column == 2 else QHeaderView.ResizeMode.ResizeToContents
             header.setSectionResizeMode(column, mode)

@@ -5,27 +5,27 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from html import escape
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QColor
 
 from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.event_log import LoggedEvent
-from kvscope_app.views.table_head import TableHead
+from kvscope_app.views.table import Index, TableHead, TableModel
 from kvscope_telemetry.messages.event_kinds import BY_NAME, cause_text, kind_text
 from kvscope_telemetry.messages.telemetry import Event
 
-Index = QModelIndex | QPersistentModelIndex
 HEADERS: Final = ("Time", "Event", "Request", "Why")
-_HEAD: Final = TableHead(HEADERS)
 WHY: Final = 3
 
 
-class EventEntries(QAbstractTableModel):
+class EventEntries(TableModel):
     """A table of events; `wall_offset_ns` makes their times wall clock."""
+
+    table_head: ClassVar[TableHead] = TableHead(HEADERS)
 
     def __init__(self, wall_offset_ns: int, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -41,12 +41,6 @@ class EventEntries(QAbstractTableModel):
     def wall_ns(self, entry: LoggedEvent) -> int:
         """When it was, since 1970."""
         return entry.time_ns + self._wall_offset_ns
-
-    def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
-        return 0 if parent.isValid() else len(HEADERS)
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        return _HEAD.data(section, orientation, role)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         entry = self.entry_at(index.row())

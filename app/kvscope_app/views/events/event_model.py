@@ -9,7 +9,8 @@ from typing import Final
 from PySide6.QtCore import QModelIndex, QObject
 
 from kvscope_app.session.event_log import EventLog, LoggedEvent
-from kvscope_app.views.events.event_entries import EventEntries, Index
+from kvscope_app.views.events.event_entries import EventEntries
+from kvscope_app.views.table import Index
 from kvscope_telemetry.messages.event_kinds import KIND_NAMES
 
 MAX_SHOWN: Final = 2_000

@@ -25,11 +25,11 @@ from PySide6.QtWidgets import (
     QStyle,
     QStyledItemDelegate,
     QStyleOptionViewItem,
-    QTableView,
 )
 
 from kvscope_app.views.events.event_entries import WHY, EventEntries, why_text
 from kvscope_app.views.events.event_lines import to_lines
+from kvscope_app.views.table import Table
 
 _LINES_BELOW_WIDTH: Final = ((420, 4), (640, 3))
 _FEWEST_LINES: Final = 2
@@ -40,7 +40,7 @@ NARROW: Final = 900
 """Below this width a reason of usual length (120 to 200 characters) does not fit beside the other columns."""
 
 
-class EventTable(QTableView):
+class EventTable(Table):
     """The events; choosing one tells its request."""
 
     request_chosen = Signal(object, object)
@@ -51,15 +51,8 @@ class EventTable(QTableView):
     _is_built = False
 
     def __init__(self, model: EventEntries, name: str) -> None:
-        super().__init__()
-        self.setAccessibleName(name)
+        super().__init__(name, many=False)
         self.setModel(model)
-        self.setShowGrid(False)
-        self.setWordWrap(False)
-        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-        self.setTabKeyNavigation(False)
-        self.verticalHeader().hide()
         self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
         self.horizontalHeader().setStretchLastSection(True)
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)

@@ -31,11 +31,12 @@ from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
-from kvscope_app.views.events.event_entries import EventEntries, Index
+from kvscope_app.views.events.event_entries import EventEntries
 from kvscope_app.views.events.event_lines import EventExport
 from kvscope_app.views.events.event_search import EventSearch, IntArray
 from kvscope_app.views.events.event_table import EventTable
 from kvscope_app.views.in_sight import in_sight
+from kvscope_app.views.table import Index
 from kvscope_app.views.timed_session import Choice, TimedSession
 from kvscope_telemetry.messages.event_kinds import KIND_NAMES
 from kvscope_telemetry.summaries.event_index import EventIndex

@@ -6,7 +6,7 @@ from typing import Final
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QResizeEvent
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QHBoxLayout, QHeaderView, QTableView, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QHeaderView, QVBoxLayout, QWidget
 
 from kvscope_app.look.makers import label, set_icon, tool_button
 from kvscope_app.look.number_text import percent, plural
@@ -16,6 +16,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.views.inspector.block_history import BlockHistory, known_text
 from kvscope_app.views.inspector.block_history_strip import BlockHistoryStrip
 from kvscope_app.views.inspector.moment_model import WHAT, MomentModel
+from kvscope_app.views.table import Table
 from kvscope_telemetry.summaries.block_moments import BlockMoment, MomentKind
 from kvscope_telemetry.texts.block_texts import Asked
 
@@ -24,26 +25,17 @@ _WITH_TEXT: Final = (MomentKind.FILLED, MomentKind.KNOWN, MomentKind.REUSED, Mom
 """After these it holds a text that is worth telling."""
 
 
-class MomentTable(QTableView):
+class MomentTable(Table):
     """The list; Enter or a click goes there, Ctrl+C copies."""
 
     chosen = Signal(object)
 
     def __init__(self, model: MomentModel) -> None:
-        super().__init__()
+        super().__init__("Block history", many=True)
         self._moments = model
         self.setModel(model)
-        self.setAccessibleName("Block history")
         self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setShowGrid(False)
-        self.setWordWrap(False)
-        self.setTabKeyNavigation(False)
-        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
-        self.verticalHeader().hide()
-        self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
-        self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + 7)
-        self.horizontalHeader().setHighlightSections(False)
+        self.fix_row_heights(7)
         self.horizontalHeader().setSectionResizeMode(WHAT, QHeaderView.ResizeMode.Stretch)
         self.setColumnWidth(0, self.fontMetrics().horizontalAdvance("00:00:00.000") + 18)
         self.setColumnWidth(2, self.fontMetrics().horizontalAdvance("1 000 000") + 14)

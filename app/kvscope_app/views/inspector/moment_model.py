@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtCore import QModelIndex, QObject, Qt
 from PySide6.QtGui import QFont
 
 from kvscope_app.look.clock_text import clock_text
@@ -15,17 +15,17 @@ from kvscope_app.look.number_text import count
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.inspector.block_history_labels import KIND_COLORS, moment_text
-from kvscope_app.views.table_head import TableHead
+from kvscope_app.views.table import Index, TableHead, TableModel
 from kvscope_telemetry.summaries.block_moments import BlockMoment
 
-Index = QModelIndex | QPersistentModelIndex
 HEADERS: Final = ("Time", "What happened", "Step")
-_HEAD: Final = TableHead(HEADERS)
 WHAT: Final = 1
 
 
-class MomentModel(QAbstractTableModel):
+class MomentModel(TableModel):
     """Moments that are added to at either end."""
+
+    table_head: ClassVar[TableHead] = TableHead(HEADERS)
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -75,12 +75,6 @@ class MomentModel(QAbstractTableModel):
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else len(self._moments)
-
-    def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
-        return 0 if parent.isValid() else len(HEADERS)
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        return _HEAD.data(section, orientation, role)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         moment = self.moment_at(index.row())

@@ -1,4 +1,4 @@
-"""The columns of the prefix table: how a cell reads, and what it is sorted by. Knows a tree and no Qt."""
+"""The columns of the prefix table: how a cell reads, and what it is sorted by. Knows a tree and no widget."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from kvscope_app.look.number_text import NOTHING, count, num_bytes, plural
 from kvscope_app.views.prefixes.step_times import UNKNOWN, StepTimes
+from kvscope_app.views.table import Column
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo
@@ -55,18 +56,12 @@ class PrefixMoment:
         return int(self.used_ns[node]) == UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """Text is for the eyes, `plain` for a spreadsheet."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixColumn(Column[[PrefixMoment, int]]):
+    """Its text is for the eyes, `plain` for a spreadsheet."""
 
-    title: str
-    tip: str
-    sample: str
-    """The widest text it is made for."""
-    text: Cell
     plain: Cell
     sort_by: Callable[[PrefixMoment], Ints]
-    is_number: bool = True
 
 
 def node_words(tree: PrefixTree, node: int, cache: CacheInfo) -> str:
@@ -114,24 +109,25 @@ def _long(seconds: int) -> str:
 
 def _number(
     title: str, tip: str, sample: str, values: Callable[[PrefixMoment], Ints], words: Callable[[int], str] | None = None
-) -> Column:
+) -> PrefixColumn:
     """A column of whole numbers; `words` make one readable, and without them nothing is a dash."""
     made = words or (lambda value: count(value) if value else NOTHING)
-    return Column(
+    return PrefixColumn(
         title,
+        lambda moment, node: made(int(values(moment)[node])),
         tip,
+        True,
         sample,
-        text=lambda moment, node: made(int(values(moment)[node])),
         plain=lambda moment, node: str(int(values(moment)[node])),
         sort_by=values,
     )
 
 
-def _text(title: str, tip: str, sample: str, words: Cell, sort_by: Callable[[PrefixMoment], Ints]) -> Column:
-    return Column(title, tip, sample, words, words, sort_by, is_number=False)
+def _text(title: str, tip: str, sample: str, words: Cell, sort_by: Callable[[PrefixMoment], Ints]) -> PrefixColumn:
+    return PrefixColumn(title, words, tip, False, sample, plain=words, sort_by=sort_by)
 
 
-def _if_told(capability: str, column: Column) -> Column:
+def _if_told(capability: str, column: PrefixColumn) -> PrefixColumn:
     """Nothing, and no 0, where the engine does not tell it."""
 
     def known(cell: Cell, instead: str) -> Cell:
@@ -157,11 +153,12 @@ COLUMNS: Final = (
     ),
     _if_told(
         "last_used",
-        Column(
+        PrefixColumn(
             "Idle",
+            idle_words,
             "Time since last use",
+            True,
             "over 00 min",
-            text=idle_words,
             plain=lambda m, n: str(m.idle_s(n)),
             sort_by=lambda m: np.where(m.tree.holders > 0, -(1 << 40), -m.tree.last_used_step),
         ),

@@ -6,10 +6,10 @@ Owns which nodes are open, by their keys, the order and the filter.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
+from PySide6.QtCore import QModelIndex, QObject, Qt, Signal
 
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
@@ -17,21 +17,17 @@ from kvscope_app.views.prefixes.columns import COLUMNS, IDLE, PREFIX, WITH_BELOW
 from kvscope_app.views.prefixes.labels import LABEL_BLOCKS, TIP_BLOCKS, Labels
 from kvscope_app.views.prefixes.shown_nodes import Mask, ShownNodes, Which, matches, show
 from kvscope_app.views.prefixes.step_times import StepTimes
-from kvscope_app.views.table_head import TableHead
+from kvscope_app.views.table import Index, TableHead, TableModel
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.prefixes.tree import ROOT
 
-Index = QModelIndex | QPersistentModelIndex
-_HEAD: Final = TableHead(
-    [column.title for column in COLUMNS],
-    [column.tip for column in COLUMNS],
-    frozenset(place for place, column in enumerate(COLUMNS) if column.is_number),
-)
 _NO_NODES: Final = ShownNodes(np.empty(0, np.int64), 0)
 
 
-class PrefixModel(QAbstractTableModel):
+class PrefixModel(TableModel):
     """Shows a `PrefixMoment`. Nodes are told by their keys: numbers change from tree to tree."""
+
+    table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     reordering = Signal()
     """Rows are about to hold other nodes: what Qt does to its selection meanwhile is nobody's choice."""
@@ -155,12 +151,6 @@ class PrefixModel(QAbstractTableModel):
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else len(self._shown.nodes)
 
-    def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
-        return 0 if parent.isValid() else len(COLUMNS)
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        return _HEAD.data(section, orientation, role)
-
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         node, column, moment = self.node_at(index.row()), index.column(), self.moment
         if node is None or moment is None:
@@ -169,7 +159,7 @@ class PrefixModel(QAbstractTableModel):
             text = self._labels.label(node) if column == PREFIX else None
             return text or COLUMNS[column].text(moment, node)
         if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _HEAD.side(column)
+            return self.table_head.side(column)
         if role == Qt.ItemDataRole.ToolTipRole and column == PREFIX:
             return plain_tip(self._labels.text(node, TIP_BLOCKS) or node_words(moment.tree, node, moment.cache))
         if role == Qt.ItemDataRole.ForegroundRole and column == PREFIX and not self._labels.label(node):

@@ -8,39 +8,32 @@ from typing import Final
 from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QPoint, QPointF, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent, QPainter, QPen
 from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QHeaderView,
     QMenu,
     QStyle,
     QStyledItemDelegate,
     QStyleOptionViewItem,
-    QTableView,
 )
 
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.prefixes.columns import COLUMNS, PREFIX, WITH_BELOW
 from kvscope_app.views.prefixes.model import PrefixModel
+from kvscope_app.views.table import Table
 
 INDENT: Final = 16
 SIGN_WIDTH: Final = 18
 _MAX_LEVELS: Final = 12
 """Deeper nodes are indented no more: their text would not be seen."""
-_SORT_ARROW = """
-QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-position: top center; width: 9px; height: 7px; }
-"""
-"""At its usual place it lies on top of titles that are set to the right."""
 _PREFIX_SHARE = 0.36
 _LEAST_PREFIX = 190
 
 
-class PrefixTable(QTableView):
+class PrefixTable(Table):
     """Sorted by clicking a header; Right and Left open and close, Escape lets go of the selection."""
 
     released = Signal()
 
     def __init__(self, model: PrefixModel) -> None:
-        super().__init__()
-        self.setAccessibleName("Prefix tree")
+        super().__init__("Prefix tree", many=True)
         self._prefixes = model
         self._delegate = BranchDelegate(model)
         self._has_own_widths = False
@@ -142,25 +135,11 @@ class PrefixTable(QTableView):
         menu.deleteLater()
 
     def _set_up_looks(self) -> None:
-        self.setShowGrid(False)
-        self.setWordWrap(False)
-        self.setTabKeyNavigation(False)
-        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
-        self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.verticalHeader().hide()
-        self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
-        self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + 9)
+        self.fix_row_heights(9)
         self.setSortingEnabled(True)
         self.sortByColumn(WITH_BELOW, Qt.SortOrder.DescendingOrder)
-        header = self.horizontalHeader()
-        header.setHighlightSections(False)
-        header.setStyleSheet(_SORT_ARROW)
-        header.setMinimumSectionSize(40)
         self.setIconSize(QSize(10, 10))
-        for index, column in enumerate(COLUMNS):
-            width = max(self.fontMetrics().horizontalAdvance(text) for text in (column.sample, column.title))
-            self.setColumnWidth(index, width + 26)
+        self.fit_samples(COLUMNS)
 
 
 def _one_line(text: str) -> str:

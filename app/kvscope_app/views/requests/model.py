@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
+from PySide6.QtCore import QModelIndex, QObject, Qt, Signal
 from PySide6.QtGui import QColor
 
 from kvscope_app.look.number_text import NOTHING, count, seconds, short
@@ -21,11 +21,10 @@ from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme, owner_color
 from kvscope_app.session.request_times import Ending
 from kvscope_app.views.requests.columns import Filter, RequestColumns, judged, order_rows, took_s
-from kvscope_app.views.table_head import TableHead
+from kvscope_app.views.table import LEFT, RIGHT, Column, Index, TableHead, TableModel
 from kvscope_telemetry.goals import Goals, Judged, missed_words
 from kvscope_telemetry.messages.request_state import RequestState
 
-Index = QModelIndex | QPersistentModelIndex
 PROGRESS_ROLE: Final = Qt.ItemDataRole.UserRole + 1
 """Share of `max_tokens` that is there, 0 to 1."""
 _DISPLAY: Final = int(Qt.ItemDataRole.DisplayRole)
@@ -47,15 +46,11 @@ _STATE_COLORS: Final = {
 _ENDING_COLORS: Final = {Ending.ABORTED: "warn", Ending.REFUSED: "bad"}
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column: its header, the array it sorts by, how a cell reads."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestColumn(Column[[RequestColumns, int]]):
+    """A column, and the array it sorts by."""
 
-    title: str
     sort_by: str
-    text: Callable[[RequestColumns, int], str]
-    tip: str
-    is_number: bool = True
 
 
 def _state_text(columns: RequestColumns, row: int) -> str:
@@ -105,38 +100,52 @@ def _preempted_text(columns: RequestColumns, row: int) -> str:
     return f"{value} ×" if value else NOTHING
 
 
+def _id_text(columns: RequestColumns, row: int) -> str:
+    return columns.request_ids[row]
+
+
+def _column(
+    title: str,
+    sort_by: str,
+    text: Callable[[RequestColumns, int], str],
+    sample: str,
+    tip: str,
+    *,
+    is_number: bool = True,
+) -> RequestColumn:
+    return RequestColumn(title, text, tip, is_number, sample, sort_by=sort_by)
+
+
 COLUMNS: Final = (
-    Column("#", "number", _counted("number"), "Request number in this engine"),
-    Column(
+    _column("#", "number", _counted("number"), "00 000", "Request number in this engine"),
+    _column(
         "State",
         "state",
         _state_text,
+        "preempted",
         "Waiting, prefill, running, preempted; finished, aborted or refused; ended (cause not seen)",
-        False,
+        is_number=False,
     ),
-    Column("Prompt", "num_prompt_tokens", _counted("num_prompt_tokens"), "Tokens of the prompt"),
-    Column("Output", "num_output_tokens", _output_text, "Tokens generated, of the maximum"),
-    Column("Blocks", "num_blocks", _counted("num_blocks"), "Blocks in its block table"),
-    Column("Speed", "tokens_per_s", _speed_text, "Output tokens per second since the first token"),
-    Column("Time", "time_s", _timed("time_s"), "From arrival to end"),
-    Column("TTFT", "ttft_s", _timed("ttft_s"), "Time from arrival to first token"),
-    Column("Queued", "queue_s", _timed("queue_s"), "From arrival until it first ran"),
-    Column("Cached", "num_cached_tokens", _cached_text, "Prompt tokens taken from the prefix cache"),
-    Column("Preempted", "num_preemptions", _preempted_text, "Number of preemptions"),
-    Column("Id", "request_ids", lambda columns, row: columns.request_ids[row], "The client's id for it", False),
+    _column("Prompt", "num_prompt_tokens", _counted("num_prompt_tokens"), "00 000", "Tokens of the prompt"),
+    _column("Output", "num_output_tokens", _output_text, "0 000 / 0 000", "Tokens generated, of the maximum"),
+    _column("Blocks", "num_blocks", _counted("num_blocks"), "0 000", "Blocks in its block table"),
+    _column("Speed", "tokens_per_s", _speed_text, "000.0 tok/s", "Output tokens per second since the first token"),
+    _column("Time", "time_s", _timed("time_s"), "00:00 min", "From arrival to end"),
+    _column("TTFT", "ttft_s", _timed("ttft_s"), "000.0 ms", "Time from arrival to first token"),
+    _column("Queued", "queue_s", _timed("queue_s"), "000.0 ms", "From arrival until it first ran"),
+    _column("Cached", "num_cached_tokens", _cached_text, "00 000", "Prompt tokens taken from the prefix cache"),
+    _column("Preempted", "num_preemptions", _preempted_text, "Preempted", "Number of preemptions"),
+    _column("Id", "request_ids", _id_text, "chat-00000000", "The client's id for it", is_number=False),
 )
-_HEAD: Final = TableHead(
-    [column.title for column in COLUMNS],
-    [column.tip for column in COLUMNS],
-    frozenset(place for place, column in enumerate(COLUMNS) if column.is_number),
-)
-_SIDES: Final = tuple(_HEAD.side(place) for place in range(len(COLUMNS)))
+_SIDES: Final = tuple(RIGHT if column.is_number else LEFT for column in COLUMNS)
 OUTPUT_COLUMN: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "Output")
 _STATE: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "State")
 
 
-class RequestModel(QAbstractTableModel):
+class RequestModel(TableModel):
     """The requests that pass the filter, in the chosen order."""
+
+    table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     reordering = Signal()
     """Rows are about to hold other requests: what Qt does to its selection meanwhile is nobody's choice."""
@@ -247,12 +256,6 @@ class RequestModel(QAbstractTableModel):
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else len(self._rows)
-
-    def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
-        return 0 if parent.isValid() else len(COLUMNS)
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        return _HEAD.data(section, orientation, role)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         if role not in _TOLD_ROLES:  # asked thousands of times a second

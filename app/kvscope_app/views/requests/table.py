@@ -5,50 +5,28 @@ from __future__ import annotations
 from PySide6.QtCore import QItemSelection, QModelIndex, QPersistentModelIndex, QPoint, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QColor, QGuiApplication, QPainter
 from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QHeaderView,
     QMenu,
     QStyledItemDelegate,
     QStyleOptionViewItem,
-    QTableView,
 )
 
 from kvscope_app.look.table_text import as_tsv, chosen_rows
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.requests.model import COLUMNS, OUTPUT_COLUMN, PROGRESS_ROLE, RequestModel
+from kvscope_app.views.table import Table
 
 _BAR_HEIGHT = 2
 _MARGIN = 6
-_SORT_ARROW = """
-QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-position: top center; width: 9px; height: 7px; }
-"""
-"""At its usual place it lies on top of titles that are set to the right."""
-_SAMPLES = {
-    "#": "00 000",
-    "Id": "chat-00000000",
-    "State": "preempted",
-    "Prompt": "00 000",
-    "Cached": "00 000",
-    "Output": "0 000 / 0 000",
-    "Blocks": "0 000",
-    "Speed": "000.0 tok/s",
-    "TTFT": "000.0 ms",
-    "Queued": "000.0 ms",
-    "Time": "00:00 min",
-    "Preempted": "Preempted",
-}
-"""The widest text each column is made for."""
 
 
-class RequestTable(QTableView):
+class RequestTable(Table):
     """Sortable by clicking a header; the context menu aborts and copies."""
 
     row_chosen = Signal()
     abort_wanted = Signal()
 
     def __init__(self, model: RequestModel) -> None:
-        super().__init__()
-        self.setAccessibleName("Requests")
+        super().__init__("Requests", many=False)
         self._requests = model
         self._delegate = ProgressDelegate(self)
         self.setModel(model)
@@ -68,25 +46,11 @@ class RequestTable(QTableView):
         return bars + num_rows * self.verticalHeader().defaultSectionSize()
 
     def _set_up_looks(self) -> None:
-        self.setShowGrid(False)
-        self.setWordWrap(False)
-        self.setAlternatingRowColors(False)
-        self.setTabKeyNavigation(False)
-        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-        self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.verticalHeader().hide()
-        self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
-        self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + 9)
+        self.fix_row_heights(9)
         self.setSortingEnabled(True)
         self.sortByColumn(0, Qt.SortOrder.DescendingOrder)
-        self.horizontalHeader().setHighlightSections(False)
-        self.horizontalHeader().setStyleSheet(_SORT_ARROW)
-        self.horizontalHeader().setMinimumSectionSize(40)
         self.setIconSize(QSize(10, 10))
-        for index, column in enumerate(COLUMNS):
-            width = max(self.fontMetrics().horizontalAdvance(text) for text in (_SAMPLES[column.title], column.title))
-            self.setColumnWidth(index, width + 26)
+        self.fit_samples(COLUMNS)
 
     def _set_up_actions(self) -> None:
         self.abort = QAction("Abort request", self)

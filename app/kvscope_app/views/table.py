@@ -1,0 +1,138 @@
+"""What every table has: columns with titles and tips, a model that tells its head, and rows that are chosen whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Generic, ParamSpec, Self
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelIndex, QSize, Qt, Signal
+from PySide6.QtGui import QKeyEvent
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView
+
+LEFT: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+RIGHT: Final = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+Index = QModelIndex | QPersistentModelIndex
+_ROOT: Final = QModelIndex()
+_P = ParamSpec("_P")
+_SORT_ARROW = """
+QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-position: top center; width: 9px; height: 7px; }
+"""
+"""At its usual place it lies on top of titles that are set to the right."""
+_SAMPLE_PAD: Final = 26
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[_P]):
+    """A column; `text` says how a cell reads, of whatever the model has of a row."""
+
+    title: str
+    text: Callable[_P, str]
+    tip: str = ""
+    is_number: bool = False
+    """Numbers stand at the right."""
+    sample: str = ""
+    """The widest text it is made for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableHead:
+    """Titles, tips, and on which side a column's words stand. Without `tips` there are none."""
+
+    titles: Sequence[str]
+    tips: Sequence[str] = ()
+    numbers: Collection[int] = ()
+    """Columns of numbers."""
+
+    @classmethod
+    def of(cls, columns: Sequence[Column[...]]) -> Self:
+        """The head of a table with these columns."""
+        numbers = frozenset(place for place, column in enumerate(columns) if column.is_number)
+        return cls([column.title for column in columns], [column.tip for column in columns], numbers)
+
+    def __len__(self) -> int:
+        return len(self.titles)
+
+    def side(self, column: int) -> Qt.AlignmentFlag:
+        """Of its title, and of its cells."""
+        return RIGHT if column in self.numbers else LEFT
+
+    def data(self, section: int, orientation: Qt.Orientation, role: int) -> Any:
+        """What a model's `headerData` returns."""
+        if orientation is not Qt.Orientation.Horizontal or not 0 <= section < len(self.titles):
+            return None
+        if role == Qt.ItemDataRole.DisplayRole:
+            return self.titles[section]
+        if role == Qt.ItemDataRole.ToolTipRole and self.tips:
+            return self.tips[section] or None
+        return self.side(section) if role == Qt.ItemDataRole.TextAlignmentRole else None
+
+
+class TableModel(QAbstractTableModel):
+    """A model whose columns are those of its `table_head`."""
+
+    table_head: ClassVar[TableHead]
+
+    def columnCount(self, parent: Index = _ROOT) -> int:
+        return 0 if parent.isValid() else len(self.table_head)
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        return self.table_head.data(section, orientation, role)
+
+
+class Table(QTableView):
+    """A table without lines, whose rows are chosen whole: one, or with `many` several."""
+
+    def __init__(self, name: str, *, many: bool) -> None:
+        super().__init__()
+        self.setAccessibleName(name)
+        self.setShowGrid(False)
+        self.setWordWrap(False)
+        self.setTabKeyNavigation(False)
+        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        mode = QAbstractItemView.SelectionMode
+        self.setSelectionMode(mode.ExtendedSelection if many else mode.SingleSelection)
+        self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.verticalHeader().hide()
+        self.horizontalHeader().setHighlightSections(False)
+
+    def fix_row_heights(self, padding: int) -> None:
+        """Each row has one line of text, and so many pixels around it."""
+        self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + padding)
+
+    def fit_samples(self, columns: Sequence[Column[...]]) -> None:
+        """Make each column as wide as its sample and its title, with the sort arrow above the title."""
+        self.horizontalHeader().setStyleSheet(_SORT_ARROW)
+        self.horizontalHeader().setMinimumSectionSize(40)
+        for place, column in enumerate(columns):
+            width = max(self.fontMetrics().horizontalAdvance(text) for text in (column.sample, column.title))
+            self.setColumnWidth(place, width + _SAMPLE_PAD)
+
+
+class PictureTable(Table):
+    """A table with a picture in each row; Enter and a double click open what is chosen."""
+
+    open_wanted = Signal()
+
+    def __init__(self, name: str, picture_size: tuple[int, int], padding: int) -> None:
+        super().__init__(name, many=True)
+        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.setIconSize(QSize(*picture_size))
+        self.verticalHeader().setDefaultSectionSize(picture_size[1] + padding)
+        self.doubleClicked.connect(self._on_double_click)
+
+    def is_opener(self, column: int) -> bool:
+        """Whether a double click in this column opens."""
+        return True
+
+    def _on_double_click(self, index: QModelIndex) -> None:
+        if self.is_opener(index.column()):
+            self.open_wanted.emit()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        is_enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
+        if is_enter and self.state() is not QAbstractItemView.State.EditingState:
+            self.open_wanted.emit()
+        else:
+            super().keyPressEvent(event)
