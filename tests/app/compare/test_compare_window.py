@@ -258,7 +258,7 @@ def test_colours_mean_the_same_in_both_maps(make_compared):
     window.actions_by_name["color_owner"].trigger()
     assert [side.map.mode.name for side in window.sides] == ["owner", "owner"]
     window.sides[1].map._modes.chosen.emit(2)
-    assert [side.map.mode for side in window.sides] == ["fill", "fill"]
+    assert [side.map.mode.name for side in window.sides] == ["fill", "fill"]
 
 
 def test_both_themes(make_compared, themes):
