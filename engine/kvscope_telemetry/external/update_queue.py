@@ -17,9 +17,8 @@ from kvscope_telemetry.messages.telemetry import (
     TelemetryMessage,
 )
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.sources.pending import Pending
 from kvscope_telemetry.sources.sink import Sink, SinkFeed
-from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.coalesce import Pending, coalesce
 from kvscope_telemetry.state.extras import Extras
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from kvscope_telemetry.messages.telemetry import DeviceSample, Frame
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.sources.pending import Pending
-from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.coalesce import Pending, coalesce
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 

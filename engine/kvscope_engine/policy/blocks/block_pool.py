@@ -19,15 +19,108 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_engine.policy.blocks.cache_log import CacheLog
-from kvscope_engine.policy.blocks.free_list import FreeBlocks, FreeList
 from kvscope_engine.policy.blocks.integrity import check_pool
 from kvscope_engine.policy.blocks.move_log import MoveLog
 from kvscope_engine.policy.prefixes.prefix_history import PrefixHistory
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, PrefixIndex, published_hash
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
 
-MAX_PREFIX_HITS: Final = np.iinfo(np.uint16).max
 Ids = npt.NDArray[np.int64]
+
+
+class FreeBlocks(Protocol):
+    """What a pool asks of whoever keeps the ids of its free blocks."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def ids(self) -> Ids:
+        """The free ids, shape `(len,)`."""
+
+    @property
+    def num_unmapped(self) -> int:
+        """Blocks that are neither free nor in use: they have no memory."""
+
+    @property
+    def unmapped(self) -> Ids:
+        """Their ids."""
+
+    def take_one(self) -> int:
+        """A free block. There must be one."""
+
+    def take(self, count: int) -> list[int]:
+        """`count` free blocks, at most `len(self)`."""
+
+    def give(self, ids: Ids) -> None:
+        """Take `ids` back."""
+
+    def check(self) -> None:
+        """Raise AssertionError where what is kept does not agree with itself."""
+
+
+class AllMapped:
+    """The part of `FreeBlocks` that is the same wherever every block has memory."""
+
+    __slots__ = ()
+
+    @property
+    def num_unmapped(self) -> int:
+        """None."""
+        return 0
+
+    @property
+    def unmapped(self) -> Ids:
+        """None."""
+        return np.empty(0, np.int64)
+
+
+class FreeList(AllMapped):
+    """A stack of block ids over one array, all `num_blocks` of them at first: lowest id first, then the one freed last.
+
+    Taking and giving back cost the same however large the pool is.
+    """
+
+    __slots__ = ("_count", "_stack")
+
+    def __init__(self, num_blocks: int) -> None:
+        self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
+        self._count = num_blocks
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def ids(self) -> Ids:
+        """A view of the free ids, shape `(len,)`; the next to be handed out is the last."""
+        return self._stack[: self._count]
+
+    def take_one(self) -> int:
+        """The next free block. There must be one."""
+        assert self._count, "a block was taken from an empty free list"
+        self._count -= 1
+        return int(self._stack[self._count])
+
+    def take(self, count: int) -> list[int]:
+        """The next `count` free blocks, at most `len(self)`."""
+        assert 0 <= count <= self._count, f"{count} blocks were taken from a free list of {self._count}"
+        low = self._count - count
+        taken: list[int] = self._stack[low : self._count][::-1].tolist()
+        self._count = low
+        return taken
+
+    def give(self, ids: Ids) -> None:
+        """Take `ids` back; the last of them is the next to be handed out."""
+        high = self._count + len(ids)
+        assert high <= len(self._stack), f"{len(ids)} blocks given back to a free list of {self._count}: too many"
+        self._stack[self._count : high] = ids
+        self._count = high
+
+    def check(self) -> None:
+        """Raise AssertionError unless each id is on the stack at most once."""
+        assert len(np.unique(self.ids)) == self._count, "a block is on the free list twice"
+
+
+MAX_PREFIX_HITS: Final = np.iinfo(np.uint16).max
 
 
 class LowerTier(Protocol):

@@ -1,13 +1,24 @@
-"""The rank of every block: what mode and selection make of the ledger. One owner of the ranks; numpy alone."""
+"""The cells of the page map: the rank of every block, and the pixels that follow from it. In numpy alone.
+
+`Cells` owns the ranks: what mode and selection make of the ledger. `CellRaster` draws them one by one where they are
+large enough: a rounded square, solid as far as its slots are filled and hollow beyond; a dot marks a block that several
+requests hold, an outline one of the selected request, a faint one a block without memory, a sign what a flash is for.
+`DenseRaster` draws them where they are smaller than a few pixels.
+"""
 
 from __future__ import annotations
+
+import math
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.views.page_map.color_modes import HAS_CONTENT, ColorMode
-from kvscope_app.views.page_map.drawing.grid import Grid
-from kvscope_app.views.page_map.drawing.ink import Emphasis
+from kvscope_app.views.page_map.drawing.flash_glyphs import glyph_places
+from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES
+from kvscope_app.views.page_map.drawing.grid import Camera, Grid
+from kvscope_app.views.page_map.drawing.ink import Emphasis, Ink, Pixels
 from kvscope_telemetry.ledger import BlockState, Ledger
 
 Ids = npt.NDArray[np.uint32]
@@ -103,3 +114,270 @@ class Cells:
     def shared(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which blocks more than one request holds."""
         return self.ledger.ref_count[ids] > 1
+
+
+_FILL_FROM: Final = 7
+_ROUND_FROM: Final = 10
+_MARK_FROM: Final = 13
+_OUTLINE_FROM: Final = 7
+_MAX_TILE_PIXELS: Final = 1 << 21
+"""Tiles are made in pieces of at most so many pixels, to bound memory."""
+_NOTHING: Final = np.empty(0, np.int64)
+
+
+class CellShape:
+    """Which pixels of a `pitch` x `pitch` tile are gap, corner, mark and outline; flat indices."""
+
+    def __init__(self, pitch: int) -> None:
+        self.pitch = pitch
+        gap = 1 if pitch < 10 else 2 if pitch < 24 else 3 if pitch < 48 else 4
+        self.low = gap // 2
+        self.high = pitch - (gap - self.low)
+        place = np.arange(pitch)
+        inside = (place >= self.low) & (place < self.high)
+        self.gap = np.flatnonzero(~(inside[:, None] & inside[None, :]))
+        self.corners, self.smooth = self._corners()
+        self.mark = self._mark()
+        self.outline = self._outline()
+        self._glyphs = {kind: glyph_places(kind, pitch, self.low, self.width) for kind in MOVES}
+
+    @property
+    def width(self) -> int:
+        """Pixels of the cell without its gap."""
+        return self.high - self.low
+
+    def glyph(self, level: int) -> npt.NDArray[np.int64]:
+        """The sign of a flash level, nothing for those without one."""
+        return self._glyphs.get(LEVELS[level].kind, _NOTHING)
+
+    def _corners(self) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int64]]]:
+        """Pixels cut off, and those covered by two thirds and by one third."""
+        if self.pitch < _ROUND_FROM:
+            return np.empty(0, np.int64), []
+        if self.pitch < 20:
+            return self._mirrored([(0, 0)]), []
+        cut, most, some = [(0, 0), (0, 1), (1, 0)], [(1, 1), (0, 3), (3, 0)], [(0, 2), (2, 0)]
+        return self._mirrored(cut), [self._mirrored(most), self._mirrored(some)]
+
+    def _mirrored(self, places: list[tuple[int, int]]) -> npt.NDArray[np.int64]:
+        low, last = self.low, self.high - 1
+        ys = [(low + y, last - y) for y, _ in places]
+        xs = [(low + x, last - x) for _, x in places]
+        flat = {y * self.pitch + x for y2, x2 in zip(ys, xs, strict=True) for y in y2 for x in x2}
+        return np.array(sorted(flat), np.int64)
+
+    def _mark(self) -> npt.NDArray[np.int64]:
+        if self.pitch < _MARK_FROM:
+            return np.empty(0, np.int64)
+        size, inset = max(2, self.pitch // 7), max(2, self.pitch // 8)
+        ys = np.arange(self.low + inset, self.low + inset + size)
+        xs = np.arange(self.high - inset - size, self.high - inset)
+        return (ys[:, None] * self.pitch + xs[None, :]).ravel()
+
+    def _outline(self) -> npt.NDArray[np.int64]:
+        if self.pitch < _OUTLINE_FROM:
+            return np.empty(0, np.int64)
+        thick = 1 if self.pitch < 24 else 2
+        place = np.arange(self.pitch)
+        inside = (place >= self.low) & (place < self.high)
+        deep = (place >= self.low + thick) & (place < self.high - thick)
+        ring = (inside[:, None] & inside[None, :]) & ~(deep[:, None] & deep[None, :])
+        return np.setdiff1d(np.flatnonzero(ring), self.corners)
+
+
+class CellRaster:
+    """Draws `cells` through `camera` (whole pitch and offset) into `pixels`, shape (height, width)."""
+
+    def __init__(self, cells: Cells, camera: Camera, pixels: Pixels) -> None:
+        self._cells = cells
+        self._pixels = pixels
+        self._shape = CellShape(round(camera.pitch))
+        self._x, self._y = round(camera.x), round(camera.y)
+        height, width = pixels.shape
+        pitch, grid = self._shape.pitch, cells.grid
+        self._rows = range(max(0, -self._y // pitch), min(grid.rows, -((self._y - height) // pitch)))
+        self._columns = range(max(0, -self._x // pitch), min(grid.columns, -((self._x - width) // pitch)))
+
+    def draw_all(self, ink: Ink) -> None:
+        """Every pixel anew."""
+        self._pixels.fill(ink.background)
+        if not (self._rows and self._columns):
+            return
+        rows_at_once = max(1, _MAX_TILE_PIXELS // (len(self._columns) * self._shape.pitch**2))
+        for start in range(self._rows.start, self._rows.stop, rows_at_once):
+            self._draw_rows(range(start, min(start + rows_at_once, self._rows.stop)), ink)
+
+    def draw(self, ids: Ids, level: int, ink: Ink) -> tuple[int, int] | None:
+        """The cells of `ids`, shape (n,), at flash `level`. Returns the pixel rows touched, (first, end)."""
+        row, column = np.divmod(self._cells.grid.cells_of(ids), self._cells.grid.columns)
+        shown = (row >= self._rows.start) & (row < self._rows.stop)
+        shown &= (column >= self._columns.start) & (column < self._columns.stop)
+        if not shown.any():
+            return None
+        row, column = row[shown], column[shown]
+        tiles = self._tiles(ids[shown], level, ink)
+        self._scatter(tiles, row * self._shape.pitch + self._y, column * self._shape.pitch + self._x)
+        return self._touched(int(row.min()), int(row.max()))
+
+    def _draw_rows(self, rows: range, ink: Ink) -> None:
+        grid, pitch = self._cells.grid, self._shape.pitch
+        row_ids = np.arange(rows.start, rows.stop)[:, None] * grid.columns
+        ids = grid.blocks_of((row_ids + np.arange(self._columns.start, self._columns.stop)).ravel())
+        tiles = self._tiles(np.maximum(ids, 0).astype(np.uint32), 0, ink)
+        tiles[ids < 0] = ink.background
+        shape = (len(rows), len(self._columns), pitch, pitch)
+        band = tiles.reshape(shape).transpose(0, 2, 1, 3).reshape(shape[0] * pitch, shape[1] * pitch)
+        self._blit(band, rows.start * pitch + self._y, self._columns.start * pitch + self._x)
+
+    def _blit(self, band: Pixels, top: int, left: int) -> None:
+        height, width = self._pixels.shape
+        bottom, right = min(height, top + band.shape[0]), min(width, left + band.shape[1])
+        self._pixels[max(0, top) : bottom, max(0, left) : right] = band[
+            max(0, -top) : bottom - top, max(0, -left) : right - left
+        ]
+
+    def _scatter(self, tiles: Pixels, tops: npt.NDArray[np.int64], lefts: npt.NDArray[np.int64]) -> None:
+        """Tiles (n, pitch, pitch) to their places; those at the edge of the window are cut off."""
+        height, width = self._pixels.shape
+        place = np.arange(self._shape.pitch)
+        ys, xs = tops[:, None] + place, lefts[:, None] + place
+        if ys.min() >= 0 and xs.min() >= 0 and ys.max() < height and xs.max() < width:
+            self._pixels[ys[:, :, None], xs[:, None, :]] = tiles
+            return
+        shown = ((ys >= 0) & (ys < height))[:, :, None] & ((xs >= 0) & (xs < width))[:, None, :]
+        flat = ys[:, :, None] * width + xs[:, None, :]
+        self._pixels.reshape(-1)[flat[shown]] = tiles[shown]
+
+    def _touched(self, first_row: int, last_row: int) -> tuple[int, int]:
+        pitch = self._shape.pitch
+        return max(0, first_row * pitch + self._y), min(len(self._pixels), (last_row + 1) * pitch + self._y)
+
+    def _tiles(self, ids: Ids, level: int, ink: Ink) -> Pixels:
+        """Pixels of each block, shape (n, pitch, pitch)."""
+        shape, ranks = self._shape, self._cells.ranks_of(ids)
+        rows = self._row_pattern(ids, ranks, 0, level, ink)
+        tiles = np.repeat(rows[:, None, :], shape.pitch, axis=1)
+        flat = tiles.reshape(len(ids), -1)
+        for coverage, places in enumerate(shape.smooth, start=1):
+            blended = self._row_pattern(ids, ranks, coverage, level, ink)
+            flat[:, places] = blended[:, places % shape.pitch]
+        flat[:, shape.gap] = ink.background
+        flat[:, shape.corners] = ink.background
+        self._decorate(flat, ids, ranks, ink)
+        signs = shape.glyph(level)
+        if signs.size:
+            flat[:, signs] = ink.glyphs[LEVELS[level].kind]
+        return tiles
+
+    def _row_pattern(self, ids: Ids, ranks: npt.NDArray[np.uint16], coverage: int, level: int, ink: Ink) -> Pixels:
+        """One pixel row of each cell, shape (n, pitch): solid as far as the block is filled."""
+        shape = self._shape
+        solid = ink.solid[coverage, level][ranks][:, None]
+        if shape.pitch < _FILL_FROM:
+            return np.repeat(solid, shape.pitch, axis=1)
+        hollow = ink.hollow[coverage, level][ranks][:, None]
+        share = self._cells.fill_share(ids)
+        end = shape.low + np.where(share > 0, np.maximum(1, np.rint(share * shape.width)), 0)
+        pattern: Pixels = np.where(np.arange(shape.pitch) < end[:, None], solid, hollow)
+        return pattern
+
+    def _decorate(self, flat: Pixels, ids: Ids, ranks: npt.NDArray[np.uint16], ink: Ink) -> None:
+        if self._shape.mark.size:
+            shared = np.flatnonzero(self._cells.shared(ids) & (ranks >> 8 != Emphasis.DIMMED))
+            flat[shared[:, None], self._shape.mark] = ink.mark
+        if self._shape.outline.size:
+            unmapped = np.flatnonzero(self._cells.unmapped(ids))
+            flat[unmapped[:, None], self._shape.outline] = ink.empty_outline
+        selected = np.flatnonzero(ranks >> 8 == Emphasis.SELECTED)
+        if selected.size and self._shape.outline.size:
+            flat[selected[:, None], self._shape.outline] = ink.outline
+
+
+Index = npt.NDArray[np.int64]
+
+
+class _Axis:
+    """Pixels of one axis and the cells under each.
+
+    Pixel `first_pixel + i` shows cells `cells[i]` (shape (k,), k >= 1, the last one repeated at the edge); cell `c`
+    is shown by `count[c]` pixels from `start[c]` on.
+    """
+
+    def __init__(self, num_cells: int, num_pixels: int, pitch: float, offset: float) -> None:
+        self.first_pixel = max(0, math.ceil(offset - 0.5))
+        end = min(num_pixels, math.ceil(offset + num_cells * pitch - 0.5))
+        centers = np.arange(self.first_pixel, max(end, self.first_pixel)) + 0.5 - offset
+        reach = max(1, math.ceil(1 / pitch))
+        first = np.floor((centers - 0.5 if reach > 1 else centers) / pitch).astype(np.int64)
+        self.cells: Index = np.clip(first[:, None] + np.arange(reach), 0, num_cells - 1)
+        every = np.arange(num_cells)
+        self.start: Index = np.searchsorted(self.cells[:, -1], every, side="left")
+        self.count: Index = np.searchsorted(self.cells[:, 0], every, side="right") - self.start
+        self.max_count = int(self.count.max(initial=0))
+
+    @property
+    def window(self) -> slice:
+        """The pixels the axis covers."""
+        return slice(self.first_pixel, self.first_pixel + len(self.cells))
+
+
+class DenseRaster:
+    """Draws `cells` through `camera` into `pixels`, shape (height, width): every pixel shows the highest rank under it.
+
+    Without that (nearest sampling) single blocks would vanish between pixels. Cost is that of the pixels, and of the
+    changed blocks afterwards; never that of all blocks.
+    """
+
+    def __init__(self, cells: Cells, camera: Camera, pixels: Pixels) -> None:
+        self._cells = cells
+        self._pixels = pixels
+        height, width = pixels.shape
+        self._x = _Axis(cells.grid.columns, width, camera.pitch, camera.x)
+        self._y = _Axis(cells.grid.rows, height, camera.pitch, camera.y)
+
+    def draw_all(self, ink: Ink) -> None:
+        """Every pixel anew."""
+        self._pixels.fill(ink.background)
+        ranks = self._pooled()
+        self._pixels[self._y.window, self._x.window] = ink.solid[0, 0][ranks]
+
+    def draw(self, ids: Ids, level: int, ink: Ink) -> tuple[int, int] | None:
+        """The pixels of `ids`, shape (n,), at flash `level`. Returns the pixel rows touched, (first, end)."""
+        y, x = self._pixels_of(ids)
+        if not y.size:
+            return None
+        ranks = self._ranks_under(y, x)
+        self._pixels[y + self._y.first_pixel, x + self._x.first_pixel] = ink.solid[0, level][ranks]
+        return int(y.min()) + self._y.first_pixel, int(y.max()) + self._y.first_pixel + 1
+
+    def _pooled(self) -> npt.NDArray[np.uint16]:
+        rows, columns = self._y.cells, self._x.cells
+        tall = self._cells.table[rows[:, 0]]
+        for k in range(1, rows.shape[1]):
+            np.maximum(tall, self._cells.table[rows[:, k]], out=tall)
+        wide = tall[:, columns[:, 0]]
+        for k in range(1, columns.shape[1]):
+            np.maximum(wide, tall[:, columns[:, k]], out=wide)
+        return wide
+
+    def _pixels_of(self, ids: Ids) -> tuple[Index, Index]:
+        """Pixel indices (within each axis) that show any of `ids`; a pixel may occur twice."""
+        row, column = np.divmod(self._cells.grid.cells_of(ids), self._cells.grid.columns)
+        ys, xs = [], []
+        for dy in range(self._y.max_count):
+            for dx in range(self._x.max_count):
+                shown = (dy < self._y.count[row]) & (dx < self._x.count[column])
+                ys.append((self._y.start[row] + dy)[shown])
+                xs.append((self._x.start[column] + dx)[shown])
+        if not ys:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return np.concatenate(ys), np.concatenate(xs)
+
+    def _ranks_under(self, y: Index, x: Index) -> npt.NDArray[np.uint16]:
+        base = self._cells.grid.columns
+        result = np.zeros(y.size, np.uint16)
+        for ky in range(self._y.cells.shape[1]):
+            start = self._y.cells[y, ky] * base
+            for kx in range(self._x.cells.shape[1]):
+                np.maximum(result, self._cells.ranks[start + self._x.cells[x, kx]], out=result)
+        return result

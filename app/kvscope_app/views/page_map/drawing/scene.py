@@ -14,9 +14,7 @@ import numpy as np
 
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.page_map.color_modes import STATE, ColorMode
-from kvscope_app.views.page_map.drawing.cell_raster import CellRaster
-from kvscope_app.views.page_map.drawing.cells import Cells, Ids
-from kvscope_app.views.page_map.drawing.dense_raster import DenseRaster
+from kvscope_app.views.page_map.drawing.cells import CellRaster, Cells, DenseRaster, Ids
 from kvscope_app.views.page_map.drawing.flash_kinds import FIRST_MOVE_LEVEL, FlashKind
 from kvscope_app.views.page_map.drawing.flashes import Flashes, LitCells
 from kvscope_app.views.page_map.drawing.grid import MIN_CELL_PITCH, Camera, Grid

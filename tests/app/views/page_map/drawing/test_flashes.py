@@ -7,7 +7,7 @@ import pytest
 
 from kvscope_app.look.theme import DARK, LIGHT, THEMES
 from kvscope_app.views.page_map import PageMapView
-from kvscope_app.views.page_map.drawing.cell_raster import CellShape
+from kvscope_app.views.page_map.drawing.cells import CellShape
 from kvscope_app.views.page_map.drawing.flash_glyphs import GLYPHS_FROM, glyph
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES, FlashKind, level_below, top_level
 from kvscope_app.views.page_map.drawing.flashes import MAX_MOVES_AT_ONCE, Flashes

@@ -1,0 +1,163 @@
+"""How many files a block goes through, from its allocation to its pixel in the page map: a real run, traced.
+
+A pool gives one block away, a frame tells of it over real sockets, a session applies it and the page map draws it.
+What counts is a file of ours that hands the block on: without it the pixel would not change. What looks at the same
+frame for something else, or checks it on its way, is beside it. Start-up, other views and timers are not in the run.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from pytestqt.qtbot import QtBot
+from tests.app.conftest import qapp_args  # noqa: F401
+from tests.ways import Trace, check_way
+
+from kvscope_app.look.theme import DARK
+from kvscope_app.session.session import Session
+from kvscope_app.views.page_map import PageMapView
+from kvscope_engine.frame_builder import FrameBuilder
+from kvscope_engine.policy.allocation.allocators import make_allocation
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_telemetry import LiveSource, SourceState
+from kvscope_telemetry.messages.commands import Command, GetSnapshot, GetStatus, Status
+from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Heartbeat, Hello, ModelInfo
+from kvscope_telemetry.sockets.server_sockets import ServerSockets
+
+WAY: Final = (
+    "engine/kvscope_engine/policy/blocks/block_pool.py",
+    "engine/kvscope_telemetry/ledger.py",
+    "engine/kvscope_engine/frame_builder.py",
+    "engine/kvscope_telemetry/sockets/server_sockets.py",
+    "engine/kvscope_telemetry/messages/wire.py",
+    "engine/kvscope_telemetry/sockets/client_sockets.py",
+    "engine/kvscope_telemetry/sources/live_source.py",
+    "engine/kvscope_telemetry/state/sync.py",
+    "engine/kvscope_telemetry/state/coalesce.py",
+    "app/kvscope_app/session/session.py",
+    "app/kvscope_app/session/source_timeline.py",
+    "engine/kvscope_telemetry/state/mirror.py",
+    "app/kvscope_app/views/page_map/view.py",
+    "app/kvscope_app/views/page_map/drawing/scene.py",
+    "app/kvscope_app/views/page_map/drawing/cells.py",
+    "app/kvscope_app/views/page_map/drawing/grid.py",
+    "app/kvscope_app/views/page_map/color_modes.py",
+    "app/kvscope_app/views/page_map/canvas.py",
+)
+BESIDE: Final = {
+    "app/kvscope_app/session/event_log.py": "events of the same frame",
+    "app/kvscope_app/session/history.py": "charts",
+    "app/kvscope_app/session/latency_window.py": "charts",
+    "app/kvscope_app/session/pace.py": "how often is looked",
+    "app/kvscope_app/session/request_times.py": "times of requests",
+    "app/kvscope_app/views/page_map/drawing/flash_kinds.py": "what lights up for a moment",
+    "app/kvscope_app/views/page_map/drawing/flashes.py": "what lights up for a moment",
+    "app/kvscope_app/views/page_map/drawing/labels.py": "what is written beside the cells",
+    "engine/kvscope_engine/policy/blocks/move_log.py": "blocks that changed places",
+    "engine/kvscope_engine/policy/ranked_queue.py": "requests that run and wait are counted",
+    "engine/kvscope_engine/policy/scheduling/changes.py": "requests and events of the same frame",
+    "engine/kvscope_engine/policy/scheduling/scheduler.py": "requests and events of the same frame",
+    "engine/kvscope_engine/policy/waiting_queue.py": "requests that run and wait are counted",
+    "engine/kvscope_telemetry/keys/": "who may ask",
+    "engine/kvscope_telemetry/messages/message_size.py": "what waits is bounded by its size",
+    "engine/kvscope_telemetry/messages/roles.py": "who may ask",
+    "engine/kvscope_telemetry/messages/telemetry.py": "figures of the same frame",
+    "engine/kvscope_telemetry/messages/unknown.py": "words of a later version",
+    "engine/kvscope_telemetry/messages/validity.py": "what comes is checked",
+    "engine/kvscope_telemetry/running_time.py": "when the engine stood still",
+    "engine/kvscope_telemetry/sockets/absence.py": "why nobody would answer",
+    "engine/kvscope_telemetry/sockets/authenticator.py": "who may ask",
+    "engine/kvscope_telemetry/sockets/connection_watch.py": "what a connection may send is bounded",
+    "engine/kvscope_telemetry/sockets/reply_sender.py": "answers",
+    "engine/kvscope_telemetry/sockets/socket_watch.py": "sockets that wait to be read",
+    "engine/kvscope_telemetry/sockets/wakeup.py": "the other thread is woken",
+    "engine/kvscope_telemetry/source.py": "whether an update is more than a sign of life",
+    "engine/kvscope_telemetry/sources/liveness.py": "signs of life",
+    "engine/kvscope_telemetry/sources/outgoing.py": "commands",
+    "engine/kvscope_telemetry/sources/sink.py": "recordings",
+    "engine/kvscope_telemetry/state/extras.py": "what comes beside frames",
+    "engine/kvscope_telemetry/state/request_mirror.py": "requests of the same frame",
+    "engine/kvscope_telemetry/state/state_place.py": "which frame comes next",
+    "engine/kvscope_telemetry/state/whole_blocks.py": "rows are checked and counted",
+}
+AT_MOST: Final = 18
+EPOCH: Final = 9
+NUM_BLOCKS: Final = 64
+WAIT_MS: Final = 60_000
+
+
+class Watched:
+    """A pool whose changes are published on `endpoint`, and a desktop's page map of it."""
+
+    def __init__(self, endpoint: str, qtbot: QtBot) -> None:
+        self.pool = BlockPool(NUM_BLOCKS, 16)
+        allocation = make_allocation("paged", self.pool, max_model_len=512, mapper=None)
+        scheduler = Scheduler(self.pool, allocation, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=512)
+        self.sockets = ServerSockets(endpoint, on_command=self._answer, heartbeat=self._beat)
+        self.builder = FrameBuilder(EPOCH, self.pool, scheduler, self.sockets.publish)
+        self.session = Session(LiveSource(endpoint))
+        self.view = PageMapView(self.session)
+        qtbot.addWidget(self.view)
+        self.view.apply_theme(DARK)
+        self.view.resize(800, 600)
+        self.view.show()
+
+    def look(self) -> None:
+        """As a window does each display frame."""
+        self.session.poll()
+        self.view.refresh()
+
+    def tell(self) -> None:
+        """As an engine does after each step."""
+        self.builder.record_idle(1, time.monotonic_ns())
+
+    def has_all(self) -> bool:
+        """Whether the desktop shows what the pool is."""
+        self.look()
+        return self.session.source.status.state is SourceState.LIVE and (
+            self.session.mirror.num_active == self.pool.num_active
+        )
+
+    def close(self) -> None:
+        self.session.close()
+        self.sockets.close()
+
+    def _answer(self, client: bytes, command: Command) -> None:
+        if isinstance(command, GetSnapshot):
+            hello = Hello(
+                epoch=EPOCH,
+                time_ns=time.monotonic_ns(),
+                wall_time_ns=time.time_ns(),
+                model=ModelInfo(name="none"),
+                cache=CacheInfo(num_blocks=NUM_BLOCKS, block_size=16),
+                device=DeviceInfo(kind="cpu", name="none"),
+            )
+            self.sockets.reply(client, self.builder.snapshot(hello, command.tag, time.monotonic_ns()))
+        elif isinstance(command, GetStatus):
+            self.sockets.reply(client, Status(tag=command.tag, epoch=EPOCH))
+
+    def _beat(self) -> Heartbeat:
+        return Heartbeat(epoch=EPOCH, time_ns=time.monotonic_ns())
+
+
+def test_a_block_goes_through_few_files(socket_folder: Path, qtbot: QtBot) -> None:
+    with Trace() as trace:
+        watched = Watched(f"ipc://{socket_folder}/engine", qtbot)
+        watched.pool.allocate(1, owner=5)
+        watched.tell()
+        qtbot.waitUntil(watched.has_all, timeout=WAIT_MS)
+        before = np.array(watched.view.scene.pixels)
+        trace.begin()
+        watched.pool.allocate(1, owner=5)
+        watched.tell()
+        while not watched.has_all():
+            time.sleep(0.002)
+        trace.end()
+    after = np.array(watched.view.scene.pixels)
+    watched.close()
+    assert (after != before).any(), "the block is seen"
+    check_way(trace.ran, WAY, BESIDE, AT_MOST)
