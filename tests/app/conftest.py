@@ -19,6 +19,7 @@ import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QSettings, QTimer
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
+from tests.app.window_driver import load_only
 from zmq.utils.garbage import GarbageCollectorThread
 
 from kvscope_telemetry.ledger import COLUMNS, BlockState, Ledger, Tier
@@ -109,7 +110,7 @@ class FakeEngine:
             device=DeviceInfo(kind=self.device, name="Test CPU"),
             capabilities=self.capabilities,
         )
-        self.source.updates.append(Update(snapshot=self._snapshot()))
+        self.source.updates.append(Update(snapshot=self.snapshot()))
         self.live()
 
     def live(self):
@@ -191,7 +192,7 @@ class FakeEngine:
         beat = Heartbeat(epoch=self.epoch, time_ns=1, seq=self.seq, step=self.step)
         self.source.updates.append(Update(heartbeat=beat))
 
-    def _snapshot(self):
+    def snapshot(self):
         return Snapshot(
             hello=self.hello, seq=self.seq, step=self.step, time_ns=1, blocks=self.ledger.pack_all(), requests_info=()
         )
@@ -355,7 +356,7 @@ def make_window(qtbot, themes, settings):
     def make(session, with_views=False, keeper=None, attach=None, size=(1200, 800)):
         window = MainWindow(session, themes, settings, keeper, attach)
         if with_views is not True:
-            window._unloaded = [spec for spec in window._unloaded if spec.name in (with_views or ())]
+            load_only(window, with_views or ())
         window.resize(*size)
         if with_views:
             with qtbot.waitSignal(window.views_loaded, timeout=120_000):

@@ -16,6 +16,8 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
+from tests.app.window_driver import has_all_views
+
 LEAVES = ("close", "quit")
 """What ends the window comes last, and is triggered by itself."""
 WAIT_S = 120.0
@@ -67,7 +69,7 @@ def run(folder, themes):
 def _one_window(app, desktop, folder, problems):
     desktop.attach(f"ipc://{folder}/telemetry")
     window = desktop.windows[-1]
-    _wait(app, lambda: not window._unloaded and len(window.views) > 5 and window.session.mirror.num_blocks > 0)
+    _wait(app, lambda: has_all_views(window) and window.session.mirror.num_blocks > 0)
     _wait(app, lambda: len(window.session.overview) >= 1)
     actions = window.actions_by_name
     window.layouts.save("of a test")
@@ -144,7 +146,7 @@ def _standing(app, desktop, num_threads):
 
     _wait(app, lambda: sum(each.name != "kvscope-library" for each in threading.enumerate()) <= num_threads)
     _wait(app, lambda: not desktop._forgetting.isActive())
-    for _ in range(10):  # what was on its way when the window closed comes to its end
+    for _ in range(3):  # what was on its way when the window closed comes to its end
         _turn(app, 2)
         gc.unfreeze()  # what was set aside while a window was open is counted, and collected, as all else
         gc.collect()

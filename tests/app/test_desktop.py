@@ -11,6 +11,7 @@ import pytest
 from PySide6.QtCore import QSettings
 from PySide6.QtGui import QGuiApplication
 from tests.app.conftest import FakeSource
+from tests.app.window_driver import load_only, text
 
 from kvscope_app import desktop as desktop_module
 from kvscope_app.command_line import Options, parse
@@ -46,7 +47,7 @@ def own_engine():
 
 def test_a_killed_engine_is_told_kept_restarted_and_followed(desktop, own_engine, qtbot):
     window = desktop.open_window(own_engine.endpoint, own_engine)
-    window._unloaded.clear()
+    load_only(window)
     session = window.session
     qtbot.waitUntil(lambda: session.mirror.num_active > 0, timeout=120_000)
     epoch, num_blocks = session.mirror.epoch, session.mirror.num_blocks
@@ -66,9 +67,9 @@ def test_an_engine_that_cannot_begin_is_told_with_its_words(desktop, qtbot):
     process.start()
     try:
         window = desktop.open_window(process.endpoint, process)
-        window._unloaded.clear()
+        load_only(window)
         qtbot.waitUntil(lambda: "no such model: /nowhere" in window.banner.accessibleName(), timeout=120_000)
-        assert "no such model" in window.welcome._detail.text()
+        assert "no such model" in text(window.welcome)
         window.notices.show_log()
     finally:
         process.close()
@@ -77,7 +78,7 @@ def test_an_engine_that_cannot_begin_is_told_with_its_words(desktop, qtbot):
 def test_each_attached_engine_has_a_window(desktop, own_engine, qtbot):
     for _ in range(2):
         window = desktop.open_window(own_engine.endpoint)
-        window._unloaded.clear()
+        load_only(window)
     sessions = list(desktop.sessions)
     qtbot.waitUntil(lambda: all(s.mirror.num_blocks == 600 for s in sessions), timeout=120_000)
     first = desktop.windows[0]
@@ -89,7 +90,7 @@ def test_each_attached_engine_has_a_window(desktop, own_engine, qtbot):
 def test_each_open_window_remembers_its_own_place(desktop, own_engine):
     def open_one():
         window = desktop.open_window(own_engine.endpoint)
-        window._unloaded.clear()
+        load_only(window)
         return window
 
     first, second = open_one(), open_one()
@@ -108,7 +109,7 @@ def test_windows_do_not_cover_each_other_exactly(desktop, own_engine):
     places = set()
     for _ in range(3):
         window = desktop.open_window(own_engine.endpoint)
-        window._unloaded.clear()
+        load_only(window)
         places.add((window.pos().x(), window.pos().y()))
     assert len(places) == 3
 

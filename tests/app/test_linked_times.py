@@ -8,6 +8,7 @@ import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QSettings
 from PySide6.QtWidgets import QLabel
 from tests.app.compare.conftest import BEGAN_NS, record
+from tests.app.window_driver import has_all_views, load_only
 
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
@@ -44,12 +45,15 @@ def desktop(qapp, tmp_path):
 
 @pytest.fixture
 def open_paused(desktop, qtbot):
-    """Windows on recordings that stand still, with all their views."""
+    """Windows on recordings that stand still, with all their views or none."""
 
-    def open_them(*paths):
+    def open_them(*paths, with_views=False):
         made = [desktop.open_recording(Recording.open(path), at_s=0.5) for path in paths]
         for window in made:
-            qtbot.waitUntil(lambda window=window: set(window.docks) <= set(window.views), timeout=WAIT_MS)
+            if with_views:
+                qtbot.waitUntil(lambda window=window: has_all_views(window), timeout=WAIT_MS)
+            else:
+                load_only(window)
             qtbot.waitUntil(lambda window=window: window.session.mirror.hello is not None, timeout=WAIT_MS)
         return made
 
@@ -127,7 +131,7 @@ def test_they_play_at_the_same_speed_and_stop_together(open_paused, paths, qtbot
 
 
 def test_the_visible_range_and_the_selection_are_the_same(open_paused, paths, qtbot):
-    first, second = open_paused(*paths[:2])
+    first, second = open_paused(*paths[:2], with_views=True)
     link(first, qtbot)
     for name in ("timeline", "heatmap"):
         first.docks[name].show()
@@ -174,6 +178,7 @@ def test_live_windows_stand_and_are_live_together(desktop, qtbot):
         for process in processes:
             process.start()
             windows.append(desktop.open_window(process.endpoint))
+            load_only(windows[-1])
         for window in windows:
             qtbot.waitUntil(lambda window=window: window.session.timeline_range_ns is not None, timeout=WAIT_MS)
         first, second = windows

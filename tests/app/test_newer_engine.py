@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.app.window_driver import status
+
 from kvscope_app.look.theme import DARK
 from kvscope_app.views.console.answer import ChatAnswer
 from kvscope_app.views.console.conversation import Conversation, Message
@@ -47,7 +49,7 @@ def test_a_request_in_an_unknown_state_is_in_the_table(engine, session, poll, ma
 
 def test_the_status_bar_says_what_was_left_out(engine, session, make_window):
     window = make_window(session)
-    label = window._status._labels["frames"]
+    label = status(window, "frames")
     assert "newer" not in label.toolTip()
     engine.source.status = SourceStatus(SourceState.LIVE, frames_received=9, num_skipped=345, num_unknown=2)
     session._status_told_ns = 0

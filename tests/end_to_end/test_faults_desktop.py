@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -26,9 +27,9 @@ def kills(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_a_killed_desktop_leaves_recordings_that_open(kills: ModuleType) -> None:
-    left, banner = kills.kill_often(2, seed=5, longest_s=1.0)
-    assert len(left) == 2  # each was opened and made whole; how much was lost is for a quiet machine to say
+def test_a_killed_desktop_leaves_recordings_that_open(kills: ModuleType, storm: Callable[[int, int], int]) -> None:
+    left, banner = kills.kill_often(storm(1, 2), seed=5, longest_s=1.0)
+    assert len(left) == storm(1, 2)  # each was opened and made whole; how much was lost is for a quiet machine to say
     assert "ended unexpectedly" in banner
 
 

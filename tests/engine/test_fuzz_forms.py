@@ -9,6 +9,7 @@ import pytest
 from tests.engine import fuzz_forms
 
 
+@pytest.mark.storm
 def test_forms_are_answered_or_refused_and_a_stop_ends_all() -> None:
     pytest.importorskip("xgrammar")
     options = ["--num-gpu-blocks-override", "512", "--max-num-seqs", "16", "--device", "cpu"]

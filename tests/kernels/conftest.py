@@ -186,12 +186,10 @@ def build_batch(shape: Shape, device: str = "cpu", seed: int = 0) -> PagedBatch:
         first = max(0, length - num_queries + 1 - window)
         for column in range(first // shape.block_size, cuts[request]):
             tables[request, column] = free.pop()
-        for position in range(first, length):
-            block = tables[request, position // shape.block_size]
-            k_cache[block, position % shape.block_size] = key[position]
-            v_cache[block, position % shape.block_size] = value[position]
-            scales[block, 0, position % shape.block_size] = key_scale[position]
-            scales[block, 1, position % shape.block_size] = value_scale[position]
+        positions = torch.arange(min(first, length), length)
+        blocks, slots = tables[request, positions // shape.block_size].long(), positions % shape.block_size
+        k_cache[blocks, slots], v_cache[blocks, slots] = key[first:], value[first:]
+        scales[blocks, 0, slots], scales[blocks, 1, slots] = key_scale[first:], value_scale[first:]
         keys.append(key.double() * key_scale.double()[..., None])
         values.append(value.double() * value_scale.double()[..., None])
     query = torch.randn(sum(query_lens), shape.num_heads, shape.head_dim, generator=draw).to(shape.dtype)
@@ -264,7 +262,8 @@ def reference() -> Callable[[PagedBatch], Tensor]:
 
 
 def paged_attention_reference(batch: PagedBatch) -> Tensor:
-    """Slow and plain, in float64 on the CPU: a loop over requests, queries and heads, a softmax written out."""
+    """Plain, in float64 on the CPU: request by request and head by head, each query over all keys, a softmax written
+    out."""
     window, softcap = batch.options.get("sliding_window"), batch.options.get("softcap")
     sinks = batch.options.get("sinks")
     query = batch.query.double().cpu()
@@ -272,22 +271,23 @@ def paged_attention_reference(batch: PagedBatch) -> Tensor:
     num_heads = query.shape[1]
     out = torch.zeros(query.shape[0], num_heads, batch.v_cache.shape[3], dtype=torch.float64)
     for request, (keys, values) in enumerate(zip(batch.keys, batch.values, strict=True)):
-        num_queries = starts[request + 1] - starts[request]
-        for row in range(num_queries):
-            position = len(keys) - num_queries + row
-            first = max(0, position + 1 - window) if window else 0
-            for head in range(num_heads):
-                kv_head = head // (num_heads // batch.k_cache.shape[2])
-                seen, weighted = keys[first : position + 1, kv_head], values[first : position + 1, kv_head]
-                if len(seen) == 0:
-                    continue
-                scores = seen @ query[starts[request] + row, head] * batch.scale
-                if softcap:
-                    scores = softcap * torch.tanh(scores / softcap)
-                sink = sinks[head].double().cpu() if sinks is not None else torch.tensor(-math.inf, dtype=torch.float64)
-                top = torch.maximum(scores.max(), sink)
-                weights = torch.exp(scores - top)
-                out[starts[request] + row, head] = weights @ weighted / (weights.sum() + torch.exp(sink - top))
+        rows = slice(starts[request], starts[request + 1])
+        num_queries, num_keys = rows.stop - rows.start, len(keys)
+        if num_keys == 0:
+            continue
+        behind = torch.arange(num_keys - num_queries, num_keys)[:, None] - torch.arange(num_keys)  # negative: to come
+        unseen = (behind < 0) | (behind >= (window or num_keys + num_queries))
+        for head in range(num_heads):
+            kv_head = head // (num_heads // batch.k_cache.shape[2])
+            scores = query[rows, head] @ keys[:, kv_head].T * batch.scale
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
+            scores = scores.masked_fill(unseen, -math.inf)
+            sink = sinks[head].double().cpu() if sinks is not None else torch.tensor(-math.inf, dtype=torch.float64)
+            top = torch.maximum(scores.amax(1, keepdim=True), sink)
+            weights = torch.exp(scores - top)
+            mean = weights @ values[:, kv_head] / (weights.sum(1, keepdim=True) + torch.exp(sink - top))
+            out[rows, head] = torch.where(unseen.all(1, keepdim=True), 0.0, mean)
     return out
 
 

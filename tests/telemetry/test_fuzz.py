@@ -33,7 +33,7 @@ def test_mutated_messages(fuzz: ModuleType, amount: Callable[[int, int], int]) -
 
 
 def test_mutated_recordings(fuzz: ModuleType, amount: Callable[[int, int], int], tmp_path: Path) -> None:
-    count = amount(60, 10_000)
+    count = amount(30, 10_000)
     outcomes = fuzz.fuzz_recordings(count, SEED, tmp_path)
     assert sum(outcomes.values()) == count
     assert any(outcome.startswith("opened, damaged") for outcome in outcomes)

@@ -252,6 +252,7 @@ def _reason(status: SourceStatus, failure: str) -> str:
 
 def _label(name: str) -> QLabel:
     made = SteadyLabel() if name in _CHANGING else PlainLabel()
+    made.setObjectName(name)
     made.setToolTip(_TIPS[name])
     made.setContentsMargins(7, 0, 7, 0)
     if name in _CHANGING:

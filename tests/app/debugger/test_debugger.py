@@ -210,10 +210,10 @@ def test_what_a_request_wrote_is_pinned_and_evicted_together(engine, session, wi
 
 def test_pinned_blocks_are_marked_on_the_map(engine, session, window, poll):
     canvas = window.page_map.canvas
-    window.page_map._refresh_slowly()
+    window.page_map.draw_all()
     before = canvas.grab().toImage()
     beat(engine, poll, session, pinned=pack(9), pinned_by="ann")
-    window.page_map._refresh_slowly()
+    window.page_map.draw_all()
     after = canvas.grab().toImage()
     rect = canvas.cell_rect(9)
     ratio = after.devicePixelRatio()

@@ -8,6 +8,7 @@ import pytest
 from PySide6.QtCore import QItemSelectionModel, QMimeData, QPointF, Qt, QUrl
 from PySide6.QtGui import QDesktopServices, QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QApplication
+from tests.app import window_driver as driver
 
 from kvscope_app.library.model import NAME, NOTES, PEAK, PICTURE, TAGS
 from kvscope_app.library.offers import open_dropped
@@ -66,8 +67,7 @@ def test_it_lists_searches_and_sorts(sheet, qtbot):
     sheet.search.setText("FIRST synth")
     assert names(sheet) == ["first.mcap"]
     sheet.search.setText("nowhere")
-    assert sheet._empty.isVisible()
-    assert sheet._empty.text() == NOTHING_FOUND
+    assert NOTHING_FOUND in driver.lines(sheet)
 
 
 def test_words_are_edited_in_place_and_found(sheet, qtbot):
@@ -148,8 +148,7 @@ def test_the_folder_is_shown(sheet, monkeypatch, tmp_path):
 
 def test_an_empty_list_says_what_it_is_for(window, qtbot):
     sheet = show_recordings(window)
-    assert sheet._empty.isVisible()
-    assert sheet._empty.text() == NOTHING_YET
+    assert NOTHING_YET in driver.lines(sheet)
     assert show_recordings(window) is sheet
     sheet.reject()
     assert not window.library._clock.isActive()
@@ -178,7 +177,7 @@ def test_dropped_recordings_are_opened_and_others_refused_in_a_line(window, reco
     assert window.drop_sign.text == ""
     qtbot.waitUntil(lambda: sorted(window.opened) == ["one.mcap", "two.mcap"], timeout=WAIT_MS)
     assert window.banner.text == "Not a recording"
-    assert "photo.jpg" in window.banner._detail.text()
+    assert "photo.jpg" in driver.text(window.banner)
 
 
 def test_a_drop_of_many_opens_some(window, qtbot, tmp_path):

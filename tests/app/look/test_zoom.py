@@ -7,6 +7,7 @@ import re
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QTableWidget, QToolButton, QWidget
+from tests.app import window_driver as driver
 
 from kvscope_app.look.makers import label
 from kvscope_app.look.theme import DARK
@@ -28,7 +29,7 @@ def sizes(window):
     """Of text and what follows it, by what it is."""
     view = window.views
     return {
-        "label": window._status._labels["model"].font().pointSizeF(),
+        "label": driver.status(window, "model").font().pointSizeF(),
         "own font": window.welcome._title.font().pointSizeF(),
         "icon": window.findChild(QToolButton).iconSize().width(),
         "row": view["requests"].table.verticalHeader().defaultSectionSize(),
@@ -37,7 +38,7 @@ def sizes(window):
         "axis": view["throughput"].charts.panels["decode"].plot.axes[0].width(),
         "tick": view["throughput"].charts.panels["decode"].plot.axes[0].style["tickFont"].pointSizeF(),
         "lane": next(height for _, _, height in view["timeline"].canvas.layout_now.boxes()),
-        "gutter": window.page_map.canvas._gutter,
+        "gutter": window.page_map.canvas.gutter,
     }
 
 

@@ -39,7 +39,7 @@ def pixels(image):
 def cells(view, shown, scale=1):
     """The part that is cells, and no words."""
     rect = view.canvas.geometry()
-    gutter = view.canvas._gutter
+    gutter = view.canvas.gutter
     return shown[
         scale * rect.top() : scale * (rect.top() + 40), scale * (rect.left() + gutter) : scale * (rect.right() - 40)
     ]

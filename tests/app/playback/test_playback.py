@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, QSettings, Qt
 from PySide6.QtWidgets import QLabel, QToolButton
+from tests.app import window_driver as driver
+from tests.app.window_driver import load_only
 
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
@@ -141,9 +143,9 @@ def test_the_window_says_what_it_plays(session, make_window):
     window = make_window(session, with_views=("console",))
     settle(session)
     assert "day.mcap" in window.windowTitle()
-    assert window._corner._state.text() == "PLAYBACK"
-    assert window._status._labels["state"].text() == "Playback: paused"
-    assert window._status._labels["frames"].text() == "600 frames recorded"
+    assert driver.moment_shown(window) == "PLAYBACK"
+    assert driver.status(window, "state").text() == "Playback: paused"
+    assert driver.status(window, "frames").text() == "600 frames recorded"
     for name in ("pause_engine", "resume", "reset_cache"):
         assert not window.actions_by_name[name].isEnabled()
     assert not window.docks["console"].isVisible()
@@ -158,7 +160,7 @@ def test_a_file_that_was_cut_short_is_said_to_be(path, make_window, tmp_path):
     session = Session(PlaybackSource(Recording.open(cut), is_playing=False))
     window = make_window(session)
     settle(session)
-    assert "frames recorded, truncated" in window._status._labels["frames"].text()
+    assert "frames recorded, truncated" in driver.status(window, "frames").text()
     session.close()
 
 
@@ -289,7 +291,7 @@ def test_every_panel_is_drawn_where_it_stands_still(session, make_window):
 def test_the_desktop_opens_a_recording_and_starts_no_engine(path, qapp, qtbot, tmp_path):
     desktop = Desktop(qapp, Options(theme="light"), QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat))
     window = desktop.open_recording(Recording.open(path))
-    window._unloaded.clear()
+    load_only(window)
     assert window.actions_by_name["open"].isEnabled()
     assert window.keeper is None
     qtbot.waitUntil(lambda: window.session.mirror.num_blocks == 120, timeout=WAIT_MS)
@@ -298,7 +300,7 @@ def test_the_desktop_opens_a_recording_and_starts_no_engine(path, qapp, qtbot, t
     qtbot.waitUntil(lambda: len(desktop.windows) == 2, timeout=WAIT_MS)
     with qtbot.waitSignal(try_to_open(window, str(tmp_path / "nowhere.mcap")).failed, timeout=WAIT_MS):
         pass
-    assert "nowhere.mcap" in window.banner._detail.text()
+    assert "nowhere.mcap" in driver.text(window.banner)
     for opened in list(desktop.windows):
         opened.close()
         opened.deleteLater()

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDialog, QFileDialog, QInputDialog, QLabel
+from tests.app import window_driver as driver
 
 from kvscope_app.playback.playback_actions import STEPPED
 from kvscope_app.recording.kept_dialog import KeptDialog
@@ -41,7 +42,7 @@ def test_every_action_of_time_does_what_it_says(window, qtbot):
     actions["play"].trigger()
     assert session.paused
     assert actions["play"].text() == "Play"
-    assert "behind" in window._corner._state.text()
+    assert "behind" in driver.moment_shown(window)
     at_ns = session.cursor_ns
     qtbot.waitUntil(lambda: session.behind_seconds > 0.3, timeout=WAIT_MS)  # or a second on from a second ago is live
     for name, expected_s in (("back_little", -1.0), ("forward_little", 0.0)):
@@ -97,7 +98,7 @@ def test_before_anything_is_kept_the_bar_is_there_and_waits(session, make_window
 
 
 def test_recording_shows_a_dot_and_ends_whole(window, qtbot, tmp_path):
-    label = window._status._labels["recording"]
+    label = driver.status(window, "recording")
     record(window, str(tmp_path / "now"))
     window._status.refresh()
     assert label.text().startswith("● 0:")

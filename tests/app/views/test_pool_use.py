@@ -28,7 +28,7 @@ def make_mirror(engine, session, poll):
             model=msgspec.structs.replace(engine.hello.model, num_layers=num_layers),
             device=msgspec.structs.replace(engine.hello.device, kind=device),
         )
-        engine.source.updates.appendleft(Update(snapshot=engine._snapshot()))
+        engine.source.updates.appendleft(Update(snapshot=engine.snapshot()))
         poll(session)
         return session.mirror
 

@@ -56,7 +56,7 @@ def test_the_strip_paints_tiers_in_their_colours(tiered, make_session, show):
     image = strip.grab().toImage()
     dark = THEMES["dark"]
     for index, color in enumerate((dark.block_active, dark.block_host, dark.block_disk)):
-        box = strip._box(index)
+        box = strip.cell_rect(index)
         assert image.pixelColor(box.left() + 2, box.bottom() - 2).name() == mix(color, dark.base, 0.45)
 
 

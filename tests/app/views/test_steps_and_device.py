@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.app import window_driver as driver
 
 from kvscope_app.session.request_times import RequestTimes
 from kvscope_app.views.memory.view import MemoryView
@@ -70,11 +71,11 @@ def test_the_status_bar_tells_the_device_in_a_few_words(engine, session, poll, q
     bar = StatusBar(session)
     qtbot.addWidget(bar)
     bar.refresh()
-    assert bar._labels["device"].text() == ""
+    assert driver.named(bar, "device").text() == ""
     engine.source.updates.append(Update(samples=(GPU,)))
     poll(session)
     bar.refresh()
-    assert bar._labels["device"].text() == "CPU 87 %  ·  212 W  ·  64 °C"
+    assert driver.named(bar, "device").text() == "CPU 87 %  ·  212 W  ·  64 °C"
     assert device_text(DeviceSample(epoch=1, time_ns=1, utilization=0.5), "cuda") == "GPU 50 %"
     assert device_text(DeviceSample(epoch=1, time_ns=1), "cuda") == ""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.app import window_driver as driver
+
 from kvscope_app.setting_names import LAYOUT_VERSION, layout_name
 from kvscope_app.views.capability_messages import DEVICES_ALONE
 from kvscope_app.views.console.chat_page import StarterButton
@@ -37,7 +39,7 @@ def test_the_roofline_says_that_there_are_no_steps(make_engine, make_session, po
     view = RooflineView(session)
     qtbot.addWidget(view)
     view.refresh()
-    assert view._nothing.text() == NO_STEPS_HERE
+    assert NO_STEPS_HERE in driver.lines(view)
     view.shut_down()
 
 
@@ -47,7 +49,7 @@ def test_nothing_is_said_or_proposed_as_if_there_were_an_engine(make_engine, mak
     poll(session)
     prefixes, page = window.views["prefixes"], window.views["console"].page
     prefixes.refresh()
-    assert prefixes._empty.text() == NO_POOL
+    assert NO_POOL in driver.lines(prefixes)
     page.show_status()
     assert page.starters.findChildren(StarterButton)
     assert all(button.isHidden() for button in page.starters.findChildren(StarterButton))

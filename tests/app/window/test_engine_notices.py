@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QLabel, QMessageBox, QPushButton
+from tests.app import window_driver as driver
 
 from kvscope_app.window.sheets.attach_sheet import AttachSheet
 from kvscope_telemetry.source import SourceState
@@ -52,7 +53,7 @@ def test_who_is_known_to_have_ended_is_not_waited_for(refused):
     window, keeper = refused
     window.session.poll()
     assert window.session.status.state is SourceState.ENDED
-    assert window.statusBar()._labels["state"].text().startswith("Stopped: max_model_len=8192")
+    assert driver.status(window, "state").text().startswith("Stopped: max_model_len=8192")
     keeper.started.emit()
     assert window.session.status.state is SourceState.CONNECTING
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from PySide6.QtWidgets import QProgressDialog
+from tests.app import window_driver as driver
 
 from kvscope_app.playback.time_slider import TimeSlider
 from kvscope_app.window.file_opening import FileOpening
@@ -91,7 +92,7 @@ def test_what_goes_wrong_is_told_in_one_line(session, make_window, qtbot, monkey
     with qtbot.waitSignal(try_to_open(window, "/x.mcap").failed, timeout=WAIT_MS):
         pass
     assert window.banner.text == "The file cannot be opened"
-    assert "out of luck" in window.banner._detail.text()
+    assert "out of luck" in driver.text(window.banner)
 
 
 @pytest.mark.parametrize("days", [1.0, 24.8, 24.9, 208.0, 36_500.0])

@@ -7,7 +7,8 @@ import sys
 import pytest
 import shiboken6
 from PySide6.QtCore import QSettings, Qt
-from PySide6.QtWidgets import QLineEdit, QMessageBox, QPushButton
+from PySide6.QtWidgets import QLineEdit, QListWidget, QMessageBox, QProgressBar, QPushButton
+from tests.app import window_driver as driver
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.settings.settings_keeper import read_settings
@@ -77,12 +78,12 @@ def test_welcomes_with_progress_until_there_is_a_pool(make_engine, make_session,
     assert window.welcome.isVisible()
     engine.progress("download", done=25 << 20, total=100 << 20, unit="bytes", detail="model.gguf")
     poll(session)
-    assert window.welcome._title.text() == "Downloading the model"
-    assert "model.gguf: 25.0 MiB of 100.0 MiB" in window.welcome._detail.text()
-    assert window.welcome._bar.value() == 250
+    assert "Downloading the model" in driver.lines(window.welcome)
+    assert "model.gguf: 25.0 MiB of 100.0 MiB" in driver.text(window.welcome)
+    assert driver.only(window.welcome, QProgressBar).value() == 250
     engine.progress("warm up")
     poll(session)
-    assert window.welcome._bar.maximum() == 0
+    assert driver.only(window.welcome, QProgressBar).maximum() == 0
     engine.source.updates.append(first)
     poll(session)
     assert not window.welcome.isVisible()
@@ -127,11 +128,11 @@ def test_space_pauses_and_end_goes_live(session, make_window, qtbot):
     qtbot.waitUntil(window.isActiveWindow)
     qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_Space)
     assert session.paused
-    assert "PAUSED" in window._corner._state.text()
+    assert "PAUSED" in driver.moment_shown(window)
     assert window.actions_by_name["to_end"].isEnabled()
     qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_End)
     assert not session.paused
-    assert window._corner._state.text() == "LIVE"
+    assert driver.moment_shown(window) == "LIVE"
 
 
 def test_space_presses_a_focused_button_instead(session, make_window, qtbot):
@@ -228,9 +229,9 @@ def test_the_palette_finds_and_runs(session, make_window, qtbot):
     window = make_window(session)
     window.actions_by_name["palette"].trigger()
     (palette,) = window.findChildren(CommandPalette)
-    qtbot.keyClicks(palette._line, "colour by ow")
-    assert palette._list.count() >= 1
-    qtbot.keyClick(palette._line, Qt.Key.Key_Return)
+    qtbot.keyClicks(driver.only(palette, QLineEdit), "colour by ow")
+    assert driver.only(palette, QListWidget).count() >= 1
+    qtbot.keyClick(driver.only(palette, QLineEdit), Qt.Key.Key_Return)
     assert window.page_map.mode is OWNER
 
 
@@ -239,14 +240,16 @@ def test_the_palette_says_that_nothing_is_called_so(session, make_window, qtbot)
     window = make_window(session)
     window.actions_by_name["palette"].trigger()
     (palette,) = window.findChildren(CommandPalette)
-    qtbot.keyClicks(palette._line, "zzqqy")
-    assert [palette._list.item(row).text() for row in range(palette._list.count())] == [NOTHING_FOUND]
+    qtbot.keyClicks(driver.only(palette, QLineEdit), "zzqqy")
+    assert driver.rows(driver.only(palette, QListWidget)) == [NOTHING_FOUND]
     for key in (Qt.Key.Key_Down, Qt.Key.Key_Return):
-        qtbot.keyClick(palette._line, key)
+        qtbot.keyClick(driver.only(palette, QLineEdit), key)
     assert palette.isVisible(), "there was nothing to do"
-    palette._line.clear()
-    qtbot.keyClicks(palette._line, "segments")
-    assert [action_text(palette._list.item(0).data(Qt.ItemDataRole.UserRole))] == ["PyTorch memory segments…"]
+    driver.only(palette, QLineEdit).clear()
+    qtbot.keyClicks(driver.only(palette, QLineEdit), "segments")
+    assert [action_text(driver.only(palette, QListWidget).item(0).data(Qt.ItemDataRole.UserRole))] == [
+        "PyTorch memory segments…"
+    ]
     palette.close()
 
 
@@ -291,11 +294,11 @@ def test_attaching_opens_a_window_and_refuses_nonsense(session, make_window, qtb
     window.actions_by_name["attach"].trigger()
     (sheet,) = window.findChildren(Sheet)
     sheet.fields.where.setText("http://nowhere")
-    sheet._try()
-    assert "http://nowhere" in sheet._complaint.text()
+    driver.press(sheet, "Attach")
+    assert "http://nowhere" in driver.text(sheet)
     assert opened == []
     sheet.fields.where.setText("tcp://127.0.0.1:5555")
-    sheet._try()
+    driver.press(sheet, "Attach")
     assert opened == [Address("tcp://127.0.0.1:5555")]
 
 
@@ -330,7 +333,7 @@ def test_status_bar_tells_model_rate_and_losses(engine, session, make_window, po
     )
     session._status_told_ns = 0
     session.poll()
-    texts = {name: label.text() for name, label in window._status._labels.items()}
+    texts = {name: driver.status(window, name).text() for name in ("state", "model", "frames", "latency")}
     assert texts["state"] == "Live"
     assert "fake-135M" in texts["model"]
     assert "3 lost" in texts["frames"]

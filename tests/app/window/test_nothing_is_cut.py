@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QMainWindow, QPushButton, QScrollArea, QToolButton, QWidget
+from tests.app import window_driver as driver
 
 from kvscope_app.look.folding import FoldingFrame
 from kvscope_app.views.docks import DOCKS
@@ -109,10 +110,10 @@ def test_at_twice_the_size_a_window_has_all_its_menus(make_window, session, qtbo
     try:
         for _ in range(10):
             window.themes.zoom(1)
-        qtbot.waitUntil(lambda: not window._corner._buttons[0].isVisible())
+        qtbot.waitUntil(lambda: not driver.corner(window).findChildren(QToolButton)[0].isVisible())
         bar = window.menuBar()
         assert window.page_map.minimumSizeHint().width() < window.width() // 3
-        assert all(bar.actionGeometry(action).right() <= window._corner.x() for action in bar.actions())
+        assert all(bar.actionGeometry(action).right() <= driver.corner(window).x() for action in bar.actions())
     finally:
         window.themes.zoom(0)
-    qtbot.waitUntil(window._corner._buttons[0].isVisible)
+    qtbot.waitUntil(driver.corner(window).findChildren(QToolButton)[0].isVisible)

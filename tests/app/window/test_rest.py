@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 
 from PySide6.QtCore import QTimer
+from tests.app import window_driver as driver
 
 from kvscope_app.session import pace
 from kvscope_app.session import session as session_module
@@ -126,7 +127,7 @@ def test_the_time_behind_moves_on_each_second_once_nobody_reads_tenths(engine, s
     behind_s[0] = 30.0
     corner.refresh()
     assert corner._clock.interval() == menu_corner._LATER_MS
-    assert "30.0 s behind" in corner._state.text()
+    assert "30.0 s behind" in driver.moment_shown(window)
     behind_s[0] = 1.0
     corner.refresh()
     assert corner._clock.interval() == menu_corner._LOOK_MS
@@ -136,7 +137,7 @@ def test_words_that_did_not_change_are_not_told_again(engine, session, make_wind
     window = make_window(session)
     window.page_map._refresh_slowly()
     told = []
-    monkeypatch.setattr(window.page_map._usage, "show_counts", lambda *counts: told.append(counts))
+    monkeypatch.setattr(window.page_map.usage, "show_counts", lambda *counts: told.append(counts))
     for _ in range(5):
         window.page_map._refresh_slowly()
     assert not told

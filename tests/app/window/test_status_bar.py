@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from PySide6.QtWidgets import QMainWindow
+from PySide6.QtWidgets import QLabel, QMainWindow
+from tests.app import window_driver as driver
 
 from kvscope_app.window.status_bar import StatusBar, rounded_words
 from kvscope_telemetry.source import Update
@@ -25,12 +26,12 @@ def bar(engine, session, poll, qtbot):
 
 
 def told(bar):
-    return {name for name, label in bar._labels.items() if label.text() and not label.isHidden()}
+    return {label.objectName() for label in bar.findChildren(QLabel) if label.text() and not label.isHidden()}
 
 
 def test_where_it_is_narrow_what_matters_least_goes(bar):
     assert {"state", "model", "frames", "rate", "latency", "display"} <= told(bar)
-    wide = sum(bar._labels[name].sizeHint().width() for name in ("frames", "state"))
+    wide = sum(driver.named(bar, name).sizeHint().width() for name in ("frames", "state"))
     bar.window().resize(wide + 120, 100)
     assert told(bar) == {"state", "frames"}
     assert bar.width() == bar.window().width() == wide + 120
@@ -49,13 +50,13 @@ def test_a_message_takes_its_room_first(bar):
 
 
 def test_what_weights_were_rounded_to_is_said(bar, engine, session, poll):
-    assert "weights" not in bar._labels["model"].text()
+    assert "weights" not in driver.named(bar, "model").text()
     model = replace(engine.hello.model, dtype="bfloat16", quantization="int8")
     engine.hello = replace(engine.hello, model=model)
-    engine.source.updates.append(Update(snapshot=engine._snapshot()))
+    engine.source.updates.append(Update(snapshot=engine.snapshot()))
     poll(session)
     bar.refresh()
-    assert "bfloat16  ·  8-bit weights" in bar._labels["model"].text()
+    assert "bfloat16  ·  8-bit weights" in driver.named(bar, "model").text()
 
 
 def test_weights_of_another_form_keep_its_name():

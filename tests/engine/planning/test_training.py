@@ -10,10 +10,10 @@ from kvscope_engine.planning.training import TrainingPlan, TrainingQuestion, pla
 from kvscope_telemetry.errors import BadInput
 
 CASES = [
-    {"precision": "float32"},
+    pytest.param({"precision": "float32"}, marks=pytest.mark.storm),
     {"precision": "float32", "checkpointing": True},
     {"precision": "float32", "optimizer": "sgd"},
-    {"precision": "bfloat16"},
+    pytest.param({"precision": "bfloat16"}, marks=pytest.mark.storm),
     {"precision": "bfloat16", "checkpointing": True},
     {"precision": "autocast"},
 ]

@@ -70,10 +70,10 @@ class Canvas(QWidget):
         self._selected = -1
         self.clock: Callable[[], int] = time.monotonic_ns
         """By which what lit up fades, in ns."""
-        self._headings: tuple[Heading, ...] = ()
+        self.headings: tuple[Heading, ...] = ()
         self._cursor = -1
         self._pinned: frozenset[int] = frozenset()
-        self._gutter = 0
+        self.gutter = 0
         self._press: QPointF | None = None
         self._dragged_to: QPointF | None = None
         self._image = QImage()
@@ -97,7 +97,7 @@ class Canvas(QWidget):
         """Repaint the pixel rows the scene touched, and keep flashes fading."""
         if span is not None:
             ratio = self.devicePixelRatioF()
-            left, top = self._gutter + int(gutter_left(self.scene, ratio)), int(span[0] / ratio)
+            left, top = self.gutter + int(gutter_left(self.scene, ratio)), int(span[0] / ratio)
             self.update(left, top, self.width() - left, int((span[1] - span[0]) / ratio) + 2)
         if self.scene.is_fading and not self._fader.isActive():
             self._fader.start()
@@ -111,8 +111,8 @@ class Canvas(QWidget):
         """Give the scene as many pixels as there are now."""
         ratio = self.devicePixelRatioF()
         gutter = gutter_width(self.scene.grid, self.width(), self.fontMetrics())
-        self._gutter = gutter if self.scene.tells_addresses else 0
-        width, height = round((self.width() - self._gutter) * ratio), round(self.height() * ratio)
+        self.gutter = gutter if self.scene.tells_addresses else 0
+        width, height = round((self.width() - self.gutter) * ratio), round(self.height() * ratio)
         heading = round((self.fontMetrics().height() + _HEADING_PAD) * ratio)
         span = self.scene.resize(max(1, width), max(1, height), heading)
         pixels = self.scene.pixels
@@ -135,13 +135,13 @@ class Canvas(QWidget):
 
     def show_headings(self, headings: tuple[Heading, ...]) -> None:
         """What stands above each section, one each; none when there is one section."""
-        if headings != self._headings:
-            self._headings = headings
+        if headings != self.headings:
+            self.headings = headings
             self.update()
 
     def zoom(self, factor: float, at: QPointF | None = None) -> None:
         """Closer or farther around a point of the widget, or around the centre."""
-        x, y = self._to_scene(at) if at is not None else (self.scene.width / 2, self.scene.height / 2)
+        x, y = self.to_scene(at) if at is not None else (self.scene.width / 2, self.scene.height / 2)
         self.show_span(self.scene.zoom(factor, x, y))
         self.update()
 
@@ -155,7 +155,7 @@ class Canvas(QWidget):
         ratio = self.devicePixelRatioF()
         x, y = self.scene.camera.corner_of(*self.scene.grid.place_of(block))
         size = max(1.0, self.scene.camera.pitch / ratio)
-        return QRectF(x / ratio + self._gutter, y / ratio, size, size).toAlignedRect()
+        return QRectF(x / ratio + self.gutter, y / ratio, size, size).toAlignedRect()
 
     def announce(self, sentence: str) -> None:
         """Tell assistive technology what the cursor is on."""
@@ -178,23 +178,23 @@ class Canvas(QWidget):
         painter = QPainter(self)
         ratio = self.devicePixelRatioF()
         dirty = event.rect()
-        target = QRectF(dirty.intersected(QRect(self._gutter, 0, self.width(), self.height())))
+        target = QRectF(dirty.intersected(QRect(self.gutter, 0, self.width(), self.height())))
         source = QRectF(
-            (target.x() - self._gutter) * ratio,
+            (target.x() - self.gutter) * ratio,
             target.y() * ratio,
             target.width() * ratio,
             target.height() * ratio,
         )
         painter.drawImage(target, self._image, source)
-        if dirty.x() < self._gutter:
-            painter.fillRect(QRect(0, dirty.y(), self._gutter, dirty.height()), self.theme.color("base"))
-        if dirty.x() < self._gutter + gutter_left(self.scene, ratio):  # on the image, where it is wider than the grid
-            draw_gutter(painter, self.scene, self.theme, self._gutter, ratio, dirty)
+        if dirty.x() < self.gutter:
+            painter.fillRect(QRect(0, dirty.y(), self.gutter, dirty.height()), self.theme.color("base"))
+        if dirty.x() < self.gutter + gutter_left(self.scene, ratio):  # on the image, where it is wider than the grid
+            draw_gutter(painter, self.scene, self.theme, self.gutter, ratio, dirty)
         painter.setFont(sans(0.82))
-        painter.setClipRect(QRect(self._gutter, 0, self.width(), self.height()))
-        draw_block_numbers(painter, self.scene, self._gutter, ratio)
-        draw_pins(painter, self.scene, self._pinned, self.theme, self._gutter, ratio)
-        draw_headings(painter, self.scene, self.theme, self._headings, QRectF(dirty), self._gutter, ratio)
+        painter.setClipRect(QRect(self.gutter, 0, self.width(), self.height()))
+        draw_block_numbers(painter, self.scene, self.gutter, ratio)
+        draw_pins(painter, self.scene, self._pinned, self.theme, self.gutter, ratio)
+        draw_headings(painter, self.scene, self.theme, self.headings, QRectF(dirty), self.gutter, ratio)
         self._draw_pointer(painter)
         painter.end()
 
@@ -302,14 +302,14 @@ class Canvas(QWidget):
         self.pointed.emit(block)
 
     def _block_at(self, position: QPointF) -> int:
-        if position.x() < self._gutter:
+        if position.x() < self.gutter:
             return -1
-        block = self.scene.block_at(*self._to_scene(position))
+        block = self.scene.block_at(*self.to_scene(position))
         return -1 if block is None else block
 
-    def _to_scene(self, position: QPointF) -> tuple[float, float]:
+    def to_scene(self, position: QPointF) -> tuple[float, float]:
         ratio = self.devicePixelRatioF()
-        return (position.x() - self._gutter) * ratio, position.y() * ratio
+        return (position.x() - self.gutter) * ratio, position.y() * ratio
 
     def _is_drag(self, position: QPointF) -> bool:
         if self._dragged_to is not None:

@@ -61,7 +61,7 @@ class PageMapView(View):
         super().__init__(session, parent)
         self.scene = Scene()
         self.canvas = Canvas(self.scene, self)
-        self._card = BlockCard(self.canvas)
+        self.card = BlockCard(self.canvas)
         self._pending: list[npt.NDArray[np.uint32]] = []
         self._moves = PendingMoves()
         self._mirror: Mirror | None = None
@@ -69,7 +69,7 @@ class PageMapView(View):
         self._told: tuple[Mirror, int | None, int, frozenset[int], float] | None = None
         """What the words beside the map were made of."""
         self._table: npt.NDArray[np.uint32] | None = None
-        self._summary, self._usage, self._legend = FittingLabel(), UsageBar(), PageMapLegend()
+        self.summary, self.usage, self.legend = FittingLabel(), UsageBar(), PageMapLegend()
         self._wanted_mode = self.scene.mode
         """What the person chose: drawn where the engine tells what it needs."""
         self._keys: Mapping[str, str] = {}
@@ -159,15 +159,15 @@ class PageMapView(View):
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
         self.canvas.apply_theme(theme)
-        self._usage.apply_theme(theme)
-        self._card.apply_theme(theme)
+        self.usage.apply_theme(theme)
+        self.card.apply_theme(theme)
         for button, name in zip(self._buttons, ("zoom-out", "zoom-in", "fit"), strict=True):
             button.setIcon(icon(name, theme.muted, size=16))
         self._show_legend()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._legend.set_low(self.height() < _LOW)
+        self.legend.set_low(self.height() < _LOW)
         self._told = None
 
     # private
@@ -175,14 +175,14 @@ class PageMapView(View):
     def _build(self) -> None:
         heading = FittingLabel(self.title, "")  # small windows need its room for the modes
         heading.setProperty("look", "heading")
-        self._summary.setProperty("look", "muted")
+        self.summary.setProperty("look", "muted")
         top = QHBoxLayout()
         top.setSpacing(8)
         top.addWidget(heading, 1)
         top.addWidget(self._modes)
         bottom = QHBoxLayout()
         bottom.setSpacing(2)
-        bottom.addWidget(self._legend, 1)
+        bottom.addWidget(self.legend, 1)
         for button, tip in zip(self._buttons, _ZOOM_TIPS.values(), strict=True):
             button.setAccessibleName(tip)
             bottom.addWidget(button)
@@ -191,8 +191,8 @@ class PageMapView(View):
         column.setContentsMargins(14, 10, 14, 8)
         column.setSpacing(8)
         column.addLayout(top)
-        column.addWidget(self._summary)
-        column.addWidget(self._usage)
+        column.addWidget(self.summary)
+        column.addWidget(self.usage)
         column.addWidget(self.canvas, 1)
         column.addLayout(bottom)
 
@@ -286,10 +286,10 @@ class PageMapView(View):
         self._told = told
         self.canvas.show_pins(mirror.pinned)
         if mirror.capabilities.free_rows:
-            self._usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_room)
+            self.usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_room)
         else:
-            self._usage.show_share(mirror.used_share)
-        self._summary.set_lengths(*summaries(mirror, mirror.hello.cache))
+            self.usage.show_share(mirror.used_share)
+        self.summary.set_lengths(*summaries(mirror, mirror.hello.cache))
         self.canvas.show_headings(headings(mirror, mirror.hello.cache, mirror.hello.device))
         self._show_legend()
         self.canvas.show_span(self.scene.grow_older(mirror.step))
@@ -308,7 +308,7 @@ class PageMapView(View):
             owners=owners,
             num_more_owners=num_more,
         )
-        self._legend.show_mode(self.scene.mode, self.theme, shown)
+        self.legend.show_mode(self.scene.mode, self.theme, shown)
 
     def _facts(self, block: int) -> BlockFacts | None:
         mirror = self.session.mirror
@@ -319,18 +319,18 @@ class PageMapView(View):
     def _show_card(self, block: int) -> None:
         facts = self._facts(block)
         if facts is None:
-            self._card.hide()
+            self.card.hide()
             return
         asked, texts = facts.asked, self.session.texts
         texts.want(self, () if asked is None else (asked,))
         content = None if asked is None else texts.get(asked)
-        self._card.show_block(facts, content, "" if asked is None else texts.why_not(asked) or "…")
-        self._card.place(self.canvas.cell_rect(block), self.canvas.rect())
+        self.card.show_block(facts, content, "" if asked is None else texts.why_not(asked) or "…")
+        self.card.place(self.canvas.cell_rect(block), self.canvas.rect())
         if self.canvas.hasFocus():
             self.canvas.announce(facts.sentence)
 
     def _texts_arrived(self) -> None:
-        if self._card.isVisible() and self.canvas.pointed_block is not None:
+        if self.card.isVisible() and self.canvas.pointed_block is not None:
             self._show_card(self.canvas.pointed_block)
 
     def _choose(self, block: int) -> None:

@@ -123,7 +123,7 @@ class BlockStrip(QWidget):
         return super().event(event)
 
     def _paint_named(self, painter: QPainter, index: int) -> None:
-        theme, box = self._theme, self._box(index)
+        theme, box = self._theme, self.cell_rect(index)
         place = self._place(index)
         shared = theme.block_shared if self._ref_counts[index] > 1 else theme.block_active
         ink = {Tier.HOST: theme.block_host, Tier.DISK: theme.block_disk}.get(place.tier, shared)
@@ -170,7 +170,8 @@ class BlockStrip(QWidget):
         row = int(self._ids[index])
         return Place(Tier.HBM, row) if self._cache is None else place_of(self._cache, row)
 
-    def _box(self, index: int) -> QRect:
+    def cell_rect(self, index: int) -> QRect:
+        """Where the cell of the `index`-th block is."""
         cell = self._cell()
         row, column = divmod(index, self._per_row(self.width()))
         left = _MARGIN + column * (cell.width() + _GAP)

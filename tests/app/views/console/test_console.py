@@ -462,7 +462,7 @@ def test_the_context_is_what_one_request_may_hold(talk, engine, poll):
     model = replace(engine.hello.model, max_model_len=8_192)
     cache = replace(engine.hello.cache, max_request_tokens=1_536)
     engine.hello = replace(engine.hello, model=model, cache=cache)
-    engine.source.updates.append(Update(snapshot=engine._snapshot()))
+    engine.source.updates.append(Update(snapshot=engine.snapshot()))
     poll(talk.session)
     talk.page.show_status()
     assert talk.page.context.text.text().endswith("of 1\u202f536 context tokens")

@@ -7,6 +7,7 @@ import pytest
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
 from PySide6.QtGui import QImage, QWheelEvent
 from PySide6.QtWidgets import QApplication
+from tests.app import window_driver as driver
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.page_map import PageMapView
@@ -68,7 +69,7 @@ def test_the_summary_says_how_full_it_is(engine, session, show, poll):
     engine.hold([0, 1, 2])
     poll(session)
     view = show(session)
-    text = view._summary.longest
+    text = view.summary.longest
     for part in ("64 blocks", "3 active", "0 cached", "61 free", "16 tokens, 360.0 KiB each"):
         assert part in text
 
@@ -79,9 +80,9 @@ def test_pointing_at_a_block_shows_its_card_and_asks_for_its_text(engine, sessio
     poll(session)
     view = show(session)
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(7).center())
-    assert view._card.isVisible()
-    assert "Block 7" in view._card._title.text()
-    assert "13 of 16 tokens" in view._card._rows.text()
+    assert view.card.isVisible()
+    assert "Block 7" in driver.text(view.card)
+    assert "13 of 16 tokens" in driver.text(view.card)
     qtbot.waitUntil(lambda: engine.source.sent != [], timeout=120_000)
     (question,) = engine.source.sent
     assert isinstance(question, GetBlockText)
@@ -89,7 +90,7 @@ def test_pointing_at_a_block_shows_its_card_and_asks_for_its_text(engine, sessio
     content = BlockContent(block=7, number=2, start=0, token_ids=(1, 2), text="Once upon\na time")
     engine.source.replies.append(BlockText(contents=(content,), tag=question.tag))
     poll(session)
-    assert "Once upon" in view._card._text.text()
+    assert "Once upon" in driver.text(view.card)
 
 
 def test_text_is_asked_for_once_and_kept(engine, session, show, poll, qtbot):
@@ -106,20 +107,20 @@ def test_text_is_asked_for_once_and_kept(engine, session, show, poll, qtbot):
             engine.source.replies.append(BlockText(contents=contents, tag=question.tag))
             answered.extend([question])
         poll(session)
-        return view._card._text.text() == "kept 7"
+        return "kept 7" in driver.lines(view.card)
 
     answered = []
     qtbot.waitUntil(is_told, timeout=30_000)
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(20).center())
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(7).center())
-    assert view._card._text.text() == "kept 7"
+    assert "kept 7" in driver.lines(view.card)
     assert [block for question in engine.source.sent for block in question.blocks].count(7) == 1
 
 
 def test_a_free_block_is_not_asked_about(engine, session, show, qtbot):
     view = show(session)
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(3).center())
-    assert view._card.isVisible()
+    assert view.card.isVisible()
     qtbot.wait(120)  # longer than the pause between questions
     assert engine.source.sent == []
 
@@ -133,7 +134,7 @@ def test_an_answer_to_somebody_else_is_left_alone(engine, session, show, poll, q
     other = BlockText(contents=(BlockContent(block=9, token_ids=(1,), text="not ours"),), tag=3)
     engine.source.replies.append(other)
     poll(session)
-    assert "not ours" not in view._card._text.text()
+    assert "not ours" not in driver.text(view.card)
 
 
 def test_clicking_a_block_selects_its_request_everywhere(engine, session, show, poll, qtbot):
@@ -235,11 +236,11 @@ def test_the_cursor_stays_inside_the_pool(session, show, qtbot):
 def test_the_wheel_zooms_at_the_pointer_and_fit_goes_back(make_engine, make_session, show):
     view = show(make_session(make_engine(num_blocks=5000)))
     position = QPointF(300, 200)
-    before = view.scene.block_at(*view.canvas._to_scene(position))
+    before = view.scene.block_at(*view.canvas.to_scene(position))
     whole = view.scene.camera
     wheel(view.canvas, position, 4)
     assert view.scene.camera.pitch > whole.pitch * 1.8
-    after = view.scene.block_at(*view.canvas._to_scene(position))
+    after = view.scene.block_at(*view.canvas.to_scene(position))
     row, column = divmod(after, view.scene.grid.columns)
     old_row, old_column = divmod(before, view.scene.grid.columns)
     assert abs(row - old_row) <= 1
@@ -278,7 +279,7 @@ def test_choices_of_decodes_are_explained_where_attention_is_not_measured(make_e
     view = show(session)
     view.set_mode(ATTENTION)
     assert view.mode is ATTENTION
-    told = view._legend.accessibleName()
+    told = view.legend.accessibleName()
     assert "from selected by few heads to by all" in told
     assert "skipped by all" in told
     assert color_at(view, 3) == ATTENTION.colors(DARK)[PASSED_OVER]
@@ -293,7 +294,7 @@ def test_each_mode_draws_and_explains_itself(mode, make_engine, make_session, sh
     poll(session)
     view = show(session)
     view.set_mode(mode)
-    assert mode.name in view._legend.accessibleName()
+    assert mode.name in view.legend.accessibleName()
     assert view.grab().toImage().width() > 0
     assert color_at(view, 0) != DARK.block_free
 
@@ -336,7 +337,7 @@ def test_facts_of_a_cached_block_nobody_holds(engine, session, poll):
 
 def test_numbers_beside_the_cells_are_drawn_when_they_may_have_changed(engine, session, show, poll, monkeypatch):
     view = show(session)
-    assert view.canvas._gutter
+    assert view.canvas.gutter
     drawn = []
     monkeypatch.setattr(canvas_module, "draw_gutter", lambda *rest: drawn.append(1))
     QApplication.processEvents()

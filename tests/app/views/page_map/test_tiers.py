@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtGui import QImage, QRegion
+from tests.app import window_driver as driver
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.page_map import PageMapView
@@ -166,11 +167,11 @@ def test_headings_name_the_tiers_and_what_they_keep(tiered, make_engine, make_se
     tiered.hold([64, 65])
     tiered.hold([66], state=BlockState.CACHED, ref_count=0)
     view = show(make_session(tiered))
-    titles = [heading.title for heading in view.canvas._headings]
+    titles = [heading.title for heading in view.canvas.headings]
     assert titles == ["Memory", "Host memory", "Disk"]
-    assert view.canvas._headings[1].details == ("2 swapped out", "1 cached", "20 blocks", "7.03 MiB")
+    assert view.canvas.headings[1].details == ("2 swapped out", "1 cached", "20 blocks", "7.03 MiB")
     on_gpu = show(make_session(make_engine(num_host=4, device="cuda")))
-    assert [heading.title for heading in on_gpu.canvas._headings] == ["GPU memory", "Host memory"]
+    assert [heading.title for heading in on_gpu.canvas.headings] == ["GPU memory", "Host memory"]
 
 
 def test_headings_are_painted_and_stay_slim_when_one_zooms_in(make_engine, make_session, show):
@@ -183,15 +184,15 @@ def test_headings_are_painted_and_stay_slim_when_one_zooms_in(make_engine, make_
         view.canvas.zoom(1.3, view.canvas.cell_rect(200_000).topLeft().toPointF())
     gap = view.scene.grid.gap_rows * view.scene.camera.pitch
     assert gap < 2 * view.scene.camera.pitch
-    assert view.scene.block_at(*view.canvas._to_scene(view.canvas.cell_rect(200_001).center().toPointF())) == 200_001
+    assert view.scene.block_at(*view.canvas.to_scene(view.canvas.cell_rect(200_001).center().toPointF())) == 200_001
 
 
 def test_without_lower_tiers_nothing_is_added(session, show):
     view = show(session)
-    assert view.canvas._headings == ()
+    assert view.canvas.headings == ()
     assert view.scene.grid.gap_rows == 0
-    assert view._legend.accessibleName() == "Colours show state: active, shared, cached, free"
-    assert view._legend.toolTip() == ""
+    assert view.legend.accessibleName() == "Colours show state: active, shared, cached, free"
+    assert view.legend.toolTip() == ""
 
 
 def test_the_card_of_a_place_says_whose_block_it_holds(tiered, make_session, show, qtbot):
@@ -202,11 +203,11 @@ def test_the_card_of_a_place_says_whose_block_it_holds(tiered, make_session, sho
     facts = block_facts(session.mirror, 76, 16)
     assert facts.sentence.startswith("Host block 12: swapped out, holds block 3 of request #7 (swapped out)")
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(76).center())
-    assert view._card._title.text() == "Host block 12"
-    assert "block 3 of request #7 (swapped out)" in view._card._rows.text()
+    assert "Host block 12" in driver.lines(view.card)
+    assert "block 3 of request #7 (swapped out)" in driver.text(view.card)
     assert block_facts(session.mirror, 84, 16).title == "Disk block 0"
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(90).center())
-    assert "Empty" in view._card._rows.text()
+    assert "Empty" in driver.text(view.card)
 
 
 def test_a_swapped_request_is_chosen_and_lit_in_its_places(tiered, make_session, show, qtbot):
@@ -228,9 +229,9 @@ def test_facts_of_address_space_without_memory(engine, make_session, show):
     assert (facts.state, facts.color, facts.rows, facts.asked) == ("unmapped", "block_unmapped", (), None)
     assert "without memory" in facts.empty
     view = show(session)
-    assert "1 without memory" in view._summary.longest
-    assert "no memory behind it" in view._legend.accessibleName()
-    assert view._usage.toolTip() == "0.0 % active, 0.0 % cached, 100.0 % free"
+    assert "1 without memory" in view.summary.longest
+    assert "no memory behind it" in view.legend.accessibleName()
+    assert view.usage.toolTip() == "0.0 % active, 0.0 % cached, 100.0 % free"
 
 
 def test_a_new_engine_without_tiers_is_shown_without_headings(tiered, make_engine, make_session, show, poll):
@@ -241,9 +242,9 @@ def test_a_new_engine_without_tiers_is_shown_without_headings(tiered, make_engin
     tiered.source.updates.extend(plain.source.updates)
     poll(session)
     view.refresh()
-    view._refresh_slowly()
+    view.draw_all()
     assert view.scene.grid.sections[-1].size == 94
-    assert view.canvas._headings == ()
+    assert view.canvas.headings == ()
     assert color_at(view, 93) == DARK.block_active
 
 
@@ -254,9 +255,9 @@ def test_numbers_beside_a_narrow_grid_outlive_changes_of_its_rows(make_engine, s
     painted = canvas.grab()
     whole = painted.toImage()
     left = max(0, int(canvas.scene.camera.x))
-    beside = QRect(0, 0, left + canvas._gutter, canvas.height())
+    beside = QRect(0, 0, left + canvas.gutter, canvas.height())
     assert len({whole.pixel(x, y) for x in range(beside.width() - 4) for y in range(whole.height())}) > 2, "numbers"
     for top in (0, canvas.height() // 3, canvas.height() // 2):
-        rows = QRect(canvas._gutter, top, canvas.width() - canvas._gutter, 18)
+        rows = QRect(canvas.gutter, top, canvas.width() - canvas.gutter, 18)
         canvas.render(painted, rows.topLeft(), QRegion(rows))
         assert painted.toImage().copy(beside) == whole.copy(beside)

@@ -38,7 +38,7 @@ def test_each_of_many_blocks_has_the_ink_of_its_fill_and_kind(strip):
     filled, refs = show(strip, ids, cache=cache)
     image = strip.grab().toImage()
     for index in range(NUM_BLOCKS):
-        box = strip._box(index)
+        box = strip.cell_rect(index)
         below = [DARK.block_host, DARK.block_disk][int(ids[index] >= 260)]
         pool = DARK.block_shared if refs[index] > 1 else DARK.block_active
         ink = below if ids[index] >= 200 else pool
@@ -57,17 +57,18 @@ def test_a_part_of_a_long_table_is_painted_as_the_whole_is(strip, qtbot):
 
 
 def test_few_blocks_carry_their_ids(strip):
-    show(strip, np.arange(MAX_NAMED))
+    filled, refs = show(strip, np.arange(MAX_NAMED))
     named = strip.grab().toImage()
-    strip.show_blocks(np.arange(MAX_NAMED) + 100, strip._filled, strip._ref_counts, 16)
+    strip.show_blocks(np.arange(MAX_NAMED) + 100, filled, refs, 16)
     assert strip.grab().toImage() != named
 
 
 def test_a_block_that_becomes_shared_is_painted_anew(strip):
-    show(strip, np.arange(NUM_BLOCKS))
-    strip.show_blocks(strip._ids, strip._filled, np.ones(NUM_BLOCKS, np.int64), 16)
+    ids = np.arange(NUM_BLOCKS)
+    filled, _ = show(strip, ids)
+    strip.show_blocks(ids, filled, np.ones(NUM_BLOCKS, np.int64), 16)
     before = strip.grab().toImage()
-    strip.show_blocks(strip._ids, strip._filled, np.full(NUM_BLOCKS, 2), 16)
+    strip.show_blocks(ids, filled, np.full(NUM_BLOCKS, 2), 16)
     assert strip.grab().toImage() != before
 
 

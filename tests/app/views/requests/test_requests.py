@@ -229,7 +229,7 @@ def test_ink_is_as_high_as_the_block_is_full(strip):
     strip.show_blocks(np.arange(200), np.repeat([16, 0], 100), np.repeat([1, 2], 100), 16)
     strip.resize(400, strip.heightForWidth(400))
     image = strip.grab().toImage()
-    first, last = QPoint(8 + 6, 8 + 6), strip._box(199).center()
+    first, last = QPoint(8 + 6, 8 + 6), strip.cell_rect(199).center()
     assert image.pixelColor(first).name() == theme.block_active
     assert image.pixelColor(last).name() == theme.block_free
 

@@ -121,7 +121,7 @@ def test_what_is_asked(busy):
 def test_memory_is_what_there_is_of_it_and_pages_are_the_devices(engine, session, busy, poll):
     cache = msgspec.structs.replace(engine.hello.cache, num_physical_blocks=10, allocator="virtual")
     engine.hello = msgspec.structs.replace(engine.hello, cache=cache)
-    engine.source.updates.append(Update(snapshot=engine._snapshot()))
+    engine.source.updates.append(Update(snapshot=engine.snapshot()))
     poll(session)
     memory = memory_of(session.mirror)
     assert (memory.num_blocks, memory.page_bytes) == (10, HOST_PAGE_BYTES)
@@ -284,7 +284,7 @@ def test_the_window_asks_only_while_the_panel_is_seen_and_ends_it_when_it_closes
 def test_the_real_process_places_the_requests(session, engine, busy, poll, qtbot):
     model = ModelInfo(name="fake", num_layers=1, max_model_len=256)
     engine.hello = msgspec.structs.replace(engine.hello, model=model)
-    engine.source.updates.append(Update(snapshot=engine._snapshot()))
+    engine.source.updates.append(Update(snapshot=engine.snapshot()))
     engine.requests.clear()
     engine.request(1, blocks=[3, 4])
     engine.request(2, blocks=[5, 6], num_prompt_tokens=28)

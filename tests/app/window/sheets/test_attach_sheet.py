@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
+from tests.app import window_driver as driver
 
 from kvscope_app.window.sheets.attach_address import Typed
 from kvscope_app.window.sheets.attach_sheet import AttachSheet
@@ -43,16 +44,15 @@ def key(tmp_path):
 def test_a_key_is_chosen_and_remembered(open_sheet, opened, key, monkeypatch):
     sheet = open_sheet()
     monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_: (str(key), ""))
-    sheet._pick()
+    sheet.fields.pick_key.click()
     sheet.fields.where.setText("tcp://192.0.2.1:7710")
-    sheet._try()
+    driver.press(sheet, "Attach")
     assert opened == [("tcp://192.0.2.1:7710", key)]
     assert read_connections() == [Connection("tcp://192.0.2.1:7710", str(key))]
     again = open_sheet()
-    again.fields.known.setCurrentIndex(1)
-    again._choose(1)
+    driver.choose(again.fields.known, 1)
     assert (again.fields.where.text(), again.fields.key.text()) == ("tcp://192.0.2.1:7710", str(key))
-    again._try()
+    driver.press(again, "Attach")
     assert len(opened) == 2
 
 
@@ -60,8 +60,8 @@ def test_labels_are_shown_and_kept(open_sheet, key):
     remember(Connection("tcp://192.0.2.1:7710", str(key), "GPU box"))
     sheet = open_sheet()
     assert sheet.fields.known.itemText(1).startswith("GPU box")
-    sheet._choose(1)
-    sheet._try()
+    driver.choose(sheet.fields.known, 1)
+    driver.press(sheet, "Attach")
     assert read_connections()[0].label == "GPU box"
 
 
@@ -70,8 +70,7 @@ def test_a_remembered_engine_is_named_and_forgotten(open_sheet, opened):
         remember(Connection(f"tcp://127.0.0.1:{number}", label=""))
     sheet = open_sheet()
     assert not sheet.fields.forget.isEnabled()
-    sheet.fields.known.setCurrentIndex(2)
-    sheet._choose(2)
+    driver.choose(sheet.fields.known, 2)
     sheet.fields.name.setText("old box")
     sheet.fields.name.editingFinished.emit()
     assert sheet.fields.known.currentText().startswith("old box")
@@ -87,7 +86,7 @@ def test_a_name_goes_with_a_new_engine(open_sheet):
     sheet = open_sheet()
     sheet.fields.where.setText("ipc:///tmp/a")
     sheet.fields.name.setText(" mine ")
-    sheet._try()
+    driver.press(sheet, "Attach")
     assert read_connections() == [Connection("ipc:///tmp/a", "", "mine")]
 
 
@@ -104,8 +103,8 @@ def test_what_cannot_work_is_told_and_opens_nothing(open_sheet, opened, endpoint
     sheet = open_sheet()
     sheet.fields.where.setText(endpoint)
     sheet.fields.key.setText(text)
-    sheet._try()
-    assert words in sheet._complaint.text()
+    driver.press(sheet, "Attach")
+    assert words in driver.text(sheet)
     assert sheet.isVisible()
     assert sheet.height() >= sheet.layout().totalHeightForWidth(sheet.width())
     assert opened == []
@@ -115,16 +114,16 @@ def test_a_damaged_connections_file_is_told_and_not_overwritten(open_sheet, open
     connections_path().parent.mkdir(parents=True)
     connections_path().write_text("[[nonsense")
     sheet = open_sheet()
-    assert "connections.toml is not accepted" in sheet._complaint.text()
+    assert "connections.toml is not accepted" in driver.text(sheet)
     sheet.fields.where.setText("ipc:///tmp/a")
-    sheet._try()
+    driver.press(sheet, "Attach")
     assert connections_path().read_text() == "[[nonsense"
 
 
 @pytest.fixture
 def external(monkeypatch):
     """Addresses of other engines are taken as they are."""
-    monkeypatch.setattr(addresses, "_foreign_address", lambda address: None)
+    monkeypatch.setattr(addresses, "_external_address", lambda address: None)
 
 
 @pytest.fixture
@@ -156,7 +155,7 @@ def test_another_engine_is_attached_and_its_key_is_not_kept_unless_asked(given, 
     sheet.fields.api_key.setText("sk-secret")
     sheet.fields.kv_events.setText("tcp://gpu-box:5557")
     sheet.fields.tls.setChecked(True)
-    sheet._try()
+    driver.press(sheet, "Attach")
     expected = Address("vllm://gpu-box:8000", kv_events="tcp://gpu-box:5557", api_key="sk-secret", tls=True)
     assert found == [expected]
     kept = Connection("vllm://gpu-box:8000", kv_events="tcp://gpu-box:5557", tls=True)
@@ -171,13 +170,12 @@ def test_a_key_that_is_kept_is_private_comes_back_and_is_forgotten_with_its_engi
     sheet.fields.where.setText("box:30000")
     sheet.fields.api_key.setText("sk-secret")
     sheet.fields.keeps_key.setChecked(True)
-    sheet._try()
+    driver.press(sheet, "Attach")
     assert api_keys_path().stat().st_mode & 0o777 == 0o600
     parent = QWidget()
     qtbot.addWidget(parent)
     again = AttachSheet(parent, lambda address: None)
-    again.fields.known.setCurrentIndex(1)
-    again._choose(1)
+    driver.choose(again.fields.known, 1)
     assert again.fields.kind == "sglang"
     assert (again.fields.where.text(), again.fields.api_key.text()) == ("box:30000", "sk-secret")
     assert again.fields.keeps_key.isChecked()

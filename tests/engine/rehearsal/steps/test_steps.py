@@ -147,7 +147,7 @@ def test_a_measured_step_reads_once_more_and_the_others_do_not(fake_gpu: Any) ->
         assert set(fake_gpu.seen.compiled) <= known, name
 
 
-@pytest.mark.parametrize("enforce_eager", [False, True])
+@pytest.mark.parametrize("enforce_eager", [False, pytest.param(True, marks=pytest.mark.storm)])
 def test_decodes_that_choose_their_blocks_read_nothing_back_and_compile_nothing(
     fake_gpu: Any, enforce_eager: bool
 ) -> None:
@@ -183,7 +183,7 @@ def test_no_option_reads_anything_but_the_result(fake_gpu: Any, options: dict[st
     assert bool(result.logprobs) == (options.get("logprobs") is not None)
 
 
-@pytest.mark.parametrize("enforce_eager", [False, True])
+@pytest.mark.parametrize("enforce_eager", [False, pytest.param(True, marks=pytest.mark.storm)])
 def test_steps_one_ahead_of_another_wait_for_its_result_alone(fake_gpu: Any, enforce_eager: bool) -> None:
     """Every option, five steps: what each samples is an input of the next, whose launch waits for nothing."""
     runner = fake_gpu.make_runner(enforce_eager=enforce_eager, max_num_seqs=16)
@@ -206,7 +206,8 @@ def test_steps_one_ahead_of_another_wait_for_its_result_alone(fake_gpu: Any, enf
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "enforce_eager"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.int8, True)]
+    ("kv_dtype", "enforce_eager"),
+    [(torch.bfloat16, False), pytest.param(torch.bfloat16, True, marks=pytest.mark.storm), (torch.int8, True)],
 )
 def test_nothing_is_compiled_after_the_warm_up(fake_gpu: Any, kv_dtype: torch.dtype, enforce_eager: bool) -> None:
     """By the keys that Triton itself looks its kernels up with."""

@@ -151,18 +151,18 @@ def view(engine, session, qtbot, themes):
 
 
 def test_moves_of_a_frame_light_up_and_the_legend_explains_them(engine, session, poll, view):
-    assert "evicted" not in view._legend.accessibleName()
+    assert "evicted" not in view.legend.accessibleName()
     engine.hold([9], evicted=ids_of(9))
     engine.hold([10])
     poll(session)
     view.refresh()
     assert (cell(view.scene, 9) != cell(view.scene, 10)).any()
-    view._refresh_slowly()
-    assert "flash: evicted" in view._legend.accessibleName()
-    assert "copied" not in view._legend.accessibleName()
-    assert "evicted from the prefix cache" in view._legend.toolTip()
+    view.draw_all()
+    assert "flash: evicted" in view.legend.accessibleName()
+    assert "copied" not in view.legend.accessibleName()
+    assert "evicted from the prefix cache" in view.legend.toolTip()
     view.set_flashing(False)
-    assert "evicted" not in view._legend.accessibleName()
+    assert "evicted" not in view.legend.accessibleName()
 
 
 def test_moves_of_an_engine_before_are_forgotten(engine, session, poll, view):
@@ -178,8 +178,8 @@ def test_moves_of_an_engine_before_are_forgotten(engine, session, poll, view):
     poll(session)
     view.refresh()
     np.testing.assert_array_equal(cell(view.scene, 10), cell(view.scene, 9))
-    view._refresh_slowly()
-    assert "copied" not in view._legend.accessibleName()
+    view.draw_all()
+    assert "copied" not in view.legend.accessibleName()
 
 
 def test_paused_nothing_flashes(engine, session, poll, view):

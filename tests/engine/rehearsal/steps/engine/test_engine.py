@@ -76,7 +76,7 @@ def check_that_graphs_read_nothing_that_moves(engine: Engine, lanes: Any) -> Non
         assert tensor.untyped_storage()._cdata in lanes.read_by_graphs, "scales too"
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", pytest.param("int8", marks=pytest.mark.storm)])
 def test_an_engine_starts_and_serves(start: Start, lanes: Any, fake_gpu: Any, kv_cache_dtype: str) -> None:
     engine = start(kv_cache_dtype=kv_cache_dtype)
     assert engine.notes == (), "graphs were captured"

@@ -1,0 +1,119 @@
+"""What clicks, waits and looks at a window for the tests: by what a person reads, presses and points at.
+
+A part is found by its kind, its words or its name in Qt (`objectName`, `accessibleName`), never by a private attribute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from PySide6.QtCore import QPoint
+from PySide6.QtWidgets import QAbstractButton, QComboBox, QLabel, QListWidget, QPushButton, QWidget
+
+Kind = TypeVar("Kind", bound=QWidget)
+
+
+def lines(widget: QWidget) -> list[str]:
+    """Texts of all labels and buttons that are shown in `widget`, or in it alone if it is one; not those hidden."""
+    parts = [widget, *widget.findChildren(QWidget)]
+    shown = [part for part in parts if part is widget or part.isVisibleTo(widget)]
+    return [part.text() for part in shown if isinstance(part, QLabel | QAbstractButton) and part.text()]
+
+
+def text(widget: QWidget) -> str:
+    """All that is read in `widget`, a line each."""
+    return "\n".join(lines(widget))
+
+
+def only(widget: QWidget, kind: type[Kind]) -> Kind:
+    """The one part of this kind in `widget`."""
+    (found,) = widget.findChildren(kind)
+    return found
+
+
+def named(widget: QWidget, name: str, kind: type[Kind] = QLabel) -> Kind:  # type: ignore[assignment]
+    """The part that Qt knows by this name."""
+    found = widget.findChild(kind, name)
+    assert found is not None, f"no {kind.__name__} {name!r} in {widget!r}"
+    return found
+
+
+def status(window: QWidget, name: str) -> QLabel:
+    """A label of the window's status bar, such as `state` or `frames`."""
+    return named(window.statusBar(), name)
+
+
+def corner(window: QWidget) -> QWidget:
+    """The end of the menu bar."""
+    return window.menuBar().cornerWidget()
+
+
+def moment_shown(window: QWidget) -> str:
+    """What the end of the menu bar says of the time that is shown, such as `LIVE`."""
+    labels = corner(window).findChildren(QLabel)
+    (found,) = [label for label in labels if label.accessibleName().startswith("Current view")]
+    return found.text()
+
+
+def button(widget: QWidget, words: str) -> QAbstractButton:
+    """The button that says this, or is called so by a screen reader."""
+    kinds = widget.findChildren(QAbstractButton)
+    found = [each for each in kinds if words in (each.text().replace("&", ""), each.accessibleName())]
+    assert len(found) == 1, f"{len(found)} buttons {words!r} among {[each.text() for each in kinds]}"
+    return found[0]
+
+
+def press(widget: QWidget, words: str) -> None:
+    """Click the button that says this."""
+    button(widget, words).click()
+
+
+def press_default(dialog: QWidget) -> None:
+    """As Enter does: click the button that a dialog proposes."""
+    (proposed,) = [each for each in dialog.findChildren(QPushButton) if each.isDefault()]
+    proposed.click()
+
+
+def choose(box: QComboBox, row: int) -> None:
+    """Take a row of a list that folds out, as a person does."""
+    box.setCurrentIndex(row)
+    box.activated.emit(row)
+
+
+def rows(found: QListWidget) -> list[str]:
+    """What a list shows."""
+    return [found.item(row).text() for row in range(found.count())]
+
+
+def load_only(window: QWidget, names: Iterable[str] = ()) -> None:
+    """Of the docked views of a new window, load these alone: all of them take a second."""
+    wanted = set(names)
+    window._unloaded = [spec for spec in window._unloaded if spec.name in wanted]
+
+
+def has_all_views(window: QWidget) -> bool:
+    """Whether each dock holds its view."""
+    return set(window.docks) <= set(window.views)
+
+
+def point_at(canvas: QWidget, block: int, qtbot: object) -> None:
+    """Let the mouse stand on a block of the page map."""
+    qtbot.mouseMove(canvas, canvas.cell_rect(block).center())
+
+
+def drag(widget: QWidget, begin: QPoint, end: QPoint, qtbot: object, which: object) -> None:
+    """Press, move and let go."""
+    qtbot.mousePress(widget, which, pos=begin)
+    qtbot.mouseMove(widget, end)
+    qtbot.mouseRelease(widget, which, pos=end)
+
+
+def poll_until(session: object, is_so: Callable[[], bool], qtbot: object) -> None:
+    """Take what an engine tells until something is so: how things stand is told four times a second at most."""
+
+    def look() -> bool:
+        session.poll()
+        return is_so()
+
+    qtbot.waitUntil(look)
