@@ -74,7 +74,7 @@ class BlockAttention(Protocol):
 
 
 class BlockBounds(Protocol):
-    """See `relevance.block_bounds.block_bounds`."""
+    """See `attention_scores.block_bounds.block_bounds`."""
 
     def __call__(
         self, k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_scale: Tensor | None = None
@@ -82,7 +82,7 @@ class BlockBounds(Protocol):
 
 
 class BlockScores(Protocol):
-    """See `relevance.block_scores.block_scores`."""
+    """See `attention_scores.block_scores.block_scores`."""
 
     def __call__(
         self,

@@ -54,7 +54,7 @@ def paged_decode_attention(
     k_scale, v_scale = args.k_scale, args.v_scale
     batch, num_heads, head_dim = query.shape
     block_size, num_kv_heads, value_dim = v_cache.shape[1:]
-    out = args.made_out()
+    out = query.new_empty(batch, num_heads, value_dim) if args.out is None else args.out
     if batch == 0:
         return out
     if shares is not None:

@@ -33,7 +33,7 @@ def paged_decode_attention_native(
     check_decode(args)
     batch, heads, head_dim = query.shape
     block_size, kv_heads = v_cache.shape[1:3]
-    out = args.made_out()
+    out = query.new_empty(batch, heads, head_dim) if args.out is None else args.out
     sinks = None if args.sinks is None else args.sinks.float()
     parts = DecodeParts(
         *(query.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), seq_lens.data_ptr()),
