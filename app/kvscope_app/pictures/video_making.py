@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from kvscope_app.pictures.wish import PictureWish
-from kvscope_app.recording.recording_actions import Task
+from kvscope_app.recording.recording_actions import Task, write_file
 from kvscope_app.session.background import Background
 from kvscope_app.session.kept.kept_timeline import KeptTimeline
 from kvscope_app.session.session import Session
@@ -28,7 +28,6 @@ from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressC
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.timeline.save import save
 
-_NOTICE_MS: Final = 10_000
 _PROGRAM: Final = "import sys; from kvscope_app.entry import main; sys.exit(main())"
 _FAILED: Final = "The video could not be made"
 _LOOK_S: Final = 0.05
@@ -40,15 +39,7 @@ _SAVING: Final = 0.1
 def make_video(window: WindowBody, wish: PictureWish) -> Task:
     """Begin; progress and a way to give it up where it takes long. Times of `wish` count from the timeline's origin."""
     work = Background(_work(window.session, wish), "kvscope-video")
-
-    def done() -> None:
-        if work.made:
-            window.banner.withdraw(_FAILED)
-            window.statusBar().showMessage(f"The video is in {wish.path}", _NOTICE_MS)
-        elif work.failure:
-            window.banner.tell(_FAILED, work.failure, passes=True)
-
-    return Task(window, work, f"Making {wish.path.name}", done)
+    return write_file(window, work, wish.path, "Making", "The video is in", _FAILED)
 
 
 def arguments(recording: Path, wish: PictureWish) -> list[str]:

@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
 from kvscope_app.look.file_dialogs import FileDialog
 from kvscope_app.look.makers import choice, label, seconds_box
 from kvscope_app.look.zoom import scaled
-from kvscope_app.recording.recording_actions import Task, free_path
+from kvscope_app.recording.recording_actions import Task, free_path, write_file
 from kvscope_app.session.background import Background
 from kvscope_app.session.kept.bookmark_file import bookmark_file, read_bookmarks
 from kvscope_app.session.session import Session
@@ -33,7 +33,6 @@ from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 
 _FAILED: Final = "The export failed"
-_NOTICE_MS: Final = 10_000
 
 
 class _Form(NamedTuple):
@@ -166,15 +165,7 @@ class ExportWish:
 def begin_export(window: WindowBody, wish: ExportWish) -> Task:
     """Begin; progress and a way to give it up where it takes long. A file of that name is replaced when it is whole."""
     work = Background(_work(window.session, wish), "kvscope-export")
-
-    def done() -> None:
-        if work.made:
-            window.banner.withdraw(_FAILED)
-            window.statusBar().showMessage(f"Exported to {wish.path}", _NOTICE_MS)
-        elif work.failure:
-            window.banner.tell(_FAILED, work.failure, passes=True)
-
-    return Task(window, work, f"Exporting {wish.path.name}", done)
+    return write_file(window, work, wish.path, "Exporting", "Exported to", _FAILED)
 
 
 def _work(session: Session, wish: ExportWish) -> Callable[[ProgressCallback], Path]:

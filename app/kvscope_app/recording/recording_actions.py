@@ -29,6 +29,7 @@ _PATIENCE_MS: Final = 500
 NOT_KEPT: Final = "The session continues. Time ▸ Start recording… can write to a disk with free space."
 _NOT_SAVED: Final = "The recent history could not be saved"
 _NOTICE_MS: Final = 8000
+_WRITTEN_MS: Final = 10_000
 _MINUTES: Final = 2.0
 """Offered at first; more where what is shown is further back."""
 _MINUTES_BEFORE: Final = 0.5
@@ -195,6 +196,19 @@ class Task(QObject):
         self._clock.stop()
         self.work.cancel()
         self.work.wait(2.0)
+
+
+def write_file(window: WindowBody, work: Background[Path], path: Path, doing: str, done: str, failed: str) -> Task:
+    """Have `work` write `path`; say that it is `done` or why it `failed`. Progress is shown where it takes long."""
+
+    def tell() -> None:
+        if work.made:
+            window.banner.withdraw(failed)
+            window.statusBar().showMessage(f"{done} {path}", _WRITTEN_MS)
+        elif work.failure:
+            window.banner.tell(failed, work.failure, passes=True)
+
+    return Task(window, work, f"{doing} {path.name}", tell)
 
 
 def _note(window: WindowBody, path: Path) -> None:
