@@ -380,6 +380,17 @@ class Frame(_Message, frozen=True, kw_only=True):
     work: Work = Work()
 
 
+class DeltaCheckpoint(Frame, frozen=True, kw_only=True):
+    """Several frames joined into one, in recordings alone: no engine sends it. How all that changed between two frames
+    stands after the second, which gives it number, step and time.
+
+    What only happened in between (batches, timings, events, moves) is not in it.
+    """
+
+    since_seq: int = 0
+    """The frame that it follows."""
+
+
 class Snapshot(_Message, frozen=True, kw_only=True):
     """The whole state after frame `seq`: frames up to it are dropped, later ones applied."""
 

@@ -20,6 +20,7 @@ from kvscope_telemetry.messages.devices import Devices, check_devices
 from kvscope_telemetry.messages.telemetry import (
     PROTOCOL_VERSION,
     Batch,
+    DeltaCheckpoint,
     Event,
     Frame,
     Heartbeat,
@@ -74,9 +75,9 @@ def check(message: TelemetryMessage) -> None:
 def check_frame(frame: Frame) -> None:
     """Raise ProtocolError unless the frame is consistent in itself."""
     batch = frame.batch
-    _counts("Frame", (frame.seq - 1, frame.epoch, frame.step, frame.time_ns))
-    _counts("Frame", (batch.num_prefill_tokens, batch.num_decode_tokens, *astuple(frame.timings)))
-    _counts("Frame", astuple(frame.counters))
+    place = (frame.seq - 1, frame.epoch, frame.step, frame.time_ns)
+    ran = (batch.num_prefill_tokens, batch.num_decode_tokens, *astuple(frame.timings))
+    _counts("Frame", place + ran + astuple(frame.counters))
     if frame.work is not _NO_WORK:
         _counts("Frame", (*astuple(frame.work), frame.work.num_bytes))
     _check_changed_blocks(frame.blocks)
@@ -90,6 +91,13 @@ def check_frame(frame: Frame) -> None:
         raise ProtocolError("Frame: moved blocks are not a whole number of u32")
     if len(frame.first_token_ns) % 8 or len(frame.inter_token_ns) % 8:
         raise ProtocolError("Frame: token times are not a whole number of u64")
+
+
+def check_delta_checkpoint(checkpoint: DeltaCheckpoint) -> None:
+    """Raise ProtocolError unless it is consistent in itself."""
+    check_frame(checkpoint)
+    if not 0 <= checkpoint.since_seq < checkpoint.seq:
+        raise ProtocolError(f"a delta checkpoint from frame {checkpoint.since_seq} to frame {checkpoint.seq}")
 
 
 def check_reading(reading: Reading) -> None:
@@ -209,4 +217,5 @@ def _check_event(event: Event) -> None:
 def _counts(where: str, values: Iterable[int]) -> None:
     values = tuple(values)
     if min(values) < 0 or max(values) > MAX_I64:
-        raise ProtocolError(f"{where}: a number of {values} is negative or above 2^63")
+        wrong = next(value for value in values if not 0 <= value <= MAX_I64)
+        raise ProtocolError(f"{where}: the number {wrong} is negative or above 2^63")

@@ -17,8 +17,7 @@ from typing import Final, Self
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Event
-from kvscope_telemetry.playback.playback_reader import PlaybackReader
-from kvscope_telemetry.playback.playback_spans import Span
+from kvscope_telemetry.playback.playback_reader import PlaybackReader, Span
 from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import SourceState, SourceStatus, Update

@@ -13,8 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from kvscope_telemetry.ledger import LASTING
-from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint
-from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, TelemetryMessage
 from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 from kvscope_telemetry.summaries.block_changes import LIFE, BlockChanges, ChangeKind, Rows

@@ -13,8 +13,7 @@ import numpy as np
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import U4, BlockRows
-from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint
-from kvscope_telemetry.messages.telemetry import Counters, Frame, Moves, RequestRows
+from kvscope_telemetry.messages.telemetry import Counters, DeltaCheckpoint, Frame, Moves, RequestRows
 from kvscope_telemetry.recordings.columns import Columns, Ints, Numbers, pack
 
 TimedFrame = tuple[int, Frame]

@@ -15,9 +15,16 @@ import msgspec
 import numpy as np
 
 from kvscope_telemetry.ledger import BlockRows
-from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint
 from kvscope_telemetry.messages.request_state import RequestState
-from kvscope_telemetry.messages.telemetry import Counters, Frame, RequestInfo, RequestRows, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import (
+    Counters,
+    DeltaCheckpoint,
+    Frame,
+    RequestInfo,
+    RequestRows,
+    Snapshot,
+    TelemetryMessage,
+)
 from kvscope_telemetry.recordings.columns import Columns, ColumnsInRow
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
@@ -31,7 +38,8 @@ SMALL_ROWS: Final = 2000
 """A keyframe of no more is written whenever it is time."""
 CHECKPOINT_NS: Final = 1_800_000_000
 CHECKPOINT_FRAMES: Final = 400
-"""A delta checkpoint is due after so much time (two batches of frames), or so many frames."""
+"""A delta checkpoint is due after so much time (two batches of frames), or so many frames. With longer ones a
+seek would be quicker, and a damaged second cost more of those around it."""
 
 
 class Keyframes:
@@ -101,11 +109,11 @@ class Keyframes:
 def joined_checkpoints(parts: Sequence[Columns]) -> DeltaCheckpoint:
     """Delta checkpoints that follow one another, as one. Raises ProtocolError."""
     columns, first, last = ColumnsInRow(parts), parts[0], parts[-1]
-    epoch, seq, step, time_ns = (int(last.numbers(name)[0]) for name in ("epoch", "seq", "step", "time_ns"))
+    epoch, seq, step, time_ns = (last.number(name) for name in ("epoch", "seq", "step", "time_ns"))
     return DeltaCheckpoint(
         epoch=epoch,
         seq=seq,
-        since_seq=int(first.numbers("since_seq")[0]),
+        since_seq=first.number("since_seq"),
         step=step,
         time_ns=time_ns,
         blocks=columns.table(BlockRows, "blocks"),

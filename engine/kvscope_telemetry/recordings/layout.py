@@ -32,7 +32,7 @@ TOPICS: Final = {
     HELLOS: "/kvscope/hellos",  # and snapshots that no columns can hold
     SNAPSHOTS: "/kvscope/snapshots",  # those that came, as columns
     KEYFRAMES: "/kvscope/keyframes",  # snapshots that the writer made, for seeking, as columns
-    CHECKPOINTS: "/kvscope/checkpoints",  # delta checkpoints: the frames of two seconds joined into one, as columns
+    CHECKPOINTS: "/kvscope/checkpoints",  # delta checkpoints: the frames of some seconds joined into one, as columns
     MESSAGES: "/kvscope/messages",  # all else that came, and frames that no columns can hold
     SUMMARIES: "/kvscope/summaries",
     EVENTS: "/kvscope/events",

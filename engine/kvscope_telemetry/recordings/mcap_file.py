@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import time
 import zlib
 from collections import deque
 from collections.abc import Sequence
@@ -19,8 +18,7 @@ from typing import Any, Final, Protocol
 from mcap.writer import CompressionType, Writer
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint
-from kvscope_telemetry.messages.telemetry import Frame, Hello, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, Hello, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.chunks import FOOTER, MAGIC, RECORD
 from kvscope_telemetry.recordings.columns import MAX_RECORDS, pack
@@ -85,8 +83,8 @@ class RecordingFile(Protocol):
         """End this file; what is added from now on goes into the next."""
 
     @property
-    def since_s(self) -> float | None:
-        """When the oldest came that was not handed to the system, by the monotonic clock; None: all was."""
+    def holds_back(self) -> bool:
+        """Whether something was added that is not handed to the system."""
 
     def add(self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None) -> None:
         """Append a message of about so many bytes; `data` where it came as those."""
@@ -137,7 +135,6 @@ class McapFile:
         self._begin_ns = self._gathered_bytes = 0
         self._has_state = False
         self._writer.start(PROFILE, LIBRARY)
-        self._since_s = 0.0
         self.num_bytes = 0
         """Of the file so far, but for the chunk in progress."""
         self._head_bytes = self._stream.tell()  # before the first chunk
@@ -150,9 +147,9 @@ class McapFile:
         return False
 
     @property
-    def since_s(self) -> float | None:
-        """When the chunk in progress began, by the monotonic clock; None: there is none."""
-        return self._since_s if self._frames or self._messages else None
+    def holds_back(self) -> bool:
+        """Whether there is a chunk in progress."""
+        return bool(self._frames or self._messages)
 
     def begin_anew(self) -> None:
         """It never asks for that."""
@@ -166,8 +163,8 @@ class McapFile:
         if isinstance(message, Snapshot):
             self._add_snapshot(message, log_time_ns, data)
             return
-        if self.since_s is None:
-            self._since_s, self._begin_ns = time.monotonic(), log_time_ns
+        if not self.holds_back:
+            self._begin_ns = log_time_ns
         if isinstance(message, Frame):
             self._frame_times.append(log_time_ns)
         if isinstance(message, Frame) and data is None:

@@ -22,9 +22,9 @@ from kvscope_telemetry.recordings.layout import HELLOS, KEYFRAMES, MESSAGES, SNA
 from kvscope_telemetry.recordings.read_budget import ProgressCallback
 from kvscope_telemetry.recordings.request_index import RecordedRequest, RequestReader, TimedMessage
 from kvscope_telemetry.recordings.stored_chunks import CAME, StoredChunks
+from kvscope_telemetry.state.continuity import StatePlace
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.state.state_place import StatePlace
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 from kvscope_telemetry.texts.block_texts import RecordedText

@@ -16,9 +16,9 @@ from typing import BinaryIO, Final
 import zstandard
 
 from kvscope_telemetry.errors import ProtocolError, UnknownMessage
-from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint, check_delta_checkpoint
-from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
+from kvscope_telemetry.messages.validity import check_delta_checkpoint
 from kvscope_telemetry.messages.wire import accepted, decode_telemetry
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.columns import Columns, claimed_bytes
@@ -40,7 +40,7 @@ from kvscope_telemetry.recordings.read_budget import ProgressCallback
 from kvscope_telemetry.recordings.regular_file import FollowedFile
 from kvscope_telemetry.recordings.request_index import TimedMessage
 from kvscope_telemetry.recordings.survey import Surveyor, survey
-from kvscope_telemetry.state.state_place import StatePlace
+from kvscope_telemetry.state.continuity import StatePlace
 from kvscope_telemetry.summaries.bookmark import MAX_BOOKMARKS, Bookmark, decode_bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent, decode_event_list, decode_summary
 from kvscope_telemetry.texts.block_texts import RecordedText, decode_text
@@ -439,10 +439,12 @@ def _joined_on(place: StatePlace, parts: Sequence[Columns]) -> DeltaCheckpoint |
     seq, leading = place.seq, list[Columns]()
     try:
         for part in parts:
-            since_seq, next_seq, epoch = (int(part.numbers(name)[0]) for name in ("since_seq", "seq", "epoch"))
+            if part.num_records != 1:
+                return None
+            since_seq, next_seq, epoch = (part.number(name) for name in ("since_seq", "seq", "epoch"))
             if not leading and epoch == place.epoch and next_seq <= seq:
                 continue  # it leads to the keyframe
-            if part.num_records != 1 or since_seq != seq or epoch != place.epoch:
+            if since_seq != seq or epoch != place.epoch:
                 return None
             leading.append(part)
             seq = next_seq

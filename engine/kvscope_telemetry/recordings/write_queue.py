@@ -32,6 +32,8 @@ class Queued(msgspec.Struct, frozen=True, gc=False):
     num_bytes: int
     log_time_ns: int | None
     """When it was, by the wall clock; None: as the recording's clock says."""
+    given_s: float
+    """When it was given, by the monotonic clock."""
 
 
 Mark = threading.Event
@@ -57,16 +59,16 @@ class RecordingQueue:
     def put(self, message: TelemetryMessage, data: bytes | None, *, wait: bool, log_time_ns: int | None = None) -> bool:
         """Append; False when it was not taken. `wait` waits for room. Where little waits any size is taken."""
         num_bytes = approximate_bytes(message) if data is None else len(data)
-        return self._put(Queued(message, data, num_bytes, log_time_ns), wait=wait)
+        return self._put(Queued(message, data, num_bytes, log_time_ns, time.monotonic()), wait=wait)
 
     def put_bytes(self, data: bytes, *, wait: bool) -> bool:
         """The same of a message of which the bytes alone are wanted: decoded it takes as much again, and more."""
-        return self._put(Queued((), data, len(data), None), wait=wait)
+        return self._put(Queued((), data, len(data), None, time.monotonic()), wait=wait)
 
     def put_texts(self, texts: Texts, *, wait: bool) -> bool:
         """The same of texts of blocks."""
         num_bytes = sum(len(text.text) + 8 * len(text.token_ids) + 100 for text in texts)
-        return self._put(Queued(texts, None, num_bytes, None), wait=wait)
+        return self._put(Queued(texts, None, num_bytes, None, time.monotonic()), wait=wait)
 
     def _put(self, queued: Queued, *, wait: bool) -> bool:
         num_bytes = queued.num_bytes

@@ -21,13 +21,20 @@ from typing import Final, Self
 import msgspec
 
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint
 from kvscope_telemetry.messages.message_size import approximate_bytes
-from kvscope_telemetry.messages.telemetry import Frame, Goodbye, Hello, Progress, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import (
+    DeltaCheckpoint,
+    Frame,
+    Goodbye,
+    Hello,
+    Progress,
+    Snapshot,
+    TelemetryMessage,
+)
 from kvscope_telemetry.recordings.keyframes import INTERVAL_NS, Keyframes
 from kvscope_telemetry.recordings.layout import BOOKMARKS, EVENTS, MAX_RECORDED_MESSAGE_BYTES, SUMMARIES, TEXTS
 from kvscope_telemetry.recordings.mcap_file import Entry, McapFile, RecordingFile
-from kvscope_telemetry.recordings.write_queue import GATHER_S, MAX_QUEUED_BYTES, Mark, Queued, RecordingQueue, Texts
+from kvscope_telemetry.recordings.write_queue import MAX_QUEUED_BYTES, Mark, Queued, RecordingQueue, Texts
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.summaries.bookmark import Bookmark, encode_bookmark
 from kvscope_telemetry.summaries.summarizer import Summarizer
@@ -36,8 +43,9 @@ from kvscope_telemetry.summaries.summary import encode as encode_json
 from kvscope_telemetry.texts.block_texts import MAX_TEXT_BYTES, RecordedText, encode_text
 
 MAX_TOLD: Final = 100_000
-FLUSH_S: Final = 0.9
-"""The longest that a message waits, in the queue and in a chunk that is not full."""
+FLUSH_S: Final = 0.85
+"""The longest that a message waits, in the queue and in a chunk that is not full: less than a second is lost with what
+it takes to write it."""
 GLANCE_EVERY_NS: Final = 10_000_000_000
 MAX_GLANCE_BYTES: Final = 1 << 20
 """As much of it may wait, or those seconds."""
@@ -70,6 +78,7 @@ class RecordingWriter:
         self.num_written = 0
         """Messages in the file as they came: what is made of them is not counted."""
         self._newest_ns = 0
+        self._since_s = 0.0  # when the oldest was given that the file holds back
         self._texts: list[tuple[int, int, bytes]] = []  # until the chunk in progress ends
         self._num_lost = 0  # taken from the queue and not written
         self.failure = ""
@@ -184,6 +193,8 @@ class RecordingWriter:
             return
         given_ns = queued.log_time_ns
         log_time_ns = self._clock.log_time_ns(message) if given_ns is None else given_ns
+        if not self._file.holds_back:
+            self._since_s = queued.given_s
         self._file.add(message, log_time_ns, queued.num_bytes, data)
         self._newest_ns = log_time_ns
         self.num_written += 1
@@ -210,7 +221,7 @@ class RecordingWriter:
 
     def _write_texts(self) -> None:
         """Between two chunks of frames: they come with each step, and would end the chunk in progress each time."""
-        if self._texts and self._file.since_s is None:
+        if self._texts and not self._file.holds_back:
             texts, self._texts = self._texts, []
             self._file.add_together(texts)
 
@@ -241,9 +252,8 @@ class RecordingWriter:
 
     @property
     def _wait_s(self) -> float:
-        """How long what is written already may wait to be handed to the system."""
-        since_s = self._file.since_s
-        return FLUSH_S if since_s is None else since_s + FLUSH_S - GATHER_S - time.monotonic()
+        """How long what the file holds back may wait to be handed to the system."""
+        return self._since_s + FLUSH_S - time.monotonic() if self._file.holds_back else FLUSH_S
 
     def _flush_when_due(self) -> None:
         if self._wait_s <= 0:

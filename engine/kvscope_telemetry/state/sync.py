@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
-from kvscope_telemetry.state.state_place import StatePlace
+from kvscope_telemetry.state.continuity import StatePlace
 
 MAX_FRAMES: Final = 20_000
 MAX_BYTES: Final = 64 << 20

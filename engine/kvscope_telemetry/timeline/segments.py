@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint
-from kvscope_telemetry.messages.telemetry import Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Snapshot, TelemetryMessage
 from kvscope_telemetry.recordings.mcap_file import Entry, McapFile
 from kvscope_telemetry.timeline.ring_folder import segment_path
 
@@ -106,9 +105,9 @@ class Segments:
             self._end()
 
     @property
-    def since_s(self) -> float | None:
-        """When the oldest came that was not handed to the system; None: all was."""
-        return None if self._file is None else self._file.since_s
+    def holds_back(self) -> bool:
+        """Whether something was added that is not handed to the system."""
+        return self._file is not None and self._file.holds_back
 
     def add(self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None) -> None:
         """Append a message; the first begins a segment."""

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from kvscope_telemetry.ledger import LASTING
-from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint
-from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Hello
+from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, Heartbeat, Hello
 from kvscope_telemetry.recordings.block_history import BlockHistoryPart, GrowingBlockHistory, joined, part_of, read_part
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled

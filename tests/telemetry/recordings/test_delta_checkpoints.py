@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.messages.delta_checkpoint import DeltaCheckpoint, check_delta_checkpoint
-from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame
+from kvscope_telemetry.messages.validity import check_delta_checkpoint
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.request_mirror import REQUEST_COLUMNS, equal_requests

@@ -1,0 +1,93 @@
+"""How many files a frame goes through into a recording, and back by a seek: a real run, traced.
+
+What counts is a file of ours of which a function has the frame in hand, or what stands in its place: the columns of a
+batch, a delta checkpoint or a keyframe in the file, an update, the state after it. The way in begins where a recorder
+is given frames of some seconds (so that delta checkpoints are written too), the way back where somebody seeks; it ends
+with a mirror of that moment. Opening the file is not on it, nor are views. Figures of each second are made of the same
+frames, and what is read is checked: both are beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+from tests.ways import Trace, check_way
+
+from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.playback.playback_source import PlaybackSource
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+
+WAY: Final = (
+    "engine/kvscope_telemetry/messages/telemetry.py",
+    "engine/kvscope_telemetry/recordings/writer.py",
+    "engine/kvscope_telemetry/recordings/write_queue.py",
+    "engine/kvscope_telemetry/recordings/mcap_file.py",
+    "engine/kvscope_telemetry/recordings/frame_batch.py",
+    "engine/kvscope_telemetry/recordings/columns.py",
+    "engine/kvscope_telemetry/recordings/keyframes.py",
+    "engine/kvscope_telemetry/state/follower.py",
+    "engine/kvscope_telemetry/state/continuity.py",
+    "engine/kvscope_telemetry/playback/playback_source.py",
+    "engine/kvscope_telemetry/playback/playback_reader.py",
+    "engine/kvscope_telemetry/recordings/reader.py",
+    "engine/kvscope_telemetry/recordings/stored_chunks.py",
+    "engine/kvscope_telemetry/recordings/chunks.py",
+    "engine/kvscope_telemetry/state/coalesce.py",
+    "engine/kvscope_telemetry/source.py",
+    "engine/kvscope_telemetry/state/mirror.py",
+    "engine/kvscope_telemetry/state/whole_blocks.py",
+    "engine/kvscope_telemetry/state/request_mirror.py",
+    "engine/kvscope_telemetry/ledger.py",
+)
+BESIDE: Final = {
+    "engine/kvscope_telemetry/messages/message_size.py": "what waits is bounded by its size",
+    "engine/kvscope_telemetry/messages/unknown.py": "words of a later version",
+    "engine/kvscope_telemetry/messages/validity.py": "what is read is checked",
+    "engine/kvscope_telemetry/messages/wire.py": "asks for both checks",
+    "engine/kvscope_telemetry/recordings/regular_file.py": "opens a file that somebody names, whatever is in it",
+    "engine/kvscope_telemetry/running_time.py": "what an engine stood still for, in the figures of a second",
+    "engine/kvscope_telemetry/summaries/": "figures of each second, and events",
+}
+AT_MOST: Final = 20
+STEP_NS: Final = 5_000_000
+
+
+def test_a_frame_goes_through_few_files(tmp_path: Path) -> None:
+    now_ns = 1_000_000_000
+    engine = SyntheticEngine(num_blocks=2_000, num_running=8, clock=lambda: now_ns)
+    snapshot, frames = engine.snapshot(), list[Frame]()
+    for _ in range(2_000):
+        now_ns += STEP_NS
+        frames.append(engine.advance())
+    with Trace() as trace:
+        with RecordingWriter(tmp_path / "recorded.mcap") as writer:
+            writer.write(snapshot)
+            assert writer.flush()
+            trace.begin()
+            for frame in frames:
+                writer.write(frame, wait=True)
+            assert writer.flush()
+            trace.end()
+        mirror = Mirror()
+        with PlaybackSource(Recording.open(tmp_path / "recorded.mcap"), is_playing=False) as source:
+            _wait(source)
+            while source.take() is not None:
+                pass
+            trace.begin()
+            source.seek(7.3, with_past=False)
+            _wait(source)
+            while (update := source.take()) is not None:
+                mirror.apply(update)
+            trace.end()
+    assert 7.3 - STEP_NS / 1e9 < (mirror.time_ns - snapshot.time_ns) / 1e9 <= 7.3
+    check_way(trace.ran, WAY, BESIDE, AT_MOST)
+
+
+def _wait(source: PlaybackSource) -> None:
+    while source.is_seeking:
+        time.sleep(0.01)
