@@ -17,7 +17,7 @@ from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 pytestmark = pytest.mark.timeout(1_500)
 """Of one that stands still: without vector instructions, beside busy neighbours, these take minutes."""
 
-NUM_SHORT, NUM_LONG = (30, 10) if STORMS else (16, 8)
+NUM_SHORT, NUM_LONG = (30, 10) if STORMS else (20, 8)
 """Tokens to generate after a short and after a long prompt; a block has 16 or fewer."""
 SHORT = (
     "What is the capital of France?",
@@ -43,14 +43,14 @@ def _sampling(prompt: str) -> SamplingParams:
 
 @pytest.fixture(scope="module")
 def short(storm: Callable[[int, int], int]) -> list[str]:
-    return list(SHORT[: storm(4, 10)])
+    return list(SHORT[: storm(5, 10)])
 
 
 @pytest.fixture(scope="module")
 def long(storm: Callable[[int, int], int]) -> list[str]:
     """Of over 250 tokens each, cut from a real text."""
     text = (Path(__file__).parents[2] / "LICENSE").read_text()
-    return [f"Summarise this in one sentence:\n{text[i * 900 : i * 900 + 1500]}" for i in range(storm(1, 3))]
+    return [f"Summarise this in one sentence:\n{text[i * 900 : i * 900 + 1500]}" for i in range(storm(2, 3))]
 
 
 @pytest.fixture(scope="module")

@@ -184,7 +184,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def jobs() -> list[Submit]:
-    return jobs_of(24 if STORMS else 12, 7)
+    return jobs_of(24, 7)
 
 
 @pytest.fixture(scope="module")
@@ -283,8 +283,8 @@ def test_a_storm_whose_file_is_damaged_again_and_again(
             damage(path)
 
     storm.before_step = sometimes
-    storm.run(80 if STORMS else 40)
-    assert storm.num_whole > (10 if STORMS else 5)
+    storm.run(80)
+    assert storm.num_whole > 10
     if not reason:  # what is removed or replaced refuses the next write: only blocks on their way there can be lost
         assert engine.snapshot().counters.lost_blocks > 0
     check_told_once(engine, watched, reason)
@@ -306,8 +306,8 @@ def test_a_storm_whose_drive_fills_up(
     small = {"num_gpu_blocks_override": 34, "max_num_batched_tokens": 24, "max_num_seqs": 8}
     engine = make_engine(publish=watched.hear, **(small | tiers(2048, 6, 400)))
     storm = Storm(engine, watched, jobs, expected, seed=3)
-    storm.run(80 if STORMS else 40)
-    assert storm.num_whole > (10 if STORMS else 5)
+    storm.run(80)
+    assert storm.num_whole > 10
     check_told_once(engine, watched, "No space left on device")
 
 
