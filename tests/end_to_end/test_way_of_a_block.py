@@ -81,7 +81,7 @@ BESIDE: Final = {
     "engine/kvscope_telemetry/sources/sink.py": "recordings",
     "engine/kvscope_telemetry/state/extras.py": "what comes beside frames",
     "engine/kvscope_telemetry/state/request_mirror.py": "requests of the same frame",
-    "engine/kvscope_telemetry/state/state_place.py": "which frame comes next",
+    "engine/kvscope_telemetry/state/continuity.py": "which frame comes next",
     "engine/kvscope_telemetry/state/whole_blocks.py": "rows are checked and counted",
 }
 AT_MOST: Final = 18
