@@ -201,7 +201,7 @@ def test_opening_tells_how_far_it_is_and_can_be_ended(record: Record, monkeypatc
 def test_opening_that_takes_too_long_ends_with_what_there_is(record: Record, monkeypatch: Any) -> None:
     monkeypatch.setattr(budgets, "_LOOK_EVERY", 1)
     now = iter(range(1 << 30))
-    monkeypatch.setattr(surveys, "Effort", lambda stored, watch: ReadBudget(stored, watch, clock=now.__next__))
+    monkeypatch.setattr(surveys, "ReadBudget", lambda stored, watch: ReadBudget(stored, watch, clock=now.__next__))
     assert "it took longer than 30 s" in Recording.open(record(2_000).path).detail
     spent = ReadBudget(0, max_seconds=0.5, clock=now.__next__)
     with pytest.raises(ReadBudgetSpent):

@@ -212,9 +212,9 @@ def test_closed_at_once_it_leaves_nothing(tmp_path: Path) -> None:
 SESSION = """
 import os, signal, sys, time
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.timeline import distant_ring
-from kvscope_telemetry.timeline.ring_client import DistantRing
-ring = DistantRing(sys.argv[1])
+from kvscope_telemetry.timeline import ring_client
+from kvscope_telemetry.timeline.ring_client import RingClient
+ring = RingClient(sys.argv[1])
 engine = SyntheticEngine(num_blocks=300)
 ring.write(engine.snapshot())
 assert ring.flush(100.0)
