@@ -15,6 +15,7 @@ from typing import Final
 from kvscope_telemetry.external.readings import EngineReading
 from kvscope_telemetry.external.server_facts import ServerFacts
 from kvscope_telemetry.external.translator import Translator
+from kvscope_telemetry.external.vllm import VLLM
 from kvscope_telemetry.kv_events.batches import BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.decoding import decode_batch
 from kvscope_telemetry.kv_events.encoding import encode_batch
@@ -57,7 +58,7 @@ class RequestHistory:
 
 def measure(run: int) -> tuple[float, float, float, float]:
     """Events a second, and ns an event for decoding, translating and mirroring."""
-    history, translator, mirror = RequestHistory(run), Translator("vllm"), Mirror()
+    history, translator, mirror = RequestHistory(run), Translator(VLLM), Mirror()
     translator.read(EngineReading(num_blocks=BLOCKS + 64, block_size=TOKENS), ServerFacts(), 1, are_events_live=True)
     for _ in range(FILLING):
         payload = history.batch(BLOCKS // run // FILLING, with_removals=False)

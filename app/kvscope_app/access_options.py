@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvscope_telemetry.addresses import API_KEY_VARIABLE, Address, each_rank, read_api_key
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.external.engines import each_engine
 from kvscope_telemetry.keys.api_keys import read_api_keys
 
 
@@ -33,6 +34,7 @@ def addresses_of(args: argparse.Namespace, texts: Sequence[str], option: str) ->
 
 def add_access_options(parser: argparse.ArgumentParser, option: str) -> None:
     """How one gets in at what `option` names."""
+    servers = each_engine("{name}")
     parser.add_argument(
         "--key",
         metavar="FILE",
@@ -45,15 +47,15 @@ def add_access_options(parser: argparse.ArgumentParser, option: str) -> None:
         "--kv-events",
         metavar="ENDPOINT",
         default="",
-        help="where vLLM or SGLang publishes its KV events, tcp://HOST:PORT (default: what the server reports)",
+        help=f"where {servers} publishes its KV events, tcp://HOST:PORT (default: what the server reports)",
     )
     parser.add_argument(
         "--api-key-file",
         metavar="FILE",
         type=Path,
-        help=f"file with the API key of a vLLM or SGLang server (default: ${API_KEY_VARIABLE}; none if not set)",
+        help=f"file with the API key of a {servers} server (default: ${API_KEY_VARIABLE}; none if not set)",
     )
-    parser.add_argument("--tls", action="store_true", help="connect to the vLLM or SGLang server by https")
+    parser.add_argument("--tls", action="store_true", help=f"connect to the {servers} server by https")
     parser.add_argument(
         "--tls-ca", metavar="FILE.pem", type=Path, help="with --tls: file with the certificate authority's certificates"
     )
@@ -66,7 +68,7 @@ def _access_options(args: argparse.Namespace) -> tuple[tuple[str, object], ...]:
 
 def _with_access(address: Address, args: argparse.Namespace, api_key: str) -> Address:
     """Each kind of engine with the options that are for it."""
-    if not address.is_foreign:
+    if not address.is_external:
         return replace(address, key=args.key)
     return replace(
         address,
@@ -81,6 +83,8 @@ def _check_fits(args: argparse.Namespace, addresses: Sequence[Address]) -> None:
     """Every option is for one of them at least."""
     for name, value in _access_options(args):
         is_for_external = name != "--key"
-        if value and not any(address.is_foreign == is_for_external for address in addresses):
-            kind = "vllm:// and sglang://" if is_for_external else "kvscope engines, ipc://, tcp:// and ssh://"
+        if value and not any(address.is_external == is_for_external for address in addresses):
+            kind = (
+                each_engine("{scheme}://", "and") if is_for_external else "kvscope engines, ipc://, tcp:// and ssh://"
+            )
             raise BadInput(f"{name} is for {kind}, and does not go with {addresses[0].text}")

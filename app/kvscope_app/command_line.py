@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from kvscope_app.access_options import add_access_options, addresses_of
 from kvscope_app.alarm_options import add_alarm_options, alarm_rules, alarm_webhook
 from kvscope_app.own_engine.engine_options import add_engine_options, engine_arguments
-from kvscope_telemetry.addresses import ACCEPTED, Address
+from kvscope_telemetry.addresses import Address, accepted_addresses
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
@@ -130,8 +130,8 @@ def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
         metavar="ADDRESS",
         action="append",
         default=[],
-        help=f"watch a running engine: {ACCEPTED}; the last two by their HTTP port, with ?ranks=N for all ranks "
-        "of one server; each gets a window (repeatable)",
+        help=f"watch a running engine: {accepted_addresses()}; other engines by their HTTP port, with ?ranks=N for all "
+        "ranks of one server; each gets a window (repeatable)",
     )
     add_access_options(parser, "--attach")
     parser.add_argument(

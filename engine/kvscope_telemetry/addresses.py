@@ -2,7 +2,7 @@
 
     ipc:///DIR/telemetry, tcp://HOST:PORT       kvscope's own engine
     ssh://[USER@]HOST[:PORT][/ENDPOINT]         the same on another machine, through OpenSSH
-    vllm://HOST:PORT, sglang://HOST:PORT        other engines, by the port of their HTTP server
+    vllm://HOST:PORT and others' SCHEME://…      other engines (`external/engines.py`), by the port of their HTTP server
 
 Other engines' sources are imported when one is opened: who watches none does not pay for them. Secrets are in no repr
 and in no name.
@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.external.engines import each_engine, find_engine
 from kvscope_telemetry.keys.connections import key_for
 from kvscope_telemetry.keys.private_files import MAX_BYTES
 from kvscope_telemetry.sockets.endpoints import require_curve
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
     from kvscope_telemetry.external.address import ExternalAddress
 
 OWN_SCHEMES: Final = ("ipc", "tcp", "ssh")
-FOREIGN_SCHEMES: Final = ("vllm", "sglang")
-ACCEPTED: Final = f"ipc:///DIR, tcp://HOST:PORT, {FORM}, vllm://HOST:PORT or sglang://HOST:PORT"
 API_KEY_VARIABLE: Final = "KVSCOPE_API_KEY"
 """Environment variable with the API key where no file is given: command lines can be read by others."""
+
+
+def accepted_addresses() -> str:
+    """What addresses look like."""
+    return f"ipc:///DIR, tcp://HOST:PORT, {FORM}, {each_engine('{scheme}://HOST:PORT')}"
 
 
 class WatchedSource(Source, Protocol):
@@ -79,13 +83,13 @@ class Address:
         return scheme if separator else ""
 
     @property
-    def is_foreign(self) -> bool:
+    def is_external(self) -> bool:
         """Whether it is not an engine of kvscope's."""
-        return self.scheme in FOREIGN_SCHEMES
+        return find_engine(self.scheme) is not None
 
     def check(self) -> None:
         """Raise BadInput, naming the value and what is accepted, unless it can be opened. Asks nobody."""
-        if self.is_foreign:
+        if self.is_external:
             self._check_options_of_external()
             _external_address(self)
         elif self.scheme in OWN_SCHEMES:
@@ -95,13 +99,13 @@ class Address:
             require_curve(self.text, has_keys=key_for(self.text, self.key) is not None)
         else:
             hint = _hint(self)
-            raise BadInput(f"address {self.text!r} is not accepted: {hint or ACCEPTED}")
+            raise BadInput(f"address {self.text!r} is not accepted: {hint or accepted_addresses()}")
 
     def open(self, sink: Sink | None = None) -> WatchedSource:
         """The source that watches it, from now on; an engine that is not there yet is waited for. Raises BadInput as
         `check` does."""
         self.check()
-        if not self.is_foreign:
+        if not self.is_external:
             return LiveSource(self.text, key=self.key, sink=sink)
         from kvscope_telemetry.external.source import ExternalSource
 
@@ -110,7 +114,7 @@ class Address:
     def _check_options_of_own(self) -> None:
         for name, value in (("--kv-events", self.kv_events), ("an API key", self.api_key), ("--tls", self.tls)):
             if value:
-                raise BadInput(f"{name} is for vllm:// and sglang://, and does not go with {self.text}")
+                raise BadInput(f"{name} is for {each_engine('{scheme}://', 'and')}, and does not go with {self.text}")
 
     def _check_options_of_external(self) -> None:
         if self.key is not None:
@@ -141,7 +145,7 @@ def each_rank(text: str) -> list[str]:
 
     Raises BadInput for a number that cannot be one, and for one rank and several at once.
     """
-    if text.partition("://")[0] not in FOREIGN_SCHEMES or "ranks=" not in text:
+    if not Address(text).is_external or "ranks=" not in text:
         return [text]
     from kvscope_telemetry.external.address import each_rank
 
@@ -164,7 +168,7 @@ def read_api_key(path: Path | None) -> str:
 
 
 def _external_address(address: Address) -> ExternalAddress:
-    """As the external sources have it: what the address itself says, and beside it what was given. Raises BadInput."""
+    """As external sources have it: what the address itself says, and beside it what was given. Raises BadInput."""
     from kvscope_telemetry.external.address import ExternalAddress
 
     parsed = ExternalAddress.parse(address.text, kv_events=address.kv_events, api_key=address.api_key)
@@ -176,5 +180,5 @@ def _hint(address: Address) -> str:
     if address.scheme in ("http", "https"):
         rest = address.text.partition("://")[2].rstrip("/")
         tls = " with --tls" if address.scheme == "https" else ""
-        return f"say which engine it is, vllm://{rest} or sglang://{rest}{tls}"
+        return f"say which engine it is, {each_engine('{scheme}://')}{tls}".replace("://", f"://{rest}")
     return ""

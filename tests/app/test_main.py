@@ -70,7 +70,7 @@ def test_importing_every_module_brings_in_no_torch():
     code = (
         "import pkgutil, importlib, sys, kvscope_app\n"
         "for m in pkgutil.walk_packages(kvscope_app.__path__, 'kvscope_app.'): importlib.import_module(m.name)\n"
-        "heavy = ('torch', 'triton', 'transformers', 'kvscope_engine', 'kvscope_kernels')\n"
+        "heavy = ('torch', 'triton', 'transformers', 'kvscope_engine', 'kvscope_kernels', 'httpx')\n"
         "print([n for n in heavy if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from kvscope_telemetry import connect
-from kvscope_telemetry.addresses import ACCEPTED, API_KEY_VARIABLE, Address, read_api_key
+from kvscope_telemetry.addresses import API_KEY_VARIABLE, Address, accepted_addresses, read_api_key
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.sources.live_source import LiveSource
 
@@ -40,8 +40,8 @@ class FakeExternalSource:
 @pytest.fixture
 def external(monkeypatch):
     for name, things in (
-        ("source", {"ForeignSource": FakeExternalSource}),
-        ("address", {"ForeignAddress": FakeExternalAddress}),
+        ("source", {"ExternalSource": FakeExternalSource}),
+        ("address", {"ExternalAddress": FakeExternalAddress}),
     ):
         module = ModuleType(name)
         vars(module).update(things)
@@ -66,7 +66,7 @@ def test_another_engine_with_all_that_was_given(external):
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        (Address("nowhere"), f"address 'nowhere' is not accepted: {ACCEPTED}"),
+        (Address("nowhere"), f"address 'nowhere' is not accepted: {accepted_addresses()}"),
         (Address("http://box:8000/"), "vllm://box:8000 or sglang://box:8000"),
         (Address("https://box"), "vllm://box or sglang://box with --tls"),
         (Address("ipc://relative"), "an absolute directory"),

@@ -11,6 +11,7 @@ from kvscope_app.command_line import FleetOptions, Options
 from kvscope_app.commands.values import span
 from kvscope_telemetry.addresses import API_KEY_VARIABLE, read_api_key
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.external.engines import each_engine
 from kvscope_telemetry.fleet.entries import MAX_ENTRIES, parse_list
 from kvscope_telemetry.fleet.list_texts import COMMAND_S, CommandText, FileText, ListText
 
@@ -45,7 +46,7 @@ def add_fleet_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argu
         "--api-key-file",
         metavar="FILE",
         type=Path,
-        help="file with the API key for vLLM and SGLang servers that have no saved key (default: "
+        help=f"file with the API key for {each_engine('{name}', 'and')} servers that have no saved key (default: "
         f"${API_KEY_VARIABLE}; none if not set)",
     )
     parser.add_argument("--theme", choices=("auto", "dark", "light"), help="colour theme (default: as last time)")

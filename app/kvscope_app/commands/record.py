@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvscope_app.access_options import add_access_options, addresses_of
 from kvscope_app.alarm_options import add_alarm_options, alarm_rules, alarm_webhook
 from kvscope_app.commands.values import size, span
-from kvscope_telemetry.addresses import ACCEPTED
+from kvscope_telemetry.addresses import accepted_addresses
 from kvscope_telemetry.errors import BadInput, EngineDead, KvscopeError
 from kvscope_telemetry.messages.commands import BlockText, GetBlockText
 from kvscope_telemetry.messages.roles import Role
@@ -51,7 +51,7 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         "while recording it is named FILE.mcap.part.",
         allow_abbrev=False,
     )
-    parser.add_argument("endpoint", metavar="ADDRESS", help=ACCEPTED)
+    parser.add_argument("endpoint", metavar="ADDRESS", help=accepted_addresses())
     parser.add_argument("--out", metavar="FILE.mcap", type=Path, required=True, help="the new file")
     parser.add_argument(
         "--seconds", metavar="N", type=span, help="how long, from the first message (default: until Ctrl-C)"
@@ -85,7 +85,7 @@ def record(args: argparse.Namespace) -> int:
     from kvscope_app.library.place import note_paths
 
     (address,) = addresses_of(args, [args.endpoint], "ADDRESS")
-    if args.record_text and address.is_foreign:
+    if args.record_text and address.is_external:
         raise BadInput(f"--record-text asks engines of kvscope's own, and does not go with {args.endpoint}")
     rules, url = alarm_rules(args, has_own=False), alarm_webhook(args)
     writer = SegmentedWriter(

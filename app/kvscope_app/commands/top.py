@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from kvscope_app.access_options import add_access_options, addresses_of
 from kvscope_app.commands.values import span
-from kvscope_telemetry.addresses import ACCEPTED
+from kvscope_telemetry.addresses import accepted_addresses
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.sockets.bind_address import default_endpoint
 
@@ -40,7 +40,7 @@ def add_top_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argume
         "endpoints",
         metavar="ADDRESS",
         nargs="*",
-        help=f"{ACCEPTED}; several are shown together (default: {default_endpoint()})",
+        help=f"{accepted_addresses()}; several are shown together (default: {default_endpoint()})",
     )
     parser.add_argument(
         "--once",

@@ -10,11 +10,11 @@ from kvscope_app.fleet.map_picture import SIZE
 from kvscope_app.look.number_text import NOTHING, count, percent, plural, seconds
 from kvscope_app.session.state_text import STATE_WORDS
 from kvscope_app.views.table import Column
+from kvscope_telemetry.external.engines import engine_name
 from kvscope_telemetry.fleet.row import FleetRow
 from kvscope_telemetry.messages.model_names import short_name
 from kvscope_telemetry.source import SourceState
 
-ENGINE_NAMES: Final = {"vllm": "vLLM", "sglang": "SGLang"}
 PADDING: Final = 14
 _ORDER_OF_STATES: Final = tuple(SourceState)
 
@@ -62,7 +62,7 @@ COLUMNS: Final = (
     ),
     FleetColumn("Engine", lambda row: row.name),
     FleetColumn("State", state_text, width=150, key=lambda row: _ORDER_OF_STATES.index(row.state)),
-    FleetColumn("Kind", lambda row: ENGINE_NAMES.get(row.engine, row.engine) or NOTHING, width=76),
+    FleetColumn("Kind", lambda row: engine_name(row.engine) or NOTHING, width=76),
     FleetColumn("Version", lambda row: row.version or NOTHING, width=90),
     FleetColumn("Model", lambda row: short_name(row.model) if row.model else NOTHING, width=130),
     _number(
@@ -115,7 +115,7 @@ def tip_of(row: FleetRow) -> str:
     lines = [row.entry.address.text, state_text(row)]
     if row.num_blocks is not None:
         lines.append(plural(row.num_blocks, "block"))
-    if row.bins is not None and row.entry.address.is_foreign:
+    if row.bins is not None and row.entry.address.is_external:
         lines.append("kvscope assigns the cell positions: this engine does not report where its blocks are.")
     return "\n".join(lines)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from kvscope_telemetry.alarms.rules import Rule, not_told
+from kvscope_telemetry.external import engines as external
 from kvscope_telemetry.messages.capabilities import Capabilities
 
-_ENGINES: Final = {"kvscope": "This engine", "vllm": "vLLM", "sglang": "SGLang", "devices": "This address"}
+_OWN: Final = {"kvscope": "This engine", "devices": "This address"}
 DEVICES_ALONE: Final = (
     "This address reports GPUs, memory and cores only (see Devices).\nFor a KV cache, use Engine ▸ Attach to an engine."
 )
@@ -17,7 +18,7 @@ SLOTS: Final = "cell positions are assigned by kvscope, not by the server"
 
 def engine_name(told: Capabilities) -> str:
     """What a sentence begins with."""
-    return _ENGINES.get(told.engine, told.engine)
+    return _OWN.get(told.engine) or external.engine_name(told.engine)
 
 
 def why_no_addresses(told: Capabilities) -> str:

@@ -1,4 +1,4 @@
-"""Where another engine is and how it is reached: vllm://HOST:PORT and sglang://HOST:PORT. Knows no sockets."""
+"""Where another engine is and how it is reached, such as vllm://HOST:8000/?rank=1. Knows no sockets."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ from typing import Final
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.external.engine import ExternalEngine
+from kvscope_telemetry.external.engines import each_engine, find_engine
 from kvscope_telemetry.kv_events.addresses import check_endpoint, of_rank
 
-ENGINES: Final = {"vllm": "vLLM", "sglang": "SGLang"}
-"""Schemes, and what a person calls the engine."""
 MAX_RANK: Final = 4095
 MAX_RANKS: Final = 64
 """That one address may stand for."""
 MAX_KEY_LETTERS: Final = 8192
 _EVERYWHERE: Final = ("*", "0.0.0.0", "[::]", "::")
 _OPTIONS: Final = ("kv_events", "replay", "topic", "rank", "tls", "ca", "model", "tokenizer")
-_SHAPE: Final = "vllm://HOST:PORT or sglang://HOST:PORT, the port that its HTTP API is at"
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalAddress:
     """One data-parallel rank of an engine. `str()` gives what `parse` takes, without the key."""
 
-    engine: str
-    """"vllm" or "sglang"."""
+    engine: ExternalEngine
     host: str
     port: int
     path: str = ""
@@ -52,10 +50,10 @@ class ExternalAddress:
 
         What is given beside the text wins. Raises BadInput for what is not accepted.
         """
-        parts, port = _split(text)
+        engine, parts, port = _split(text)
         options = _options(text, parts.query)
         address = cls(
-            engine=parts.scheme,
+            engine=engine,
             host=parts.hostname or "",
             port=port,
             path=parts.path.rstrip("/"),
@@ -84,17 +82,12 @@ class ExternalAddress:
             "tokenizer": self.tokenizer,
         }
         query = urlencode({name: value for name, value in told.items() if value}, safe=":/*[]")
-        return f"{self.engine}://{self.authority}{self.path}" + (f"/?{query}" if query else "")
+        return f"{self.engine.scheme}://{self.authority}{self.path}" + (f"/?{query}" if query else "")
 
     @property
     def name(self) -> str:
         """What a person calls it."""
-        return f"{self.engine}://{self.authority}{self.path}" + (f" rank {self.rank}" if self.rank else "")
-
-    @property
-    def product(self) -> str:
-        """The engine, as a person calls it."""
-        return ENGINES[self.engine]
+        return f"{self.engine.scheme}://{self.authority}{self.path}" + (f" rank {self.rank}" if self.rank else "")
 
     @property
     def bracketed_host(self) -> str:
@@ -159,23 +152,20 @@ def waits_for_publisher(endpoint: str) -> bool:
     return scheme == "tcp" and rest.rpartition(":")[0] in _EVERYWHERE
 
 
-def is_external(text: str) -> bool:
-    """Whether `text` is meant for `ExternalAddress.parse`."""
-    return text.partition("://")[0].lower() in ENGINES
-
-
-def _split(text: str) -> tuple[SplitResult, int]:
+def _split(text: str) -> tuple[ExternalEngine, SplitResult, int]:
+    shape = f"{each_engine('{scheme}://HOST:PORT')}, the port that its HTTP API is at"
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
-        raise BadInput(f"address {text!r} is not accepted: {_SHAPE}") from None
+        raise BadInput(f"address {text!r} is not accepted: {shape}") from None
     is_shown = text.isprintable() and not any(letter.isspace() for letter in text)
     if "@" in parts.netloc or parts.password is not None:
         raise BadInput("an address with a user name or key before its host is not accepted: use --api-key-file")
-    if parts.scheme not in ENGINES or not parts.hostname or not port or parts.fragment or not is_shown:
-        raise BadInput(f"address {text!r} is not accepted: {_SHAPE}")
-    return parts, port
+    engine = find_engine(parts.scheme)
+    if engine is None or not parts.hostname or not port or parts.fragment or not is_shown:
+        raise BadInput(f"address {text!r} is not accepted: {shape}")
+    return engine, parts, port
 
 
 def _options(text: str, query: str) -> dict[str, str]:

@@ -4,44 +4,21 @@ from __future__ import annotations
 
 import time
 
-from kvscope_telemetry.external.address import ENGINES
+from msgspec.structs import replace
+
+from kvscope_telemetry.external.engine import ExternalEngine
 from kvscope_telemetry.external.readings import EngineReading
 from kvscope_telemetry.external.server_facts import ServerFacts
 from kvscope_telemetry.external.slots import Slots
 from kvscope_telemetry.ledger import Tier
-from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, ModelInfo
 from kvscope_telemetry.sockets.host_id import host_id
 
 UNKNOWN_DEVICE = "unknown"
 
 
-def capabilities_of(engine: str, *, aborts: bool = True) -> Capabilities:
-    """Cells are slots that kvscope gives out; requests are told by their number alone, latencies as histograms.
-
-    `aborts`: whether its metrics say how many were aborted.
-    """
-    return Capabilities(
-        engine=engine,
-        commands=False,
-        completions=True,
-        physical_rows=False,
-        free_rows=False,
-        requests=False,
-        owners=False,
-        ref_counts=False,
-        filled=False,
-        prefix_hits=False,
-        last_used=False,
-        token_ids=True,
-        steps=False,
-        latencies=False,
-        aborts=aborts,
-    )
-
-
 def hello_of(
-    engine: str,
+    engine: ExternalEngine,
     epoch: int,
     now_ns: int,
     *,
@@ -52,7 +29,7 @@ def hello_of(
 ) -> Hello:
     """As of now. Times are of this machine: those of the engine are not told."""
     num_blocks = slots.num_rows[Tier.HBM]
-    version = f"{ENGINES[engine]} {facts.version}".strip()
+    version = f"{engine.name} {facts.version}".strip()
     return Hello(
         epoch=epoch,
         time_ns=now_ns,
@@ -72,5 +49,5 @@ def hello_of(
         device=DeviceInfo(kind=UNKNOWN_DEVICE),
         engine_version=version,
         host=host_id(),
-        capabilities=capabilities_of(engine, aborts=reading.aborted is not None),
+        capabilities=replace(engine.capabilities, aborts=reading.aborted is not None),
     )

@@ -14,25 +14,33 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvscope_telemetry.errors import ProtocolError
 
-RANK_LABELS: Final = ("engine", "dp_rank")
-"""vLLM's and SGLang's; what has neither is of all ranks together."""
 MAX_SAMPLES: Final = 200_000
-_ONE_OF_MANY: Final = ("tp_rank", "pp_rank", "moe_ep_rank")
-"""Each of them tells the same of its rank: the first is taken."""
 Labels = dict[str, str]
 Samples = dict[str, list[tuple[Labels, float]]]
 
 
 class Page:
-    """Of rank `rank`, and of `model` where that is given. Raises ProtocolError for text that is no page of metrics."""
+    """Of the samples whose names begin with one of `prefixes`, those of one rank, and of `model` where that is given.
 
-    def __init__(self, text: str, prefixes: tuple[str, ...], rank: int = 0, model: str = "") -> None:
-        self._samples = _of_rank(_samples(text, prefixes), str(rank), model)
+    `rank` is the label of the rank and its number; what has no such label is of all ranks together. Of samples that
+    differ in a label of `replicas` each tells the same: the first is taken. Raises ProtocolError for text that is no
+    page of metrics.
+    """
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of all samples."""
-        return tuple(self._samples)
+    def __init__(
+        self,
+        text: str,
+        prefixes: tuple[str, ...],
+        *,
+        rank: tuple[str, int] = ("", 0),
+        replicas: tuple[str, ...] = (),
+        model: str = "",
+    ) -> None:
+        self._samples = _of_rank(_samples(text, prefixes), rank, replicas, model)
+
+    def has(self, prefix: str) -> bool:
+        """Whether there is any sample whose name begins so."""
+        return any(name.startswith(prefix) for name in self._samples)
 
     def total(self, *names: str, where: Labels | None = None) -> int | None:
         """A counter's value over all its labels, under the first of `names` that is there."""
@@ -97,13 +105,12 @@ def _samples(text: str, prefixes: tuple[str, ...]) -> Samples:
     return samples
 
 
-def _of_rank(samples: Samples, rank: str, model: str) -> Samples:
+def _of_rank(samples: Samples, rank: tuple[str, int], replicas: tuple[str, ...], model: str) -> Samples:
     kept: Samples = {}
     for name, all_of in samples.items():
         of_rank = [(labels, value) for labels, value in all_of if _is_of(labels, rank, model)]
         firsts = {
-            label: min((labels[label] for labels, _ in of_rank if label in labels), default="")
-            for label in _ONE_OF_MANY
+            label: min((labels[label] for labels, _ in of_rank if label in labels), default="") for label in replicas
         }
         first = [
             (labels, value)
@@ -115,7 +122,8 @@ def _of_rank(samples: Samples, rank: str, model: str) -> Samples:
     return kept
 
 
-def _is_of(labels: Labels, rank: str, model: str) -> bool:
+def _is_of(labels: Labels, rank: tuple[str, int], model: str) -> bool:
     if model and labels.get("model_name", model) != model:
         return False
-    return all(labels.get(label, "") in ("", rank) for label in RANK_LABELS)
+    label, number = rank
+    return labels.get(label, "") in ("", str(number))

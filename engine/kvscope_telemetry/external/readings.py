@@ -1,20 +1,22 @@
 """What a page of metrics says of one data-parallel rank, whichever engine and version it is from.
 
-Owns the names: vLLM's, SGLang's, and those of their older versions. What a page does not say is None, never 0.
+What a page does not say is None, never 0. Knows no engine's names: those are in the engines' modules, which read a page
+with what is here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from kvscope_telemetry.external.page import Page
 from kvscope_telemetry.messages.telemetry import Histogram
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.external.page import Page
 
 MAX_BOUNDS: Final = 512
 _LONGEST_S: Final = 1e9
@@ -69,79 +71,8 @@ class EngineReading:
         return any(now is not None and then is not None and now < then for now, then in pairs)
 
 
-def read_vllm(page: Page) -> EngineReading:
-    """Of vLLM 0.8 and later."""
-    config = page.labels_of("vllm:cache_config_info")
-    success = "vllm:request_success_total"
-    cached = page.total("vllm:prompt_tokens_cached_total")
-    if cached is None:
-        cached = page.total("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
-    return EngineReading(
-        model=page.label("model_name", "vllm:num_requests_running", success),
-        num_running=_count(page.gauge("vllm:num_requests_running")),
-        num_waiting=_count(page.gauge("vllm:num_requests_waiting")),
-        used_share=_share(page.gauge("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")),
-        num_blocks=_number(config.get("num_gpu_blocks", "")),
-        block_size=_number(config.get("block_size", "")),
-        cache_dtype=config.get("cache_dtype", ""),
-        prompt_tokens=page.total("vllm:prompt_tokens_total"),
-        cached_tokens=cached,
-        generation_tokens=page.total("vllm:generation_tokens_total"),
-        preemptions=page.total("vllm:num_preemptions_total"),
-        draft_tokens=page.total("vllm:spec_decode_num_draft_tokens_total"),
-        accepted_tokens=page.total("vllm:spec_decode_num_accepted_tokens_total"),
-        finished=page.total(success),
-        aborted=page.total(success, where={"finished_reason": "abort"}),
-        started_s=page.gauge("process_start_time_seconds"),
-        latencies=_latencies(
-            page,
-            ("first_token", "vllm:time_to_first_token_seconds"),
-            ("inter_token", "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
-            ("queued", "vllm:request_queue_time_seconds"),
-        ),
-    )
-
-
-def read_sglang(page: Page) -> EngineReading:
-    """Of SGLang 0.4 and later."""
-    page_size = _number(page.gauge("sglang:page_size"))
-    tokens = _number(page.gauge("sglang:max_total_num_tokens"))
-    pages = _number(page.gauge("sglang:num_pages"))
-    requests, aborted = page.total("sglang:num_requests_total"), page.total("sglang:num_aborted_requests_total")
-    if pages is None and tokens is not None:
-        pages = tokens // (page_size or 1)
-    return EngineReading(
-        model=page.label("model_name", "sglang:num_running_reqs", "sglang:prompt_tokens_total"),
-        num_running=_count(page.gauge("sglang:num_running_reqs")),
-        num_waiting=_count(page.gauge("sglang:num_queue_reqs")),
-        used_share=_share(page.gauge("sglang:token_usage")),
-        num_blocks=pages,
-        block_size=page_size,
-        prompt_tokens=page.total("sglang:prompt_tokens_total"),
-        cached_tokens=page.total("sglang:cached_tokens_total"),
-        generation_tokens=page.total("sglang:generation_tokens_total"),
-        preemptions=page.total("sglang:num_retracted_requests_total"),
-        finished=requests,
-        aborted=aborted,
-        evicted_tokens=page.total("sglang:evicted_tokens_total"),
-        host_tokens=_number(page.gauge("sglang:hicache_host_total_tokens")),
-        weights_bytes=_gib(page.gauge("sglang:weight_memory_usage_gb")),
-        kv_bytes=_gib(page.gauge("sglang:kv_cache_memory_usage_gb")),
-        graphs_bytes=_gib(page.sum_of("sglang:graph_memory_usage_gb")),
-        started_s=page.gauge("process_start_time_seconds"),
-        latencies=_latencies(
-            page,
-            ("first_token", "sglang:time_to_first_token_seconds"),
-            ("inter_token", "sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds"),
-            ("queued", "sglang:queue_time_seconds"),
-        ),
-    )
-
-
-READERS: Final = {"vllm": read_vllm, "sglang": read_sglang}
-
-
-def _latencies(page: Page, *kinds: tuple[str, ...]) -> dict[str, Cumulative]:
+def read_latencies(page: Page, *kinds: tuple[str, ...]) -> dict[str, Cumulative]:
+    """Each a kind that `Histogram` has, and the names that its histogram has in older and newer versions."""
     found: dict[str, Cumulative] = {}
     for kind, *names in kinds:
         for name in names:
@@ -152,30 +83,28 @@ def _latencies(page: Page, *kinds: tuple[str, ...]) -> dict[str, Cumulative]:
     return found
 
 
-def _count(value: float | None) -> int | None:
+def count(value: float | None) -> int | None:
+    """A whole number; below 0 is none."""
     return None if value is None or value < 0 else round(value)
 
 
-def _number(value: float | str | None) -> int | None:
+def number(value: float | str | None) -> int | None:
     """A whole number above 0; "None" and the like are none."""
     try:
-        number = float(value) if value not in (None, "") else math.nan
+        found = float(value) if value not in (None, "") else math.nan
     except ValueError:
         return None
-    return int(number) if math.isfinite(number) and number >= 1 else None
+    return int(found) if math.isfinite(found) and found >= 1 else None
 
 
-def _share(value: float | None) -> float | None:
+def share(value: float | None) -> float | None:
+    """Of 1."""
     return None if value is None or value < 0 else min(value, 1.0)
 
 
-def _gib(value: float | None) -> int | None:
+def gib(value: float | None) -> int | None:
+    """Bytes of so many GiB."""
     return None if value is None or value < 0 else round(value * GIB)
-
-
-def names_of(engine: str, page_names: Iterable[str]) -> bool:
-    """Whether any of the names is of this engine's metrics."""
-    return any(name.startswith(f"{engine}:") for name in page_names)
 
 
 @dataclass(frozen=True, slots=True)

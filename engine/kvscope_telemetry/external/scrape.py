@@ -8,24 +8,28 @@ from __future__ import annotations
 import random
 import threading
 import time
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.external.address import ENGINES, ExternalAddress
-from kvscope_telemetry.external.http_get import HttpGet, NoAnswer
+import msgspec
+
+from kvscope_telemetry.errors import BadInput, ProtocolError
+from kvscope_telemetry.external import engines
+from kvscope_telemetry.external.address import ExternalAddress
+from kvscope_telemetry.external.http_client import NOT_FOUND, HttpClient, NoAnswer
 from kvscope_telemetry.external.page import Page
-from kvscope_telemetry.external.readings import READERS, EngineReading, names_of
-from kvscope_telemetry.external.server_facts import ServerFacts, ask_facts
+from kvscope_telemetry.external.readings import EngineReading
+from kvscope_telemetry.external.server_facts import ServerFacts
+from kvscope_telemetry.kv_events.addresses import check_endpoint
 
 EVERY_S: Final = 1.0
 PAUSES_S: Final = (1.0, 30.0)
 """After a failure, then twice as long each time."""
 ASK_FACTS_AGAIN_S: Final = 300.0
 METRICS: Final = "/metrics"
-_PREFIXES: Final = (*[f"{engine}:" for engine in ENGINES], "process_start_time_seconds")
+_OF_ALL: Final = "process_start_time_seconds"
+"""A metric of whatever program has Prometheus' client."""
 _END_S: Final = 1.0
-_NOT_FOUND: Final = 404
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +54,11 @@ class Scraper:
         *,
         every_s: float = EVERY_S,
         pauses_s: tuple[float, float] = PAUSES_S,
-        http: HttpGet | None = None,
+        http: HttpClient | None = None,
     ) -> None:
         self._address = address
         self._every_s, self._pauses_s = every_s, pauses_s
-        self._http = http or HttpGet(address)
+        self._http = http or HttpClient(address)
         self._taken: Scraped | None = None
         self._facts: ServerFacts | None = None
         self._facts_s = 0.0
@@ -120,33 +124,66 @@ class Scraper:
             self._facts_s = 0.0
 
     def _with_advice(self, error: NoAnswer) -> str:
-        if error.status == _NOT_FOUND and self._address.engine == "sglang":
-            return f"{error}: start SGLang with --enable-metrics"
-        return str(error)
+        advice = self._address.engine.without_metrics
+        return f"{error}: {advice}" if error.status == NOT_FOUND and advice else str(error)
 
     def _read_metrics(self) -> EngineReading:
-        address = self._address
+        address, engine = self._address, self._address.engine
         kind, body = self._http.get(METRICS)
         if kind == "text/html":
             raise ProtocolError("it is a web page, not metrics")
-        page = Page(body.decode("utf-8", errors="replace"), _PREFIXES, address.rank, address.model)
-        if not names_of(address.engine, page.names):
+        page = Page(
+            body.decode("utf-8", errors="replace"),
+            (*[each.metrics_prefix for each in engines.ENGINES], _OF_ALL),
+            rank=(engine.rank_label, address.rank),
+            replicas=engine.replica_labels,
+            model=address.model,
+        )
+        if not page.has(engine.metrics_prefix):
             raise ProtocolError(self._why_none(page))
-        return READERS[address.engine](page)
+        return engine.read(page)
 
     def _why_none(self, page: Page) -> str:
-        others = [engine for engine in ENGINES if names_of(engine, page.names)]
-        if others:
-            return f"these are metrics of {ENGINES[others[0]]}: attach {others[0]}://{self._address.authority}"
+        other = next((each for each in engines.ENGINES if page.has(each.metrics_prefix)), None)
+        if other is not None:
+            return f"these are metrics of {other.name}: attach {other.scheme}://{self._address.authority}"
         of_what = f" of rank {self._address.rank}" if self._address.rank else ""
         of_what += f" of model {self._address.model!r}" if self._address.model else ""
-        return f"it has no metrics of {self._address.product}{of_what}: is it another program's port?"
+        return f"it has no metrics of {self._address.engine.name}{of_what}: is it another program's port?"
 
     def _known_facts(self, reading: EngineReading) -> ServerFacts:
         """Asked for at first, after a failure or a restart, and sometimes."""
         now_s = time.monotonic()
         restarted = self._before is not None and reading.is_restart_of(self._before)
         if self._facts is None or restarted or now_s >= self._facts_s:
-            self._facts = ask_facts(self._address, self._http.get)
+            self._facts = reachable(self._address.engine.ask_facts(self._ask), self._address)
             self._facts_s = now_s + ASK_FACTS_AGAIN_S
         return self._facts
+
+    def _ask(self, path: str) -> Any:
+        """Raises NoAnswer where the server lets nobody in."""
+        try:
+            return msgspec.json.decode(self._http.get(path)[1])
+        except NoAnswer as error:
+            if error.is_refusal:
+                raise
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            pass
+        return None
+
+
+def reachable(facts: ServerFacts, address: ExternalAddress) -> ServerFacts:
+    """Endpoints as we connect to them; none where we cannot connect to that of the events."""
+    kv_events = _endpoint(facts.kv_events, address)
+    if not kv_events:
+        return replace(facts, kv_events="", replay="", topic="")
+    return replace(facts, kv_events=kv_events, replay=_endpoint(facts.replay, address))
+
+
+def _endpoint(told: str, address: ExternalAddress) -> str:
+    endpoint = address.on_this_host(told)
+    try:
+        check_endpoint("endpoint", endpoint, is_client=True)
+    except BadInput:
+        return ""
+    return endpoint

@@ -1,4 +1,4 @@
-"""A running vLLM or SGLang as a `Source`: its KV events and metrics, as updates, over its restarts.
+"""A running engine of another kind as a `Source`: its KV events and metrics, as updates, over its restarts.
 
 Owns the thread that brings the two together. Each of them has one of its own; what they say means is the translator's.
 """
@@ -210,7 +210,7 @@ class ExternalSource:
             return SourceState.ENDED, self._failure
         return status_of_parts(
             AttachedParts(
-                product=self._address.product,
+                product=self._address.engine.name,
                 metrics_why=self._scraper.why,
                 is_refused=self._scraper.is_refused,
                 events=events,

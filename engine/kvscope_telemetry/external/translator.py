@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from kvscope_telemetry.external.block_tokens import BlockTokens
+from kvscope_telemetry.external.engine import ExternalEngine
 from kvscope_telemetry.external.hello import hello_of
 from kvscope_telemetry.external.readings import EngineReading
 from kvscope_telemetry.external.server_facts import ServerFacts
@@ -54,7 +55,7 @@ _EPOCH_BITS: Final = 62
 class Translator:
     """Of one rank of `engine`. Give it what comes, then ask it what is to be told."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: ExternalEngine) -> None:
         self.tokens = BlockTokens()
         self.seq = 0
         self.num_frames = 0

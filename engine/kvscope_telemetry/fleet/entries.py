@@ -69,7 +69,7 @@ def parse_list(text: str, api_key: str = "") -> FleetList:
 
 def _entry(where: str, name: str, api_key: str) -> FleetEntry:
     address = Address(where)
-    if address.is_foreign:
+    if address.is_external:
         address = Address(where, api_key=api_key)
     address.check()
     return FleetEntry(address, name[:_SHOWN_LETTERS])

@@ -1,4 +1,4 @@
-"""A vLLM or SGLang, or a rank of one, in a fleet: the source that a window has too, and its mirror."""
+"""Another engine, or a rank of one, in a fleet: the source that a window has too, and its mirror."""
 
 from __future__ import annotations
 

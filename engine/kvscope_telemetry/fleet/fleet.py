@@ -63,7 +63,7 @@ Open = Callable[[FleetEntry, Context], Member]
 def open_member(entry: FleetEntry, context: Context) -> Member:
     """What reads the engine at the entry's address."""
     try:
-        if entry.address.is_foreign:
+        if entry.address.is_external:
             return ExternalMember(entry, entry.address.open())
         return OwnMember(entry, context)
     except BadInput as error:

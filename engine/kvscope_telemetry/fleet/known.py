@@ -31,7 +31,7 @@ def remembered() -> tuple[tuple[FleetEntry, ...], str]:
 
 def _address(connection: Connection, api_key: str) -> Address:
     address = Address(connection.endpoint)  # its key is found by its endpoint
-    if not address.is_foreign:
+    if not address.is_external:
         return address
     ca = Path(connection.ca) if connection.ca else None
     return Address(connection.endpoint, None, connection.kv_events, api_key, connection.tls, ca)

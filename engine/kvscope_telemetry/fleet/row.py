@@ -17,7 +17,7 @@ class FleetRow:
     state: SourceState = SourceState.CONNECTING
     reason: str = ""
     engine: str = ""
-    """"kvscope", "vllm", "sglang"; empty before it has said so."""
+    """As in `Capabilities.engine`; empty before it has said so."""
     version: str = ""
     model: str = ""
     usage: float | None = None

@@ -15,7 +15,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """The defaults are those of our own engine, whose older recordings say nothing."""
 
     engine: str = "kvscope"
-    """Which engine it is, as a person calls it: "kvscope", "vllm", "sglang"."""
+    """Which engine it is: "kvscope", "devices", or the scheme of another's addresses, such as "vllm"."""
     commands: bool = True
     """Requests can be sent and aborted, and snapshots asked for, over our command socket."""
     completions: bool = True

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvscope_telemetry.external.address import ExternalAddress
-from kvscope_telemetry.external.http_get import HttpGet
+from kvscope_telemetry.external.http_client import HttpClient
 from kvscope_telemetry.external.scrape import Scraper
 from kvscope_telemetry.external.source import ExternalSource
 
@@ -79,7 +79,7 @@ def attach() -> Iterator[Callable[..., ExternalSource]]:
         address = ExternalAddress.parse(text, **options)
 
         def scraper(of: ExternalAddress) -> Scraper:
-            return Scraper(of, every_s=0.02, pauses_s=(0.02, 0.1), http=HttpGet(of, timeout_s=WAIT_S))
+            return Scraper(of, every_s=0.02, pauses_s=(0.02, 0.1), http=HttpClient(of, timeout_s=WAIT_S))
 
         made.append(ExternalSource(address, frame_s=0.01, scraper=scraper, sink=sink))  # type: ignore[arg-type]
         return made[-1]

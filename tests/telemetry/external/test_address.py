@@ -13,7 +13,13 @@ parse = ExternalAddress.parse
 def test_what_is_in_an_address() -> None:
     text = "vllm://host:8000/?kv_events=tcp://host:5557&replay=tcp://host:5558&rank=2&tls=1&topic=kv"
     address = parse(text)
-    assert (address.engine, address.host, address.port, address.rank, address.tls) == ("vllm", "host", 8000, 2, True)
+    assert (address.engine.scheme, address.host, address.port, address.rank, address.tls) == (
+        "vllm",
+        "host",
+        8000,
+        2,
+        True,
+    )
     assert address.endpoint(address.kv_events) == "tcp://host:5559"
     assert address.url("/metrics") == "https://host:8000/metrics"
     assert address.name == "vllm://host:8000 rank 2"

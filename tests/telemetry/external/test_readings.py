@@ -7,14 +7,21 @@ import pytest
 from tests.telemetry.external.pages import VllmPage, sglang_page
 
 from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.external.engine import ExternalEngine
 from kvscope_telemetry.external.page import Page
-from kvscope_telemetry.external.readings import Cumulative, EngineReading, read_sglang, read_vllm
+from kvscope_telemetry.external.readings import Cumulative, EngineReading
+from kvscope_telemetry.external.sglang import SGLANG
+from kvscope_telemetry.external.vllm import VLLM
 
 PREFIXES = ("vllm:", "sglang:", "process_start_time_seconds")
 
 
+def read(engine: ExternalEngine, text: str, rank: int = 0) -> EngineReading:
+    return engine.read(Page(text, PREFIXES, rank=(engine.rank_label, rank), replicas=engine.replica_labels))
+
+
 def vllm(text: str, rank: int = 0) -> EngineReading:
-    return read_vllm(Page(text, PREFIXES, rank))
+    return read(VLLM, text, rank)
 
 
 def test_what_vllm_says() -> None:
@@ -51,7 +58,7 @@ def test_a_value_that_is_none_is_unknown(value: str) -> None:
 
 def test_what_sglang_says() -> None:
     page = sglang_page(2).decode()
-    first, second = (read_sglang(Page(page, PREFIXES, rank)) for rank in (0, 1))
+    first, second = (read(SGLANG, page, rank) for rank in (0, 1))
     assert (first.num_waiting, second.num_waiting) == (2, 3)
     assert (first.num_blocks, first.block_size, first.host_tokens) == (64, 2, 32)
     assert (first.prompt_tokens, first.cached_tokens, first.finished, first.aborted) == (100, 40, 5, 1)

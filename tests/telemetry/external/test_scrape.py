@@ -17,9 +17,9 @@ from tests.telemetry.external.pages import VllmPage, sglang_page
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.external.address import ExternalAddress
-from kvscope_telemetry.external.http_get import HttpGet, NoAnswer
-from kvscope_telemetry.external.scrape import Scraper
-from kvscope_telemetry.external.server_facts import ask_facts
+from kvscope_telemetry.external.http_client import HttpClient
+from kvscope_telemetry.external.scrape import Scraped, Scraper
+from kvscope_telemetry.external.server_facts import ServerFacts
 
 LONG_S = 600.0
 
@@ -30,7 +30,7 @@ def scrape() -> Iterator[Callable[..., Scraper]]:
 
     def start(text: str, *, timeout_s: float = LONG_S, **options: str) -> Scraper:
         address = ExternalAddress.parse(text, **options)
-        http = HttpGet(address, timeout_s=timeout_s, max_bytes=1 << 20)
+        http = HttpClient(address, timeout_s=timeout_s, max_bytes=1 << 20)
         made.append(Scraper(address, every_s=0.01, pauses_s=(0.01, 0.02), http=http))
         return made[-1]
 
@@ -155,9 +155,9 @@ def test_nobody_listens(scrape: Callable[..., Scraper]) -> None:
         (b"", "closed the connection"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nvllm:x 1\n", "closed the connection"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n400\r\nvllm:x 1\n", "closed the connection"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "does not answer in HTTP"),
-        (b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f", "does not answer in HTTP"),
-        (b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 70000 + b"\r\n\r\n", "does not answer in HTTP"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "without an answer in HTTP: is it another port?"),
+        (b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f", "without an answer in HTTP: is it another port?"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 200_000 + b"\r\n\r\n", "does not answer in HTTP"),
     ],
 )
 def test_who_drops_or_speaks_something_else(
@@ -174,9 +174,33 @@ def test_who_never_ends_its_answer_is_given_up(raw: Callable[..., Raw], scrape: 
 def test_closing_cuts_off_what_is_being_asked(raw: Callable[..., Raw]) -> None:
     silent = raw(b"", held=True)
     address = ExternalAddress.parse(f"vllm://127.0.0.1:{silent.port}")
-    scraper = Scraper(address, http=HttpGet(address, timeout_s=LONG_S))
+    scraper = Scraper(address, http=HttpClient(address, timeout_s=LONG_S))
     scraper.close()
     wait_for(lambda: not scraper.is_running, scraper)
+
+
+def test_a_proxy_of_the_environment_is_in_the_way(
+    server: FakeServer, scrape: Callable[..., Scraper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{server.port}")
+    server.tell("http://gpu-box.invalid:8000/metrics", VllmPage().text())
+    scraper = scrape("vllm://gpu-box.invalid:8000")
+    wait_for(scraper.take, scraper)
+    server.close()
+    told = f"nobody listens at the proxy 127.0.0.1:{server.port}, which is in the way to http://gpu-box.invalid:8000"
+    assert told in why(scraper)
+    monkeypatch.setenv("NO_PROXY", "gpu-box.invalid")
+    assert "unknown host" in why(scrape("vllm://gpu-box.invalid:8000"))
+
+
+def test_this_machine_is_asked_by_no_proxy(
+    server: FakeServer, scrape: Callable[..., Scraper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    server.tell("/metrics", VllmPage().text())
+    for host in ("127.0.0.1", "localhost"):
+        scraper = scrape(f"vllm://{host}:{server.port}")
+        wait_for(scraper.take, scraper)
 
 
 def test_tls_that_is_trusted_only_where_its_authority_is_named(
@@ -205,26 +229,26 @@ def test_tls_where_there_is_none(raw: Callable[..., Raw], scrape: Callable[..., 
     assert "TLS failed" in why(scrape(f"vllm://127.0.0.1:{plain.port}/?tls=1"))
 
 
-def facts_of(address: str, **answers: object) -> object:
-    def ask(path: str) -> tuple[str, bytes]:
-        name = path.strip("/").partition("?")[0].replace("/", "_")
-        if name not in answers:
-            raise NoAnswer("not there", 404)
-        answer = answers[name]
-        return "", answer if isinstance(answer, bytes) else msgspec.json.encode(answer)
+def facts(scraper: Scraper) -> ServerFacts:
+    found: list[Scraped] = []
 
-    return ask_facts(ExternalAddress.parse(address), ask)
+    def has_taken() -> bool:
+        found.extend(filter(None, [scraper.take()]))
+        return bool(found)
+
+    wait_for(has_taken, scraper)
+    return found[0].facts
 
 
-def test_where_vllm_says_its_events_are() -> None:
-    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}
-    told = facts_of(
-        "vllm://host:8000",
-        version={"version": "0.33.0"},
-        server_info={"vllm_config": {"kv_events_config": {**config, "replay_endpoint": "tcp://*:5558"}}},
-    )
-    assert (told.version, told.topic) == ("0.33.0", "kv")  # type: ignore[attr-defined]
-    assert (told.kv_events, told.replay) == ("tcp://host:5557", "tcp://host:5558")  # type: ignore[attr-defined]
+def test_where_vllm_says_its_events_are(server: FakeServer, scrape: Callable[..., Scraper]) -> None:
+    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}
+    config = {"kv_events_config": {**events, "replay_endpoint": "tcp://*:5558"}}
+    server.tell("/metrics", VllmPage().text())
+    server.tell("/version", b'{"version": "0.33.0"}')
+    server.tell("/server_info?config_format=json", msgspec.json.encode({"vllm_config": config}))
+    told = facts(scrape(f"vllm://127.0.0.1:{server.port}"))
+    assert (told.version, told.topic) == ("0.33.0", "kv")
+    assert (told.kv_events, told.replay) == ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
 
 
 @pytest.mark.parametrize(
@@ -243,6 +267,12 @@ def test_where_vllm_says_its_events_are() -> None:
         {"version": "\x1b[31m", "page_size": -1},
     ],
 )
-def test_what_a_server_says_wrongly_is_not_known(answer: object) -> None:
-    told = facts_of("sglang://host:1", server_info=answer, v1_models=answer)
+def test_what_a_server_says_wrongly_is_not_known(
+    server: FakeServer, scrape: Callable[..., Scraper], answer: object
+) -> None:
+    body = answer if isinstance(answer, bytes) else msgspec.json.encode(answer)
+    server.tell("/metrics", sglang_page())
+    server.tell("/server_info", body)
+    server.tell("/v1/models", body)
+    told = facts(scrape(f"sglang://127.0.0.1:{server.port}"))
     assert not any(getattr(told, name) for name in ("version", "model", "block_size", "kv_events", "replay"))

@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 
 from kvscope_telemetry.external import translator as module
+from kvscope_telemetry.external.engine import ExternalEngine
+from kvscope_telemetry.external.engines import find_engine
 from kvscope_telemetry.external.readings import EngineReading
 from kvscope_telemetry.external.server_facts import ServerFacts
+from kvscope_telemetry.external.sglang import SGLANG
 from kvscope_telemetry.external.translator import Translator
+from kvscope_telemetry.external.vllm import VLLM
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.decoding import decode_batch
 from kvscope_telemetry.kv_events.stream_items import Gap, Received, Reset
@@ -34,7 +38,7 @@ CAPTURED = Path(__file__).parents[1] / "kv_events" / "captured.txt"
 class Told:
     """A translator whose messages are checked as those of a socket are, and followed."""
 
-    def __init__(self, engine: str = "vllm") -> None:
+    def __init__(self, engine: ExternalEngine = VLLM) -> None:
         self.translator = Translator(engine)
         self.follower = Follower()
         self.messages: list[TelemetryMessage] = []
@@ -215,7 +219,7 @@ def test_very_much_at_once_is_several_frames(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_memory_where_the_engine_says_where_it_went() -> None:
-    told = Told("sglang")
+    told = Told(SGLANG)
     told.read(replace(READING, weights_bytes=1 << 30, kv_bytes=1 << 29))
     (memory,) = told.of(MemoryBreakdown)
     assert isinstance(memory, MemoryBreakdown)
@@ -236,7 +240,7 @@ def test_what_cannot_be_read_is_said() -> None:
 def test_captured_bytes_of_every_publisher(line: str) -> None:
     name, _, data = line.partition(" ")
     batch = decode_batch(bytes.fromhex(data))
-    told = Told(name.partition("-")[0])
+    told = Told(find_engine(name.partition("-")[0]) or VLLM)
     told.read()
     told.give(*batch.events)
     there: dict[Tier, set[int]] = {tier: set() for tier in (Tier.HBM, Tier.HOST, Tier.DISK)}

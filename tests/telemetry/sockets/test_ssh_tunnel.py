@@ -209,4 +209,4 @@ def test_a_fleets_list_takes_it(fake_ssh: FakeSsh) -> None:
     fake_ssh()
     (entry,) = parse_list("ssh://me@box:22/tcp://127.0.0.1:7710   box one").entries
     assert entry.name == "box one"
-    assert not entry.address.is_foreign
+    assert not entry.address.is_external

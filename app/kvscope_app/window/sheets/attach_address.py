@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvscope_telemetry.addresses import FOREIGN_SCHEMES, Address
+from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.external import engines
 from kvscope_telemetry.keys.connections import Connection
 
-KINDS: Final = ("kvscope", "vllm", "sglang")
-KIND_NAMES: Final = ("kvscope", "vLLM", "SGLang")
-_PRODUCTS: Final = dict(zip(KINDS, KIND_NAMES, strict=True))
+OWN: Final = "kvscope"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +19,9 @@ class Typed:
     """The fields of the sheet, without spaces around them."""
 
     kind: str
-    """One of `KINDS`."""
+    """One of `kinds()`."""
     where: str
-    """An address, or HOST:PORT of a external engine's server; http:// and https:// are understood."""
+    """An address, or HOST:PORT of another engine's server; http:// and https:// are understood."""
     key_file: str = ""
     api_key: str = ""
     tls: bool = False
@@ -33,13 +32,13 @@ class Typed:
     def address(self) -> Address:
         """Raises BadInput where nothing was typed, or what was typed says another kind."""
         if not self.where:
-            raise BadInput("an engine is needed: " + ("its endpoint" if self.kind == KINDS[0] else "HOST:PORT"))
-        if self.kind == KINDS[0]:
+            raise BadInput("an engine is needed: " + ("its endpoint" if self.kind == OWN else "HOST:PORT"))
+        if self.kind == OWN:
             return Address(self.where, Path(self.key_file) if self.key_file else None)
         scheme, separator, rest = self.where.partition("://")
         if separator and scheme not in ("http", "https", self.kind):
             raise BadInput(
-                f"address {self.where!r} is not accepted for {_PRODUCTS[self.kind]}: HOST:PORT of its server"
+                f"address {self.where!r} is not accepted for {engines.engine_name(self.kind)}: HOST:PORT of its server"
             )
         host = rest if separator else self.where
         return Address(
@@ -52,17 +51,22 @@ class Typed:
 
     def connection(self, address: Address, label: str) -> Connection:
         """What is remembered of it: no API key."""
-        if self.kind == KINDS[0]:
+        if self.kind == OWN:
             return Connection(address.text, self.key_file, label)
         return Connection(address.text, "", label, self.kv_events, address.tls, self.ca_file)
+
+
+def kinds() -> tuple[str, ...]:
+    """Of engines, as they stand in the sheet: kvscope's own, then others by the scheme of their addresses."""
+    return (OWN, *[engine.scheme for engine in engines.ENGINES])
 
 
 def kind_of(text: str) -> str:
     """What kind of engine an address is of."""
     scheme = text.partition("://")[0]
-    return scheme if scheme in FOREIGN_SCHEMES else KINDS[0]
+    return scheme if engines.find_engine(scheme) is not None else OWN
 
 
 def shown_of(text: str) -> str:
-    """As the sheet shows it: of a external engine without the scheme, which its kind says."""
-    return text.partition("://")[2] if kind_of(text) != KINDS[0] else text
+    """As the sheet shows it: of another engine without the scheme, which its kind says."""
+    return text.partition("://")[2] if kind_of(text) != OWN else text

@@ -8,27 +8,24 @@ from PySide6.QtWidgets import QCheckBox, QComboBox, QGridLayout, QLineEdit, QPus
 
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.widgets import Segments
-from kvscope_app.window.sheets.attach_address import KIND_NAMES, KINDS, Typed
+from kvscope_app.window.sheets.attach_address import OWN, Typed, kinds
+from kvscope_telemetry.external.engines import engine_name, find_engine
 from kvscope_telemetry.keys.connections import Connection
 
-_WHERE: Final = {
-    "kvscope": "ipc:///run/user/1000/kvscope/telemetry",
-    "vllm": "HOST:8000",
-    "sglang": "HOST:30000",
-}
-_OWN: Final = ("key",)
-_FOREIGN: Final = ("api_key", "tls", "kv_events")
+_OWN_ENDPOINT: Final = "ipc:///run/user/1000/kvscope/telemetry"
+_FOR_OWN: Final = ("key",)
+_FOR_EXTERNAL: Final = ("api_key", "tls", "kv_events")
 
 
 class AttachFields:
     """Widgets, laid out in `grid`."""
 
     def __init__(self) -> None:
-        self.kinds = Segments(KIND_NAMES, "Kind of engine")
+        self.kinds = Segments([engine_name(kind) for kind in kinds()], "Kind of engine")
         self.known = QComboBox()
         self.known.setAccessibleName("Remembered engines")
         self.known.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        self.where = _line(_WHERE[KINDS[0]], "Endpoint")
+        self.where = _line(_OWN_ENDPOINT, "Endpoint")
         self.key = _line("a .key file; empty: your own or the remembered one", "Key file")
         self.api_key = _line("none", "API key")
         self.api_key.setEchoMode(QLineEdit.EchoMode.Password)
@@ -42,7 +39,7 @@ class AttachFields:
         self.forget = _button("Forget", "Remove it from the list (the key file is kept)")
         self.pick_key = _button("Choose…", "Choose a key file")
         self.pick_ca = _button("Choose…", "Choose a file of certificates")
-        self.kind = KINDS[0]
+        self.kind = OWN
         self._rows: dict[str, list[QWidget]] = {}
         self.grid = QGridLayout()
         self.grid.setColumnStretch(2, 1)
@@ -52,7 +49,7 @@ class AttachFields:
     @property
     def typed(self) -> Typed:
         """What is in the fields of the kind that is shown."""
-        own = self.kind == KINDS[0]
+        own = self.kind == OWN
         return Typed(
             kind=self.kind,
             where=self.where.text().strip(),
@@ -66,11 +63,12 @@ class AttachFields:
     def show_kind(self, kind: str) -> None:
         """The fields that are for such an engine, and no others."""
         self.kind = kind
-        self.kinds.set_current(KINDS.index(kind))
-        own = kind == KINDS[0]
-        self.where.setPlaceholderText(_WHERE[kind])
+        self.kinds.set_current(kinds().index(kind))
+        own = kind == OWN
+        engine = find_engine(kind)
+        self.where.setPlaceholderText(_OWN_ENDPOINT if engine is None else f"HOST:{engine.port}")
         self._label_of("where").setText("Endpoint" if own else "Server")
-        for names, shown in ((_OWN, own), (_FOREIGN, not own)):
+        for names, shown in ((_FOR_OWN, own), (_FOR_EXTERNAL, not own)):
             for name in names:
                 for widget in self._rows[name]:
                     widget.setVisible(shown)

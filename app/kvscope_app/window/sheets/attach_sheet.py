@@ -12,24 +12,21 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QPushButton, QWidget
 
 from kvscope_app.look.plain_text import PlainLabel
-from kvscope_app.window.sheets.attach_address import KINDS, kind_of, shown_of
+from kvscope_app.window.sheets.attach_address import OWN, kind_of, kinds, shown_of
 from kvscope_app.window.sheets.attach_fields import AttachFields
 from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.external.engines import find_engine
 from kvscope_telemetry.keys.api_keys import keep_api_key, read_api_keys
 from kvscope_telemetry.keys.connections import Connection, forget, read_connections, remember, rename
 
 _NEW: Final = "Another engine"
 _SIZE: Final = (640, 330)
-_WORDS: Final = {
-    "kvscope": "Its endpoint: ipc:///DIR/telemetry on this machine, tcp://HOST:PORT with a key file made there by "
-    "kvscope-engine keys new NAME, or ssh://HOST, which needs no key file.",
-    "vllm": "Host and port of its HTTP server. Blocks are visible if it publishes KV events (its option "
-    "kv-events-config); otherwise only metrics are shown.",
-    "sglang": "Host and port of its HTTP server, started with enable-metrics. Blocks are visible if it publishes KV "
-    "events (its option kv-events-config).",
-}
+_HOW_TO_ATTACH: Final = (
+    "Its endpoint: ipc:///DIR/telemetry on this machine, tcp://HOST:PORT with a key file made there by "
+    "kvscope-engine keys new NAME, or ssh://HOST, which needs no key file."
+)
 
 
 class AttachSheet(Sheet):
@@ -69,7 +66,7 @@ class AttachSheet(Sheet):
 
     def _connect(self) -> None:
         fields = self.fields
-        fields.kinds.chosen.connect(lambda place: self._show_kind(KINDS[place]))
+        fields.kinds.chosen.connect(lambda place: self._show_kind(kinds()[place]))
         fields.where.textEdited.connect(self._follow_typed)
         fields.known.activated.connect(self._choose)
         fields.name.editingFinished.connect(self._rename)
@@ -92,14 +89,15 @@ class AttachSheet(Sheet):
 
     def _show_kind(self, kind: str) -> None:
         self.fields.show_kind(kind)
-        self._words.setText(_WORDS[kind])
+        engine = find_engine(kind)
+        self._words.setText(_HOW_TO_ATTACH if engine is None else engine.how_to_attach)
         self._complaint.hide()
         self._take_height()
 
     def _follow_typed(self, text: str) -> None:
         """A whole address says what kind of engine it is."""
         kind = kind_of(text)
-        if kind != KINDS[0] and kind != self.fields.kind:
+        if kind != OWN and kind != self.fields.kind:
             self._show_kind(kind)
 
     def _recall(self) -> None:
@@ -187,7 +185,7 @@ class AttachSheet(Sheet):
             address.check()
             self._attach(address)
             remember(typed.connection(address, self.fields.name.text().strip() or self._label_of(address.text)))
-            if address.is_foreign:
+            if address.is_external:
                 keep_api_key(address.text, typed.api_key if self.fields.keeps_key.isChecked() else "")
         except BadInput as error:
             self._complain(str(error))

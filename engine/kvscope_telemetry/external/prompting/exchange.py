@@ -5,33 +5,38 @@ Owns the connection and what was told of the request. Whatever goes wrong is one
 
 from __future__ import annotations
 
-import http.client
-import ssl
 import threading
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.external.address import ExternalAddress
-from kvscope_telemetry.external.http.line import HttpConnection
-from kvscope_telemetry.external.http.reasons import REFUSALS, why_broken, why_late, why_no_stream
-from kvscope_telemetry.external.http_get import NoAnswer
+from kvscope_telemetry.external.http_client import (
+    NOT_FOUND,
+    OK,
+    REFUSALS,
+    HttpClient,
+    HttpQuestion,
+    NoAnswer,
+    content_type,
+    why_no_stream,
+)
 from kvscope_telemetry.external.prompting.error_text import error_text
 from kvscope_telemetry.external.prompting.event_lines import EventLines
-from kvscope_telemetry.external.prompting.question import FORMS, FORMS_SINCE, Question, in_older_words
+from kvscope_telemetry.external.prompting.question import Question
 from kvscope_telemetry.external.prompting.reply_box import ReplyBox
 from kvscope_telemetry.external.prompting.served_model import ServedModel
 from kvscope_telemetry.external.prompting.streamed_answer import DONE, AnswerError, StreamedAnswer
 from kvscope_telemetry.messages.commands import Accepted, Done, Failed, Refused, Reply
 
-CONNECT_S: Final = 10.0
+if TYPE_CHECKING:
+    import httpx
+
 SILENCE_S: Final = 600.0
 """Between two pieces of an answer; before the first the server may have it wait in its queue."""
 MAX_ANSWER_BYTES: Final = 256 << 20
 MAX_ERROR_BYTES: Final = 64 << 10
-_PIECE_BYTES: Final = 1 << 16
 _EVENTS: Final = "text/event-stream"
 _RANK: Final = "X-data-parallel-rank"
 
@@ -42,17 +47,16 @@ class Exchange:
     def __init__(
         self,
         question: Question,
-        address: ExternalAddress,
-        tls: ssl.SSLContext | None,
+        http: HttpClient,
         model: ServedModel,
         box: ReplyBox,
         silence_s: float = SILENCE_S,
     ) -> None:
         self.request_id = question.request_id
-        self._question, self._address, self._model, self._box = question, address, model, box
+        self._question, self._address, self._model, self._box = question, http.address, model, box
         self._silence_s = silence_s
-        self._url = address.url(question.path)
-        self._line = HttpConnection(address, tls, CONNECT_S)
+        self._url = http.address.url(question.path)
+        self._http = HttpQuestion(http)
         self._telling = StreamedAnswer(question.request_id, question.num_completions)
         self._lock = threading.Lock()
         self._is_over = False
@@ -68,12 +72,7 @@ class Exchange:
             self._fail(f"{self._url} ended its answer: {error}")
         except ProtocolError as error:
             self._fail(f"{self._url}: {error}")
-        except TimeoutError:
-            self._fail(why_late(self._url, self._silence_s if self._line.is_connected else CONNECT_S))
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            self._fail(why_broken(self._url, error))
         finally:
-            self._line.close()
             ended(self)
 
     def abort(self) -> bool:
@@ -82,51 +81,52 @@ class Exchange:
         Whether there was anything to end: then it was answered.
         """
         is_ended = self._end([Done(request_id=self.request_id)], lambda: self._telling.ends("abort"))
-        self._line.cut()
+        self._http.cut()
         return is_ended
 
     def cut(self) -> None:
         """Hang up and say nothing."""
         with self._lock:
             self._is_over = True
-        self._line.cut()
+        self._http.cut()
 
     def _go(self) -> None:
         body = self._body()
         head = {_RANK: str(self._address.rank)} if self._address.rank else {}
-        with self._line.ask(self._question.path, body, _EVENTS, head, wait_s=self._silence_s) as answer:
+        with self._http.ask(self._question.path, body, accept=_EVENTS, head=head, wait_s=self._silence_s) as answer:
             self._check(answer)
             self._is_accepted = True
             self._tell([Accepted(request_id=self.request_id, numbers=(), num_prompt_tokens=0)])
             self._read(answer)
-        if not self._telling.is_whole:
-            raise ConnectionResetError("the rest is missing")
+            if not self._telling.is_whole:
+                raise ConnectionResetError("the rest is missing")
         self._end([], self._telling.ends)
 
     def _body(self) -> bytes:
         model = self._model.get()
         fields = {"model": model.name, **self._question.fields}
-        if FORMS in fields and self._model.is_before(*FORMS_SINCE):
-            fields = in_older_words(fields)
+        fields = self._address.engine.fit_version(fields, self._model.version)
         if model.tells_token_ids:
             fields["return_token_ids"] = True
         return msgspec.json.encode(fields)
 
-    def _check(self, answer: http.client.HTTPResponse) -> None:
+    def _check(self, answer: httpx.Response) -> None:
         """Raise NoAnswer unless it is what was asked for."""
-        status, kind = answer.status, answer.headers.get_content_type()
-        if status == http.client.OK and kind == _EVENTS:
+        status, kind = answer.status_code, content_type(answer)
+        if status == OK and kind == _EVENTS:
             return
-        if status == http.client.NOT_FOUND:
+        if status == NOT_FOUND:
             self._model.forget()
-        words = "" if status in (http.client.OK, *REFUSALS) else error_text(answer.read(MAX_ERROR_BYTES))
+        words = "" if status in (OK, *REFUSALS) else error_text(_beginning(answer))
         has_key = bool(self._address.api_key)
         raise NoAnswer(why_no_stream(self._url, status, kind, words, has_key=has_key), status)
 
-    def _read(self, answer: http.client.HTTPResponse) -> None:
+    def _read(self, answer: httpx.Response) -> None:
         """Until the server says that it is done, or hangs up."""
         lines, num_bytes = EventLines(), 0
-        while not self._is_over and (piece := answer.read1(_PIECE_BYTES)):
+        for piece in answer.iter_raw():
+            if self._is_over:
+                return
             num_bytes += len(piece)
             if num_bytes > MAX_ANSWER_BYTES:
                 raise ProtocolError(f"its answer has more than {MAX_ANSWER_BYTES >> 20} MB: that is not read")
@@ -155,3 +155,13 @@ class Exchange:
             self._is_over = True
             self._box.put([*replies, *last()])
             return True
+
+
+def _beginning(answer: httpx.Response) -> bytes:
+    """As much as an error is read."""
+    body = b""
+    for piece in answer.iter_raw():
+        body += piece
+        if len(body) >= MAX_ERROR_BYTES:
+            break
+    return body[:MAX_ERROR_BYTES]

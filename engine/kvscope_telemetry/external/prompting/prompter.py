@@ -11,7 +11,7 @@ from typing import Final
 
 from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.external.address import ExternalAddress
-from kvscope_telemetry.external.http.line import tls_of
+from kvscope_telemetry.external.http_client import HttpClient
 from kvscope_telemetry.external.prompting.exchange import SILENCE_S, Exchange
 from kvscope_telemetry.external.prompting.question import question_of
 from kvscope_telemetry.external.prompting.reply_box import ReplyBox
@@ -29,7 +29,7 @@ class Prompter:
 
     def __init__(self, address: ExternalAddress, *, silence_s: float = SILENCE_S) -> None:
         self._address = address
-        self._tls = tls_of(address)
+        self._http = HttpClient(address)
         self._model = ServedModel(address)
         self._silence_s = silence_s
         self._box = ReplyBox()
@@ -49,7 +49,7 @@ class Prompter:
         elif isinstance(command, Abort):
             self._abort(command)
         else:
-            self._box.put([refuse(command, f"{self._address.product} can be watched but not controlled")])
+            self._box.put([refuse(command, f"{self._address.engine.name} can be watched but not controlled")])
 
     def take_replies(self) -> list[Reply]:
         """Answers since the last call, oldest first."""
@@ -76,7 +76,7 @@ class Prompter:
         except BadInput as error:
             self._box.put([refuse(submit, str(error))])
             return
-        exchange = Exchange(question, self._address, self._tls, self._model, self._box, self._silence_s)
+        exchange = Exchange(question, self._http, self._model, self._box, self._silence_s)
         thread = threading.Thread(target=exchange.run, args=(self._ended,), name="kvscope-prompt", daemon=True)
         why = self._begin(exchange, thread)
         if why:

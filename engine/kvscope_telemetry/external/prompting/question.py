@@ -12,16 +12,13 @@ from typing import Any, Final
 import msgspec
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.external.address import ENGINES
+from kvscope_telemetry.external.engine import ExternalEngine, Fields
 from kvscope_telemetry.messages.commands import ChatMessage, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.structured import Structured
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
-FORMS: Final = "structured_outputs"
-FORMS_SINCE: Final = (0, 11)
-"""vLLM's word for a form of the answer, and the version from which on it surely has it; 0.12 has no older one."""
 _ALWAYS: Final = (
     "temperature",
     "top_p",
@@ -40,15 +37,15 @@ class Question:
 
     request_id: str
     path: str
-    fields: dict[str, Any]
+    fields: Fields
     num_completions: int
 
 
-def question_of(submit: Submit, engine: str) -> Question:
-    """For `engine`, a scheme of `ENGINES`. Raises BadInput for what it has no word for."""
+def question_of(submit: Submit, engine: ExternalEngine) -> Question:
+    """For `engine`. Raises BadInput for what it has no word for."""
     path, fields = _prompt(submit)
     if submit.tools:
-        raise BadInput(f"tools are not accepted for {ENGINES[engine]}: its answer would be calls, and no text")
+        raise BadInput(f"tools are not accepted for {engine.name}: its answer would be calls, and no text")
     fields |= _sampling(submit.sampling, engine, path)
     if submit.priority:
         fields["priority"] = submit.priority
@@ -58,15 +55,7 @@ def question_of(submit: Submit, engine: str) -> Question:
     return Question(submit.request_id, path, fields, submit.sampling.n)
 
 
-def in_older_words(fields: dict[str, Any]) -> dict[str, Any]:
-    """The same for a vLLM before `FORMS_SINCE`, which passes over words that it does not know without a word."""
-    forms = fields.get(FORMS, {})
-    return {name: value for name, value in fields.items() if name != FORMS} | {
-        f"guided_{kind}" if kind in ("regex", "grammar", "choice") else kind: value for kind, value in forms.items()
-    }
-
-
-def _prompt(submit: Submit) -> tuple[str, dict[str, Any]]:
+def _prompt(submit: Submit) -> tuple[str, Fields]:
     forms = (submit.prompt, submit.messages, submit.prompt_token_ids)
     if sum(form is not None for form in forms) != 1:
         raise BadInput("exactly one of prompt, messages and prompt_token_ids is accepted")
@@ -79,8 +68,8 @@ def _prompt(submit: Submit) -> tuple[str, dict[str, Any]]:
     return CHAT, {"messages": [{"role": "user", "content": submit.prompt}]}
 
 
-def _turn(message: ChatMessage) -> dict[str, Any]:
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+def _turn(message: ChatMessage) -> Fields:
+    turn: Fields = {"role": message.role, "content": message.content}
     if message.tool_calls:
         turn["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -90,11 +79,11 @@ def _turn(message: ChatMessage) -> dict[str, Any]:
     return turn | {name: value for name, value in beside.items() if value}
 
 
-def _sampling(sampling: SamplingParams, engine: str, path: str) -> dict[str, Any]:
+def _sampling(sampling: SamplingParams, engine: ExternalEngine, path: str) -> Fields:
     if sampling.logprobs is not None:
         why = "its API returns tokens as text, without ids"
-        raise BadInput(f"logprobs={sampling.logprobs} is not accepted for {ENGINES[engine]}: {why}")
-    fields: dict[str, Any] = {name: value for name in _ALWAYS if (value := getattr(sampling, name)) is not None}
+        raise BadInput(f"logprobs={sampling.logprobs} is not accepted for {engine.name}: {why}")
+    fields: Fields = {name: value for name in _ALWAYS if (value := getattr(sampling, name)) is not None}
     if sampling.top_k is not None:
         fields["top_k"] = sampling.top_k or -1  # 0 keeps all with us, and is refused by some of their versions
     for name in _WHERE_GIVEN:
@@ -116,20 +105,14 @@ def _sampling(sampling: SamplingParams, engine: str, path: str) -> dict[str, Any
     return fields
 
 
-def _form(structured: Structured, engine: str) -> dict[str, Any]:
+def _form(structured: Structured, engine: ExternalEngine) -> Fields:
     kind, text = structured.kind, structured.text
     if kind == "json_object":
         return {"response_format": {"type": "json_object"}}
     if kind == "json_schema":
         schema = {"name": "answer", "schema": _schema(text)}
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
-    if engine == "vllm":
-        return {FORMS: {kind: list(structured.choices()) if kind == "choice" else text}}
-    if kind == "choice":
-        raise BadInput(f"choice is not accepted for {ENGINES[engine]}: it has no word for it; a regex says the same")
-    if kind == "structural_tag":
-        raise BadInput(f"structural_tag is not accepted for {ENGINES[engine]}: it has no word for it")
-    return {"regex" if kind == "regex" else "ebnf": text}
+    return engine.form_fields(structured)
 
 
 def _schema(text: str) -> Any:

@@ -8,8 +8,10 @@ from typing import Final
 
 import msgspec
 
-from kvscope_telemetry.external.address import ENGINES, ExternalAddress
-from kvscope_telemetry.external.http_get import HttpGet, NoAnswer
+from kvscope_telemetry.external.address import ExternalAddress
+from kvscope_telemetry.external.engine import Version
+from kvscope_telemetry.external.engines import find_engine
+from kvscope_telemetry.external.http_client import HttpClient, NoAnswer
 
 MODELS: Final = "/v1/models"
 VERSION: Final = "/version"
@@ -44,10 +46,10 @@ class ServedModel:
 
     def __init__(self, address: ExternalAddress) -> None:
         self._address = address
-        self._http = HttpGet(address, max_bytes=MAX_BYTES)
+        self._http = HttpClient(address, max_bytes=MAX_BYTES)
         self._lock = threading.Lock()
         self._known: Model | None = None
-        self._version: tuple[int, int] | None = None
+        self._version: Version | None = None
         self._num_asked = 0
         self._failure = ""
         self._status = 0
@@ -62,12 +64,12 @@ class ServedModel:
                 self._known = self._noted()
             return self._known
 
-    def is_before(self, major: int, minor: int) -> bool:
-        """Whether the server says that it is of an earlier version. From any thread; may wait for it, once."""
+    def version(self) -> Version:
+        """As the server says, `NEWEST` where it does not. From any thread; may wait for it, once."""
         with self._lock:
             if self._version is None:
                 self._version = self._asked_version()
-            return self._version < (major, minor)
+            return self._version
 
     def forget(self) -> None:
         """The server knows no such model: it may serve another by now."""
@@ -78,8 +80,7 @@ class ServedModel:
         """Whoever waits for it waits no longer."""
         self._http.cancel()
 
-    def _asked_version(self) -> tuple[int, int]:
-        """`NEWEST` where it does not say."""
+    def _asked_version(self) -> Version:
         try:
             told = msgspec.json.decode(self._http.get(VERSION)[1], type=_Version).version
         except (NoAnswer, msgspec.DecodeError, UnicodeError, RecursionError):
@@ -109,4 +110,4 @@ class ServedModel:
             raise NoAnswer(f"{url} lists no model to send prompts to")
         wanted = self._address.model
         card = next((one for one in cards if one.id == wanted), cards[0])
-        return Model(wanted or card.id, card.owned_by in ENGINES)
+        return Model(wanted or card.id, find_engine(card.owned_by or "") is not None)

@@ -7,20 +7,23 @@ from typing import Any
 import pytest
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.external.engine import ExternalEngine
 from kvscope_telemetry.external.prompting.question import CHAT, COMPLETIONS, question_of
+from kvscope_telemetry.external.sglang import SGLANG
+from kvscope_telemetry.external.vllm import VLLM
 from kvscope_telemetry.messages.commands import ChatMessage, Submit, ToolCall
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.structured import Structured
 
 
-def fields(engine: str = "vllm", *, raw: bool = True, **sampling: Any) -> dict[str, Any]:
+def fields(engine: ExternalEngine = VLLM, *, raw: bool = True, **sampling: Any) -> dict[str, Any]:
     submit = Submit(request_id="a", prompt="hello", raw=raw, sampling=SamplingParams(**sampling))
     return question_of(submit, engine).fields
 
 
 def test_prompts_in_each_form() -> None:
     def asked(**form: Any) -> tuple[str, Any]:
-        question = question_of(Submit(request_id="a", **form), "vllm")
+        question = question_of(Submit(request_id="a", **form), VLLM)
         return question.path, question.fields.get("messages") or question.fields["prompt"]
 
     assert asked(prompt="hello") == (CHAT, [{"role": "user", "content": "hello"}])
@@ -39,10 +42,10 @@ def test_prompts_in_each_form() -> None:
         ],
     )
     with pytest.raises(BadInput, match="exactly one"):
-        question_of(Submit(request_id="a"), "vllm")
+        question_of(Submit(request_id="a"), VLLM)
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("engine", [VLLM, SGLANG])
 def test_what_decides_what_is_drawn_is_said_or_left_to_the_model(engine: str) -> None:
     """Their own defaults are what its makers say."""
     told = fields(engine)
@@ -59,7 +62,7 @@ def test_options_by_name() -> None:
     assert {name: told[name] for name in options} == options
     assert (told["stop"], told["stop_token_ids"], told["logit_bias"]) == (["x"], [7], {"8": -1.5})
     submit = Submit(request_id="a", prompt="x", priority=-2, cache_salt="s")
-    told = question_of(submit, "sglang").fields
+    told = question_of(submit, SGLANG).fields
     assert (told["priority"], told["cache_salt"]) == (-2, "s")
     assert "max_tokens" not in fields(raw=False, max_tokens=None)
 
@@ -71,22 +74,22 @@ def test_forms_of_text() -> None:
     assert fields(structured=Structured(kind="json_object"))["response_format"] == {"type": "json_object"}
     regex, grammar = Structured(kind="regex", text="a+"), Structured(kind="grammar", text="root ::= [a]")
     assert fields(structured=regex)["structured_outputs"] == {"regex": "a+"}
-    assert (fields("sglang", structured=regex)["regex"], fields("sglang", structured=grammar)["ebnf"]) == (
+    assert (fields(SGLANG, structured=regex)["regex"], fields(SGLANG, structured=grammar)["ebnf"]) == (
         "a+",
         "root ::= [a]",
     )
     choice = Structured(kind="choice", text='["a","b"]')
     assert fields(structured=choice)["structured_outputs"] == {"choice": ["a", "b"]}
     with pytest.raises(BadInput, match="choice is not accepted for SGLang"):
-        fields("sglang", structured=choice)
+        fields(SGLANG, structured=choice)
     with pytest.raises(BadInput, match=r"json_schema='\{' is not accepted"):
         fields(structured=Structured(kind="json_schema", text="{"))
 
 
 def test_what_there_is_no_word_for_is_refused_by_name() -> None:
     with pytest.raises(BadInput, match="logprobs=2 is not accepted for SGLang"):
-        fields("sglang", logprobs=2)
+        fields(SGLANG, logprobs=2)
     with pytest.raises(BadInput, match="max_tokens=None is not accepted"):
         fields(max_tokens=None)
     with pytest.raises(BadInput, match="tools are not accepted for vLLM"):
-        question_of(Submit(request_id="a", prompt="x", tools="[]"), "vllm")
+        question_of(Submit(request_id="a", prompt="x", tools="[]"), VLLM)

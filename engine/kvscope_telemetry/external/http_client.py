@@ -1,0 +1,281 @@
+"""Questions to an engine's HTTP server, by httpx: bounded in time and size, cut from another thread, and each way that
+they fail is one sentence.
+
+Each question has a connection of its own, for to cut one is to shut its socket down. Knows nothing of what an answer
+means. httpx takes a quarter of a second to import, so the thread that asks first imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from kvscope_telemetry.about import program_version
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.external.address import ExternalAddress
+
+if TYPE_CHECKING:
+    import httpx
+
+MAX_BYTES: Final = 16 << 20
+"""Of an answer."""
+TIMEOUT_S: Final = 10.0
+"""For all of an answer to `get`; for a connection otherwise."""
+OK: Final = 200
+NOT_FOUND: Final = 404
+REFUSALS: Final = (401, 403)
+"""There is a server, and it does not let us in."""
+_REDIRECTS: Final = range(300, 400)
+_THIS_MACHINE: Final = ("all://localhost", "all://127.0.0.1", "all://[::1]")
+"""By no proxy: to one, these are itself."""
+_USER_AGENT: Final = f"kvscope/{program_version()}".replace(" ", "-")
+
+
+class NoAnswer(KvscopeError):
+    """There is no answer that could be read; why, in one sentence. `status` is HTTP's, 0 where there was none."""
+
+    def __init__(self, why: str, status: int = 0) -> None:
+        super().__init__(why)
+        self.status = status
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether there is a server, and it does not let us in."""
+        return self.status in REFUSALS
+
+
+class HttpClient:
+    """Of the server at `address`, for any threads. Raises BadInput for a file of certificates that will not do."""
+
+    def __init__(self, address: ExternalAddress, *, timeout_s: float = TIMEOUT_S, max_bytes: int = MAX_BYTES) -> None:
+        self.address = address
+        self.timeout_s, self._max_bytes = timeout_s, max_bytes
+        self._tls = _tls_of(address)
+        self._lock = threading.Lock()
+        self._questions: set[HttpQuestion] = set()
+        self._is_cancelled = False
+
+    def get(self, path: str, body: bytes | None = None) -> tuple[str, bytes]:
+        """Type and content of what is at `path`; with a `body` it is posted as JSON. Raises NoAnswer."""
+        url = self.address.url(path)
+        question = HttpQuestion(self)
+        with self._lock:
+            self._questions.add(question)
+            if self._is_cancelled:
+                question.cut()
+        deadline = threading.Timer(self.timeout_s, question.give_up)
+        deadline.daemon = True
+        deadline.start()
+        try:
+            with question.ask(path, body, accept="text/plain, application/json") as answer:
+                if answer.status_code != OK:
+                    has_key = bool(self.address.api_key)
+                    raise NoAnswer(why_refused(url, answer.status_code, has_key=has_key), answer.status_code)
+                return content_type(answer), self._read(url, answer)
+        finally:
+            deadline.cancel()
+            with self._lock:
+                self._questions.discard(question)
+
+    def cancel(self) -> None:
+        """From any thread: end what `get` asks, now and from now on."""
+        with self._lock:
+            self._is_cancelled = True
+            for question in self._questions:
+                question.cut()
+
+    @cached_property
+    def httpx_client(self) -> httpx.Client:
+        """It takes the environment's proxies, as httpx does. Certificates are the system's, or those of the address."""
+        import httpx
+
+        headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity"}  # an answer's size is what came
+        if self.address.api_key:
+            headers["Authorization"] = f"Bearer {self.address.api_key}"
+        return httpx.Client(
+            headers=headers,
+            verify=self._tls or False,  # without TLS nothing is asked by it: redirects are not followed
+            timeout=self.timeout_s,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            mounts=dict.fromkeys(_THIS_MACHINE),
+        )
+
+    def _read(self, url: str, answer: httpx.Response) -> bytes:
+        parts: list[bytes] = []
+        num_bytes = 0
+        for part in answer.iter_raw():
+            num_bytes += len(part)
+            if num_bytes > self._max_bytes:
+                raise NoAnswer(f"{url} answers with more than {self._max_bytes >> 20} MB, which is not read")
+            parts.append(part)
+        return b"".join(parts)
+
+
+class HttpQuestion:
+    """One of them: `ask` it once. `cut` and `give_up` are for any thread."""
+
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._peer = ""  # host and port that are connected to
+        self._is_cut = self._is_late = False
+
+    @contextlib.contextmanager
+    def ask(
+        self,
+        path: str,
+        body: bytes | None = None,
+        *,
+        accept: str,
+        head: Mapping[str, str] | None = None,
+        wait_s: float | None = None,
+    ) -> Iterator[httpx.Response]:
+        """GET, or POST of `body` as JSON: the answer, whose content is still to be read.
+
+        Raises NoAnswer for all that goes wrong, while it is read too. `wait_s` is how long any wait may take once there
+        is a connection, where it is another than the client's.
+        """
+        import httpx
+
+        client, url = self._client, self._client.address.url(path)
+        headers = {"Accept": accept, **(head or {})}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        timeout = httpx.Timeout(wait_s or client.timeout_s, connect=client.timeout_s)
+        try:
+            with client.httpx_client.stream(
+                "GET" if body is None else "POST",
+                url,
+                content=body,
+                headers=headers,
+                timeout=timeout,
+                extensions={"trace": self._follow},
+            ) as answer:
+                yield answer
+                self._check()
+        except httpx.TimeoutException as error:
+            is_connected = not isinstance(error, httpx.ConnectTimeout)
+            raise NoAnswer(why_late(url, wait_s if wait_s and is_connected else client.timeout_s)) from None
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+            if isinstance(error, KvscopeError):
+                raise
+            why = why_late(url, client.timeout_s) if self._is_late else why_broken(url, error, self._proxy)
+            raise NoAnswer(why) from None
+        finally:
+            with self._lock:
+                self._socket = None
+
+    def cut(self) -> None:
+        """Whoever waits for something of it waits no longer."""
+        with self._lock:
+            self._is_cut = True
+            self._shut_down()
+
+    def give_up(self) -> None:
+        """The same, because it takes too long."""
+        self._is_late = True
+        self.cut()
+
+    @property
+    def _proxy(self) -> str:
+        """Where there is one between us and the server."""
+        address = self._client.address
+        return "" if self._peer in ("", f"{address.host}:{address.port}") else self._peer
+
+    def _check(self) -> None:
+        if self._is_cut:
+            raise ConnectionAbortedError("cut off")
+
+    def _follow(self, event: str, told: Mapping[str, Any]) -> None:
+        """httpx's trace: the one way to the socket before an answer has begun."""
+        if event.endswith("connect_tcp.started"):
+            self._peer = f"{told['host']}:{told['port']}"
+        elif event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            with self._lock:
+                self._socket = told["return_value"].get_extra_info("socket")
+                if self._is_cut:
+                    self._shut_down()
+
+    def _shut_down(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def content_type(answer: httpx.Response) -> str:
+    """Without its parameters."""
+    return str(answer.headers.get("Content-Type", "text/plain")).partition(";")[0].strip().lower()
+
+
+def why_refused(url: str, status: int, *, has_key: bool) -> str:
+    """By HTTP's status, which is none of a success."""
+    if status in REFUSALS:
+        asked = "does not accept the API key" if has_key else "needs an API key: use --api-key-file"
+        return f"{url} {asked} (HTTP {status})"
+    if status in _REDIRECTS:
+        return f"{url} redirects (HTTP {status}), which is not followed: use the server's own address"
+    if status == NOT_FOUND:
+        return f"{url} not found (HTTP 404)"
+    return f"{url} answers with HTTP {status}"
+
+
+def why_no_stream(url: str, status: int, kind: str, words: str, *, has_key: bool) -> str:
+    """Where a stream of events was asked for: by HTTP's status, the content's type, and what the server says."""
+    if status == OK:
+        what = "a web page" if kind == "text/html" else f"{kind:.60}"
+        return f"{url} answers with {what} instead of an event stream: is it another program's port?"
+    if words:
+        return f"{url} answers with HTTP {status}: {words}"
+    return why_refused(url, status, has_key=has_key)
+
+
+def why_late(url: str, timeout_s: float) -> str:
+    """It took longer than that."""
+    return f"{url} did not answer within {timeout_s:g} s"
+
+
+def why_broken(url: str, error: Exception, proxy: str = "") -> str:
+    """By what went wrong with the connection: httpx's errors come of the system's, some steps behind them."""
+    import httpx
+
+    root: BaseException = error
+    while not isinstance(root, OSError) and (cause := root.__cause__ or root.__context__) is not None:
+        root = cause
+    where = f"{url} by the proxy {proxy}" if proxy else url
+    if isinstance(root, ssl.SSLCertVerificationError):
+        return (
+            f"{where}: its certificate is not trusted ({root.verify_message}); use --tls-ca FILE with its "
+            "certificate authority"
+        )
+    if isinstance(root, ssl.SSLError):
+        return f"{where}: TLS failed ({root.reason or 'the connection broke'}): does this server use TLS (--tls)?"
+    if isinstance(root, ConnectionRefusedError):
+        return f"nobody listens at {f'the proxy {proxy}, which is in the way to {url}' if proxy else url}"
+    if isinstance(root, socket.gaierror):
+        return f"{where}: unknown host"
+    if isinstance(error, httpx.RemoteProtocolError) and "disconnected" in str(error):
+        return f"{where} closed the connection without an answer in HTTP: is it another port?"
+    is_cut = isinstance(error, httpx.RemoteProtocolError) and "closed connection" in str(error)
+    if is_cut or isinstance(root, ConnectionError):
+        return f"{where} closed the connection before its answer was complete"
+    if isinstance(error, httpx.ProxyError):
+        return f"{where}: the proxy refuses it ({' '.join(str(error).split()):.100})"
+    if isinstance(error, httpx.RemoteProtocolError):
+        return f"{where} does not answer in HTTP ({type(root).__name__}): is it another port?"
+    return f"{where} cannot be reached ({getattr(root, 'strerror', None) or type(root).__name__})"
+
+
+def _tls_of(address: ExternalAddress) -> ssl.SSLContext | None:
+    """None where it is not asked for."""
+    if not address.tls:
+        return None
+    try:
+        return ssl.create_default_context(cafile=address.ca or None)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"ca={address.ca!r} is not accepted: a file of certificates in PEM ({error})") from None

@@ -1,0 +1,103 @@
+"""SGLang 0.4 and later: its metrics, what its server says of itself, and its words for a form of the answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.external.engine import ExternalEngine, Fields, watched_capabilities
+from kvscope_telemetry.external.readings import EngineReading, count, gib, number, read_latencies, share
+from kvscope_telemetry.external.server_facts import Ask, ServerFacts, mapping, model_facts, text, whole
+from kvscope_telemetry.messages.structured import Structured
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.external.page import Page
+
+_SCHEME: Final = "sglang"
+_NAME: Final = "SGLang"
+
+
+def _read(page: Page) -> EngineReading:
+    page_size = number(page.gauge("sglang:page_size"))
+    tokens = number(page.gauge("sglang:max_total_num_tokens"))
+    pages = number(page.gauge("sglang:num_pages"))
+    if pages is None and tokens is not None:
+        pages = tokens // (page_size or 1)
+    return EngineReading(
+        model=page.label("model_name", "sglang:num_running_reqs", "sglang:prompt_tokens_total"),
+        num_running=count(page.gauge("sglang:num_running_reqs")),
+        num_waiting=count(page.gauge("sglang:num_queue_reqs")),
+        used_share=share(page.gauge("sglang:token_usage")),
+        num_blocks=pages,
+        block_size=page_size,
+        prompt_tokens=page.total("sglang:prompt_tokens_total"),
+        cached_tokens=page.total("sglang:cached_tokens_total"),
+        generation_tokens=page.total("sglang:generation_tokens_total"),
+        preemptions=page.total("sglang:num_retracted_requests_total"),
+        finished=page.total("sglang:num_requests_total"),
+        aborted=page.total("sglang:num_aborted_requests_total"),
+        evicted_tokens=page.total("sglang:evicted_tokens_total"),
+        host_tokens=number(page.gauge("sglang:hicache_host_total_tokens")),
+        weights_bytes=gib(page.gauge("sglang:weight_memory_usage_gb")),
+        kv_bytes=gib(page.gauge("sglang:kv_cache_memory_usage_gb")),
+        graphs_bytes=gib(page.sum_of("sglang:graph_memory_usage_gb")),
+        started_s=page.gauge("process_start_time_seconds"),
+        latencies=read_latencies(
+            page,
+            ("first_token", "sglang:time_to_first_token_seconds"),
+            ("inter_token", "sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds"),
+            ("queued", "sglang:queue_time_seconds"),
+        ),
+    )
+
+
+def _ask_facts(ask: Ask) -> ServerFacts:
+    info = mapping(ask("/server_info"))
+    facts = ServerFacts(
+        version=text(info.get("version")),
+        block_size=whole(info.get("page_size")),
+        num_tokens=whole(info.get("max_total_num_tokens")),
+        dtype=text(info.get("kv_cache_dtype")),
+        **model_facts(ask),
+        **_events(info.get("kv_events")),
+    )
+    return facts if facts.model else replace(facts, model=text(info.get("served_model_name")))
+
+
+def _events(told: object) -> dict[str, Any]:
+    told = mapping(told)
+    host, port = text(told.get("endpoint_host")), whole(told.get("endpoint_port_base"))
+    if not host or not port:
+        return {}
+    replay = whole(told.get("replay_endpoint_port_base"))
+    return {
+        "kv_events": f"tcp://{host}:{port}",
+        "replay": f"tcp://{host}:{replay}" if replay else "",
+        "topic": text(told.get("topic")),
+    }
+
+
+def _form_fields(form: Structured) -> Fields:
+    if form.kind == "choice":
+        raise BadInput(f"choice is not accepted for {_NAME}: it has no word for it; a regex says the same")
+    if form.kind == "structural_tag":
+        raise BadInput(f"structural_tag is not accepted for {_NAME}: it has no word for it")
+    return {"regex" if form.kind == "regex" else "ebnf": form.text}
+
+
+SGLANG: Final = ExternalEngine(
+    scheme=_SCHEME,
+    name=_NAME,
+    port=30000,
+    how_to_attach="Host and port of its HTTP server, started with enable-metrics. Blocks are visible if it publishes "
+    "KV events (its option kv-events-config).",
+    metrics_prefix="sglang:",
+    rank_label="dp_rank",
+    replica_labels=("tp_rank", "pp_rank", "moe_ep_rank"),
+    read=_read,
+    without_metrics="start SGLang with --enable-metrics",
+    ask_facts=_ask_facts,
+    capabilities=watched_capabilities(_SCHEME),
+    form_fields=_form_fields,
+)

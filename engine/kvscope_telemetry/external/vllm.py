@@ -1,0 +1,95 @@
+"""vLLM 0.8 and later: its metrics, what its server says of itself, and its words for a form of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from kvscope_telemetry.external.engine import ExternalEngine, Fields, Version, watched_capabilities
+from kvscope_telemetry.external.readings import EngineReading, count, number, read_latencies, share
+from kvscope_telemetry.external.server_facts import Ask, ServerFacts, mapping, model_facts, text
+from kvscope_telemetry.messages.structured import Structured
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.external.page import Page
+
+_SCHEME: Final = "vllm"
+_FORMS: Final = "structured_outputs"
+_FORMS_SINCE: Final = (0, 11)
+"""From which version on it surely has that word; 0.12 has no older one."""
+
+
+def _read(page: Page) -> EngineReading:
+    config = page.labels_of("vllm:cache_config_info")
+    success = "vllm:request_success_total"
+    cached = page.total("vllm:prompt_tokens_cached_total")
+    if cached is None:
+        cached = page.total("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+    return EngineReading(
+        model=page.label("model_name", "vllm:num_requests_running", success),
+        num_running=count(page.gauge("vllm:num_requests_running")),
+        num_waiting=count(page.gauge("vllm:num_requests_waiting")),
+        used_share=share(page.gauge("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")),
+        num_blocks=number(config.get("num_gpu_blocks", "")),
+        block_size=number(config.get("block_size", "")),
+        cache_dtype=config.get("cache_dtype", ""),
+        prompt_tokens=page.total("vllm:prompt_tokens_total"),
+        cached_tokens=cached,
+        generation_tokens=page.total("vllm:generation_tokens_total"),
+        preemptions=page.total("vllm:num_preemptions_total"),
+        draft_tokens=page.total("vllm:spec_decode_num_draft_tokens_total"),
+        accepted_tokens=page.total("vllm:spec_decode_num_accepted_tokens_total"),
+        finished=page.total(success),
+        aborted=page.total(success, where={"finished_reason": "abort"}),
+        started_s=page.gauge("process_start_time_seconds"),
+        latencies=read_latencies(
+            page,
+            ("first_token", "vllm:time_to_first_token_seconds"),
+            ("inter_token", "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+            ("queued", "vllm:request_queue_time_seconds"),
+        ),
+    )
+
+
+def _ask_facts(ask: Ask) -> ServerFacts:
+    """Its configuration is told where VLLM_SERVER_DEV_MODE is set."""
+    info = mapping(mapping(ask("/server_info?config_format=json")).get("vllm_config"))
+    events = mapping(info.get("kv_events_config"))
+    if not events.get("enable_kv_cache_events") or events.get("publisher") == "null":
+        events = {}
+    return ServerFacts(
+        version=text(mapping(ask("/version")).get("version")),
+        kv_events=text(events.get("endpoint")),
+        replay=text(events.get("replay_endpoint")),
+        topic=text(events.get("topic")),
+        **model_facts(ask),
+    )
+
+
+def _form_fields(form: Structured) -> Fields:
+    return {_FORMS: {form.kind: list(form.choices()) if form.kind == "choice" else form.text}}
+
+
+def _fit_version(fields: Fields, version: Callable[[], Version]) -> Fields:
+    """A vLLM before `_FORMS_SINCE` passes over words that it does not know without a word."""
+    if _FORMS not in fields or version() >= _FORMS_SINCE:
+        return fields
+    older = {"regex": "guided_regex", "grammar": "guided_grammar", "choice": "guided_choice"}
+    others = {name: value for name, value in fields.items() if name != _FORMS}
+    return others | {older.get(kind, kind): value for kind, value in fields[_FORMS].items()}
+
+
+VLLM: Final = ExternalEngine(
+    scheme=_SCHEME,
+    name="vLLM",
+    port=8000,
+    how_to_attach="Host and port of its HTTP server. Blocks are visible if it publishes KV events (its option "
+    "kv-events-config); otherwise only metrics are shown.",
+    metrics_prefix="vllm:",
+    rank_label="engine",
+    read=_read,
+    ask_facts=_ask_facts,
+    capabilities=watched_capabilities(_SCHEME),
+    form_fields=_form_fields,
+    fit_version=_fit_version,
+)

@@ -1,0 +1,60 @@
+"""A window where an engine was added to the registry: it is offered, named and explained like the others."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from PySide6.QtWidgets import QAbstractButton, QPushButton, QWidget
+from tests.telemetry.external.conftest import FakeServer
+from tests.telemetry.external.made_up_engine import MADE_UP, METRICS
+
+from kvscope_app.access_options import add_access_options
+from kvscope_app.fleet.columns import COLUMNS, ENGINE, RUNNING, USAGE
+from kvscope_app.views.capability_messages import why_no_commands
+from kvscope_app.window.sheets.attach_sheet import AttachSheet
+from kvscope_telemetry.external import engines
+from kvscope_telemetry.fleet.entries import FleetEntry
+from kvscope_telemetry.fleet.external_member import ExternalMember
+from kvscope_telemetry.keys.connections import read_connections
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(engines, "ENGINES", (*engines.ENGINES, MADE_UP))
+    made = FakeServer()
+    made.tell("/metrics", METRICS)
+    yield made
+    made.close()
+
+
+def test_it_is_attached_in_the_sheet_and_has_its_row_in_a_fleet(server, qtbot):
+    parent, found = QWidget(), []
+    qtbot.addWidget(parent)
+    sheet = AttachSheet(parent, found.append)
+    sheet.show()
+    names = [button.text() for button in sheet.fields.kinds.findChildren(QAbstractButton)]
+    assert names == ["kvscope", "vLLM", "SGLang", "Made-up"]
+    sheet.fields.kinds.findChildren(QAbstractButton)[-1].click()
+    assert sheet.fields.where.placeholderText() == "HOST:4242"
+    assert sheet.fields.kv_events.isVisible()
+    assert "Where its server listens." in [label.text() for label in sheet.findChildren(type(sheet._words))]
+    sheet.fields.where.setText(f"127.0.0.1:{server.port}")
+    next(button for button in sheet.findChildren(QPushButton) if button.text() == "Attach").click()
+    (address,) = found
+    assert [known.endpoint for known in read_connections()] == [address.text]
+    member = ExternalMember(FleetEntry(address), address.open())
+    try:
+        qtbot.waitUntil(lambda: (member.look(), member.row().num_running)[1] == 3, timeout=60_000)
+        row = member.row()
+    finally:
+        member.close()
+    assert [COLUMNS[place].text(row) for place in (ENGINE, RUNNING, USAGE)] == ["Made-up", "3", "50 %"]
+
+
+def test_it_is_named_in_help_and_in_sentences(server):
+    parser = argparse.ArgumentParser()
+    add_access_options(parser, "--attach")
+    told = " ".join(parser.format_help().split())
+    assert "where vLLM, SGLang or Made-up publishes its KV events" in told
+    assert why_no_commands(MADE_UP.capabilities) == "Made-up can be watched but not controlled"
