@@ -151,7 +151,7 @@ def test_the_inspector_tells_a_blocks_text_and_what_it_held_before(play, show, q
     view = show(InspectorView(session))
     session.select_block(table[0])
     qtbot.waitUntil(lambda: facts(view).get("Text") == word(table[0]), timeout=WAIT_MS)
-    history = view.history.model
+    history = view.block_history.model
 
     def moments():
         return [str(history.index(row, 1).data()) for row in range(history.rowCount())]

@@ -22,7 +22,7 @@ from kvscope_engine.model.tiers.host_slab import HostSlab
 from kvscope_engine.model.tiers.staged_copies import StagedCopies
 
 NUM_BLOCKS, NUM_HOST, NUM_DISK = 9, 7, 5
-KINDS = ("write", "save", "save", "load", "load", "sink", "rise", "flush", "drain")
+KINDS = ("write", "save", "save", "load", "load", "offload", "rise", "flush", "drain")
 OPERATIONS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 1 << 30)), max_size=80)
 RELAXED = settings(max_examples=examples(120))
 
