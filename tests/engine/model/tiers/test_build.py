@@ -74,7 +74,7 @@ storage = KVStorage(4, 4, [LayerShape(1, 8)], torch.float32, torch.device("cpu")
 for path in (None, sys.argv[1]):
     config = EngineConfig(host_kv_memory_bytes=4096, disk_kv_memory_bytes=1 << 20, disk_kv_path=path)
     mover = make_tier_mover(config, storage, "")
-    mover.sink([0], [0], [None])
+    mover.offload([0], [0], [None])
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
