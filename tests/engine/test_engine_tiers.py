@@ -227,7 +227,7 @@ def missing(storm: Storm, engine: Engine, variant: str) -> Iterator[str]:
         return
     yield "loads" * (counters.loaded_blocks <= 20)
     yield "swaps" * (counters.swapped_blocks <= 10 and options["preemption"] == "swap")
-    yield "sinking" * (counters.offloaded_blocks <= 20 and options.get("enable_prefix_caching", True))
+    yield "offloading" * (counters.offloaded_blocks <= 20 and options.get("enable_prefix_caching", True))
     if options["disk_kv_memory_bytes"]:
         ledger = engine.components.pool.ledger
         yield "disk" * (not ledger.last_used_step[ledger.tier == Tier.DISK].any())

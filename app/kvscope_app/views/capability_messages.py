@@ -35,11 +35,6 @@ def why_no_requests(told: Capabilities) -> str:
     return "" if told.requests else f"{engine_name(told)} reports the number of requests, not each one"
 
 
-def why_no_steps(told: Capabilities) -> str:
-    """Why there are no steps to look at; empty when there are."""
-    return "" if told.steps else f"{engine_name(told)} does not report steps: a frame is one reading"
-
-
 def why_not_measured(rule: Rule, told: Capabilities) -> str:
     """Why an alarm by `rule` cannot ring; empty when it can."""
     names = not_told(rule, told)

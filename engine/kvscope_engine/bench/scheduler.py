@@ -135,7 +135,7 @@ def _text(report: dict[str, Any]) -> str:
         ]
         for one in (report["small"], report["large"])
     ]
-    host = f", {HOST_BLOCKS_PER_REQUEST} host places" if report["pool"] == "sinking" else ""
+    host = f", {HOST_BLOCKS_PER_REQUEST} host places" if report["pool"] == "offloading" else ""
     return (
         f"{table(header, rows)}\n\nlarge over small: {report['large_over_small']:.2f} x (load average"
         f" {report['load_average']:.1f}, {BLOCKS_PER_REQUEST} blocks a request{host})\nthe pool alone:"

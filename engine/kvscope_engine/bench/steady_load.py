@@ -3,7 +3,7 @@
 As many requests run as are asked for, each one that ends is followed by a new one; the pool has 100 blocks for each.
 So two loads of different sizes do the same work per request, and whatever differs is the size. Three kinds of pools:
 with free blocks at first (`free`), full of cached ones, so that each block given is evicted (`evicting`), and above a
-host memory that is full as well, to which what is evicted sinks (`offloading`).
+host memory that is full as well, to which what is evicted is offloaded (`offloading`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TEXT_BLOCKS: Final = 64
 BLOCK_SIZE: Final = 16
 BLOCKS_PER_REQUEST: Final = 100
 HOST_BLOCKS_PER_REQUEST: Final = 50
-KINDS: Final = ("free", "evicting", "sinking")
+KINDS: Final = ("free", "evicting", "offloading")
 PROMPT_TOKENS: Final = (512, 1536)
 OUTPUT_TOKENS: Final = (128, 384)
 SHARED_TOKENS: Final = 256
@@ -75,7 +75,7 @@ class SteadyLoad:
         self.kind = kind
         self.num_blocks = BLOCKS_PER_REQUEST * num_running
         self._random = Random(num_running)
-        num_host = HOST_BLOCKS_PER_REQUEST * num_running if kind == "sinking" else 0
+        num_host = HOST_BLOCKS_PER_REQUEST * num_running if kind == "offloading" else 0
         self._mover = SimulatedMover(PRESETS["llama-3.1-8b"].cost, 1, has_disk=False) if num_host else None
         self._pool = BlockPool(
             self.num_blocks, BLOCK_SIZE, prefix_caching=prefix_caching, salt=b"bench", num_host=num_host
@@ -187,7 +187,7 @@ def fill_pool(pool: BlockPool) -> None:
 
     Every free block becomes one of a text that nobody holds; so again until host memory is full of such texts.
 
-    From then on each block that is allocated is evicted before, and sinks where there are lower tiers.
+    From then on each block that is allocated is evicted before, and offloaded where there are lower tiers.
     """
     names = count(1)
     _cache(pool, pool.num_free, names)

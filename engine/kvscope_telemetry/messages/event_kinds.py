@@ -173,8 +173,8 @@ def _evicted(event: Event, data: EventData) -> list[str]:
         chosen = (
             f"the {event.num_blocks} least recently used cached blocks were evicted, first for request #{event.other}"
         )
-    sunk = [f"{data.num_offloaded} moved to host memory"] if data.num_offloaded else []
-    return ["no block was free", chosen, *sunk]
+    offloaded = [f"{data.num_offloaded} moved to host memory"] if data.num_offloaded else []
+    return ["no block was free", chosen, *offloaded]
 
 
 def _paused(_: Event, data: EventData) -> list[str]:

@@ -6,8 +6,7 @@ makes of many is `overview`.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, TypeVar
 
 import msgspec
@@ -123,7 +122,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """How long unfinished requests have been without a step that ended, as the engine's heartbeats tell; 0 where there
     are none, and where somebody holds the engine's steps."""
     phases: bytes | None = None
-    """Turns of requests that no event tells (`phases.PHASE`); None: nobody looked for them."""
+    """Phases of requests that no event tells (`request_phases.PHASE`); None: nobody looked for them."""
     pool_blocks: int = -1
     """Blocks of the pool, where not all of active, cached and free ones are known; otherwise -1: their sum."""
     draft_tokens: int = 0
@@ -163,7 +162,6 @@ _Item = TypeVar("_Item")
 _summaries: Final = msgspec.json.Decoder(Summary)
 _events: Final = msgspec.json.Decoder(TimedEvent)
 _event_lists: Final = msgspec.json.Decoder(TimedEvents)
-_many_events: Final = msgspec.json.Decoder(list[TimedEvent])
 _encoder: Final = msgspec.json.Encoder()
 
 
@@ -192,36 +190,9 @@ def decode_event(data: bytes) -> TimedEvent:
     return _decoded(_events, data)
 
 
-def decode_glances(told: Sequence[tuple[bool, bytes]]) -> list[Summary | TimedEvent | None]:
-    """Each with whether it is an event; None for what is neither. Thousands of events cost a fifth of one by one."""
-    found: list[Summary | TimedEvent | None] = [
-        None if is_event else _decoded_or_none(_summaries, data) for is_event, data in told
-    ]
-    places = [place for place, (is_event, _) in enumerate(told) if is_event]
-    for place, event in zip(places, _decoded_events([told[place][1] for place in places]), strict=True):
-        found[place] = event
-    return found
-
-
 def schema_of(kind: type[msgspec.Struct]) -> bytes:
     """Its JSON schema, for other tools."""
     return msgspec.json.encode(msgspec.json.schema(kind))
-
-
-def _decoded_events(data: Sequence[bytes]) -> Sequence[TimedEvent | None]:
-    if max(map(len, data), default=0) <= MAX_SUMMARY_BYTES:
-        with contextlib.suppress(msgspec.DecodeError, RecursionError):
-            events = _many_events.decode(b"[" + b",".join(data) + b"]")
-            if len(events) == len(data):
-                return events
-    return [_decoded_or_none(_events, each) for each in data]
-
-
-def _decoded_or_none(decoder: msgspec.json.Decoder[_Item], data: bytes) -> _Item | None:
-    try:
-        return _decoded(decoder, data)
-    except ProtocolError:
-        return None
 
 
 def _decoded(decoder: msgspec.json.Decoder[_Item], data: bytes, max_bytes: int = MAX_SUMMARY_BYTES) -> _Item:

@@ -219,10 +219,6 @@ class SyntheticEngine:
             num_unfinished=len(self._slots) + len(self._parked) + len(self._waiting) + len(self._swapped),
         )
 
-    def owner_of(self, block: int) -> int:
-        """Number of the request that wrote `block` last."""
-        return int(self.ledger.owner[block])
-
     # One step.
 
     def _fill_queue(self) -> None:

@@ -141,9 +141,3 @@ _ARGUMENTS = {
     "kvscope_gate": (c_void_p, c_void_p, c_int64, c_int64, c_int, c_int),
     "kvscope_rotate_write": (c_void_p,),
 }
-
-
-def has_dot_product() -> bool:
-    """Whether products of 8-bit numbers were compiled to instructions of this CPU's that are made for them."""
-    found = library()
-    return found is not None and bool(found.kvscope_has_dot_product())

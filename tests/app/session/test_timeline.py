@@ -260,7 +260,7 @@ def test_the_end_leaves_no_ring_and_no_thread(live, qtbot):
     assert folder.is_dir()
     live.close()
     assert not folder.exists()
-    ours = {"recording", "kvscope-playback", "kvscope-reader", "kvscope-tape", "kvscope-let-go"}
+    ours = {"recording", "kvscope-playback", "kvscope-reader", "kvscope-ring-recording", "kvscope-let-go"}
     qtbot.waitUntil(lambda: not ours & {thread.name for thread in threading.enumerate()}, timeout=WAIT_MS)
 
 

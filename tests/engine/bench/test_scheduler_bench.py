@@ -35,18 +35,18 @@ def test_block_operations_are_those_that_the_pool_did(monkeypatch: pytest.Monkey
     assert cost.block_operations == sum(counts.values()) + cost.num_evicted
 
 
-@pytest.mark.parametrize("kind", ["evicting", "sinking"])
+@pytest.mark.parametrize("kind", ["evicting", "offloading"])
 def test_a_full_pool_evicts_for_each_block_it_gives(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     load = SteadyLoad(20, kind=kind)
     pool = load._pool
-    assert (pool.num_free < 20, pool.num_host) == (True, 1000 if kind == "sinking" else 0)
+    assert (pool.num_free < 20, pool.num_host) == (True, 1000 if kind == "offloading" else 0)
     names = ("allocate", "hit", "write", "seal", "release")
     counts = dict.fromkeys(names, 0)
     for name in names:
         monkeypatch.setattr(BlockPool, name, _counted(getattr(BlockPool, name), name, counts))
     cost = load.run(200)
     assert cost.num_evicted >= 0.9 * counts["allocate"]
-    assert cost.num_offloaded == (cost.num_evicted if kind == "sinking" else 0)
+    assert cost.num_offloaded == (cost.num_evicted if kind == "offloading" else 0)
     assert cost.block_operations == sum(counts.values()) + cost.num_evicted + cost.num_offloaded
     load._scheduler.check_integrity()
     assert load._scheduler.totals.preemptions == 0
@@ -75,9 +75,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert "ns a scheduled request" in capsys.readouterr().out
     assert main([*words, "--profile"]) == 0
     assert "write_down" in capsys.readouterr().out
-    assert main([*words, "--pool", "sinking", "--steps", "20", "--json"]) == 0
+    assert main([*words, "--pool", "offloading", "--steps", "20", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["pool"] == "sinking"
+    assert report["pool"] == "offloading"
     assert report["large"]["offloaded_per_scheduled"] > 0
     assert main([*words, "--pool", "evicting"]) == 0
     assert "evicted" in capsys.readouterr().out

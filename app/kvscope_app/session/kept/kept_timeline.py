@@ -98,7 +98,7 @@ class KeptTimeline:
 
     def open_ring_recording(self) -> Background[RingRecording]:
         """What the ring has now, to be read; it grows."""
-        return Background(self.read_ring_recording, "kvscope-tape")
+        return Background(self.read_ring_recording, "kvscope-ring-recording")
 
     def save(self, path: Path, seconds: float) -> Background[str]:
         """Write the last `seconds` of the ring to `path`; made is what is wrong with the ring, in a few words, mostly

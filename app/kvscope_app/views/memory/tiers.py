@@ -23,7 +23,7 @@ class TierUse:
     swapped: int
     """Keep blocks of requests that were swapped out: needed."""
     cached: int
-    """Keep prefixes that sank from above: given up when room is needed."""
+    """Keep prefixes that were offloaded from above: given up when room is needed."""
     block_bytes: int
     """0: the engine does not tell."""
 

@@ -55,10 +55,10 @@ class Admission:
         available = self._tables.num_available(request) - self._pool.num_idle(found.hits)
         return self._num_blocks(request) - len(found.hits) + self._watermark - available
 
-    def start(self, request: Request, found: Reusable, draft: PlanBuilder) -> Event:
+    def start(self, request: Request, found: Reusable, builder: PlanBuilder) -> Event:
         """The request gets what was found for it; returns what a person is told."""
         pool = self._pool
-        reused = self._tables.start(request, found, pool.step, draft)
+        reused = self._tables.start(request, found, pool.step, builder)
         request.num_computed_tokens = reused
         if request.admitted_ns is None:
             request.num_cached_tokens = reused
@@ -67,7 +67,7 @@ class Admission:
             self._totals.restored_tokens += reused
         missed = explain_miss(pool, request, reused // pool.block_size)
         blocks = Blocks(self._num_blocks(request), self._tables.num_set_aside(request))
-        return causes.admitted(request, draft.now_ns, found, reused, blocks, missed, self._running_time)
+        return causes.admitted(request, builder.now_ns, found, reused, blocks, missed, self._running_time)
 
     def _num_blocks(self, request: Request) -> int:
         return num_blocks_for(request.num_tokens, self._pool.block_size)

@@ -53,20 +53,20 @@ class BlockTables:
         """Blocks that it gets at once when it starts, used or not; 0 where they come as tokens do."""
         return self._allocation.num_set_aside(request)
 
-    def grow(self, request: Request, count: int, step: int, draft: PlanBuilder) -> None:
+    def grow(self, request: Request, count: int, step: int, builder: PlanBuilder) -> None:
         """Give the request the `count` blocks that `num_needed` said."""
         evicted_before = self._pool.evicted_blocks
-        copies = self._copy_shared_tail(request, step, draft)
+        copies = self._copy_shared_tail(request, step, builder)
         if self._reserves:
-            self._move(request, count, step, draft)
+            self._move(request, count, step, builder)
         if count > copies:
             self._changes.table(request, len(request.block_table))
             request.block_table += self._allocation.take(request, count - copies)
             if self._reserves:
                 request.num_reserved_tokens = self._allocation.num_reserved_tokens(request)
-        self._note_evictions(evicted_before, request, draft)
+        self._note_evictions(evicted_before, request, builder)
 
-    def start(self, request: Request, found: Reusable, step: int, draft: PlanBuilder) -> int:
+    def start(self, request: Request, found: Reusable, step: int, builder: PlanBuilder) -> int:
         """The request starts with what was found for it; returns how many tokens that turned out to be.
 
         What comes from a lower tier gets blocks of its own, which `num_available` must have; what could not be read
@@ -79,15 +79,15 @@ class BlockTables:
             table, num_tokens = list(found.sources), found.num_tokens
         else:
             evicted_before = self._pool.evicted_blocks
-            table, num_tokens = self._load(request, found, step, draft)
-            self._note_evictions(evicted_before, request, draft)
+            table, num_tokens = self._load(request, found, step, builder)
+            self._note_evictions(evicted_before, request, builder)
         if self._tiers is not None and request.saved_rows:
             self._tiers.let_go(request)
         request.block_table[:] = table
         self._changes.table(request, 0)
         return num_tokens
 
-    def swap_out(self, request: Request, step: int, draft: PlanBuilder) -> bool:
+    def swap_out(self, request: Request, step: int, builder: PlanBuilder) -> bool:
         """Release every block, and keep what the computed tokens' blocks hold in a lower tier.
 
         False, and nothing done, when there is none or it has no room.
@@ -96,7 +96,7 @@ class BlockTables:
         if self._tiers is None or not tokens:
             return False
         num_full = tokens // size
-        blocks = [draft.content_of(block) for block in request.block_table[: num_blocks_for(tokens, size)]]
+        blocks = [builder.content_of(block) for block in request.block_table[: num_blocks_for(tokens, size)]]
         prefixes = [prefix_at(self._pool, request, place) if place < num_full else None for place in range(len(blocks))]
         if not self._tiers.swap_out(request, blocks, prefixes):
             return False
@@ -137,12 +137,12 @@ class BlockTables:
         if self._reserves:
             self._allocation.settle(step)
 
-    def _note_evictions(self, evicted_before: int, request: Request, draft: PlanBuilder) -> None:
+    def _note_evictions(self, evicted_before: int, request: Request, builder: PlanBuilder) -> None:
         """Remember for whom the first cached block of the step was evicted."""
         if self._pool.evicted_blocks > evicted_before:
-            draft.evicted_for = draft.evicted_for or request.number
+            builder.evicted_for = builder.evicted_for or request.number
 
-    def _load(self, request: Request, found: Reusable, step: int, draft: PlanBuilder) -> tuple[list[int], int]:
+    def _load(self, request: Request, found: Reusable, step: int, builder: PlanBuilder) -> tuple[list[int], int]:
         """Hits as they are, and blocks for what comes from below; the table and the tokens in it."""
         assert self._tiers is not None, "rows of a lower tier without one"
         pool, size = self._pool, self._pool.block_size
@@ -150,7 +150,7 @@ class BlockTables:
         rows = [found.sources[place] for place in places]
         self._tiers.hold(rows)
         pool.hit(found.hits, step)
-        own = [self._unless_source(block, draft) for block in self._allocation.take(request, len(rows))]
+        own = [self._unless_source(block, builder) for block in self._allocation.take(request, len(rows))]
         whole = self._tiers.load(rows, own)
         lost = [place for place, is_whole in zip(places, whole, strict=True) if not is_whole]
         end = lost[0] if lost else len(found.sources)
@@ -173,7 +173,7 @@ class BlockTables:
             if prefix is not None:
                 self._pool.seal(block, prefix)
 
-    def _move(self, request: Request, count: int, step: int, draft: PlanBuilder) -> None:
+    def _move(self, request: Request, count: int, step: int, builder: PlanBuilder) -> None:
         """All blocks go elsewhere when the policy says so; no target is a source of this step, as copies need it."""
         targets = self._allocation.move(request, count)
         if targets is None:
@@ -183,7 +183,7 @@ class BlockTables:
         self._pool.write(sources, [0] * len(sources), owners, step)
         self._pool.write(targets, filled, owners, step)
         for source, target in zip(sources, targets, strict=True):
-            draft.copy(request, source, target)
+            builder.copy(request, source, target)
         request.block_table[:] = targets
         self._changes.table(request, 0)
 
@@ -197,29 +197,29 @@ class BlockTables:
         self._forked.discard(request.number)  # what it writes to from now on is its own, until another fork
         return False
 
-    def _copy_shared_tail(self, request: Request, step: int, draft: PlanBuilder) -> int:
+    def _copy_shared_tail(self, request: Request, step: int, builder: PlanBuilder) -> int:
         """Copy on write of a last block that is not the request's alone to write to; returns the blocks it took."""
         if not self._shares_tail(request):
             return 0
         place = request.num_computed_tokens // self._pool.block_size
         shared = request.block_table[place]
         (own,) = self._allocation.take(request, 1)
-        own = self._unless_source(own, draft)
+        own = self._unless_source(own, builder)
         self._pool.release([shared], step)
         request.block_table[place] = own
-        draft.copy(request, shared, own)
+        builder.copy(request, shared, own)
         self._pool.moves.copied([own])
-        draft.num_copied += 1
+        builder.num_copied += 1
         self._changes.table(request, place)
         return 1
 
-    def _unless_source(self, block: int, draft: PlanBuilder) -> int:
+    def _unless_source(self, block: int, builder: PlanBuilder) -> int:
         """`block`, just taken to be copied or loaded to, or another when this step copies from it.
 
         Copies have no order, and come after loads. It was let go of in this step, so whoever copies from it may as
         well keep it, and gives its own target.
         """
-        undone = draft.undo_copy_from(block)
+        undone = builder.undo_copy_from(block)
         if undone is None:
             return block
         keeper, target = undone

@@ -54,28 +54,28 @@ class Preemption:
         self._block_size = block_size
         self._mode = mode
 
-    def give_up(self, victim: Request, step: int, draft: PlanBuilder) -> GivenUp:
-        """Take all blocks from a request that no longer runs, and out of the draft. It keeps its tokens."""
-        given_up = self._give_up(victim, step, draft, self._mode)
+    def give_up(self, victim: Request, step: int, builder: PlanBuilder) -> GivenUp:
+        """Take all blocks from a request that no longer runs, and out of the plan. It keeps its tokens."""
+        given_up = self._give_up(victim, step, builder, self._mode)
         assert given_up is not None, "only who insists on a swap is told that there is no room"
         return given_up
 
-    def give_up_asked(self, victim: Request, step: int, draft: PlanBuilder, how: str) -> GivenUp | None:
+    def give_up_asked(self, victim: Request, step: int, builder: PlanBuilder, how: str) -> GivenUp | None:
         """The same as somebody asked: `recompute`, `swap`, or "" as the engine does.
 
         None, and nothing done, when a swap was asked for and cannot be.
         """
-        return self._give_up(victim, step, draft, how or self._mode, insists=how == "swap")
+        return self._give_up(victim, step, builder, how or self._mode, insists=how == "swap")
 
     def _give_up(
-        self, victim: Request, step: int, draft: PlanBuilder, mode: str, *, insists: bool = False
+        self, victim: Request, step: int, builder: PlanBuilder, mode: str, *, insists: bool = False
     ) -> GivenUp | None:
         tokens, num_blocks = victim.num_computed_tokens, len(victim.block_table)
         swap, recompute = self._swap_seconds(tokens), self._rate.seconds(tokens)
-        swapped = _prefers_swap(mode, swap, recompute) and self._tables.swap_out(victim, step, draft)
+        swapped = _prefers_swap(mode, swap, recompute) and self._tables.swap_out(victim, step, builder)
         if insists and not swapped:
             return None
-        draft.drop(victim)
+        builder.drop(victim)
         victim.num_lost_tokens = max(victim.num_lost_tokens, tokens)
         if not swapped:
             self._tables.release(victim, step)

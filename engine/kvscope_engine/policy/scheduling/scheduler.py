@@ -226,22 +226,22 @@ class Scheduler:
         return self._schedule(Ahead(running), now_ns)
 
     def _schedule(self, ahead: Ahead, now_ns: int) -> StepPlan:
-        draft = PlanBuilder(self.max_num_batched_tokens, now_ns)
+        builder = PlanBuilder(self.max_num_batched_tokens, now_ns)
         evicted_before, offloaded_before = self._pool.evicted_blocks, self.totals.offloaded_blocks
-        self._continue_prefills(self._continue_decodes(draft, ahead), draft, ahead)
-        if not draft.has_preempted:
-            self._admit(draft, self._way() if draft.budget and not ahead else [])
-        assert not (ahead and draft.has_preempted), "a request in flight was preempted"
-        if self._drafting is not None and not ahead and not draft.has_preempted:
-            self._drafting.add(draft, self._pool.step, self.max_num_seqs)
-        if draft.evicted_for:
+        self._continue_prefills(self._continue_decodes(builder, ahead), builder, ahead)
+        if not builder.has_preempted:
+            self._admit(builder, self._way() if builder.budget and not ahead else [])
+        assert not (ahead and builder.has_preempted), "a request in flight was preempted"
+        if self._drafting is not None and not ahead and not builder.has_preempted:
+            self._drafting.add(builder, self._pool.step, self.max_num_seqs)
+        if builder.evicted_for:
             count = self._pool.evicted_blocks - evicted_before
             num_offloaded = self.totals.offloaded_blocks - offloaded_before
-            self._changes.event(causes.evicted(count, num_offloaded, draft.evicted_for, now_ns))
-        self.totals.copied_blocks += draft.num_copied
+            self._changes.event(causes.evicted(count, num_offloaded, builder.evicted_for, now_ns))
+        self.totals.copied_blocks += builder.num_copied
         if self._tiers is not None:
             self._flush(self._tiers, now_ns)
-        return draft.plan()
+        return builder.plan()
 
     def commit(self, plan: StepPlan, step: int, now_ns: int) -> None:
         """The plan was run: its tokens are in their blocks. Requests that ended meanwhile are left alone."""
@@ -295,8 +295,8 @@ class Scheduler:
 
         `how` as in `Preemption`. None, and nothing done, when `swap` was asked for and no lower tier has room.
         """
-        draft = PlanBuilder(0, now_ns)
-        given_up = self._preemption.give_up_asked(request, self._pool.step, draft, how)
+        builder = PlanBuilder(0, now_ns)
+        given_up = self._preemption.give_up_asked(request, self._pool.step, builder, how)
         if given_up is not None:
             self._changes.event(causes.preempted_by(request, by, given_up, now_ns))
             self._send_back(request, now_ns)
@@ -343,7 +343,7 @@ class Scheduler:
         if self._tiers is not None:
             self._tiers.check_integrity(self._requests.values())
 
-    def _continue_decodes(self, draft: PlanBuilder, ahead: Ahead) -> list[Request]:
+    def _continue_decodes(self, builder: PlanBuilder, ahead: Ahead) -> list[Request]:
         """Schedule running requests that miss one token; returns the others."""
         prefills = []
         for request in list(self._running):  # those preempted meanwhile are still in this list
@@ -352,26 +352,26 @@ class Scheduler:
             start = ahead.start(request)
             if start + 1 < ahead.num_tokens(request):
                 prefills.append(request)
-            elif draft.budget and not request.awaits_its_form and self._make_room(request, start + 1, draft):
-                draft.add(request, start, 1, True)
+            elif builder.budget and not request.awaits_its_form and self._make_room(request, start + 1, builder):
+                builder.add(request, start, 1, True)
         return prefills
 
-    def _continue_prefills(self, prefills: list[Request], draft: PlanBuilder, ahead: Ahead) -> None:
+    def _continue_prefills(self, prefills: list[Request], builder: PlanBuilder, ahead: Ahead) -> None:
         for request in prefills:
-            if draft.budget and request.state is RequestState.RUNNING:
-                self._schedule_chunk(request, ahead.start(request), draft)
+            if builder.budget and request.state is RequestState.RUNNING:
+                self._schedule_chunk(request, ahead.start(request), builder)
 
-    def _schedule_chunk(self, request: Request, start: int, draft: PlanBuilder) -> None:
+    def _schedule_chunk(self, request: Request, start: int, builder: PlanBuilder) -> None:
         """Schedule as many of the request's tokens, which it knows, as the budget leaves.
 
         The last one, after which a token is sampled, waits until its form says which may come.
         """
         known = request.num_tokens
-        count = min(known - start, draft.budget)
+        count = min(known - start, builder.budget)
         if start + count == known and request.awaits_its_form:
             count -= 1
-        if count and self._make_room(request, start + count, draft):
-            draft.add(request, start, count, start + count == known)
+        if count and self._make_room(request, start + count, builder):
+            builder.add(request, start, count, start + count == known)
 
     def _has_room_beside(self, ahead: Ahead) -> bool:
         """Whether all who run can go on, to the last token that they know, without anybody giving up blocks."""
@@ -382,11 +382,11 @@ class Scheduler:
                 available = self._tables.num_available(request)
         return needed <= available
 
-    def _admit(self, draft: PlanBuilder, way: list[Request]) -> None:
+    def _admit(self, builder: PlanBuilder, way: list[Request]) -> None:
         """Let in who is next while there is room; those who are to make way do, for one alone."""
         if way:
-            self._make_way(self._waiting.first, way, draft)
-        while self._waiting and len(self._running) < self.max_num_seqs and draft.budget:
+            self._make_way(self._waiting.first, way, builder)
+        while self._waiting and len(self._running) < self.max_num_seqs and builder.budget:
             request = self._waiting.first
             found = self._admission.find(request)
             if not self._admission.fits(request, found, is_alone=not self._running):
@@ -394,10 +394,10 @@ class Scheduler:
             if request.awaits_its_form and found.num_tokens + 1 >= request.num_tokens:
                 return  # nothing could be computed for it
             self._waiting.remove(request)
-            event = self._admission.start(request, found, draft)
-            self._run(request, draft.now_ns)
+            event = self._admission.start(request, found, builder)
+            self._run(request, builder.now_ns)
             self._changes.event(event)
-            self._schedule_chunk(request, request.num_computed_tokens, draft)
+            self._schedule_chunk(request, request.num_computed_tokens, builder)
             if way:
                 return
 
@@ -448,12 +448,12 @@ class Scheduler:
                 may.append(request)
         return may
 
-    def _make_way(self, first: Request, way: list[Request], draft: PlanBuilder) -> None:
-        draft.has_preempted = True
+    def _make_way(self, first: Request, way: list[Request], builder: PlanBuilder) -> None:
+        builder.has_preempted = True
         for victim in way:
-            given_up = self._preemption.give_up(victim, self._pool.step, draft)
-            self._changes.event(causes.made_way(victim, first, given_up, draft.now_ns))
-            self._send_back(victim, draft.now_ns)
+            given_up = self._preemption.give_up(victim, self._pool.step, builder)
+            self._changes.event(causes.made_way(victim, first, given_up, builder.now_ns))
+            self._send_back(victim, builder.now_ns)
 
     def _run(self, request: Request, now_ns: int) -> None:
         if request.admitted_ns is None:
@@ -464,15 +464,15 @@ class Scheduler:
         self._waiting.start(request)
         self._changes.touch(request)
 
-    def _make_room(self, request: Request, stop: int, draft: PlanBuilder) -> bool:
+    def _make_room(self, request: Request, stop: int, builder: PlanBuilder) -> bool:
         """Slots of its own up to position `stop`, preempting where needed. False: it was preempted itself."""
         while needed := self._tables.num_needed(request, stop):
             available = self._tables.num_available(request)
             if needed <= available:
-                self._tables.grow(request, needed, self._pool.step, draft)
+                self._tables.grow(request, needed, self._pool.step, builder)
                 return True
             victim = min(self._running, key=self._victim_order)
-            self._preempt(victim, request, needed, available, draft)
+            self._preempt(victim, request, needed, available, builder)
             if victim is request:
                 return False
         return True
@@ -480,12 +480,12 @@ class Scheduler:
     def _victim_order(self, request: Request) -> tuple[int, ...]:
         return victim_order(request, self._waiting.held_by_client(request).num_tokens)
 
-    def _preempt(self, victim: Request, needy: Request, needed: int, available: int, draft: PlanBuilder) -> None:
+    def _preempt(self, victim: Request, needy: Request, needed: int, available: int, builder: PlanBuilder) -> None:
         """The victim goes back to the queue without blocks."""
-        draft.has_preempted = True
-        given_up = self._preemption.give_up(victim, self._pool.step, draft)
-        self._changes.event(causes.preempted(victim, needy, needed, available, given_up, draft.now_ns))
-        self._send_back(victim, draft.now_ns)
+        builder.has_preempted = True
+        given_up = self._preemption.give_up(victim, self._pool.step, builder)
+        self._changes.event(causes.preempted(victim, needy, needed, available, given_up, builder.now_ns))
+        self._send_back(victim, builder.now_ns)
 
     def _send_back(self, victim: Request, now_ns: int) -> None:
         """A request that gave up its blocks waits again."""

@@ -1,1 +1,1 @@
-"""Host memory and disk below the pool: what sinks, what comes back, at what cost. Moves no bytes."""
+"""Host memory and disk below the pool: what is offloaded, what comes back, at what cost. Moves no bytes."""

@@ -1,4 +1,4 @@
-"""Swap, sinking, demotion, loading and loss: what each does to blocks, places, requests and events."""
+"""Swap, offloading, demotion, loading and loss: what each does to blocks, places, requests and events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many KV events a second one core takes from their bytes into a mirror: `python scripts/bench_foreign.py`.
+"""How many KV events a second one core takes from their bytes into a mirror: `python scripts/bench_external.py`.
 
 A pool of 100,000 blocks of 16 tokens that is full: each second event removes what the oldest one stored. Decoded,
 given rows, translated to a frame each 10,000 events (100 ms at 100,000/s), coalesced and applied to a mirror. CPU time

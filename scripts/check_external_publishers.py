@@ -1,7 +1,7 @@
 """Attach to the real publishers of vLLM and SGLang and compare the mirror with what they published.
 
     pip download --no-deps --dest wheels vllm==0.33.0 vllm==0.23.0 sglang==0.5.23
-    python scripts/check_foreign_publishers.py wheels
+    python scripts/check_external_publishers.py wheels
 
 Of each wheel only the module of KV events is run, in a process of its own, with stand-ins for the heavy modules that it
 imports. The publisher is watched while it publishes, joined late, and started anew with another life. Its own decoder
