@@ -23,7 +23,7 @@ from typing import Any
 
 from PySide6.QtCore import QAbstractEventDispatcher, QSocketNotifier
 
-from kvscope_app.bench.command import _desktop, _synthetic_engine
+from kvscope_app.bench.bench_command import _desktop, _synthetic_engine
 from kvscope_app.bench.event_loop import run_for, run_until
 from kvscope_app.bench.prober import STAMP
 from kvscope_app.session.history import History

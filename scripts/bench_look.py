@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    from kvscope_app.bench.command import open_desktop
+    from kvscope_app.bench.bench_command import open_desktop
     from kvscope_app.bench.event_loop import run_for, run_until
     from kvscope_app.library.sample import sample_recording
     from kvscope_telemetry.recordings.reader import Recording

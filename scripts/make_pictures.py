@@ -293,7 +293,7 @@ def prepare(window: MainWindow) -> None:
 
 
 def _load(window: MainWindow) -> None:
-    from kvscope_app.load.view import LoadView
+    from kvscope_app.load.load_view import LoadView
 
     load = window.findChild(LoadView)
     until(lambda: load.button.isEnabled())

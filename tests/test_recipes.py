@@ -288,7 +288,7 @@ def test_an_event_kind(recipe: Recipe) -> None:
 def test_a_view(recipe: Recipe) -> None:
     recipe.write("app/kvscope_app/views/made_up/__init__.py", '"""A view that is made up."""')
     recipe.write(
-        "app/kvscope_app/views/made_up/view.py",
+        "app/kvscope_app/views/made_up/made_up_view.py",
         textwrap.dedent(
             """
             from __future__ import annotations
@@ -311,7 +311,7 @@ def test_a_view(recipe: Recipe) -> None:
         "app/kvscope_app/views/docks.py",
         '    DockSpec("events",',
         """    DockSpec(
-        *("made_up", "Made up", "made_up.view", "MadeUpView", "bottom", 300, "chart", _REQUESTS), pictures="still"
+        *("made_up", "Made up", "made_up", "MadeUpView", "bottom", 300, "chart", _REQUESTS), pictures="still"
     ),
     DockSpec("events",""",
     )

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from kvscope_app.bench.options import add_bench_parser
+from kvscope_app.bench.bench_options import add_bench_parser
 from kvscope_app.command_line import PROGRAM, Options, parse
 from kvscope_app.commands.compare import add_compare_parser
 from kvscope_app.commands.desktop_files import add_desktop_files_parser

@@ -10,7 +10,7 @@ from tests.telemetry.external.conftest import FakeServer
 from tests.telemetry.external.made_up_engine import MADE_UP, METRICS
 
 from kvscope_app.access_options import add_access_options
-from kvscope_app.fleet.columns import COLUMNS, ENGINE, RUNNING, USAGE
+from kvscope_app.fleet.fleet_columns import COLUMNS, ENGINE, RUNNING, USAGE
 from kvscope_app.views.capability_messages import why_no_commands
 from kvscope_app.window.sheets.attach_sheet import AttachSheet
 from kvscope_telemetry.external import engines

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from kvscope_app.debugger.permission import why_not_control
-from kvscope_app.views.console.view import ConsoleView
-from kvscope_app.views.heatmap.view import HeatmapView
-from kvscope_app.views.memory.view import MemoryView
+from kvscope_app.views.console.console_view import ConsoleView
+from kvscope_app.views.heatmap.heatmap_view import HeatmapView
+from kvscope_app.views.memory.memory_view import MemoryView
 from kvscope_app.views.page_map.color_modes import COLOR_MODES, FILL, STATE
-from kvscope_app.views.page_map.view import summaries
-from kvscope_app.views.requests.view import RequestsView
+from kvscope_app.views.page_map.page_map_view import summaries
+from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_app.views.throughput.panels import _range_text
-from kvscope_app.views.throughput.view import ThroughputView
-from kvscope_app.views.what_if.view import WhatIfView
+from kvscope_app.views.throughput.throughput_view import ThroughputView
+from kvscope_app.views.what_if.what_if_view import WhatIfView
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import BlockContent, Control, GetBlockText, Submit

@@ -18,7 +18,7 @@ from tests.ways import Trace, check_way
 
 from kvscope_app.look.theme import DARK
 from kvscope_app.session.session import Session
-from kvscope_app.views.page_map import PageMapView
+from kvscope_app.views.page_map.page_map_view import PageMapView
 from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.policy.allocation.allocators import make_allocation
 from kvscope_engine.policy.blocks.block_pool import BlockPool
@@ -41,7 +41,7 @@ WAY: Final = (
     "app/kvscope_app/session/session.py",
     "app/kvscope_app/session/source_timeline.py",
     "engine/kvscope_telemetry/state/mirror.py",
-    "app/kvscope_app/views/page_map/view.py",
+    "app/kvscope_app/views/page_map/page_map_view.py",
     "app/kvscope_app/views/page_map/drawing/scene.py",
     "app/kvscope_app/views/page_map/drawing/cells.py",
     "app/kvscope_app/views/page_map/drawing/grid.py",
@@ -56,7 +56,7 @@ BESIDE: Final = {
     "app/kvscope_app/session/request_times.py": "times of requests",
     "app/kvscope_app/views/page_map/drawing/flash_kinds.py": "what lights up for a moment",
     "app/kvscope_app/views/page_map/drawing/flashes.py": "what lights up for a moment",
-    "app/kvscope_app/views/page_map/drawing/labels.py": "what is written beside the cells",
+    "app/kvscope_app/views/page_map/drawing/block_numbers.py": "what is written beside the cells",
     "engine/kvscope_engine/policy/blocks/move_log.py": "blocks that changed places",
     "engine/kvscope_engine/policy/ranked_queue.py": "requests that run and wait are counted",
     "engine/kvscope_engine/policy/scheduling/changes.py": "requests and events of the same frame",

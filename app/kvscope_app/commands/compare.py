@@ -51,7 +51,7 @@ def compare(args: argparse.Namespace) -> int | Options:
         if is_display_named(os.environ):
             return _for_the_window(args)
         print("no display: printing the table only", file=sys.stderr)
-    from kvscope_app.compare.labels import as_text
+    from kvscope_app.compare.comparison_text import as_text
 
     comparison = _compared(args)
     if args.json:
@@ -90,7 +90,7 @@ def _as_json(args: argparse.Namespace, comparison: Comparison) -> str:
 
 
 def _write(path: Path, comparison: Comparison) -> None:
-    from kvscope_telemetry.exports.comparison.table import write_comparison_csv
+    from kvscope_telemetry.exports.comparison.comparison_table import write_comparison_csv
     from kvscope_telemetry.exports.new_file import new_file
 
     with new_file(path) as file:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from kvscope_app.commands.progress import Progress
 from kvscope_app.commands.values import add_goals, moment, recording_file
 from kvscope_app.pictures.names import is_picture
-from kvscope_app.pictures.options import add_picture_options, wish_of
+from kvscope_app.pictures.picture_options import add_picture_options, wish_of
 from kvscope_telemetry.exports.kinds import FORMATS, KINDS, TABLES
 
 _PICTURES: Final = ("png", "svg", "video")
@@ -109,7 +109,7 @@ def _export_picture(args: argparse.Namespace) -> int:
     os.environ["QT_QPA_PLATFORM"] = "offscreen"
     require_qt()
     require_sound_qt()
-    from kvscope_app.pictures.command import make
+    from kvscope_app.pictures.picture_command import make
 
     with Progress("exporting", always=args.tell_progress) as progress:
         recording = Recording.open(args.file)

@@ -36,14 +36,14 @@ class Style(IntEnum):
     CHOSEN = 8
 
 
-class Span(NamedTuple):
+class Styled(NamedTuple):
     """Text in one style."""
 
     text: str
     style: Style = Style.PLAIN
 
 
-Line = tuple[Span, ...]
+Line = tuple[Styled, ...]
 _STATE_STYLES: Final = {"good": Style.GOOD, "warn": Style.WARN, "bad": Style.BAD}
 _COLUMNS: Final = (("request", 9), ("state", 10), ("tokens", 9), ("blocks", 8), ("age", 10))
 
@@ -53,13 +53,13 @@ def engine_lines(reading: EngineReading, width: int, *, is_chosen: bool = False)
     lines = [_head(reading, is_chosen=is_chosen)]
     if reading.reason:
         lines += [
-            (Span(f"  {line}", Style.MUTED),) for line in _wrapped(_clean(reading.reason).split(), " ", width - 2)
+            (Styled(f"  {line}", Style.MUTED),) for line in _wrapped(_clean(reading.reason).split(), " ", width - 2)
         ]
     if reading.num_running is None and reading.usage is None and reading.device.utilization is None:
         return _cut(lines, width)
     lines += _pool(reading, width)
     for items in (_rates(reading), _device(reading)):
-        lines += [(Span(f"  {line}"),) for line in _wrapped(items, _GAP, width - 2)]
+        lines += [(Styled(f"  {line}"),) for line in _wrapped(items, _GAP, width - 2)]
     return _cut(lines, width)
 
 
@@ -68,7 +68,7 @@ def short_line(reading: EngineReading, width: int, *, is_chosen: bool = False) -
     usage = NOTHING if reading.usage is None else percent(reading.usage, 0)
     told = f"  KV {usage}  {_count(reading.num_running)} running  {_count(reading.num_waiting)} waiting"
     mark, name, gap, state, *_ = _head(reading, is_chosen=is_chosen)
-    return _cut([(mark, name, gap, state, Span(told))], width)[0]
+    return _cut([(mark, name, gap, state, Styled(told))], width)[0]
 
 
 def request_lines(reading: EngineReading, width: int, num_rows: int, order: str) -> list[Line]:
@@ -76,19 +76,19 @@ def request_lines(reading: EngineReading, width: int, num_rows: int, order: str)
     if num_rows < 2 or reading.num_running is None:
         return []
     if not reading.tells_requests:
-        return _cut([(Span("  This engine does not report single requests.", Style.MUTED),)], width)
+        return _cut([(Styled("  This engine does not report single requests.", Style.MUTED),)], width)
     if not reading.num_requests:
-        return _cut([(Span("  No requests.", Style.MUTED),)], width)
+        return _cut([(Styled("  No requests.", Style.MUTED),)], width)
     titles = [
         f"{'▾' if title == order or (title, order) == ('request', 'number') else ''}{title}" for title, _ in _COLUMNS
     ]
-    lines: list[Line] = [(Span(_row(titles) + "  id", Style.BOLD),)]
+    lines: list[Line] = [(Styled(_row(titles) + "  id", Style.BOLD),)]
     room = num_rows - 1
     says_more = reading.num_requests > room > 1
     shown = reading.requests[: room - says_more]
-    lines += [(Span(_row(_cells(request)) + "  " + _clean(request.request_id)),) for request in shown]
+    lines += [(Styled(_row(_cells(request)) + "  " + _clean(request.request_id)),) for request in shown]
     if says_more:
-        lines.append((Span(f"  and {plural(reading.num_requests - len(shown), 'more request')}", Style.MUTED),))
+        lines.append((Styled(f"  and {plural(reading.num_requests - len(shown), 'more request')}", Style.MUTED),))
     return _cut(lines, width)
 
 
@@ -98,7 +98,7 @@ def legend_lines(width: int) -> list[Line]:
         f"Tokens per second over the last {RATE_S} s; hit rate, time to first token and preemptions over "
         f"the last {WINDOW_S} s. Bar: █ held by requests, ▒ cached, · free."
     )
-    return [(Span(line, Style.MUTED),) for line in _wrapped(words.split(), " ", width)]
+    return [(Styled(line, Style.MUTED),) for line in _wrapped(words.split(), " ", width)]
 
 
 def plain_text(lines: Iterable[Line]) -> str:
@@ -120,17 +120,17 @@ def _head(reading: EngineReading, *, is_chosen: bool) -> Line:
     style = _STATE_STYLES.get(STATE_COLORS[reading.state], Style.MUTED)
     about = "  ".join(_clean(word) for word in (f"{reading.engine} {reading.version}".strip(), reading.model) if word)
     return (
-        Span("▸ " if is_chosen else "  ", Style.BOLD),
-        Span(_clean(reading.address), Style.CHOSEN if is_chosen else Style.BOLD),
-        Span("  "),
-        Span(STATE_WORDS[reading.state], style),
-        Span(f"  {about}" if about else "", Style.MUTED),
+        Styled("▸ " if is_chosen else "  ", Style.BOLD),
+        Styled(_clean(reading.address), Style.CHOSEN if is_chosen else Style.BOLD),
+        Styled("  "),
+        Styled(STATE_WORDS[reading.state], style),
+        Styled(f"  {about}" if about else "", Style.MUTED),
     )
 
 
 def _pool(reading: EngineReading, width: int) -> list[Line]:
     if not reading.num_blocks or reading.held_blocks is None:
-        return [(Span("  KV "), Span(UNKNOWN, Style.MUTED))]
+        return [(Styled("  KV "), Styled(UNKNOWN, Style.MUTED))]
     usage = " " + percent(reading.usage, 0).rjust(5)
     size = min(_MAX_BAR, width - len("  KV []") - len(usage))
     lines: list[Line] = []
@@ -139,17 +139,17 @@ def _pool(reading: EngineReading, width: int) -> list[Line]:
         rest = size - num_held - num_cached - num_free
         lines.append(
             (
-                Span("  KV ["),
-                Span("█" * num_held, Style.HELD),
-                Span("▒" * num_cached, Style.CACHED),
-                Span("·" * num_free + " " * rest, Style.MUTED),
-                Span("]"),
-                Span(usage, _usage_style(reading.usage)),
+                Styled("  KV ["),
+                Styled("█" * num_held, Style.HELD),
+                Styled("▒" * num_cached, Style.CACHED),
+                Styled("·" * num_free + " " * rest, Style.MUTED),
+                Styled("]"),
+                Styled(usage, _usage_style(reading.usage)),
             )
         )
     counts = ((reading.held_blocks, "held"), (reading.cached_blocks, "cached"), (reading.free_blocks, "free"))
     items = [*(f"{_count(number)} {word}" for number, word in counts), f"of {plural(reading.num_blocks, 'block')}"]
-    return lines + [(Span(f"  {line}"),) for line in _wrapped(items, _GAP, width - 2)]
+    return lines + [(Styled(f"  {line}"),) for line in _wrapped(items, _GAP, width - 2)]
 
 
 def _shares(reading: EngineReading, size: int) -> tuple[int, int, int]:
@@ -247,13 +247,13 @@ def _fitted(line: Line, width: int) -> Line:
     if sum(_cells_of(letter) for piece in line for letter in piece.text) <= width:
         return line
     left = width - 1
-    fitted: list[Span] = []
+    fitted: list[Styled] = []
     for piece in line:
         taken = ""
         for letter in piece.text:
             left -= _cells_of(letter)
             if left < 0:
-                return (*fitted, Span(f"{taken}…", piece.style))
+                return (*fitted, Styled(f"{taken}…", piece.style))
             taken += letter
-        fitted.append(Span(taken, piece.style))
+        fitted.append(Styled(taken, piece.style))
     return tuple(fitted)

@@ -19,8 +19,8 @@ from typing import Final, NoReturn
 from kvscope_app.commands.top_engine import ORDERS, EngineReading, WatchedEngine
 from kvscope_app.commands.top_lines import (
     Line,
-    Span,
     Style,
+    Styled,
     engine_lines,
     in_encoding,
     legend_lines,
@@ -103,7 +103,7 @@ class _Screen:
         for row, line in enumerate(self._lines(readings, width, height - 1)):
             self._put(row, line)
         engines = f"   ↑↓ jk engine ({self._chosen + 1} of {len(readings)})" if len(readings) > 1 else ""
-        self._put(height - 1, (Span((_KEYS + engines)[: max(width - 1, 0)], Style.MUTED),))
+        self._put(height - 1, (Styled((_KEYS + engines)[: max(width - 1, 0)], Style.MUTED),))
         self._window.refresh()
 
     def _lines(self, readings: Sequence[EngineReading], width: int, height: int) -> list[Line]:

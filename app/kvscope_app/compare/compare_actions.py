@@ -20,7 +20,7 @@ from kvscope_app.window.keys.shortcut_editor import ShortcutEditor
 from kvscope_app.window.sheets.command_palette import CommandPalette
 from kvscope_app.window.sheets.help_sheets import shortcut_sheet
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.exports.comparison.table import write_comparison_csv
+from kvscope_telemetry.exports.comparison.comparison_table import write_comparison_csv
 from kvscope_telemetry.exports.new_file import new_file
 
 COMPARISON: Final = "Comparison"

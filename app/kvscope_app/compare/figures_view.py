@@ -11,7 +11,7 @@ from PySide6.QtCore import QModelIndex, Qt, Signal
 from PySide6.QtGui import QBrush, QFont, QGuiApplication
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
-from kvscope_app.compare.labels import HEADINGS, as_tsv, cells, explained, unlike_text
+from kvscope_app.compare.comparison_text import HEADINGS, as_tsv, cells, explained, unlike_text
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.makers import label
 from kvscope_app.look.plain_text import plain_tip

@@ -20,7 +20,7 @@ from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.session.session import Session
 from kvscope_app.views.chart.panel import CurveSpec
-from kvscope_app.views.page_map import PageMapView
+from kvscope_app.views.page_map.page_map_view import PageMapView
 
 _BEFORE: Final = "before the start of this recording"
 _AFTER: Final = "after the end of this recording"

@@ -13,7 +13,7 @@ from kvscope_app.window.actions import Actions
 from kvscope_app.window.window_body import WindowBody
 
 if TYPE_CHECKING:
-    from kvscope_app.views.requests.table import RequestTable
+    from kvscope_app.views.requests.requests_table import RequestTable
 
 
 def fill_debug_menu(menu: QMenu, actions: Actions) -> None:

@@ -33,7 +33,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.fleet.columns import COLUMNS, MAP, NAME, PADDING, STATE, sort_key, tip_of, words_of
+from kvscope_app.fleet.fleet_columns import COLUMNS, MAP, NAME, PADDING, STATE, sort_key, tip_of, words_of
 from kvscope_app.fleet.map_picture import SIZE, map_pixmap
 from kvscope_app.look.makers import empty_state, label, tool_button
 from kvscope_app.look.number_text import NOTHING, count, plural, seconds

@@ -25,7 +25,7 @@ from kvscope_app.pictures.picture import PictureLook, picture_of
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.docks import DOCKS
-from kvscope_app.views.page_map import PageMapView
+from kvscope_app.views.page_map.page_map_view import PageMapView
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recorded import Recorded

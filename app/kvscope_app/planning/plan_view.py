@@ -14,7 +14,7 @@ from kvscope_app.look.number_text import count, num_bytes, percent
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
-from kvscope_telemetry.messages.plan import Change, InferenceAnswer, PlanAnswer, PlanPart, TrainingAnswer
+from kvscope_telemetry.messages.memory_plan import Change, InferenceAnswer, PlanAnswer, PlanPart, TrainingAnswer
 
 _COLORS: Final = {
     "KV cache": 0,

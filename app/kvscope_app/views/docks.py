@@ -22,7 +22,8 @@ class DockSpec:
     name: str
     """The view's `object_name`: in layouts and settings, it never changes. Of pictures it has `-` for `_`."""
     title: str
-    module: str
+    folder: str
+    """In `views/`; its view is in the module that has the folder's name and `_view`."""
     cls: str
     area: Area
     size: int
@@ -44,33 +45,33 @@ class DockSpec:
 
     def view_class(self) -> type[View]:
         """The class, imported now."""
-        found: type[View] = getattr(import_module(f"kvscope_app.views.{self.module}"), self.cls)
+        found: type[View] = getattr(import_module(f"kvscope_app.views.{self.folder}.{self.folder}_view"), self.cls)
         return found
 
 
 _REQUESTS, _CHARTS = "requests", "throughput"
 DOCKS: Final = (
     DockSpec("console", "Console", "console", "ConsoleView", "left", 400, "chat"),
-    DockSpec(_REQUESTS, "Requests", "requests.view", "RequestsView", "bottom", 300, "requests", pictures="video"),
-    DockSpec(_CHARTS, "Throughput", "throughput.view", "ThroughputView", "right", 400, "chart", pictures="video"),
-    DockSpec("memory", "Memory", "memory.view", "MemoryView", "right", 400, "memory", pictures="video"),
+    DockSpec(_REQUESTS, "Requests", "requests", "RequestsView", "bottom", 300, "requests", pictures="video"),
+    DockSpec(_CHARTS, "Throughput", "throughput", "ThroughputView", "right", 400, "chart", pictures="video"),
+    DockSpec("memory", "Memory", "memory", "MemoryView", "right", 400, "memory", pictures="video"),
     DockSpec("what_if", "What if", "what_if", "WhatIfView", "bottom", 300, "compare", _REQUESTS, pictures="still"),
     DockSpec(
-        *("timeline", "Timeline", "timeline.view", "TimelineView", "bottom", 300, "timeline", _REQUESTS),
+        *("timeline", "Timeline", "timeline", "TimelineView", "bottom", 300, "timeline", _REQUESTS),
         pictures="video",
         is_on_time=True,
     ),
     DockSpec(
-        *("heatmap", "Fragmentation", "heatmap.view", "HeatmapView", "bottom", 300, "heatmap", _REQUESTS),
+        *("heatmap", "Fragmentation", "heatmap", "HeatmapView", "bottom", 300, "heatmap", _REQUESTS),
         pictures="video",
         is_on_time=True,
     ),
-    DockSpec("events", "Events", "events.view", "EventsView", "bottom", 300, "log", _REQUESTS, pictures="still"),
-    DockSpec("inspector", "Inspector", "inspector.view", "InspectorView", "right", 400, "inspect", _CHARTS, False),
-    DockSpec("bookmarks", "Bookmarks", "bookmarks.view", "BookmarksView", "left", 400, "bookmark", is_open=False),
-    DockSpec("devices", "Devices", "device.view", "DeviceView", "right", 400, "gauge", _CHARTS, False, "still"),
-    DockSpec("prefixes", "Prefixes", "prefixes.view", "PrefixesView", "bottom", 300, "tree", _REQUESTS, False, "still"),
-    DockSpec("roofline", "Roofline", "roofline.view", "RooflineView", "right", 400, "chart", _CHARTS, False, "still"),
+    DockSpec("events", "Events", "events", "EventsView", "bottom", 300, "log", _REQUESTS, pictures="still"),
+    DockSpec("inspector", "Inspector", "inspector", "InspectorView", "right", 400, "inspect", _CHARTS, False),
+    DockSpec("bookmarks", "Bookmarks", "bookmarks", "BookmarksView", "left", 400, "bookmark", is_open=False),
+    DockSpec("devices", "Devices", "device", "DeviceView", "right", 400, "gauge", _CHARTS, False, "still"),
+    DockSpec("prefixes", "Prefixes", "prefixes", "PrefixesView", "bottom", 300, "tree", _REQUESTS, False, "still"),
+    DockSpec("roofline", "Roofline", "roofline", "RooflineView", "right", 400, "chart", _CHARTS, False, "still"),
 )
 """In the order of menus and keys."""
 VIEWS_ON_TIME: Final = tuple(spec.name for spec in DOCKS if spec.is_on_time)

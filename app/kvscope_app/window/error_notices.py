@@ -277,7 +277,7 @@ def _window_in_front() -> QMainWindow | None:
 
 def _part_of(told: traceback.TracebackException) -> str:
     """The dock's title, of the newest call that was in a view's room."""
-    titles = {spec.module.split(".")[0]: spec.title for spec in DOCKS} | _OTHER_PARTS
+    titles = {spec.folder: spec.title for spec in DOCKS} | _OTHER_PARTS
     for frame in reversed(told.stack):
         parts = PurePath(frame.filename).parts
         if "kvscope_app" in parts and "views" in parts:

@@ -18,8 +18,8 @@ from kvscope_app.look.zoom import scaled
 from kvscope_app.settings.layout_value import Choices
 from kvscope_app.settings.settings_keeper import SettingsKeeper
 from kvscope_app.views.base import View
-from kvscope_app.views.page_map import PageMapView
 from kvscope_app.views.page_map.color_modes import mode_named
+from kvscope_app.views.page_map.page_map_view import PageMapView
 
 _MADE: Final = "made_widths"
 """Of a table: how wide its columns were made, at 100 %."""
@@ -97,7 +97,7 @@ def choose(views: Mapping[str, View], choices: Choices) -> None:
 
 
 def _choose_in_requests(view: View, choices: Choices) -> None:
-    from kvscope_app.views.requests.view import RequestsView
+    from kvscope_app.views.requests.requests_view import RequestsView
 
     assert isinstance(view, RequestsView), "it has the name"
     if choices.request_filter is not None and view.filter.findText(choices.request_filter) >= 0:
@@ -121,7 +121,7 @@ def _changed_widths(view: View) -> dict[str, int] | None:
 
 
 def _remember_requests(view: View, choices: SettingsKeeper) -> None:
-    from kvscope_app.views.requests.view import RequestsView
+    from kvscope_app.views.requests.requests_view import RequestsView
 
     assert isinstance(view, RequestsView), "it has the name"
     made = {title: round(width * 100 / scaled(100)) for title, width in _widths(view.table).items()}
@@ -137,7 +137,7 @@ def _remember_requests(view: View, choices: SettingsKeeper) -> None:
 
 def _remember_range(view: View, choices: SettingsKeeper) -> None:
     from kvscope_app.views.chart.time_bar import RANGES_S
-    from kvscope_app.views.throughput.view import ThroughputView
+    from kvscope_app.views.throughput.throughput_view import ThroughputView
 
     assert isinstance(view, ThroughputView), "it has the name"
     seconds = choices.values.chart_range_s
@@ -147,7 +147,7 @@ def _remember_range(view: View, choices: SettingsKeeper) -> None:
 
 
 def _remember_kinds(view: View, choices: SettingsKeeper) -> None:
-    from kvscope_app.views.events.view import EventsView
+    from kvscope_app.views.events.events_view import EventsView
 
     assert isinstance(view, EventsView), "it has the name"
     for kind in choices.values.event_kinds:

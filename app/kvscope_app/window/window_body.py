@@ -25,7 +25,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import DEVICES_ALONE
 from kvscope_app.views.docks import DOCKS
-from kvscope_app.views.page_map import PageMapView
+from kvscope_app.views.page_map.page_map_view import PageMapView
 from kvscope_app.window import layout
 from kvscope_app.window.actions import Actions
 from kvscope_app.window.banner import Banner

@@ -22,8 +22,8 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 PROGRAM = "kvscope-engine"
 COMMANDS: Final = {
     "serve": "cli.serve",
-    "http": "http.command",
-    "dashboard": "metrics.command",
+    "http": "http.http_command",
+    "dashboard": "metrics.dashboard_command",
     "keys": "cli.keys",
     "generate": "cli.generate",
     "bench": "cli.bench",

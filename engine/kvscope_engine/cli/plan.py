@@ -12,7 +12,7 @@ import msgspec
 from kvscope_engine.cli.engine_class import quick_imports
 from kvscope_engine.cli.parser import CommandParser, number, parse_size, whole_number
 from kvscope_telemetry.errors import BadInput, KvscopeError
-from kvscope_telemetry.messages.plan import PlanAnswer
+from kvscope_telemetry.messages.memory_plan import PlanAnswer
 from kvscope_telemetry.messages.what_if import Complaint
 
 if TYPE_CHECKING:

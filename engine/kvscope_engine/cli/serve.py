@@ -18,7 +18,7 @@ from kvscope_engine.cli.other_ranks import ends_with_ranks, followed, raise_lost
 from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.cli.stopping import STOP_S, stopped_by_signals
 from kvscope_engine.http.child import HttpChild, connectable
-from kvscope_engine.http.command import add_api_options, api_key
+from kvscope_engine.http.http_command import add_api_options, api_key
 from kvscope_engine.server.device_watch import SAMPLE_S
 from kvscope_engine.server.parent_watch import watch_parent
 from kvscope_engine.server.served_engine import BuildEngine, MessagesDropped, OnProgress, Publish, ServedEngine

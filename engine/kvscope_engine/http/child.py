@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from kvscope_engine.http.command import API_KEY_VARIABLE
+from kvscope_engine.http.http_command import API_KEY_VARIABLE
 from kvscope_engine.http.listening import is_loopback, listen, url
 from kvscope_telemetry.errors import BadInput
 

@@ -11,7 +11,7 @@ from kvscope_engine.planning.inference import InferencePlan, InferenceQuestion, 
 from kvscope_engine.planning.skeleton import Skeleton
 from kvscope_engine.planning.training import MASTER_BYTES, TrainingPlan, TrainingQuestion, plan_training
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.plan import (
+from kvscope_telemetry.messages.memory_plan import (
     Change,
     Headroom,
     InferenceAnswer,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvscope_engine.bench.table import table
 from kvscope_engine.model.memory.memory_plan import gib
-from kvscope_telemetry.messages.plan import Change, InferenceAnswer, PlanAnswer, PlanPart, TrainingAnswer
+from kvscope_telemetry.messages.memory_plan import Change, InferenceAnswer, PlanAnswer, PlanPart, TrainingAnswer
 
 
 def text(plan: PlanAnswer) -> str:

@@ -20,8 +20,8 @@ from kvscope_app.compare.align_bar import CHOSEN, STARTS
 from kvscope_app.compare.ask import ask_other, compare_with
 from kvscope_app.compare.compare_actions import export_table
 from kvscope_app.compare.compare_window import CompareWindow
+from kvscope_app.compare.comparison_text import HEADINGS
 from kvscope_app.compare.curves_view import SIDES
-from kvscope_app.compare.labels import HEADINGS
 from kvscope_app.desktop import Desktop
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.own_engine.engine_process import EngineProcess

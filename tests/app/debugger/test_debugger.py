@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QApplication, QMenu, QMessageBox
 
 from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, LimitsSheet
 from kvscope_app.debugger.selection_menus import add_to_requests
-from kvscope_app.views.requests.view import RequestsView
+from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import Abort, Control, Done, Evict, Failed, Pin, Preempt, SetLimits, Unpin
 from kvscope_telemetry.messages.telemetry import Heartbeat

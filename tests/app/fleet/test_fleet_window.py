@@ -9,7 +9,7 @@ from PySide6.QtCore import QSettings, Qt
 from PySide6.QtWidgets import QApplication, QLabel, QPushButton
 from tests.app import window_driver as driver
 
-from kvscope_app.fleet.columns import COLUMNS, ENGINE, HIT_RATE, MAP, NAME, RUNNING, STATE, USAGE
+from kvscope_app.fleet.fleet_columns import COLUMNS, ENGINE, HIT_RATE, MAP, NAME, RUNNING, STATE, USAGE
 from kvscope_app.fleet.fleet_keeper import Watched
 from kvscope_app.fleet.fleet_window import NOTHING_FOUND, NOTHING_LISTED, FleetWindow, list_text
 from kvscope_app.fleet.map_picture import SIZE, cells, map_pixmap

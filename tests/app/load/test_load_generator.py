@@ -8,9 +8,9 @@ import pytest
 from PySide6.QtWidgets import QApplication, QLabel, QTabWidget
 
 from kvscope_app.load.generator import LoadGenerator
+from kvscope_app.load.load_view import LoadView
 from kvscope_app.load.sample_prompts import long_prompts, sample_prompts, short_prompts
 from kvscope_app.load.settings import LoadSettings, Mix, Pace, make_request
-from kvscope_app.load.view import LoadView
 from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.messages.commands import Abort, Accepted, Finished, Refused, RequestTiming, Submit, Tokens, Usage
 from kvscope_telemetry.source import SourceState

@@ -15,7 +15,7 @@ from kvscope_app.look.theming.stylesheet import stylesheet
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.look.zoom import scaled, zoom_of
 from kvscope_app.settings.settings_keeper import read_settings
-from kvscope_app.views.throughput.view import ThroughputView
+from kvscope_app.views.throughput.throughput_view import ThroughputView
 from kvscope_app.window.sheets.help_sheets import Sheet
 
 

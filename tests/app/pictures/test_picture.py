@@ -16,7 +16,7 @@ from kvscope_app.look.widgets import Segments
 from kvscope_app.pictures.picture import PictureLook, Taken, caption_height, copy_picture, picture_of, svg_of
 from kvscope_app.pictures.svg_file import svg_painter
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
-from kvscope_app.views.page_map import PageMapView
+from kvscope_app.views.page_map.page_map_view import PageMapView
 
 
 @pytest.fixture

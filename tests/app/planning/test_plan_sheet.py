@@ -11,7 +11,7 @@ from shiboken6 import isValid
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.planning.plan_process import PlanProcess
 from kvscope_app.planning.plan_sheet import PlanSheet
-from kvscope_telemetry.messages.plan import (
+from kvscope_telemetry.messages.memory_plan import (
     Change,
     Headroom,
     InferenceAnswer,

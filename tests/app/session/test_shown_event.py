@@ -9,11 +9,11 @@ from tests.app.session.test_timeline import arrive as arrive_live
 
 from kvscope_app.library.sample import sample_recording
 from kvscope_app.session.session import Session
-from kvscope_app.views.events.view import EventsView
-from kvscope_app.views.inspector.view import REQUEST, STEP, InspectorView
-from kvscope_app.views.throughput.view import ThroughputView
+from kvscope_app.views.events.events_view import EventsView
+from kvscope_app.views.inspector.inspector_view import REQUEST, STEP, InspectorView
+from kvscope_app.views.throughput.throughput_view import ThroughputView
 from kvscope_app.views.timeline.lane_descriptions import Found, found_in_lane
-from kvscope_app.views.timeline.view import TimelineView
+from kvscope_app.views.timeline.timeline_view import TimelineView
 from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.playback.playback_source import PlaybackSource

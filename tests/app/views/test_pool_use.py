@@ -7,7 +7,7 @@ import pytest
 
 from kvscope_app.views.memory.account import account, kv_detail
 from kvscope_app.views.memory.detail_rows import detail_rows
-from kvscope_app.views.page_map.view import summaries
+from kvscope_app.views.page_map.page_map_view import summaries
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown
 from kvscope_telemetry.source import Update

@@ -7,7 +7,7 @@ import pytest
 
 from kvscope_app.look.theme import THEMES, mix
 from kvscope_app.views.places import Place, place_of, places_text, section_sizes
-from kvscope_app.views.requests.view import RequestsView
+from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import CacheInfo
 

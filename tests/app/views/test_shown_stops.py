@@ -9,7 +9,7 @@ from tests.app.views.timed_fakes import START_NS, second, small_overview, timed
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.session.shown_stops import StopBand, stops_until, words_at
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, stop_ground
-from kvscope_app.views.heatmap.labels import cell_words
+from kvscope_app.views.heatmap.cell_text import cell_words
 from kvscope_app.views.heatmap.pools import Pools
 from kvscope_app.views.timeline.lane_colors import STOPPED_COLOR, STOPPED_SOFT, ink, softened
 from kvscope_app.views.timeline.lane_descriptions import found_in_lane, found_in_row

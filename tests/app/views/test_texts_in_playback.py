@@ -15,9 +15,9 @@ from kvscope_app.session.kept.text_keeping import TextKeeping
 from kvscope_app.session.session import Session
 from kvscope_app.session.texts.session_texts import NOT_IN_RECORDING, NOT_KEPT, asked_of
 from kvscope_app.views.inspector.finder import Finder
-from kvscope_app.views.inspector.view import REQUEST, InspectorView
-from kvscope_app.views.prefixes.columns import PREFIX
-from kvscope_app.views.prefixes.view import PrefixesView
+from kvscope_app.views.inspector.inspector_view import REQUEST, InspectorView
+from kvscope_app.views.prefixes.prefix_columns import PREFIX
+from kvscope_app.views.prefixes.prefixes_view import PrefixesView
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.request_state import RequestState

@@ -7,7 +7,7 @@ from tests.app import window_driver as driver
 from kvscope_app.setting_names import LAYOUT_VERSION, layout_name
 from kvscope_app.views.capability_messages import DEVICES_ALONE
 from kvscope_app.views.console.chat_page import StarterButton
-from kvscope_app.views.prefixes.view import NO_POOL
+from kvscope_app.views.prefixes.prefixes_view import NO_POOL
 from kvscope_engine.server.device_publisher import DEVICES_ALONE as ALONE
 
 
@@ -32,7 +32,7 @@ def test_where_the_docks_were_put_for_it_is_not_where_they_are_wanted(make_engin
 
 
 def test_the_roofline_says_that_there_are_no_steps(make_engine, make_session, poll, qtbot):
-    from kvscope_app.views.roofline.view import NO_STEPS_HERE, RooflineView
+    from kvscope_app.views.roofline.roofline_view import NO_STEPS_HERE, RooflineView
 
     session = make_session(make_engine(num_blocks=1, capabilities=ALONE))
     poll(session)

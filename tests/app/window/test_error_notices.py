@@ -14,7 +14,7 @@ from PySide6.QtCore import QTimer, qCritical
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QMainWindow, QPushButton, QWidget
 
-from kvscope_app.views.prefixes.view import PrefixesView
+from kvscope_app.views.prefixes.prefixes_view import PrefixesView
 from kvscope_app.window.error_notices import MAX_ERRORS, ErrorNotices, InternalErrors
 from kvscope_telemetry.errors import BadInput
 

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 from PySide6.QtWidgets import QScrollArea
 
-from kvscope_app.load.view import LoadView
-from kvscope_app.views.memory.view import MemoryView
+from kvscope_app.load.load_view import LoadView
+from kvscope_app.views.memory.memory_view import MemoryView
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE
 
 NARROW = 277

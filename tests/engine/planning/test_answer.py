@@ -18,7 +18,7 @@ from kvscope_engine.planning.report_text import text
 from kvscope_engine.planning.skeleton import read_skeleton
 from kvscope_engine.planning.training import TrainingQuestion, plan_training
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.plan import PlanAnswer
+from kvscope_telemetry.messages.memory_plan import PlanAnswer
 
 GIB = 1 << 30
 

@@ -36,7 +36,7 @@ from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.chat_head import ChatHead
 from kvscope_app.views.console.composer import Composer
 from kvscope_app.views.console.conversation import Conversation
-from kvscope_app.views.console.options import OptionsPanel
+from kvscope_app.views.console.options_panel import OptionsPanel
 from kvscope_app.views.console.picker import ConversationCombo, ConversationList, ConversationModel
 from kvscope_app.views.console.transcript import Transcript
 from kvscope_telemetry.messages.sampling_params import ModelSampling

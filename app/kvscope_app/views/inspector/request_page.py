@@ -15,9 +15,9 @@ from kvscope_app.views.inspector.facts import Fact, Page, block_link, event_link
 from kvscope_app.views.places import place_of
 from kvscope_app.views.requests.blocks_text import blocks_sentence
 from kvscope_app.views.requests.cold_blocks import cold_blocks
-from kvscope_app.views.requests.columns import read_columns
 from kvscope_app.views.requests.model import COLUMNS
 from kvscope_app.views.requests.phase_text import FindFirst, phases
+from kvscope_app.views.requests.request_columns import read_columns
 from kvscope_app.views.requests.reuse_text import prompt_of, reuse_text
 from kvscope_telemetry.messages.telemetry import Hello
 from kvscope_telemetry.state.mirror import Mirror

@@ -14,7 +14,7 @@ from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.inspector.event_facts import THIS_EVENT
 from kvscope_app.views.inspector.facts import Fact, Goal, Link, Page, page, request_link
 from kvscope_app.views.inspector.request_page import wall_offset_ns
-from kvscope_app.views.roofline.labels import bytes_text, flops_text
+from kvscope_app.views.roofline.point_text import bytes_text, flops_text
 from kvscope_app.views.roofline.step_facts import how_it_ran, work_facts
 from kvscope_telemetry.messages.event_kinds import kind_text
 from kvscope_telemetry.messages.telemetry import Frame, Timings

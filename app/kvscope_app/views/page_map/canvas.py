@@ -27,8 +27,8 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 from kvscope_app.look.announce import announce
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.views.page_map.drawing.block_numbers import draw_block_numbers, draw_gutter, gutter_left, gutter_width
 from kvscope_app.views.page_map.drawing.headings import Heading, draw_headings
-from kvscope_app.views.page_map.drawing.labels import draw_block_numbers, draw_gutter, gutter_left, gutter_width
 from kvscope_app.views.page_map.drawing.pin_marks import draw_pins
 from kvscope_app.views.page_map.drawing.scene import Scene, Span
 

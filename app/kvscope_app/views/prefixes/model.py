@@ -13,8 +13,8 @@ from PySide6.QtCore import QModelIndex, QObject, Qt, Signal
 
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.prefixes.columns import COLUMNS, IDLE, PREFIX, WITH_BELOW, PrefixMoment, node_words
-from kvscope_app.views.prefixes.labels import LABEL_BLOCKS, TIP_BLOCKS, Labels
+from kvscope_app.views.prefixes.node_labels import LABEL_BLOCKS, TIP_BLOCKS, Labels
+from kvscope_app.views.prefixes.prefix_columns import COLUMNS, IDLE, PREFIX, WITH_BELOW, PrefixMoment, node_words
 from kvscope_app.views.prefixes.shown_nodes import Mask, ShownNodes, Which, matches, show
 from kvscope_app.views.prefixes.step_times import StepTimes
 from kvscope_app.views.table import Index, TableHead, TableModel

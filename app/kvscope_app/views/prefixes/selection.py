@@ -13,9 +13,9 @@ import numpy as np
 from PySide6.QtCore import QItemSelection, QItemSelectionModel, QObject, Signal
 
 from kvscope_app.session.session import Session
-from kvscope_app.views.prefixes.columns import PrefixMoment
 from kvscope_app.views.prefixes.model import PrefixModel
-from kvscope_app.views.prefixes.table import PrefixTable
+from kvscope_app.views.prefixes.prefix_columns import PrefixMoment
+from kvscope_app.views.prefixes.prefix_table import PrefixTable
 
 
 @runtime_checkable

@@ -20,7 +20,7 @@ from kvscope_app.look.number_text import NOTHING, count, seconds, short
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme, owner_color
 from kvscope_app.session.request_times import Ending
-from kvscope_app.views.requests.columns import Filter, RequestColumns, judged, order_rows, took_s
+from kvscope_app.views.requests.request_columns import Filter, RequestColumns, judged, order_rows, took_s
 from kvscope_app.views.table import LEFT, RIGHT, Column, Index, TableHead, TableModel
 from kvscope_telemetry.goals import Goals, Judged, missed_words
 from kvscope_telemetry.messages.request_state import RequestState

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from kvscope_app.look.number_text import count, num_bytes, percent, plural, seconds
 from kvscope_app.views.inspector.facts import Fact
 from kvscope_app.views.inspector.phase_strip import StripPhase
-from kvscope_app.views.roofline.labels import bound_text, bytes_text, flops_text
 from kvscope_app.views.roofline.log_scale import with_prefix
+from kvscope_app.views.roofline.point_text import bound_text, bytes_text, flops_text
 from kvscope_telemetry.messages.telemetry import DeviceInfo, Frame, Timings, Work
 
 

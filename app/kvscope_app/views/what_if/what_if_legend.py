@@ -10,7 +10,7 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.what_if.labels import legend, page_note
+from kvscope_app.views.what_if.policy_text import legend, page_note
 from kvscope_telemetry.messages.what_if import PAGE_BYTES
 
 _SWATCH: Final = 11

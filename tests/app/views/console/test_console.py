@@ -8,8 +8,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 
 from kvscope_app.look.theme import THEMES
-from kvscope_app.views.console import ConsoleView
 from kvscope_app.views.console.chat_page import StarterButton
+from kvscope_app.views.console.console_view import ConsoleView
 from kvscope_app.views.console.conversation import Conversation, sampling_to_send
 from kvscope_app.views.console.store import ConversationStore
 from kvscope_telemetry.messages.commands import Abort, Accepted, Finished, Refused, RequestTiming, Submit, Tokens, Usage

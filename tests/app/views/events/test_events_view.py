@@ -21,7 +21,7 @@ from timed_fakes import EPOCH, START_NS, FakeTimedSession, small_overview, timed
 
 from kvscope_app.look.theme import DARK, THEMES
 from kvscope_app.views.events.event_search import EventSearch, matches
-from kvscope_app.views.events.view import EMPTY_TEXT, EventsView
+from kvscope_app.views.events.events_view import EMPTY_TEXT, EventsView
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.summary import SECOND_NS
 

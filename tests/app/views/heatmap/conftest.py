@@ -92,7 +92,7 @@ def overview():
 @pytest.fixture
 def make_view(qtbot, poll):
     """`make_view(engine, overview)`: the view, shown, in a size with all its parts."""
-    from kvscope_app.views.heatmap.view import HeatmapView
+    from kvscope_app.views.heatmap.heatmap_view import HeatmapView
 
     sessions = []
 

@@ -15,7 +15,7 @@ from kvscope_app.session.kept.kept_timeline import KeptTimeline
 from kvscope_app.session.kept.rings import make_ring
 from kvscope_app.session.session import Session
 from kvscope_app.views.inspector.block_history import BlockHistory, reading_order
-from kvscope_app.views.inspector.view import BLOCK, STEP, InspectorView
+from kvscope_app.views.inspector.inspector_view import BLOCK, STEP, InspectorView
 from kvscope_telemetry.ledger import LASTING
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording

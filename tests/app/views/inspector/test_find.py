@@ -7,7 +7,7 @@ from PySide6.QtCore import Qt
 
 from kvscope_app.views.inspector.find_sheet import FindSheet
 from kvscope_app.views.inspector.findings import findings
-from kvscope_app.views.inspector.view import BLOCK
+from kvscope_app.views.inspector.inspector_view import BLOCK
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
 from kvscope_telemetry.messages.telemetry import Event

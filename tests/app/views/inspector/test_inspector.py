@@ -13,7 +13,7 @@ from tests.app import window_driver as driver
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.inspector.fact_table import FactTable
 from kvscope_app.views.inspector.facts import Fact, page
-from kvscope_app.views.inspector.view import BLOCK, EMPTY_TEXTS, REQUEST, STEP, InspectorView
+from kvscope_app.views.inspector.inspector_view import BLOCK, EMPTY_TEXTS, REQUEST, STEP, InspectorView
 from kvscope_telemetry.ledger import BlockState, attention_units
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
 from kvscope_telemetry.messages.telemetry import Counters

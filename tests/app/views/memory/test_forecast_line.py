@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kvscope_app.views.memory.view import MemoryView
+from kvscope_app.views.memory.memory_view import MemoryView
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
 

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QLabel
 from kvscope_app.look.number_text import num_bytes
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.memory.account import account, kv_detail
-from kvscope_app.views.memory.view import MemoryView
+from kvscope_app.views.memory.memory_view import MemoryView
 from kvscope_app.views.memory.workspace import allocator_rows
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.devices import Devices, Gpu, GpuProcess, Host, HostProcess

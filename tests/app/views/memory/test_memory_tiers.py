@@ -6,8 +6,8 @@ import pytest
 
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.memory.account import account, kv_detail
+from kvscope_app.views.memory.memory_view import MemoryView
 from kvscope_app.views.memory.tiers import moved_text, tier_uses
-from kvscope_app.views.memory.view import MemoryView
 from kvscope_app.views.page_map.color_modes import lower_cached
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.telemetry import Counters

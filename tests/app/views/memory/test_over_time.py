@@ -9,7 +9,7 @@ import pytest
 
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.chart.time_bar import RANGES_S
-from kvscope_app.views.memory.view import MemoryView
+from kvscope_app.views.memory.memory_view import MemoryView
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
 MIB = 1 << 20

@@ -10,10 +10,10 @@ from PySide6.QtWidgets import QApplication
 from tests.app import window_driver as driver
 
 from kvscope_app.look.theme import DARK, LIGHT
-from kvscope_app.views.page_map import PageMapView
 from kvscope_app.views.page_map import canvas as canvas_module
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import ATTENTION, COLOR_MODES, PASSED_OVER, STATE, UNMEASURED
+from kvscope_app.views.page_map.page_map_view import PageMapView
 from kvscope_telemetry.ledger import BlockState, attention_units
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText

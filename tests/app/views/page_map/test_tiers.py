@@ -9,12 +9,12 @@ from PySide6.QtGui import QImage, QRegion
 from tests.app import window_driver as driver
 
 from kvscope_app.look.theme import DARK, LIGHT
-from kvscope_app.views.page_map import PageMapView
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import STATE, lower_cached
 from kvscope_app.views.page_map.drawing.grid import Grid
 from kvscope_app.views.page_map.drawing.ink import Ink, pixel
 from kvscope_app.views.page_map.drawing.scene import Scene, fit
+from kvscope_app.views.page_map.page_map_view import PageMapView
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier
 
 PREEMPTED = 2

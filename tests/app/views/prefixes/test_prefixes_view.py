@@ -16,12 +16,12 @@ from kvscope_app.look.theme import THEMES
 from kvscope_app.session.session import Session
 from kvscope_app.session.texts.session_texts import FOR_OPERATORS
 from kvscope_app.setting_names import PREFIX_ORDER
-from kvscope_app.views.page_map.view import PageMapView
+from kvscope_app.views.page_map.page_map_view import PageMapView
 from kvscope_app.views.prefixes import tree_keeper
-from kvscope_app.views.prefixes.columns import COLUMNS
+from kvscope_app.views.prefixes.prefix_columns import COLUMNS
+from kvscope_app.views.prefixes.prefixes_view import NO_CACHE, NO_PARENTS, NOTHING_YET, PrefixesView
 from kvscope_app.views.prefixes.shown_nodes import Which
 from kvscope_app.views.prefixes.step_times import UNKNOWN, StepTimes
-from kvscope_app.views.prefixes.view import NO_CACHE, NO_PARENTS, NOTHING_YET, PrefixesView
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
 from kvscope_telemetry.messages.roles import Role

@@ -6,7 +6,7 @@ import pytest
 
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.requests.request_detail import linked
-from kvscope_app.views.requests.view import RequestsView
+from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_telemetry.messages.telemetry import EventData
 
 WAITING, RUNNING, _, FINISHED = range(4)

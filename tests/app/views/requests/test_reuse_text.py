@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvscope_app.look.theme import THEMES
+from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_app.views.requests.reuse_text import Prompt, reuse_text
-from kvscope_app.views.requests.view import RequestsView
 from kvscope_telemetry.messages.telemetry import Event, EventData
 
 PROMPT = Prompt(num_tokens=140, num_reused=96, has_cache=True)

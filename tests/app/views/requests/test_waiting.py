@@ -15,7 +15,7 @@ from kvscope_app.session.request_times import Ending, RequestTimes
 from kvscope_app.views.requests.first_tokens import has_first_token
 from kvscope_app.views.requests.model import COLUMNS
 from kvscope_app.views.requests.phase_text import phases
-from kvscope_app.views.requests.view import RequestsView
+from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_app.views.requests.waiting_text import first_waiting, num_ahead, queue_note, why_waits
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame, RequestRows

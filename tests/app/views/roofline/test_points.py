@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kvscope_app.look.number_text import num_bytes
-from kvscope_app.views.roofline.labels import bound_text
 from kvscope_app.views.roofline.log_scale import LogScale, bounds, tick_text, with_prefix
+from kvscope_app.views.roofline.point_text import bound_text
 from kvscope_app.views.roofline.points import PointKind, points_of
 from kvscope_app.views.roofline.step_facts import how_it_ran, phases_of, work_facts
 from kvscope_app.views.timeline.steps import Steps

@@ -12,8 +12,8 @@ from tests.app import window_driver as driver
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.session.session import Session
-from kvscope_app.views.inspector.view import STEP, InspectorView
-from kvscope_app.views.roofline.view import NOT_RECORDED, RANGES_S, RooflineView
+from kvscope_app.views.inspector.inspector_view import STEP, InspectorView
+from kvscope_app.views.roofline.roofline_view import NOT_RECORDED, RANGES_S, RooflineView
 from kvscope_telemetry.messages.telemetry import DeviceInfo, Frame, Snapshot, Work
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope_app.look.theme import THEMES
-from kvscope_app.views.throughput.view import ThroughputView
+from kvscope_app.views.throughput.throughput_view import ThroughputView
 
 
 @pytest.fixture

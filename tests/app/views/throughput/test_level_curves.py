@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from kvscope_app.session.history import HistoryWindow
-from kvscope_app.views.throughput import view as view_module
+from kvscope_app.views.throughput import throughput_view as view_module
 from kvscope_app.views.throughput.panels import is_level
 
 

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication
 
 from kvscope_app.look.theme import THEMES
 from kvscope_app.session.history import BIN_NS
-from kvscope_app.views.throughput.view import ThroughputView
+from kvscope_app.views.throughput.throughput_view import ThroughputView
 from kvscope_telemetry.messages.telemetry import Counters, Event
 from kvscope_telemetry.source import SERIES_FIELDS, Update
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
@@ -150,7 +150,7 @@ def test_a_wheel_turn_over_a_plot_looks_back_unless_it_scrolls(session, view, qt
 
 
 def test_calls_that_come_rarely_draw_all_panels_for_one_time(session, view, monkeypatch):
-    from kvscope_app.views.throughput import view as module
+    from kvscope_app.views.throughput import throughput_view as module
 
     now_s = [100.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))

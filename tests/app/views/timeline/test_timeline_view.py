@@ -18,7 +18,7 @@ from kvscope_app.look.theme import DARK, THEMES
 from kvscope_app.views.timeline.lane_colors import softened
 from kvscope_app.views.timeline.lane_layout import GUTTER, ROW_HEIGHT
 from kvscope_app.views.timeline.time_span import TimeSpan
-from kvscope_app.views.timeline.view import EMPTY_TEXT, TimelineView
+from kvscope_app.views.timeline.timeline_view import EMPTY_TEXT, TimelineView
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 

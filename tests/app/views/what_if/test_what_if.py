@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from kvscope_app.look.theme import DARK, LIGHT
-from kvscope_app.views.what_if import labels
+from kvscope_app.views.what_if import policy_text
 from kvscope_app.views.what_if.process import NOT_INSTALLED
-from kvscope_app.views.what_if.view import (
+from kvscope_app.views.what_if.what_if_view import (
     NO_ENGINE,
     NOTHING,
     NOTHING_THEN,
@@ -125,8 +125,8 @@ def test_memory_is_what_there_is_of_it_and_pages_are_the_devices(engine, session
     poll(session)
     memory = memory_of(session.mirror)
     assert (memory.num_blocks, memory.page_bytes) == (10, HOST_PAGE_BYTES)
-    assert labels.page_note(memory.page_bytes) == "virtual: pages of 4 KiB"
-    assert labels.page_note(PAGE_BYTES) == "virtual: pages of 2 MiB"
+    assert policy_text.page_note(memory.page_bytes) == "virtual: pages of 4 KiB"
+    assert policy_text.page_note(PAGE_BYTES) == "virtual: pages of 2 MiB"
 
 
 def test_nothing_is_started_while_it_is_hidden_or_nothing_runs(make_view, session, monkeypatch):
@@ -313,7 +313,7 @@ def test_a_cell_has_the_colour_of_its_kind(qtbot, theme):
     small.setFixedSize(100, 20)
     small.show_cells(bytes([1, 2, 3, 4, 0, 9]))
     image = small.grab().toImage()
-    colors = labels.map_colors(theme)
+    colors = policy_text.map_colors(theme)
     shown = [image.pixelColor(int(100 * (i + 0.5) / small.pixels().shape[1]), 2).name() for i in range(5)]
     kinds = (MapKind.USED, MapKind.RESERVED, MapKind.INTERNAL, MapKind.ROUNDING, MapKind.FREE)
     assert shown == [colors[kind] for kind in kinds]
@@ -338,6 +338,6 @@ def test_rows_are_as_full_as_they_can_be():
 
 def test_amounts_are_slots_where_bytes_are_not_known():
     use, blind = ANSWER.policies[0], msgspec.structs.replace(ANSWER, slot_bytes=0.0)
-    assert labels.waste(use, blind) == "488 slots"
-    assert labels.difference(use, blind) == "480 slots more"
-    assert "Wasted: 488 slots" in labels.tip(use, blind)
+    assert policy_text.waste(use, blind) == "488 slots"
+    assert policy_text.difference(use, blind) == "480 slots more"
+    assert "Wasted: 488 slots" in policy_text.tip(use, blind)

@@ -13,8 +13,8 @@ from tests.telemetry.exports.comparison.conftest import START_NS, MakeRun
 
 from kvscope_telemetry.exports.comparison.alignment import PEAK, AlignedMoment, Alignment, moments, shared
 from kvscope_telemetry.exports.comparison.comparison import FIGURES, Comparison, ComparisonRow, Run, compare, windows
+from kvscope_telemetry.exports.comparison.comparison_table import comparison_table, write_comparison_csv
 from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Method, Verdict
-from kvscope_telemetry.exports.comparison.table import comparison_table, write_comparison_csv
 from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.span import Span, span_of
 from kvscope_telemetry.messages.telemetry import Event

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from kvscope_app.look.theme import DARK, LIGHT, THEMES
-from kvscope_app.views.page_map import PageMapView
 from kvscope_app.views.page_map.drawing.cells import CellShape
 from kvscope_app.views.page_map.drawing.flash_glyphs import GLYPHS_FROM, glyph
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES, FlashKind, level_below, top_level
 from kvscope_app.views.page_map.drawing.flashes import MAX_MOVES_AT_ONCE, Flashes
 from kvscope_app.views.page_map.drawing.ink import Ink, pixel
 from kvscope_app.views.page_map.drawing.scene import Scene
-from kvscope_app.views.page_map.view import PendingMoves
+from kvscope_app.views.page_map.page_map_view import PageMapView, PendingMoves
 from kvscope_telemetry.ledger import BlockState, Ledger
 from kvscope_telemetry.source import Update
 

@@ -15,8 +15,8 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.prefixes.columns import COLUMNS, PREFIX, WITH_BELOW
 from kvscope_app.views.prefixes.model import PrefixModel
+from kvscope_app.views.prefixes.prefix_columns import COLUMNS, PREFIX, WITH_BELOW
 from kvscope_app.views.table import Table
 
 INDENT: Final = 16

@@ -22,7 +22,7 @@ from kvscope_app.views.capability_messages import engine_name
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.inspector.request_page import wall_offset_ns
 from kvscope_app.views.roofline.canvas import UNKNOWN, RooflineCanvas
-from kvscope_app.views.roofline.labels import KIND_COLORS, KIND_WORDS, bound_text, point_text
+from kvscope_app.views.roofline.point_text import KIND_COLORS, KIND_WORDS, bound_text, point_text
 from kvscope_app.views.roofline.points import NO_POINTS, PointKind, Points, points_of
 from kvscope_app.views.timed_session import Choice
 from kvscope_app.views.timeline.lane_descriptions import STEP_TOLD_NS

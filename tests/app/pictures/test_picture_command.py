@@ -18,7 +18,7 @@ from tests.telemetry.conftest import record
 
 from kvscope_app.main import main
 from kvscope_app.pictures import stage
-from kvscope_app.pictures.command import moments
+from kvscope_app.pictures.picture_command import moments
 from kvscope_telemetry.exports.span import Span
 
 __all__ = ["record"]

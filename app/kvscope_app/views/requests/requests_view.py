@@ -31,11 +31,11 @@ from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import REQUEST_GOALS
 from kvscope_app.views.base import View
-from kvscope_app.views.requests.columns import Filter, read_columns
 from kvscope_app.views.requests.model import RequestModel
 from kvscope_app.views.requests.numbers import RequestNumbers
+from kvscope_app.views.requests.request_columns import Filter, read_columns
 from kvscope_app.views.requests.request_detail import RequestDetail
-from kvscope_app.views.requests.table import RequestTable
+from kvscope_app.views.requests.requests_table import RequestTable
 from kvscope_app.views.requests.waiting_text import queue_note, why_waits
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.goals import GOAL_NAMES, Judged, goals_text, read_goals

@@ -22,7 +22,7 @@ _COLUMN_WIDTH: Final = 250
 """A figure with its name takes at most this."""
 
 
-class Card(QWidget):
+class DeviceCard(QWidget):
     """Shows what it is given; repaints nothing that is as before."""
 
     def __init__(self) -> None:

@@ -31,8 +31,8 @@ from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.device_log import HOST, gpu_key, host_taken_bytes
 from kvscope_app.session.session import Session
 from kvscope_app.views.chart.chart_stack import ChartedView
-from kvscope_app.views.device.card import Card
 from kvscope_app.views.device.charts import DeviceCharts
+from kvscope_app.views.device.device_card import DeviceCard
 from kvscope_app.views.device.device_figures import (
     gpu_figures,
     gpu_memory_line,
@@ -77,7 +77,7 @@ class DeviceView(ChartedView):
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
-        self.cards: dict[str, Card] = {}
+        self.cards: dict[str, DeviceCard] = {}
         self.note = label(look="muted", wraps=True)
         self.charts = DeviceCharts(session)
         self.processes = ProcessTable()
@@ -124,12 +124,12 @@ class DeviceView(ChartedView):
         self.charts.show_devices([(gpu_key(gpu), f"GPU {gpu.index}") for gpu in devices.gpus])
         self.processes.rows.show_rows(process_rows(devices))
 
-    def _show_gpu(self, card: Card, gpu: Gpu, devices: Devices) -> None:
+    def _show_gpu(self, card: DeviceCard, gpu: Gpu, devices: Devices) -> None:
         card.show_state(gpu_title(gpu, devices), *gpu_state(gpu))
         card.show_memory(gpu_memory_line(gpu), gpu_pieces(gpu), gpu.memory_total_bytes)
         card.show_figures(gpu_figures(gpu))
 
-    def _show_host(self, card: Card, host: Host) -> None:
+    def _show_host(self, card: DeviceCard, host: Host) -> None:
         card.show_state(" · ".join(filter(None, ("Machine", host.name))), "", "muted")
         line = memory_line(host_taken_bytes(host), host.memory_total_bytes)
         card.show_memory(line, host_pieces(host), host.memory_total_bytes)
@@ -140,7 +140,7 @@ class DeviceView(ChartedView):
             self._cards.removeWidget(card)
             card.hide()
             card.deleteLater()
-        self.cards = {key: Card() for key in keys}
+        self.cards = {key: DeviceCard() for key in keys}
         for card in self.cards.values():
             card.apply_theme(self.theme)
             self._cards.addWidget(card)

@@ -31,13 +31,13 @@ from kvscope_app.session.session import Session
 from kvscope_app.setting_names import PREFIX_FILTER, PREFIX_ORDER
 from kvscope_app.views.base import View
 from kvscope_app.views.in_sight import in_sight
-from kvscope_app.views.prefixes.columns import COLUMNS, PrefixMoment, holder_words, idle_words, where_words
-from kvscope_app.views.prefixes.labels import LABEL_BLOCKS, Labels
 from kvscope_app.views.prefixes.model import PrefixModel
+from kvscope_app.views.prefixes.node_labels import LABEL_BLOCKS, Labels
+from kvscope_app.views.prefixes.prefix_columns import COLUMNS, PrefixMoment, holder_words, idle_words, where_words
+from kvscope_app.views.prefixes.prefix_table import PrefixTable
 from kvscope_app.views.prefixes.selection import PrefixSelection
 from kvscope_app.views.prefixes.shown_nodes import Mask, Which
 from kvscope_app.views.prefixes.step_times import StepTimes
-from kvscope_app.views.prefixes.table import PrefixTable
 from kvscope_app.views.prefixes.tree_keeper import TreeKeeper
 from kvscope_telemetry.ledger import NO_OWNER
 from kvscope_telemetry.state.mirror import Mirror

@@ -9,7 +9,7 @@ from PySide6.QtCore import QCoreApplication, QStandardPaths
 from PySide6.QtGui import QHideEvent
 from PySide6.QtWidgets import QTabWidget, QVBoxLayout, QWidget
 
-from kvscope_app.load.view import LoadView
+from kvscope_app.load.load_view import LoadView
 from kvscope_app.look.makers import empty_state
 from kvscope_app.look.theme import Theme
 from kvscope_app.session.session import Session

@@ -23,9 +23,9 @@ from kvscope_app.views.capability_messages import why_no_addresses
 from kvscope_app.views.heatmap.address_rows import num_cells
 from kvscope_app.views.heatmap.canvas import Cell, HeatCanvas, RowLabel
 from kvscope_app.views.heatmap.cell_keys import HeatMode, look_up
+from kvscope_app.views.heatmap.cell_text import cell_words, runs_words
 from kvscope_app.views.heatmap.heat_legend import HeatLegend
 from kvscope_app.views.heatmap.key_store import KeyStore
-from kvscope_app.views.heatmap.labels import cell_words, runs_words
 from kvscope_app.views.heatmap.measures import MOST_LEVEL, NO_RUNS, internal, num_sizes, run_keys
 from kvscope_app.views.heatmap.pools import Pools
 from kvscope_app.views.heatmap.strips import CurveStrip, Ruler

@@ -34,8 +34,8 @@ from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import why_no_addresses, why_no_requests
 from kvscope_app.views.in_sight import in_sight
-from kvscope_app.views.what_if import labels
-from kvscope_app.views.what_if.labels import HEADING, HEADING_TIP, map_colors
+from kvscope_app.views.what_if import policy_text
+from kvscope_app.views.what_if.policy_text import HEADING, HEADING_TIP, map_colors
 from kvscope_app.views.what_if.process import Rows, WhatIfProcess
 from kvscope_app.views.what_if.what_if_legend import WhatIfLegend
 from kvscope_telemetry.messages.request_state import RequestState
@@ -203,7 +203,7 @@ class CardGrid(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cards: list[Card] = []
+        self.cards: list[PolicyCard] = []
         self._theme = DARK
         self._num_columns = 1
         self._grid = QGridLayout(self)
@@ -233,7 +233,7 @@ class CardGrid(QWidget):
             card.deleteLater()
         del self.cards[number:]
         while len(self.cards) < number:
-            self.cards.append(Card())
+            self.cards.append(PolicyCard())
             self.cards[-1].apply_theme(self._theme)
         self._num_columns = 0
         self._arrange()
@@ -258,7 +258,7 @@ def num_columns_of(num_cards: int, fitting: int) -> int:
 
 
 # One policy: its name, its map, what it wastes, who could run. Knows one answer's words and cells only.
-class Card(QFrame):
+class PolicyCard(QFrame):
     """As narrow as it must be: its words are elided, and the tooltip has them all."""
 
     def __init__(self) -> None:
@@ -277,15 +277,15 @@ class Card(QFrame):
     def show_use(self, use: PolicyUse, answer: WhatIfAnswer) -> None:
         """Fill in what the policy makes of the requests."""
         set_look(self, "current" if use.is_current else "card")
-        self.name.setText(labels.name(use))
+        self.name.setText(policy_text.name(use))
         self.map.show_cells(use.cells)
-        self.waste.setText(labels.waste(use, answer))
-        self.share.setText(labels.waste_share(use))
-        self.placed.setText(labels.placed(use))
+        self.waste.setText(policy_text.waste(use, answer))
+        self.share.setText(policy_text.waste_share(use))
+        self.placed.setText(policy_text.placed(use))
         set_look(self.difference, "accent" if use.is_current else "muted")
         set_look(self.placed, "warning" if use.num_waiting or use.refused else "")
-        self.difference.setText(labels.difference(use, answer))
-        self.setToolTip(plain_tip(labels.tip(use, answer)))
+        self.difference.setText(policy_text.difference(use, answer))
+        self.setToolTip(plain_tip(policy_text.tip(use, answer)))
         self.setAccessibleName(self.name.text())
         self.setAccessibleDescription(self.summary)
 

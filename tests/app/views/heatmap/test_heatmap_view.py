@@ -11,9 +11,9 @@ from PySide6.QtWidgets import QApplication
 
 from kvscope_app.look.theme import DARK, LIGHT, mix
 from kvscope_app.views.heatmap.cell_keys import HeatMode
-from kvscope_app.views.heatmap.labels import cell_words
+from kvscope_app.views.heatmap.cell_text import cell_words
+from kvscope_app.views.heatmap.heatmap_view import EMPTY_TEXT, HeatmapView
 from kvscope_app.views.heatmap.time_frame import Stance
-from kvscope_app.views.heatmap.view import EMPTY_TEXT, HeatmapView
 from kvscope_app.views.page_map.color_modes import FILL, OWNER, STATE
 from kvscope_app.views.page_map.drawing.ink import pixel
 from kvscope_telemetry.ledger import Ledger, Tier

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kvscope_app.views.page_map.drawing.block_numbers import touches
 from kvscope_app.views.page_map.drawing.grid import Section
-from kvscope_app.views.page_map.drawing.labels import touches
 
 
 @pytest.mark.parametrize(("pitch", "is_crowded"), [(6.0, True), (16.0, False)])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
 
-from kvscope_app.views.prefixes.columns import PrefixMoment
+from kvscope_app.views.prefixes.prefix_columns import PrefixMoment
 
 LABEL_BLOCKS: Final = 4
 """Whose text is looked at: more than fits into most rows."""

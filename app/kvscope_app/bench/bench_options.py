@@ -41,6 +41,6 @@ def add_bench_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argu
 
 
 def _run(args: argparse.Namespace) -> int:
-    from kvscope_app.bench.command import run_bench
+    from kvscope_app.bench.bench_command import run_bench
 
     return run_bench(args)
