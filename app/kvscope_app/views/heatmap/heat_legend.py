@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from PySide6.QtCore import QPointF, QSize
+from PySide6.QtCore import QPointF
 from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent
-from PySide6.QtWidgets import QSizePolicy, QWidget
+from PySide6.QtWidgets import QWidget
 
-from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.theme import Theme
 from kvscope_app.views.heatmap.cell_keys import HeatMode, tier_colors, unheld_color
 from kvscope_app.views.page_map.color_modes import FILL_SCALE, STATE
-from kvscope_app.views.page_map.legend_ink import LegendInk, Placed
 from kvscope_app.views.page_map.legend_items import ShownItems, Swatch
+from kvscope_app.views.page_map.swatch_legend import Placed, SwatchLegend
 from kvscope_app.views.places import tier_title
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import DeviceInfo
@@ -39,24 +39,22 @@ def heat_swatches(mode: HeatMode, theme: Theme, shown: ShownItems, device: Devic
     return [*(Swatch(tier_colors(theme)[tier], tier_title(tier, device)) for tier in tiers), free]
 
 
-class HeatLegend(QWidget):
+class HeatLegend(SwatchLegend):
     """One line, two where there is height; what does not fit is in the tooltip."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._ink = LegendInk(self, between=_BETWEEN, scale_width=_SCALE_WIDTH)
-        self._theme, self._mode = DARK, HeatMode.STATE
+        super().__init__(parent, between=_BETWEEN, scale_width=_SCALE_WIDTH)
+        self._mode = HeatMode.STATE
         self._swatches: list[Swatch] = []
         self._has_gaps, self._is_low = False, False
         self.tells_stops = False
         """Whether it says what a band is in which the engine stood still."""
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def show_mode(
         self, mode: HeatMode, theme: Theme, shown: ShownItems, device: DeviceInfo, *, gaps: bool, stops: bool = False
     ) -> None:
         """Explain `mode`; `gaps`: there are seconds of which nothing is known, `stops`: the engine stood still."""
-        self._mode, self._theme, self._has_gaps, self.tells_stops = mode, theme, gaps, stops
+        self._mode, self.theme, self._has_gaps, self.tells_stops = mode, theme, gaps, stops
         self._swatches = heat_swatches(mode, theme, shown, device)
         if gaps:
             self._swatches.append(Swatch(theme.base, GAP_WORD))
@@ -73,11 +71,9 @@ class HeatLegend(QWidget):
             self._is_low = is_low
             self.updateGeometry()
 
-    def sizeHint(self) -> QSize:
-        return QSize(200, self._num_lines * self._ink.line_height + 2)
-
-    def minimumSizeHint(self) -> QSize:
-        return QSize(60, self.sizeHint().height())
+    @property
+    def num_lines(self) -> int:
+        return 1 if self._is_low else min(max((line for *_, line in self._placed()), default=0) + 1, 2)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -87,27 +83,23 @@ class HeatLegend(QWidget):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         if self._mode is HeatMode.USED:
-            self._ink.draw_scale(painter, self._theme, FILL_SCALE)
+            self.draw_scale(painter, FILL_SCALE)
         if self._mode is HeatMode.OWNER:
-            self._ink.draw_owners(painter, self._theme, 0, _OWNERS_WORD)
+            self.draw_owners(painter, 0, _OWNERS_WORD)
         for placed in self._placed():
-            if placed[2] < self._num_lines:
+            if placed[2] < self.num_lines:
                 self._draw_swatch(painter, placed)
         painter.end()
 
-    @property
-    def _num_lines(self) -> int:
-        return 1 if self._is_low else min(max((line for *_, line in self._placed()), default=0) + 1, 2)
-
     def _placed(self) -> Iterator[Placed]:
-        return self._ink.placed(self._swatches, self._begin)
+        return self.placed(self._swatches, self._begin)
 
     @property
     def _begin(self) -> int:
         """Where the swatches begin: after the scale, or the owners."""
         if self._mode is HeatMode.USED:
-            return self._ink.scale_width(FILL_SCALE)
-        return self._ink.owners_width(_OWNERS_WORD) if self._mode is HeatMode.OWNER else 0
+            return self.scale_width(FILL_SCALE)
+        return self.owners_width(_OWNERS_WORD) if self._mode is HeatMode.OWNER else 0
 
     def _words(self) -> str:
         words = [swatch.word for swatch in self._swatches]
@@ -120,8 +112,8 @@ class HeatLegend(QWidget):
 
     def _draw_swatch(self, painter: QPainter, placed: Placed) -> None:
         swatch, *_ = placed
-        box = self._ink.draw_swatch(painter, self._theme, placed)
+        box = self.draw_swatch(painter, placed)
         if swatch.word == GAP_WORD:
-            painter.setPen(QPen(self._theme.color("muted"), 1))
+            painter.setPen(QPen(self.theme.color("muted"), 1))
             for left, right in ((2, 6), (5, 9)):
                 painter.drawLine(box.topLeft() + QPointF(left, 9), box.topLeft() + QPointF(right, 2))

@@ -29,8 +29,8 @@ from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
 from kvscope_app.views.page_map.drawing.flashes import MAX_MOVES_AT_ONCE
 from kvscope_app.views.page_map.drawing.headings import headings
 from kvscope_app.views.page_map.drawing.scene import Scene
-from kvscope_app.views.page_map.legend import PageMapLegend
 from kvscope_app.views.page_map.legend_items import may_flash, owners_in, shown_in
+from kvscope_app.views.page_map.page_map_legend import PageMapLegend
 from kvscope_app.views.page_map.usage_bar import UsageBar
 from kvscope_app.views.places import section_sizes
 from kvscope_telemetry.ledger import BlockState

@@ -7,8 +7,8 @@ import pytest
 from kvscope_app.look.theme import DARK, LIGHT, owner_color
 from kvscope_app.views.page_map.color_modes import COLOR_MODES, OWNER, STATE
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES
-from kvscope_app.views.page_map.legend import PageMapLegend
 from kvscope_app.views.page_map.legend_items import MAX_OWNERS, ShownItems, may_flash, owners_in, shown_in
+from kvscope_app.views.page_map.page_map_legend import PageMapLegend
 from kvscope_telemetry.ledger import Tier
 
 ALL = ShownItems(frozenset({Tier.HOST, Tier.DISK}), unmapped=True, flashes=MOVES)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QSizePolicy, QWidget
+from PySide6.QtWidgets import QWidget
 
-from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.theme import Theme
 from kvscope_app.views.page_map.color_modes import STATE, ColorMode
 from kvscope_app.views.page_map.drawing.flash_glyphs import glyph
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
 from kvscope_app.views.page_map.drawing.ink import sign_color
 from kvscope_app.views.page_map.drawing.pin_marks import draw_corner
-from kvscope_app.views.page_map.legend_ink import LegendInk, Placed
 from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, ShownItems, Swatch
+from kvscope_app.views.page_map.swatch_legend import Placed, SwatchLegend
 
 _BETWEEN: Final = 16
 _SCALE_WIDTH: Final = 120
@@ -24,26 +24,23 @@ _MAX_LINES: Final = 3
 _OWNERS_WORD: Final = "one colour per request, dimmer when only cached"
 
 
-class PageMapLegend(QWidget):
+class PageMapLegend(SwatchLegend):
     """One line, up to three where tiers and flashes are to be explained. Of what does not fit it says how much that is,
     and the tooltip says all."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._ink = LegendInk(self, between=_BETWEEN, scale_width=_SCALE_WIDTH)
-        self._theme = DARK
+        super().__init__(parent, between=_BETWEEN, scale_width=_SCALE_WIDTH)
         self._mode = STATE
         self._shown = ShownItems()
         self._num_lines = 1
         self._is_low = False
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self._describe()
 
     def show_mode(self, mode: ColorMode, theme: Theme, shown: ShownItems) -> None:
         """Explain `mode` and what else there is."""
-        if (mode, theme, shown) == (self._mode, self._theme, self._shown):
+        if (mode, theme, shown) == (self._mode, self.theme, self._shown):
             return
-        self._mode, self._theme, self._shown = mode, theme, shown
+        self._mode, self.theme, self._shown = mode, theme, shown
         self._describe()
         self._take_lines()
         self.update()
@@ -53,11 +50,9 @@ class PageMapLegend(QWidget):
         self._is_low = is_low
         self._take_lines()
 
-    def sizeHint(self) -> QSize:
-        return QSize(200, self._num_lines * self._ink.line_height + 2)
-
-    def minimumSizeHint(self) -> QSize:
-        return QSize(60, self.sizeHint().height())
+    @property
+    def num_lines(self) -> int:
+        return self._num_lines
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -68,17 +63,17 @@ class PageMapLegend(QWidget):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         if (shades := self._mode.scale(self._shown)) is not None:
-            self._ink.draw_scale(painter, self._theme, shades)
+            self.draw_scale(painter, shades)
         fitting = self.fitting
         for placed in fitting:
             self._draw_swatch(painter, placed)
         right = self._after(fitting)
         if words := self.more_words:
-            self._ink.draw_word(painter, self._theme, right, self._num_lines - 1, words)
+            self.draw_word(painter, right, self._num_lines - 1, words)
         if self._mode.by_request and self._shown.is_plain and not self._shown.owners:
-            room = self.width() - right - self._ink.owners_width("") + _BETWEEN
+            room = self.width() - right - self.owners_width("") + _BETWEEN
             words = self.fontMetrics().elidedText(_OWNERS_WORD, Qt.TextElideMode.ElideRight, room)
-            self._ink.draw_owners(painter, self._theme, right, words)
+            self.draw_owners(painter, right, words)
         painter.end()
 
     @property
@@ -108,7 +103,7 @@ class PageMapLegend(QWidget):
         if not shown:
             return self._begin
         swatch, x, line = shown[-1]
-        return x + self._ink.swatch_width(swatch) + _BETWEEN if line == self._num_lines - 1 else 0
+        return x + self.swatch_width(swatch) + _BETWEEN if line == self._num_lines - 1 else 0
 
     def _take_lines(self) -> None:
         """As many lines as it takes at this width."""
@@ -122,32 +117,32 @@ class PageMapLegend(QWidget):
             self.updateGeometry()
 
     def _placed(self, shown: ShownItems | None = None) -> list[Placed]:
-        return list(self._ink.placed(self._mode.legend(self._theme, shown or self._shown), self._begin))
+        return list(self.placed(self._mode.legend(self.theme, shown or self._shown), self._begin))
 
     @property
     def _begin(self) -> int:
         """Where the swatches begin: after the scale."""
         shades = self._mode.scale(self._shown)
-        return self._ink.scale_width(shades) if shades is not None else 0
+        return self.scale_width(shades) if shades is not None else 0
 
     def _draw_swatch(self, painter: QPainter, placed: Placed) -> None:
         swatch, *_ = placed
-        box = self._ink.draw_swatch(painter, self._theme, placed)
+        box = self.draw_swatch(painter, placed)
         if swatch.word == "shared":  # as in the cells: the mark says it without colour
-            painter.fillRect(QRectF(box.right() - 5, box.top() + 2, 3, 3), self._theme.color("selection"))
+            painter.fillRect(QRectF(box.right() - 5, box.top() + 2, 3, 3), self.theme.color("selection"))
         if swatch.is_pin:
-            draw_corner(painter, self._theme, box.right() - 1, box.top() + 1, 0.6 * box.width())
+            draw_corner(painter, self.theme, box.right() - 1, box.top() + 1, 0.6 * box.width())
         if swatch.flash is not None:
             self._draw_glyph(painter, box, swatch.flash)
 
     def _draw_glyph(self, painter: QPainter, box: QRectF, flash: FlashKind) -> None:
         sign = glyph(flash, 5)
-        ink = QColor(sign_color(flash, self._theme))
+        ink = QColor(sign_color(flash, self.theme))
         for y, x in zip(*(axis.tolist() for axis in sign.nonzero()), strict=True):
             painter.fillRect(QRectF(box.x() + 3 + x, box.y() + 3 + y, 1, 1), ink)
 
     def _describe(self) -> None:
-        told = self._mode.legend(self._theme, self._shown)
+        told = self._mode.legend(self.theme, self._shown)
         words = [f"flash: {s.word}" if s.flash is not None else s.word for s in told]
         if (shades := self._mode.scale(self._shown)) is not None:
             words = [f"from {shades[1]} to {shades[2]}", *words]

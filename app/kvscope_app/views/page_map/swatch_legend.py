@@ -1,6 +1,6 @@
-"""What legends are drawn with: swatches in lines, a colour scale with a word at each end, the colours of requests.
+"""A legend: swatches in lines, a colour scale with a word at each end, the colours of requests.
 
-Knows what things look like and where there is room for them. Must not know what they mean.
+Owns what things look like, where there is room for them, and how high that is. Must not know what they mean.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from PySide6.QtCore import QRectF
+from PySide6.QtCore import QRectF, QSize
 from PySide6.QtGui import QColor, QLinearGradient, QPainter, QPen
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvscope_app.look.theme import Theme, owner_colors
+from kvscope_app.look.theme import DARK, owner_colors
 from kvscope_app.views.page_map.legend_items import Scale, Swatch
 
 SWATCH: Final = 11
@@ -24,16 +24,30 @@ Placed = tuple[Swatch, int, int]
 """A swatch, its left edge and its line."""
 
 
-class LegendInk:
-    """Of one widget, in its font; `between`: between two swatches. Lengths in pixels."""
+class SwatchLegend(QWidget):
+    """As high as `num_lines`; `between`: between two swatches. Lengths in pixels."""
 
-    def __init__(self, widget: QWidget, *, between: int, scale_width: int) -> None:
-        self._widget, self._between, self._scale_width = widget, between, scale_width
+    def __init__(self, parent: QWidget | None, *, between: int, scale_width: int) -> None:
+        super().__init__(parent)
+        self._between, self._scale_width = between, scale_width
+        self.theme = DARK
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    @property
+    def num_lines(self) -> int:
+        """That are shown."""
+        return 1
+
+    def sizeHint(self) -> QSize:
+        return QSize(200, self.num_lines * self.line_height + 2)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(60, self.sizeHint().height())
 
     @property
     def line_height(self) -> int:
         """Of a line of swatches."""
-        return self._widget.fontMetrics().height() + 4
+        return self.fontMetrics().height() + 4
 
     def swatch_width(self, swatch: Swatch) -> int:
         """With its word."""
@@ -53,48 +67,48 @@ class LegendInk:
         x, line = begin, 0
         for swatch in swatches:
             width = self.swatch_width(swatch)
-            if x > 0 and x + width > self._widget.width():
+            if x > 0 and x + width > self.width():
                 x, line = 0, line + 1
             yield swatch, x, line
             x += width + self._between
 
-    def draw_swatch(self, painter: QPainter, theme: Theme, placed: Placed) -> QRectF:
+    def draw_swatch(self, painter: QPainter, placed: Placed) -> QRectF:
         """Its colour and its word; where the colour is, for marks."""
         swatch, x, line = placed
         top = line * self.line_height
         box = QRectF(x, top + (self.line_height - SWATCH) / 2, SWATCH, SWATCH)
-        painter.setPen(QPen(theme.color("border"), 1))
+        painter.setPen(QPen(self.theme.color("border"), 1))
         painter.setBrush(QColor(swatch.color))
         painter.drawRoundedRect(box.adjusted(0.5, 0.5, -0.5, -0.5), 3, 3)
-        self.draw_word(painter, theme, x + SWATCH + GAP, line, swatch.word)
+        self.draw_word(painter, x + SWATCH + GAP, line, swatch.word)
         return box
 
-    def draw_scale(self, painter: QPainter, theme: Theme, scale: Scale) -> None:
+    def draw_scale(self, painter: QPainter, scale: Scale) -> None:
         """In the first line, at the left."""
         stops, low, high = scale
-        self.draw_word(painter, theme, 0, 0, low)
+        self.draw_word(painter, 0, 0, low)
         x = self._advance(low) + GAP
         ramp = QLinearGradient(x, 0, x + self._scale_width, 0)
-        colors = stops(theme)
+        colors = stops(self.theme)
         for index, color in enumerate(colors):
             ramp.setColorAt(index / (len(colors) - 1), QColor(color))
-        painter.setPen(QPen(theme.color("border"), 1))
+        painter.setPen(QPen(self.theme.color("border"), 1))
         painter.setBrush(ramp)
         painter.drawRoundedRect(QRectF(x, self._bar_top, self._scale_width, _BAR_HEIGHT), 3, 3)
-        self.draw_word(painter, theme, x + self._scale_width + GAP, 0, high)
+        self.draw_word(painter, x + self._scale_width + GAP, 0, high)
 
-    def draw_owners(self, painter: QPainter, theme: Theme, x: int, word: str) -> None:
+    def draw_owners(self, painter: QPainter, x: int, word: str) -> None:
         """Some of the colours that requests have, in the first line."""
-        painter.setPen(QPen(theme.color("border"), 0))
-        for index, color in enumerate(owner_colors(theme)[:_NUM_OWNERS]):
+        painter.setPen(QPen(self.theme.color("border"), 0))
+        for index, color in enumerate(owner_colors(self.theme)[:_NUM_OWNERS]):
             painter.setBrush(QColor(color))
             painter.drawRoundedRect(QRectF(x + index * _OWNER_STEP, self._bar_top, 8, _BAR_HEIGHT), 2, 2)
-        self.draw_word(painter, theme, x + _NUM_OWNERS * _OWNER_STEP + GAP, 0, word)
+        self.draw_word(painter, x + _NUM_OWNERS * _OWNER_STEP + GAP, 0, word)
 
-    def draw_word(self, painter: QPainter, theme: Theme, x: int, line: int, word: str) -> None:
+    def draw_word(self, painter: QPainter, x: int, line: int, word: str) -> None:
         """In a line, from `x` on."""
-        painter.setPen(theme.color("muted"))
-        metrics, top = self._widget.fontMetrics(), line * self.line_height
+        painter.setPen(self.theme.color("muted"))
+        metrics, top = self.fontMetrics(), line * self.line_height
         painter.drawText(x, top + (self.line_height + metrics.ascent() - metrics.descent()) // 2, word)
 
     @property
@@ -102,4 +116,4 @@ class LegendInk:
         return (self.line_height - _BAR_HEIGHT) / 2
 
     def _advance(self, word: str) -> int:
-        return self._widget.fontMetrics().horizontalAdvance(word)
+        return self.fontMetrics().horizontalAdvance(word)
