@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_app.commands.progress import Progress
 from kvscope_app.commands.values import add_goals, recording_file
+from kvscope_app.look.number_text import seconds
 
 if TYPE_CHECKING:
     from kvscope_telemetry.exports.digest import Digest
@@ -154,7 +155,7 @@ def _as_text(recording: Recording, found: Digest) -> str:
 
 def _paused(found: Digest) -> str:
     stopped_s = found.figures["stopped_s"]
-    return f"{stopped_s:,.1f} s, excluded from latencies and rates" if stopped_s else "never"
+    return f"{seconds(stopped_s)}, excluded from latencies and rates" if stopped_s else "never"
 
 
 def _hit_rate(found: Digest) -> str:
