@@ -269,7 +269,7 @@ def live(folder: Path) -> None:
             settle(6.0)
             keep(window, "window.png")
             desktop._themes.choose("light")
-            window.actions_by_name["hold"].trigger()
+            window.actions_by_name["pause_engine"].trigger()
             settle(5.0)
             numbers, states = window.session.mirror.requests.number, window.session.mirror.requests.state
             running = [int(number) for number, state in zip(numbers, states, strict=True) if state == 1]
@@ -285,7 +285,7 @@ def live(folder: Path) -> None:
 
 def prepare(window: MainWindow) -> None:
     """As large as its picture, all its views there, the console open."""
-    until(lambda: not window._unloaded and window.session.mirror.num_blocks > 0)
+    until(lambda: set(window.docks) <= set(window.views) and window.session.mirror.num_blocks > 0)
     window.resize(*WINDOW)
     window.focus_view("requests")
     window.focus_view("console")

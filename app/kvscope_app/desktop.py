@@ -40,6 +40,7 @@ from kvscope_app.window import layout
 from kvscope_app.window.arranging.arrangement import KNOWN
 from kvscope_app.window.error_notices import ErrorNotices, InternalErrors
 from kvscope_app.window.main_window import MainWindow, window_kind
+from kvscope_app.window.window_body import Openers, WindowBody
 from kvscope_app.window.window_slots import WindowSlots
 from kvscope_telemetry.addresses import Address, WatchedSource
 from kvscope_telemetry.errors import BadInput
@@ -150,7 +151,7 @@ class Desktop(QObject):
         window.show()
         return window
 
-    def compare(self, a: Recorded, b: Recorded, beside: MainWindow | None = None) -> CompareWindow:
+    def compare(self, a: Recorded, b: Recorded, beside: WindowBody | None = None) -> CompareWindow:
         """Two timelines in a window; that of `beside` is A, and where it is live the window ends with it."""
         from kvscope_app.compare.compare_window import CompareWindow  # plots: most desktops compare nothing
         from kvscope_app.compare.kept_place import KIND, restore_place, save_place
@@ -244,11 +245,9 @@ class Desktop(QObject):
     def _open(self, source: Source, keeper: EngineKeeper | None = None) -> MainWindow:
         session = self.sessions.open(source)
         slot = self._slots.take(window_kind(session))
-        window = MainWindow(session, self._themes, self._settings, keeper, self.attach, self.open_recording, slot)
+        openers = Openers(self.attach, self.open_recording, self.compare, self.open_fleet, self._library)
+        window = MainWindow(session, self._themes, self._settings, keeper, openers, slot)
         window.alarms.use(self._options.alarms, self._options.alarm_webhook)
-        window.compare = partial(self.compare, beside=window)
-        window.library = self._library
-        window.open_fleet = self.open_fleet
         layout.place_beside(window, self.windows, window.has_own_place)
         window.closing.connect(self._closed)
         window.views_loaded.connect(spare_the_collector)

@@ -352,9 +352,10 @@ def themes(qapp, settings):
 def make_window(qtbot, themes, settings):
     """Main windows, shown. Docked views take a second to load: all are `with_views=True`, some `with_views=NAMES`."""
     from kvscope_app.window.main_window import MainWindow
+    from kvscope_app.window.window_body import Openers
 
-    def make(session, with_views=False, keeper=None, attach=None, size=(1200, 800)):
-        window = MainWindow(session, themes, settings, keeper, attach)
+    def make(session, with_views=False, keeper=None, size=(1200, 800), **openers):
+        window = MainWindow(session, themes, settings, keeper, Openers(**openers))
         if with_views is not True:
             load_only(window, with_views or ())
         window.resize(*size)

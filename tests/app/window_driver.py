@@ -89,7 +89,8 @@ def rows(found: QListWidget) -> list[str]:
 def load_only(window: QWidget, names: Iterable[str] = ()) -> None:
     """Of the docked views of a new window, load these alone: all of them take a second."""
     wanted = set(names)
-    window._unloaded = [spec for spec in window._unloaded if spec.name in wanted]
+    docked = window.docked
+    docked._unloaded = [spec for spec in docked._unloaded if spec.name in wanted]
 
 
 def has_all_views(window: QWidget) -> bool:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final, cast
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFileDialog
-
-from kvscope_app.look.file_dialogs import FileDialog
+from kvscope_app.look.file_dialogs import ask_open
 from kvscope_app.recording.recording_actions import Task
 from kvscope_app.session.background import Background
 from kvscope_app.session.session import Session
@@ -25,11 +22,7 @@ def ask_other(window: WindowBody) -> None:
     if not has_past(window.session):
         window.statusBar().showMessage("This session has no history to compare yet", _NOTICE_MS)
         return
-    dialog = FileDialog(window, "Compare with a recording", recording_folder(window), FILES)
-    dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-    dialog.fileSelected.connect(partial(compare_with, window))
-    dialog.open()
+    ask_open(window, "Compare with a recording", recording_folder(window), FILES, partial(compare_with, window))
 
 
 def has_past(session: Session) -> bool:
@@ -46,8 +39,8 @@ def _open_own(window: WindowBody, other: Recorded) -> None:
     work = _own(window.session)
 
     def done() -> None:
-        if work.made is not None and window.compare is not None:
-            window.compare(work.made, other)
+        if work.made is not None and window.openers.compare is not None:
+            window.openers.compare(work.made, other, window)
         elif work.failure:
             window.banner.tell("These recordings cannot be compared", work.failure, passes=True)
 

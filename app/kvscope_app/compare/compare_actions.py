@@ -6,12 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QApplication, QFileDialog
+from PySide6.QtWidgets import QApplication
 
 from kvscope_app.compare.compare_body import CompareBody
-from kvscope_app.look.file_dialogs import FileDialog
+from kvscope_app.look.file_dialogs import ask_save
 from kvscope_app.look.focus import zoom_focused
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.views.page_map.color_actions import color_actions
@@ -36,8 +35,6 @@ def add_compare_actions(window: CompareBody, actions: Actions) -> None:
     time = (*playback_actions(window.pair, jumps), *event_kind_actions(jumps, EVENTS))
     for spec in (*_comparison(window), *time, *_view(window), *_help(window, actions)):
         actions.add(spec)
-    actions["events_preempted"].setChecked(True)
-    actions[f"color_{window.sides[0].map.mode}"].setChecked(True)
     _build_menus(window, actions)
 
 
@@ -68,7 +65,7 @@ def _comparison(window: CompareBody) -> list[ActionSpec]:
 def _view(window: CompareBody) -> list[ActionSpec]:
     zoom = partial(zoom_focused, window)
     return [
-        *color_actions(VIEW, window.set_mode),
+        *color_actions(VIEW, window.set_mode, lambda: window.sides[0].map.mode),
         ActionSpec("zoom_in", "Zoom in", VIEW, partial(zoom, 1), ("+", "="), "zoom-in"),
         ActionSpec("zoom_out", "Zoom out", VIEW, partial(zoom, -1), ("-",), "zoom-out"),
         ActionSpec("fit", "Zoom to fit", VIEW, partial(zoom, 0), ("F",), "fit"),
@@ -120,11 +117,5 @@ def _copy(window: CompareBody) -> None:
 
 
 def _ask_path(window: CompareBody) -> None:
-    dialog = FileDialog(window, "Export the table", filter="CSV (*.csv)")
-    dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
-    dialog.setOption(QFileDialog.Option.DontConfirmOverwrite)  # nothing is ever overwritten
-    dialog.setDefaultSuffix("csv")
-    dialog.selectFile("comparison.csv")
-    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-    dialog.fileSelected.connect(partial(export_table, window))
-    dialog.open()
+    save = partial(export_table, window)  # nothing is ever overwritten: it says so
+    ask_save(window, "Export the table", Path("comparison.csv"), "CSV (*.csv)", save, confirms_overwrite=False)

@@ -66,7 +66,7 @@ class CompareWindow(CompareBody):
 
     def set_mode(self, mode: ColorMode) -> None:
         super().set_mode(mode)
-        self.actions_by_name[f"color_{mode}"].setChecked(True)
+        self.actions_by_name.refresh()
 
     def refresh_overview(self) -> None:
         """Curves and figures of what is known by now."""

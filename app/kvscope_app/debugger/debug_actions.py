@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from PySide6.QtCore import QObject
@@ -35,36 +35,84 @@ _NOTICE_MS: Final = 6000
 
 
 def debug_actions(window: WindowBody) -> list[ActionSpec]:
-    """Everything there is to do to the engine; `DebugActions` keeps it enabled or not."""
-    control, acts = window.debugger.control, _Acts(window)
+    """Everything there is to do to the engine, and why not where it cannot be done."""
+    session, control, acts = window.session, window.debugger.control, _Acts(window)
+
+    def selected(
+        name: str, text: str, run: Callable[[], object], why_not: Callable[[], str], **more: Any
+    ) -> ActionSpec:
+        """Done to the request or block that is selected, which its text names."""
+        return ActionSpec(
+            *(name, text, DEBUG, run),
+            why_not=lambda: permission.why_not_act(session) or why_not(),
+            text_now=lambda: acts.named(text),
+            **more,
+        )
+
+    def why_not_preempt() -> str:
+        return permission.why_not_preempt(session.mirror, session.selected_request)
+
+    def why_not_pin() -> str:
+        return permission.why_not_pin(session.mirror, current_block(window))
+
+    step, unpin = partial(permission.why_not_step, session), partial(permission.why_not_unpin_all, session)
     return [
-        ActionSpec("pause_engine", "Pause engine", DEBUG, partial(control, "pause"), ("F9",), "pause"),
-        ActionSpec("step", "Run one step", DEBUG, partial(control, "step"), ("F10",), "frame-forward"),
-        ActionSpec("step_more", f"Run {NUM_STEPS} steps", DEBUG, partial(control, "step", NUM_STEPS), ("Ctrl+F10",)),
-        ActionSpec("resume", "Resume engine", DEBUG, partial(control, "resume"), ("Shift+F9",), "play"),
-        ActionSpec("preempt_swap", "Preempt the selected request (swap)", DEBUG, partial(acts.preempt, "swap")),
         ActionSpec(
-            "preempt_recompute", "Preempt the selected request (recompute)", DEBUG, partial(acts.preempt, "recompute")
+            *("pause_engine", "Pause engine", DEBUG, partial(control, "pause"), ("F9",), "pause"),
+            why_not=lambda: permission.why_not_control(session),
+        ),
+        ActionSpec(*("step", "Run one step", DEBUG, partial(control, "step"), ("F10",), "frame-forward"), why_not=step),
+        ActionSpec(
+            *("step_more", f"Run {NUM_STEPS} steps", DEBUG, partial(control, "step", NUM_STEPS), ("Ctrl+F10",)),
+            why_not=step,
         ),
         ActionSpec(
-            "abort_request",
-            "Abort the selected request…",
-            DEBUG,
-            acts.abort,
-            ("Del",),
+            *("resume", "Resume engine", DEBUG, partial(control, "resume"), ("Shift+F9",), "play"),
+            why_not=lambda: permission.why_not_resume(session, is_ours=window.debugger.is_ours),
+        ),
+        selected(
+            *("preempt_swap", "Preempt the selected request (swap)", partial(acts.preempt, "swap"), why_not_preempt)
+        ),
+        selected(
+            *("preempt_recompute", "Preempt the selected request (recompute)", partial(acts.preempt, "recompute")),
+            why_not_preempt,
+        ),
+        selected(
+            *("abort_request", "Abort the selected request…", acts.abort),
+            lambda: permission.why_not_abort(session.mirror, session.selected_request),
+            shortcuts=("Del",),
             tip="Abort the selected request, whoever submitted it",
             within="requests",
             question=acts.what_abort_ends,
         ),
-        ActionSpec("pin_request", "Pin cached blocks of the selected request", DEBUG, acts.pin_request),
-        ActionSpec("evict_request", "Evict cached blocks of the selected request", DEBUG, acts.evict_request),
-        ActionSpec("pin_block", "Pin the block", DEBUG, partial(acts.pin, with_prefix=False)),
-        ActionSpec("pin_prefix", "Pin the block and its prefix", DEBUG, partial(acts.pin)),
-        ActionSpec("unpin_block", "Unpin the block", DEBUG, acts.unpin),
-        ActionSpec("evict_block", "Evict the block from the prefix cache", DEBUG, acts.evict),
-        ActionSpec("unpin_all", "Unpin all (this window's)", DEBUG, partial(acts.unpin_all, anyones=False)),
-        ActionSpec("unpin_anyones", "Unpin all (everyone's)", DEBUG, partial(acts.unpin_all, anyones=True)),
-        ActionSpec("limits", "Batch limits…", DEBUG, lambda: LimitsSheet(window, window.debugger).show()),
+        selected(
+            *("pin_request", "Pin cached blocks of the selected request", acts.pin_request),
+            lambda: _limited(cached_blocks(window), acts.nothing_cached),
+        ),
+        selected(
+            *("evict_request", "Evict cached blocks of the selected request", acts.evict_request),
+            lambda: _limited(idle_blocks(window), f"{acts.nothing_cached} that are cached, unused and not pinned"),
+        ),
+        selected("pin_block", "Pin the block", partial(acts.pin, with_prefix=False), why_not_pin),
+        selected("pin_prefix", "Pin the block and its prefix", acts.pin, why_not_pin),
+        selected(
+            *("unpin_block", "Unpin the block", acts.unpin),
+            lambda: permission.why_not_unpin(session.mirror, current_block(window)),
+        ),
+        selected(
+            *("evict_block", "Evict the block from the prefix cache", acts.evict),
+            lambda: permission.why_not_evict(session.mirror, current_block(window)),
+        ),
+        ActionSpec(
+            *("unpin_all", "Unpin all (this window's)", DEBUG, partial(acts.unpin_all, anyones=False)), why_not=unpin
+        ),
+        ActionSpec(
+            *("unpin_anyones", "Unpin all (everyone's)", DEBUG, partial(acts.unpin_all, anyones=True)), why_not=unpin
+        ),
+        ActionSpec(
+            *("limits", "Batch limits…", DEBUG, lambda: LimitsSheet(window, window.debugger).show()),
+            why_not=lambda: permission.why_not_intervene(session),
+        ),
     ]
 
 
@@ -115,6 +163,21 @@ class _Acts:
     def unpin_all(self, *, anyones: bool) -> None:
         self._window.debugger.ask(Unpin, anyones=anyones)
 
+    def named(self, text: str) -> str:
+        """`text` with the numbers of what it is about."""
+        number, block = self._window.session.selected_request, current_block(self._window)
+        if number is not None:
+            text = text.replace("the selected request", f"request #{number}")
+        return (
+            text.replace("the block", f"block {block}") if 0 <= block < self._window.session.mirror.num_rows else text
+        )
+
+    @property
+    def nothing_cached(self) -> str:
+        """Why nothing is done to what the selected request has in the cache, where it has nothing."""
+        number = self._window.session.selected_request
+        return "No request is selected" if number is None else f"The pool has nothing cached of request #{number}"
+
 
 def current_block(window: WindowBody) -> int:
     """The block of the map that actions are about, -1 for none."""
@@ -140,66 +203,17 @@ def idle_blocks(window: WindowBody) -> tuple[int, ...]:
     return tuple(b for b in blocks if mirror.ledger.state[b] == BlockState.CACHED and b not in mirror.pinned)
 
 
-class DebugActions(QObject):
-    """Enables the actions as what is selected and the engine allow, says why not, and tells the answers."""
+class DebugAnswers(QObject):
+    """Tells what the engine answered: in the status bar, and where a person chose what it is the answer to."""
 
     def __init__(self, window: WindowBody, actions: Actions) -> None:
         super().__init__(window)
         self._window = window
-        self._actions = actions
-        self._tips = {spec.name: actions[spec.name].toolTip() for spec in actions.in_group(DEBUG)}
-        self._texts = {name: actions[name].text() for name in (*OF_REQUEST, *OF_BLOCK)}
         for name in (*OF_REQUEST, *OF_BLOCK):
             actions[name].triggered.connect(self._remember_place)
         self._place = QCursor.pos()
         self._is_at_place = False
-        window.session.status_changed.connect(self.refresh)
-        window.session.selection_changed.connect(self.refresh)
         window.debugger.answered.connect(self._tell)
-        window.debugger.answered.connect(self.refresh)
-        self.refresh()
-
-    def refresh(self, *_: object) -> None:
-        """Look again."""
-        session, mirror = self._window.session, self._window.session.mirror
-        control, act = permission.why_not_control(session), permission.why_not_act(session)
-        self._set("pause_engine", control)
-        self._set("resume", permission.why_not_resume(session, is_ours=self._window.debugger.is_ours))
-        for name in ("step", "step_more"):
-            self._set(name, permission.why_not_step(session))
-        self._set("limits", permission.why_not_intervene(session))
-        for name in UNPIN:
-            self._set(name, permission.why_not_unpin_all(session))
-        number, block = session.selected_request, current_block(self._window)
-        for name, why in self._reasons(number, block).items():
-            self._set(name, act or why(), _named(self._texts[name], number, block if block < mirror.num_rows else -1))
-
-    def _reasons(self, number: int | None, block: int) -> dict[str, Callable[[], str]]:
-        mirror = self._window.session.mirror
-        nothing = "No request is selected" if number is None else f"The pool has nothing cached of request #{number}"
-        return {
-            "preempt_swap": lambda: permission.why_not_preempt(mirror, number),
-            "preempt_recompute": lambda: permission.why_not_preempt(mirror, number),
-            "abort_request": lambda: permission.why_not_abort(mirror, number),
-            "pin_request": lambda: _limited(cached_blocks(self._window), nothing),
-            "evict_request": lambda: _limited(
-                idle_blocks(self._window), f"{nothing} that are cached, unused and not pinned"
-            ),
-            "pin_block": lambda: permission.why_not_pin(mirror, block),
-            "pin_prefix": lambda: permission.why_not_pin(mirror, block),
-            "unpin_block": lambda: permission.why_not_unpin(mirror, block),
-            "evict_block": lambda: permission.why_not_evict(mirror, block),
-        }
-
-    def _set(self, name: str, reason: str, text: str = "") -> None:
-        action = self._actions[name]
-        if action.isEnabled() == bool(reason):
-            action.setEnabled(not reason)
-        if text and text != action.text():
-            action.setText(text)
-        tip = reason or self._tips[name]
-        if tip != action.toolTip():
-            action.setToolTip(tip)
 
     def _remember_place(self) -> None:
         self._place, self._is_at_place = QCursor.pos(), True
@@ -219,13 +233,6 @@ def _limited(blocks: tuple[int, ...], nothing: str) -> str:
     if len(blocks) > MAX_TEXT_BLOCKS:
         return f"{len(blocks)} blocks selected; at most {MAX_TEXT_BLOCKS} at once"
     return "" if blocks else nothing
-
-
-def _named(text: str, number: int | None, block: int) -> str:
-    """`text` with the numbers of what it is about."""
-    if number is not None:
-        text = text.replace("the selected request", f"request #{number}")
-    return text.replace("the block", f"block {block}") if block >= 0 else text
 
 
 class LimitsSheet(Sheet):

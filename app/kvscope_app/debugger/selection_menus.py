@@ -8,7 +8,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu
 
-from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, UNPIN, DebugActions
+from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, UNPIN
 from kvscope_app.window.actions import Actions
 from kvscope_app.window.window_body import WindowBody
 
@@ -25,13 +25,13 @@ def fill_debug_menu(menu: QMenu, actions: Actions) -> None:
         menu.addAction(actions[spec.name])
 
 
-def add_selection_menus(window: WindowBody, actions: Actions, keeper: DebugActions) -> None:
+def add_selection_menus(window: WindowBody, actions: Actions) -> None:
     """A menu on the page map; a table of requests gets ours when it is there (`add_to_requests`)."""
     canvas = window.page_map.canvas
 
     def wanted(position: QPoint) -> None:
         window.page_map.select_holder(canvas.current_block)
-        keeper.refresh()
+        actions.refresh()
         menu = QMenu(window)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.setToolTipsVisible(True)

@@ -10,16 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from PySide6.QtCore import Qt, QUrl
+from PySide6.QtCore import QUrl
 from PySide6.QtGui import QDesktopServices, QKeySequence, QShortcut
-from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLineEdit, QPushButton, QStackedLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPushButton, QStackedLayout, QWidget
 
 from kvscope_app.library.entry import Entry
 from kvscope_app.library.library import Library
 from kvscope_app.library.library_table import LibraryTable
 from kvscope_app.library.model import TAGS
 from kvscope_app.library.sample import SAMPLE_TEXT, sample_recording
-from kvscope_app.look.file_dialogs import FileDialog
+from kvscope_app.look.file_dialogs import ask_open
 from kvscope_app.look.makers import empty_state, label
 from kvscope_app.look.number_text import plural
 from kvscope_app.look.theme import Theme
@@ -27,6 +27,7 @@ from kvscope_app.window.file_opening import FileOpening
 from kvscope_app.window.open_file import ask_file, try_to_open
 from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_app.window.window_body import WindowBody
+from kvscope_telemetry.recorded import Recorded
 
 NOTHING_YET: Final = "No recordings yet. Everything you record or open is listed here."
 NOTHING_FOUND: Final = "No recording matches."
@@ -90,11 +91,10 @@ class RecordingsSheet(Sheet):
     def find_chosen(self) -> None:
         """Ask where the missing one is now."""
         entry = self.chosen[0]
-        dialog = FileDialog(self, f"Where is {entry.name} now?", filter=_FILES)
-        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(lambda path: self._library.relocate(entry.path, Path(path)))
-        dialog.open()
+        ask_open(
+            *(self, f"Where is {entry.name} now?", "", _FILES),
+            lambda path: self._library.relocate(entry.path, Path(path)),
+        )
 
     def remove_chosen(self) -> None:
         """Take them off the list; the files stay."""
@@ -234,11 +234,12 @@ class RecordingsSheet(Sheet):
 
 def show_recordings(window: WindowBody, compare: Compare | None = None) -> RecordingsSheet | None:
     """The sheet of `window`, brought up; None where there is no list."""
-    if window.library is None:
+    library = window.openers.library
+    if library is None:
         return None
-    if compare is None and getattr(window, "compare", None) is not None:
+    if compare is None and window.openers.compare is not None:
         compare = partial(compare_two, window)
-    sheet = window.findChild(RecordingsSheet) or RecordingsSheet(window, window.library, compare)
+    sheet = window.findChild(RecordingsSheet) or RecordingsSheet(window, library, compare)
     sheet.show()
     sheet.raise_()
     sheet.activateWindow()
@@ -251,7 +252,7 @@ def compare_two(window: WindowBody, first: Path, second: Path) -> None:
     Open both, one after the other, and hand them to what compares; say why not where one cannot be opened.
     """
 
-    def open_next(path: Path, then: Callable[[object], object]) -> None:
+    def open_next(path: Path, then: Callable[[Recorded], object]) -> None:
         opening = FileOpening(str(path), window)
         opening.opened.connect(then)
         opening.failed.connect(
@@ -261,6 +262,6 @@ def compare_two(window: WindowBody, first: Path, second: Path) -> None:
         for ended in (opening.opened, opening.failed, opening.cancelled):
             ended.connect(opening.deleteLater)
 
-    compare = getattr(window, "compare", None)
+    compare = window.openers.compare
     if compare is not None:
-        open_next(first, lambda a: open_next(second, lambda b: compare(a, b)))
+        open_next(first, lambda a: open_next(second, lambda b: compare(a, b, window)))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QFileDialog, QLineEdit
+from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
 
 class FileDialog(QFileDialog):
@@ -16,3 +21,42 @@ class FileDialog(QFileDialog):
         if field is not None:
             field.setCompleter(None)  # type: ignore[arg-type]  # None takes it away; PySide's stubs leave it out
         super().showEvent(event)
+
+
+def ask_open(parent: QWidget, title: str, folder: str, filters: str, then: Callable[[str], object]) -> None:
+    """Ask for a file that is there; the window goes on meanwhile. `then` is given its path."""
+    dialog = FileDialog(parent, title, folder, filters)
+    dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+    _show(dialog, then)
+
+
+def ask_save(
+    parent: QWidget,
+    title: str,
+    proposed: Path,
+    filters: str,
+    then: Callable[[str], object],
+    *,
+    confirms_overwrite: bool = True,
+) -> None:
+    """Ask where to save; the window goes on meanwhile. `then` is given a path: where no ending was typed, with that of
+    the filter that is chosen, at first of the first of `filters`."""
+    folder = "" if proposed.parent == Path() else str(proposed.parent)
+    dialog = FileDialog(parent, title, folder, filters)
+    dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+    dialog.setOption(QFileDialog.Option.DontConfirmOverwrite, not confirms_overwrite)
+
+    def take_ending(chosen: str) -> None:
+        if (found := re.search(r"\(\*\.(\w+)\)", chosen)) is not None:
+            dialog.setDefaultSuffix(found[1])
+
+    take_ending(filters)
+    dialog.filterSelected.connect(take_ending)
+    dialog.selectFile(proposed.name)
+    _show(dialog, then)
+
+
+def _show(dialog: FileDialog, then: Callable[[str], object]) -> None:
+    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    dialog.fileSelected.connect(then)
+    dialog.open()

@@ -35,15 +35,22 @@ _ABOVE_BAR: Final = 48
 
 def mark_actions(window: WindowBody) -> list[ActionSpec]:
     """Bookmarks, loops, alarms."""
-    jump = partial(go_to_bookmark, window)
+    jump, loop = partial(go_to_bookmark, window), window.session.loop
     return [
         ActionSpec("bookmark", "Bookmark this moment", TIME, partial(bookmark_here, window), ("Ctrl+B",), "bookmark"),
         ActionSpec("bookmark_before", "Previous bookmark", TIME, partial(jump, forward=False), ("Alt+,",)),
         ActionSpec("bookmark_next", "Next bookmark", TIME, partial(jump, forward=True), ("Alt+.",)),
-        ActionSpec("bookmark_undo", "Restore deleted bookmark", TIME, partial(bring_back, window)),
+        ActionSpec(
+            *("bookmark_undo", "Restore deleted bookmark", TIME, partial(bring_back, window)),
+            enabled=lambda: window.session.bookmarks.can_undo,
+        ),
         ActionSpec("loop_begin", "Set loop start", TIME, partial(set_loop, window, is_begin=True), ("Ctrl+[",)),
         ActionSpec("loop_end", "Set loop end", TIME, partial(set_loop, window, is_begin=False), ("Ctrl+]",)),
-        ActionSpec("loop_clear", "Clear loop", TIME, window.session.loop.clear, tip="Clear the loop (also Esc)"),
+        ActionSpec(
+            *("loop_clear", "Clear loop", TIME, loop.clear),
+            tip="Clear the loop (also Esc)",
+            enabled=lambda: (loop.begin_ns, loop.end_ns) != (None, None),
+        ),
         ActionSpec("copy_moment", "Copy link to this moment", TIME, partial(copy_moment, window)),
         ActionSpec("alarm_rules", "Alarms…", TIME, partial(edit_rules, window), icon="warning"),
     ]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QStandardPaths, Qt
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QFileDialog, QWidget
+from PySide6.QtWidgets import QWidget
 
-from kvscope_app.look.file_dialogs import FileDialog
+from kvscope_app.look.file_dialogs import ask_save
 from kvscope_app.look.model_name import model_name
 from kvscope_app.pictures.picture import PictureLook, Taken, copy_picture
 from kvscope_app.views.base import View
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvscope_app.pictures.video_dialog import VideoDialog
 
 _NOTICE_MS: Final = 8000
-_STILLS: Final = ("PNG picture (*.png)", "SVG drawing (*.svg)")
+_STILLS: Final = "PNG picture (*.png);;SVG drawing (*.svg)"
 
 
 def picture_actions(window: WindowBody, group: str) -> list[ActionSpec]:
@@ -112,15 +112,8 @@ def suggested(window: WindowBody, what: str) -> Path:
 
 def _ask_path(window: WindowBody, view: View, look: PictureLook) -> None:
     path, taken = suggested(window, view.title), Taken.of(view, look)
-    dialog = FileDialog(window, f"Save a picture of {view.title.lower()}", str(path.parent))
-    dialog.setNameFilters(_STILLS)
-    dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
-    dialog.setDefaultSuffix("png")
-    dialog.filterSelected.connect(lambda kind: dialog.setDefaultSuffix("svg" if "svg" in kind else "png"))
-    dialog.selectFile(path.name)
-    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-    dialog.fileSelected.connect(partial(save_taken, window, view.title, taken))
-    dialog.open()
+    save = partial(save_taken, window, view.title, taken)
+    ask_save(window, f"Save a picture of {view.title.lower()}", path, _STILLS, save)
 
 
 def _add_menus(window: WindowBody) -> None:

@@ -12,12 +12,11 @@ from PySide6.QtWidgets import (
     QCheckBox,
     QDialog,
     QDialogButtonBox,
-    QFileDialog,
     QFormLayout,
     QVBoxLayout,
 )
 
-from kvscope_app.look.file_dialogs import FileDialog
+from kvscope_app.look.file_dialogs import ask_save
 from kvscope_app.look.makers import choice, label, seconds_box
 from kvscope_app.pictures.encoders import is_there
 from kvscope_app.pictures.names import VIDEOS
@@ -89,13 +88,8 @@ class VideoDialog(QDialog):
         """Ask where to."""
         suffix = VIDEOS[self.form.currentIndex()]
         wanted = self.wish(self._path)
-        dialog = FileDialog(self._body, "Save video", str(self._path.parent), f"Video (*{suffix})")
-        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
-        dialog.setDefaultSuffix(suffix.lstrip("."))
-        dialog.selectFile(wanted.path.name)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(partial(_begin, self._body, wanted))
-        dialog.open()
+        begin = partial(_begin, self._body, wanted)
+        ask_save(self._body, "Save video", wanted.path, f"Video (*{suffix})", begin)
         super().accept()
 
     def _show_told(self) -> None:

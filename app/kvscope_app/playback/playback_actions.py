@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import count
@@ -53,6 +53,15 @@ def playback_actions(session: Timeline, jumps: EventJumps) -> list[ActionSpec]:
     wide, narrow = f"{BACK_S:.0f} s", f"{STEP_S:.0f} s"
     end = "Go to end" if session.is_file else "Go live"
     by = session.jump_by
+
+    def past(
+        name: str, text: str, run: Callable[[], object], keys: tuple[str, ...], icon: str = "", **more: Any
+    ) -> ActionSpec:
+        """Of use once there is a past."""
+        return ActionSpec(
+            name, text, TIME, run, keys, icon, enabled=lambda: session.timeline_range_ns is not None, **more
+        )
+
     return [
         ActionSpec(
             "play",
@@ -64,28 +73,26 @@ def playback_actions(session: Timeline, jumps: EventJumps) -> list[ActionSpec]:
             yields=True,
             tip="Pause here, or play from here",
         ),
-        ActionSpec("to_start", "Go to start", TIME, partial(to_start, session), ("Home",), "to-start", yields=True),
+        past("to_start", "Go to start", partial(to_start, session), ("Home",), "to-start", yields=True),
         ActionSpec(
-            "to_end", end, TIME, session.go_live, ("End",), "to-end" if session.is_file else "live", yields=True
+            *("to_end", end, TIME, session.go_live, ("End",), "to-end" if session.is_file else "live"),
+            yields=True,
+            enabled=None if session.is_file else lambda: session.paused,
         ),
-        ActionSpec("back", f"Back {wide}", TIME, partial(by, -BACK_S), ("Ctrl+Left",)),
-        ActionSpec("forward", f"Forward {wide}", TIME, partial(by, BACK_S), ("Ctrl+Right",)),
-        ActionSpec("back_little", f"Back {narrow}", TIME, partial(by, -STEP_S), ("Alt+Left",)),
-        ActionSpec("forward_little", f"Forward {narrow}", TIME, partial(by, STEP_S), ("Alt+Right",)),
-        ActionSpec("frame_back", "Previous frame", TIME, partial(session.step_frames, -1), (",",), "frame-back"),
-        ActionSpec("frame_forward", "Next frame", TIME, partial(session.step_frames, 1), (".",), "frame-forward"),
-        ActionSpec("event_before", "Previous event", TIME, partial(jumps.go, forward=False), ("Ctrl+,",)),
-        ActionSpec("event_next", "Next event", TIME, partial(jumps.go, forward=True), ("Ctrl+.",)),
-        ActionSpec(
-            "event_side",
-            "State before this event",
-            TIME,
-            jumps.switch_side,
-            ("B",),
+        past("back", f"Back {wide}", partial(by, -BACK_S), ("Ctrl+Left",)),
+        past("forward", f"Forward {wide}", partial(by, BACK_S), ("Ctrl+Right",)),
+        past("back_little", f"Back {narrow}", partial(by, -STEP_S), ("Alt+Left",)),
+        past("forward_little", f"Forward {narrow}", partial(by, STEP_S), ("Alt+Right",)),
+        past("frame_back", "Previous frame", partial(session.step_frames, -1), (",",), "frame-back"),
+        past("frame_forward", "Next frame", partial(session.step_frames, 1), (".",), "frame-forward"),
+        past("event_before", "Previous event", partial(jumps.go, forward=False), ("Ctrl+,",)),
+        past("event_next", "Next event", partial(jumps.go, forward=True), ("Ctrl+.",)),
+        past(
+            *("event_side", "State before this event", jumps.switch_side, ("B",)),
             tip="The state before the current event; again: the state after it",
         ),
-        ActionSpec("slower", "Slower", TIME, partial(change_speed, session, -1), ("[",)),
-        ActionSpec("faster", "Faster", TIME, partial(change_speed, session, 1), ("]",)),
+        past("slower", "Slower", partial(change_speed, session, -1), ("[",)),
+        past("faster", "Faster", partial(change_speed, session, 1), ("]",)),
     ]
 
 
@@ -99,6 +106,7 @@ def event_kind_actions(jumps: EventJumps, group: str) -> list[ActionSpec]:
             partial(jumps.choose, kind),
             checkable=True,
             exclusive="event_kind",
+            checked=partial(lambda kind: jumps.kind == kind, kind),
         )
         for kind, words in STEPPED.items()
     ]

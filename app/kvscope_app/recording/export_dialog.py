@@ -14,12 +14,11 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
     QDialog,
     QDialogButtonBox,
-    QFileDialog,
     QFormLayout,
     QVBoxLayout,
 )
 
-from kvscope_app.look.file_dialogs import FileDialog
+from kvscope_app.look.file_dialogs import ask_save
 from kvscope_app.look.makers import choice, label, seconds_box
 from kvscope_app.look.zoom import scaled
 from kvscope_app.recording.recording_actions import Task, free_path, write_file
@@ -84,14 +83,8 @@ class ExportDialog(QDialog):
     def accept(self) -> None:
         """Ask where to."""
         wish = self.wish()
-        suffix = wish.path.suffix
-        dialog = FileDialog(self._body, "Export", str(wish.path.parent), f"{self.what.currentText()} (*{suffix})")
-        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
-        dialog.setDefaultSuffix(suffix.lstrip("."))
-        dialog.selectFile(wish.path.name)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(partial(_begin, self._body, wish))
-        dialog.open()
+        kinds = f"{self.what.currentText()} (*{wish.path.suffix})"
+        ask_save(self._body, "Export", wish.path, kinds, partial(_begin, self._body, wish))
         super().accept()
 
     def _range_ns(self) -> tuple[int | None, int | None]:

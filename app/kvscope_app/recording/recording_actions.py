@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from PySide6.QtCore import QObject, QStandardPaths, Qt, QTimer
-from PySide6.QtWidgets import QFileDialog, QInputDialog, QProgressDialog
+from PySide6.QtWidgets import QInputDialog, QProgressDialog
 
-from kvscope_app.look.file_dialogs import FileDialog
+from kvscope_app.look.file_dialogs import ask_save
 from kvscope_app.look.model_name import model_name
 from kvscope_app.playback.playback_actions import TIME
 from kvscope_app.recording.kept_dialog import KeptDialog
@@ -46,7 +46,10 @@ def recording_actions(window: WindowBody) -> list[ActionSpec]:
     return [
         ActionSpec("keep_last", "Save recent history…", TIME, partial(ask_minutes, window), ("Ctrl+S",)),
         ActionSpec("record", "Start recording…", TIME, partial(ask_recording, window), ("Ctrl+R",)),
-        ActionSpec("stop_recording", "Stop recording", TIME, partial(stop_recording, window)),
+        ActionSpec(
+            *("stop_recording", "Stop recording", TIME, partial(stop_recording, window)),
+            enabled=lambda: window.session.recorder is not None,
+        ),
         ActionSpec("kept_bounds", "History length…", TIME, partial(_ask_bounds, window)),
         *text_actions(window, TIME),
     ]
@@ -213,24 +216,16 @@ def write_file(window: WindowBody, work: Background[Path], path: Path, doing: st
 
 def _note(window: WindowBody, path: Path) -> None:
     """It is listed among the recordings."""
-    if window.library is not None:
-        window.library.note(path)
+    if window.openers.library is not None:
+        window.openers.library.note(path)
 
 
 def _ask_path(window: WindowBody, run: Callable[[str], object]) -> None:
-    path = free_path(window)
-    dialog = FileDialog(window, "Save recording", str(path.parent), _FILES)
-    dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
-    dialog.setDefaultSuffix("mcap")
-    dialog.selectFile(path.name)
-    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-    dialog.fileSelected.connect(lambda path: _note_folder(window, path))
-    dialog.fileSelected.connect(run)
-    dialog.open()
+    def chosen(path: str) -> None:
+        window.themes.settings.change(recording_folder=str(Path(path).absolute().parent))
+        run(path)
 
-
-def _note_folder(window: WindowBody, path: str) -> None:
-    window.themes.settings.change(recording_folder=str(Path(path).absolute().parent))
+    ask_save(window, "Save recording", free_path(window), _FILES, chosen)
 
 
 def _with_ending(path: str) -> Path:

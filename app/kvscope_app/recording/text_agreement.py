@@ -27,7 +27,13 @@ DETAIL: Final = (
 
 def text_actions(window: WindowBody, group: str) -> list[ActionSpec]:
     """A check mark beside what records."""
-    return [ActionSpec(NAME, "Include prompt text in recordings", group, partial(set_texts, window), checkable=True)]
+    return [
+        ActionSpec(
+            *(NAME, "Include prompt text in recordings", group, partial(set_texts, window)),
+            checkable=True,
+            checked=lambda: _keeps_texts(window),
+        )
+    ]
 
 
 def follow_agreement(window: WindowBody) -> None:
@@ -45,7 +51,12 @@ def set_texts(window: WindowBody, on: bool, *, remember: bool = True) -> None:
         keeping = TextKeeping(window.session)
     if keeping is not None:
         keeping.set_on(on)
-    window.actions_by_name[NAME].setChecked(on)
+    window.actions_by_name.refresh()
+
+
+def _keeps_texts(window: WindowBody) -> bool:
+    keeping = window.session.findChild(TextKeeping)
+    return keeping is not None and keeping.is_on
 
 
 def ask_once(window: WindowBody, go_on: Callable[[], object]) -> None:

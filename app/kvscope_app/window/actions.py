@@ -57,6 +57,13 @@ class ActionSpec:
     """Its keys mean this only while the focus is in the dock of this name."""
     question: Callable[[], str] | None = None
     """Asked first, for what cannot be undone; nothing is asked where it is empty."""
+    enabled: Callable[[], bool] | None = None
+    """Whether it can be done now; None: always."""
+    why_not: Callable[[], str] | None = None
+    """Why it cannot be done now, which its tooltip says then; empty where nothing speaks against it."""
+    checked: Callable[[], bool] | None = None
+    text_now: Callable[[], str] | None = None
+    """What it is called now, where that changes."""
 
 
 class YieldingAction(QAction):
@@ -114,6 +121,7 @@ class Actions(QObject):
         if place is not None:
             action.setShortcutContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
         (place or self._parent).addAction(action)
+        self._refresh(spec)
         return action
 
     def register(self, spec: ActionSpec, action: QAction) -> None:
@@ -143,6 +151,11 @@ class Actions(QObject):
         """The first of its keys as the system writes it; empty: none."""
         return self._actions[name].shortcut().toString(QKeySequence.SequenceFormat.NativeText)
 
+    def refresh(self, *_: object) -> None:
+        """Something changed on which it may depend what can be done, what is checked, and what things are called."""
+        for spec in self:
+            self._refresh(spec)
+
     def apply_theme(self, theme: Theme) -> None:
         """Draw the icons in the colours of `theme`."""
         for spec in self:
@@ -160,14 +173,30 @@ class Actions(QObject):
         if before.shortcuts != self._choices.values.shortcuts:
             for spec in self:
                 self._give_keys(spec)
+                self._refresh(spec)
             self.keys_changed.emit()
+
+    def _refresh(self, spec: ActionSpec) -> None:
+        action = self._actions[spec.name]
+        reason = "" if spec.why_not is None else spec.why_not()
+        if spec.enabled is not None or spec.why_not is not None:
+            action.setEnabled(not reason and (spec.enabled is None or spec.enabled()))
+        if spec.why_not is not None:
+            action.setToolTip(reason or self._tip(spec))
+        if spec.checked is not None and (spec.checked() or not spec.exclusive):
+            action.setChecked(spec.checked())
+        if spec.text_now is not None:
+            action.setText(spec.text_now())
 
     def _give_keys(self, spec: ActionSpec) -> None:
         action = self._actions[spec.name]
         keys = keys_of(spec.name, tuple(spec.shortcuts), self._choices.values.shortcuts)
         action.setShortcuts([QKeySequence(text) for text in keys])
+        action.setToolTip(self._tip(spec))
+
+    def _tip(self, spec: ActionSpec) -> str:
         tip, first = spec.tip or spec.text.rstrip("…"), self.key_text(spec.name)
-        action.setToolTip(f"{tip} ({first})" if first else tip)
+        return f"{tip} ({first})" if first else tip
 
     def _group(self, name: str) -> QActionGroup:
         if name not in self._exclusive:

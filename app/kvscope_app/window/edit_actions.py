@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QAbstractItemView, QApplication, QLineEdit, QPlain
 
 from kvscope_app.look.number_text import plural
 from kvscope_app.look.table_text import as_tsv, chosen_rows
-from kvscope_app.window.actions import Actions, ActionSpec
+from kvscope_app.window.actions import ActionSpec
 from kvscope_app.window.window_body import WindowBody
 
 EDIT: Final = "Edit"
@@ -21,26 +21,21 @@ _NOTICE_MS: Final = 4000
 
 
 def edit_actions(window: WindowBody) -> list[ActionSpec]:
-    """In this order."""
+    """In this order. Undo and Redo say what, and are there only when there is something."""
     return [
-        ActionSpec("undo", "Undo", EDIT, window.undo.undo, ("Ctrl+Z",)),
-        ActionSpec("redo", "Redo", EDIT, window.undo.redo, ("Ctrl+Shift+Z", "Ctrl+Y")),
+        ActionSpec(
+            *("undo", "Undo", EDIT, window.undo.undo, ("Ctrl+Z",)),
+            enabled=lambda: bool(window.undo.undoText()),
+            text_now=lambda: f"Undo {window.undo.undoText()}".strip(),
+        ),
+        ActionSpec(
+            *("redo", "Redo", EDIT, window.undo.redo, ("Ctrl+Shift+Z", "Ctrl+Y")),
+            enabled=lambda: bool(window.undo.redoText()),
+            text_now=lambda: f"Redo {window.undo.redoText()}".strip(),
+        ),
         ActionSpec("copy_rows", "Copy selected rows", EDIT, partial(_copy, window, whole=False), ("Ctrl+C",)),
         ActionSpec("copy_table", "Copy table", EDIT, partial(_copy, window, whole=True), ("Ctrl+Shift+C",)),
     ]
-
-
-def name_what_is_undone(window: WindowBody, actions: Actions) -> None:
-    """Undo and Redo say what, and are there only when there is something."""
-
-    def follow(*_: object) -> None:
-        stack = window.undo
-        for name, word, what in (("undo", "Undo", stack.undoText()), ("redo", "Redo", stack.redoText())):
-            actions[name].setText(f"{word} {what}".strip())
-            actions[name].setEnabled(bool(what))
-
-    window.undo.indexChanged.connect(follow)
-    follow()
 
 
 def _copy(window: WindowBody, *, whole: bool) -> None:

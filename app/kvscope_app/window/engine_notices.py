@@ -127,7 +127,7 @@ class EngineNotices(QObject):
         if not why:
             window.welcome.show_waiting("Connecting", name)
             return
-        change = (("Change address…", self._change_address),) if window.attach is not None else ()
+        change = (("Change address…", self._change_address),) if window.openers.attach is not None else ()
         detail = f"{why[0].upper()}{why[1:]}.\n{name} is retried automatically."
         window.welcome.show_waiting("No engine responds", detail, (*change, ("Cancel", self._give_up)))
 
@@ -139,8 +139,8 @@ class EngineNotices(QObject):
         window = self._window
 
         def attach(address: Address) -> None:
-            assert window.attach is not None, "it is offered where one can attach"
-            window.attach(address)
+            assert window.openers.attach is not None, "it is offered where one can attach"
+            window.openers.attach(address)
             window.close()
 
         AttachSheet(window, attach, where=window.session.source.name).show()

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFileDialog, QProgressDialog
+from PySide6.QtWidgets import QProgressDialog
 
-from kvscope_app.look.file_dialogs import FileDialog
+from kvscope_app.look.file_dialogs import ask_open
 from kvscope_app.window.file_opening import FileOpening
 from kvscope_app.window.window_body import WindowBody
 
@@ -27,11 +27,7 @@ _STEPS: Final = 1000
 
 def ask_file(window: WindowBody) -> None:
     """Show the dialog; it leaves the window alive."""
-    dialog = FileDialog(window, "Open recording", recording_folder(window), FILES)
-    dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-    dialog.fileSelected.connect(lambda path: try_to_open(window, path))
-    dialog.open()
+    ask_open(window, "Open recording", recording_folder(window), FILES, lambda path: try_to_open(window, path))
 
 
 def recording_folder(window: WindowBody) -> str:
@@ -42,7 +38,7 @@ def recording_folder(window: WindowBody) -> str:
 def try_to_open(window: WindowBody, path: str, then: Callable[[Recorded], object] | None = None) -> FileOpening | None:
     """Begin to open `path` in a window of its own, or for `then`; say why not when it cannot be. None where it is not
     offered."""
-    open_recording = then or window.open_recording
+    open_recording = then or window.openers.open_recording
     if open_recording is None:
         return None
     opening = FileOpening(path, window)

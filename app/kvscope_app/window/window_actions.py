@@ -10,7 +10,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QDockWidget, QMenu
 
 from kvscope_app.compare.ask import ask_other
-from kvscope_app.debugger.debug_actions import DebugActions, debug_actions
+from kvscope_app.debugger.debug_actions import debug_actions
 from kvscope_app.debugger.permission import FOR_OPERATORS
 from kvscope_app.debugger.selection_menus import add_selection_menus, fill_debug_menu
 from kvscope_app.library.library_actions import library_actions
@@ -26,10 +26,10 @@ from kvscope_app.recording.recording_actions import recording_actions
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.inspector.inspector_actions import inspector_actions
 from kvscope_app.views.page_map.color_actions import color_actions
-from kvscope_app.views.page_map.color_modes import COLOR_MODES
 from kvscope_app.window.actions import Actions, ActionSpec
 from kvscope_app.window.arranging.kept_layouts import LAYOUTS, KeptLayouts
-from kvscope_app.window.edit_actions import EDIT, edit_actions, name_what_is_undone
+from kvscope_app.window.edit_actions import EDIT, edit_actions
+from kvscope_app.window.engine_notices import EngineNotices
 from kvscope_app.window.keys.shortcut_editor import ShortcutEditor
 from kvscope_app.window.open_file import ask_file
 from kvscope_app.window.sheets.attach_sheet import AttachSheet
@@ -50,21 +50,6 @@ EVENTS: Final = "Step through…"
 _LINK: Final = "Move, play, zoom and select in all windows together"
 _NOTICE_MS: Final = 6000
 _LAST_DIGIT: Final = 9
-_NEED_A_PAST: Final = (
-    "to_start",
-    "back",
-    "forward",
-    "back_little",
-    "forward_little",
-    "frame_back",
-    "frame_forward",
-    "event_before",
-    "event_next",
-    "event_side",
-    "slower",
-    "faster",
-)
-
 QUANTIZATION: Final = "--quantization"
 _A8_COSTS: Final = (
     "With 8-bit activations, a CPU decodes faster, especially batches. Answers change: asked for the "
@@ -94,19 +79,19 @@ _AFTER_A_LINE: Final = frozenset(
 """In menus a new section begins with these."""
 
 
-def add_actions(window: WindowBody, actions: Actions) -> None:
-    """Everything a person can do in `window`."""
+def add_actions(window: WindowBody, actions: Actions, notices: EngineNotices) -> None:
+    """Everything a person can do in `window`; `notices` restarts its own engine."""
     jumps = EventJumps(window.session, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
     time = (
         *playback_actions(window.session, jumps),
         *event_kind_actions(jumps, EVENTS),
-        ActionSpec("link_times", "Link times", TIME, window.linking.emit, ("Ctrl+Shift+L",), checkable=True, tip=_LINK),
+        _link(window),
         *recording_actions(window),
     )
     for spec in (
         *time,
         *mark_actions(window),
-        *_engine(window),
+        *_engine(window, notices),
         *debug_actions(window),
         *edit_actions(window),
         *inspector_actions(window, VIEW),
@@ -122,9 +107,13 @@ def add_actions(window: WindowBody, actions: Actions) -> None:
     _add_dock_toggles(window, actions)
     for spec in _help(window):
         actions.add(spec)
-    add_selection_menus(window, actions, DebugActions(window, actions))
-    _keep_checks(window, actions)
-    name_what_is_undone(window, actions)
+    add_selection_menus(window, actions)
+
+    def keys() -> None:
+        window.page_map.show_keys({spec.name: actions.key_text(spec.name) for spec in actions})
+
+    actions.keys_changed.connect(keys)
+    keys()
 
 
 def build_menus(window: WindowBody, actions: Actions, layouts: KeptLayouts) -> None:
@@ -146,42 +135,24 @@ def build_menus(window: WindowBody, actions: Actions, layouts: KeptLayouts) -> N
     _fill(bar.addMenu("&Help"), actions, HELP)
 
 
-def _engine(window: WindowBody) -> list[ActionSpec]:
-    own = [
-        ActionSpec(
-            "restart",
-            "Restart engine",
-            ENGINE,
-            window.notices.restart,
-            ("Ctrl+Shift+R",),
-            "restart",
-            question=partial(_what_a_restart_ends, window),
-        ),
-        ActionSpec(
-            "activations_8_bits",
-            "Round activations to 8 bits…",
-            ENGINE,
-            partial(window.notices.restart_with, QUANTIZATION, "a8"),
-            question=lambda: f"{_A8_COSTS} {_what_a_restart_ends(window)}".rstrip(),
-        ),
-        ActionSpec(
-            "activations_as_they_are",
-            "Keep full-precision activations…",
-            ENGINE,
-            partial(window.notices.restart_with, QUANTIZATION, "auto"),
-            question=lambda: f"{_A8_ENDS} {_what_a_restart_ends(window)}".rstrip(),
-        ),
-        ActionSpec("log", "Show engine log", ENGINE, window.notices.show_log, ("Ctrl+Shift+G",), "log"),
-    ]
-    control = [
-        ActionSpec(
-            "reset_cache",
-            "Reset prefix cache",
-            ENGINE,
-            partial(window.debugger.control, "reset_prefix_cache"),
-            question=lambda: "Reset the prefix cache? Cached prefixes are recomputed when needed.",
-        ),
-    ]
+def _link(window: WindowBody) -> ActionSpec:
+    return ActionSpec(
+        *("link_times", "Link times", TIME, window.linking.emit, ("Ctrl+Shift+L",)),
+        checkable=True,
+        tip=_LINK,
+        enabled=lambda: window.may_link,
+        checked=lambda: bool(window.link_words),
+    )
+
+
+def _engine(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
+    session, openers = window.session, window.openers
+    control = ActionSpec(
+        *("reset_cache", "Reset prefix cache", ENGINE, partial(window.debugger.control, "reset_prefix_cache")),
+        question=lambda: "Reset the prefix cache? Cached prefixes are recomputed when needed.",
+        enabled=lambda: session.may_operate,
+        why_not=lambda: FOR_OPERATORS if session.is_viewer else "",
+    )
     attach = [
         ActionSpec(
             "attach", "Attach to an engine…", ENGINE, partial(_ask_endpoint, window), ("Ctrl+Shift+A",), "attach"
@@ -190,14 +161,41 @@ def _engine(window: WindowBody) -> list[ActionSpec]:
     ]
     recording = [ActionSpec("open", "Open recording…", ENGINE, partial(ask_file, window), ("Ctrl+O",), "open")]
     end = [
-        *([*recording, *library_actions(window, ENGINE)] if window.open_recording else []),
+        *([*recording, *library_actions(window, ENGINE)] if openers.open_recording else []),
         ActionSpec("plan", "Plan memory…", ENGINE, partial(_plan, window)),
         ActionSpec("compare", "Compare with…", ENGINE, partial(ask_other, window), ("Ctrl+Shift+D",), "compare"),
         *export_actions(window, ENGINE),
         ActionSpec("close", "Close window", ENGINE, window.close, ("Ctrl+W",)),
         ActionSpec("quit", "Quit", ENGINE, QApplication.closeAllWindows, ("Ctrl+Q",)),
     ]
-    return [*(own if window.keeper else []), *control, *(attach if window.attach else []), *end]
+    own = _own_engine(window, notices) if window.keeper else []
+    return [*own, control, *(attach if openers.attach else []), *end]
+
+
+def _own_engine(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
+    asks = partial(_what_a_restart_ends, window)
+    return [
+        ActionSpec("restart", "Restart engine", ENGINE, notices.restart, ("Ctrl+Shift+R",), "restart", question=asks),
+        ActionSpec(
+            *("activations_8_bits", "Round activations to 8 bits…", ENGINE),
+            partial(notices.restart_with, QUANTIZATION, "a8"),
+            question=lambda: f"{_A8_COSTS} {asks()}".rstrip(),
+            enabled=lambda: _rounds_activations(window) is False,
+        ),
+        ActionSpec(
+            *("activations_as_they_are", "Keep full-precision activations…", ENGINE),
+            partial(notices.restart_with, QUANTIZATION, "auto"),
+            question=lambda: f"{_A8_ENDS} {asks()}".rstrip(),
+            enabled=lambda: _rounds_activations(window) is True,
+        ),
+        ActionSpec("log", "Show engine log", ENGINE, notices.show_log, ("Ctrl+Shift+G",), "log"),
+    ]
+
+
+def _rounds_activations(window: WindowBody) -> bool | None:
+    """Whether activations have 8 bits: known once the engine said so, and a question on a CPU alone."""
+    hello = window.session.live_mirror.hello
+    return None if hello is None or hello.device.kind != "cpu" else hello.model.quantization.endswith("-a8")
 
 
 def _plan(window: WindowBody) -> None:
@@ -206,8 +204,8 @@ def _plan(window: WindowBody) -> None:
 
 
 def _open_fleet(window: WindowBody) -> None:
-    if window.open_fleet is not None:
-        window.open_fleet()
+    if window.openers.open_fleet is not None:
+        window.openers.open_fleet()
 
 
 def _view(window: WindowBody) -> list[ActionSpec]:
@@ -231,8 +229,12 @@ def _clear(window: WindowBody) -> None:
 def _map(window: WindowBody) -> list[ActionSpec]:
     view = window.page_map
     return [
-        *color_actions(MAP, view.set_mode),
-        ActionSpec("flash", "Flash changed cells", MAP, partial(_flash, window), checkable=True),
+        *color_actions(MAP, view.set_mode, lambda: view.mode, view.why_not),
+        ActionSpec(
+            *("flash", "Flash changed cells", MAP, partial(_flash, window)),
+            checkable=True,
+            checked=lambda: view.scene.flashing,
+        ),
         ActionSpec("focus_map", "Focus page map", MAP, view.canvas.setFocus, ("Ctrl+1",), "map"),
     ]
 
@@ -271,6 +273,7 @@ def _theme(window: WindowBody) -> list[ActionSpec]:
                 icons[choice],
                 checkable=True,
                 exclusive="theme",
+                checked=partial(_is_theme, window, choice),
             )
             for choice in CHOICES
         ),
@@ -287,9 +290,18 @@ def _palette(window: WindowBody) -> list[ActionSpec]:
             partial(window.themes.choose_palette, name),
             checkable=True,
             exclusive="palette",
+            checked=partial(_is_palette, window, name),
         )
         for name in PALETTES
     ]
+
+
+def _is_theme(window: WindowBody, choice: str) -> bool:
+    return window.themes.choice == choice
+
+
+def _is_palette(window: WindowBody, name: str) -> bool:
+    return window.themes.settings.values.palette == name
 
 
 def _zoom(window: WindowBody) -> list[ActionSpec]:
@@ -324,81 +336,6 @@ def _help(window: WindowBody) -> list[ActionSpec]:
         ActionSpec("remap", "Change shortcuts…", HELP, partial(_open_editor, window), (), "keyboard"),
         ActionSpec("about", "About kvscope", HELP, lambda: about_sheet(window).show(), (), "help"),
     ]
-
-
-def _keep_checks(window: WindowBody, actions: Actions) -> None:
-    """Check marks follow the state, whoever changed it."""
-    session = window.session
-
-    def moved() -> None:
-        has_more = session.timeline_range_ns is not None
-        for name in _NEED_A_PAST:
-            if actions[name].isEnabled() != has_more:
-                actions[name].setEnabled(has_more)
-        if not session.is_file:
-            actions["to_end"].setEnabled(session.paused)
-            actions["stop_recording"].setEnabled(session.kept is not None and session.kept.recorder is not None)
-
-    def changed() -> None:
-        """Whose activations have 8 bits is known once its engine said so; on a GPU none have."""
-        hello = session.live_mirror.hello
-        is_rounded = hello is not None and hello.model.quantization.endswith("-a8")
-        if "activations_8_bits" in actions:
-            on_cpu = hello is not None and hello.device.kind == "cpu"
-            actions["activations_8_bits"].setEnabled(on_cpu and not is_rounded)
-            actions["activations_as_they_are"].setEnabled(on_cpu and is_rounded)
-
-    def looped() -> None:
-        actions["loop_clear"].setEnabled((session.loop.begin_ns, session.loop.end_ns) != (None, None))
-
-    def deleted() -> None:
-        actions["bookmark_undo"].setEnabled(session.bookmarks.can_undo)
-
-    for signal in (session.paused_changed, session.status_changed):
-        signal.connect(moved)
-    session.status_changed.connect(changed)
-    session.updated.connect(lambda update: changed() if update.snapshot is not None else None)
-    changed()
-    session.loop.changed.connect(looped)
-    session.bookmarks.changed.connect(deleted)
-    looped()
-    moved()
-    deleted()
-    actions["events_preempted"].setChecked(True)
-
-    def role() -> None:
-        actions["reset_cache"].setEnabled(session.may_operate)
-        actions["reset_cache"].setToolTip(FOR_OPERATORS if session.is_viewer else "")
-
-    def forget(_: object) -> None:
-        """The session may outlive the actions."""
-        session.loop.changed.disconnect(looped)
-        session.bookmarks.changed.disconnect(deleted)
-        session.paused_changed.disconnect(moved)
-        session.status_changed.disconnect(moved)
-        session.status_changed.disconnect(role)
-        session.epoch_changed.disconnect(colors)
-
-    def colors() -> None:
-        for mode in COLOR_MODES:
-            reason = window.page_map.why_not(mode)
-            actions[f"color_{mode}"].setEnabled(not reason)
-            actions[f"color_{mode}"].setToolTip(reason)
-
-    session.status_changed.connect(role)
-    session.epoch_changed.connect(colors)
-    window.closing.connect(forget)
-    role()
-    colors()
-    window.page_map.mode_changed.connect(lambda mode: actions[f"color_{mode}"].setChecked(True))
-    actions["flash"].setChecked(window.page_map.scene.flashing)
-    actions[f"color_{window.page_map.mode}"].setChecked(True)
-
-    def keys() -> None:
-        window.page_map.show_keys({spec.name: actions.key_text(spec.name) for spec in actions})
-
-    actions.keys_changed.connect(keys)
-    keys()
 
 
 def _add_dock_toggles(window: WindowBody, actions: Actions) -> None:
@@ -452,5 +389,5 @@ def _what_a_restart_ends(window: WindowBody) -> str:
 
 
 def _ask_endpoint(window: WindowBody) -> None:
-    if window.attach is not None:
-        AttachSheet(window, window.attach).show()
+    if window.openers.attach is not None:
+        AttachSheet(window, window.openers.attach).show()

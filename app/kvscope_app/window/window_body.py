@@ -1,16 +1,15 @@
 """What a window is made of, as those see it that act on it: its session, its parts, and how they are brought up.
 
-Owns the parts in the middle and the docks around them. Knows no actions, and nobody who acts on it.
+Owns the parts in the middle and the docks around them. Knows nobody who acts on it: who adds actions is told of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from PySide6.QtCore import QObject, QSettings, Qt, Signal
-from PySide6.QtGui import QUndoCommand, QUndoStack
+from PySide6.QtCore import QSettings, Signal
 from PySide6.QtWidgets import QMainWindow, QStackedWidget, QVBoxLayout, QWidget
 
 from kvscope_app.debugger.debugger import Debugger
@@ -22,15 +21,14 @@ from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.planning.plan_process import PlanProcess
 from kvscope_app.session.session import Session
-from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import DEVICES_ALONE
-from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.page_map.page_map_view import PageMapView
 from kvscope_app.window import layout
 from kvscope_app.window.actions import Actions
 from kvscope_app.window.banner import Banner
-from kvscope_app.window.dock import Dock
+from kvscope_app.window.docked_views import DockedViews
 from kvscope_app.window.refresher import Refresher
+from kvscope_app.window.undo_stack import UndoStack
 from kvscope_app.window.welcome import Welcome
 
 if TYPE_CHECKING:
@@ -38,23 +36,24 @@ if TYPE_CHECKING:
     from kvscope_telemetry.addresses import Address
     from kvscope_telemetry.recorded import Recorded
 
-_MAX_STEPS: Final = 100
+
+@dataclass(frozen=True, slots=True)
+class Openers:
+    """What opens other windows, given by who keeps them. What is None is not offered."""
+
+    attach: Callable[[Address], object] | None = None
+    """A window on another engine."""
+    open_recording: Callable[[Recorded], object] | None = None
+    """A window on a recording."""
+    compare: Callable[[Recorded, Recorded, WindowBody], object] | None = None
+    """A window on two timelines side by side; the first is that of the window."""
+    open_fleet: Callable[[], object] | None = None
+    """A table of all engines that are attached or remembered."""
+    library: Library | None = None
+    """The recordings that are listed."""
 
 
-class Notices(Protocol):
-    """What a person can ask of who tells about the engine."""
-
-    def restart(self) -> None:
-        """End the engine and start it anew."""
-
-    def restart_with(self, flag: str, value: str) -> None:
-        """The same with another option of the engine."""
-
-    def show_log(self) -> None:
-        """What the engine printed."""
-
-    def forget(self) -> None:
-        """The window closes."""
+NO_OPENERS: Final = Openers()
 
 
 class WindowBody(QMainWindow):
@@ -64,46 +63,43 @@ class WindowBody(QMainWindow):
     """The window itself, for the last time."""
     linking = Signal(bool)
     """The person links the times of all windows, or no longer."""
-    notices: Notices
-    actions_by_name: Actions
-    settings: QSettings
-    alarms: AlarmWatch
-    compare: Callable[[Recorded, Recorded], object] | None = None
-    """Opens a window on two timelines side by side."""
-    open_fleet: Callable[[], object] | None = None
-    """Opens a table of all engines that are attached or remembered."""
+    link_changed = Signal()
+    """`link_words` or `may_link` may be others now."""
 
     def __init__(
         self,
         session: Session,
         themes: ThemeKeeper,
+        settings: QSettings,
         keeper: EngineKeeper | None,
-        attach: Callable[[Address], None] | None,
-        open_recording: Callable[[Recorded], object] | None,
+        openers: Openers,
     ) -> None:
         super().__init__()
         self.session = session
         self.themes = themes
+        self.settings = settings
         self.keeper = keeper
-        self.attach = attach
-        self.open_recording = open_recording
-        self.library: Library | None = None
-        """The recordings that are listed; given by who opens windows."""
-        self.views: dict[str, View] = {}
-        self.docks: dict[str, Dock] = {}
+        self.openers = openers
         self.has_own_docks = True
         """The docks are where a person wants them; false once they were moved for an address that has no pool."""
-        self.undo = UndoStack(self)
+        self.may_link, self.link_words = False, ""
+        """Whether there is another window whose time may be linked with this one's, and how it is; empty: it is not."""
         self.setWindowTitle("kvscope")
+        self.undo = UndoStack(self)
+        self.actions_by_name = Actions(self, themes.settings)
         self.debugger = Debugger(session, self)
         self.plans = PlanProcess(self)
         self.closing.connect(self.plans.close)
+        self.alarms = AlarmWatch(session, themes.settings, self)
         self.banner = Banner(self)
         self.welcome = Welcome()
         self.page_map = PageMapView(session)
         self.refresher = Refresher(session, self)
-        self._build_body()
-        self._build_docks()
+        self._no_pool = empty_state(DEVICES_ALONE)
+        self._build_middle()
+        layout.prepare(self)
+        self.docked = DockedViews(self, session, themes, settings, self.refresher, self.undo)
+        self.docks, self.views = self.docked.docks, self.docked.views
 
     def show_map(self) -> None:
         """There is a pool to look at."""
@@ -123,6 +119,10 @@ class WindowBody(QMainWindow):
             self.docks["devices"].show()
             self.docks["devices"].raise_()
 
+    def add_below(self, bar: QWidget) -> None:
+        """Put `bar` under the map."""
+        self._column.addWidget(bar)
+
     def reset_layout(self) -> None:
         """Everything where it was at the first start."""
         layout.arrange(self, self.docks)
@@ -134,41 +134,32 @@ class WindowBody(QMainWindow):
 
     def focus_view(self, name: str) -> None:
         """Bring a dock up and give it the keyboard."""
-        dock = self.docks[name]
-        dock.show()
-        dock.raise_()
-        if name in self.views:
-            self.views[name].setFocus(Qt.FocusReason.ShortcutFocusReason)
+        self.docked.focus(name)
 
-    def _build_body(self) -> None:
+    def can_link(self, possible: bool) -> None:
+        """Whether there is another window whose time may be linked with this one's."""
+        self.may_link = possible
+        self.link_changed.emit()
+
+    def show_linked(self, words: str) -> None:
+        """How this window's time is linked with that of the others; empty: it is not."""
+        if words != self.link_words:
+            self.link_words = words
+            self.link_changed.emit()
+
+    def _build_middle(self) -> None:
         self._stack = QStackedWidget()
-        self._stack.addWidget(self.welcome)
-        self._stack.addWidget(self.page_map)
-        self._no_pool = empty_state(DEVICES_ALONE)
-        self._stack.addWidget(self._no_pool)
+        for middle in (self.welcome, self.page_map, self._no_pool):
+            self._stack.addWidget(middle)
         body = QWidget()
         body.setObjectName("central")
-        column = QVBoxLayout(body)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self._stack, 1)
-        self._body = column
+        self._column = QVBoxLayout(body)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(0)
+        self._column.addWidget(self._stack, 1)
         self.strips = FloatingStrips(self._stack, self.page_map.canvas)
         self.strips.add(self.banner)
         self.setCentralWidget(body)
-
-    def _build_docks(self) -> None:
-        layout.prepare(self)
-        for spec in DOCKS:
-            dock = Dock(spec.title, spec.name, self)
-            dock.visibilityChanged.connect(partial(self._dock_seen, spec.name))
-            self.docks[spec.name] = dock
-
-    def _dock_seen(self, name: str, seen: bool) -> None:
-        if seen and name in self.views:
-            self.themes.finish()
-            self.views[name].came_in_sight()
-            self.refresher.touch(self.views[name])
 
     def _title(self) -> str:
         name = model_name(self.session.live_mirror.hello)
@@ -176,51 +167,3 @@ class WindowBody(QMainWindow):
         if self.session.is_file:
             where = f" – {self.session.source.name}"
         return f"{name}{where} – kvscope" if name else "kvscope"
-
-
-class UndoStack(QUndoStack):
-    """What can be undone in a window, in the order it was done.
-
-    Whoever did something tells how it is taken back: `window.undo.did("deleting the chat", undo, redo)`.
-
-    Of one window.
-    """
-
-    def __init__(self, parent: QObject) -> None:
-        super().__init__(parent)
-        self.setUndoLimit(_MAX_STEPS)
-        self.is_at_work = False
-        """Something is undone or done again now: what changes is not news."""
-
-    def did(self, words: str, undo: Callable[[], object], redo: Callable[[], object]) -> None:
-        """Something was done, said in `words` as after "Undo": "closing the memory dock"."""
-        self.push(_Done(words, undo, redo, self))
-
-    def forget(self) -> None:
-        """The window closes: nothing is undone any more, and nobody is to be told."""
-        self.blockSignals(True)
-        self.clear()
-
-
-class _Done(QUndoCommand):
-    def __init__(self, words: str, undo: Callable[[], object], redo: Callable[[], object], stack: UndoStack) -> None:
-        super().__init__(words)
-        self._undo, self._redo, self._stack = undo, redo, stack
-        self._is_new = True
-
-    def undo(self) -> None:
-        self._do(self._undo)
-
-    def redo(self) -> None:
-        """Qt calls it when it is pushed as well: it is done already then."""
-        if self._is_new:
-            self._is_new = False
-            return
-        self._do(self._redo)
-
-    def _do(self, what: Callable[[], object]) -> None:
-        self._stack.is_at_work = True
-        try:
-            what()
-        finally:
-            self._stack.is_at_work = False

@@ -20,11 +20,15 @@ WAIT_MS = 120_000
 
 @pytest.fixture
 def window(session, make_window, library):
-    """Notes what it is asked to open."""
-    made = make_window(session)
-    made.library = library
-    made.opened = []
-    made.open_recording = lambda recording: made.opened.append(recording.path.name)
+    """Notes what it is asked to open, and to compare."""
+    opened, compared = [], []
+    made = make_window(
+        session,
+        library=library,
+        open_recording=lambda recording: opened.append(recording.path.name),
+        compare=lambda a, b, _: compared.append((a.path.name, b.path.name)),
+    )
+    made.opened, made.compared = opened, compared
     return made
 
 
@@ -130,10 +134,8 @@ def test_two_can_be_compared_where_that_is_offered(window, library, record, qtbo
 
 
 def test_two_are_opened_for_what_compares(sheet, window, qtbot, tmp_path):
-    compared = []
-    window.compare = lambda first, second: compared.append((first.path.name, second.path.name))
     compare_two(window, tmp_path / "first.mcap", tmp_path / "second.mcap")
-    qtbot.waitUntil(lambda: compared == [("first.mcap", "second.mcap")], timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: window.compared == [("first.mcap", "second.mcap")], timeout=WAIT_MS)
     compare_two(window, tmp_path / "first.mcap", tmp_path / "gone.mcap")
     qtbot.waitUntil(lambda: window.banner.text == "These recordings cannot be compared", timeout=WAIT_MS)
 
@@ -151,7 +153,7 @@ def test_an_empty_list_says_what_it_is_for(window, qtbot):
     assert NOTHING_YET in driver.lines(sheet)
     assert show_recordings(window) is sheet
     sheet.reject()
-    assert not window.library._clock.isActive()
+    assert not window.openers.library._clock.isActive()
 
 
 def test_in_light_colours_as_well(sheet, themes):
@@ -180,8 +182,8 @@ def test_dropped_recordings_are_opened_and_others_refused_in_a_line(window, reco
     assert "photo.jpg" in driver.text(window.banner)
 
 
-def test_a_drop_of_many_opens_some(window, qtbot, tmp_path):
-    window.open_recording = None
+def test_a_drop_of_many_opens_some(session, make_window, tmp_path):
+    window = make_window(session)
     open_dropped(window, urls(*(tmp_path / f"{number}.mcap" for number in range(12))))
     assert "first 8 of 12" in window.banner.text
 

@@ -44,8 +44,7 @@ def slow(monkeypatch):
 def show(make_window, session):
     """A window, and what was opened from it."""
     opened = []
-    window = make_window(session)
-    window.open_recording = opened.append
+    window = make_window(session, open_recording=opened.append)
     return window, opened
 
 

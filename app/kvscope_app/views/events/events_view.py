@@ -5,15 +5,15 @@ Owns the filter bar and the way from a line to the session's cursor and selectio
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar, Final
 
 import numpy as np
-from PySide6.QtCore import QItemSelectionModel, QModelIndex, QObject, Qt, QTimer
+from PySide6.QtCore import QItemSelectionModel, QModelIndex, QObject, QTimer
 from PySide6.QtGui import QAction, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QBoxLayout,
-    QFileDialog,
     QHBoxLayout,
     QLineEdit,
     QMenu,
@@ -23,7 +23,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.look.file_dialogs import FileDialog
+from kvscope_app.look.file_dialogs import ask_save
 from kvscope_app.look.makers import empty_state, head_row, tool_button
 from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import Theme
@@ -165,13 +165,7 @@ class EventsView(View):
         self.refresh()
 
     def _ask_file(self) -> None:
-        dialog = FileDialog(self, "Export events", "events.csv", _FILES)
-        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
-        dialog.setDefaultSuffix("csv")
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.filterSelected.connect(lambda chosen: dialog.setDefaultSuffix("tsv" if "tsv" in chosen else "csv"))
-        dialog.fileSelected.connect(self.export_to)
-        dialog.open()
+        ask_save(self, "Export events", Path("events.csv"), _FILES, self.export_to)
 
     def _make_kinds(self) -> dict[str, QAction]:
         """A menu that stays a menu: each kind can be ticked; none ticked means all."""

@@ -9,8 +9,13 @@ from kvscope_app.views.page_map.color_modes import COLOR_MODES, ColorMode
 from kvscope_app.window.actions import ActionSpec
 
 
-def color_actions(group: str, set_mode: Callable[[ColorMode], object]) -> list[ActionSpec]:
-    """One a mode, with its number as its key; one of them is checked."""
+def color_actions(
+    group: str,
+    set_mode: Callable[[ColorMode], object],
+    mode_now: Callable[[], ColorMode],
+    why_not: Callable[[ColorMode], str] | None = None,
+) -> list[ActionSpec]:
+    """One a mode, with its number as its key; that of now is checked."""
     return [
         ActionSpec(
             f"color_{mode}",
@@ -20,6 +25,8 @@ def color_actions(group: str, set_mode: Callable[[ColorMode], object]) -> list[A
             (str(number),),
             checkable=True,
             exclusive="color",
+            why_not=None if why_not is None else partial(why_not, mode),
+            checked=partial(lambda mode: mode_now() == mode, mode),
         )
         for number, mode in enumerate(COLOR_MODES, start=1)
     ]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from PySide6.QtCore import QObject, Qt
-from PySide6.QtWidgets import QFileDialog, QInputDialog, QMenu
+from PySide6.QtWidgets import QInputDialog, QMenu
 
-from kvscope_app.look.file_dialogs import FileDialog
+from kvscope_app.look.file_dialogs import ask_open, ask_save
 from kvscope_app.settings.layout_value import WindowLayout, read_layout, write_layout
 from kvscope_app.settings.settings import Settings
 from kvscope_app.window.actions import Actions, ActionSpec
@@ -38,7 +38,9 @@ class KeptLayouts(QObject):
             ActionSpec("save_layout", "Save layout as…", LAYOUTS, self._ask_name),
             ActionSpec("export_layout", "Save layout to file…", LAYOUTS, self._ask_target),
             ActionSpec("open_layout", "Open layout…", LAYOUTS, self._ask_file),
-            ActionSpec("forget_layout", "Delete layout…", LAYOUTS, self._ask_which),
+            ActionSpec(
+                *("forget_layout", "Delete layout…", LAYOUTS, self._ask_which), enabled=lambda: bool(self._names)
+            ),
             ActionSpec("reset_layout", "Reset to default layout", LAYOUTS, self._reset, (), "layout"),
         ):
             actions.add(spec)
@@ -134,23 +136,13 @@ class KeptLayouts(QObject):
             if self._menu is not None:
                 self._menu.addAction(action)
         self._names = wanted
-        self._actions["forget_layout"].setEnabled(bool(wanted))
+        self._actions.refresh()
 
     def _ask_target(self) -> None:
-        dialog = FileDialog(self._window, "Save layout", filter=FILES)
-        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
-        dialog.setDefaultSuffix("json")
-        dialog.selectFile("kvscope-layout.json")
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(self.write)
-        dialog.open()
+        ask_save(self._window, "Save layout", Path("kvscope-layout.json"), FILES, self.write)
 
     def _ask_file(self) -> None:
-        dialog = FileDialog(self._window, "Open layout", filter=FILES)
-        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(self.read)
-        dialog.open()
+        ask_open(self._window, "Open layout", "", FILES, self.read)
 
     def _ask_name(self) -> None:
         dialog = self._dialog("Save layout", "Name (replaces a layout of the same name):")

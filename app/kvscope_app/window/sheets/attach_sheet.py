@@ -35,7 +35,7 @@ class AttachSheet(Sheet):
     def __init__(
         self,
         parent: QWidget,
-        attach: Callable[[Address], None],
+        attach: Callable[[Address], object],
         title: str = "Attach to an engine",
         action: str = "Attach",
         where: str = "",

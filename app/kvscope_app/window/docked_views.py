@@ -1,0 +1,136 @@
+"""The docks of a window and the views in them: docks are there at once, views come one by one after the first paint.
+
+Owns both, from loading a view to its end. Must not know where docks stand, nor what can be done in a window.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import shiboken6
+from PySide6.QtCore import QObject, QSettings, Qt, QTimer, Signal
+from PySide6.QtWidgets import QMainWindow
+
+from kvscope_app.views.docks import DOCKS, DockSpec
+from kvscope_app.views.in_sight import in_sight
+from kvscope_app.window.dock import Dock
+from kvscope_app.window.remembered import note_widths, remember_view
+
+if TYPE_CHECKING:
+    from kvscope_app.look.theme import Theme
+    from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+    from kvscope_app.session.session import Session
+    from kvscope_app.views.base import View
+    from kvscope_app.window.refresher import Refresher
+    from kvscope_app.window.undo_stack import UndoStack
+
+_FIRST_VIEW_MS: Final = 40
+"""After the window is shown: first it paints."""
+
+
+class DockedViews(QObject):
+    """Of one window; `refresher` refreshes its views, and what is done in one is undone by `undo`."""
+
+    loaded = Signal(str)
+    """A view is in its dock: its name."""
+    all_loaded = Signal()
+    _next_view = Signal()
+    _last_view = Signal()
+    """To itself, in the next turn of the event loop. What `QTimer.singleShot` is to call at 0 ms is held for ever when
+    the window closes before its turn."""
+
+    def __init__(
+        self,
+        window: QMainWindow,
+        session: Session,
+        themes: ThemeKeeper,
+        settings: QSettings,
+        refresher: Refresher,
+        undo: UndoStack,
+    ) -> None:
+        super().__init__(window)
+        self._session, self._themes, self._settings = session, themes, settings
+        self._refresher, self._undo = refresher, undo
+        self.views: dict[str, View] = {}
+        """Those that are loaded, and what else `add` was given, by name."""
+        self.docks = {spec.name: Dock(spec.title, spec.name, window) for spec in DOCKS}
+        for name, dock in self.docks.items():
+            dock.apply_theme(themes.theme)
+            dock.visibilityChanged.connect(partial(self._dock_seen, name))
+        self._unloaded = list(DOCKS)
+        self._next_view.connect(self._load_next, Qt.ConnectionType.QueuedConnection)
+        self._last_view.connect(self.all_loaded, Qt.ConnectionType.QueuedConnection)
+
+    def begin(self) -> bool:
+        """The window is shown: load views, one a turn of the event loop, so that the window answers in between. False
+        where none is left to load."""
+        if self._unloaded:
+            QTimer.singleShot(_FIRST_VIEW_MS, self, self._load_next)
+        return bool(self._unloaded)
+
+    def add(self, name: str, view: View) -> None:
+        """From now on `view` is one of them, wherever it lies."""
+        self.views[name] = view
+        view.recall(self._settings)
+        self._refresher.add(view)
+        view.done.connect(self._undo.did)
+
+    def focus(self, name: str) -> None:
+        """Bring a dock up and give its view the keyboard."""
+        dock = self.docks[name]
+        dock.show()
+        dock.raise_()
+        if name in self.views:
+            self.views[name].setFocus(Qt.FocusReason.ShortcutFocusReason)
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Docks and what is in sight take the colours of `theme`, other views after that was painted."""
+        for dock in self.docks.values():
+            dock.apply_theme(theme)
+        for view in self.views.values():
+            if in_sight(view):
+                view.apply_theme(theme)
+            else:
+                self._themes.afterwards(partial(_apply_late, view, theme))
+
+    def close(self) -> str:
+        """End all views, and remember what was chosen in them. What a person must read though they are gone."""
+        for view in self.views.values():
+            self._refresher.remove(view)  # or it would begin again what it ended
+            view.remember(self._settings)
+            note_widths(view, self._themes.settings)
+            view.shut_down()
+        return "\n".join(view.last_words for view in self.views.values() if view.last_words)
+
+    def _load_next(self) -> None:
+        if not self._unloaded:
+            return
+        spec = self._unloaded.pop(0)
+        (self._next_view if self._unloaded else self._last_view).emit()
+        self._load(spec)
+
+    def _load(self, spec: DockSpec) -> None:
+        view = spec.view_class()(self._session)
+        view.apply_theme(self._themes.theme)
+        # Before it was shown it asks for more than it needs: a small window would grow for good.
+        view.setMinimumSize(1, 1)
+        QTimer.singleShot(1, view, lambda: view.setMinimumSize(0, 0))  # at 0 ms a view that went would be held
+        dock = self.docks[spec.name]
+        placeholder = dock.widget()
+        dock.setWidget(view)
+        placeholder.deleteLater()
+        self.add(spec.name, view)
+        remember_view(view, self._themes.settings)
+        self.loaded.emit(spec.name)
+
+    def _dock_seen(self, name: str, seen: bool) -> None:
+        if seen and name in self.views:
+            self._themes.finish()
+            self.views[name].came_in_sight()
+            self._refresher.touch(self.views[name])
+
+
+def _apply_late(view: View, theme: Theme) -> None:
+    if shiboken6.isValid(view):  # its window may have closed meanwhile
+        view.apply_theme(theme)
