@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import pytest
 
 from kvscope_app import command_line
-from kvscope_app.own_engine import engine_options as passed_on
 from kvscope_engine.cli.arguments import options as engines
 from kvscope_engine.cli.parser import CommandParser
 from kvscope_telemetry.engine_config import EngineConfig
@@ -26,7 +25,7 @@ class OneMore(EngineConfig):
 
 @pytest.fixture(autouse=True)
 def _one_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (engines, passed_on):
+    for module in (engines, command_line):
         monkeypatch.setattr(module, "EngineConfig", OneMore)
 
 

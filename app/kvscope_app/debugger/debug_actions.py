@@ -87,11 +87,11 @@ def debug_actions(window: WindowBody) -> list[ActionSpec]:
         ),
         selected(
             *("pin_request", "Pin cached blocks of the selected request", acts.pin_request),
-            lambda: _limited(cached_blocks(window), acts.nothing_cached),
+            lambda: _limited(cached_blocks(window), acts.nothing_cached()),
         ),
         selected(
             *("evict_request", "Evict cached blocks of the selected request", acts.evict_request),
-            lambda: _limited(idle_blocks(window), f"{acts.nothing_cached} that are cached, unused and not pinned"),
+            lambda: _limited(idle_blocks(window), acts.nothing_cached(" that are unused and not pinned")),
         ),
         selected("pin_block", "Pin the block", partial(acts.pin, with_prefix=False), why_not_pin),
         selected("pin_prefix", "Pin the block and its prefix", acts.pin, why_not_pin),
@@ -165,18 +165,15 @@ class _Acts:
 
     def named(self, text: str) -> str:
         """`text` with the numbers of what it is about."""
-        number, block = self._window.session.selected_request, current_block(self._window)
-        if number is not None:
-            text = text.replace("the selected request", f"request #{number}")
-        return (
-            text.replace("the block", f"block {block}") if 0 <= block < self._window.session.mirror.num_rows else text
-        )
+        session, block = self._window.session, current_block(self._window)
+        if session.selected_request is not None:
+            text = text.replace("the selected request", f"request #{session.selected_request}")
+        return text.replace("the block", f"block {block}") if 0 <= block < session.mirror.num_rows else text
 
-    @property
-    def nothing_cached(self) -> str:
-        """Why nothing is done to what the selected request has in the cache, where it has nothing."""
+    def nothing_cached(self, which: str = "") -> str:
+        """Why nothing is done to blocks of the selected request, where it has none."""
         number = self._window.session.selected_request
-        return "No request is selected" if number is None else f"The pool has nothing cached of request #{number}"
+        return "No request is selected" if number is None else f"Request #{number} has no cached blocks{which}"
 
 
 def current_block(window: WindowBody) -> int:

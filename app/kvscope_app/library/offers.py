@@ -1,13 +1,20 @@
-"""What a window offers of recordings without a menu: buttons on its first page, and files dropped on it are opened."""
+"""What a window offers of recordings: menu entries, buttons on its first page, and opening files dropped on it."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from PySide6.QtCore import QMimeData, Qt
 from PySide6.QtGui import QDropEvent
+from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
+from kvscope_app.library.sample import SAMPLE_TEXT, sample_recording
+from kvscope_app.look.makers import label
+from kvscope_app.look.number_text import plural
+from kvscope_app.look.zoom import scaled
+from kvscope_app.window.actions import ActionSpec
 from kvscope_app.window.open_file import try_to_open
 from kvscope_app.window.window_body import WindowBody
 
@@ -15,6 +22,30 @@ MAX_AT_ONCE: Final = 8
 """Files of one drop that are opened: each gets a window."""
 _SUFFIXES: Final = (".mcap", ".mcap.part")
 _NAMED: Final = 3
+_AROUND: Final = 18
+"""Pixels from the window's edges to the sign that files can be dropped."""
+
+
+def library_actions(window: WindowBody, group: str) -> list[ActionSpec]:
+    """Beside "Open recording…"."""
+    return [
+        ActionSpec(
+            "recordings", "Recordings…", group, partial(open_recordings, window), ("Ctrl+Shift+O",), "recordings"
+        ),
+        ActionSpec("sample", SAMPLE_TEXT, group, partial(open_sample, window), (), "play"),
+    ]
+
+
+def open_recordings(window: WindowBody) -> None:
+    """The sheet of all of them."""
+    from kvscope_app.library.recordings_sheet import show_recordings  # most windows need none of it
+
+    show_recordings(window)
+
+
+def open_sample(window: WindowBody) -> None:
+    """In a window of its own, like any file."""
+    try_to_open(window, str(sample_recording()))
 
 
 def offer_recordings(window: WindowBody) -> None:
@@ -53,3 +84,37 @@ def open_dropped(window: WindowBody, data: QMimeData) -> None:
             "Each opens in its own window.",
             passes=True,
         )
+
+
+class DropSign(QFrame):
+    """Over `window`, hidden until `offer`. Whatever is dropped on it is dropped on the window."""
+
+    def __init__(self, window: QWidget) -> None:
+        super().__init__(window)
+        self.setProperty("look", "drop")
+        self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        self._words, self._more = label(look="heading"), label(look="muted")
+        column = QVBoxLayout(self)
+        column.addStretch(1)
+        for words in (self._words, self._more):
+            words.setAlignment(Qt.AlignmentFlag.AlignCenter)
+            column.addWidget(words)
+        column.addStretch(1)
+        self.hide()
+
+    def offer(self, data: QMimeData) -> None:
+        """Say what dropping `data` does."""
+        good, others = dropped_paths(data)
+        names = Path(good[0]).name if len(good) == 1 else plural(len(good), "recording")
+        self._words.setText(f"Drop to open {names}" if good else "Not a recording")
+        wider = "Each opens in its own window" if len(good) > 1 else "Opens in its own window"
+        self._more.setText(wider if good else f"{plural(len(others), 'file')} whose name does not end in .mcap")
+        around = scaled(_AROUND)
+        self.setGeometry(self.window().rect().adjusted(around, around, -around, -around))
+        self.raise_()
+        self.show()
+
+    @property
+    def text(self) -> str:
+        """What is said, empty when nothing is dragged."""
+        return "" if self.isHidden() else self._words.text()

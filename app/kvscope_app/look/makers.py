@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QComboBox, QDoubleSpinBox, QLabel, QLayout, QSizePolicy, QSpinBox, QToolButton, QWidget
+from PySide6.QtWidgets import (
+    QComboBox,
+    QDoubleSpinBox,
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QLayout,
+    QPushButton,
+    QScrollArea,
+    QSizePolicy,
+    QSpinBox,
+    QToolButton,
+    QWidget,
+)
 
 from kvscope_app.look.icons import icon
 from kvscope_app.look.plain_text import PlainLabel
@@ -87,6 +100,29 @@ def empty_state(text: str) -> QLabel:
     made.setAlignment(Qt.AlignmentFlag.AlignCenter)
     made.setContentsMargins(24, 24, 24, 24)
     return made
+
+
+def show_choices(row: QHBoxLayout, choices: Sequence[tuple[str, Callable[[], object]]]) -> None:
+    """A button for each of `choices` in `row`, in place of what was there; the first is what is proposed."""
+    while (item := row.takeAt(0)) is not None:
+        if (widget := item.widget()) is not None:
+            widget.hide()
+            widget.deleteLater()
+    for index, (text, run) in enumerate(choices):
+        button = QPushButton(text)
+        button.setProperty("look", "primary" if index == 0 else "")
+        button.clicked.connect(run)
+        row.addWidget(button)
+        button.show()  # now, or there is no room left for it
+
+
+def scrolled(body: QWidget) -> QScrollArea:
+    """`body` in a frameless area, as wide as there is room."""
+    area = QScrollArea()
+    area.setWidget(body)
+    area.setWidgetResizable(True)
+    area.setFrameShape(QFrame.Shape.NoFrame)
+    return area
 
 
 def set_look(widget: QWidget, look: str) -> None:

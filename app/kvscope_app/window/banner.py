@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from PySide6.QtCore import QTimer
-from PySide6.QtWidgets import QApplication, QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QHBoxLayout, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.look.folding import FoldingFrame
 from kvscope_app.look.icons import icon, pixmap
-from kvscope_app.look.makers import set_look
+from kvscope_app.look.makers import set_look, show_choices
 from kvscope_app.look.passing_strip import PassingStrip
 from kvscope_app.look.plain_text import PlainLabel, plain_tip
 from kvscope_app.look.theme import DARK, Theme
@@ -62,15 +62,7 @@ class Banner(PassingStrip):
         _show(self._text, text)
         _show(self._detail, detail)
         self._detail.setVisible(bool(detail))
-        while (item := self._buttons.takeAt(0)) is not None:
-            if (widget := item.widget()) is not None:
-                widget.hide()
-                widget.deleteLater()
-        for index, (label, run) in enumerate(choices):
-            button = QPushButton(label)
-            button.setProperty("look", "primary" if index == 0 else "")
-            button.clicked.connect(run)
-            self._buttons.addWidget(button)
+        show_choices(self._buttons, choices)
         self._frame.fold()
         self._told = text
         self.setAccessibleName(f"{text} {detail}")

@@ -14,8 +14,7 @@ from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEv
 from kvscope_app.debugger.debug_actions import NUM_STEPS, DebugAnswers
 from kvscope_app.debugger.paused_bar import PausedBar
 from kvscope_app.debugger.selection_menus import add_to_requests
-from kvscope_app.library.drop_sign import DropSign
-from kvscope_app.library.offers import accept_drag, offer_recordings, open_dropped
+from kvscope_app.library.offers import DropSign, accept_drag, offer_recordings, open_dropped
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.marks.alarm_strip import AlarmStrip

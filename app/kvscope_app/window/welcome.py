@@ -21,6 +21,7 @@ from PySide6.QtWidgets import (
 
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.icons import pixmap
+from kvscope_app.look.makers import show_choices
 from kvscope_app.look.number_text import count, num_bytes
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
@@ -116,16 +117,7 @@ class Welcome(QWidget):
         self._fit()
 
     def _show_choices(self, choices: Sequence[Choice]) -> None:
-        while (item := self._choices.takeAt(0)) is not None:
-            if (widget := item.widget()) is not None:
-                widget.hide()
-                widget.deleteLater()
-        for index, (text, run) in enumerate(choices):
-            button = QPushButton(text)
-            button.setProperty("look", "primary" if index == 0 else "")
-            button.clicked.connect(run)
-            self._choices.addWidget(button)
-            button.show()  # now, or there is no room left for it
+        show_choices(self._choices, choices)
         if choices:
             self._choices.addStretch(1)
 

@@ -13,7 +13,7 @@ from kvscope_app.compare.ask import ask_other
 from kvscope_app.debugger.debug_actions import debug_actions
 from kvscope_app.debugger.permission import FOR_OPERATORS
 from kvscope_app.debugger.selection_menus import add_selection_menus, fill_debug_menu
-from kvscope_app.library.library_actions import library_actions
+from kvscope_app.library.offers import library_actions
 from kvscope_app.look.focus import zoom_focused
 from kvscope_app.look.number_text import plural
 from kvscope_app.look.theming.theme_keeper import CHOICES, PALETTES

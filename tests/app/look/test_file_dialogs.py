@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from PySide6.QtWidgets import QFileDialog, QLineEdit
+from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
-from kvscope_app.look.file_dialogs import FileDialog
+from kvscope_app.look.file_dialogs import FileDialog, ask_save
 
 
 def test_names_are_not_completed_while_they_are_typed(qtbot, tmp_path):
@@ -20,3 +20,17 @@ def test_names_are_not_completed_while_they_are_typed(qtbot, tmp_path):
     qtbot.keyClicks(field, "session-of-today")
     assert field.completer() is None
     assert field.text() == "session-of-today"
+
+
+def test_a_name_without_an_ending_gets_that_of_the_chosen_kind(qtbot, tmp_path):
+    parent, saved = QWidget(), []
+    qtbot.addWidget(parent)
+    ask_save(parent, "Save", tmp_path / "model-3.2-map", "PNG picture (*.png);;SVG drawing (*.svg)", saved.append)
+    (dialog,) = parent.findChildren(QFileDialog)
+    assert dialog.acceptMode() is QFileDialog.AcceptMode.AcceptSave
+    assert (dialog.defaultSuffix(), dialog.directory().path()) == ("png", str(tmp_path))
+    dialog.filterSelected.emit("SVG drawing (*.svg)")
+    assert dialog.defaultSuffix() == "svg"
+    dialog.fileSelected.emit(str(tmp_path / "x.svg"))
+    assert saved == [str(tmp_path / "x.svg")]
+    dialog.reject()

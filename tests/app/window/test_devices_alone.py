@@ -25,7 +25,7 @@ def test_where_the_docks_were_put_for_it_is_not_where_they_are_wanted(make_engin
     session = make_session(make_engine(num_blocks=1, capabilities=ALONE))
     window = make_window(session)
     before = window.saveState(LAYOUT_VERSION)
-    window._settings.setValue(layout_name("window"), before)
+    window.settings.setValue(layout_name("window"), before)
     poll(session)
     window.close()
     assert window._settings.value(layout_name("window")) == before

@@ -18,13 +18,12 @@ from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
     QHeaderView,
-    QScrollArea,
     QStackedLayout,
     QVBoxLayout,
     QWidget,
 )
 
-from kvscope_app.look.makers import empty_state, label
+from kvscope_app.look.makers import empty_state, label, scrolled
 from kvscope_app.look.number_text import NOTHING, UNKNOWN, num_bytes
 from kvscope_app.look.table_text import as_tsv, chosen_rows
 from kvscope_app.look.theme import DARK, Theme
@@ -160,11 +159,8 @@ class DeviceView(ChartedView):
         column.addWidget(label("Processes", "heading"))
         column.addWidget(self.processes)
         column.addStretch(1)
-        scroll = QScrollArea()
+        scroll = scrolled(body)
         self.charts.lie_in(scroll)
-        scroll.setWidget(body)
-        scroll.setWidgetResizable(True)
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(empty_state(EMPTY_TEXT))
         self._stack.addWidget(scroll)

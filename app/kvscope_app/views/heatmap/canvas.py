@@ -29,17 +29,10 @@ from kvscope_app.views.heatmap.key_store import KeyStore
 from kvscope_app.views.heatmap.raster import Raster
 from kvscope_app.views.heatmap.time_area import ZOOM_STEP, TimeArea, gutter
 from kvscope_app.views.heatmap.time_frame import Stance, TimeFrame
+from kvscope_app.views.page_map.canvas import CELL_KEYS
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
-_ARROWS: Final = {
-    Qt.Key.Key_Left: (-1, 0),
-    Qt.Key.Key_Right: (1, 0),
-    Qt.Key.Key_Up: (0, -1),
-    Qt.Key.Key_Down: (0, 1),
-    Qt.Key.Key_PageUp: (0, -10),
-    Qt.Key.Key_PageDown: (0, 10),
-}
 _GAP_SHARE: Final = 0.30
 _STOP_SHARE: Final = 0.45
 """The picture is seen through the band of a pause."""
@@ -160,8 +153,8 @@ class HeatCanvas(TimeArea):
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         key = Qt.Key(event.key())
-        if key in _ARROWS and self.store is not None and len(self.store):
-            self._step(*_ARROWS[key])
+        if key in CELL_KEYS and self.store is not None and len(self.store):
+            self._step(*CELL_KEYS[key])
         elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.cell is not None:
             self.chosen.emit(self.cell.time_ns)
         elif key == Qt.Key.Key_Escape:

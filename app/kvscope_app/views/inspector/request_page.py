@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.number_text import count, percent
+from kvscope_app.look.number_text import count, percent, plural
 from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.session.history import History
 from kvscope_app.views.events.event_entries import why_text
@@ -14,15 +16,17 @@ from kvscope_app.views.inspector.event_facts import THIS_EVENT
 from kvscope_app.views.inspector.facts import Fact, Page, block_link, event_link, page, time_link
 from kvscope_app.views.places import place_of
 from kvscope_app.views.requests.blocks_text import blocks_sentence
-from kvscope_app.views.requests.cold_blocks import cold_blocks
 from kvscope_app.views.requests.model import COLUMNS
 from kvscope_app.views.requests.phase_text import FindFirst, phases
 from kvscope_app.views.requests.request_columns import read_columns
 from kvscope_app.views.requests.reuse_text import prompt_of, reuse_text
+from kvscope_telemetry.ledger import attention_shares
 from kvscope_telemetry.messages.telemetry import Hello
 from kvscope_telemetry.state.mirror import Mirror
 
 _MAX_EVENTS: Final = 50
+_COLD: Final = 0.1
+"""Of an even share of attention: a block that gets less is cold."""
 
 
 def request_page(
@@ -102,7 +106,7 @@ def _blocks(mirror: Mirror, hello: Hello, number: int) -> Iterator[Fact]:
         if len(table) > abs(at):
             block = int(table[at])
             yield Fact(name, place_of(hello.cache, block).name, block_link(block))
-    if (cold := cold_blocks(mirror, number)) is not None:
+    if (cold := _cold_blocks(mirror, number)) is not None:
         yield Fact("Cold blocks", cold.words, tip="By the last attention measurement, over all layers and heads")
         place = f"{place_of(hello.cache, cold.coldest).name}, {percent(cold.coldest_share, 2)}"
         yield Fact("Coldest block", place, block_link(cold.coldest))
@@ -121,3 +125,29 @@ def _events(history: History, events: list[LoggedEvent]) -> Iterator[Fact]:
         why = why_text(entry.event)
         value = f"{entry.event.kind}: {why}" if why else entry.event.kind
         yield Fact(clock_text(wall_ns), value, event_link(history.timed(entry)))
+
+
+class _ColdBlocks(NamedTuple):
+    """Of the blocks of one request that were measured."""
+
+    words: str
+    coldest: int
+    """Which block."""
+    coldest_share: float
+
+
+def _cold_blocks(mirror: Mirror, number: int) -> _ColdBlocks | None:
+    """Of request `number`; None where nothing was measured."""
+    table = mirror.requests.table(number).astype(np.int64)
+    units = mirror.ledger.attention[table]
+    measured = np.flatnonzero(units)
+    if not measured.size:
+        return None
+    shares = attention_shares(units[measured])
+    cold = shares < _COLD / measured.size
+    coldest = int(shares.argmin())
+    words = (
+        f"{count(int(cold.sum()))} of {plural(measured.size, 'block')} get less than a tenth of an even "
+        f"share; together {percent(float(shares[cold].sum()))} of the attention"
+    )
+    return _ColdBlocks(words, int(table[measured[coldest]]), float(shares[coldest]))

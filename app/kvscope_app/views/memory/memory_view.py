@@ -11,12 +11,10 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QBoxLayout,
-    QFrame,
     QGridLayout,
     QHBoxLayout,
     QLabel,
     QPushButton,
-    QScrollArea,
     QStackedLayout,
     QVBoxLayout,
     QWidget,
@@ -24,7 +22,7 @@ from PySide6.QtWidgets import (
 from shiboken6 import isValid
 
 from kvscope_app.look.icons import pixmap
-from kvscope_app.look.makers import empty_state, label, number_label, set_look
+from kvscope_app.look.makers import empty_state, label, number_label, scrolled, set_look
 from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent, seconds, signed_bytes
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.look.widgets import ElidedLabel
@@ -143,11 +141,8 @@ class MemoryView(ChartedView):
         column.addLayout(self._tables())
         column.addWidget(self.charts)
         column.addStretch(1)
-        scroll = QScrollArea()
+        scroll = scrolled(body)
         self.charts.lie_in(scroll)
-        scroll.setWidget(body)
-        scroll.setWidgetResizable(True)
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(empty_state(EMPTY_TEXT))
         self._stack.addWidget(scroll)

@@ -38,7 +38,7 @@ _DRAG_FROM: Final = 4
 _HEADING_PAD: Final = 5
 _RING: Final = 12
 """Pixels of the ring around a small block."""
-_ARROWS: Final = {
+CELL_KEYS: Final = {
     Qt.Key.Key_Left: (-1, 0),
     Qt.Key.Key_Right: (1, 0),
     Qt.Key.Key_Up: (0, -1),
@@ -46,6 +46,7 @@ _ARROWS: Final = {
     Qt.Key.Key_PageUp: (0, -10),
     Qt.Key.Key_PageDown: (0, 10),
 }
+"""How many cells right and down a key goes."""
 
 
 class Canvas(QWidget):
@@ -263,8 +264,8 @@ class Canvas(QWidget):
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         key = Qt.Key(event.key())
-        if key in _ARROWS and self.scene.cells is not None:
-            self._arrow(*_ARROWS[key], pan=bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier))
+        if key in CELL_KEYS and self.scene.cells is not None:
+            self._arrow(*CELL_KEYS[key], pan=bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier))
         elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._cursor >= 0:
             self.chosen.emit(self._cursor)
         elif key == Qt.Key.Key_Escape:

@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFrame, QScrollArea, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import empty_state
+from kvscope_app.look.makers import empty_state, scrolled
 from kvscope_app.look.theme import Theme
 from kvscope_app.session.history import BIN_NS, MAX_SILENCE_NS, HistoryWindow
 from kvscope_app.session.overview_window import known_in, overview_span_ns, overview_window
@@ -71,11 +71,8 @@ class ThroughputView(ChartedView):
         self.charts.apply_theme(theme)
 
     def _lay_out(self) -> None:
-        self.charts.lie_in(scroll := QScrollArea())
         self.charts.setContentsMargins(2, 2, 6, 6)
-        scroll.setWidget(self.charts)
-        scroll.setWidgetResizable(True)
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        self.charts.lie_in(scroll := scrolled(self.charts))
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         pages = QWidget()
         stack = QStackedLayout(pages)

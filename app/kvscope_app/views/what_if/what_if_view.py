@@ -19,14 +19,13 @@ from PySide6.QtWidgets import (
     QFrame,
     QGridLayout,
     QLabel,
-    QScrollArea,
     QSizePolicy,
     QStackedLayout,
     QVBoxLayout,
     QWidget,
 )
 
-from kvscope_app.look.makers import empty_state, label, set_look
+from kvscope_app.look.makers import empty_state, label, scrolled, set_look
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.widgets import ElidedLabel
@@ -159,13 +158,9 @@ class WhatIfView(View):
         column.addWidget(self.legend)
         column.addWidget(self.grid)
         column.addStretch(1)
-        scroll = QScrollArea()
-        scroll.setWidget(body)
-        scroll.setWidgetResizable(True)
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self.empty)
-        self._stack.addWidget(scroll)
+        self._stack.addWidget(scrolled(body))
 
 
 # What is asked: the memory and the requests of a mirror. O(requests); no block is looked at.

@@ -9,17 +9,15 @@ from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import (
     QCheckBox,
-    QFrame,
     QGridLayout,
     QHBoxLayout,
     QLabel,
     QPushButton,
-    QScrollArea,
     QStackedWidget,
     QWidget,
 )
 
-from kvscope_app.look.makers import empty_state, label
+from kvscope_app.look.makers import empty_state, label, scrolled
 from kvscope_app.look.number_text import seconds
 from kvscope_app.look.theme import Theme
 from kvscope_app.session.session import Session
@@ -164,10 +162,7 @@ class SegmentsSheet(Sheet):
         self._values[name].setText(value)
 
     def _lay_out(self) -> None:
-        scroll = QScrollArea()
-        scroll.setWidget(self.bars)
-        scroll.setWidgetResizable(True)
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll = scrolled(self.bars)
         body = QWidget()
         self._stack = QStackedWidget()
         self._stack.addWidget(self.words)
