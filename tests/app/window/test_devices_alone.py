@@ -28,7 +28,7 @@ def test_where_the_docks_were_put_for_it_is_not_where_they_are_wanted(make_engin
     window.settings.setValue(layout_name("window"), before)
     poll(session)
     window.close()
-    assert window._settings.value(layout_name("window")) == before
+    assert window.settings.value(layout_name("window")) == before
 
 
 def test_the_roofline_says_that_there_are_no_steps(make_engine, make_session, poll, qtbot):
