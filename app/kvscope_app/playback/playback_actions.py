@@ -9,7 +9,7 @@ from typing import Final
 from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import count
 from kvscope_app.playback.playback import BACK_S, STEP_S, change_speed, to_start, toggle
-from kvscope_app.playback.timeline_control import Timeline
+from kvscope_app.session.timeline import Timeline
 from kvscope_app.window.actions import ActionSpec
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, cause_text, kind_text
 from kvscope_telemetry.summaries.summary import TimedEvent
@@ -22,9 +22,9 @@ STEPPED: Final = {kind.name: kind.plural for kind in EVENT_KINDS if kind.is_step
 class EventJumps:
     """To the next event, or the one before, of the kind that was chosen; `tell` says what is there, or that none is."""
 
-    def __init__(self, session: Timeline, tell: Callable[[str], None]) -> None:
+    def __init__(self, timeline: Timeline, tell: Callable[[str], None]) -> None:
         self.kind = "preempted"
-        self._session = session
+        self._timeline = timeline
         self._tell = tell
 
     def choose(self, kind: str) -> None:
@@ -33,7 +33,7 @@ class EventJumps:
 
     def go(self, *, forward: bool) -> None:
         """There, and say what it is."""
-        event = self._session.go_to_event([self.kind] if self.kind else None, forward=forward)
+        event = self._timeline.go_to_event([self.kind] if self.kind else None, forward=forward)
         if event is None:
             self._tell(f"No {STEPPED[self.kind]} {'after' if forward else 'before'} this moment")
         else:
@@ -41,39 +41,39 @@ class EventJumps:
 
     def switch_side(self) -> None:
         """The state before the event that is shown; from there, the one after it."""
-        event = self._session.switch_event_side()
+        event = self._timeline.switch_event_side()
         if event is None:
             self._tell("No event is selected: go to one first")
         else:
-            self._tell(f"{'Before' if self._session.is_before_event else 'After'}: {_words(event)}")
+            self._tell(f"{'Before' if self._timeline.is_before_event else 'After'}: {_words(event)}")
 
 
-def playback_actions(session: Timeline, jumps: EventJumps) -> list[ActionSpec]:
+def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
     """Play, jump, step, faster and slower. What leads to the end is called by what the end is."""
     wide, narrow = f"{BACK_S:.0f} s", f"{STEP_S:.0f} s"
-    end = "Go to end" if session.is_file else "Go live"
-    by = session.jump_by
+    end = "Go to end" if timeline.is_file else "Go live"
+    by = timeline.jump_by
     return [
         ActionSpec(
             "play",
-            "Play" if session.is_file else "Pause",
+            "Play" if timeline.is_file else "Pause",
             TIME,
-            partial(toggle, session),
+            partial(toggle, timeline),
             ("Space",),
-            "play" if session.is_file else "pause",
+            "play" if timeline.is_file else "pause",
             yields=True,
             tip="Pause here, or play from here",
         ),
-        ActionSpec("to_start", "Go to start", TIME, partial(to_start, session), ("Home",), "to-start", yields=True),
+        ActionSpec("to_start", "Go to start", TIME, partial(to_start, timeline), ("Home",), "to-start", yields=True),
         ActionSpec(
-            "to_end", end, TIME, session.go_live, ("End",), "to-end" if session.is_file else "live", yields=True
+            "to_end", end, TIME, timeline.go_live, ("End",), "to-end" if timeline.is_file else "live", yields=True
         ),
         ActionSpec("back", f"Back {wide}", TIME, partial(by, -BACK_S), ("Ctrl+Left",)),
         ActionSpec("forward", f"Forward {wide}", TIME, partial(by, BACK_S), ("Ctrl+Right",)),
         ActionSpec("back_little", f"Back {narrow}", TIME, partial(by, -STEP_S), ("Alt+Left",)),
         ActionSpec("forward_little", f"Forward {narrow}", TIME, partial(by, STEP_S), ("Alt+Right",)),
-        ActionSpec("frame_back", "Previous frame", TIME, partial(session.step_frames, -1), (",",), "frame-back"),
-        ActionSpec("frame_forward", "Next frame", TIME, partial(session.step_frames, 1), (".",), "frame-forward"),
+        ActionSpec("frame_back", "Previous frame", TIME, partial(timeline.step_frames, -1), (",",), "frame-back"),
+        ActionSpec("frame_forward", "Next frame", TIME, partial(timeline.step_frames, 1), (".",), "frame-forward"),
         ActionSpec("event_before", "Previous event", TIME, partial(jumps.go, forward=False), ("Ctrl+,",)),
         ActionSpec("event_next", "Next event", TIME, partial(jumps.go, forward=True), ("Ctrl+.",)),
         ActionSpec(
@@ -84,8 +84,8 @@ def playback_actions(session: Timeline, jumps: EventJumps) -> list[ActionSpec]:
             ("B",),
             tip="The state before the current event; again: the state after it",
         ),
-        ActionSpec("slower", "Slower", TIME, partial(change_speed, session, -1), ("[",)),
-        ActionSpec("faster", "Faster", TIME, partial(change_speed, session, 1), ("]",)),
+        ActionSpec("slower", "Slower", TIME, partial(change_speed, timeline, -1), ("[",)),
+        ActionSpec("faster", "Faster", TIME, partial(change_speed, timeline, 1), ("]",)),
     ]
 
 

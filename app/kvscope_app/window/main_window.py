@@ -87,7 +87,7 @@ class MainWindow(WindowBody):
         remember_map(self.page_map, themes.settings)
         self.notices = EngineNotices(self, keeper)
         self.alarms = AlarmWatch(session, themes.settings, self)
-        self.alarm_strip = AlarmStrip(self.alarms, session.go_to, partial(self.focus_view, "bookmarks"))
+        self.alarm_strip = AlarmStrip(self.alarms, session.timeline.go_to, partial(self.focus_view, "bookmarks"))
         self.strips.add(self.alarm_strip)
         self.actions_by_name = Actions(self, themes.settings)
         add_actions(self, self.actions_by_name)
@@ -169,7 +169,7 @@ class MainWindow(WindowBody):
     def _build_corner(self) -> Corner:
         actions = self.actions_by_name
         names = ("play", "palette", "theme_toggle", "shortcuts")
-        live = None if self.session.is_file else actions["to_end"]
+        live = None if self.session.timeline.is_file else actions["to_end"]
         corner = Corner(self.session, live, [actions[name] for name in names], self)
         corner.lie_in(self.menuBar())
         return corner
@@ -177,7 +177,9 @@ class MainWindow(WindowBody):
     def _build_playback(self) -> PlaybackBar:
         """Under the page map."""
         names = ("to_start", "frame_back", "play", "frame_forward", "to_end")
-        bar = PlaybackBar(self.session, tuple(self.actions_by_name[name] for name in names))
+        buttons = tuple(self.actions_by_name[name] for name in names)
+        bar = PlaybackBar(self.session.timeline, self.session.bookmarks, buttons)
+        self.session.status_changed.connect(bar.follow_end)
         self._body.addWidget(bar)
         return bar
 
@@ -235,7 +237,7 @@ class MainWindow(WindowBody):
             add_to_requests(table, self.actions_by_name)
         remember_view(view, self.themes.settings)
         self._keep_sizes()
-        if spec is DOCKS[0] and not self.session.is_file:
+        if spec is DOCKS[0] and not self.session.timeline.is_file:
             view.setFocus()  # the prompt is where one begins
 
     def _add_view(self, name: str, view: View) -> None:
@@ -282,4 +284,4 @@ def _apply_late(view: View, theme: Theme) -> None:
 
 def window_kind(session: Session) -> str:
     """Where there is nobody to talk to, a person wants another layout."""
-    return "playback" if session.is_file else "window"
+    return "playback" if session.timeline.is_file else "window"

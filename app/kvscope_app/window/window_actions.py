@@ -96,9 +96,9 @@ _AFTER_A_LINE: Final = frozenset(
 
 def add_actions(window: WindowBody, actions: Actions) -> None:
     """Everything a person can do in `window`."""
-    jumps = EventJumps(window.session, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
+    jumps = EventJumps(window.session.timeline, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
     time = (
-        *playback_actions(window.session, jumps),
+        *playback_actions(window.session.timeline, jumps),
         *event_kind_actions(jumps, EVENTS),
         ActionSpec("link_times", "Link times", TIME, window.linking.emit, ("Ctrl+Shift+L",), checkable=True, tip=_LINK),
         *recording_actions(window),
@@ -328,15 +328,15 @@ def _help(window: WindowBody) -> list[ActionSpec]:
 
 def _keep_checks(window: WindowBody, actions: Actions) -> None:
     """Check marks follow the state, whoever changed it."""
-    session = window.session
+    session, timeline = window.session, window.session.timeline
 
     def moved() -> None:
-        has_more = session.timeline_range_ns is not None
+        has_more = timeline.range_ns is not None
         for name in _NEED_A_PAST:
             if actions[name].isEnabled() != has_more:
                 actions[name].setEnabled(has_more)
-        if not session.is_file:
-            actions["to_end"].setEnabled(session.paused)
+        if not timeline.is_file:
+            actions["to_end"].setEnabled(timeline.paused)
             actions["stop_recording"].setEnabled(session.kept is not None and session.kept.recorder is not None)
 
     def changed() -> None:
@@ -349,17 +349,17 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
             actions["activations_as_they_are"].setEnabled(on_cpu and is_rounded)
 
     def looped() -> None:
-        actions["loop_clear"].setEnabled((session.loop.begin_ns, session.loop.end_ns) != (None, None))
+        actions["loop_clear"].setEnabled((timeline.loop.begin_ns, timeline.loop.end_ns) != (None, None))
 
     def deleted() -> None:
         actions["bookmark_undo"].setEnabled(session.bookmarks.can_undo)
 
-    for signal in (session.paused_changed, session.status_changed):
+    for signal in (timeline.paused_changed, session.status_changed):
         signal.connect(moved)
     session.status_changed.connect(changed)
-    session.updated.connect(lambda update: changed() if update.snapshot is not None else None)
+    timeline.updated.connect(lambda update: changed() if update.snapshot is not None else None)
     changed()
-    session.loop.changed.connect(looped)
+    timeline.loop.changed.connect(looped)
     session.bookmarks.changed.connect(deleted)
     looped()
     moved()
@@ -372,12 +372,12 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
 
     def forget(_: object) -> None:
         """The session may outlive the actions."""
-        session.loop.changed.disconnect(looped)
+        timeline.loop.changed.disconnect(looped)
         session.bookmarks.changed.disconnect(deleted)
-        session.paused_changed.disconnect(moved)
+        timeline.paused_changed.disconnect(moved)
         session.status_changed.disconnect(moved)
         session.status_changed.disconnect(role)
-        session.epoch_changed.disconnect(colors)
+        timeline.epoch_changed.disconnect(colors)
 
     def colors() -> None:
         for mode in COLOR_MODES:
@@ -386,7 +386,7 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
             actions[f"color_{mode}"].setToolTip(reason)
 
     session.status_changed.connect(role)
-    session.epoch_changed.connect(colors)
+    timeline.epoch_changed.connect(colors)
     window.closing.connect(forget)
     role()
     colors()
