@@ -53,8 +53,8 @@ def _run(args: argparse.Namespace) -> None:
         window.resize(*_SIZE)
         window.show()
         run_until(window.views_loaded)
-        window.session.pause()
-        window.session.go_to(window.session.source.recording.start_ns + 20_000_000_000)
+        window.session.timeline.pause()
+        window.session.timeline.go_to(window.session.source.recording.start_ns + 20_000_000_000)
         run_for(3)
         themes = window.themes
         seen = [

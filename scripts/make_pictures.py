@@ -129,9 +129,9 @@ def views(folder: Path) -> None:
         window = desktop.open_recording(Recording.open(sample_recording()), 0.0)
         prepare(window)
         until(lambda: window.session.is_overview_whole)
-        begin_ns = window.session.timeline_range_ns[0]
+        begin_ns = window.session.timeline.range_ns[0]
         for name, (at_s, size) in IN_WINDOW.items():
-            window.session.go_to(begin_ns + round(at_s * 1e9))
+            window.session.timeline.go_to(begin_ns + round(at_s * 1e9))
             dock = window.docks[name]
             dock.setFloating(True)
             dock.show()

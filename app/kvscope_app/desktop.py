@@ -131,8 +131,9 @@ class Desktop(QObject):
         source = PlaybackSource(recording)
         window = self._open(source)
         if at_s is not None:
-            window.session.pause()
-            window.session.go_to(recording.start_ns + round(at_s * 1e9))
+            timeline = window.session.timeline
+            timeline.pause()
+            timeline.go_to(recording.start_ns + round(at_s * 1e9))
         if selects:
             _select_once_shown(window, source, selects)
         return window
@@ -155,12 +156,11 @@ class Desktop(QObject):
         """Two timelines in a window; that of `beside` is A, and where it is live the window ends with it."""
         from kvscope_app.compare.compare_window import CompareWindow  # plots: most desktops compare nothing
         from kvscope_app.compare.kept_place import KIND, restore_place, save_place
-        from kvscope_app.compare.pair_marks import named_moments
 
-        is_live = beside is not None and not beside.session.is_file
+        is_live = beside is not None and not beside.session.timeline.is_file
         names = ("live" if is_live else a.path.name, b.path.name)
         slot = self._slots.take(KIND)
-        window = CompareWindow(a, b, names, self._themes, named_moments)
+        window = CompareWindow(a, b, names, self._themes)
         group = window_group(KIND, slot)
         restore_place(window, self._settings, group)
         window.closing.connect(partial(save_place, settings=self._settings, group=group))
@@ -299,7 +299,7 @@ def _select_once_shown(window: MainWindow, source: PlaybackSource, selects: Sequ
         mirror = session.mirror
         if source.is_seeking or mirror.hello is None:
             return
-        session.shown.disconnect(select)
+        session.timeline.shown.disconnect(select)
         unknown = []
         for kind, number in selects:
             is_request = kind == "request"
@@ -313,7 +313,7 @@ def _select_once_shown(window: MainWindow, source: PlaybackSource, selects: Sequ
             words = f"There is no {' and no '.join(unknown)} at this moment of the recording"
             window.banner.tell("Not everything could be selected", words, passes=True)
 
-    session.shown.connect(select)
+    session.timeline.shown.connect(select)
 
 
 def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequence[RecordingOpening] = ()) -> int:

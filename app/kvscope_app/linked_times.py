@@ -17,6 +17,7 @@ from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QApplication
 
 from kvscope_app.session.session import Session
+from kvscope_app.session.timeline import Timeline
 from kvscope_app.views.docks import VIEWS_ON_TIME
 from kvscope_app.window.main_window import MainWindow
 
@@ -50,7 +51,7 @@ class Member:
     @property
     def is_live(self) -> bool:
         """Whether it shows the present."""
-        return not self.session.is_file and not self.session.paused
+        return self.session.timeline.is_live
 
 
 class LinkedTimes(QObject):
@@ -73,7 +74,7 @@ class LinkedTimes(QObject):
         self._members.append(member)
         window.linking.connect(self.link)
         window.closing.connect(self._remove)
-        window.session.moved.connect(partial(self._on_moved, member))
+        window.session.timeline.moved.connect(partial(self._on_moved, member))
         window.session.selection_changed.connect(partial(self._on_selected, member))
         self._tell()
 
@@ -143,28 +144,28 @@ class LinkedTimes(QObject):
 
     def _align(self) -> None:
         """Clocks count alike where two were recorded at the same time, else from their starts; once for each window."""
-        first = self._members[0].session.timeline_range_ns
+        first = self._members[0].session.timeline.range_ns
         for member in self._members:
-            own = member.session.timeline_range_ns
+            own = member.session.timeline.range_ns
             if member.offset_ns is None and own is not None and first is not None:
                 overlaps = first[0] <= own[1] and own[0] <= first[1]
                 member.offset_ns = 0 if overlaps else own[0] - first[0]
                 self._tell()
 
     def _follow_time(self, member: Member, leader: Member, offset_ns: int) -> None:
-        session, lead = member.session, leader.session
-        if leader.is_live and not session.is_file:
+        timeline, lead = member.session.timeline, leader.session.timeline
+        if leader.is_live and not timeline.is_file:
             member.sent_ns = None
-            if session.paused:
-                session.go_live()
+            if timeline.paused:
+                timeline.go_live()
             member.window.show_linked(self._words(member))
             return
-        around = session.timeline_range_ns
+        around = timeline.range_ns
         if around is None:
             return
         wanted_ns = lead.cursor_ns + offset_ns
         nearest_ns = max(around[0], min(wanted_ns, around[1]))
-        is_there = abs(nearest_ns - wanted_ns) <= _SAME_NS or (wanted_ns > around[1] and not session.is_file)
+        is_there = abs(nearest_ns - wanted_ns) <= _SAME_NS or (wanted_ns > around[1] and not timeline.is_file)
         member.window.show_linked(self._words(member, is_there=is_there))
         if lead.is_playing and is_there:
             _play_along(member, lead, wanted_ns)
@@ -193,28 +194,28 @@ class LinkedTimes(QObject):
         return "Times linked" if not member.offset_ns else "Times linked by their starts"
 
 
-def _play_along(member: Member, lead: Session, wanted_ns: int) -> None:
+def _play_along(member: Member, lead: Timeline, wanted_ns: int) -> None:
     """At the same speed; whoever is ahead waits, and far behind it jumps."""
-    session, member.sent_ns = member.session, None
-    if session.speed != lead.speed:
-        session.set_speed(lead.speed)
-    ahead_s = (session.cursor_ns - wanted_ns) / 1e9 / lead.speed
+    timeline, member.sent_ns = member.session.timeline, None
+    if timeline.speed != lead.speed:
+        timeline.set_speed(lead.speed)
+    ahead_s = (timeline.cursor_ns - wanted_ns) / 1e9 / lead.speed
     if ahead_s < -_BEHIND_S or ahead_s > _BEHIND_S:
-        session.go_to(wanted_ns)
-    if ahead_s > _AHEAD_S and session.is_playing:
-        session.pause()
-    elif ahead_s <= _AHEAD_S and not session.is_playing:
-        session.play()
+        timeline.go_to(wanted_ns)
+    if ahead_s > _AHEAD_S and timeline.is_playing:
+        timeline.pause()
+    elif ahead_s <= _AHEAD_S and not timeline.is_playing:
+        timeline.play()
 
 
 def _stand(member: Member, time_ns: int) -> None:
-    session = member.session
-    if session.is_playing:
-        session.pause()
+    timeline = member.session.timeline
+    if timeline.is_playing:
+        timeline.pause()
     if member.sent_ns is None or abs(member.sent_ns - time_ns) > _SAME_NS:
         member.sent_ns = time_ns
-        if abs(session.cursor_ns - time_ns) > _SAME_NS:
-            session.go_to(time_ns)
+        if abs(timeline.cursor_ns - time_ns) > _SAME_NS:
+            timeline.go_to(time_ns)
 
 
 def _select_alike(session: Session, lead: Session) -> None:

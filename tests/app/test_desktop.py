@@ -142,8 +142,8 @@ def test_a_recording_opens_at_a_moment_that_its_link_names(desktop, qtbot):
     session = window.session
     moment_ns = recording.start_ns + 12_500_000_000
     qtbot.waitUntil(lambda: session.mirror.num_active > 0, timeout=120_000)
-    assert not session.is_playing
-    assert session.cursor_ns == pytest.approx(moment_ns, abs=1_000_000)
+    assert not session.timeline.is_playing
+    assert session.timeline.cursor_ns == pytest.approx(moment_ns, abs=1_000_000)
     window.actions_by_name["copy_moment"].trigger()
     link = QGuiApplication.clipboard().text()
     assert link.startswith("kvscope --open sample --at 12.")
@@ -161,7 +161,7 @@ def test_a_link_to_a_moment_takes_along_what_is_selected(desktop, qtbot):
     again = desktop.open_recording(Recording.open(sample_recording()), options.at_s, options.selects)
     qtbot.waitUntil(lambda: again.session.selected_request == number, timeout=120_000)
     assert again.session.selected_block == 3
-    assert again.session.cursor_ns == pytest.approx(first.session.cursor_ns, abs=2_000_000)
+    assert again.session.timeline.cursor_ns == pytest.approx(first.session.timeline.cursor_ns, abs=2_000_000)
 
 
 def test_what_a_link_selects_and_is_not_there_is_told(desktop, qtbot):

@@ -69,7 +69,7 @@ def use(window, qtbot):
 
 def seconds(window):
     """Where it is, from the begin of all."""
-    return (window.session.cursor_ns - BEGAN_NS) / 1e9
+    return (window.session.timeline.cursor_ns - BEGAN_NS) / 1e9
 
 
 def at(window, wanted_s, qtbot):
@@ -90,17 +90,17 @@ def test_what_was_recorded_at_the_same_time_is_shown_at_the_same_time(open_pause
     first, second = open_paused(*paths[:2])
     link(first, qtbot)
     assert all(window.actions_by_name["link_times"].isChecked() for window in (first, second))
-    first.session.go_to(BEGAN_NS + 2 * SECOND_NS)
+    first.session.timeline.go_to(BEGAN_NS + 2 * SECOND_NS)
     at(second, 2, qtbot)
     use(second, qtbot)
-    second.session.go_to(BEGAN_NS + 3 * SECOND_NS)
+    second.session.timeline.go_to(BEGAN_NS + 3 * SECOND_NS)
     at(first, 3, qtbot)
 
 
 def test_a_day_apart_they_begin_together(open_paused, paths, qtbot):
     first, next_day = open_paused(paths[0], paths[2])
     link(first, qtbot)
-    first.session.go_to(BEGAN_NS + 4 * SECOND_NS)
+    first.session.timeline.go_to(BEGAN_NS + 4 * SECOND_NS)
     at(next_day, 86_400 + 4, qtbot)
     assert any("by their starts" in words for words in told(next_day))
 
@@ -108,9 +108,9 @@ def test_a_day_apart_they_begin_together(open_paused, paths, qtbot):
 def test_where_one_has_nothing_it_stands_at_its_end_and_says_so(open_paused, paths, qtbot):
     first, second = open_paused(*paths[:2])
     link(first, qtbot)
-    first.session.go_to(BEGAN_NS + 9 * SECOND_NS)
-    end_ns = second.session.timeline_range_ns[1]
-    qtbot.waitUntil(lambda: abs(second.session.cursor_ns - end_ns) < SECOND_NS // 20, timeout=WAIT_MS)
+    first.session.timeline.go_to(BEGAN_NS + 9 * SECOND_NS)
+    end_ns = second.session.timeline.range_ns[1]
+    qtbot.waitUntil(lambda: abs(second.session.timeline.cursor_ns - end_ns) < SECOND_NS // 20, timeout=WAIT_MS)
     assert any("nothing recorded then" in words for words in told(second))
     use(second, qtbot)  # to look at it moves nothing
     qtbot.wait(200)
@@ -120,13 +120,14 @@ def test_where_one_has_nothing_it_stands_at_its_end_and_says_so(open_paused, pat
 def test_they_play_at_the_same_speed_and_stop_together(open_paused, paths, qtbot):
     first, second = open_paused(*paths[:2])
     link(first, qtbot)
-    first.session.go_to(BEGAN_NS + round(1.2 * SECOND_NS))
-    first.session.set_speed(0.5)
-    first.session.play()
-    qtbot.waitUntil(lambda: second.session.is_playing and second.session.speed == 0.5, timeout=WAIT_MS)
+    first.session.timeline.go_to(BEGAN_NS + round(1.2 * SECOND_NS))
+    first.session.timeline.set_speed(0.5)
+    first.session.timeline.play()
+    follower = second.session.timeline
+    qtbot.waitUntil(lambda: follower.is_playing and follower.speed == 0.5, timeout=WAIT_MS)
     use(second, qtbot)
-    second.session.pause()
-    qtbot.waitUntil(lambda: not first.session.is_playing, timeout=WAIT_MS)
+    second.session.timeline.pause()
+    qtbot.waitUntil(lambda: not first.session.timeline.is_playing, timeout=WAIT_MS)
     at(first, seconds(second), qtbot)
 
 
@@ -154,11 +155,11 @@ def test_the_visible_range_and_the_selection_are_the_same(open_paused, paths, qt
 def test_unlinked_again_each_goes_its_own_way(open_paused, paths, qtbot):
     first, second = open_paused(*paths[:2])
     link(first, qtbot)
-    first.session.go_to(BEGAN_NS + 2 * SECOND_NS)
+    first.session.timeline.go_to(BEGAN_NS + 2 * SECOND_NS)
     at(second, 2, qtbot)
     link(second, qtbot)
     assert not first.actions_by_name["link_times"].isChecked()
-    first.session.go_to(BEGAN_NS + 4 * SECOND_NS)
+    first.session.timeline.go_to(BEGAN_NS + 4 * SECOND_NS)
     qtbot.wait(200)
     at(second, 2, qtbot)
 
@@ -180,17 +181,16 @@ def test_live_windows_stand_and_are_live_together(desktop, qtbot):
             windows.append(desktop.open_window(process.endpoint))
             load_only(windows[-1])
         for window in windows:
-            qtbot.waitUntil(lambda window=window: window.session.timeline_range_ns is not None, timeout=WAIT_MS)
+            qtbot.waitUntil(lambda window=window: window.session.timeline.range_ns is not None, timeout=WAIT_MS)
         first, second = windows
         link(first, qtbot)
         qtbot.wait(1500)
-        first.session.pause()
-        qtbot.waitUntil(lambda: second.session.paused and not second.session.is_playing, timeout=WAIT_MS)
-        qtbot.waitUntil(
-            lambda: abs(second.session.cursor_ns - first.session.cursor_ns) < SECOND_NS // 10, timeout=WAIT_MS
-        )
-        first.session.go_live()
-        qtbot.waitUntil(lambda: not second.session.paused, timeout=WAIT_MS)
+        first.session.timeline.pause()
+        leader, follower = first.session.timeline, second.session.timeline
+        qtbot.waitUntil(lambda: follower.paused and not follower.is_playing, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: abs(follower.cursor_ns - leader.cursor_ns) < SECOND_NS // 10, timeout=WAIT_MS)
+        first.session.timeline.go_live()
+        qtbot.waitUntil(lambda: not second.session.timeline.paused, timeout=WAIT_MS)
     finally:
         for window in list(desktop.windows):
             window.close()

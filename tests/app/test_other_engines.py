@@ -64,7 +64,7 @@ def watched(vllm, make_session):
 
 
 def test_it_takes_prompts_and_is_asked_for_tokens_and_told_nothing_else(vllm, watched):
-    assert not watched.is_file
+    assert not watched.timeline.is_file
     assert watched.takes_prompts
     assert watched.tells_texts
     assert not watched.takes_commands

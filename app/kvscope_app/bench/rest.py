@@ -70,7 +70,7 @@ def _cpu_s(desktop: Desktop) -> float:
 def _ways(window: MainWindow) -> list[tuple[str, Callable[[], None], Callable[[], None]]]:
     """Name, how it begins and how it ends."""
     return [
-        ("paused", lambda: window.session.set_paused(True), lambda: window.session.set_paused(False)),
+        ("paused", window.session.timeline.pause, window.session.timeline.go_live),
         ("minimised", window.showMinimized, window.showNormal),
         ("every_view", lambda: _open_every_view(window), lambda: None),
     ]
@@ -89,7 +89,7 @@ def _playback(desktop: Desktop, seconds: float, size: tuple[int, int]) -> float:
     window = desktop.open_recording(Recording.open(str(sample_recording())))
     window.resize(*size)
     run_until(window.views_loaded)
-    window.session.pause()
+    window.session.timeline.pause()
     percent = _percent(desktop, seconds)
     window.close()
     return percent

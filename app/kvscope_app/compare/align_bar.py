@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QComboBox
 
 from kvscope_app.compare.pair import Pair
+from kvscope_app.playback.mark_labels import name_of
 from kvscope_app.session.session import Session
 from kvscope_telemetry.exports.comparison.alignment import AlignedMoment, Alignment, moments, shared
 
@@ -17,13 +18,6 @@ CLOCK: Final = "By the clock"
 CHOSEN: Final = "Chosen moments"
 
 _Way = tuple[Alignment, int | None]
-Bookmarks = Callable[[Session], Iterable[AlignedMoment]]
-"""The bookmarks of a timeline: they join the moments that both runs have."""
-
-
-def no_bookmarks(session: Session) -> Iterable[AlignedMoment]:
-    """Where nobody keeps any."""
-    return ()
 
 
 class AlignBox(QComboBox):
@@ -32,9 +26,9 @@ class AlignBox(QComboBox):
     chosen = Signal(object, object)
     """The `Alignment`, and the moment of A to go to: None to stay."""
 
-    def __init__(self, pair: Pair, bookmarks: Bookmarks = no_bookmarks) -> None:
+    def __init__(self, pair: Pair) -> None:
         super().__init__()
-        self._pair, self._bookmarks = pair, bookmarks
+        self._pair = pair
         self._ways: dict[str, _Way | None] = {}
         self.setAccessibleName("Align by")
         self.setToolTip("How the two runs are aligned in time")
@@ -61,7 +55,7 @@ class AlignBox(QComboBox):
         ways: dict[str, _Way | None] = {STARTS: (pair.by_starts(), None)}
         if pair.have_one_clock:
             ways[CLOCK] = (Alignment(), None)
-        named = [moments(session.overview, self._bookmarks(session)) for session in (pair.a, pair.b)]
+        named = [moments(session.overview, _named_moments(session)) for session in (pair.a, pair.b)]
         for moment, alignment in shared(*named):
             ways[moment.name[:1].upper() + moment.name[1:]] = (alignment, moment.time_ns)
         ways[CHOSEN] = None
@@ -70,3 +64,8 @@ class AlignBox(QComboBox):
     def _on_activated(self, name: str) -> None:
         way = self._ways.get(name)
         self.chosen.emit(*((self._pair.alignment, None) if way is None else way))
+
+
+def _named_moments(session: Session) -> Iterable[AlignedMoment]:
+    """The bookmarks of a session join the moments that both runs have."""
+    return [AlignedMoment(name_of(mark), mark.time_ns) for mark in session.bookmarks.shown]

@@ -27,7 +27,7 @@ def ask_other(window: WindowBody) -> None:
 
 def has_past(session: Session) -> bool:
     """Whether there is a timeline to compare."""
-    return session.timeline_range_ns is not None
+    return session.timeline.range_ns is not None
 
 
 def compare_with(window: WindowBody, path: str) -> None:
@@ -51,8 +51,9 @@ def _own(session: Session) -> Background[Recorded]:
     """A handle of its own on what the session is of: one thread reads each."""
     if session.kept is not None:
         return cast("Background[Recorded]", session.kept.open_ring_recording())
-    assert session.player is not None, "a session without a past"
-    recording = session.player.recording
+    player = session.timeline.player
+    assert player is not None, "a session without a past"
+    recording = player.recording
 
     def work(watch: ProgressCallback) -> Recorded:
         opened: Recorded = type(recording).open(recording.path, watch=watch)  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMainWindow, QSplitter, QVBoxLayout, QWidget
 
-from kvscope_app.compare.align_bar import AlignBox, Bookmarks
+from kvscope_app.compare.align_bar import AlignBox
 from kvscope_app.compare.curves_view import SIDES, CurvesView
 from kvscope_app.compare.figures_view import FiguresView
 from kvscope_app.compare.pair import Pair
@@ -26,9 +26,7 @@ from kvscope_telemetry.recorded import Recorded
 class CompareBody(QMainWindow):
     """Two page maps over a bar; below it the curves and the table."""
 
-    def __init__(
-        self, a: Recorded, b: Recorded, names: tuple[str, str], themes: ThemeKeeper, bookmarks: Bookmarks
-    ) -> None:
+    def __init__(self, a: Recorded, b: Recorded, names: tuple[str, str], themes: ThemeKeeper) -> None:
         super().__init__()
         self.themes = themes
         self.setWindowTitle(f"{names[0]} | {names[1]} – kvscope")
@@ -37,7 +35,7 @@ class CompareBody(QMainWindow):
         self.sides = [SideView(*each) for each in zip(self.sessions, names, SIDES, strict=True)]
         self.curves = CurvesView(self.pair)
         self.figures = FiguresView()
-        self.align = AlignBox(self.pair, bookmarks)
+        self.align = AlignBox(self.pair)
         self.banner = Banner(self)
         self.statusBar()  # now, or the first message would move everything
 

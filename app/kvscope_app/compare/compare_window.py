@@ -13,7 +13,6 @@ from typing import Final
 from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QShowEvent
 
-from kvscope_app.compare.align_bar import Bookmarks, no_bookmarks
 from kvscope_app.compare.compare_actions import add_compare_actions
 from kvscope_app.compare.compare_body import CompareBody
 from kvscope_app.look.theme import Theme
@@ -42,18 +41,11 @@ class CompareWindow(CompareBody):
     closing = Signal(object)
     """The window itself, for the last time."""
 
-    def __init__(
-        self,
-        a: Recorded,
-        b: Recorded,
-        names: tuple[str, str],
-        themes: ThemeKeeper,
-        bookmarks: Bookmarks = no_bookmarks,
-    ) -> None:
-        super().__init__(a, b, names, themes, bookmarks)
+    def __init__(self, a: Recorded, b: Recorded, names: tuple[str, str], themes: ThemeKeeper) -> None:
+        super().__init__(a, b, names, themes)
         self.actions_by_name = Actions(self, themes.settings)
         add_compare_actions(self, self.actions_by_name)
-        self.bar = PlaybackBar(self.pair, tuple(self.actions_by_name[name] for name in _BUTTONS))
+        self.bar = PlaybackBar(self.pair, self.pair.bookmarks, tuple(self.actions_by_name[name] for name in _BUTTONS))
         self._refreshers = [Refresher(session, self) for session in self.sessions]
         self._soon = QTimer(self, singleShot=True, interval=_TOGETHER_MS)
         self._words = QTimer(self, singleShot=True, interval=_WORDS_EVERY_MS)
@@ -106,7 +98,7 @@ class CompareWindow(CompareBody):
         shown_ns = self.curves.shown_ns if self.figures.of_shown else None
         runs = []
         for side in self.pair.sides:
-            player = side.session.player
+            player = side.session.timeline.player
             if player is None or not len(side.session.overview):
                 return None
             first, last = side.range_ns
@@ -120,10 +112,10 @@ class CompareWindow(CompareBody):
 
     def _on_moment(self, place: int, seconds: float) -> None:
         """A person laid another moment of one run beside what the other shows."""
-        around = self.sessions[place].timeline_range_ns
+        around = self.sessions[place].timeline.range_ns
         if around is None:
             return
-        a_ns, b_ns = (session.cursor_ns for session in self.sessions)
+        a_ns, b_ns = (session.timeline.cursor_ns for session in self.sessions)
         chosen_ns = around[0] + round(seconds * 1e9)
         a_ns, b_ns = (chosen_ns, b_ns) if place == 0 else (a_ns, chosen_ns)
         self.pair.align(Alignment.of(a_ns, b_ns), a_ns)
@@ -150,10 +142,11 @@ class CompareWindow(CompareBody):
         for place, (session, side, refresher) in enumerate(parts):
             refresher.add(side.map)
             session.overview_changed.connect(self._on_overview)
+            session.status_changed.connect(self.bar.follow_end)
+            session.status_changed.connect(self._on_cursor)  # a recording that is read, or written, is told of
             side.map.mode_changed.connect(self.set_mode)
             side.moment_chosen.connect(partial(self._on_moment, place))
         self.pair.cursor_changed.connect(self._on_cursor)
-        self.pair.status_changed.connect(self._on_cursor)  # a recording that is read, or written, is told of
         self.pair.aligned.connect(self._on_overview)
         self.align.chosen.connect(self.pair.align)
         self.curves.shown_changed.connect(self._on_shown)

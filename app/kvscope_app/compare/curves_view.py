@@ -122,7 +122,7 @@ class CurvesView(QWidget):
 
     @property
     def _length_s(self) -> float:
-        first_ns, last_ns = self._pair.timeline_range_ns
+        first_ns, last_ns = self._pair.range_ns
         return (last_ns - first_ns) / 1e9
 
     def _on_hover(self, x: float | None) -> None:

@@ -1,7 +1,8 @@
-"""Two sessions in step: one cursor, moved and played as one, by the same bar and keys as a session of its own.
+"""Two sessions in step: one timeline, moved and played as one, by the same bar and keys as that of a session.
 
-Owns the cursor, by A's clock, and which moment of B lies beside it. Each session plays by itself; whoever is ahead
-waits. Where one of the two was not recorded it stands at its nearest moment. Knows no widget.
+Owns the cursor, by A's clock, which moment of B lies beside it, and how the bookmarks of both read there. Each session
+plays by itself; whoever is ahead waits. Where one of the two was not recorded it stands at its nearest moment. Knows no
+widget.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec.structs import replace
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from kvscope_app.compare.pair_marks import NoLoop, PairMarks
 from kvscope_app.session.pace import FRAME_MS
 from kvscope_app.session.session import Session
+from kvscope_app.session.timeline import Loop
 from kvscope_telemetry.exports.comparison.alignment import Alignment
+from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 _AHEAD_S: Final = 0.1
@@ -34,14 +37,14 @@ class Side:
     @property
     def range_ns(self) -> tuple[int, int]:
         """First and last moment that was recorded."""
-        around = self.session.timeline_range_ns
+        around = self.session.timeline.range_ns
         assert around is not None, "a recording has a range"
         return around[0] - self.offset_ns, around[1] - self.offset_ns
 
     @property
     def cursor_ns(self) -> int:
         """Where it is."""
-        return self.session.cursor_ns - self.offset_ns
+        return self.session.timeline.cursor_ns - self.offset_ns
 
     def holds(self, time_ns: int) -> bool:
         """Whether it was recorded then."""
@@ -56,13 +59,12 @@ class Side:
     def go_to(self, time_ns: int) -> None:
         """There, or as near as there is."""
         if abs(self.cursor_ns - time_ns) > _SAME_NS:
-            self.session.go_to(time_ns + self.offset_ns)
+            self.session.timeline.go_to(time_ns + self.offset_ns)
 
 
 class Pair(QObject):
     """`a` and `b` play recordings; both are its caller's to close. A `Timeline`."""
 
-    status_changed = Signal()
     paused_changed = Signal()
     cursor_changed = Signal()
     aligned = Signal()
@@ -82,9 +84,8 @@ class Pair(QObject):
         self._clock = QTimer(self, interval=FRAME_MS)
         self._clock.timeout.connect(self._look)
         for session in (a, b):
-            session.status_changed.connect(self.status_changed)
-            session.cursor_changed.connect(self._on_jumped)
-        self.bookmarks, self.loop = PairMarks(self, self), NoLoop(self)
+            session.timeline.cursor_changed.connect(self._on_jumped)
+        self.bookmarks, self.loop = PairMarks(self), Loop(self, self)
         self.align(self.by_starts())
 
     # How they lie side by side
@@ -115,7 +116,7 @@ class Pair(QObject):
     # The cursor, by A's clock
 
     @property
-    def timeline_range_ns(self) -> tuple[int, int]:
+    def range_ns(self) -> tuple[int, int]:
         """From where the first begins to where the last ends."""
         (a_first, a_last), (b_first, b_last) = (side.range_ns for side in self.sides)
         return min(a_first, b_first), max(a_last, b_last)
@@ -123,7 +124,7 @@ class Pair(QObject):
     @property
     def origin_ns(self) -> int:
         """Where both begin to be told from."""
-        return self.timeline_range_ns[0]
+        return self.range_ns[0]
 
     @property
     def cursor_ns(self) -> int:
@@ -136,9 +137,19 @@ class Pair(QObject):
         return False
 
     @property
+    def is_live(self) -> bool:
+        """There is no end that goes on."""
+        return False
+
+    @property
     def is_playing(self) -> bool:
         """Whether it goes on."""
         return self._is_playing
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether there is nothing more to play."""
+        return self._position_ns >= self.range_ns[1]
 
     @property
     def speed(self) -> float:
@@ -148,7 +159,7 @@ class Pair(QObject):
     def set_speed(self, factor: float) -> None:
         """Play so many times as fast. Raises BadInput for what is not accepted."""
         for side in self.sides:
-            side.session.set_speed(factor)
+            side.session.timeline.set_speed(factor)
         self._speed = factor
 
     def play(self) -> None:
@@ -165,19 +176,19 @@ class Pair(QObject):
         self._clock.stop()
         self._is_playing = False
         for side in self.sides:
-            side.session.pause()
+            side.session.timeline.pause()
         self._gather()
 
     def go_to(self, time_ns: int) -> None:
         """Both there, as far as there is something."""
-        first, last = self.timeline_range_ns
+        first, last = self.range_ns
         self._position_ns = max(first, min(time_ns, last))
         self._stepping = self._event_side = None
         self._gather()
 
     def go_live(self) -> None:
         """To the end."""
-        self.go_to(self.timeline_range_ns[1])
+        self.go_to(self.range_ns[1])
 
     def jump_by(self, seconds: float) -> None:
         """Forward, or back with a negative number."""
@@ -188,7 +199,7 @@ class Pair(QObject):
         self.pause()
         lead = next((side for side in self.sides if side.holds(self._position_ns)), self.sides[0])
         self._stepping, self._event_side = lead, None
-        lead.session.step_frames(num_frames)
+        lead.session.timeline.step_frames(num_frames)
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
         """Show the next event of `kinds` in either, or the one before; which that is, by its own clock. The other
@@ -196,7 +207,7 @@ class Pair(QObject):
         found = [
             (side, timed)
             for side in self.sides
-            if (timed := side.session.event_beside(kinds, forward=forward)) is not None
+            if (timed := side.session.timeline.event_beside(kinds, forward=forward)) is not None
         ]
         if not found:
             return None
@@ -207,21 +218,21 @@ class Pair(QObject):
     @property
     def is_before_event(self) -> bool:
         """Whether the state before the event is shown."""
-        return self._event_side is not None and self._event_side.session.is_before_event
+        return self._event_side is not None and self._event_side.session.timeline.is_before_event
 
     def switch_event_side(self) -> TimedEvent | None:
         """Show the state before the event that is shown, and from there the one after it; None where none is."""
         lead = self._event_side
-        timed = None if lead is None else lead.session.shown_event
+        timed = None if lead is None else lead.session.timeline.shown_event
         if lead is not None and timed is not None:
-            self._show(lead, timed, before=not lead.session.is_before_event)
+            self._show(lead, timed, before=not lead.session.timeline.is_before_event)
         return timed
 
     def _show(self, lead: Side, timed: TimedEvent, *, before: bool) -> None:
         self.pause()
         self.go_to(timed.time_ns - lead.offset_ns)
         self._stepping = self._event_side = lead  # once it is there, at a frame, the other follows to that
-        lead.session.show_event(timed, before=before)
+        lead.session.timeline.show_event(timed, before=before)
 
     # private
 
@@ -236,21 +247,50 @@ class Pair(QObject):
         going = [side for side in self.sides if side.goes_on_at(max(self._position_ns, side.cursor_ns))]
         going = [side for side in going if side.range_ns[0] <= self._position_ns]
         if not going:
-            self._position_ns = self.timeline_range_ns[1]
+            self._position_ns = self.range_ns[1]
             self.pause()
             return
         self._position_ns = max(self._position_ns, min(side.cursor_ns for side in going))
         for side in going:
             ahead_s = (side.cursor_ns - self._position_ns) / 1e9
-            if side.session.is_playing and ahead_s > _AHEAD_S * self._speed:
-                side.session.pause()
-            elif not side.session.is_playing and ahead_s <= _BESIDE_S * self._speed:
-                side.session.play()
+            if side.session.timeline.is_playing and ahead_s > _AHEAD_S * self._speed:
+                side.session.timeline.pause()
+            elif not side.session.timeline.is_playing and ahead_s <= _BESIDE_S * self._speed:
+                side.session.timeline.play()
         self.cursor_changed.emit()
 
     def _on_jumped(self) -> None:
         """A session is where it was told to go: after a step the other follows it."""
         lead = self._stepping
-        if lead is not None and lead.session is self.sender():
+        if lead is not None and lead.session.timeline is self.sender():
             self._position_ns = lead.cursor_ns
             self._gather()
+
+
+class PairMarks(QObject):
+    """The bookmarks and alarms of both, by A's clock, each named by its letter. To be seen alone: who changes them does
+    so in a window of their own."""
+
+    changed = Signal()
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__(pair)
+        self._pair = pair
+        for session in (pair.a, pair.b):
+            session.bookmarks.changed.connect(self.changed)
+        pair.aligned.connect(self.changed)
+
+    @property
+    def shown(self) -> list[Bookmark]:
+        """In the order of time."""
+        found = [
+            replace(
+                mark,
+                time_ns=mark.time_ns - side.offset_ns,
+                until_ns=mark.until_ns and mark.until_ns - side.offset_ns,
+                text=f"{letter}: {mark.text}" if mark.text else letter,
+            )
+            for letter, side in zip("AB", self._pair.sides, strict=True)
+            for mark in side.session.bookmarks.shown
+        ]
+        return sorted(found, key=lambda mark: mark.time_ns)

@@ -76,14 +76,14 @@ class SideView(QWidget):
 
     def show_at(self, side: Side, at_ns: int) -> None:
         """The pair is at `at_ns`, by A's clock."""
-        around = self.session.timeline_range_ns
+        around = self.session.timeline.range_ns
         if around is None:
             return
         length_s = (around[1] - around[0]) / 1e9
         if not self.moment.lineEdit().isModified():  # somebody is writing in it
             self.moment.blockSignals(True)
             self.moment.setMaximum(round(length_s, 1))
-            self.moment.setValue((self.session.cursor_ns - around[0]) / 1e9)
+            self.moment.setValue((self.session.timeline.cursor_ns - around[0]) / 1e9)
             self.moment.blockSignals(False)
         self._show_about(side, at_ns)
 
@@ -107,7 +107,7 @@ class SideView(QWidget):
     def _absence(self, side: Side, at_ns: int) -> str:
         if at_ns < side.range_ns[0]:
             return _BEFORE
-        player = self.session.player
+        player = self.session.timeline.player
         return _NOT_YET if player is not None and player.recording.may_grow else _AFTER
 
     def _words(self) -> str:
@@ -116,7 +116,8 @@ class SideView(QWidget):
             return ""
         cache = hello.cache
         pool = f"{count(cache.num_blocks)} blocks of {cache.block_size}"
-        note = "" if self.session.player is None else self.session.player.note
+        player = self.session.timeline.player
+        note = "" if player is None else player.note
         return " · ".join(filter(None, (model_name(hello), pool, cache.allocator, note)))
 
     def _set_up_moment(self) -> None:

@@ -19,7 +19,7 @@ _NOT_HELD: Final = "The engine is not paused: pause it first (F9)"
 
 def why_not_control(session: Session) -> str:
     """Why the engine cannot be paused or resumed; empty when it can."""
-    if session.is_file:
+    if session.timeline.is_file:
         return "This is a recording: there is no engine to control"
     if not session.takes_commands:
         return why_no_commands(session.live_mirror.capabilities) or _WATCHED_ALONE
@@ -52,7 +52,7 @@ def why_not_step(session: Session) -> str:
 
 def why_not_act(session: Session) -> str:
     """Why nothing can be done to what is shown: the engine, or that it is the past."""
-    past = "You are viewing the past: go live (End) to control the engine" if session.paused else ""
+    past = "You are viewing the past: go live (End) to control the engine" if session.timeline.paused else ""
     return why_not_intervene(session) or past
 
 

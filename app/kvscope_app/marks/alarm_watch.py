@@ -85,7 +85,7 @@ class AlarmWatch(QObject):
     def value_now(self, expression: Expression) -> float:
         """At the moment that is shown; NaN where it is not known."""
         overview = self._session.overview
-        place = overview.place_at(self._session.cursor_ns)
+        place = overview.place_at(self._session.timeline.cursor_ns)
         return float(expression.value(overview, slice(place, place + 1))[0]) if place >= 0 else math.nan
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class AlarmWatch(QObject):
             return
         self._in_use = self.rules
         standing, self._engine = self._engine.standing, AlarmEngine(self.rules)
-        if self._session.is_file:
+        if self._session.timeline.is_file:
             self._seen_ns = -1
             self._derived.clear()
             self._session.bookmarks.derive(())
@@ -131,7 +131,7 @@ class AlarmWatch(QObject):
             return
         self._seen_ns = int(overview.time_ns[last - 1])
         changed = self._engine.read(overview, first, last)
-        if self._session.is_file:
+        if self._session.timeline.is_file:
             self._derive(changed)
         else:
             for alarm in changed:

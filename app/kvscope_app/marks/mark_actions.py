@@ -35,7 +35,7 @@ _ABOVE_BAR: Final = 48
 
 def mark_actions(window: WindowBody) -> list[ActionSpec]:
     """Bookmarks, loops, alarms."""
-    jump, loop = partial(go_to_bookmark, window), window.session.loop
+    jump, loop = partial(go_to_bookmark, window), window.session.timeline.loop
     return [
         ActionSpec("bookmark", "Bookmark this moment", TIME, partial(bookmark_here, window), ("Ctrl+B",), "bookmark"),
         ActionSpec("bookmark_before", "Previous bookmark", TIME, partial(jump, forward=False), ("Alt+,",)),
@@ -72,21 +72,21 @@ def offer_undo(window: WindowBody) -> None:
 def bookmark_here(window: WindowBody) -> None:
     """Mark what is shown, at once; words can follow."""
     session = window.session
-    if session.timeline_range_ns is None:
+    if session.timeline.range_ns is None:
         _tell(window, "Nothing to bookmark yet")
         return
-    made = session.bookmarks.add(session.cursor_ns)
+    made = session.bookmarks.add(session.timeline.cursor_ns)
     NotePopup(window.centralWidget() or window, session.bookmarks, made).show_above(_ABOVE_BAR)
 
 
 def go_to_bookmark(window: WindowBody, *, forward: bool) -> None:
     """The next, or the one before."""
     session = window.session
-    found = session.bookmarks.nearest(session.cursor_ns, forward=forward)
+    found = session.bookmarks.nearest(session.timeline.cursor_ns, forward=forward)
     if found is None:
         _tell(window, f"No bookmark {'after' if forward else 'before'} this one")
         return
-    session.go_to(found.time_ns)
+    session.timeline.go_to(found.time_ns)
     _tell(window, mark_text(found))
 
 
@@ -98,13 +98,14 @@ def bring_back(window: WindowBody) -> None:
 
 def copy_moment(window: WindowBody) -> None:
     """The command that opens the recording where it is now, with what is selected, to the clipboard."""
-    session, player = window.session, window.session.player
-    if player is None or not session.is_file:
+    session, timeline = window.session, window.session.timeline
+    player = timeline.player
+    if player is None or not timeline.is_file:
         _tell(window, "Only recordings can be linked to: save recent history first (Ctrl+S)")
         return
     path = player.recording.path
     file = SAMPLE_WORD if is_sample(path) else shlex.quote(str(path.absolute()))
-    at_s = max(session.cursor_ns - player.recording.start_ns, 0) / 1e9
+    at_s = max(timeline.cursor_ns - player.recording.start_ns, 0) / 1e9
     link = f"kvscope --open {file} --at {at_s:.3f}{_selection_words(session)}"
     QGuiApplication.clipboard().setText(link)
     _tell(window, f"Copied: {link}")
@@ -117,11 +118,11 @@ def _selection_words(session: Session) -> str:
 
 def set_loop(window: WindowBody, *, is_begin: bool) -> None:
     """One end of it here. With both it is played, from its begin on."""
-    session, loop = window.session, window.session.loop
-    if session.timeline_range_ns is None:
+    timeline, loop = window.session.timeline, window.session.timeline.loop
+    if timeline.range_ns is None:
         _tell(window, "Nothing to loop yet")
         return
-    loop.set_bound(session.cursor_ns, is_begin=is_begin)
+    loop.set_bound(timeline.cursor_ns, is_begin=is_begin)
     if loop.range_ns is None:
         _tell(window, f"Now set its {'end' if is_begin else 'begin'}: Ctrl+{']' if is_begin else '['}")
     else:
@@ -130,7 +131,7 @@ def set_loop(window: WindowBody, *, is_begin: bool) -> None:
 
 def clear_choice(session: Session) -> None:
     """What Esc does: the loop ends, or nothing is selected any more."""
-    if not session.loop.clear():
+    if not session.timeline.loop.clear():
         session.clear_selection()
 
 

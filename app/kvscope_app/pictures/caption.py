@@ -10,12 +10,13 @@ from kvscope_app.session.session import Session
 
 def caption_of(session: Session, title: str, range_s: tuple[float, float] | None = None) -> str:
     """`SmolLM2-135M-Instruct · Page map · 2026-11-22 10:11:43 UTC · 30.0 s`; a range instead of one moment."""
-    origin_ns = session.origin_ns
-    words = [model_name(session.mirror.hello), title, _clock(session.cursor_ns)]
+    timeline = session.timeline
+    origin_ns = timeline.origin_ns
+    words = [model_name(session.mirror.hello), title, _clock(timeline.cursor_ns)]
     if range_s is not None:
         words.append(f"{range_s[0]:.1f} s to {range_s[1]:.1f} s")
-    elif origin_ns is not None and session.is_file:
-        words.append(f"{(session.cursor_ns - origin_ns) / 1e9:.1f} s")
+    elif origin_ns is not None and timeline.is_file:
+        words.append(f"{(timeline.cursor_ns - origin_ns) / 1e9:.1f} s")
     return "  ·  ".join(word for word in words if word)
 
 

@@ -95,7 +95,7 @@ def ask_video(window: WindowBody) -> VideoDialog | None:
     """Which, then where to."""
     from kvscope_app.pictures.video_dialog import VideoDialog
 
-    if window.session.timeline_range_ns is None:
+    if window.session.timeline.range_ns is None:
         window.statusBar().showMessage("No history to make a video of yet", _NOTICE_MS)
         return None
     dialog = VideoDialog(window, suggested(window, "video"))

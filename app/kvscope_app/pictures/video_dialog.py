@@ -38,13 +38,14 @@ class VideoDialog(QDialog):
     def __init__(self, window: WindowBody, path: Path) -> None:
         super().__init__(window)
         self._body, self._path = window, path
-        around, origin_ns = window.session.timeline_range_ns, window.session.origin_ns
+        timeline = window.session.timeline
+        around, origin_ns = timeline.range_ns, timeline.origin_ns
         assert around is not None, "nothing to make a video of"
         assert origin_ns is not None, "a time to go to has an origin"
         self._begin_s = (around[0] - origin_ns) / 1e9
         """Where the slider begins to count."""
         length_s = (around[1] - around[0]) / 1e9
-        cursor_s = min(max((window.session.cursor_ns - around[0]) / 1e9, 0.0), length_s)
+        cursor_s = min(max((timeline.cursor_ns - around[0]) / 1e9, 0.0), length_s)
         self.setWindowTitle("Save video")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.view = choice(list(_VIEWS), "View")

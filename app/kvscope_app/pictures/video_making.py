@@ -54,10 +54,11 @@ def arguments(recording: Path, wish: PictureWish) -> list[str]:
 
 def _work(session: Session, wish: PictureWish) -> Callable[[ProgressCallback], Path]:
     """What a thread does. Whatever it needs of the session is taken now."""
-    kept, recording = session.kept, None if session.player is None else session.player.recording
+    kept, player = session.kept, session.timeline.player
+    recording = None if player is None else player.recording
 
     def work(watch: ProgressCallback) -> Path:
-        if session.is_file and recording is not None and recording.path.is_file():
+        if session.timeline.is_file and recording is not None and recording.path.is_file():
             _run(recording.path, wish, watch, 0.0)
             return wish.path
         with tempfile.TemporaryDirectory(prefix="kvscope-video-") as folder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope_app.playback.timeline_control import Timeline
+from kvscope_app.session.timeline import Timeline
 
 SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 BACK_S: Final = 10.0
@@ -12,25 +12,25 @@ BACK_S: Final = 10.0
 STEP_S: Final = 1.0
 
 
-def toggle(session: Timeline) -> None:
+def toggle(timeline: Timeline) -> None:
     """Go on from here, or stand still here."""
-    if session.is_playing:
-        session.pause()
+    if timeline.is_playing:
+        timeline.pause()
     else:
-        session.play()
+        timeline.play()
 
 
-def to_start(session: Timeline) -> None:
+def to_start(timeline: Timeline) -> None:
     """To the first moment there is."""
-    around = session.timeline_range_ns
+    around = timeline.range_ns
     if around is not None:
-        session.go_to(around[0])
+        timeline.go_to(around[0])
 
 
-def change_speed(session: Timeline, steps: int) -> None:
+def change_speed(timeline: Timeline, steps: int) -> None:
     """To the next of `SPEEDS`, or the one before."""
-    nearest = min(range(len(SPEEDS)), key=lambda index: abs(SPEEDS[index] - session.speed))
-    session.set_speed(SPEEDS[max(0, min(nearest + steps, len(SPEEDS) - 1))])
+    nearest = min(range(len(SPEEDS)), key=lambda index: abs(SPEEDS[index] - timeline.speed))
+    timeline.set_speed(SPEEDS[max(0, min(nearest + steps, len(SPEEDS) - 1))])
 
 
 def speed_text(speed: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import count
 from kvscope_app.playback.playback import BACK_S, STEP_S, change_speed, to_start, toggle
-from kvscope_app.playback.timeline_control import Timeline
+from kvscope_app.session.timeline import Timeline
 from kvscope_app.window.actions import ActionSpec
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, cause_text, kind_text
 from kvscope_telemetry.summaries.summary import TimedEvent
@@ -22,9 +22,9 @@ STEPPED: Final = {kind.name: kind.plural for kind in EVENT_KINDS if kind.is_step
 class EventJumps:
     """To the next event, or the one before, of the kind that was chosen; `tell` says what is there, or that none is."""
 
-    def __init__(self, session: Timeline, tell: Callable[[str], None]) -> None:
+    def __init__(self, timeline: Timeline, tell: Callable[[str], None]) -> None:
         self.kind = "preempted"
-        self._session = session
+        self._timeline = timeline
         self._tell = tell
 
     def choose(self, kind: str) -> None:
@@ -33,7 +33,7 @@ class EventJumps:
 
     def go(self, *, forward: bool) -> None:
         """There, and say what it is."""
-        event = self._session.go_to_event([self.kind] if self.kind else None, forward=forward)
+        event = self._timeline.go_to_event([self.kind] if self.kind else None, forward=forward)
         if event is None:
             self._tell(f"No {STEPPED[self.kind]} {'after' if forward else 'before'} this moment")
         else:
@@ -41,58 +41,56 @@ class EventJumps:
 
     def switch_side(self) -> None:
         """The state before the event that is shown; from there, the one after it."""
-        event = self._session.switch_event_side()
+        event = self._timeline.switch_event_side()
         if event is None:
             self._tell("No event is selected: go to one first")
         else:
-            self._tell(f"{'Before' if self._session.is_before_event else 'After'}: {_words(event)}")
+            self._tell(f"{'Before' if self._timeline.is_before_event else 'After'}: {_words(event)}")
 
 
-def playback_actions(session: Timeline, jumps: EventJumps) -> list[ActionSpec]:
+def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
     """Play, jump, step, faster and slower. What leads to the end is called by what the end is."""
     wide, narrow = f"{BACK_S:.0f} s", f"{STEP_S:.0f} s"
-    end = "Go to end" if session.is_file else "Go live"
-    by = session.jump_by
+    end = "Go to end" if timeline.is_file else "Go live"
+    by = timeline.jump_by
 
     def past(
         name: str, text: str, run: Callable[[], object], keys: tuple[str, ...], icon: str = "", **more: Any
     ) -> ActionSpec:
         """Of use once there is a past."""
-        return ActionSpec(
-            name, text, TIME, run, keys, icon, enabled=lambda: session.timeline_range_ns is not None, **more
-        )
+        return ActionSpec(name, text, TIME, run, keys, icon, enabled=lambda: timeline.range_ns is not None, **more)
 
     return [
         ActionSpec(
             "play",
-            "Play" if session.is_file else "Pause",
+            "Play" if timeline.is_file else "Pause",
             TIME,
-            partial(toggle, session),
+            partial(toggle, timeline),
             ("Space",),
-            "play" if session.is_file else "pause",
+            "play" if timeline.is_file else "pause",
             yields=True,
             tip="Pause here, or play from here",
         ),
-        past("to_start", "Go to start", partial(to_start, session), ("Home",), "to-start", yields=True),
+        past("to_start", "Go to start", partial(to_start, timeline), ("Home",), "to-start", yields=True),
         ActionSpec(
-            *("to_end", end, TIME, session.go_live, ("End",), "to-end" if session.is_file else "live"),
+            *("to_end", end, TIME, timeline.go_live, ("End",), "to-end" if timeline.is_file else "live"),
             yields=True,
-            enabled=None if session.is_file else lambda: session.paused,
+            enabled=None if timeline.is_file else lambda: timeline.paused,
         ),
         past("back", f"Back {wide}", partial(by, -BACK_S), ("Ctrl+Left",)),
         past("forward", f"Forward {wide}", partial(by, BACK_S), ("Ctrl+Right",)),
         past("back_little", f"Back {narrow}", partial(by, -STEP_S), ("Alt+Left",)),
         past("forward_little", f"Forward {narrow}", partial(by, STEP_S), ("Alt+Right",)),
-        past("frame_back", "Previous frame", partial(session.step_frames, -1), (",",), "frame-back"),
-        past("frame_forward", "Next frame", partial(session.step_frames, 1), (".",), "frame-forward"),
+        past("frame_back", "Previous frame", partial(timeline.step_frames, -1), (",",), "frame-back"),
+        past("frame_forward", "Next frame", partial(timeline.step_frames, 1), (".",), "frame-forward"),
         past("event_before", "Previous event", partial(jumps.go, forward=False), ("Ctrl+,",)),
         past("event_next", "Next event", partial(jumps.go, forward=True), ("Ctrl+.",)),
         past(
             *("event_side", "State before this event", jumps.switch_side, ("B",)),
             tip="The state before the current event; again: the state after it",
         ),
-        past("slower", "Slower", partial(change_speed, session, -1), ("[",)),
-        past("faster", "Faster", partial(change_speed, session, 1), ("]",)),
+        past("slower", "Slower", partial(change_speed, timeline, -1), ("[",)),
+        past("faster", "Faster", partial(change_speed, timeline, 1), ("]",)),
     ]
 
 

@@ -5,9 +5,9 @@ Owns how the slider's place and the cursor follow each other. What the buttons d
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
-from PySide6.QtCore import QEvent, QObject, QPoint, QRectF, QSize, Qt, QTimer
+from PySide6.QtCore import QEvent, QObject, QPoint, QRectF, QSize, Qt, QTimer, SignalInstance
 from PySide6.QtGui import QAction, QKeyEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QToolButton, QToolTip, QWidget
 
@@ -21,7 +21,8 @@ from kvscope_app.look.zoom import scaled
 from kvscope_app.playback.mark_labels import mark_text
 from kvscope_app.playback.playback import SPEEDS, speed_text, time_text
 from kvscope_app.playback.time_slider import TimeSlider
-from kvscope_app.playback.timeline_control import Timeline
+from kvscope_app.session.timeline import Timeline
+from kvscope_telemetry.summaries.bookmark import Bookmark
 
 _NEAR_PX: Final = 5.0
 _APART_PX: Final = 2.0
@@ -34,12 +35,22 @@ _LEAST_SLIDER: Final = 40
 _A_TIME: Final = "00:00:00"
 
 
-class PlaybackBar(QFrame):
-    """Follows `session`. `buttons`: to the start, a frame back, play, a frame further, to the end."""
+class ShownMarks(Protocol):
+    """Bookmarks, as far as they are shown: those of a session, or of two."""
 
-    def __init__(self, session: Timeline, buttons: tuple[QAction, ...]) -> None:
+    @property
+    def changed(self) -> SignalInstance: ...
+    @property
+    def shown(self) -> list[Bookmark]:
+        """In the order of time."""
+
+
+class PlaybackBar(QFrame):
+    """Follows `timeline`. `buttons`: to the start, a frame back, play, a frame further, to the end."""
+
+    def __init__(self, timeline: Timeline, bookmarks: ShownMarks, buttons: tuple[QAction, ...]) -> None:
         super().__init__()
-        self._session = session
+        self._timeline = timeline
         self._play = next(action for action in buttons if action.objectName() == "play")
         self._theme = DARK
         self.setProperty("look", "playback")
@@ -47,7 +58,7 @@ class PlaybackBar(QFrame):
         self.slider = TimeSlider(0.0)
         self.slider.setMinimumHeight(ROOM_FOR_SIGNS)
         self.slider.setMinimumWidth(_LEAST_SLIDER)
-        self.marks = SliderMarks(session, self.slider)
+        self.marks = SliderMarks(timeline, bookmarks, self.slider)
         self.time = SteadyLabel("00:00.0 / 00:00.0 ")
         self.wall = SteadyLabel(f"{_A_TIME} ")
         self.speed = QComboBox()
@@ -57,16 +68,15 @@ class PlaybackBar(QFrame):
         self.slider.sliderReleased.connect(self._on_release)
         self.slider.space_pressed.connect(self._play.trigger)
         self.slider.pointed.connect(self._tell_time)
-        self.speed.activated.connect(lambda index: session.set_speed(SPEEDS[index]))
+        self.speed.activated.connect(lambda index: timeline.set_speed(SPEEDS[index]))
         self._needs = {self.time: 440, self.speed: 540, self.wall: 620}
         """From which width of the bar on there is room."""
         self._is_shown_playing: bool | None = None
         self._goes_on = False
         self._clock = QTimer(self, interval=_REFRESH_MS)
         self._clock.timeout.connect(self.refresh)
-        session.status_changed.connect(self._on_status)
-        session.paused_changed.connect(self.refresh)
-        session.cursor_changed.connect(self.refresh)
+        timeline.paused_changed.connect(self.refresh)
+        timeline.cursor_changed.connect(self.refresh)
         self._told_s = -1
         self.refresh()
 
@@ -78,25 +88,32 @@ class PlaybackBar(QFrame):
 
     def refresh(self) -> None:
         """Show where the cursor is."""
-        around, origin_ns = self._session.timeline_range_ns, self._session.origin_ns
+        around, origin_ns = self._timeline.range_ns, self._timeline.origin_ns
         can_go = around is not None and origin_ns is not None
         self.slider.setEnabled(can_go)
         self.speed.setEnabled(can_go)
         if around is not None and origin_ns is not None:
             first_s, last_s = (around[0] - origin_ns) / 1e9, (around[1] - origin_ns) / 1e9
             self.slider.show_range(first_s, last_s)
-            at_s = max(first_s, (self._session.cursor_ns - origin_ns) / 1e9)
+            at_s = max(first_s, (self._timeline.cursor_ns - origin_ns) / 1e9)
             is_held = self.slider.isSliderDown()
             if not is_held:
-                self.slider.show_seconds(at_s if self._is_away else last_s)
+                self.slider.show_seconds(last_s if self._timeline.is_live else at_s)
             self._show_time(self.slider.seconds if is_held else at_s, first_s, last_s)
         else:
             self._set(self.time, "")
             self._set(self.wall, "")
-        if self._session.speed in SPEEDS and self.speed.currentIndex() != SPEEDS.index(self._session.speed):
-            self.speed.setCurrentIndex(SPEEDS.index(self._session.speed))
+        if self._timeline.speed in SPEEDS and self.speed.currentIndex() != SPEEDS.index(self._timeline.speed):
+            self.speed.setCurrentIndex(SPEEDS.index(self._timeline.speed))
         self._show_play()
         self._keep_pace()
+
+    def follow_end(self) -> None:
+        """The end went on, or what there is to go to: at the live end, where the time alone moves, once a second."""
+        second = self._timeline.cursor_ns // 1_000_000_000
+        if not self._timeline.is_live or second != self._told_s:
+            self._told_s = second
+            self.refresh()
 
     def minimumSizeHint(self) -> QSize:
         """A narrow window keeps the buttons and the slider."""
@@ -113,27 +130,16 @@ class PlaybackBar(QFrame):
         for part, width in self._needs.items():
             part.setVisible(self.width() >= scaled(width) + (max(longer, 0) if part is self.wall else 0))
 
-    @property
-    def _is_away(self) -> bool:
-        return self._session.paused or self._session.is_file
-
-    def _on_status(self) -> None:
-        """At the live end the time alone moves: once a second will do."""
-        second = self._session.cursor_ns // 1_000_000_000
-        if self._is_away or second != self._told_s:
-            self._told_s = second
-            self.refresh()
-
     def _keep_pace(self) -> None:
         """Look often while time moves at a pace of its own, and not else: an idle window costs nothing."""
-        moves = self._is_away and self._session.is_playing and self.isVisible()
+        moves = not self._timeline.is_live and self._timeline.is_playing and self.isVisible()
         if moves and not self._clock.isActive():
             self._clock.start()
         elif not moves:
             self._clock.stop()
 
     def _show_play(self) -> None:
-        is_playing = self._session.is_playing
+        is_playing = self._timeline.is_playing
         if is_playing is not self._is_shown_playing:
             self._is_shown_playing = is_playing
             self._play.setIcon(icon("pause" if is_playing else "play", self._theme.text, self._theme.border))
@@ -141,7 +147,7 @@ class PlaybackBar(QFrame):
             self._play.setToolTip(f"{self._play.text()} (Space)")
 
     def _show_time(self, seconds: float, first_s: float, last_s: float) -> None:
-        origin_ns = self._session.origin_ns or 0
+        origin_ns = self._timeline.origin_ns or 0
         length_s = last_s - first_s
         position = f"{time_text(seconds - first_s, length_s)} / {time_text(length_s, length_s)}"
         self._set(self.time, position)
@@ -156,19 +162,19 @@ class PlaybackBar(QFrame):
             label.setText(text)
 
     def _tell_time(self, seconds: float) -> None:
-        origin_ns = self._session.origin_ns
+        origin_ns = self._timeline.origin_ns
         if origin_ns is not None:
             at = self.slider.mapToGlobal(QPoint(round(self.slider.mapFromGlobal(self.cursor().pos()).x()), -34))
             QToolTip.showText(at, plain_tip(self.marks.text_at(seconds)), self.slider)
 
     def _go(self) -> None:
-        origin_ns = self._session.origin_ns
+        origin_ns = self._timeline.origin_ns
         if origin_ns is not None:
-            self._session.go_to(origin_ns + round(self.slider.seconds * 1e9))
+            self._timeline.go_to(origin_ns + round(self.slider.seconds * 1e9))
 
     def _on_slider(self) -> None:
         """By the mouse or a key."""
-        if self.slider.isSliderDown() and not self._session.is_file and self._is_at_end:
+        if self.slider.isSliderDown() and not self._timeline.is_file and self._is_at_end:
             return  # live it is when it is let go
         self._go()
         self.refresh()
@@ -179,13 +185,13 @@ class PlaybackBar(QFrame):
 
     def _on_press(self) -> None:
         """As long as it is held it stands still where the person puts it."""
-        self._goes_on = self._is_away and self._session.is_playing
-        self._session.pause()
+        self._goes_on = not self._timeline.is_live and self._timeline.is_playing
+        self._timeline.pause()
 
     def _on_release(self) -> None:
         self._go()
         if self._goes_on and not self._is_at_end:
-            self._session.play()
+            self._timeline.play()
         self.refresh()
 
     def _build(self, buttons: tuple[QAction, ...]) -> None:
@@ -243,15 +249,15 @@ class SliderMarks(QWidget):
     Lies over `slider`, as large as it is.
     """
 
-    def __init__(self, session: Timeline, slider: TimeSlider) -> None:
+    def __init__(self, timeline: Timeline, bookmarks: ShownMarks, slider: TimeSlider) -> None:
         super().__init__(slider)
-        self._session, self._slider = session, slider
+        self._timeline, self._bookmarks, self._slider = timeline, bookmarks, slider
         self.theme: Theme = DARK
         self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         self.setAttribute(Qt.WidgetAttribute.WA_NoSystemBackground)
         slider.installEventFilter(self)
-        session.bookmarks.changed.connect(self.update)
-        session.loop.changed.connect(self.update)
+        bookmarks.changed.connect(self.update)
+        timeline.loop.changed.connect(self.update)
         self.resize(slider.size())
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
@@ -261,24 +267,23 @@ class SliderMarks(QWidget):
 
     def text_at(self, seconds: float) -> str:
         """The time there, and which bookmark is near."""
-        origin_ns = self._session.origin_ns or 0
+        origin_ns = self._timeline.origin_ns or 0
         time_ns = origin_ns + round(seconds * 1e9)
         x = self._slider.x_of(seconds)
-        near = [mark for mark in self._session.bookmarks.shown if abs(self._x(mark.time_ns) - x) <= _NEAR_PX]
+        near = [mark for mark in self._bookmarks.shown if abs(self._x(mark.time_ns) - x) <= _NEAR_PX]
         nearest = min(near, key=lambda mark: abs(self._x(mark.time_ns) - x), default=None)
         return wall_text(time_ns) if nearest is None else mark_text(nearest)
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        session, slider = self._session, self._slider
-        loop = session.loop
-        if session.origin_ns is None or not (session.bookmarks.shown or loop.begin_ns or loop.end_ns):
+        loop, slider = self._timeline.loop, self._slider
+        if self._timeline.origin_ns is None or not (self._bookmarks.shown or loop.begin_ns or loop.end_ns):
             return
         painter = QPainter(self)
         left, right = (None if at is None else self._x(at) for at in (loop.begin_ns, loop.end_ns))
         paint_loop(painter, left, right, QRectF(0, 3, self.width(), self.height() - 6), self.theme)
         before, top = -_APART_PX, self.height() / 2 - _SIGN_HEIGHT - 3
         first, last = slider.x_of(slider.minimum_s), slider.x_of(slider.maximum_s)
-        for mark in session.bookmarks.shown:
+        for mark in self._bookmarks.shown:
             x = self._x(mark.time_ns)
             if first - 1 <= x <= last + 1 and x - before >= _APART_PX:
                 paint_sign(painter, x, top, _SIGN_HEIGHT, is_note=mark.is_note, theme=self.theme)
@@ -286,4 +291,4 @@ class SliderMarks(QWidget):
         painter.end()
 
     def _x(self, time_ns: int) -> float:
-        return self._slider.x_of((time_ns - (self._session.origin_ns or 0)) / 1e9)
+        return self._slider.x_of((time_ns - (self._timeline.origin_ns or 0)) / 1e9)

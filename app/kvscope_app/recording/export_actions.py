@@ -32,7 +32,7 @@ def ask_export(window: WindowBody) -> ExportDialog | None:
     """What, of which range, then where to."""
     from kvscope_app.recording.export_dialog import ExportDialog  # a window is up sooner without
 
-    if window.session.timeline_range_ns is None:
+    if window.session.timeline.range_ns is None:
         window.statusBar().showMessage("No history to export yet", _NOTICE_MS)
         return None
     dialog = ExportDialog(window)

@@ -57,11 +57,11 @@ class ExportDialog(QDialog):
     def __init__(self, window: WindowBody) -> None:
         super().__init__(window)
         session = window.session
-        around = session.timeline_range_ns
+        around = session.timeline.range_ns
         assert around is not None, "nothing to export"
         self._body, self._around_ns = window, around
         begin_s, end_s = (self._seconds(at) for at in around)
-        first_s, last_s = (self._seconds(at) for at in session.loop.range_ns or around)
+        first_s, last_s = (self._seconds(at) for at in session.timeline.loop.range_ns or around)
         self.setWindowTitle("Export")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.what = choice([form.words for form in _FORMS], "What")
@@ -164,7 +164,8 @@ def begin_export(window: WindowBody, wish: ExportWish) -> Task:
 def _work(session: Session, wish: ExportWish) -> Callable[[ProgressCallback], Path]:
     """What a thread does. Whatever it needs of the session is taken now."""
     kept, marks = session.kept, list(session.bookmarks.shown)
-    played = None if session.player is None else session.player.recording
+    player = session.timeline.player
+    played = None if player is None else player.recording
 
     def work(watch: ProgressCallback) -> Path:
         from kvscope_telemetry.exports.export import Wanted, export

@@ -41,7 +41,7 @@ _STEPS: Final = 1000
 
 def recording_actions(window: WindowBody) -> list[ActionSpec]:
     """None in a window on a file: that is recorded already."""
-    if window.session.is_file:
+    if window.session.timeline.is_file:
         return []
     return [
         ActionSpec("keep_last", "Save recent history…", TIME, partial(ask_minutes, window), ("Ctrl+S",)),
@@ -75,7 +75,8 @@ def ask_minutes(window: WindowBody) -> None:
 
 
 def _ask_minutes(window: WindowBody) -> None:
-    around = window.session.timeline_range_ns
+    timeline = window.session.timeline
+    around = timeline.range_ns
     if window.session.kept is None or around is None:
         window.statusBar().showMessage("No history yet", _NOTICE_MS)
         return
@@ -83,7 +84,7 @@ def _ask_minutes(window: WindowBody) -> None:
     if kept.failure and not kept.ring.num_bytes:
         window.banner.tell(not_kept_text(kept.failure, has_some=False), NOT_KEPT)
         return
-    there, ago = max((around[1] - around[0]) / 60e9, 0.1), max((around[1] - window.session.cursor_ns) / 60e9, 0.0)
+    there, ago = max((around[1] - around[0]) / 60e9, 0.1), max((around[1] - timeline.cursor_ns) / 60e9, 0.0)
     asked_s = time.monotonic()
     dialog = QInputDialog(window)
     dialog.setWindowTitle("Save recent history")

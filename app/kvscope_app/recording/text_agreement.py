@@ -38,7 +38,7 @@ def text_actions(window: WindowBody, group: str) -> list[ActionSpec]:
 
 def follow_agreement(window: WindowBody) -> None:
     """Once `window` has its actions: what was said before holds."""
-    if not window.session.is_file:
+    if not window.session.timeline.is_file:
         set_texts(window, bool(texts_agreed(window.settings)), remember=False)
 
 

@@ -1,8 +1,8 @@
-"""One timeline with a cursor, the state there, and what the person selected. The views' only door to the data.
+"""A source watched: its timeline, the state there, and what the person selected. The views' only door to the data.
 
-Takes the sources' updates once a display frame on the GUI thread, applies them to mirror and history, and tells the
-views. What is shown and how it is moved in time is `SourceTimeline`; here are the selection, the engine at the other
-end, and what was recorded. Knows no widget.
+Takes the source's updates once a display frame on the GUI thread and fills the overview. What is shown and how it is
+moved in time is its timeline's, and so are signals about that; here are the selection, the engine at the other end, and
+what was recorded. Knows no widget.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ import numpy as np
 import numpy.typing as npt
 from PySide6.QtCore import QObject, Signal
 
+from kvscope_app.session.history import History
 from kvscope_app.session.kept.bookmarks import Bookmarks
 from kvscope_app.session.kept.own_handle import OwnHandle
-from kvscope_app.session.links import Player, contents_of
-from kvscope_app.session.loop import Loop
-from kvscope_app.session.pace import FRAME_MS
+from kvscope_app.session.links import Player, contents_of, link_of, player_of
+from kvscope_app.session.pace import FRAME_MS, Pace
 from kvscope_app.session.source_timeline import SourceTimeline
 from kvscope_app.session.state_text import KEPT_AGAIN, not_kept_text
 from kvscope_app.session.texts.known_contents import KnownContents
 from kvscope_telemetry.errors import EngineDead
+from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import Abort, Command, GetAllocatorMap, GetBlockText, Submit
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.source import Source, SourceState, SourceStatus, Update
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 if TYPE_CHECKING:
@@ -43,22 +46,32 @@ OVERVIEW_CALM_NS: Final = 4_000_000_000
 """How often the overview goes on while nothing happens in it: what draws it draws all of it anew."""
 
 
-class Session(SourceTimeline):
-    """Owns the selection, the bookmarks and what is read of recordings. Signals are emitted on the GUI thread."""
+class Session(QObject):
+    """Owns the overview, the selection, the bookmarks and what is read of recordings. Signals are emitted on the GUI
+    thread."""
 
     status_changed = Signal()
     selection_changed = Signal()
     overview_changed = Signal()
+    noticed = Signal(str)
+    """Something a person should read, in a sentence."""
     kept_failed = Signal(str)
     """What is no longer kept or recorded, and why: noticed as well, but nobody should miss it."""
     replies = Signal(list)
     """`Reply` objects that came; each reader picks its own by request id or tag."""
 
     def __init__(self, source: Source, parent: QObject | None = None) -> None:
-        super().__init__(source, parent)
+        super().__init__(parent)
+        self.source = source
+        self.overview = SessionOverview()
+        """Seconds and events of the whole timeline; it grows. For the GUI thread."""
+        self.timeline = SourceTimeline(source, self.overview, self)
+        self.kept: KeptTimeline | None = None
+        """What of a live source there is to go back to."""
         self.bookmarks = Bookmarks(self)
         self.bookmarks.failed.connect(self.noticed)
-        self.loop = Loop(self, self)
+        self._link = link_of(source)
+        self._played = player_of(source)
         self._texts: SessionTexts | None = None
         self._recorded_texts: RecordedTexts | None = None
         told = contents_of(source)
@@ -76,12 +89,16 @@ class Session(SourceTimeline):
         """Requests that stand out together instead of one: those of a step."""
         self._selects_whom = False
         """Whether the request of the event that is shown is to be selected, once its engine start is what is shown."""
-        self.epoch_changed.connect(self.clear_selection)
-        self.shown.connect(self._select_whom)
         self._told_failure = ""
+        self._pace = Pace(self)
         self._pace.timeout.connect(self.poll)
-        if self._end.player is not None:
-            self._read_overview(self._end.player)
+        self.timeline.moved.connect(self._look_often)
+        self.timeline.epoch_changed.connect(self.clear_selection)
+        self.timeline.shown.connect(self._select_whom)
+        self.timeline.event_chosen.connect(self._on_event_chosen)
+        self.timeline.failed.connect(self.noticed)
+        if self._played is not None:
+            self._read_overview(self._played)
 
     def start(self) -> None:
         """Begin to take updates."""
@@ -90,12 +107,13 @@ class Session(SourceTimeline):
     def keep(self, kept: KeptTimeline) -> None:
         """From now on `kept` is what there is to go back to. It is ours to end."""
         self.kept = kept
+        self.timeline.keep(kept)
         self.bookmarks.keep = kept.mark
 
     def close(self) -> None:
         """Stop, close the source and delete what was kept; idempotent."""
         self._pace.stop()
-        self._cursor.close(wait=True)
+        self.timeline.close()
         if self._reading is not None:
             self._reading.close()
         if self._texts is not None:
@@ -109,13 +127,13 @@ class Session(SourceTimeline):
 
     def poll(self) -> None:
         """Take what came, apply it, and tell. Called by the timer each display frame."""
-        is_busy = self.take_updates()
+        is_busy = self.timeline.take_updates()
         if self._link is not None and (replies := self._link.take_replies()):
             is_busy = True
             self.replies.emit(replies)
         if self._contents is not None and (told := self._contents.take_replies()):
             self.replies.emit(told)
-        counters = self._end.mirror.counters
+        counters = self.live_mirror.counters
         self._pace.keep(is_busy, is_waiting=bool(counters.num_running + counters.num_waiting))
         self._tell_status()
 
@@ -125,19 +143,27 @@ class Session(SourceTimeline):
         self._end_reason = reason
         self._tell_status()
 
-    def show_event(self, timed: TimedEvent, *, before: bool = False) -> None:
-        """Stand still at the state after an event, or `before` it, and select the request that it happened to."""
-        super().show_event(timed, before=before)
-        self._selects_whom = bool(timed.event.number)
-        if self.shown_event is None and self._selects_whom and timed.epoch == self.mirror.epoch:
-            self.select_request(timed.event.number)  # nothing is kept to go to
-        self._select_whom()
+    # What is shown
 
-    def _select_whom(self, update: Update | None = None) -> None:
-        timed = self.shown_event
-        if self._selects_whom and timed is not None and timed.epoch == self.mirror.epoch:
-            self._selects_whom = False
-            self.select_request(timed.event.number)
+    @property
+    def mirror(self) -> Mirror:
+        """The state to show: as it is, as it was when paused, or as it was at the cursor."""
+        return self.timeline.mirror
+
+    @property
+    def live_mirror(self) -> Mirror:
+        """The state at the source, wherever the cursor is."""
+        return self.timeline.end.mirror
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the engine that is shown can tell and be asked for; our own engine's until it has said."""
+        return self.mirror.capabilities
+
+    @property
+    def history(self) -> History:
+        """What was lately at what is shown."""
+        return self.timeline.history
 
     # What the person selected
 
@@ -241,10 +267,11 @@ class Session(SourceTimeline):
     @property
     def recorded_texts(self) -> RecordedTexts | None:
         """What blocks held, as the recording or the kept past tells it; None where there is nothing that could."""
-        if self._recorded_texts is None and (self.is_file or (self.kept is not None and self.kept.has_texts)):
+        has_any = self._played is not None or (self.kept is not None and self.kept.has_texts)
+        if self._recorded_texts is None and has_any:
             from kvscope_app.session.kept.recorded_texts import recorded_texts  # most windows need none of it
 
-            self._recorded_texts = recorded_texts(self._end.player, self.kept)
+            self._recorded_texts = recorded_texts(self._played, self.kept)
         return self._recorded_texts
 
     @property
@@ -258,9 +285,8 @@ class Session(SourceTimeline):
 
     def own_handle(self) -> OwnHandle | None:
         """On what was recorded, for a thread of one's own; None where nothing is."""
-        player = self._end.player
-        if player is not None:
-            recording = player.recording
+        if self._played is not None:
+            recording = self._played.recording
             open_it = partial(type(recording).open, recording.path)  # type: ignore[attr-defined]
             return OwnHandle(lambda watch: open_it(watch=watch), lambda: None)
         return None if self.kept is None else OwnHandle(self.kept.read_ring_recording, self.kept.ring.flush)
@@ -277,6 +303,22 @@ class Session(SourceTimeline):
         return self._reading is None
 
     # private
+
+    def _look_often(self) -> None:
+        self._pace.keep(is_busy=True)
+
+    def _on_event_chosen(self, timed: TimedEvent) -> None:
+        """The request that it happened to is selected, once the engine start it is of is what is shown."""
+        self._selects_whom = bool(timed.event.number)
+        if self._selects_whom and timed.epoch == self.mirror.epoch:
+            self._selects_whom = False
+            self.select_request(timed.event.number)
+
+    def _select_whom(self, _: Update) -> None:
+        timed = self.timeline.shown_event
+        if self._selects_whom and timed is not None and timed.epoch == self.mirror.epoch:
+            self._selects_whom = False
+            self.select_request(timed.event.number)
 
     def _status_now(self) -> SourceStatus:
         status = self.source.status
@@ -307,7 +349,7 @@ class Session(SourceTimeline):
 
     def _second(self, time_ns: int) -> int:
         """By the wall clock."""
-        return (time_ns + self._wall_offset_ns) // 1_000_000_000
+        return self.timeline.end.history.wall_ns(time_ns) // 1_000_000_000
 
     def _extend_overview(self) -> None:
         now_ns, has_grown = time.monotonic_ns(), False
@@ -326,8 +368,7 @@ class Session(SourceTimeline):
                     self.noticed.emit(f"Not all of its overview can be read: {reading.failure}")
         if has_grown:
             if reading is not None:
-                self._end.fill_past()
-                self.cursor_changed.emit()
+                self.timeline.fill_past()
             self.overview_changed.emit()
 
     def _tell_failures(self, kept: KeptTimeline) -> None:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from kvscope_app.look.number_text import seconds
-from kvscope_app.session.source_timeline import SourceTimeline
+from kvscope_app.session.session import Session
 from kvscope_telemetry.messages.telemetry import PAUSED, SUSPENDED, Stop
 from kvscope_telemetry.running_time import RunningTime, stop_words
 from kvscope_telemetry.summaries.session_overview import SessionOverview
@@ -50,11 +50,11 @@ def stops_until(overview: SessionOverview, until_ns: int) -> RunningTime:
 
 
 def stop_bands(
-    session: SourceTimeline, first_s: float, last_s: float, zero_ns: int | None = None, run: str = ""
+    session: Session, first_s: float, last_s: float, zero_ns: int | None = None, run: str = ""
 ) -> list[StopBand]:
     """The bands of a stretch of time. Second 0 is `zero_ns` by the wall clock, or else the monotonic clock's."""
     zero_ns = session.history.wall_ns(0) if zero_ns is None else zero_ns
-    stops = stops_until(session.overview, session.cursor_ns)
+    stops = stops_until(session.overview, session.timeline.cursor_ns)
     found = stops.within(round(first_s * 1e9) + zero_ns, round(last_s * 1e9) + zero_ns)
     return [
         StopBand((stop.begin_ns - zero_ns) / 1e9, (stop.end_ns - zero_ns) / 1e9, _words(stop, stops), run)

@@ -5,40 +5,30 @@ what is shown, and everything that comes is still taken, applied and kept. Who m
 its own, made from what was kept on the disk (`KeptTimeline`); where nothing is kept, pausing is a frozen copy and going
 on shows the present. PLAYBACK is the same on a recording, which has no end that goes on.
 
-Owns the source, both viewpoints and the cursor. Must not know what is selected, nor who is told anything.
+Owns both viewpoints, the cursor and the loop. Is given the overview and what is kept. Must not know what is selected.
 """
 
 from __future__ import annotations
 
+import copy
+import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
 from PySide6.QtCore import QObject, Signal
 
+from kvscope_app.session.background import Background
 from kvscope_app.session.history import History
-from kvscope_app.session.links import Player, link_of, player_of, resync_of
-from kvscope_app.session.pace import Pace
-from kvscope_telemetry.messages.capabilities import Capabilities
+from kvscope_app.session.links import Player, player_of, resync_of
+from kvscope_app.session.past import fill_past
+from kvscope_app.session.timeline import Loop
+from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.source import Source, Update
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import TimedEvent
-
-if TYPE_CHECKING:
-    from kvscope_app.session.kept.kept_timeline import KeptTimeline
-
-
-import copy
-import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-from msgspec.structs import replace
-
-from kvscope_app.session.background import Background
-from kvscope_app.session.past import fill_past
-from kvscope_telemetry.errors import ProtocolError
 
 if TYPE_CHECKING:
     from kvscope_app.session.kept.kept_timeline import KeptTimeline
@@ -52,7 +42,8 @@ _CAUGHT_UP_NS: Final = 2_500_000_000
 
 
 class SourceTimeline(QObject):
-    """Signals are emitted on the GUI thread. Times are nanoseconds since 1970, where not said otherwise."""
+    """A `Timeline`, and what of the past it shows. Signals are emitted on the GUI thread. Times are nanoseconds since
+    1970, where not said otherwise."""
 
     updated = Signal(object)
     """An `Update` of the source was applied (also while paused)."""
@@ -62,35 +53,40 @@ class SourceTimeline(QObject):
     """What is shown is of another start of the engine than before: numbers of requests start again."""
     paused_changed = Signal()
     cursor_changed = Signal()
-    """What is shown is another moment than before, or its past is known better."""
     moved = Signal()
     """Somebody went somewhere, played, paused or changed the speed; what is shown follows."""
     event_shown = Signal()
     """An event is shown, the other side of it, or none any more."""
-    noticed = Signal(str)
-    """Something a person should read, in a sentence."""
+    event_chosen = Signal(object)
+    """Somebody went to a `TimedEvent`, even where there is nothing to go to."""
+    failed = Signal(str)
+    """Why what was kept cannot be read, in a sentence."""
 
-    def __init__(self, source: Source, parent: QObject | None = None) -> None:
+    def __init__(self, source: Source, overview: SessionOverview, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.source = source
-        self.overview = SessionOverview()
-        """Seconds and events of the whole timeline; it grows. For the GUI thread."""
-        self.kept: KeptTimeline | None = None
-        """What of a live source there is to go back to."""
-        self._link = link_of(source)
+        self._overview = overview
+        self._kept: KeptTimeline | None = None
         player = player_of(source)
-        self._end = Viewpoint(source, self.overview, player, resync_of(source))
-        self._cursor = Cursor(self.overview)
-        self._pace = Pace(self)
+        self.end = Viewpoint(source, overview, player, resync_of(source))
+        """The state at the source, wherever the cursor is."""
+        self._cursor = Cursor(overview)
+        self.loop = Loop(self, self)
         self.shown_event: TimedEvent | None = None
         """The event that a person went to; None once they go anywhere else."""
         self.is_before_event = False
-        """Whether the state before it is shown, rather than the one after it."""
         self.is_file = player is not None
-        """Whether there is no end that goes on: a recording is played."""
         self._speed = 1.0
         self._shown_epoch: int | None = None
-        self._wall_offset_ns = self._end.history.wall_ns(0)
+        self._wall_offset_ns = self.end.history.wall_ns(0)
+
+    def keep(self, kept: KeptTimeline) -> None:
+        """From now on `kept` is what there is to go back to."""
+        self._kept = kept
+
+    def close(self) -> None:
+        """Let go of what is read of the past."""
+        self._cursor.close(wait=True)
+        self._kept = None
 
     # What is shown
 
@@ -99,37 +95,27 @@ class SourceTimeline(QObject):
         """The state to show: as it is, as it was when paused, or as it was at the cursor."""
         if self._cursor.reached is not None:
             return self._cursor.reached.mirror
-        return self._end.mirror if self._cursor.frozen is None else self._cursor.frozen
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the engine that is shown can tell and be asked for; our own engine's until it has said."""
-        return self.mirror.capabilities
-
-    @property
-    def live_mirror(self) -> Mirror:
-        """The state at the source, wherever the cursor is."""
-        return self._end.mirror
+        return self.end.mirror if self._cursor.frozen is None else self._cursor.frozen
 
     @property
     def history(self) -> History:
         """What was lately at what is shown."""
-        return (self._cursor.reached or self._end).history
-
-    @property
-    def live_history(self) -> History:
-        """What was lately at the source."""
-        return self._end.history
+        return (self._cursor.reached or self.end).history
 
     @property
     def player(self) -> Player | None:
         """Who moves what is shown in time: None at the end, and where a pause has not been left yet."""
-        return self._end.player if self.is_file else self._cursor.player
+        return self.end.player if self.is_file else self._cursor.player
 
     @property
     def paused(self) -> bool:
         """Whether a live session's cursor is not at the end."""
         return self._cursor.is_away
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the cursor is at an end that goes on."""
+        return not self.is_file and not self._cursor.is_away
 
     @property
     def shown_until_ns(self) -> int:
@@ -142,7 +128,7 @@ class SourceTimeline(QObject):
 
     @property
     def cursor_ns(self) -> int:
-        """The same by the wall clock: the clock of `overview.time_ns`."""
+        """The same by the wall clock: the clock of the overview."""
         player = self.player
         if player is not None:
             return player.recording.start_ns + round(player.position * 1e9)
@@ -154,14 +140,14 @@ class SourceTimeline(QObject):
         return max(0.0, (time.monotonic_ns() - self.shown_until_ns) / 1e9) if self._cursor.is_away else 0.0
 
     @property
-    def timeline_range_ns(self) -> tuple[int, int] | None:
+    def range_ns(self) -> tuple[int, int] | None:
         """First and last moment there is to go to; None while there is none."""
-        player = self._end.player
+        player = self.end.player
         if player is not None:
             recording = player.recording
             start_ns = recording.start_ns
             return start_ns + round(recording.first_s * 1e9), start_ns + round(player.duration * 1e9)
-        kept = None if self.kept is None or self._end.mirror.hello is None else self.kept.range_ns
+        kept = None if self._kept is None or self.end.mirror.hello is None else self._kept.range_ns
         if kept is None:
             return None
         return kept[0], max(kept[1], time.monotonic_ns() + self._wall_offset_ns)
@@ -169,14 +155,14 @@ class SourceTimeline(QObject):
     @property
     def origin_ns(self) -> int | None:
         """Where positions of the timeline count from; it does not move."""
-        if self._end.player is not None:
-            return self._end.player.recording.start_ns
-        return None if self.kept is None else self.kept.ring.origin_ns
+        if self.end.player is not None:
+            return self.end.player.recording.start_ns
+        return None if self._kept is None else self._kept.ring.origin_ns
 
     @property
-    def failure(self) -> str:
-        """Why what came at the end did not fit, until it is made good; empty while all is well."""
-        return self._end.failure
+    def is_at_end(self) -> bool:
+        """Whether there is nothing more to play."""
+        return self.player is not None and self.player.is_at_end
 
     # Moving in time
 
@@ -199,13 +185,6 @@ class SourceTimeline(QObject):
         self._speed = factor
         self.moved.emit()
 
-    def set_paused(self, paused: bool) -> None:
-        """Stand still here, or be live again."""
-        if paused:
-            self.pause()
-        else:
-            self.go_live()
-
     def pause(self) -> None:
         """Stand still here and now; what comes is still taken in."""
         if self.player is not None:
@@ -213,21 +192,20 @@ class SourceTimeline(QObject):
         elif self._cursor.is_away:
             self._cursor.wants_play = False
         elif not self.is_file:
-            self._cursor.stand(self._end.mirror)
+            self._cursor.stand(self.end.mirror)
             self.paused_changed.emit()
         self.moved.emit()
 
     def play(self) -> None:
         """Go on from here. Never jumps: where nothing is kept in between, the present is what comes next."""
         self._leave_event()
-        self._pace.keep(is_busy=True)
         player = self.player
         if player is not None:
             if not player.is_at_end:
                 player.play()
             elif not self.is_file:
                 self.go_live()
-        elif self._cursor.is_away and self.timeline_range_ns is None:
+        elif self._cursor.is_away and self.range_ns is None:
             self.go_live()
         elif self._cursor.is_away:
             self._cursor.wants_play = True
@@ -237,9 +215,8 @@ class SourceTimeline(QObject):
     def go_live(self) -> None:
         """Glue the cursor to the end again; of a recording, go to its end."""
         self._leave_event()
-        self._pace.keep(is_busy=True)
-        if self._end.player is not None:
-            self._end.player.seek(self._end.player.duration, with_past=False)
+        if self.end.player is not None:
+            self.end.player.seek(self.end.player.duration, with_past=False)
         if self._cursor.is_away:
             self._cursor.come_back()
             self._follow_epoch()
@@ -250,31 +227,30 @@ class SourceTimeline(QObject):
     def go_to(self, time_ns: int) -> None:
         """Move the cursor to `time_ns`; beyond the end a live session is live."""
         self._leave_event()
-        around = self.timeline_range_ns
+        around = self.range_ns
         if around is None:
             return
-        if self._end.player is not None:
-            self._end.player.seek((time_ns - self._end.player.recording.start_ns) / 1e9, with_past=False)
+        if self.end.player is not None:
+            self.end.player.seek((time_ns - self.end.player.recording.start_ns) / 1e9, with_past=False)
         elif time_ns >= around[1] - _AT_END_NS:
             self.go_live()
         else:
             if not self._cursor.is_away:
                 self.pause()
             self._leave(max(time_ns, around[0]))
-        self._pace.keep(is_busy=True)
         self.moved.emit()
 
     def jump_by(self, seconds: float) -> None:
         """Forward, or back with a negative number."""
-        if seconds < 0 or self._cursor.is_away or self.is_file:
+        if seconds < 0 or not self.is_live:
             self.go_to(self.cursor_ns + round(seconds * 1e9))
 
     def step_frames(self, num_frames: int) -> None:
         """Stand still so many frames of the engine further, or back."""
-        if self.timeline_range_ns is None:
+        if self.range_ns is None:
             return
         self._leave_event()
-        if not self.is_file and not self._cursor.is_away:
+        if self.is_live:
             self.pause()
         if self.player is not None:
             self.player.step(num_frames)
@@ -282,7 +258,6 @@ class SourceTimeline(QObject):
             shown = self._cursor.wanted_seq or self.mirror.seq
             self._leave(self.cursor_ns)
             self._cursor.wanted_seq = max(shown + num_frames, 0)
-        self._pace.keep(is_busy=True)
         self.moved.emit()
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
@@ -295,7 +270,7 @@ class SourceTimeline(QObject):
     def event_beside(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
         """The event of `kinds` (None: of any) after the one that is shown, or before it; where none is shown, after the
         cursor, or before it. Several events may be told with one frame: the cursor alone would pass over them."""
-        events, shown = self.overview.events, self.shown_event
+        events, shown = self._overview.events, self.shown_event
         at = None if shown is None else events.place_of(shown)
         if at is None:
             at_ns = self.cursor_ns
@@ -311,20 +286,14 @@ class SourceTimeline(QObject):
 
     def show_event(self, timed: TimedEvent, *, before: bool = False) -> None:
         """Stand still at the state after an event: the frame that tells it is applied. `before`: at the one before."""
-        around = self.timeline_range_ns
-        if around is None:
-            return
-        self.pause()
-        self.shown_event, self.is_before_event = timed, before
-        if self._end.player is not None:
-            seconds = (timed.time_ns - self._end.player.recording.start_ns) / 1e9
-            self._end.player.seek_event(seconds, timed.event, before=before)
-        else:
-            assert self.kept is not None, "nothing is kept to go to"
-            self._cursor.go_to(max(timed.time_ns, around[0]), self.kept, timed, before=before)
-        self._pace.keep(is_busy=True)
-        self.event_shown.emit()
-        self.moved.emit()
+        around = self.range_ns
+        if around is not None:
+            self.pause()
+            self.shown_event, self.is_before_event = timed, before
+            self._seek_event(timed, max(timed.time_ns, around[0]), before=before)
+            self.event_shown.emit()
+            self.moved.emit()
+        self.event_chosen.emit(timed)
 
     def switch_event_side(self) -> TimedEvent | None:
         """Show the state before the event that is shown, and from there the one after it; None where none is."""
@@ -332,16 +301,29 @@ class SourceTimeline(QObject):
             self.show_event(self.shown_event, before=not self.is_before_event)
         return self.shown_event
 
-    # For who looks each display frame
+    # For who looks each display frame, and fills the overview
 
     def take_updates(self) -> bool:
         """Take what came, at the end and at the cursor, and apply it; whether anything happens there."""
-        is_busy = self._take(self._end)
+        is_busy = self._take(self.end)
         if self._cursor.is_away:
             is_busy = self._look_after_cursor() or is_busy
         return is_busy
 
+    def fill_past(self) -> None:
+        """The overview grew: what was before the last jump is known better."""
+        self.end.fill_past()
+        self.cursor_changed.emit()
+
     # private
+
+    def _seek_event(self, timed: TimedEvent, time_ns: int, *, before: bool) -> None:
+        player = self.end.player
+        if player is not None:
+            player.seek_event((timed.time_ns - player.recording.start_ns) / 1e9, timed.event, before=before)
+        else:
+            assert self._kept is not None, "nothing is kept to go to"
+            self._cursor.go_to(time_ns, self._kept, timed, before=before)
 
     def _leave_event(self) -> None:
         if self.shown_event is not None:
@@ -362,7 +344,7 @@ class SourceTimeline(QObject):
         return is_busy
 
     def _tell(self, point: Viewpoint, update: Update, *, has_jumped: bool) -> None:
-        if point is self._end:
+        if point is self.end:
             self.updated.emit(update)
         if point is self._cursor.point or not self._cursor.is_away:
             self._follow_epoch()
@@ -378,13 +360,13 @@ class SourceTimeline(QObject):
 
     def _leave(self, time_ns: int) -> None:
         """Show `time_ns` on the cursor's mirror; it is made when there is none yet."""
-        assert self.kept is not None, "nothing is kept to go to"
-        self._cursor.go_to(time_ns, self.kept)
+        assert self._kept is not None, "nothing is kept to go to"
+        self._cursor.go_to(time_ns, self._kept)
 
     def _look_after_cursor(self) -> bool:
         failure = self._cursor.take_opened(self._speed) or self._cursor.take_failure()
         if failure:
-            self.noticed.emit(f"What was kept cannot be read: {failure}")
+            self.failed.emit(f"What was kept cannot be read: {failure}")
         point, player = self._cursor.point, self._cursor.player
         if point is None or player is None:
             return self._cursor.is_opening

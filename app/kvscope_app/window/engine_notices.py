@@ -34,7 +34,7 @@ class EngineNotices(QObject):
         self._has_ended = False
         self._connecting_why = ""
         session = window.session
-        session.updated.connect(self._on_update)
+        session.timeline.updated.connect(self._on_update)
         session.status_changed.connect(self._on_status)
         session.replies.connect(self._on_replies)
         session.noticed.connect(lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
@@ -43,7 +43,7 @@ class EngineNotices(QObject):
             keeper.ended.connect(self.engine_ended)
             keeper.started.connect(self._engine_started)
         else:
-            doing = "Connecting" if not session.is_file else "Opening the recording"
+            doing = "Connecting" if not session.timeline.is_file else "Opening the recording"
             window.welcome.show_waiting(doing, session.source.name)
 
     def forget(self) -> None:

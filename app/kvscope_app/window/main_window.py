@@ -62,7 +62,7 @@ class MainWindow(WindowBody):
         """What a person must read though the window is gone, once it is `closing`."""
         remember_map(self.page_map, themes.settings)
         self.notices = EngineNotices(self, keeper)
-        self.alarm_strip = AlarmStrip(self.alarms, session.go_to, partial(self.focus_view, "bookmarks"))
+        self.alarm_strip = AlarmStrip(self.alarms, session.timeline.go_to, partial(self.focus_view, "bookmarks"))
         self.strips.add(self.alarm_strip)
         add_actions(self, self.actions_by_name, self.notices)
         DebugAnswers(self, self.actions_by_name)
@@ -129,14 +129,14 @@ class MainWindow(WindowBody):
 
     def _follow_state(self) -> None:
         """What can be done, and what is checked, follows whatever it depends on, whoever changed that."""
-        session = self.session
+        session, timeline = self.session, self.session.timeline
         for signal in (
-            *(session.status_changed, session.paused_changed, session.epoch_changed, session.selection_changed),
-            *(session.loop.changed, session.bookmarks.changed, self.undo.indexChanged, self.debugger.answered),
+            *(session.status_changed, timeline.paused_changed, timeline.epoch_changed, session.selection_changed),
+            *(timeline.loop.changed, session.bookmarks.changed, self.undo.indexChanged, self.debugger.answered),
             *(self.page_map.mode_changed, self.link_changed),
         ):
             signal.connect(self.actions_by_name.refresh)
-        session.updated.connect(self._on_update)
+        timeline.updated.connect(self._on_update)
         self.link_changed.connect(self._on_link)
         self.themes.changed.connect(self._follow_theme)
         self.docked.loaded.connect(self._on_loaded)
@@ -152,7 +152,7 @@ class MainWindow(WindowBody):
     def _build_corner(self) -> Corner:
         actions = self.actions_by_name
         names = ("play", "palette", "theme_toggle", "shortcuts")
-        live = None if self.session.is_file else actions["to_end"]
+        live = None if self.session.timeline.is_file else actions["to_end"]
         corner = Corner(self.session, live, [actions[name] for name in names], self)
         corner.lie_in(self.menuBar())
         return corner
@@ -160,7 +160,9 @@ class MainWindow(WindowBody):
     def _build_playback(self) -> PlaybackBar:
         """Under the page map."""
         names = ("to_start", "frame_back", "play", "frame_forward", "to_end")
-        bar = PlaybackBar(self.session, tuple(self.actions_by_name[name] for name in names))
+        buttons = tuple(self.actions_by_name[name] for name in names)
+        bar = PlaybackBar(self.session.timeline, self.session.bookmarks, buttons)
+        self.session.status_changed.connect(bar.follow_end)
         self.add_below(bar)
         return bar
 
@@ -194,7 +196,7 @@ class MainWindow(WindowBody):
         if name == "requests" and (table := getattr(view, "table", None)) is not None:
             add_to_requests(table, self.actions_by_name)
         self._keep_sizes()
-        if name == DOCKS[0].name and not self.session.is_file:
+        if name == DOCKS[0].name and not self.session.timeline.is_file:
             view.setFocus()  # the prompt is where one begins
 
     def _on_all_loaded(self) -> None:
@@ -221,4 +223,4 @@ class MainWindow(WindowBody):
 
 def window_kind(session: Session) -> str:
     """Where there is nobody to talk to, a person wants another layout."""
-    return "playback" if session.is_file else "window"
+    return "playback" if session.timeline.is_file else "window"

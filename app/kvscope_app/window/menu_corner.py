@@ -59,7 +59,7 @@ class Corner(QWidget):
         self._state.setFixedWidth(self._state_width())
         self._clock = QTimer(self, interval=_LOOK_MS)
         self._clock.timeout.connect(self.refresh)
-        session.paused_changed.connect(self._paused_changed)
+        session.timeline.paused_changed.connect(self._paused_changed)
         session.status_changed.connect(self.refresh)
 
     def lie_in(self, bar: QMenuBar) -> None:
@@ -86,9 +86,10 @@ class Corner(QWidget):
 
     def refresh(self) -> None:
         """Show how far behind the present the window is."""
-        if self._session.paused:
-            word = "PLAYING" if self._session.is_playing else "PAUSED"
-            behind = _behind(self._session.behind_seconds)
+        timeline = self._session.timeline
+        if timeline.paused:
+            word = "PLAYING" if timeline.is_playing else "PAUSED"
+            behind = _behind(timeline.behind_seconds)
             self._show(word if self._is_narrow else f"{word}  {behind}", self._theme.warn)
             self._state.setToolTip(behind if self._is_narrow else "")
             self._keep_pace()
@@ -96,7 +97,7 @@ class Corner(QWidget):
             self._show("LIVE", self._theme.good)
         elif self._session.status.state is SourceState.PAUSED:
             self._show("ENGINE PAUSED", self._theme.warn)
-        elif self._session.is_file:
+        elif timeline.is_file:
             self._show("PLAYBACK", self._theme.accent)
         else:
             self._show("", self._theme.muted)
@@ -131,14 +132,15 @@ class Corner(QWidget):
         return QFontMetrics(bold).horizontalAdvance("ENGINE PAUSED" if is_narrow else "PLAYING  88.8 s behind") + 24
 
     def _keep_pace(self) -> None:
-        is_calm = not self._session.is_playing and self._session.behind_seconds >= _TENTHS_S
+        timeline = self._session.timeline
+        is_calm = not timeline.is_playing and timeline.behind_seconds >= _TENTHS_S
         wanted_ms = _LATER_MS if is_calm else _LOOK_MS
         if wanted_ms != self._clock.interval():
             self._clock.setInterval(wanted_ms)
 
     def _paused_changed(self) -> None:
-        self._live.setVisible(self._session.paused)
-        if self._session.paused:
+        self._live.setVisible(self._session.timeline.paused)
+        if self._session.timeline.paused:
             self._clock.start()
         else:
             self._clock.stop()

@@ -63,10 +63,10 @@ class Refresher(QObject):
         self._soon.timeout.connect(self._refresh_fast)
         self._later = QTimer(self, singleShot=True, interval=_TURN_MS)
         self._later.timeout.connect(self.run)
-        session.shown.connect(self._on_update)
+        session.timeline.shown.connect(self._on_update)
         session.selection_changed.connect(self.touch_all)
-        session.paused_changed.connect(self.touch_all)
-        session.cursor_changed.connect(self.touch_all)
+        session.timeline.paused_changed.connect(self.touch_all)
+        session.timeline.cursor_changed.connect(self.touch_all)
 
     def add(self, view: View) -> None:
         """Refresh this view from now on."""

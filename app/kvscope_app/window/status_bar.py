@@ -87,7 +87,7 @@ class StatusBar(QStatusBar):
         self._updates: list[int] = []
         self._build()
         session.status_changed.connect(self.refresh)
-        session.updated.connect(self._count_update)
+        session.timeline.updated.connect(self._count_update)
         self.messageChanged.connect(self._fit)
 
     def apply_theme(self, theme: Theme) -> None:
@@ -136,7 +136,7 @@ class StatusBar(QStatusBar):
         share = self._session.overview_share
         self._set("overview", "" if share is None else f"Reading its overview {percent(share, 0)}")
         is_starting = self._is_own and status.state is SourceState.CONNECTING
-        reason = "" if is_starting else _reason(status, self._session.failure)
+        reason = "" if is_starting else _reason(status, self._session.timeline.end.failure)
         is_doubtful = status.state is SourceState.LIVE and reason
         self._dot.set_color(self._theme.color("warn" if is_doubtful else STATE_COLORS[status.state]))
         is_ready = status.state is SourceState.LOADING and status.reason == "ready"
@@ -152,9 +152,10 @@ class StatusBar(QStatusBar):
         is_told = status.state in (SourceState.LIVE, SourceState.PLAYBACK)
         self._set("device", self._device() if is_told else "")
         self._set("rate", self._step_rate() if status.state is SourceState.LIVE and mirror.capabilities.steps else "")
-        if self._session.is_file and self._session.player is not None:
-            note = self._session.player.note
-            self._set_frames_tip(self._session.player.note_detail or "Frames of the recording")
+        player = self._session.timeline.player if self._session.timeline.is_file else None
+        if player is not None:
+            note = player.note
+            self._set_frames_tip(player.note_detail or "Frames of the recording")
             self._set("frames", f"{plural(status.frames_received, 'frame')} recorded" + (f", {note}" if note else ""))
             self._color_frames("warn" if note else "muted")
             return
@@ -221,7 +222,7 @@ class StatusBar(QStatusBar):
         return f"{rate:,.0f} steps/s" if rate >= 10 or rate == 0 else f"{rate:.1f} steps/s"
 
     def _device(self) -> str:
-        samples, hello = self._session.live_history.samples, self._session.live_mirror.hello
+        samples, hello = self._session.timeline.end.history.samples, self._session.live_mirror.hello
         return device_text(samples[-1], hello.device.kind) if samples and hello is not None else ""
 
     def _display_rate(self) -> int:

@@ -81,9 +81,9 @@ _AFTER_A_LINE: Final = frozenset(
 
 def add_actions(window: WindowBody, actions: Actions, notices: EngineNotices) -> None:
     """Everything a person can do in `window`; `notices` restarts its own engine."""
-    jumps = EventJumps(window.session, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
+    jumps = EventJumps(window.session.timeline, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
     time = (
-        *playback_actions(window.session, jumps),
+        *playback_actions(window.session.timeline, jumps),
         *event_kind_actions(jumps, EVENTS),
         _link(window),
         *recording_actions(window),

@@ -126,7 +126,7 @@ class WindowBody(QMainWindow):
     def reset_layout(self) -> None:
         """Everything where it was at the first start."""
         layout.arrange(self, self.docks)
-        self.docks["console"].setVisible(not self.session.is_file)
+        self.docks["console"].setVisible(not self.session.timeline.is_file)
 
     def zoom_by(self, steps: int) -> None:
         """The page map, while nothing else that can be zoomed has the keyboard."""
@@ -164,6 +164,6 @@ class WindowBody(QMainWindow):
     def _title(self) -> str:
         name = model_name(self.session.live_mirror.hello)
         where = "" if self.keeper is not None else f" at {self.session.source.name}"
-        if self.session.is_file:
+        if self.session.timeline.is_file:
             where = f" – {self.session.source.name}"
         return f"{name}{where} – kvscope" if name else "kvscope"

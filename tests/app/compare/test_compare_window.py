@@ -27,10 +27,11 @@ from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_app.playback.recording_opening import RecordingOpening
 from kvscope_app.views.chart.panel import stop_ground
-from kvscope_telemetry.exports.comparison.alignment import AlignedMoment, Alignment
+from kvscope_telemetry.exports.comparison.alignment import Alignment
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.summaries.bookmark import new_bookmark
 
 WAIT_MS = 120_000
 SYNTHETIC = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", "{endpoint}", "--blocks", "300"]
@@ -40,8 +41,8 @@ SYNTHETIC = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", 
 def make_compared(paths, themes, qtbot):
     """Windows on two recordings, shown and settled."""
 
-    def make(a=paths[0], b=paths[1], **options):
-        window = CompareWindow(Recording.open(a), Recording.open(b), (a.name, b.name), themes, **options)
+    def make(a=paths[0], b=paths[1]):
+        window = CompareWindow(Recording.open(a), Recording.open(b), (a.name, b.name), themes)
         window.resize(1400, 900)
         qtbot.addWidget(window)
         window.show()
@@ -92,7 +93,7 @@ def test_where_a_run_was_not_recorded_is_said(make_compared):
     window._show_words()
     assert "after the end of this recording" in driver.lines(window.sides[1])
     assert "synthetic" in driver.text(window.sides[0])
-    window.pair.align(Alignment.of(window.pair.a.timeline_range_ns[1], window.pair.b.timeline_range_ns[0]))
+    window.pair.align(Alignment.of(window.pair.a.timeline.range_ns[1], window.pair.b.timeline.range_ns[0]))
     window.pair.go_live()
     window.pair.go_to(window.pair.origin_ns)
     window._show_words()
@@ -139,7 +140,7 @@ def test_one_bar_and_one_set_of_keys_drive_both(make_compared, qtbot):
     assert window.bar.time.text().startswith("0:02.0 / ")
     window.actions_by_name["forward_little"].trigger()
     settle(window.pair)
-    assert [session.player.position for session in window.sessions] == pytest.approx([3.0, 3.0])
+    assert [session.timeline.player.position for session in window.sessions] == pytest.approx([3.0, 3.0])
     window.actions_by_name["faster"].trigger()
     assert window.pair.speed == 2.0
     window.actions_by_name["play"].trigger()
@@ -158,10 +159,10 @@ def test_a_moment_that_is_chosen_lies_beside_what_the_other_shows(make_compared)
     window.sides[1].moment.setValue(2.5)
     settle(window.pair)
     assert window.align.currentText() == CHOSEN
-    assert [session.player.position for session in window.sessions] == pytest.approx([1.0, 2.5])
+    assert [session.timeline.player.position for session in window.sessions] == pytest.approx([1.0, 2.5])
     window.pair.jump_by(0.5)
     settle(window.pair)
-    assert [session.player.position for session in window.sessions] == pytest.approx([1.5, 3.0])
+    assert [session.timeline.player.position for session in window.sessions] == pytest.approx([1.5, 3.0])
 
 
 def test_a_moment_is_written_in_peace_and_then_the_keys_are_the_maps_again(make_compared, qtbot):
@@ -177,7 +178,7 @@ def test_a_moment_is_written_in_peace_and_then_the_keys_are_the_maps_again(make_
     assert field.text().startswith("2.5")
     qtbot.keyClick(field, Qt.Key.Key_Return)
     settle(window.pair)
-    assert window.sessions[1].player.position == pytest.approx(2.5)
+    assert window.sessions[1].timeline.player.position == pytest.approx(2.5)
     assert window.focusWidget() is window.sides[1].map.canvas
     window.pair.jump_by(0.5)
     settle(window.pair)
@@ -186,10 +187,10 @@ def test_a_moment_is_written_in_peace_and_then_the_keys_are_the_maps_again(make_
 
 
 def test_aligned_by_bookmarks_and_by_moments_that_both_have(make_compared):
-    def bookmarks(session):
-        return [AlignedMoment("the load begins", session.timeline_range_ns[0] + 1)]
-
-    window = make_compared(bookmarks=bookmarks)
+    window = make_compared()
+    for session in window.sessions:
+        session.bookmarks.told([new_bookmark(session.timeline.range_ns[0] + 1, "the load begins")])
+    window.refresh_overview()
     names = [window.align.itemText(index) for index in range(window.align.count())]
     assert names[:2] == ["Starts together", "By the clock"]
     assert "The load begins" in names
@@ -290,7 +291,7 @@ def test_it_leaves_nothing(make_compared):
 def test_a_window_on_a_file_compares_it_with_another(desktop, paths, qtbot):
     window = desktop.open_recording(Recording.open(paths[0]))
     load_only(window)
-    qtbot.waitUntil(lambda: window.session.timeline_range_ns is not None, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: window.session.timeline.range_ns is not None, timeout=WAIT_MS)
     compare_with(window, str(paths[1]))
     qtbot.waitUntil(lambda: bool(desktop.comparisons), timeout=WAIT_MS)
     assert desktop.comparisons[0].windowTitle() == "paged.mcap | other.mcap – kvscope"
@@ -304,16 +305,16 @@ def test_a_live_session_is_compared_as_it_grows_and_ends_with_its_window(desktop
     desktop.attach(endpoint)
     window = desktop.windows[-1]
     load_only(window)
-    qtbot.waitUntil(lambda: window.session.timeline_range_ns is not None, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: window.session.timeline.range_ns is not None, timeout=WAIT_MS)
     qtbot.waitUntil(lambda: len(window.session.overview) > 0, timeout=WAIT_MS)
     compare_with(window, str(paths[1]))
     qtbot.waitUntil(lambda: bool(desktop.comparisons), timeout=WAIT_MS)
     comparison = desktop.comparisons[0]
     assert comparison.windowTitle() == "live | other.mcap – kvscope"
     own = comparison.sessions[0]
-    length = own.timeline_range_ns[1] - own.timeline_range_ns[0]
-    qtbot.waitUntil(lambda: own.timeline_range_ns[1] - own.timeline_range_ns[0] > length, timeout=WAIT_MS)
-    assert not window.session.paused  # its cursor is another
+    length = own.timeline.range_ns[1] - own.timeline.range_ns[0]
+    qtbot.waitUntil(lambda: own.timeline.range_ns[1] - own.timeline.range_ns[0] > length, timeout=WAIT_MS)
+    assert not window.session.timeline.paused  # its cursor is another
     window.close()
     assert not desktop.comparisons
 

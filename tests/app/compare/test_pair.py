@@ -29,24 +29,24 @@ def go(pair, seconds):
 
 def test_one_cursor_for_both(make_pair):
     pair = make_pair()
-    assert pair.timeline_range_ns == pair.a.timeline_range_ns
+    assert pair.range_ns == pair.a.timeline.range_ns
     for seconds in (2.0, 3.2, 0.5):
         go(pair, seconds)
-        at_ns = pair.a.timeline_range_ns[0] + round(seconds * 1e9)
+        at_ns = pair.a.timeline.range_ns[0] + round(seconds * 1e9)
         assert pair.cursor_ns == at_ns
         assert shows(pair.a, at_ns)
-        assert shows(pair.b, pair.b.timeline_range_ns[0] + round(seconds * 1e9))
+        assert shows(pair.b, pair.b.timeline.range_ns[0] + round(seconds * 1e9))
 
 
 def test_where_one_was_not_recorded_it_stands_at_its_end(make_pair):
     pair = make_pair()
-    go(pair, 0.9 * pair.a.player.duration)
+    go(pair, 0.9 * pair.a.timeline.player.duration)
     assert shows(pair.a, pair.cursor_ns)
-    assert pair.b.cursor_ns == pair.b.timeline_range_ns[1]
+    assert pair.b.timeline.cursor_ns == pair.b.timeline.range_ns[1]
     assert [side.holds(pair.cursor_ns) for side in pair.sides] == [True, False]
     pair.go_live()
     settle(pair)
-    assert pair.cursor_ns == pair.a.timeline_range_ns[1]
+    assert pair.cursor_ns == pair.a.timeline.range_ns[1]
     assert not pair.is_playing
 
 
@@ -56,23 +56,23 @@ def test_aligned_by_the_clock_and_by_chosen_moments(make_pair):
     go(pair, 3.0)
     pair.align(Alignment())
     settle(pair)
-    assert pair.cursor_ns == pair.a.cursor_ns == pair.b.cursor_ns
-    assert pair.b.cursor_ns > pair.b.timeline_range_ns[0]
-    a_ns, b_ns = pair.a.timeline_range_ns[0] + 5 * S, pair.b.timeline_range_ns[0] + 1 * S
+    assert pair.cursor_ns == pair.a.timeline.cursor_ns == pair.b.timeline.cursor_ns
+    assert pair.b.timeline.cursor_ns > pair.b.timeline.range_ns[0]
+    a_ns, b_ns = pair.a.timeline.range_ns[0] + 5 * S, pair.b.timeline.range_ns[0] + 1 * S
     pair.align(Alignment.of(a_ns, b_ns), a_ns)
     settle(pair)
-    assert (pair.a.cursor_ns, pair.b.cursor_ns) == (a_ns, b_ns)
+    assert (pair.a.timeline.cursor_ns, pair.b.timeline.cursor_ns) == (a_ns, b_ns)
     assert shows(pair.b, b_ns)
 
 
 def test_a_range_reaches_over_both(make_pair):
     pair = make_pair()
-    a, b = pair.a.timeline_range_ns, pair.b.timeline_range_ns
+    a, b = pair.a.timeline.range_ns, pair.b.timeline.range_ns
     pair.align(Alignment.of(a[0], b[1]))
     length = (a[1] - a[0]) + (b[1] - b[0])
-    assert pair.timeline_range_ns[1] - pair.timeline_range_ns[0] == length
+    assert pair.range_ns[1] - pair.range_ns[0] == length
     go(pair, 1.0)
-    assert pair.a.cursor_ns == pytest.approx(a[0], abs=S // 2)  # its first state is a little later
+    assert pair.a.timeline.cursor_ns == pytest.approx(a[0], abs=S // 2)  # its first state is a little later
     assert shows(pair.b, b[0] + 1 * S)
 
 
@@ -97,9 +97,9 @@ def test_both_play_together_to_the_end(make_pair, qtbot, speed):
     assert pair.is_playing
     qtbot.waitUntil(lambda: not pair.is_playing, timeout=WAIT_MS)
     settle(pair)
-    assert pair.cursor_ns == pair.timeline_range_ns[1]
-    assert shows(pair.a, pair.a.timeline_range_ns[1])
-    assert shows(pair.b, pair.b.timeline_range_ns[1])
+    assert pair.cursor_ns == pair.range_ns[1]
+    assert shows(pair.a, pair.a.timeline.range_ns[1])
+    assert shows(pair.b, pair.b.timeline.range_ns[1])
     assert not apart or np.median(apart) < 0.5
 
 
@@ -114,16 +114,16 @@ def test_a_pause_leaves_both_at_one_moment(make_pair, qtbot):
     first, second = (side.cursor_ns for side in pair.sides)
     assert abs(first - second) <= 1_000_000
     assert abs(pair.cursor_ns - first) <= 1_000_000
-    assert not pair.a.is_playing
-    assert not pair.b.is_playing
+    assert not pair.a.timeline.is_playing
+    assert not pair.b.timeline.is_playing
 
 
 def test_whoever_is_ahead_waits(make_pair):
     pair = make_pair()
     pair.play()
-    pair.b.player.seek(2.0)
+    pair.b.timeline.player.seek(2.0)
     pair._look()
-    assert not pair.b.is_playing
+    assert not pair.b.timeline.is_playing
     assert pair.cursor_ns < pair.origin_ns + S
     pair.pause()
 
@@ -139,9 +139,9 @@ def test_a_step_is_a_frame_of_a_and_b_follows(make_pair, qtbot):
     settle(pair)
     assert pair.a.mirror.seq == before + 1
     assert pair.sides[1].cursor_ns == pair.cursor_ns
-    assert shows(pair.b, pair.b.cursor_ns)
-    pair.align(Alignment.of(pair.a.timeline_range_ns[1], pair.b.timeline_range_ns[0]))
-    go(pair, pair.a.player.duration + 1.0)
+    assert shows(pair.b, pair.b.timeline.cursor_ns)
+    pair.align(Alignment.of(pair.a.timeline.range_ns[1], pair.b.timeline.range_ns[0]))
+    go(pair, pair.a.timeline.player.duration + 1.0)
     before = pair.b.mirror.seq
     pair.step_frames(-1)
     qtbot.waitUntil(lambda: pair.b.mirror.seq == before - 1, timeout=WAIT_MS)

@@ -230,7 +230,7 @@ def test_pinned_blocks_are_marked_on_the_map(engine, session, window, poll):
 def test_the_past_is_not_acted_on(engine, session, window):
     choose(window, 8)
     session.select_request(3)
-    session.pause()
+    session.timeline.pause()
     be(engine, session)
     for name in (*OF_BLOCK, *OF_REQUEST):
         assert "past" in window.actions_by_name[name].toolTip()

@@ -29,7 +29,7 @@ def window(make_window, settings, tmp_path, qtbot):
         session.keep(KeptTimeline(make_ring(settings), source.set_sink))
         made = make_window(session, with_views=("timeline", "bookmarks"))
         session.start()
-        qtbot.waitUntil(lambda: len(session.overview) >= 2 and session.timeline_range_ns is not None, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: len(session.overview) >= 2 and session.timeline.range_ns is not None, timeout=WAIT_MS)
         yield made
         made.close()
         session.close()
@@ -69,10 +69,10 @@ def arrive(qtbot):
     def wait(session):
         qtbot.waitUntil(
             lambda: (
-                session.player is not None
-                and session._cursor.point.has_state
-                and not session._cursor.is_seeking
-                and not session._cursor._source._spans  # and what it found is applied
+                session.timeline.player is not None
+                and session.timeline._cursor.point.has_state
+                and not session.timeline._cursor.is_seeking
+                and not session.timeline._cursor._source._spans  # and what it found is applied
             ),
             timeout=WAIT_MS,
         )

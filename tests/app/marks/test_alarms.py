@@ -287,8 +287,8 @@ def test_live_alarms_are_kept_in_the_ring(window, qtbot):
     ring_recording = RingRecording.open(session.kept.ring.folder, session.kept.ring.origin_ns)
     assert list(settled(ring_recording.bookmarks()).values()) == session.bookmarks.shown
     window.alarm_strip.go.click()
-    assert session.paused
-    qtbot.waitUntil(lambda: session.cursor_ns <= session.bookmarks.shown[0].time_ns + 1000, timeout=WAIT_MS)
+    assert session.timeline.paused
+    qtbot.waitUntil(lambda: session.timeline.cursor_ns <= session.bookmarks.shown[0].time_ns + 1000, timeout=WAIT_MS)
 
 
 def test_alarms_of_a_window_are_posted(window, receiver, qtbot):

@@ -34,16 +34,16 @@ def list_of(window):
 
 def test_a_bookmark_is_there_at_once_and_words_follow(window, qtbot):
     session = window.session
-    before_ns = session.cursor_ns
+    before_ns = session.timeline.cursor_ns
     assert window.actions_by_name["bookmark"].shortcut().toString() == "Ctrl+B"
     window.actions_by_name["bookmark"].trigger()
     (made,) = session.bookmarks.shown
-    assert before_ns <= made.time_ns <= session.cursor_ns
+    assert before_ns <= made.time_ns <= session.timeline.cursor_ns
     qtbot.keyClick(popup(window).note, Qt.Key.Key_Escape)
     assert session.bookmarks.shown == [made]
     named = mark(window, qtbot, "a spike")
     assert named.text == "a spike"
-    assert not session.paused  # nobody was taken anywhere
+    assert not session.timeline.paused  # nobody was taken anywhere
     window.focus_view("bookmarks")
     window.views["bookmarks"].refresh()
     assert [line.partition("  ")[2] for line in list_of(window)] == ["Bookmark", "a spike"]
@@ -58,19 +58,19 @@ def test_next_and_before_and_the_list_go_there(window, qtbot, arrive):
     one, two = session.bookmarks.shown
     window.actions_by_name["bookmark_before"].trigger()
     arrive(session)
-    assert session.cursor_ns == pytest.approx(two.time_ns, abs=1000)
+    assert session.timeline.cursor_ns == pytest.approx(two.time_ns, abs=1000)
     window.actions_by_name["bookmark_before"].trigger()
-    qtbot.waitUntil(lambda: abs(session.cursor_ns - one.time_ns) < 1000, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: abs(session.timeline.cursor_ns - one.time_ns) < 1000, timeout=WAIT_MS)
     window.actions_by_name["bookmark_before"].trigger()
     assert "No bookmark before" in window.statusBar().currentMessage()
     window.actions_by_name["bookmark_next"].trigger()
-    qtbot.waitUntil(lambda: abs(session.cursor_ns - two.time_ns) < 1000, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: abs(session.timeline.cursor_ns - two.time_ns) < 1000, timeout=WAIT_MS)
     window.focus_view("bookmarks")
     view.refresh()
     qtbot.mouseClick(
         view.list.viewport(), Qt.MouseButton.LeftButton, pos=view.list.visualRect(view.model.index(0, 0)).center()
     )
-    qtbot.waitUntil(lambda: abs(session.cursor_ns - one.time_ns) < 1000, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: abs(session.timeline.cursor_ns - one.time_ns) < 1000, timeout=WAIT_MS)
 
 
 def test_rename_delete_and_undo_in_the_list(window, qtbot):
@@ -83,7 +83,7 @@ def test_rename_delete_and_undo_in_the_list(window, qtbot):
     view.list.setCurrentIndex(view.model.index(0, 0))
     view.rename.click()
     editor = view.list.viewport().findChild(QLineEdit)
-    session.bookmarks.say([new_bookmark(session.cursor_ns, "rings meanwhile", "kv_usage")])
+    session.bookmarks.say([new_bookmark(session.timeline.cursor_ns, "rings meanwhile", "kv_usage")])
     qtbot.keyClick(editor, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
     qtbot.keyClicks(editor, "right")
     qtbot.keyClick(editor, Qt.Key.Key_Return)
@@ -109,11 +109,11 @@ def test_rename_delete_and_undo_in_the_list(window, qtbot):
 
 def test_signs_on_the_bar_and_the_timeline(window, qtbot):
     session = window.session
-    first, last = session.timeline_range_ns
+    first, last = session.timeline.range_ns
     made = session.bookmarks.add((first + last) // 2, "in the middle")
     window.playback.refresh()
     slider, marks = window.playback.slider, window.playback.marks
-    seconds = (made.time_ns - session.origin_ns) / 1e9
+    seconds = (made.time_ns - session.timeline.origin_ns) / 1e9
     assert marks.size() == slider.size()
     assert marks.text_at(seconds).endswith("in the middle")
     assert "middle" not in marks.text_at(slider.minimum_s)
@@ -134,49 +134,49 @@ def test_signs_on_the_bar_and_the_timeline(window, qtbot):
 def test_a_loop_is_played_until_esc(window, qtbot, arrive):
     session, actions = window.session, window.actions_by_name
     qtbot.waitUntil(lambda: len(session.overview) >= 3, timeout=WAIT_MS)
-    begin_ns = session.timeline_range_ns[0] + SECOND_NS // 2
+    begin_ns = session.timeline.range_ns[0] + SECOND_NS // 2
     assert session.kept.ring.flush(60.0)
-    session.go_to(begin_ns)
+    session.timeline.go_to(begin_ns)
     arrive(session)
     actions["loop_begin"].trigger()
     assert "Ctrl+]" in window.statusBar().currentMessage()
-    session.go_to(begin_ns + SECOND_NS // 4)
-    qtbot.waitUntil(lambda: session.cursor_ns >= begin_ns + SECOND_NS // 5, timeout=WAIT_MS)
+    session.timeline.go_to(begin_ns + SECOND_NS // 4)
+    qtbot.waitUntil(lambda: session.timeline.cursor_ns >= begin_ns + SECOND_NS // 5, timeout=WAIT_MS)
     actions["loop_end"].trigger()
-    assert session.loop.range_ns == pytest.approx((begin_ns, begin_ns + SECOND_NS // 4), abs=1000)
-    assert session.is_playing
+    assert session.timeline.loop.range_ns == pytest.approx((begin_ns, begin_ns + SECOND_NS // 4), abs=1000)
+    assert session.timeline.is_playing
     seen, turns = [], 0
 
     def has_turned():
         nonlocal turns
-        seen.append(session.cursor_ns)
+        seen.append(session.timeline.cursor_ns)
         turns += len(seen) > 1 and seen[-1] < seen[-2]
         return turns >= 2
 
     qtbot.waitUntil(has_turned, timeout=WAIT_MS)
-    assert session.paused
+    assert session.timeline.paused
     assert actions["clear"].shortcut().toString() == "Esc"
     actions["clear"].trigger()
-    assert session.loop.range_ns is None
+    assert session.timeline.loop.range_ns is None
     passed_ns = begin_ns + SECOND_NS // 2
-    qtbot.waitUntil(lambda: session.cursor_ns > passed_ns, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: session.timeline.cursor_ns > passed_ns, timeout=WAIT_MS)
 
 
 def test_a_loop_between_two_bookmarks(window, qtbot):
     session, view = window.session, window.views["bookmarks"]
-    first, _ = session.timeline_range_ns
+    first, _ = session.timeline.range_ns
     one, two = (session.bookmarks.add(first + at * SECOND_NS // 10) for at in (3, 7))
     window.focus_view("bookmarks")
     view.refresh()
     assert not view.loop.isEnabled()
     view.list.selectAll()
     view.loop.click()
-    assert session.loop.range_ns == (one.time_ns, two.time_ns)
-    session.loop.clear()
+    assert session.timeline.loop.range_ns == (one.time_ns, two.time_ns)
+    session.timeline.loop.clear()
 
 
 def test_ends_of_a_loop_in_the_wrong_order(window):
-    loop, changes = window.session.loop, []
+    loop, changes = window.session.timeline.loop, []
     loop.changed.connect(lambda: changes.append(loop.range_ns))
     loop.set_end(100 * SECOND_NS)
     loop.set_begin(200 * SECOND_NS)
@@ -202,7 +202,7 @@ def test_saved_with_the_last_minutes_and_added_to_a_file_that_stays_as_it_is(win
     session = playing.session
     assert session.bookmarks.shown == [made]
     session.bookmarks.rename(made, "renamed")
-    added = session.bookmarks.add(session.timeline_range_ns[0] + SECOND_NS, "added")
+    added = session.bookmarks.add(session.timeline.range_ns[0] + SECOND_NS, "added")
     playing.close()
     assert path.read_bytes() == whole
     moved = path.rename(tmp_path / "another name.mcap")
@@ -218,4 +218,4 @@ def test_nothing_to_bookmark_before_there_is_a_timeline(session, make_window):
     for name in ("bookmark", "loop_begin", "bookmark_before", "bookmark_undo"):
         window.actions_by_name[name].trigger()
     assert session.bookmarks.shown == []
-    assert session.loop.begin_ns is None
+    assert session.timeline.loop.begin_ns is None

@@ -77,7 +77,7 @@ def settle(session):
 
 
 def go(session, seconds):
-    session.go_to(session.origin_ns + round(seconds * 1e9))
+    session.timeline.go_to(session.timeline.origin_ns + round(seconds * 1e9))
     settle(session)
 
 
@@ -87,12 +87,12 @@ def frames_until(session, seconds):
 
 def num_steps(session, seconds=600):
     """By the history, as the charts are drawn from it."""
-    window = session.history.window(seconds, session.shown_until_ns)
+    window = session.history.window(seconds, session.timeline.shown_until_ns)
     return int(np.nansum(window.columns["num_steps"]))
 
 
 def test_a_session_is_where_the_recording_is(session):
-    assert session.player is not None
+    assert session.timeline.player is not None
     assert not session.takes_commands
     assert not session.send(Control(action="pause"))
     for seconds in (3.0, 9.0, 2.5):
@@ -108,21 +108,21 @@ def test_after_a_seek_the_charts_have_what_was_before_it_and_nothing_else(sessio
         go(session, seconds)
         # The past is told in seconds: of the one in progress, what is usual in it.
         assert num_steps(session) == pytest.approx(
-            frames_until(session, seconds), abs=NUM_FRAMES / session.player.duration
+            frames_until(session, seconds), abs=NUM_FRAMES / session.timeline.player.duration
         )
-        last_s = session.history.window(600, session.shown_until_ns).time_s[-1]
+        last_s = session.history.window(600, session.timeline.shown_until_ns).time_s[-1]
         assert abs(last_s) <= 0.1
         told = [entry.event for entry in session.history.events]
         assert told == [event for frame in session.source.recording.frames(0.0, seconds) for event in frame.events]
-        assert all(entry.time_ns <= session.shown_until_ns for entry in session.history.events)
+        assert all(entry.time_ns <= session.timeline.shown_until_ns for entry in session.history.events)
 
 
 def test_curves_show_recorded_rates_at_any_speed(session, qtbot):
-    session.set_speed(64.0)
-    session.play()
+    session.timeline.set_speed(64.0)
+    session.timeline.play()
     # Time may be at the end before the last frames are read.
     qtbot.waitUntil(lambda: (session.poll(), session.mirror.seq == NUM_FRAMES)[1], timeout=WAIT_MS)
-    qtbot.waitUntil(lambda: not session.player.is_playing, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: not session.timeline.player.is_playing, timeout=WAIT_MS)
     settle(session)
     # Where it began the curves are filled a second at a time: the frames of that second may be told twice.
     assert abs(num_steps(session) - NUM_FRAMES) <= NUM_FRAMES // 10
@@ -130,7 +130,7 @@ def test_curves_show_recorded_rates_at_any_speed(session, qtbot):
 
 
 def test_a_request_that_ends_later_has_not_ended_after_a_seek_back(session):
-    go(session, session.player.duration)
+    go(session, session.timeline.player.duration)
     go(session, 3.0)
     shown, expected = session.mirror.requests, session.source.recording.state_at(3.0).requests
     going_on = [requests.number[requests.state != RequestState.FINISHED].tolist() for requests in (shown, expected)]
@@ -176,19 +176,19 @@ def test_space_plays_and_pauses(session, make_window, qtbot):
     window.page_map.canvas.setFocus()
     play = window.actions_by_name["play"]
     play.trigger()
-    assert session.player.is_playing
+    assert session.timeline.player.is_playing
     assert play.text() == "Play"  # until the bar looks again
     window.playback.refresh()
     assert play.text() == "Pause"
     assert window.playback._clock.isActive()
     qtbot.keyClick(window.playback.slider, Qt.Key.Key_Space)
-    assert not session.player.is_playing
+    assert not session.timeline.player.is_playing
     assert [key.toString() for key in play.shortcuts()] == ["Space"]
 
 
 def test_the_bar_follows_and_leads(session, make_window, qtbot):
     window = make_window(session)
-    bar, player = window.playback, session.player
+    bar, player = window.playback, session.timeline.player
     go(session, 4.0)
     bar.refresh()
     assert bar.slider.value() == 4000
@@ -207,7 +207,7 @@ def test_the_bar_follows_and_leads(session, make_window, qtbot):
 
 
 def test_while_the_slider_is_held_it_stands_still(session, make_window, qtbot):
-    slider, player = make_window(session).playback.slider, session.player
+    slider, player = make_window(session).playback.slider, session.timeline.player
     player.set_speed(0.02)
     player.play()
     qtbot.mousePress(slider, Qt.MouseButton.LeftButton, pos=QPoint(slider.width() // 2, 5))
@@ -227,30 +227,30 @@ def test_while_the_slider_is_held_it_stands_still(session, make_window, qtbot):
 def test_space_on_a_button_of_the_bar_plays_and_never_jumps(session, make_window, qtbot):
     window = make_window(session)
     go(session, 3)
-    stands = session.cursor_ns
+    stands = session.timeline.cursor_ns
     for button in window.playback.findChildren(QToolButton):
         qtbot.keyClick(button, Qt.Key.Key_Space)
-        assert session.player.is_playing
+        assert session.timeline.player.is_playing
         qtbot.keyClick(button, Qt.Key.Key_Space)
-        assert not session.player.is_playing
-        assert session.cursor_ns >= stands
+        assert not session.timeline.player.is_playing
+        assert session.timeline.cursor_ns >= stands
     first = window.playback.findChildren(QToolButton)[0]
     qtbot.keyClick(first, Qt.Key.Key_Return)
-    assert session.cursor_ns == session.timeline_range_ns[0]
+    assert session.timeline.cursor_ns == session.timeline.range_ns[0]
 
 
 def test_a_jump_says_what_it_went_to(session, make_window):
     window = make_window(session)
     go(session, 0.5)
-    event = session.go_to_event(None, forward=True)
+    event = session.timeline.go_to_event(None, forward=True)
     assert event is not None
-    go(session, (event.time_ns - session.origin_ns) / 1e9 - 0.001)
-    jumps = EventJumps(session, window.statusBar().showMessage)
+    go(session, (event.time_ns - session.timeline.origin_ns) / 1e9 - 0.001)
+    jumps = EventJumps(session.timeline, window.statusBar().showMessage)
     jumps.choose("")
     jumps.go(forward=True)
     told = window.statusBar().currentMessage()
     assert told.startswith(event.event.kind)
-    assert clock_text(session.cursor_ns) in told
+    assert clock_text(session.timeline.cursor_ns) in told
     jumps.choose("refused")
     jumps.go(forward=True)
     assert window.statusBar().currentMessage() == "No refusals after this moment"
@@ -258,7 +258,7 @@ def test_a_jump_says_what_it_went_to(session, make_window):
 
 def test_actions_jump_and_change_the_speed(session, make_window):
     window = make_window(session)
-    actions, player = window.actions_by_name, session.player
+    actions, player = window.actions_by_name, session.timeline.player
     actions["to_end"].trigger()
     assert player.position == player.duration
     actions["back"].trigger()
@@ -274,7 +274,7 @@ def test_actions_jump_and_change_the_speed(session, make_window):
     window.playback.refresh()
     assert window.playback.speed.currentText() == "64×"
     window.playback.speed.activated.emit(0)
-    assert player.speed == session.speed == 0.1
+    assert player.speed == session.timeline.speed == 0.1
 
 
 def test_every_panel_is_drawn_where_it_stands_still(session, make_window):

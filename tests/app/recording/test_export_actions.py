@@ -36,15 +36,15 @@ def test_each_form_is_written_from_what_is_kept(window, qtbot, tmp_path):
 
 
 def test_a_loop_is_the_range_that_is_proposed(window):
-    begin_ns, end_ns = window.session.timeline_range_ns
+    begin_ns, end_ns = window.session.timeline.range_ns
     third_ns = (end_ns - begin_ns) // 3
-    window.session.loop.set_range(begin_ns + third_ns, end_ns - third_ns)
+    window.session.timeline.loop.set_range(begin_ns + third_ns, end_ns - third_ns)
     dialog = ask_export(window)
     assert (dialog.first.minimum(), dialog.first.value()) == (0.0, pytest.approx(third_ns / 1e9, abs=0.1))
     wish = dialog.wish()
     assert wish.from_ns == pytest.approx(begin_ns + third_ns, abs=1e8)
     assert wish.until_ns == pytest.approx(end_ns - third_ns, abs=1e8)
-    window.session.loop.clear()
+    window.session.timeline.loop.clear()
 
 
 def test_a_file_that_is_there_is_replaced_and_a_failure_is_told(window, qtbot, tmp_path):

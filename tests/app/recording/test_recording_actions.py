@@ -25,10 +25,10 @@ WAIT_MS = 120_000
 def arrive(session, qtbot):
     qtbot.waitUntil(
         lambda: (
-            session.player is not None
-            and session._cursor.point.has_state
-            and not session._cursor.is_seeking
-            and not session._cursor._source._spans  # and what it found is applied
+            session.timeline.player is not None
+            and session.timeline._cursor.point.has_state
+            and not session.timeline._cursor.is_seeking
+            and not session.timeline._cursor._source._spans  # and what it found is applied
         ),
         timeout=WAIT_MS,
     )
@@ -40,19 +40,20 @@ def test_every_action_of_time_does_what_it_says(window, qtbot):
     assert window.playback.slider.isEnabled()
     assert not actions["to_end"].isEnabled()
     actions["play"].trigger()
-    assert session.paused
+    assert session.timeline.paused
     assert actions["play"].text() == "Play"
     assert "behind" in driver.moment_shown(window)
-    at_ns = session.cursor_ns
-    qtbot.waitUntil(lambda: session.behind_seconds > 0.3, timeout=WAIT_MS)  # or a second on from a second ago is live
+    at_ns = session.timeline.cursor_ns
+    # Or a second on from a second ago is live.
+    qtbot.waitUntil(lambda: session.timeline.behind_seconds > 0.3, timeout=WAIT_MS)
     for name, expected_s in (("back_little", -1.0), ("forward_little", 0.0)):
         actions[name].trigger()
         arrive(session, qtbot)
-        assert (session.cursor_ns - at_ns) / 1e9 == pytest.approx(expected_s, abs=0.3)
-    first_ns = session.timeline_range_ns[0]  # the oldest goes while the newest comes
+        assert (session.timeline.cursor_ns - at_ns) / 1e9 == pytest.approx(expected_s, abs=0.3)
+    first_ns = session.timeline.range_ns[0]  # the oldest goes while the newest comes
     actions["to_start"].trigger()
     arrive(session, qtbot)
-    assert first_ns - 1000 <= session.cursor_ns <= session.timeline_range_ns[0] + 1000
+    assert first_ns - 1000 <= session.timeline.cursor_ns <= session.timeline.range_ns[0] + 1000
     for name, num_frames in (("frame_forward", 1), ("frame_forward", 1), ("frame_back", -1)):
         seq = session.mirror.seq
         actions[name].trigger()
@@ -62,11 +63,11 @@ def test_every_action_of_time_does_what_it_says(window, qtbot):
         assert actions[f"events_{kind or 'all'}"].isChecked()
     for name in ("event_next", "event_before", "back", "slower", "faster"):
         actions[name].trigger()
-    assert session.speed == 1.0
+    assert session.timeline.speed == 1.0
     actions["play"].trigger()
-    assert session.is_playing
+    assert session.timeline.is_playing
     assert actions["play"].text() == "Pause" or (window.playback.refresh(), actions["play"].text())[1] == "Pause"
-    qtbot.waitUntil(lambda: (actions["forward"].trigger(), not session.paused)[1], timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: (actions["forward"].trigger(), not session.timeline.paused)[1], timeout=WAIT_MS)
     assert session.mirror is session.live_mirror
 
 
@@ -75,7 +76,7 @@ def test_the_slider_goes_back_and_its_end_is_live(window, qtbot):
     window.playback.refresh()  # what is kept may have become known at once with its overview
     slider.setFocus()
     qtbot.keyClick(slider, Qt.Key.Key_Home)
-    assert session.paused
+    assert session.timeline.paused
     arrive(session, qtbot)
     assert window.playback.wall.text().count(":") == 2
 
@@ -83,7 +84,7 @@ def test_the_slider_goes_back_and_its_end_is_live(window, qtbot):
         """The end that the bar drew last is a little ago: again, until it was drawn just now."""
         window.playback.refresh()
         qtbot.keyClick(slider, Qt.Key.Key_End)
-        return not session.paused
+        return not session.timeline.paused
 
     qtbot.waitUntil(is_live_at_the_end, timeout=WAIT_MS)
 

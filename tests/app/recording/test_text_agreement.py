@@ -36,7 +36,7 @@ def window(make_window, settings, tmp_path, qtbot):
         session.keep(KeptTimeline(make_ring(settings), source.set_sink))
         made = make_window(session)
         session.start()
-        qtbot.waitUntil(lambda: session.may_operate and session.timeline_range_ns is not None, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: session.may_operate and session.timeline.range_ns is not None, timeout=WAIT_MS)
         yield made
         made.close()
         session.close()
@@ -112,7 +112,7 @@ def played(tmp_path, qtbot):
     session = Session(PlaybackSource(Recording.open(tmp_path / "texts.mcap")))
     session.start()
     qtbot.waitUntil(lambda: session.mirror.seq == 60, timeout=WAIT_MS)
-    session.pause()
+    session.timeline.pause()
     yield session
     session.close()
     session.deleteLater()

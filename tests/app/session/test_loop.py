@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, QTimer
 
-from kvscope_app.session.loop import Loop
+from kvscope_app.session.timeline import Loop
 
 SECOND_NS = 1_000_000_000
 
 
 class Played:
-    """A recording that plays beyond every bound."""
+    """A timeline that plays beyond every bound."""
 
-    is_file, is_playing, paused = True, True, False
+    is_live, is_playing, is_at_end = False, True, False
     cursor_ns = 100 * SECOND_NS
-    player = None
 
     def __init__(self):
         self.went_to = []

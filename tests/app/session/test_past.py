@@ -30,7 +30,7 @@ def session(qtbot):
 
 @pytest.mark.parametrize("at_s", [12.4, 21.7, 33.3, 40.9])
 def test_curves_end_with_what_the_map_shows(session, qtbot, at_s):
-    first_ns, _ = session.timeline_range_ns
+    first_ns, _ = session.timeline.range_ns
     target_ns = first_ns + round(at_s * 1e9)
 
     def is_there():
@@ -38,7 +38,7 @@ def test_curves_end_with_what_the_map_shows(session, qtbot, at_s):
         history = session.history
         return history.began_ns is not None and abs(history.wall_ns(history.began_ns) - target_ns) < 1_000_000_000
 
-    session.go_to(target_ns)
+    session.timeline.go_to(target_ns)
     qtbot.waitUntil(is_there, timeout=WAIT_MS)
     history, mirror = session.history, session.mirror
     before = history.began_ns // BIN_NS - 1
@@ -64,8 +64,8 @@ def first_tokens() -> dict[int, tuple[int, int]]:
 @pytest.mark.parametrize("at_s", [12.4, 33.3])
 def test_who_goes_to_a_moment_sees_what_the_live_table_showed(session, qtbot, at_s):
     """Speed and time to first token are known of who got a token before, and nobody has one from the future."""
-    first_ns, _ = session.timeline_range_ns
-    session.go_to(first_ns + round(at_s * 1e9))
+    first_ns, _ = session.timeline.range_ns
+    session.timeline.go_to(first_ns + round(at_s * 1e9))
     qtbot.waitUntil(lambda: session.poll() or session.history.began_ns is not None, timeout=WAIT_MS)
     qtbot.waitUntil(lambda: session.mirror.requests.num_output_tokens.any(), timeout=WAIT_MS)
     columns, told = read_columns(session.mirror, session.history.request_times), first_tokens()

@@ -14,7 +14,7 @@ from kvscope_telemetry.source import SourceState, Update
 
 def test_applies_what_the_source_has_and_tells(engine, session, qtbot):
     engine.hold([3, 4], owner=2)
-    with qtbot.waitSignal(session.updated) as told:
+    with qtbot.waitSignal(session.timeline.updated) as told:
         session.poll()
     assert told.args[0].block_ids.tolist() == [3, 4]
     assert session.mirror.ledger.equals(engine.ledger)
@@ -22,30 +22,30 @@ def test_applies_what_the_source_has_and_tells(engine, session, qtbot):
 
 
 def test_nothing_new_tells_nothing(session, qtbot):
-    with qtbot.assertNotEmitted(session.updated, wait=20):
+    with qtbot.assertNotEmitted(session.timeline.updated, wait=20):
         session.poll()
 
 
 def test_paused_views_stand_still_while_everything_is_taken(engine, session, poll):
     engine.hold([1])
     poll(session)
-    session.set_paused(True)
+    session.timeline.pause()
     engine.hold([2, 3])
     poll(session)
     assert session.mirror.num_active == 1
     assert session.live_mirror.num_active == 3
-    assert session.behind_seconds >= 0.0
-    session.set_paused(False)
+    assert session.timeline.behind_seconds >= 0.0
+    session.timeline.go_live()
     assert session.mirror.num_active == 3
-    assert session.behind_seconds == 0.0
+    assert session.timeline.behind_seconds == 0.0
 
 
 def test_pausing_twice_keeps_the_first_moment(engine, session, poll):
-    session.set_paused(True)
+    session.timeline.pause()
     shown = session.mirror
     engine.hold([5])
     poll(session)
-    session.set_paused(True)
+    session.timeline.pause()
     assert session.mirror is shown
 
 
@@ -76,7 +76,7 @@ def test_an_update_that_does_not_fit_asks_for_a_snapshot(engine, session, qtbot)
     update = engine.source.updates.pop()
     wrong = Update(block_ids=np.array([10_000], np.uint32), block_columns=update.block_columns, series=update.series)
     engine.source.updates.append(wrong)
-    with qtbot.assertNotEmitted(session.updated):
+    with qtbot.assertNotEmitted(session.timeline.updated):
         session.poll()
     assert engine.source.num_resyncs == 1
     assert session.mirror.num_blocks == 64

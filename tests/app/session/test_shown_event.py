@@ -62,20 +62,20 @@ def facts_of(view):
 
 def test_an_event_shows_the_state_after_it_and_whom_it_happened_to(session, qtbot):
     seen = []
-    while (timed := session.go_to_event(["preempted"], forward=True)) is not None and len(seen) < 8:
+    while (timed := session.timeline.go_to_event(["preempted"], forward=True)) is not None and len(seen) < 8:
         arrive(session, qtbot)
         seen.append(timed.event)
         assert timed.event in told_in(session, "preempted", session.mirror.seq)
         assert session.selected_request == timed.event.number
         assert state_of(session, timed.event.number) is not RequestState.RUNNING
         assert blocks_of(session, timed.event.number) == 0
-        session.switch_event_side()
+        session.timeline.switch_event_side()
         arrive(session, qtbot)
-        assert session.is_before_event
+        assert session.timeline.is_before_event
         num_just_given = timed.event.num_blocks - blocks_of(session, timed.event.number)
         assert num_just_given in (0, 1)  # it may get its next block in the step that then preempts it
         assert state_of(session, timed.event.number) is RequestState.RUNNING
-        session.switch_event_side()
+        session.timeline.switch_event_side()
         arrive(session, qtbot)
         assert state_of(session, timed.event.number) is not RequestState.RUNNING
     assert len(seen) == 8
@@ -83,35 +83,35 @@ def test_an_event_shows_the_state_after_it_and_whom_it_happened_to(session, qtbo
 
 def test_every_event_is_gone_to_also_where_several_are_told_at_once(session, qtbot):
     every = [session.overview.events[place] for place in range(len(session.overview.events))]
-    session.show_event(every[0])
+    session.timeline.show_event(every[0])
     forward = [every[0]]
-    while (timed := session.go_to_event(None, forward=True)) is not None:
+    while (timed := session.timeline.go_to_event(None, forward=True)) is not None:
         forward.append(timed)
         if len(forward) % 16 == 0:
             arrive(session, qtbot)  # what is shown by then makes no difference
     assert forward == every
     back = [every[-1]]
-    while (timed := session.go_to_event(None, forward=False)) is not None:
+    while (timed := session.timeline.go_to_event(None, forward=False)) is not None:
         back.append(timed)
     assert back[::-1] == every
 
 
 def test_whoever_goes_elsewhere_shows_no_event(session, qtbot):
     told = []
-    session.event_shown.connect(lambda: told.append(session.shown_event))
+    session.timeline.event_shown.connect(lambda: told.append(session.timeline.shown_event))
     for leave in (
-        lambda: session.go_to(session.timeline_range_ns[0]),
-        lambda: session.step_frames(1),
-        session.play,
-        session.go_live,
+        lambda: session.timeline.go_to(session.timeline.range_ns[0]),
+        lambda: session.timeline.step_frames(1),
+        session.timeline.play,
+        session.timeline.go_live,
     ):
         timed = session.overview.events[5]
-        session.show_event(timed)
-        assert session.shown_event is timed
-        assert not session.is_playing
+        session.timeline.show_event(timed)
+        assert session.timeline.shown_event is timed
+        assert not session.timeline.is_playing
         leave()
-        assert session.shown_event is None
-        assert session.switch_event_side() is None
+        assert session.timeline.shown_event is None
+        assert session.timeline.switch_event_side() is None
     assert told[-2:] == [session.overview.events[5], None]
 
 
@@ -127,10 +127,10 @@ def test_a_row_of_the_events_table_a_mark_of_the_timeline_and_a_mark_of_a_chart(
 
     def is_shown():
         arrive(session, qtbot)
-        assert session.shown_event.event == timed.event
+        assert session.timeline.shown_event.event == timed.event
         assert session.selected_request == timed.event.number
         assert blocks_of(session, timed.event.number) == 0
-        session.go_to(session.timeline_range_ns[0])
+        session.timeline.go_to(session.timeline.range_ns[0])
         session.select_request(None)
 
     row = next(row for row in range(events.model.rowCount()) if events.model.timed_at(row) == timed)
@@ -157,7 +157,7 @@ def test_the_inspector_tells_this_event_and_links_to_all_it_names(session, qtbot
     preempted = session.overview.events.find(kinds=("preempted",))
     for place in preempted[[0, 5, 2]].tolist():
         timed = session.overview.events[place]
-        session.show_event(timed)
+        session.timeline.show_event(timed)
         arrive(session, qtbot)
         view.refresh()
         assert view.subject == REQUEST
@@ -173,7 +173,7 @@ def test_the_inspector_tells_this_event_and_links_to_all_it_names(session, qtbot
         view.refresh()
         shown = next(fact for fact in facts_of(view) if fact.name == "Shown")
         view.table.followed.emit(shown.link)
-        assert session.is_before_event
+        assert session.timeline.is_before_event
 
 
 def test_the_blocks_of_an_eviction_are_links(session, qtbot):
@@ -182,7 +182,7 @@ def test_the_blocks_of_an_eviction_are_links(session, qtbot):
     view.resize(420, 900)
     view.show()
     timed = session.overview.events[int(session.overview.events.find(kinds=("evicted",))[0])]
-    session.show_event(timed)
+    session.timeline.show_event(timed)
     arrive(session, qtbot)
     view.refresh()
     assert view.subject == STEP
@@ -198,18 +198,18 @@ def test_the_blocks_of_an_eviction_are_links(session, qtbot):
 
 
 def test_in_a_live_session_the_state_after_an_event_is_shown_from_what_was_kept(live, qtbot):
-    begin_ns = live.timeline_range_ns[0] + SECOND_NS // 2  # before the first frame that was kept there is none
+    begin_ns = live.timeline.range_ns[0] + SECOND_NS // 2  # before the first frame that was kept there is none
     found = live.overview.events.find(begin_ns)
     assert found.size
     timed = live.overview.events[int(found[0])]
-    live.show_event(timed)
-    assert live.paused
+    live.timeline.show_event(timed)
+    assert live.timeline.paused
     arrive_live(live, qtbot)
     assert live.selected_request == timed.event.number
     told = [entry.event for entry in live.history.events.since(0)]
     assert timed.event in told
     seq = live.mirror.seq
-    live.switch_event_side()
+    live.timeline.switch_event_side()
     qtbot.waitUntil(lambda: live.mirror.seq == seq - 1)
-    live.go_live()
-    assert live.shown_event is None
+    live.timeline.go_live()
+    assert live.timeline.shown_event is None

@@ -56,7 +56,7 @@ def arrive(session, qtbot):
     """Wait until what is shown is where the cursor is."""
 
     def there():
-        cursor = session._cursor
+        cursor = session.timeline._cursor
         return (
             cursor.point is not None and cursor.point.has_state and not cursor.is_seeking and not cursor._source._spans
         )
@@ -70,42 +70,42 @@ def state_by_the_ring(session, time_ns):
 
 
 def test_what_is_there_to_go_to_grows_and_has_its_overview(live):
-    first_ns, last_ns = live.timeline_range_ns
+    first_ns, last_ns = live.timeline.range_ns
     assert last_ns - first_ns >= 2 * SECOND_NS
-    assert abs(live.cursor_ns - time.time_ns()) < SECOND_NS
-    assert not live.paused
-    assert live.is_playing
+    assert abs(live.timeline.cursor_ns - time.time_ns()) < SECOND_NS
+    assert not live.timeline.paused
+    assert live.timeline.is_playing
     assert float(live.overview.column("num_steps").sum()) > 0
 
 
 def test_pausing_stands_still_at_what_is_shown_and_all_goes_on(live, qtbot):
-    live.pause()
-    seq, at_ns, newest = live.mirror.seq, live.cursor_ns, live.live_mirror.seq
-    assert live.paused
+    live.timeline.pause()
+    seq, at_ns, newest = live.mirror.seq, live.timeline.cursor_ns, live.live_mirror.seq
+    assert live.timeline.paused
     assert seq == newest
-    assert live.player is None  # nothing was opened for it
+    assert live.timeline.player is None  # nothing was opened for it
     qtbot.waitUntil(lambda: live.live_mirror.seq > newest + 30, timeout=WAIT_MS)
     assert live.mirror.seq == seq
-    assert live.cursor_ns == at_ns
-    qtbot.waitUntil(lambda: live.behind_seconds > 0.2, timeout=WAIT_MS)
+    assert live.timeline.cursor_ns == at_ns
+    qtbot.waitUntil(lambda: live.timeline.behind_seconds > 0.2, timeout=WAIT_MS)
 
 
 def test_going_back_shows_what_was_and_its_past(live, qtbot):
-    target_ns = live.timeline_range_ns[0] + 2 * SECOND_NS
-    live.go_to(target_ns)
-    assert live.paused
+    target_ns = live.timeline.range_ns[0] + 2 * SECOND_NS
+    live.timeline.go_to(target_ns)
+    assert live.timeline.paused
     arrive(live, qtbot)
-    assert abs(live.cursor_ns - target_ns) < 1000
+    assert abs(live.timeline.cursor_ns - target_ns) < 1000
     expected = state_by_the_ring(live, target_ns)
     assert live.mirror.seq == expected.seq < live.live_mirror.seq
     assert live.mirror.ledger.differences(expected.ledger) == []
-    window = live.history.window(600, live.shown_until_ns)
-    num_frames = expected.seq - state_by_the_ring(live, live.timeline_range_ns[0]).seq
+    window = live.history.window(600, live.timeline.shown_until_ns)
+    num_frames = expected.seq - state_by_the_ring(live, live.timeline.range_ns[0]).seq
     a_second = float(
         live.overview.column("num_steps").max()
     )  # of the second in progress it is not known where they lie
     assert np.nansum(window.columns["num_steps"]) == pytest.approx(num_frames, abs=1.5 * a_second + 5)
-    assert live.live_history is not live.history
+    assert live.timeline.end.history is not live.history
 
 
 def test_every_moment_is_as_it_was_live(live, qtbot, assert_same_state):
@@ -115,14 +115,14 @@ def test_every_moment_is_as_it_was_live(live, qtbot, assert_same_state):
     for _ in range(6):
         seq = live.live_mirror.seq
         qtbot.waitUntil(lambda seq=seq: live.live_mirror.seq > seq + 5, timeout=WAIT_MS)
-        live.pause()
+        live.timeline.pause()
         was.append(live.mirror)
-        live.go_live()
-    live.pause()
-    live.go_to(live.timeline_range_ns[0])
+        live.timeline.go_live()
+    live.timeline.pause()
+    live.timeline.go_to(live.timeline.range_ns[0])
     arrive(live, qtbot)
     for mirror in (*reversed(was), *was):
-        live._cursor._source.step(mirror.seq - live.mirror.seq)
+        live.timeline._cursor._source.step(mirror.seq - live.mirror.seq)
         arrive(live, qtbot)
         qtbot.waitUntil(lambda mirror=mirror: live.mirror.seq == mirror.seq, timeout=WAIT_MS)
         assert set(live.mirror.requests.number.tolist()) <= set(mirror.requests.number.tolist())
@@ -130,75 +130,76 @@ def test_every_moment_is_as_it_was_live(live, qtbot, assert_same_state):
 
 
 def test_frame_by_frame(live, qtbot):
-    live.go_to(live.timeline_range_ns[0] + 2 * SECOND_NS)
+    live.timeline.go_to(live.timeline.range_ns[0] + 2 * SECOND_NS)
     arrive(live, qtbot)
     for num_frames in (1, 1, -1, -3, 5):
         seq = live.mirror.seq
-        live.step_frames(num_frames)
+        live.timeline.step_frames(num_frames)
         arrive(live, qtbot)
         assert live.mirror.seq == seq + num_frames
-    assert not live.is_playing
+    assert not live.timeline.is_playing
 
 
 def test_a_frame_back_from_the_end_pauses_there(live, qtbot):
     assert live.kept.ring.flush(60.0)  # a machine that is busy lets it be late
-    live.step_frames(-1)
-    live.step_frames(-1)
-    frozen = live._cursor.frozen.seq
-    qtbot.waitUntil(lambda: live._cursor.wanted_seq is None, timeout=WAIT_MS)
+    live.timeline.step_frames(-1)
+    live.timeline.step_frames(-1)
+    frozen = live.timeline._cursor.frozen.seq
+    qtbot.waitUntil(lambda: live.timeline._cursor.wanted_seq is None, timeout=WAIT_MS)
     arrive(live, qtbot)
     assert live.mirror.seq == frozen - 2
 
 
 def test_playing_on_goes_from_here_and_never_jumps(live, qtbot):
-    live.pause()
-    at_ns, seq = live.cursor_ns, live.mirror.seq
+    live.timeline.pause()
+    at_ns, seq = live.timeline.cursor_ns, live.mirror.seq
     qtbot.wait(300)
     shown = []
-    live.shown.connect(lambda _: shown.append(live.mirror.seq))
-    live.play()
-    assert live.paused
-    assert live.is_playing
+    live.timeline.shown.connect(lambda _: shown.append(live.mirror.seq))
+    live.timeline.play()
+    assert live.timeline.paused
+    assert live.timeline.is_playing
     arrive(live, qtbot)
-    assert live.cursor_ns >= at_ns - 1000
+    assert live.timeline.cursor_ns >= at_ns - 1000
     qtbot.waitUntil(lambda: live.mirror.seq > seq + 20, timeout=WAIT_MS)
     assert seq <= shown[0] == state_by_the_ring(live, at_ns).seq
     assert live.mirror.seq < live.live_mirror.seq
 
 
 def test_who_plays_faster_catches_up_and_is_live(live, qtbot):
-    live.set_speed(64.0)
-    live.go_to(live.timeline_range_ns[0])
-    live.play()
-    qtbot.waitUntil(lambda: not live.paused, timeout=WAIT_MS)
+    live.timeline.set_speed(64.0)
+    live.timeline.go_to(live.timeline.range_ns[0])
+    live.timeline.play()
+    qtbot.waitUntil(lambda: not live.timeline.paused, timeout=WAIT_MS)
     assert live.mirror is live.live_mirror
-    assert live.player is None
+    assert live.timeline.player is None
 
 
 def test_beyond_the_end_it_is_live(live, qtbot):
-    live.jump_by(-1.0)
+    live.timeline.jump_by(-1.0)
     arrive(live, qtbot)
-    live.jump_by(1000.0)
-    assert not live.paused
-    live.jump_by(1000.0)
-    assert not live.paused
+    live.timeline.jump_by(1000.0)
+    assert not live.timeline.paused
+    live.timeline.jump_by(1000.0)
+    assert not live.timeline.paused
 
 
 def test_a_jump_to_an_event_shows_it(live, qtbot):
     qtbot.waitUntil(lambda: len(live.overview.events) > 3, timeout=WAIT_MS)
     assert live.kept.ring.flush(60.0)
-    timed = live.go_to_event(None, forward=False)
+    timed = live.timeline.go_to_event(None, forward=False)
     assert timed in [live.overview.events[place] for place in range(len(live.overview.events))]
     arrive(live, qtbot)
-    assert 0 <= live.cursor_ns - timed.time_ns < SECOND_NS  # at the frame that tells it, which is a little later
+    late_ns = live.timeline.cursor_ns - timed.time_ns  # at the frame that tells it, which is a little later
+    assert 0 <= late_ns < SECOND_NS
     assert timed.event in [entry.event for entry in live.history.events.since(0)]
-    assert not live.go_to_event(["refused"], forward=True)
+    assert not live.timeline.go_to_event(["refused"], forward=True)
 
 
 def test_while_away_replies_and_commands_go_on(live, qtbot):
     from kvscope_telemetry.messages.commands import Control
 
-    live.go_to(live.timeline_range_ns[0])
+    live.timeline.go_to(live.timeline.range_ns[0])
     arrive(live, qtbot)
     with qtbot.waitSignal(live.replies, timeout=WAIT_MS):
         assert live.send(Control(action="reset_prefix_cache", tag=7))
@@ -215,14 +216,14 @@ def test_a_ring_that_cannot_be_written_is_said_once_and_pausing_is_a_copy(qapp, 
         session.keep(KeptTimeline(make_ring(settings), source.set_sink))
         session.start()
         qtbot.waitUntil(lambda: session.mirror.seq > 5 and bool(told), timeout=WAIT_MS)
-        session.pause()
+        session.timeline.pause()
         seq = session.mirror.seq
-        session.jump_by(-1.0)
-        session.step_frames(-1)
+        session.timeline.jump_by(-1.0)
+        session.timeline.step_frames(-1)
         qtbot.waitUntil(lambda: session.live_mirror.seq > seq + 5, timeout=WAIT_MS)
         assert session.mirror.seq == seq
-        session.play()
-        assert not session.paused
+        session.timeline.play()
+        assert not session.timeline.paused
         assert len(told) == 1
         assert "not kept" in told[0]
         session.close()
@@ -232,29 +233,29 @@ def test_a_ring_that_cannot_be_written_is_said_once_and_pausing_is_a_copy(qapp, 
 def test_a_past_that_cannot_be_read_any_further_is_told_and_opened_anew(live, qtbot):
     told = []
     live.noticed.connect(told.append)
-    first_ns = live.timeline_range_ns[0]
-    live.go_to(first_ns)
+    first_ns = live.timeline.range_ns[0]
+    live.timeline.go_to(first_ns)
     arrive(live, qtbot)
-    seq, source = live.mirror.seq, live.player
+    seq, source = live.mirror.seq, live.timeline.player
 
     def broken(*_, **__):
         raise OSError(5, "Input/output error")
 
     source._reader.jump = broken
-    live.go_to(first_ns + SECOND_NS)
+    live.timeline.go_to(first_ns + SECOND_NS)
     qtbot.waitUntil(lambda: bool(told), timeout=WAIT_MS)
     assert told == ["What was kept cannot be read: the file cannot be read: Input/output error"]
-    assert live.paused
+    assert live.timeline.paused
     assert live.mirror.seq == seq
-    live.go_to(first_ns + SECOND_NS)
-    qtbot.waitUntil(lambda: live.player is not None, timeout=WAIT_MS)
+    live.timeline.go_to(first_ns + SECOND_NS)
+    qtbot.waitUntil(lambda: live.timeline.player is not None, timeout=WAIT_MS)
     arrive(live, qtbot)
-    assert live.player is not source
+    assert live.timeline.player is not source
     assert len(told) == 1
 
 
 def test_the_end_leaves_no_ring_and_no_thread(live, qtbot):
-    live.go_to(live.timeline_range_ns[0])
+    live.timeline.go_to(live.timeline.range_ns[0])
     arrive(live, qtbot)
     folder = live.kept.ring.folder
     assert folder.is_dir()

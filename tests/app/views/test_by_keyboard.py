@@ -152,11 +152,11 @@ def test_end_in_the_timeline_goes_live(window, qtbot, session):
     window.focus_view("timeline")
     canvas.setFocus()
     qtbot.waitUntil(canvas.hasFocus)
-    session.pause()
+    session.timeline.pause()
     qtbot.keyClick(canvas, KEYS.Key_BracketLeft)
-    assert session.loop.begin_ns is None
+    assert session.timeline.loop.begin_ns is None
     qtbot.keyClick(canvas, KEYS.Key_End)
-    assert not session.paused
+    assert not session.timeline.paused
 
 
 def test_the_focus_is_seen(window, qtbot):

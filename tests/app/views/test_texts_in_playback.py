@@ -67,8 +67,8 @@ def play(tmp_path, qtbot):
         sessions.append(session)
         session.start()
         qtbot.waitUntil(lambda: session.mirror.hello is not None, timeout=WAIT_MS)
-        session.pause()
-        session.go_to(session.timeline_range_ns[1])
+        session.timeline.pause()
+        session.timeline.go_to(session.timeline.range_ns[1])
         qtbot.waitUntil(lambda: session.mirror.seq == 60, timeout=WAIT_MS)
         return session
 
@@ -157,7 +157,7 @@ def test_the_inspector_tells_a_blocks_text_and_what_it_held_before(play, show, q
         return [str(history.index(row, 1).data()) for row in range(history.rowCount())]
 
     qtbot.waitUntil(lambda: any(word(table[0]) in moment for moment in moments()), timeout=WAIT_MS)
-    session.go_to(session.timeline_range_ns[0])
+    session.timeline.go_to(session.timeline.range_ns[0])
     qtbot.waitUntil(lambda: session.mirror.seq < 60, timeout=WAIT_MS)
     view.refresh()
     assert facts(view)["State"]
@@ -180,7 +180,7 @@ def test_words_are_found_in_playback(play, qtbot):
 def test_words_of_another_time_are_found_and_gone_to(play, qtbot):
     session = play(with_texts=True)
     _, table = held(session)
-    session.go_to(session.timeline_range_ns[0])
+    session.timeline.go_to(session.timeline.range_ns[0])
     qtbot.waitUntil(lambda: session.mirror.seq < 60, timeout=WAIT_MS)
     finder = Finder(session)
     found = []
@@ -191,7 +191,7 @@ def test_words_of_another_time_are_found_and_gone_to(play, qtbot):
     assert later
     finder.choose(later[-1])
     assert session.selected_block == later[-1].block
-    assert abs(session.cursor_ns - later[-1].time_ns) < 1_000_000_000
+    assert abs(session.timeline.cursor_ns - later[-1].time_ns) < 1_000_000_000
     finder.deleteLater()
 
 
@@ -273,7 +273,7 @@ def test_the_engine_tells_at_the_live_end_and_of_a_pause_what_is_still_so(live, 
         return live.texts.get(asked) is not None
 
     qtbot.waitUntil(tells, timeout=WAIT_MS)
-    live.pause()
+    live.timeline.pause()
     known = [asked_of(live.mirror, row) for row in range(live.mirror.num_rows)]
     assert any(live.texts.get(asked) is not None for asked in known)
     gone = type(known[0])(live.mirror.epoch, 3, 999_999, 16, 0x123456789)  # nobody's block

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 from PySide6.QtCore import QObject, Signal
 
+from kvscope_app.session.kept.bookmarks import Bookmarks
+from kvscope_app.session.timeline import Loop
 from kvscope_telemetry.messages.telemetry import Event, EventData
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary, TimedEvent
@@ -14,8 +16,25 @@ START_NS = 1_700_000_000 * SECOND_NS
 EPOCH = 4_812_049_538_478_226_247
 
 
-class FakeTimedSession(QObject):
+class FakeTimeline(QObject):
     """Goes where it is told at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.cursor_ns = START_NS
+        self.range_ns = None
+        self.is_file = False
+        self.is_live = True
+        self.loop = Loop(self, self)
+        self.went_to = []
+
+    def go_to(self, time_ns):
+        self.cursor_ns = time_ns
+        self.went_to.append(time_ns)
+
+
+class FakeTimedSession(QObject):
+    """Has an overview to show, and nothing recorded."""
 
     overview_changed = Signal()
     selection_changed = Signal()
@@ -23,28 +42,25 @@ class FakeTimedSession(QObject):
     def __init__(self, overview=None):
         super().__init__()
         self.overview = SessionOverview() if overview is None else overview
-        self.cursor_ns = START_NS
-        self.timeline_range_ns = None
-        self.mirror = SimpleNamespace(epoch=EPOCH)
+        self.timeline = FakeTimeline()
+        self.timeline.show_event = self._show_event
+        self.bookmarks = Bookmarks(self)
+        self.mirror = self.live_mirror = SimpleNamespace(epoch=EPOCH, seq=0)
         self.selected_request = None
-        self.went_to = []
+        self.selected_batch = ()
 
-    def go_to(self, time_ns):
-        self.cursor_ns = time_ns
-        self.went_to.append(time_ns)
-
-    def show_event(self, timed, *, before=False):
-        self.go_to(timed.time_ns)
-        if timed.event.number:
-            self.select_request(timed.event.number)
-
-    def go_live(self):
-        self.went_to.append(None)
+    def own_handle(self):
+        return None
 
     def select_request(self, number):
         if number != self.selected_request:
             self.selected_request = number
             self.selection_changed.emit()
+
+    def _show_event(self, timed, *, before=False):
+        self.timeline.go_to(timed.time_ns)
+        if timed.event.number:
+            self.select_request(timed.event.number)
 
 
 def timed(second, kind, number=1, other=0, epoch=EPOCH, about="", **data):

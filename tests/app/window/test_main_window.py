@@ -32,7 +32,7 @@ def test_emitting_signals_keeps_reference_counts(session):
     before = sys.getrefcount(True), sys.getrefcount(None)
     for _ in range(200):
         session.status_changed.emit()
-        session.updated.emit(None)
+        session.timeline.updated.emit(None)
     after = sys.getrefcount(True), sys.getrefcount(None)
     assert all(abs(b - a) < 50 for a, b in zip(before, after, strict=True))
 
@@ -127,11 +127,11 @@ def test_space_pauses_and_end_goes_live(session, make_window, qtbot):
     window.page_map.canvas.setFocus()
     qtbot.waitUntil(window.isActiveWindow)
     qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_Space)
-    assert session.paused
+    assert session.timeline.paused
     assert "PAUSED" in driver.moment_shown(window)
     assert window.actions_by_name["to_end"].isEnabled()
     qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_End)
-    assert not session.paused
+    assert not session.timeline.paused
     assert driver.moment_shown(window) == "LIVE"
 
 
@@ -144,7 +144,7 @@ def test_space_presses_a_focused_button_instead(session, make_window, qtbot):
     qtbot.waitUntil(button.hasFocus)
     with qtbot.waitSignal(button.clicked, timeout=120_000):
         qtbot.keyClick(button, Qt.Key.Key_Space)
-    assert not session.paused
+    assert not session.timeline.paused
 
 
 def test_letters_and_digits_are_typed_into_a_line(session, make_window, qtbot):
@@ -156,7 +156,7 @@ def test_letters_and_digits_are_typed_into_a_line(session, make_window, qtbot):
     qtbot.waitUntil(line.hasFocus)
     qtbot.keyClicks(line, "f2 ?-+")
     assert line.text() == "f2 ?-+"
-    assert not session.paused
+    assert not session.timeline.paused
     assert window.page_map.mode is STATE
 
 

@@ -110,7 +110,7 @@ def test_an_update_soon_after_a_late_one_has_a_frame_of_its_own(setup, clock, se
     before = fast.count
     for milliseconds in (24, 8, 16):  # one is late by half a frame
         add(clock, milliseconds)
-        session.shown.emit(None)
+        session.timeline.shown.emit(None)
         refresher._refresh_fast()
     assert fast.count == before + 3
 
@@ -129,10 +129,10 @@ def test_a_turn_right_after_an_update_is_put_off_once(setup, clock, session):
     begin_anew(clock, refresher)
     add(clock, 1000)
     before = one.count + two.count
-    session.shown.emit(None)
+    session.timeline.shown.emit(None)
     refresher.run()
     assert one.count + two.count == before
-    session.shown.emit(None)
+    session.timeline.shown.emit(None)
     refresher.run()
     assert one.count + two.count == before + 1, "who is late all the time would wait for ever"
 
@@ -214,7 +214,7 @@ def test_hidden_views_wait(setup, engine, session, poll, qtbot):
 
 def test_paused_nothing_is_refreshed_but_a_selection(setup, engine, session, poll, qtbot):
     _, refresher, (fast, _, _) = setup
-    session.set_paused(True)
+    session.timeline.pause()
     qtbot.waitUntil(lambda: not refresher._later.isActive(), timeout=120_000)
     before = fast.count
     engine.frame()

@@ -119,9 +119,9 @@ def test_while_requests_are_under_way_it_looks_more_often(engine, session, poll,
 def test_the_time_behind_moves_on_each_second_once_nobody_reads_tenths(engine, session, make_window, monkeypatch):
     window = make_window(session)
     corner = window.menuBar().cornerWidget()
-    session.set_paused(True)
+    session.timeline.pause()
     behind_s = [3.0]
-    monkeypatch.setattr(type(session), "behind_seconds", property(lambda _: behind_s[0]))
+    monkeypatch.setattr(type(session.timeline), "behind_seconds", property(lambda _: behind_s[0]))
     corner.refresh()
     assert corner._clock.interval() == menu_corner._LOOK_MS
     behind_s[0] = 30.0

@@ -63,12 +63,12 @@ class TextKeeping(QObject):
             return
         if on:
             self._collector = TextCollector()
-            self._session.updated.connect(self._follow)
+            self._session.timeline.updated.connect(self._follow)
             self._session.replies.connect(self._take)
             self._clock.start()
         else:
             self._clock.stop()
-            self._session.updated.disconnect(self._follow)
+            self._session.timeline.updated.disconnect(self._follow)
             self._session.replies.disconnect(self._take)
 
     def look(self) -> None:

@@ -11,11 +11,12 @@ import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, QTimer, Signal, SignalInstance
 
 from kvscope_app.session.background import Background
+from kvscope_app.session.timeline import Timeline
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, Command, Failed, GetBlockText, Reply
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.texts.block_texts import Asked
@@ -122,7 +123,7 @@ class SessionTexts(QObject):
         recorded = self._recorded
         if session.mirror.hello is None or (recorded is not None and recorded.has_any is not False):
             return ""
-        if session.is_file:
+        if session.timeline.is_file:
             return NOT_IN_RECORDING
         if session.is_viewer:
             return FOR_OPERATORS
@@ -146,7 +147,7 @@ class SessionTexts(QObject):
         rest = [asked for asked in open_ if not self._is_live(asked)]
         if recorded is not None and rest and self._looking is None:
             self._looked_for = rest
-            self._looking = recorded.look_up(rest, self._session.cursor_ns)
+            self._looking = recorded.look_up(rest, self._session.timeline.cursor_ns)
         if self._looking is not None:
             self._timer.start()
 
@@ -232,7 +233,7 @@ class SessionTexts(QObject):
     def _is_missing(self, key: Key) -> bool:
         since_s = self._missing.get(key)
         recorded = self._recorded
-        may_come = not self._session.is_file or recorded is None or recorded.may_grow
+        may_come = not self._session.timeline.is_file or recorded is None or recorded.may_grow
         return since_s is not None and not (may_come and time.monotonic() - since_s > _RETRY_S)
 
 
@@ -248,16 +249,16 @@ class TextSession(Protocol):
     A session, as far as texts go.
     """
 
-    is_file: bool
-    replies: Any
-    """A signal with a list of replies."""
+    @property
+    def replies(self) -> SignalInstance:
+        """A signal with a list of replies."""
 
+    @property
+    def timeline(self) -> Timeline: ...
     @property
     def mirror(self) -> Mirror: ...
     @property
     def live_mirror(self) -> Mirror: ...
-    @property
-    def cursor_ns(self) -> int: ...
     @property
     def recorded_texts(self) -> RecordedTexts | None: ...
     @property

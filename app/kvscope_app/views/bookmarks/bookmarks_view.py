@@ -162,11 +162,11 @@ class BookmarksView(View):
     def _on_clicked(self) -> None:
         """Several are chosen for something else."""
         if len(chosen := self.chosen) == 1:
-            self.session.go_to(chosen[0].time_ns)
+            self.session.timeline.go_to(chosen[0].time_ns)
 
     def _on_add(self) -> None:
-        if self.session.timeline_range_ns is not None:
-            made = self.session.bookmarks.add(self.session.cursor_ns)
+        if self.session.timeline.range_ns is not None:
+            made = self.session.bookmarks.add(self.session.timeline.cursor_ns)
             row = next((row for row, mark in enumerate(self.model.marks) if mark == made), None)
             if row is not None:
                 self.list.setCurrentIndex(self.model.index(row, 0))
@@ -186,8 +186,9 @@ class BookmarksView(View):
 
     def _on_loop(self) -> None:
         if (around := self.loop_range) is not None:
-            self.session.loop.set_range(*around)
-            self.session.loop.play()
+            loop = self.session.timeline.loop
+            loop.set_range(*around)
+            loop.play()
 
     def _on_choice(self, choice: int) -> None:
         self.model.choice = choice
@@ -196,7 +197,7 @@ class BookmarksView(View):
     def _enable(self) -> None:
         chosen = self.chosen
         kept = [mark for mark in chosen if self.session.bookmarks.is_kept(mark)]
-        self.add.setEnabled(self.session.timeline_range_ns is not None)
+        self.add.setEnabled(self.session.timeline.range_ns is not None)
         self.rename.setEnabled(len(chosen) == len(kept) == 1)
         self.delete.setEnabled(bool(kept))
         self.loop.setEnabled(self.loop_range is not None)

@@ -123,7 +123,7 @@ class ChartStack(PanelGrid):
         """With a `heading`, that and the bar stand above the charts; without, the bar is laid out by whoever asks."""
         super().__init__()
         self.session = session
-        self.bar = TimeBar(is_file=session.is_file, inset=not heading)
+        self.bar = TimeBar(is_file=session.timeline.is_file, inset=not heading)
         self.range_s = RANGES_S[self.default_range]
         self.bar.show_range(self.range_s)
         self.hover_s: float | None = None
@@ -158,7 +158,7 @@ class ChartStack(PanelGrid):
 
     def end_s(self) -> float:
         """The right edge while following. Charts that are drawn one after another show one time: whole seconds."""
-        return float(math.ceil(self.session.shown_until_ns / 1e9))
+        return float(math.ceil(self.session.timeline.shown_until_ns / 1e9))
 
     def whole(self, last_s: float) -> tuple[float, float]:
         """All the time there is."""
@@ -232,7 +232,7 @@ class ChartStack(PanelGrid):
             panel.range_dragged.connect(self.look_back)
             panel.chosen.connect(self._go_to)
             panel.fit_wanted.connect(self.follow)
-            panel.mark_chosen.connect(self.session.show_event)
+            panel.mark_chosen.connect(self.session.timeline.show_event)
 
     def read_at(self, x: float | None) -> None:
         """Show the values of a moment in all charts; None: of the newest."""
@@ -248,7 +248,7 @@ class ChartStack(PanelGrid):
             return
         first_s, last_s = span
         self.read(names, first_s, last_s)
-        place_s = self.session.shown_until_ns / 1e9
+        place_s = self.session.timeline.shown_until_ns / 1e9
         is_behind = first_s <= place_s < last_s - self.late_s
         stopped = stop_bands(self.session, first_s, last_s)
         for name in names:
@@ -279,7 +279,7 @@ class ChartStack(PanelGrid):
             self.panels[name].legend.set_values(self.texts_at(name, at_s))
 
     def _go_to(self, x: float) -> None:
-        self.session.go_to(round(x * 1e9) + self.session.history.wall_ns(0))
+        self.session.timeline.go_to(round(x * 1e9) + self.session.history.wall_ns(0))
 
 
 class ChartedView(View):

@@ -44,7 +44,7 @@ class ConsoleView(View):
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.addWidget(self._tabs)
-        if session.is_file:
+        if session.timeline.is_file:
             layout.addWidget(empty_state(NO_ENGINE_TO_TALK_TO))
             self._tabs.hide()
         self.setFocusProxy(self.page.composer.edit)

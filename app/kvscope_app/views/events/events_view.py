@@ -31,13 +31,13 @@ from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
+from kvscope_app.views.choice import Choice
 from kvscope_app.views.events.event_entries import EventEntries
 from kvscope_app.views.events.event_lines import EventExport
 from kvscope_app.views.events.event_search import EventSearch, IntArray
 from kvscope_app.views.events.event_table import EventTable
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.table import Index
-from kvscope_app.views.timed_session import Choice, TimedSession
 from kvscope_telemetry.messages.event_kinds import KIND_NAMES
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.summary import TimedEvent
@@ -56,7 +56,6 @@ class EventsView(View):
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
-        self._timed: TimedSession | None = session if isinstance(session, TimedSession) else None
         self._choice = Choice(session)
         self._search = EventSearch()
         self._shown_state: tuple[object, ...] = ()
@@ -81,10 +80,8 @@ class EventsView(View):
         self.setFocusProxy(self.text)
 
     def refresh(self) -> None:
-        if self._timed is None:
-            return
         self._choice.settle()
-        events = self._timed.overview.events
+        events = self.session.overview.events
         self._search.request = (self._choice.selected or (-1, -1)) if self.of_selected.isChecked() else None
         filtered = (self._search.kinds, self._search.request, self.text.text())
         state = (id(events), events.num_forgotten, len(events), filtered)
@@ -113,15 +110,14 @@ class EventsView(View):
 
     def _show(self, has_more: bool) -> None:
         """Whoever reads further down goes on reading the same lines."""
-        assert self._timed is not None, "there are events to show"
         bar, before, top = self.table.verticalScrollBar(), self.model.rowCount(), self.table.rowAt(0)
         chosen = self.model.timed_at(self.table.currentIndex().row())
-        self.model.show_serials(self._timed.overview.events, self._search.serials)
+        self.model.show_serials(self.session.overview.events, self._search.serials)
         if top > 0 and self.model.rowCount() > before > 0 and not has_more and bar.value() > 0:
             self.table.scroll_by(self.model.rowCount() - before)
         if chosen is not None and not self.table.currentIndex().isValid():
             self._choose_again(chosen)
-        num_events = len(self._timed.overview.events)
+        num_events = len(self.session.overview.events)
         shown = self.model.rowCount()
         words = (
             f"{count(shown)} of {count(num_events)}"
@@ -134,9 +130,8 @@ class EventsView(View):
 
     def _show_cursor(self) -> None:
         """Where the window stands among the events, unless that is the end."""
-        assert self._timed is not None, "there are events to show"
-        is_away = getattr(self.session, "is_file", False) or getattr(self.session, "paused", False)
-        at_ns = self._timed.cursor_ns if is_away else None
+        timeline = self.session.timeline
+        at_ns = None if timeline.is_live else timeline.cursor_ns
         has_moved = at_ns is not None and at_ns != self.model.cursor_ns
         if at_ns != self.model.cursor_ns:
             self.model.cursor_ns = at_ns
@@ -184,8 +179,7 @@ class EventsView(View):
         self.of_selected.toggled.connect(self.refresh)
         self.export.clicked.connect(self._ask_file)
         self.session.selection_changed.connect(self.refresh)
-        if self._timed is not None:
-            self._timed.overview_changed.connect(self._on_overview_changed)
+        self.session.overview_changed.connect(self._on_overview_changed)
 
     def _on_overview_changed(self) -> None:
         if in_sight(self):

@@ -5,10 +5,10 @@ Owns what colours mean and which parts there is room for. What is drawn comes fr
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Protocol, cast
+from typing import ClassVar, Final
 
 import numpy as np
-from PySide6.QtCore import QSize, SignalInstance
+from PySide6.QtCore import QSize
 from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLayout, QStackedLayout, QVBoxLayout, QWidget
 
@@ -74,7 +74,6 @@ class HeatmapView(View):
         self.mode = HeatMode.STATE
         self.frame = TimeFrame(self)
         self.pools = Pools()
-        self._time = on_time(session)
         self._stores: tuple[KeyStore, KeyStore] | None = None
         self._num_addresses = 0
         self._hover_ns: int | None = None
@@ -92,26 +91,25 @@ class HeatmapView(View):
 
     def refresh(self) -> None:
         """Draw what is new since the last call."""
-        overview = None if self._time is None else self._time.overview
+        overview = self.session.overview
         reason = why_no_addresses(self.session.mirror.capabilities)
         self._modes.setEnabled(not reason)
         if reason:
             self._no_addresses.setText(f"{reason}.")
             self._stack.setCurrentIndex(2)
             return
-        has_any = overview is not None and len(overview) > 0
-        self._stack.setCurrentIndex(1 if has_any else 0)
-        if overview is None or self._time is None or not has_any:
+        self._stack.setCurrentIndex(1 if len(overview) else 0)
+        if not len(overview):
             return
         self._note_pool(overview)
         self._set_width()
         self._show_stores(overview)
         begin_ns, end_ns = int(overview.time_ns[0]), int(overview.time_ns[-1]) + SECOND_NS
-        is_file = getattr(self.session, "is_file", False)
-        self.frame.set_range(begin_ns if is_file else first_of_note_ns(overview, begin_ns, end_ns), end_ns)
+        timeline = self.session.timeline
+        self.frame.set_range(begin_ns if timeline.is_file else first_of_note_ns(overview, begin_ns, end_ns), end_ns)
         self.strips.show_overview(overview, self.pools, self._num_addresses)
         for part in self._parts:
-            part.show_cursor(self._time.cursor_ns)
+            part.show_cursor(timeline.cursor_ns)
             part.show_stops(overview.stops)
         if self._legend.tells_stops != (len(overview.stops) > 0):
             self._show_legend()
@@ -182,9 +180,8 @@ class HeatmapView(View):
     def _show_legend(self) -> None:
         mirror = self.session.mirror
         device = DeviceInfo(kind="cpu", name="") if mirror.hello is None else mirror.hello.device
-        overview = None if self._time is None else self._time.overview
-        gaps = overview is not None and bool(np.any(np.diff(overview.time_ns) > SECOND_NS))
-        stops = overview is not None and len(overview.stops) > 0
+        overview = self.session.overview
+        gaps, stops = bool(np.any(np.diff(overview.time_ns) > SECOND_NS)), len(overview.stops) > 0
         self._legend.show_mode(self.mode, self.theme, shown_in(mirror, ()), device, gaps=gaps, stops=stops)
 
     def _show_frame(self) -> None:
@@ -218,19 +215,19 @@ class HeatmapView(View):
         self._point(None if at is None else Cell(part.time_at(at.x()), 0))  # type: ignore[attr-defined]
 
     def _show_cell(self, cell: Cell | None) -> None:
-        if cell is None or self._time is None or self._stores is None:
+        if cell is None or self._stores is None:
             if self._hover_ns is None:
                 self._words.setText("")
             return
         cells = self._stores[0].num_cells
         address = cell.row * self._num_addresses // max(cells, 1)
-        self._say(cell_words(self._time.overview, self.pools, cell.time_ns, address), self.map)
+        self._say(cell_words(self.session.overview, self.pools, cell.time_ns, address), self.map)
 
     def _show_run(self, cell: Cell | None) -> None:
-        if cell is None or self._time is None or self._stores is None:
+        if cell is None or self._stores is None:
             return
         exponent = self._stores[1].num_cells - 1 - cell.row
-        self._say(runs_words(self._time.overview, cell.time_ns, exponent), self.runs)
+        self._say(runs_words(self.session.overview, cell.time_ns, exponent), self.runs)
 
     def _say(self, words: str, by: HeatCanvas) -> None:
         self._words.setText(words)
@@ -240,9 +237,8 @@ class HeatmapView(View):
 
     def _go_to(self, time_ns: int) -> None:
         """How things stood at the end of that second: so it is drawn."""
-        if self._time is not None:
-            self._time.go_to((time_ns // SECOND_NS + 1) * SECOND_NS - 1)
-            self.refresh()
+        self.session.timeline.go_to((time_ns // SECOND_NS + 1) * SECOND_NS - 1)
+        self.refresh()
 
     def _on_overview(self) -> None:
         if in_sight(self):
@@ -314,8 +310,7 @@ class HeatmapView(View):
         for canvas, show in ((self.map, self._show_cell), (self.runs, self._show_run)):
             canvas.cell_pointed.connect(self._point)
             canvas.cell_pointed.connect(show)
-        if self._time is not None:
-            self._time.overview_changed.connect(self._on_overview)
+        self.session.overview_changed.connect(self._on_overview)
 
 
 def run_colors(theme: Theme) -> Pixels:
@@ -369,27 +364,6 @@ class LossStrips:
 
 def _share_strip(frame: TimeFrame, title: str, tip: str, series: int) -> CurveStrip:
     return CurveStrip(frame, title, tip, series, percent, lambda share: percent(share, 0), top=1.0)
-
-
-class OnTime(Protocol):
-    """What the heatmap asks of a session besides what every view does: its overview, and a cursor on it.
-
-    Times are nanoseconds since 1970, by the clock of the overview.
-    """
-
-    overview_changed: SignalInstance
-
-    @property
-    def overview(self) -> SessionOverview: ...
-    @property
-    def cursor_ns(self) -> int: ...
-    def go_to(self, time_ns: int) -> object:
-        """Show the state at `time_ns`."""
-
-
-def on_time(session: Session) -> OnTime | None:
-    """The session's timeline; None of a session that keeps none."""
-    return cast(OnTime, session) if hasattr(session, "overview") and hasattr(session, "go_to") else None
 
 
 # The words beside the rows: which addresses, or how long a run. Must not know how they are drawn.

@@ -64,7 +64,7 @@ class BlockHistory(QObject):
         self._parts: deque[BlockHistoryPart] = deque()
         self._timer = QTimer(self, interval=_LOOK_MS)
         self._timer.timeout.connect(self._look)
-        session.updated.connect(self._extend)
+        session.timeline.updated.connect(self._extend)
 
     @property
     def block(self) -> int | None:
@@ -100,12 +100,13 @@ class BlockHistory(QObject):
         self.failure = ""
         if block is not None:
             self._begin_live(block)
-            self._read_around(self._session.cursor_ns)
+            self._read_around(self._session.timeline.cursor_ns)
         self.changed.emit()
 
     def follow_cursor(self) -> None:
         """The cursor may be where nothing was read."""
-        cursor_ns, known, around = self._session.cursor_ns, self._read, self._session.timeline_range_ns
+        timeline = self._session.timeline
+        cursor_ns, known, around = timeline.cursor_ns, self._read, timeline.range_ns
         if self._block is None or self.is_reading or known is None or around is None:
             return
         is_before = cursor_ns < known.begin_ns - _NEAR_NS and known.begin_ns > around[0] + _NEAR_NS
@@ -126,7 +127,7 @@ class BlockHistory(QObject):
 
     def _begin_live(self, block: int) -> None:
         mirror = self._session.live_mirror
-        if self._session.is_file or mirror.hello is None:
+        if self._session.timeline.is_file or mirror.hello is None:
             return
         self._live, self._live_begin_ns = GrowingBlockHistory(block, mirror.hello.cache.block_size), _wall_ns(mirror)
         self._live_after = (mirror.hello.epoch, mirror.seq)
@@ -153,7 +154,8 @@ class BlockHistory(QObject):
     def _now_ns(self) -> int:
         """Until when nothing else happened; an engine that does nothing says nothing."""
         told_ns = max(_wall_ns(self._session.live_mirror), self._live_begin_ns)
-        cursor_ns = told_ns if self._session.paused else self._session.cursor_ns
+        timeline = self._session.timeline
+        cursor_ns = told_ns if timeline.paused else timeline.cursor_ns
         return cursor_ns if 0 < cursor_ns - told_ns < _QUIET_NS else told_ns
 
     # What was
@@ -174,7 +176,7 @@ class BlockHistory(QObject):
         return around[1] if self._live is None else self._live_begin_ns
 
     def _start(self) -> None:
-        around, mirror = self._session.timeline_range_ns, self._session.mirror
+        around, mirror = self._session.timeline.range_ns, self._session.mirror
         handle, block = self._handle, self._block
         if around is None or handle is None or block is None or mirror.hello is None:
             return

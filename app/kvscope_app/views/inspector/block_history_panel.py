@@ -103,7 +103,7 @@ class BlockHistoryPanel(QWidget):
         if mirror.hello is None:
             return
         self.history.follow_cursor()
-        part, cursor_ns = self.history.part, self._session.cursor_ns
+        part, cursor_ns = self.history.part, self._session.timeline.cursor_ns
         self.strip.show_part(part, mirror.hello.cache.block_size, cursor_ns)
         self.model.show_moments(() if part is None else part.moments)
         if self.model.show_cursor(cursor_ns) and not self.table.hasFocus():
@@ -159,7 +159,7 @@ class BlockHistoryPanel(QWidget):
         return f"{known}. {history.failure}" if history.failure else known
 
     def _go(self, time_ns: int) -> None:
-        self._session.go_to(time_ns)
+        self._session.timeline.go_to(time_ns)
 
     def _lay_out(self) -> None:
         head = QHBoxLayout()

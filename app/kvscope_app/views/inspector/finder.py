@@ -8,10 +8,10 @@ from __future__ import annotations
 from PySide6.QtCore import QObject
 
 from kvscope_app.session.session import Session
+from kvscope_app.views.choice import Choice
 from kvscope_app.views.inspector.findings import Finding, findings
 from kvscope_app.views.inspector.text_search import TextSearch
 from kvscope_app.views.page_map.block_facts import block_facts
-from kvscope_app.views.timed_session import Choice
 
 
 class Finder(QObject):
@@ -24,7 +24,7 @@ class Finder(QObject):
         self._choice = Choice(session)
         self._wanted_block: tuple[int, int] | None = None
         """Epoch and block of a time that is perhaps not shown yet."""
-        session.shown.connect(self._settle)
+        session.timeline.shown.connect(self._settle)
 
     def look(self, typed: str) -> list[Finding]:
         """What there is at once; texts come by `texts.found`."""
@@ -36,7 +36,7 @@ class Finder(QObject):
         self._wanted_block = None
         if finding.block is not None and finding.time_ns is not None:
             self._wanted_block = (finding.epoch, finding.block)
-            self.session.go_to(finding.time_ns)
+            self.session.timeline.go_to(finding.time_ns)
             self._settle(None)
         elif finding.block is not None:
             self._choose_block(finding.block)

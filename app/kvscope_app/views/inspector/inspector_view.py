@@ -161,9 +161,9 @@ class InspectorView(View):
         session, mirror = self.session, self.session.mirror
         frame = self._frame()
         why = _PAUSE_FIRST
-        if not session.is_playing:
+        if not session.timeline.is_playing:
             why = "reading…" if self.steps.is_reading else self.steps.failure or "not kept"
-        can_step = session.timeline_range_ns is not None
+        can_step = session.timeline.range_ns is not None
         timings = newest_timings(mirror, self._newest) if frame is None else frame.timings
         self.strip.show_phases(phases_of(timings))
         event = self._event_facts()
@@ -172,21 +172,21 @@ class InspectorView(View):
     def _frame(self) -> Frame | None:
         """Of the step that is shown, once it is read; None while time goes on."""
         mirror = self.session.mirror
-        if self.session.is_playing or mirror.hello is None:
+        if self.session.timeline.is_playing or mirror.hello is None:
             return None
         at_ns = mirror.time_ns + wall_offset_ns(mirror.hello)  # perhaps long ago: the engine did nothing since
         return self.steps.get((mirror.hello.epoch, mirror.seq), at_ns)
 
     def _event_facts(self, number: int | None = None) -> Iterable[Fact]:
         """Of the event that is shown, where it is `number`'s, or whoever's."""
-        timed, hello = self.session.shown_event, self.session.mirror.hello
+        timed, hello = self.session.timeline.shown_event, self.session.mirror.hello
         if (
             timed is None
             or hello is None
             or (number is not None and number not in (timed.event.number, timed.event.other))
         ):
             return ()
-        is_before = self.session.is_before_event
+        is_before = self.session.timeline.is_before_event
         frame = None if is_before or timed.event.kind != "evicted" else self._frame()
         return event_facts(timed, hello.cache, frame, is_before=is_before)
 
@@ -228,7 +228,7 @@ class InspectorView(View):
 
     def _on_event(self) -> None:
         """Somebody went to an event: the request that it happened to is told, or the step where it is nobody's."""
-        if (timed := self.session.shown_event) is not None:
+        if (timed := self.session.timeline.shown_event) is not None:
             self.subject = REQUEST if timed.event.number else STEP
             self.subjects.set_current(self.subject)
         self._refresh_if_seen()
@@ -242,11 +242,11 @@ class InspectorView(View):
             session.select_request(link.number)
             self.show_subject(REQUEST)
         elif link.goal is Goal.TIME:
-            session.go_to(link.number)
+            session.timeline.go_to(link.number)
         elif link.goal is Goal.EVENT and link.event is not None:
-            session.show_event(link.event, before=link.number < 0)
+            session.timeline.show_event(link.event, before=link.number < 0)
         else:
-            session.step_frames(link.number)
+            session.timeline.step_frames(link.number)
 
     def _remember(self, update: Update | None) -> None:
         if update is not None and update.series:
@@ -261,8 +261,8 @@ class InspectorView(View):
         self.copy_button.clicked.connect(lambda: self.table.copy(all_rows=True))
         self.table.followed.connect(self._on_link)
         self.session.selection_changed.connect(self._on_selection)
-        self.session.event_shown.connect(self._on_event)
-        self.session.shown.connect(self._remember)
+        self.session.timeline.event_shown.connect(self._on_event)
+        self.session.timeline.shown.connect(self._remember)
         self.block_history.history.changed.connect(self._refresh_if_seen)
         self.steps.found.connect(self._refresh_if_seen)
         self.first_tokens.found.connect(self._refresh_if_seen)

@@ -319,7 +319,7 @@ class ForecastLine(QWidget):
 
     def refresh(self) -> None:
         """Show what there is to say of the moment that is shown."""
-        left_s = forecast_at(self._session.overview, self._session.cursor_ns)
+        left_s = forecast_at(self._session.overview, self._session.timeline.cursor_ns)
         self.setVisible(left_s is not None)
         if left_s is not None:
             about = f"{left_s:.0f} s" if left_s < 60 else seconds(left_s)
@@ -328,7 +328,7 @@ class ForecastLine(QWidget):
 
     def _which(self) -> str:
         """What is still there to be gone: where no block is free, those in the cache are given up."""
-        overview, place = self._session.overview, self._session.overview.place_at(self._session.cursor_ns)
+        overview, place = self._session.overview, self._session.overview.place_at(self._session.timeline.cursor_ns)
         there = [word for word in ("free", "cached") if overview.column(f"{word}_blocks")[place] > 0]
         return f"{' and '.join(there).capitalize()} blocks"
 

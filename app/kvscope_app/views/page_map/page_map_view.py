@@ -197,7 +197,7 @@ class PageMapView(View):
         column.addLayout(bottom)
 
     def _connect(self) -> None:
-        self.session.shown.connect(self._remember)
+        self.session.timeline.shown.connect(self._remember)
         self.session.selection_changed.connect(self._show_selection)
         self._modes.chosen.connect(lambda index: self.set_mode(COLOR_MODES[index]))
         for button, slot in zip(self._buttons, (self.zoom_out, self.zoom_in, self.fit_all), strict=True):

@@ -161,7 +161,7 @@ class PrefixesView(View):
         if mirror.hello is None or self.keeper.epoch != mirror.epoch:
             return
         times = StepTimes(self.session.overview, mirror)
-        moment = PrefixMoment(tree, mirror.hello.cache, times, self.session.cursor_ns, mirror.capabilities)
+        moment = PrefixMoment(tree, mirror.hello.cache, times, self.session.timeline.cursor_ns, mirror.capabilities)
         self.model.show_moment(moment)
         if not len(tree):
             self._show_empty(NOTHING_YET)
@@ -172,7 +172,7 @@ class PrefixesView(View):
 
     def _tell_time(self, mirror: Mirror) -> None:
         """What is idle is so a second longer."""
-        overview, cursor_ns = self.session.overview, self.session.cursor_ns
+        overview, cursor_ns = self.session.overview, self.session.timeline.cursor_ns
         told = (overview.version, cursor_ns // SECOND_NS)
         if told != self._told_time:
             self._told_time = told

@@ -7,8 +7,6 @@ keeps a node's number: it is another node's in the next tree, or nobody's.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 import numpy as np
 from PySide6.QtCore import QItemSelection, QItemSelectionModel, QObject, Signal
 
@@ -16,13 +14,6 @@ from kvscope_app.session.session import Session
 from kvscope_app.views.prefixes.model import PrefixModel
 from kvscope_app.views.prefixes.prefix_columns import PrefixMoment
 from kvscope_app.views.prefixes.prefix_table import PrefixTable
-
-
-@runtime_checkable
-class SelectsBlock(Protocol):
-    """A session in which one block can be selected."""
-
-    selected_block: int | None
 
 
 class PrefixSelection(QObject):
@@ -145,7 +136,7 @@ class PrefixSelection(QObject):
 
 def place_of_selection(moment: PrefixMoment, session: Session) -> int | None:
     """The node of the selected block, or of the last block of the selected request that has one."""
-    block = session.selected_block if isinstance(session, SelectsBlock) else None
+    block = session.selected_block
     if block is not None:
         return moment.tree.node_of(block)
     if session.selected_request is None:

@@ -313,7 +313,7 @@ class RequestsView(View):
         column.addLayout(noted)
         column.addWidget(self._splitter, 1)
         self._stack = QStackedLayout(self)
-        self._stack.addWidget(empty_state(EMPTY_RECORDING if self.session.is_file else EMPTY_TEXT))
+        self._stack.addWidget(empty_state(EMPTY_RECORDING if self.session.timeline.is_file else EMPTY_TEXT))
         self._stack.addWidget(body)
         self._stack.addWidget(self.numbers)
 

@@ -19,12 +19,12 @@ from kvscope_app.session.session import Session
 from kvscope_app.setting_names import ROOFLINE_RANGE
 from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import engine_name
+from kvscope_app.views.choice import Choice
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.inspector.request_page import wall_offset_ns
 from kvscope_app.views.roofline.canvas import UNKNOWN, RooflineCanvas
 from kvscope_app.views.roofline.point_text import KIND_COLORS, KIND_WORDS, bound_text, point_text
 from kvscope_app.views.roofline.points import NO_POINTS, PointKind, Points, points_of
-from kvscope_app.views.timed_session import Choice
 from kvscope_app.views.timeline.lane_descriptions import STEP_TOLD_NS
 from kvscope_app.views.timeline.step_feed import StepFeed
 from kvscope_app.views.timeline.time_span import TimeSpan
@@ -79,7 +79,7 @@ class RooflineView(View):
 
     def refresh(self) -> None:
         self._settle()
-        whole, hello = self.session.timeline_range_ns, self.session.mirror.hello
+        whole, hello = self.session.timeline.range_ns, self.session.mirror.hello
         if hello is not None and not self.session.mirror.capabilities.blocks:
             self._say_nothing(NO_STEPS_HERE)
             return
@@ -120,20 +120,20 @@ class RooflineView(View):
 
     def _span_around(self, whole: TimeSpan) -> TimeSpan:
         """It ends with the step that is shown. Who goes to another in it goes on seeing the same ones."""
-        session, cursor_ns = self.session, self._newest_ns()
+        timeline, cursor_ns = self.session.timeline, self._newest_ns()
         length_ns = round(self._range_s * 1e9)
         span = self._span
-        stays = (session.is_file or session.paused) and span is not None and span.length_ns == length_ns
+        stays = not timeline.is_live and span is not None and span.length_ns == length_ns
         if stays and span is not None and span.begin_ns <= cursor_ns <= span.end_ns:
             return span
         begin_ns = cursor_ns - length_ns
-        if session.is_file:
+        if timeline.is_file:
             begin_ns = max(begin_ns, whole.begin_ns)
         return TimeSpan(begin_ns, begin_ns + length_ns)
 
     def _newest_ns(self) -> int:
         """When what is shown was told: perhaps long ago, the engine did nothing since."""
-        mirror, cursor_ns = self.session.mirror, self.session.cursor_ns
+        mirror, cursor_ns = self.session.mirror, self.session.timeline.cursor_ns
         if mirror.hello is None or not mirror.time_ns:
             return cursor_ns + STEP_TOLD_NS
         return min(cursor_ns, mirror.time_ns + wall_offset_ns(mirror.hello)) + STEP_TOLD_NS
@@ -149,7 +149,7 @@ class RooflineView(View):
         self._stack.setCurrentIndex(1)
         mirror = self.session.mirror
         at = points.of_step(mirror.epoch, mirror.step)
-        if at is None and not self.session.is_file and not self.session.paused:
+        if at is None and self.session.timeline.is_live:
             at = len(points) - 1  # the newest that was read: steps go on meanwhile
         self.canvas.show_points(points, self.device, at)
         if not self.canvas.underMouse() or not self.words.text():  # nothing was there to be pointed at
@@ -158,7 +158,7 @@ class RooflineView(View):
     def _why_nothing(self, has_run: bool) -> str:
         told = self.session.mirror.capabilities
         if has_run or not told.steps:
-            if self.session.is_file and told.steps:
+            if self.session.timeline.is_file and told.steps:
                 return NOT_RECORDED
             return f"{engine_name(told)} does not report the work of its steps.\nkvscope's own engine does."
         if self.feed.failure:
@@ -212,7 +212,7 @@ class RooflineView(View):
         self.canvas.chosen.connect(self._choose)
         self.canvas.pointed.connect(self._tell)
         self.feed.changed.connect(self._refresh_if_seen)
-        self.session.cursor_changed.connect(self._refresh_if_seen)
+        self.session.timeline.cursor_changed.connect(self._refresh_if_seen)
 
     def _lay_out(self) -> None:
         self.ranges.setToolTip("Range before the current step")

@@ -242,8 +242,9 @@ def columns_of(keys: Iterable[str]) -> set[str]:
 
 def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session, span_s: float) -> Drawn:
     """Draw the curves of panel `key` over `span_s` seconds, and say what was drawn."""
+    until_ns = session.timeline.shown_until_ns
     curves = _curves(key, window, span_s)
-    last = -1 if not window.is_over and window.end_ns >= session.shown_until_ns - window.bin_ns else None
+    last = -1 if not window.is_over and window.end_ns >= until_ns - window.bin_ns else None
     time_s = (window.time_s + window.end_ns / 1e9)[:last]
     is_bound = key in HISTOGRAMS and not session.capabilities.latencies
     prefix = "≤ " if is_bound else ""
@@ -251,12 +252,10 @@ def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session, s
     phase = int(window.end_ns // window.bin_ns) - len(window.time_s) + 1
     highest = [panel.show_curve(name, time_s, _stacked(key, name, drawn.values), phase) for name in drawn.values]
     panel.fit(max(highest))
-    if window.is_over and (session.is_file or session.paused):
-        drawn.latest = values_at(key, drawn, session.shown_until_ns / 1e9)
+    if window.is_over and not session.timeline.is_live:
+        drawn.latest = values_at(key, drawn, until_ns / 1e9)
     else:
-        drawn.latest = _latest(
-            key, drawn, session.history, max(window.end_ns, session.shown_until_ns), session.capabilities
-        )
+        drawn.latest = _latest(key, drawn, session.history, max(window.end_ns, until_ns), session.capabilities)
     return drawn
 
 

@@ -155,7 +155,7 @@ class ThroughputCharts(ChartStack):
 
     def end_s(self) -> float:
         """The bin in progress is not drawn: it would look like a drop."""
-        return (self.session.shown_until_ns // BIN_NS) * BIN_NS / 1e9
+        return (self.session.timeline.shown_until_ns // BIN_NS) * BIN_NS / 1e9
 
     def whole(self, last_s: float) -> tuple[float, float]:
         span_ns = overview_span_ns(self.session.overview)
@@ -167,7 +167,7 @@ class ThroughputCharts(ChartStack):
         return last_s - self.session.history.max_seconds, last_s
 
     def time_text(self, x: float) -> str:
-        ago_s = self.session.shown_until_ns / 1e9 - x
+        ago_s = self.session.timeline.shown_until_ns / 1e9 - x
         return f"{super().time_text(x)}  ({ago_text(round(max(ago_s, 0.0), 1))})"
 
     def read_at(self, x: float | None) -> None:
@@ -177,7 +177,7 @@ class ThroughputCharts(ChartStack):
 
     def _window_of(self, names: set[str], first_s: float, last_s: float) -> HistoryWindow:
         """What is to be drawn. What the history does not reach is the overview's."""
-        history, shown_ns = self.session.history, self.session.shown_until_ns
+        history, shown_ns = self.session.history, self.session.timeline.shown_until_ns
         if self._reaches_further(first_s, last_s):
             wall_ns = history.wall_ns(0)
             window = overview_window(self.session.overview, wall_ns, int(first_s * 1e9), int(last_s * 1e9), names)
@@ -190,7 +190,8 @@ class ThroughputCharts(ChartStack):
         """Whether what is shown is more, or earlier or later, than the history has."""
         history = self.session.history
         newest_s = history.ring.newest * BIN_NS / 1e9
-        is_late = self.session.is_file and last_s > self.session.shown_until_ns / 1e9 + SHORTEST_S
+        timeline = self.session.timeline
+        is_late = timeline.is_file and last_s > timeline.shown_until_ns / 1e9 + SHORTEST_S
         return last_s - first_s > history.max_seconds or first_s < newest_s - history.max_seconds or is_late
 
     def _known_in_overview(self) -> set[str]:
@@ -205,7 +206,8 @@ class ThroughputCharts(ChartStack):
 
     def _on_status(self) -> None:
         """Without an engine nothing changes but the time: curves move on, and their values go."""
-        stands_still = self.session.paused and self.session.player is None
+        timeline = self.session.timeline
+        stands_still = timeline.paused and timeline.player is None
         if not self.is_following or stands_still or not in_sight(self):
             return
         state, now_s = self.session.status.state, time.monotonic()
@@ -217,12 +219,12 @@ class ThroughputCharts(ChartStack):
 
     def _on_overview(self) -> None:
         """A recording's overview comes a part at a time, and nothing else happens there."""
-        if self.session.is_file and math.isinf(self.range_s) and in_sight(self):
+        if self.session.timeline.is_file and math.isinf(self.range_s) and in_sight(self):
             self.refresh_all()
 
     def _is_elsewhere(self) -> bool:
         """Whether a recording stands still somewhere else than at the last look: not every panel is drawn yet."""
-        player = self.session.player
+        player = self.session.timeline.player
         if player is None or player.is_playing:
             return False
         before, self._place = self._place, (player.now_ns, player.taken_ns)

@@ -52,7 +52,7 @@ class StepFeed(QObject):
     def want(self, span: TimeSpan, whole: TimeSpan) -> None:
         """Steps of `span`, of what there is in `whole`."""
         begin_ns, end_ns = max(span.begin_ns, whole.begin_ns), min(span.end_ns, whole.end_ns)
-        if self.is_reading or self.steps.covers(begin_ns, end_ns) or not hasattr(self._session, "own_handle"):
+        if self.is_reading or self.steps.covers(begin_ns, end_ns):
             return
         if time.monotonic() - self._asked_s < self._rest_s(begin_ns) or self._knows_all(begin_ns):
             return
@@ -84,7 +84,7 @@ class StepFeed(QObject):
 
     def _live_end(self) -> tuple[int | None, int] | None:
         """The newest frame of an engine; None for a file, which may grow beyond what is shown."""
-        if getattr(self._session, "is_file", True):
+        if self._session.timeline.is_file:
             return None
         return self._session.live_mirror.epoch, self._session.live_mirror.seq
 

@@ -18,8 +18,8 @@ from kvscope_app.look.zoom import scaled
 from kvscope_app.session.overview_window import first_of_note_ns
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import HINT, View
+from kvscope_app.views.choice import Choice
 from kvscope_app.views.in_sight import in_sight
-from kvscope_app.views.timed_session import Choice, TimedSession
 from kvscope_app.views.timeline.lane_descriptions import Found
 from kvscope_app.views.timeline.lanes_canvas import LanesCanvas
 from kvscope_app.views.timeline.mark_lane import Marks
@@ -60,7 +60,6 @@ class TimelineView(View):
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
-        self._timed: TimedSession | None = session if isinstance(session, TimedSession) else None
         self._choice = Choice(session)
         self._follower = OverviewFollower()
         self._shown_state: tuple[object, ...] = ()
@@ -85,16 +84,14 @@ class TimelineView(View):
         self.setFocusProxy(self.canvas)
 
     def refresh(self) -> None:
-        session = self._timed
-        if session is None:
-            return
+        session = self.session
         self._choice.settle()
         self._settle_batch()
         self.canvas.show_selected(self._choice.selected)
-        self.canvas.show_batch(getattr(session, "selected_batch", ()), session.mirror.epoch or 0)
+        self.canvas.show_batch(session.selected_batch, session.mirror.epoch or 0)
         self._show_marks()
-        overview, cursor_ns = session.overview, session.cursor_ns
-        whole = self._whole(session)
+        overview, cursor_ns = session.overview, session.timeline.cursor_ns
+        whole = self._whole()
         self._stack.setCurrentIndex(0 if whole is None else 1)
         if whole is None:
             return
@@ -153,9 +150,8 @@ class TimelineView(View):
     def _on_delayed_chosen(self, wanted: Delayed) -> None:
         self._on_chosen(Found(wanted.time_ns, "", wanted.epoch, wanted.number))
 
-    @staticmethod
-    def _whole(session: TimedSession) -> TimeSpan | None:
-        overview, there = session.overview, session.timeline_range_ns
+    def _whole(self) -> TimeSpan | None:
+        overview, there = self.session.overview, self.session.timeline.range_ns
         if not len(overview) and not len(overview.events):
             return None
         times = [
@@ -165,12 +161,12 @@ class TimelineView(View):
         ]
         spans = times if there is None else [*times, there]
         begin_ns, end_ns = min(begin for begin, _ in spans), max(end for _, end in spans)
-        if not getattr(session, "is_file", False):
+        if not self.session.timeline.is_file:
             begin_ns = first_of_note_ns(overview, begin_ns, end_ns)
         return whole_span(begin_ns, end_ns)
 
     def _on_chosen(self, found: Found) -> None:
-        if found.batch and hasattr(self.session, "select_batch"):
+        if found.batch:
             self._wanted_batch = (found.epoch, found.batch)
         if found.event is not None:
             self._choice.show_event(found.event)
@@ -238,16 +234,13 @@ class TimelineView(View):
         self.fit.clicked.connect(canvas.fit)
         self.rows.valueChanged.connect(canvas.set_first_row)
         self.session.selection_changed.connect(self.refresh)
-        if self._timed is not None:
-            self._timed.overview_changed.connect(self._on_overview_changed)
-        if hasattr(self.session, "bookmarks"):
-            self.session.bookmarks.changed.connect(self._show_marks)
-            self.session.loop.changed.connect(self._show_marks)
+        self.session.overview_changed.connect(self._on_overview_changed)
+        self.session.bookmarks.changed.connect(self._show_marks)
+        self.session.timeline.loop.changed.connect(self._show_marks)
 
     def _show_marks(self) -> None:
-        if hasattr(self.session, "bookmarks"):
-            loop = self.session.loop
-            self.canvas.show_marks(Marks(tuple(self.session.bookmarks.shown), (loop.begin_ns, loop.end_ns)))
+        loop = self.session.timeline.loop
+        self.canvas.show_marks(Marks(tuple(self.session.bookmarks.shown), (loop.begin_ns, loop.end_ns)))
 
     def _on_overview_changed(self) -> None:
         if in_sight(self):

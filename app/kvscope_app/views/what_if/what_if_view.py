@@ -123,7 +123,7 @@ class WhatIfView(View):
     def _ask(self, question: Question) -> None:
         *_, rows = question
         if not rows:
-            self._say(NOTHING_THEN if self.session.is_file else NOTHING)
+            self._say(NOTHING_THEN if self.session.timeline.is_file else NOTHING)
         if self.process.is_busy or question == self._asked or not (rows or self.process.is_running):
             return
         if rows and self._asked is None:

@@ -25,6 +25,7 @@ class KeptSession:
     def __init__(self):
         self.num_opened = 0
         self.is_broken = True
+        self.timeline = SimpleNamespace(is_file=True)
 
     def own_handle(self):
         return OwnHandle(self._open, lambda: None)
@@ -128,7 +129,7 @@ def test_steps_are_read_again_once_there_are_more(kept, qtbot, monkeypatch):
         return replace(NO_STEPS, first_ns=first_ns, last_ns=last_ns)
 
     monkeypatch.setattr(step_feed, "read_steps", read_steps)
-    kept.is_broken, kept.is_file, kept.live_mirror = False, False, SimpleNamespace(epoch=7, seq=5)
+    kept.is_broken, kept.timeline.is_file, kept.live_mirror = False, False, SimpleNamespace(epoch=7, seq=5)
     monkeypatch.setattr(kept, "_open", lambda watch: SimpleNamespace(may_grow=False))
     feed = StepFeed(kept)
 
@@ -148,6 +149,6 @@ def test_steps_are_read_again_once_there_are_more(kept, qtbot, monkeypatch):
     kept.live_mirror.seq, kept.live_mirror.epoch = 1, 8
     assert num_read(500, 4000, 4000) == 1
     assert num_read(500, 5000, 5000) == 0
-    kept.is_file = True
+    kept.timeline.is_file = True
     assert num_read(500, 6000, 6000) == 1, "a file may grow beyond what is shown"
     feed.close()

@@ -62,31 +62,31 @@ def test_the_newest_is_at_the_top_and_new_ones_come_above(view, timed_session):
 
 def test_a_line_goes_there_and_selects_its_request(view, timed_session, qtbot):
     choose(view, 4, qtbot)
-    assert timed_session.went_to == [START_NS + 30 * SECOND_NS]
+    assert timed_session.timeline.went_to == [START_NS + 30 * SECOND_NS]
     assert timed_session.selected_request == 1
     choose(view, 2, qtbot)
-    assert timed_session.went_to[-1] == START_NS + 45 * SECOND_NS
+    assert timed_session.timeline.went_to[-1] == START_NS + 45 * SECOND_NS
 
 
 def test_it_shows_where_the_window_stands(view, timed_session):
-    timed_session.paused = True
-    timed_session.cursor_ns = START_NS + 42 * SECOND_NS
+    timed_session.timeline.is_live = False
+    timed_session.timeline.cursor_ns = START_NS + 42 * SECOND_NS
     view.refresh()
     assert [view.model.is_ahead(view.model.entry_at(row)) for row in range(7)] == [True] * 3 + [False] * 4
-    assert view.model.num_ahead(timed_session.cursor_ns) == 3
+    assert view.model.num_ahead(timed_session.timeline.cursor_ns) == 3
     edge = view.table.rowViewportPosition(3) - 1
     assert view.table.viewport().grab().toImage().pixelColor(5, edge) == DARK.color("accent")
-    timed_session.paused = False
+    timed_session.timeline.is_live = True
     view.refresh()
     assert not any(view.model.is_ahead(view.model.entry_at(row)) for row in range(7))
 
 
 def test_a_jump_brings_its_place_in_sight_and_new_rows_leave_it(view, timed_session):
-    timed_session.paused = True
+    timed_session.timeline.is_live = False
     timed_session.overview.extend((), [timed(100 + at, "admitted", at) for at in range(200)])
-    timed_session.cursor_ns = START_NS + 30 * SECOND_NS
+    timed_session.timeline.cursor_ns = START_NS + 30 * SECOND_NS
     view.refresh()
-    row = view.model.num_ahead(timed_session.cursor_ns)
+    row = view.model.num_ahead(timed_session.timeline.cursor_ns)
     assert view.table.viewport().rect().contains(view.table.visualRect(view.model.index(row, 3)).center())
     view.table.scrollToTop()
     timed_session.overview.extend((), [timed(400, "admitted", 900)])
@@ -117,7 +117,7 @@ def test_kinds_words_and_the_selected_request_filter(view, timed_session, qtbot)
 def test_rows_are_copied_with_tabs(view, timed_session, qtbot):
     choose(view, 4, qtbot)
     choose(view, 5, qtbot, Qt.KeyboardModifier.ShiftModifier)
-    assert len(timed_session.went_to) == 1
+    assert len(timed_session.timeline.went_to) == 1
     qtbot.keyClick(view.table, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
     head, *rows = QGuiApplication.clipboard().text().splitlines()
     assert head.split("\t")[:4] == ["time", "time_ns", "event", "request"]

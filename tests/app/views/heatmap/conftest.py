@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from PySide6.QtCore import Signal
 
 from kvscope_app.look.theme import DARK
 from kvscope_app.session.session import Session
+from kvscope_app.session.source_timeline import SourceTimeline
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
@@ -18,19 +18,20 @@ BEGIN_NS = 1_790_000_000 * SECOND_NS
 class TimedSession(Session):
     """A session with an overview, and a cursor that goes where it is told."""
 
-    overview_changed = Signal()
-
     def __init__(self, source, overview):
         super().__init__(source)
         self.overview = overview
-        self._at_ns = 0
+        self.timeline.deleteLater()
+        self.timeline = TimelineToGoOn(source, overview, self)
 
-    @property
-    def cursor_ns(self):
-        return self._at_ns
+
+class TimelineToGoOn(SourceTimeline):
+    """All of it is there, though nothing is kept."""
+
+    cursor_ns = 0
 
     def go_to(self, time_ns):
-        self._at_ns = time_ns
+        self.cursor_ns = time_ns
 
 
 def make_second(index, ledger, *, num_pool=None, epoch=7, block_size=16):

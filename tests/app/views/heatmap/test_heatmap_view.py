@@ -193,7 +193,7 @@ def test_dragging_moves_and_a_double_click_shows_all(engine, filled, overview, m
     qtbot.mouseMove(view.map, QPoint(280, 50))
     qtbot.mouseRelease(view.map, Qt.MouseButton.LeftButton, pos=QPoint(280, 50))
     assert view.frame.scale == fitted.moved(20)
-    assert view.session.cursor_ns == 0, "a drag is no click"
+    assert view.session.timeline.cursor_ns == 0, "a drag is no click"
     qtbot.mouseDClick(view.map, Qt.MouseButton.LeftButton, pos=QPoint(280, 50))
     assert view.frame.scale == fitted
     assert view._fit.isChecked()
@@ -223,9 +223,9 @@ def test_a_click_goes_to_how_that_second_ended(engine, filled, overview, make_vi
     view = make_view(engine, overview)
     x = round(view.map.x_of(begin_ns + 3 * SECOND_NS + SECOND_NS // 2))
     qtbot.mouseClick(view.map, Qt.MouseButton.LeftButton, pos=QPoint(x, 50))
-    assert view.session.cursor_ns == begin_ns + 4 * SECOND_NS - 1
+    assert view.session.timeline.cursor_ns == begin_ns + 4 * SECOND_NS - 1
     image = view.map.grab().toImage()
-    line = round(view.map.x_of(view.session.cursor_ns))
+    line = round(view.map.x_of(view.session.timeline.cursor_ns))
     assert image.pixelColor(line, 20).name() == DARK.selection
 
 
@@ -262,7 +262,7 @@ def test_keys_move_a_cell_and_enter_goes_there(engine, filled, overview, make_vi
     view = make_view(engine, overview)
     view.activateWindow()
     view.map.setFocus()
-    view.session.go_to(begin_ns + 3 * SECOND_NS)
+    view.session.timeline.go_to(begin_ns + 3 * SECOND_NS)
     view.refresh()
     qtbot.keyClick(view.map, Qt.Key.Key_Right)
     assert view.map.cell.time_ns // SECOND_NS == begin_ns // SECOND_NS + 3
@@ -272,7 +272,7 @@ def test_keys_move_a_cell_and_enter_goes_there(engine, filled, overview, make_vi
     assert view.map.cell.row == 1
     assert "Block 1 " in view._words.text()
     qtbot.keyClick(view.map, Qt.Key.Key_Return)
-    assert view.session.cursor_ns == begin_ns + 5 * SECOND_NS - 1
+    assert view.session.timeline.cursor_ns == begin_ns + 5 * SECOND_NS - 1
     view.map.zoom_by(1)
     assert view.frame.stance is Stance.STAND
     view.map.zoom_by(0)

@@ -97,7 +97,7 @@ def test_a_recordings_block_has_its_whole_life(recording, played, show, qtbot):
     view = show(played)
     played.select_block(block)
     part = read(view, qtbot)
-    assert (part.begin_ns, part.end_ns) == played.timeline_range_ns
+    assert (part.begin_ns, part.end_ns) == played.timeline.range_ns
     for seconds in np.linspace(1.0, file.info.duration_s, 30):
         mirror = file.state_at(float(seconds))
         expected = tuple(int(getattr(mirror.ledger, name)[block]) for name in LASTING)
@@ -118,14 +118,14 @@ def test_a_click_in_the_list_and_on_the_strip_goes_there(recording, played, show
         Qt.MouseButton.LeftButton,
         pos=view.block_history.table.visualRect(index).center(),
     )
-    qtbot.waitUntil(lambda: abs(played.cursor_ns - moment.time_ns) < 1000, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: abs(played.timeline.cursor_ns - moment.time_ns) < 1000, timeout=WAIT_MS)
     strip = view.block_history.strip
     qtbot.mouseClick(strip, Qt.MouseButton.LeftButton, pos=QPoint(strip.width() // 4, 30))
     expected = part.begin_ns + (part.end_ns - part.begin_ns) // 4
-    qtbot.waitUntil(lambda: abs(played.cursor_ns - expected) < SECOND_NS, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: abs(played.timeline.cursor_ns - expected) < SECOND_NS, timeout=WAIT_MS)
     qtbot.keyClick(strip, Qt.Key.Key_Right)
-    later = [at.time_ns for at in part.moments if at.time_ns > played.cursor_ns]
-    qtbot.waitUntil(lambda: abs(played.cursor_ns - later[0]) < SECOND_NS, timeout=WAIT_MS)
+    later = [at.time_ns for at in part.moments if at.time_ns > played.timeline.cursor_ns]
+    qtbot.waitUntil(lambda: abs(played.timeline.cursor_ns - later[0]) < SECOND_NS, timeout=WAIT_MS)
     assert view.block_history.history.part is part  # going about in it reads nothing anew
 
 
@@ -134,11 +134,11 @@ def test_the_list_marks_where_the_cursor_is(recording, played, show, qtbot):
     played.select_block(recording[1])
     part = read(view, qtbot)
     middle = part.moments[len(part.moments) // 2]
-    played.go_to(middle.time_ns)
-    qtbot.waitUntil(lambda: abs(played.cursor_ns - middle.time_ns) < 1000, timeout=WAIT_MS)
+    played.timeline.go_to(middle.time_ns)
+    qtbot.waitUntil(lambda: abs(played.timeline.cursor_ns - middle.time_ns) < 1000, timeout=WAIT_MS)
     view.refresh()
     marked = view.block_history.model.moment_at(view.block_history.model.now_row)
-    assert marked.time_ns <= played.cursor_ns + 1000
+    assert marked.time_ns <= played.timeline.cursor_ns + 1000
     assert view.block_history.model.row_at(part.begin_ns - 1) == -1
     assert view.block_history.table.visualRect(
         view.block_history.model.index(view.block_history.model.now_row, 0)
@@ -192,7 +192,7 @@ def test_a_block_that_is_left_at_once_is_not_read(played, qtbot):
 def test_a_step_tells_who_ran_in_it(recording, played, show, qtbot):
     file, _ = recording
     view = show(played)
-    played.go_to(file.start_ns + 4 * SECOND_NS)
+    played.timeline.go_to(file.start_ns + 4 * SECOND_NS)
     qtbot.waitUntil(lambda: played.mirror.seq == file.state_at(4.0).seq, timeout=WAIT_MS)
     view.show_subject(STEP)
     rows = view.table.facts
@@ -214,7 +214,7 @@ def test_a_step_tells_who_ran_in_it(recording, played, show, qtbot):
 def test_a_step_after_which_nothing_happened_is_found(recording, played, show, qtbot):
     """The cursor may stand long after the newest frame."""
     view = show(played)
-    played.go_to(recording[0].end_ns)
+    played.timeline.go_to(recording[0].end_ns)
     qtbot.waitUntil(lambda: played.mirror.seq == 500, timeout=WAIT_MS)
     asked = []
     view.steps.get = lambda place, at_ns: asked.append((place, at_ns))
@@ -261,7 +261,7 @@ def test_live_what_was_and_what_comes_are_one_life(qapp, qtbot, tmp_path, show):
         session.select_block(block)
         read(view, qtbot)
         begin_ns, num_rows = view.block_history.history.part.begin_ns, len(view.block_history.history.part.rows)
-        assert begin_ns <= session.timeline_range_ns[0] + SECOND_NS
+        assert begin_ns <= session.timeline.range_ns[0] + SECOND_NS
         seen = []
 
         def compare():

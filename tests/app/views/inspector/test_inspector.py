@@ -203,7 +203,7 @@ def test_an_operator_reads_the_text(engine, shared, show, poll, qtbot):
 
 
 def test_a_block_of_the_past_is_not_asked_about(engine, shared, show, poll, qtbot):
-    shared.pause()
+    shared.timeline.pause()
     engine.hold([20], owner=9, filled=11)
     poll(shared)
     show(shared)

@@ -35,7 +35,7 @@ def test_other_processes_are_known(recording, qtbot):
         qtbot.waitUntil(lambda: session.mirror.hello is not None and session.is_overview_whole, timeout=WAIT_MS)
         at_ns = int(overview.time_ns[place]) + SECOND_NS + SECOND_NS // 10  # in the next second, which is not over
         step = recording.state_at((at_ns - recording.start_ns) / 1e9).step
-        session.go_to(at_ns)
+        session.timeline.go_to(at_ns)
         qtbot.waitUntil(lambda: session.mirror.step == step, timeout=WAIT_MS)
         qtbot.waitUntil(lambda: session.history.newest_sample is not None, timeout=WAIT_MS)
         found = session.history.newest_sample

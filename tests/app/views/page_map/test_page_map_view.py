@@ -313,13 +313,13 @@ def test_a_new_engine_with_another_pool_is_shown_whole(engine, session, show, po
 
 def test_paused_it_stands_still_and_catches_up_when_live(engine, session, show, poll):
     view = show(session)
-    session.set_paused(True)
+    session.timeline.pause()
     view.refresh()
     engine.hold([12])
     poll(session)
     view.refresh()
     assert color_at(view, 12) == DARK.block_free
-    session.set_paused(False)
+    session.timeline.go_live()
     view.refresh()
     assert color_at(view, 12) == DARK.block_active
 

@@ -425,12 +425,12 @@ def test_filter_and_order_are_remembered(view, session, settings, qtbot):
 
 
 def test_it_shows_the_moment_that_is_shown(view, engine, session, poll, qtbot):
-    session.pause()
+    session.timeline.pause()
     seal(engine, [(40, 140)], owner=5)
     poll(session)
     view.refresh()
     assert view.model.rowCount() == 2
-    session.go_live()
+    session.timeline.go_live()
     view.refresh()
     qtbot.waitUntil(lambda: view.model.rowCount() == 3)
 
@@ -455,7 +455,7 @@ def test_going_back_from_a_deep_place_in_a_large_tree_to_a_small_one(make_window
         window.focus_view("prefixes")
         view, canvas = window.views["prefixes"], window.page_map.canvas
         qtbot.waitUntil(lambda: session.is_overview_whole and canvas.isVisible())
-        begin_ns, end_ns = session.timeline_range_ns
+        begin_ns, end_ns = session.timeline.range_ns
 
         def is_small():
             moment = view.model.moment
@@ -463,7 +463,7 @@ def test_going_back_from_a_deep_place_in_a_large_tree_to_a_small_one(make_window
 
         num_deep = 0
         for share in (0.42, 0.36, 0.3):
-            session.go_to(begin_ns + round((end_ns - begin_ns) * share))
+            session.timeline.go_to(begin_ns + round((end_ns - begin_ns) * share))
             qtbot.waitUntil(lambda: view.model.moment is not None and len(view.model.moment.tree) > 12)
             qtbot.waitUntil(lambda: view.is_settled)
             moment = view.model.moment

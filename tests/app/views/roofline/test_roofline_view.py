@@ -70,7 +70,7 @@ def show(qtbot):
         session.start()
         made.append(session)
         qtbot.waitUntil(lambda: session.mirror.hello is not None and session.is_overview_whole, timeout=WAIT_MS)
-        session.go_to(session.timeline_range_ns[1])
+        session.timeline.go_to(session.timeline.range_ns[1])
         qtbot.waitUntil(lambda: session.mirror.step > 0, timeout=WAIT_MS)
         view = RooflineView(session)
         made.append(view)

@@ -250,8 +250,8 @@ def test_colours_follow_the_theme(session, view):
 
 def test_paused_stands_still(session, view):
     feed(session, decode_tokens=1)
-    session.set_paused(True)
-    stopped_s = session.shown_until_ns / 1e9
+    session.timeline.pause()
+    stopped_s = session.timeline.shown_until_ns / 1e9
     view.charts.show_last(10.0)
     (_, last), _ = view.charts.panels["decode"].plot.view_box.viewRange()
     assert last == pytest.approx(stopped_s, abs=0.11)
@@ -339,6 +339,6 @@ def test_a_click_goes_there(session, view, monkeypatch):
     feed(session, decode_tokens=4)
     view.charts.refresh_all()
     gone = []
-    monkeypatch.setattr(session, "go_to", gone.append)
+    monkeypatch.setattr(session.timeline, "go_to", gone.append)
     view.charts.panels["decode"].chosen.emit(12.5)
     assert gone == [12_500_000_000 + session.history.wall_ns(0)]

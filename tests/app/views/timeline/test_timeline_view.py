@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QObject, QPoint, QPointF, Qt, Signal
+from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QWheelEvent
 from PySide6.QtWidgets import QApplication, QLabel, QToolButton
 
@@ -94,14 +94,14 @@ def test_a_request_has_its_phases(view):
 def test_a_click_on_a_request_selects_it_and_goes_there(view, timed_session, qtbot):
     qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=point(view, 35, row=0))
     assert timed_session.selected_request == 1
-    assert abs(timed_session.cursor_ns - (START_NS + 35 * SECOND_NS)) < SECOND_NS
+    assert abs(timed_session.timeline.cursor_ns - (START_NS + 35 * SECOND_NS)) < SECOND_NS
     assert view.canvas.selected == (EPOCH, 1)
 
 
 def test_a_click_near_a_tick_goes_to_the_very_moment(view, timed_session, qtbot):
     where = point(view, 30, lane="swapped") + QPoint(3, 0)
     qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=where)
-    assert timed_session.cursor_ns == START_NS + 30 * SECOND_NS
+    assert timed_session.timeline.cursor_ns == START_NS + 30 * SECOND_NS
     assert timed_session.selected_request == 1
 
 
@@ -164,7 +164,7 @@ def test_the_wheel_zooms_at_the_pointer(view):
 
 
 def test_the_wheel_zooms_at_the_pointer_while_time_is_paused_and_the_cursor_is_followed(view, timed_session):
-    timed_session.cursor_ns = START_NS + 90 * SECOND_NS
+    timed_session.timeline.cursor_ns = START_NS + 90 * SECOND_NS
     view.refresh()
     x = point(view, 20, lane="usage").x()
     turn_wheel(view, 20, 8)
@@ -179,7 +179,7 @@ def test_the_wheel_zooms_at_the_pointer_while_time_is_paused_and_the_cursor_is_f
 
 
 def test_panning_to_the_end_while_time_is_paused_stays_there(view, timed_session):
-    timed_session.cursor_ns = START_NS + 10 * SECOND_NS
+    timed_session.timeline.cursor_ns = START_NS + 10 * SECOND_NS
     view.refresh()
     view.canvas.show_length(20 * SECOND_NS)
     view.canvas.pan(500 * SECOND_NS)
@@ -208,22 +208,22 @@ def test_keys_move_and_zoom(view, timed_session, qtbot):
     canvas.show_span(TimeSpan(canvas.whole.begin_ns, canvas.whole.begin_ns + 25 * SECOND_NS))
     qtbot.keyClick(canvas, Qt.Key.Key_Right, Qt.KeyboardModifier.ShiftModifier)
     assert canvas.shown.span.begin_ns == canvas.whole.begin_ns + 2_500_000_000
-    assert not timed_session.went_to
+    assert not timed_session.timeline.went_to
     canvas.zoom_by(-1)
     canvas.zoom_by(-1)
     assert canvas.shown.span == canvas.whole
 
 
 def test_arrows_move_the_cursor_and_keep_it_in_sight(view, timed_session, qtbot):
-    before = timed_session.cursor_ns
+    before = timed_session.timeline.cursor_ns
     qtbot.keyClick(view.canvas, Qt.Key.Key_Right)
-    assert timed_session.cursor_ns == before + 2 * SECOND_NS
+    assert timed_session.timeline.cursor_ns == before + 2 * SECOND_NS
     view.canvas.show_length(10 * SECOND_NS)
     for _ in range(100):
         qtbot.keyClick(view.canvas, Qt.Key.Key_Right)
     span = view.canvas.shown.span
-    assert span.begin_ns <= timed_session.cursor_ns <= span.end_ns
-    assert timed_session.cursor_ns > before + 20 * SECOND_NS
+    assert span.begin_ns <= timed_session.timeline.cursor_ns <= span.end_ns
+    assert timed_session.timeline.cursor_ns > before + 20 * SECOND_NS
 
 
 def test_dragging_moves_and_chooses_nothing(view, timed_session, qtbot):
@@ -235,7 +235,7 @@ def test_dragging_moves_and_chooses_nothing(view, timed_session, qtbot):
     qtbot.mouseRelease(view.canvas, Qt.MouseButton.LeftButton, pos=QPoint(GUTTER + 400, 100))
     width = view.canvas.layout_now.chart_width
     assert abs(view.canvas.shown.span.begin_ns - begin - 200 / width * 20 * SECOND_NS) < SECOND_NS / 10
-    assert not timed_session.went_to
+    assert not timed_session.timeline.went_to
 
 
 def test_a_double_click_shows_all(view, qtbot):
@@ -245,19 +245,19 @@ def test_a_double_click_shows_all(view, qtbot):
 
 
 def test_following_keeps_the_live_end_in_sight_until_someone_looks_elsewhere(view, timed_session, qtbot):
-    timed_session.cursor_ns = START_NS + 100 * SECOND_NS
+    timed_session.timeline.cursor_ns = START_NS + 100 * SECOND_NS
     view.refresh()
     view.canvas.show_length(10 * SECOND_NS)
     assert view.canvas.shown.span.end_ns == START_NS + 100 * SECOND_NS
     timed_session.overview.extend([second(at, num_running=1, free_blocks=1) for at in range(100, 110)])
-    timed_session.cursor_ns = START_NS + 110 * SECOND_NS
+    timed_session.timeline.cursor_ns = START_NS + 110 * SECOND_NS
     timed_session.overview_changed.emit()
     assert view.canvas.shown.span.end_ns == START_NS + 110 * SECOND_NS
     for _ in range(200):
         qtbot.keyClick(view.canvas, Qt.Key.Key_Left, Qt.KeyboardModifier.ShiftModifier)
     assert not view.follow.isChecked()
     timed_session.overview.extend([second(110)])
-    timed_session.cursor_ns = START_NS + 111 * SECOND_NS
+    timed_session.timeline.cursor_ns = START_NS + 111 * SECOND_NS
     timed_session.overview_changed.emit()
     assert view.canvas.shown.span.begin_ns == START_NS
     view.follow.click()
@@ -282,7 +282,7 @@ def test_up_and_down_go_from_request_to_request(view, timed_session, qtbot):
     view.canvas.setFocus()
     there = [view.canvas.found_at(point(view, at, row=row)).number for row, at in enumerate((8, 20, 70))]
     assert sorted(there) == [1, 2, 3]
-    timed_session.go_to(START_NS + 50 * SECOND_NS)
+    timed_session.timeline.go_to(START_NS + 50 * SECOND_NS)
     view.refresh()
     seen = []
     for key in (*[Qt.Key.Key_Down] * 4, Qt.Key.Key_Up):
@@ -294,21 +294,21 @@ def test_up_and_down_go_from_request_to_request(view, timed_session, qtbot):
 def test_from_one_request_to_the_next_the_cursor_stays_where_both_are(view, timed_session, qtbot):
     view.orders.chosen.emit(1)
     at_ns = START_NS + 50 * SECOND_NS
-    timed_session.go_to(at_ns)
+    timed_session.timeline.go_to(at_ns)
     view.refresh()
     for _ in range(2):
         qtbot.keyClick(view.canvas, Qt.Key.Key_Down)
-        assert timed_session.cursor_ns == at_ns
+        assert timed_session.timeline.cursor_ns == at_ns
     qtbot.keyClick(view.canvas, Qt.Key.Key_Down)
     assert timed_session.selected_request == 3
-    assert timed_session.cursor_ns != at_ns  # it was never there at that time
+    assert timed_session.timeline.cursor_ns != at_ns  # it was never there at that time
 
 
 def test_up_begins_at_the_last_row_that_is_seen(view, timed_session, qtbot):
     timed_session.overview.extend((), [timed(91 + number / 100, "admitted", number) for number in range(10, 210)])
     view.refresh()
     view.orders.chosen.emit(1)
-    timed_session.go_to(START_NS + 99 * SECOND_NS)
+    timed_session.timeline.go_to(START_NS + 99 * SECOND_NS)
     qtbot.keyClick(view.canvas, Qt.Key.Key_Up)
     row = view.canvas.layout_now.num_rows - 1
     assert timed_session.selected_request == view.canvas.found_at(point(view, 96, row=row)).number
@@ -322,9 +322,9 @@ def test_without_requests_up_and_down_do_nothing(qtbot):
     empty = TimelineView(session)
     qtbot.addWidget(empty)
     empty.refresh()
-    before = session.cursor_ns
+    before = session.timeline.cursor_ns
     qtbot.keyClick(empty.canvas, Qt.Key.Key_Down)
-    assert (session.selected_request, session.cursor_ns) == (None, before)
+    assert (session.selected_request, session.timeline.cursor_ns) == (None, before)
 
 
 def test_a_low_dock_leaves_lanes_out_that_nothing_ever_happened_in(view, timed_session):
@@ -353,17 +353,6 @@ def test_nothing_yet_is_said_in_words(qtbot):
     empty.show()
     empty.refresh()
     assert EMPTY_TEXT in [label.text() for label in empty.findChildren(QLabel) if label.isVisibleTo(empty)]
-
-
-def test_a_session_without_a_timeline_is_empty(qtbot):
-    class Plain(QObject):
-        selection_changed = Signal()
-
-    plain = TimelineView(Plain())
-    qtbot.addWidget(plain)
-    plain.show()
-    plain.refresh()
-    assert EMPTY_TEXT in [label.text() for label in plain.findChildren(QLabel) if label.isVisibleTo(plain)]
 
 
 def test_a_paint_makes_no_object_an_event(view, timed_session, qtbot):

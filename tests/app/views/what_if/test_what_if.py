@@ -135,7 +135,7 @@ def test_nothing_is_started_while_it_is_hidden_or_nothing_runs(make_view, sessio
     assert not view.process.is_running
     assert view.empty.text() == NOTHING
     assert view.empty.isVisible()
-    monkeypatch.setattr(session, "is_file", True)
+    monkeypatch.setattr(session.timeline, "is_file", True)
     view.refresh()
     assert view.empty.text() == NOTHING_THEN
 

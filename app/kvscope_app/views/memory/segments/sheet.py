@@ -42,7 +42,7 @@ def why_not(session: Session) -> str:
     """Why the map cannot be had; empty where the engine can be asked."""
     if session.tells_allocator:
         return ""
-    return NOT_IN_RECORDING if session.is_file else NOT_TOLD
+    return NOT_IN_RECORDING if session.timeline.is_file else NOT_TOLD
 
 
 class SegmentsSheet(Sheet):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from PySide6.QtCore import QPoint
@@ -137,10 +139,8 @@ def test_an_engine_that_cannot_be_asked_says_so(make_view, capabilities):
 
 
 def test_a_recording_is_not_asked():
-    class Playback:
-        tells_allocator, is_file = False, True
-
-    assert why_not(Playback()) == NOT_IN_RECORDING
+    playback = SimpleNamespace(tells_allocator=False, timeline=SimpleNamespace(is_file=True))
+    assert why_not(playback) == NOT_IN_RECORDING
 
 
 def test_what_is_not_drawn_is_said():

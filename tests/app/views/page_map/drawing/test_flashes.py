@@ -182,7 +182,7 @@ def test_moves_of_an_engine_before_are_forgotten(engine, session, poll, view):
 
 
 def test_paused_nothing_flashes(engine, session, poll, view):
-    session.set_paused(True)
+    session.timeline.pause()
     engine.hold([9], saved=ids_of(9))
     poll(session)
     view.refresh()
