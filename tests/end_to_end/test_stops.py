@@ -128,6 +128,7 @@ def test_while_a_model_comes_from_the_hub(
         nothing = f"and nothing is recorded: there is no '{path}'"
         assert engine.process.stderr.read() == f"kvscope-engine: stopped before the model was loaded, {nothing}\n"
         wait_until_gone(children)
+        assert not any(tmp_path.rglob("*.incomplete")), "nobody could go on with it"
 
 
 @pytest.mark.parametrize("wait_s", [0, 1])

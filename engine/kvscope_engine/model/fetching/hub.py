@@ -6,7 +6,7 @@ import io
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -32,9 +32,13 @@ def hub_folder(repository: str, progress: ProgressCallback) -> Path:
     fetch = partial(snapshot_download, repository, allow_patterns=list(PATTERNS), tqdm_class=_counting_bar(bars))
     with _named_errors(repository), Meter(progress, "download", repository, unit="bytes") as meter:
         download = _beside(fetch)
-        # The bars count in the hub's own threads; what is told is told from this one.
-        while not wait((download,), POLL_S).done:
-            meter.reach(*_furthest(bars))
+        try:
+            # The bars count in the hub's own threads; what is told is told from this one.
+            while not wait((download,), POLL_S).done:
+                meter.reach(*_furthest(bars))
+        except BaseException:  # a stop
+            _forget_unfinished()
+            raise
         folder = download.result()
         meter.reach(*_furthest(bars))
     return Path(folder)
@@ -55,8 +59,7 @@ def hub_file(repository: str, name: str) -> Path:
 
 
 def _beside(fetch: Callable[[], str]) -> Future[str]:
-    """On a thread that nobody waits for: a process that is stopped meanwhile ends, and the hub goes on another time
-    where it was."""
+    """On a thread that nobody waits for: a process that is stopped meanwhile ends."""
     done: Future[str] = Future()
 
     def run() -> None:
@@ -67,6 +70,18 @@ def _beside(fetch: Callable[[], str]) -> Future[str]:
 
     threading.Thread(target=run, name="kvscope-download", daemon=True).start()
     return done
+
+
+def _forget_unfinished() -> None:
+    """Take away the files that this process has begun: the hub keeps whole ones, and goes on with no other."""
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE).resolve()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            file = descriptor.readlink()
+            if file.suffix == ".incomplete" and file.is_relative_to(cache):
+                file.unlink()
 
 
 @contextmanager
