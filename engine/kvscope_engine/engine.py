@@ -25,7 +25,7 @@ from kvscope_engine.components import EngineComponents, build_components
 from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.inputs import prompt_token_ids
 from kvscope_engine.interventions import Interventions
-from kvscope_engine.model.memory.allocator_map import allocator_map
+from kvscope_engine.model.memory.allocator import allocator_map
 from kvscope_engine.model.ranks.leader import Leader
 from kvscope_engine.model.roofline.weights_line import weights_line
 from kvscope_engine.model.structured.forms import always, matcher_for, prepared

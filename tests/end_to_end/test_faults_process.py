@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,18 @@ from tests.warm_python import WarmPython
 
 from kvscope_telemetry import LiveSource, SourceState
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages.commands import Abort, Failed, GetBlockText, GetSnapshot, GetStatus, Refused, Submit
+from kvscope_telemetry.messages.commands import (
+    Abort,
+    Accepted,
+    Failed,
+    Finished,
+    GetBlockText,
+    GetSnapshot,
+    GetStatus,
+    Refused,
+    Submit,
+)
+from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.wire import decode_reply, encode
 from kvscope_telemetry.sockets.endpoints import endpoints
@@ -159,6 +171,37 @@ def test_ids_are_a_client_s_own_and_aborts_of_nothing_are_answered(
     for _ in range(2):
         talk.source.send(Abort(request_id="several"))
     talk.wait_for(lambda: sum(getattr(reply, "finish_reason", "") == "abort" for reply in talk.replies) == 3)
+    assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+
+
+def test_every_request_that_was_sent_is_listed(tiny_engine: Any, talk_to: Callable[..., Any]) -> None:
+    """Aborts overtake them: while they wait for their turn, while their prompts are read, once they are queued."""
+    talk = talk_to(tiny_engine)
+    generator, ends, before = random.Random(7), Counter[str](), talk.source.mirror.counters
+    num_completions: dict[str, int] = {}
+    for number in range(60):
+        name, is_aborted = f"sent{number}", number % 6 > 0
+        length, num_completions[name] = 30_000 if is_aborted else 5, 1 + number % 2
+        talk.submit_ids(name, [3 + number] * length, max_tokens=2, temperature=1.0, n=num_completions[name])
+        if is_aborted:
+            time.sleep(generator.choice((0.0, 0.0, 0.001, 0.02)))
+            talk.source.send(Abort(request_id=name))
+
+    def is_all_told() -> bool:
+        last_words = [reply for reply in talk.replies if isinstance(reply, Finished)]
+        ends.clear()
+        ends.update(reply.finish_reason for reply in last_words)
+        return Counter(reply.request_id for reply in last_words) == num_completions
+
+    talk.wait_for(is_all_told)
+    talk.wait_for(lambda: talk.source.mirror.counters.aborted - before.aborted == ends["abort"])
+    requests = talk.source.mirror.requests
+    assert Counter(name for name in requests.request_ids if name in num_completions) == num_completions
+    rows = [row for row, name in enumerate(requests.request_ids) if name in num_completions]
+    talk.wait_for(lambda: all(requests.state[rows] == RequestState.FINISHED))
+    assert talk.source.mirror.counters.finished - before.finished == ends["length"] >= 10
+    unread = num_completions.keys() - {reply.request_id for reply in talk.replies if isinstance(reply, Accepted)}
+    assert unread, "some were aborted before their prompts were read"
     assert_idle_and_mirrored(talk, talk_to, tiny_engine)
 
 

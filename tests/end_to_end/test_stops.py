@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.engine.model.fetching.small_hub import small_hub
 
 WAIT_S = 240.0
 CHILD = "987.25"
@@ -49,20 +50,22 @@ def started(start_engine: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
     def start(words: str, *options: str) -> tuple[Any, list[psutil.Process], psutil.Process]:
         engine = start_engine(*options)
-        wanted = None
-        deadline_s = time.monotonic() + WAIT_S
-        while wanted is None:
-            assert engine.process.poll() is None, engine.process.stderr.read()
-            assert time.monotonic() < deadline_s, f"nothing with {words!r} was started"
-            time.sleep(0.02)
-            wanted = next((each for each in descendants(engine) if words in command_line(each)), None)
+        wait_for(lambda: any(words in command_line(each) for each in descendants(engine)), engine)
         seen.extend(descendants(engine))
-        return engine, seen, wanted
+        return engine, seen, next(each for each in seen if words in command_line(each))
 
     yield start
     for process in seen:
         if is_alive(process):
             process.kill()
+
+
+def wait_for(found: Callable[[], bool], engine: Any) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not found():
+        assert engine.process.poll() is None, engine.process.stderr.read()
+        assert time.monotonic() < deadline_s, "it never came so far"
+        time.sleep(0.02)
 
 
 def descendants(engine: Any) -> list[psutil.Process]:
@@ -108,6 +111,24 @@ def test_while_it_fetches_or_compiles(
     assert asked_to_end(engine) == 0
     assert engine.process.stderr.read() == "kvscope-engine: stopped before the model was loaded\n"
     wait_until_gone(children)
+
+
+def test_while_a_model_comes_from_the_hub(
+    start_engine: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub stands still in the middle of a file: nobody waits for the rest."""
+    with small_hub(tmp_path / "home") as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        path = tmp_path / "run.mcap"
+        engine = start_engine("--model", "owner/endless", "--stop-timeout", "60", "--record", str(path))
+        wait_for(lambda: any(tmp_path.rglob("*.incomplete")), engine)
+        children = descendants(engine)
+        assert asked_to_end(engine) == 0
+        nothing = f"and nothing is recorded: there is no '{path}'"
+        assert engine.process.stderr.read() == f"kvscope-engine: stopped before the model was loaded, {nothing}\n"
+        wait_until_gone(children)
+        assert not any(tmp_path.rglob("*.incomplete")), "nobody could go on with it"
 
 
 @pytest.mark.parametrize("wait_s", [0, 1])

@@ -77,7 +77,6 @@ BESIDE: Final = {
     "engine/kvscope_telemetry/sockets/wakeup.py": "the other thread is woken",
     "engine/kvscope_telemetry/source.py": "whether an update is more than a sign of life",
     "engine/kvscope_telemetry/sources/liveness.py": "signs of life",
-    "engine/kvscope_telemetry/sources/outgoing.py": "commands",
     "engine/kvscope_telemetry/sources/sink.py": "recordings",
     "engine/kvscope_telemetry/state/extras.py": "what comes beside frames",
     "engine/kvscope_telemetry/state/request_mirror.py": "requests of the same frame",

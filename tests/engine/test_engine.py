@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvscope_engine import Completion, Engine, SamplingParams
-from kvscope_engine.model.text.detokenizer import Detokenizer
+from kvscope_engine.model.text.tokenizer import Detokenizer
 from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens

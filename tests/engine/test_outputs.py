@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from kvscope_engine.model.text.detokenizer import Detokenizer
+from kvscope_engine.model.text.tokenizer import Detokenizer
 from kvscope_engine.outputs import OutputStream
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.commands import Finished, TokenLogprobs, Tokens

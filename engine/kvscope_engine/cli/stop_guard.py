@@ -25,7 +25,7 @@ def main(descriptor: int, limit_s: float) -> None:
     while (left_s := deadline_s - time.monotonic()) > 0:
         if select.select([descriptor], [], [], left_s)[0] and not os.read(descriptor, 64):
             return
-    children = _children(engine)
+    children = _descendants(engine)
     if os.getppid() == engine:
         sys.stderr.write(f"kvscope-engine: did not stop within {limit_s:g} s and was killed\n")
         sys.stderr.flush()
@@ -35,11 +35,16 @@ def main(descriptor: int, limit_s: float) -> None:
 
 def kill_children() -> None:
     """All that this process started is gone, as it is about to be itself; the process that guards it, too."""
-    _kill(_children(os.getpid()))
+    _kill(_descendants(os.getpid()))
+
+
+def _descendants(pid: int) -> list[int]:
+    """Of all its threads, their own behind them; but this process."""
+    found = _children(pid)
+    return found + [one for child in found for one in _descendants(child)]
 
 
 def _children(pid: int) -> list[int]:
-    """Of all its threads, but this process."""
     found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):

@@ -8,6 +8,7 @@ whatever it computes.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 STOP_S: Final = 10.0
 """By default, from the signal to the end of the process."""
+PR_SET_CHILD_SUBREAPER: Final = 36
+"""Of Linux' `prctl`."""
 LEAVING_SHARE: Final = 0.8
 """Of the limit, from which on nothing but the recording is put away."""
 
@@ -76,15 +79,21 @@ class Stopping:
 def stopped_by_signals(limit_s: float) -> Iterator[Stopping]:
     """SIGTERM and SIGINT end what runs inside within `limit_s`: at once while it loads, else after the step."""
     stopping = Stopping(limit_s)
+    _adopt_orphans()
     before = {number: signal.signal(number, stopping.ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with _guarded(limit_s):
+        with contextlib.suppress(Interrupted), _guarded(limit_s):
             yield stopping
-    except Interrupted:
-        stop_guard.kill_children()  # one that was being started as the signal came is in nobody's list
     finally:
+        if stopping.was_loading:
+            stop_guard.kill_children()  # one that was being started as the signal came is in nobody's list
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _adopt_orphans() -> None:
+    """What a killed program leaves behind, as a build tool its compilers, is a child of this process from then on."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from kvscope_engine.http.text import TextSide
 from kvscope_engine.server.limits import ServiceLimits
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Hello
-from kvscope_telemetry.sources.outgoing import NO_ENGINE
+from kvscope_telemetry.sockets.client_sockets import NO_ENGINE
 
 MIB = 1 << 20
 

@@ -33,8 +33,7 @@ from kvscope_telemetry.messages.commands import (
     Usage,
 )
 from kvscope_telemetry.messages.wire import decode_reply, encode
-from kvscope_telemetry.sockets.client_sockets import ClientSockets
-from kvscope_telemetry.sources.outgoing import NO_ENGINE, AwaitedRequests, Outgoing
+from kvscope_telemetry.sockets.client_sockets import NO_ENGINE, AwaitedRequests, ClientSockets, Outgoing
 
 Said: TypeAlias = Accepted | Refused | Tokens | Finished
 

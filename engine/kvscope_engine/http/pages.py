@@ -19,7 +19,7 @@ from kvscope_engine.http.shapes.errors import ApiError
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.messages.commands import Status
-from kvscope_telemetry.sources.outgoing import NO_ENGINE
+from kvscope_telemetry.sockets.client_sockets import NO_ENGINE
 
 SILENT_S: Final = 30.0
 """Without an answer to what is asked every five seconds, by a thread that has nothing else to do."""

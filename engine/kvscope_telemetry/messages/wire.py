@@ -8,7 +8,7 @@ what is known here is left out and counted. Nothing is ever unpickled. Knows no 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar, get_args
+from typing import Annotated, Any, Final, TypeVar, get_args
 
 import msgspec
 from msgspec.structs import fields
@@ -16,7 +16,17 @@ from msgspec.structs import fields
 from kvscope_telemetry.errors import ProtocolError, UnknownMessage
 from kvscope_telemetry.ledger import BlockRows
 from kvscope_telemetry.messages import validity
-from kvscope_telemetry.messages.commands import MAX_COMMAND_BYTES, Command, Reply, Status, Tokens
+from kvscope_telemetry.messages.commands import (
+    MAX_COMMAND_BYTES,
+    Command,
+    Failed,
+    Refused,
+    Reply,
+    RequestId,
+    Status,
+    Tag,
+    Tokens,
+)
 from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns, known_reply, known_telemetry
 
@@ -25,6 +35,14 @@ _Message = TypeVar("_Message")
 
 class _Tag(msgspec.Struct):
     type: str
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What names a command; everything else is skipped, whatever it is."""
+
+    type: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    request_id: RequestId = "-"
+    tag: Tag = 0
 
 
 # All are immutable and may be used from any thread.
@@ -47,6 +65,7 @@ _IN_PIECES: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(
 _VIEWS: Final = msgspec.msgpack.Decoder(dict[str, memoryview])
 _LARGE_BYTES: Final = 1 << 20
 _TAG: Final = msgspec.msgpack.Decoder(_Tag)
+_HEAD: Final = msgspec.msgpack.Decoder(_Head)
 _TAGS: Final = frozenset(kind.__name__ for union in (TelemetryMessage, Command, Reply) for kind in get_args(union))
 _MAX_TAG_SHOWN: Final = 40
 
@@ -98,6 +117,20 @@ def decode_reply(data: bytes, unknowns: Unknowns | None = None) -> Reply:
     elif isinstance(message, Status) and message.hello is not None:
         validity.check_hello(message.hello)
     return message
+
+
+def answer_unreadable(data: bytes, reason: str) -> Refused | Failed:
+    """The answer to a command that cannot be read: whoever waits for one hears that it was refused.
+
+    `Refused` with the id of a submission, else `Failed` with the tag of a command, where they have one.
+    """
+    try:
+        head = _HEAD.decode(data[: MAX_COMMAND_BYTES + 1])
+    except (msgspec.DecodeError, ValueError, RecursionError, OverflowError):
+        return Failed(reason=reason)
+    if head.type == "Submit" and head.request_id != "-":
+        return Refused(request_id=head.request_id, reason=reason)
+    return Failed(reason=reason, tag=head.tag)
 
 
 def tag_of(data: bytes) -> str:

@@ -28,8 +28,7 @@ from kvscope_telemetry.messages.commands import MAX_COMMAND_BYTES, Command, Fail
 from kvscope_telemetry.messages.message_size import approximate_bytes
 from kvscope_telemetry.messages.roles import Caller, Role, not_allowed
 from kvscope_telemetry.messages.telemetry import MAX_TELEMETRY_BYTES, Frame, Heartbeat, TelemetryMessage
-from kvscope_telemetry.messages.unreadable import answer_unreadable
-from kvscope_telemetry.messages.wire import decode_command, encode
+from kvscope_telemetry.messages.wire import answer_unreadable, decode_command, encode
 from kvscope_telemetry.sockets.authenticator import ZAP_ADDRESS, Authenticator
 from kvscope_telemetry.sockets.bind_address import IpcAddress, TcpAddress, parse_bind_address
 from kvscope_telemetry.sockets.connection_watch import Connections

@@ -34,11 +34,10 @@ from kvscope_telemetry.messages.telemetry import (
 )
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode, tag_of
-from kvscope_telemetry.sockets.client_sockets import MAX_READ_BYTES, ClientSockets
+from kvscope_telemetry.sockets.client_sockets import MAX_READ_BYTES, AwaitedRequests, ClientSockets, Outgoing
 from kvscope_telemetry.sockets.host_id import host_id
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
 from kvscope_telemetry.sources.liveness import Liveness
-from kvscope_telemetry.sources.outgoing import AwaitedRequests, Outgoing
 from kvscope_telemetry.sources.sink import Sink, SinkFeed
 from kvscope_telemetry.state.coalesce import Pending, coalesce
 from kvscope_telemetry.state.extras import Extras

@@ -14,8 +14,7 @@ import torch
 from kvscope_engine.bench import attention
 from kvscope_engine.bench.laboratory.measuring import workspace_bytes
 from kvscope_engine.bench.laboratory.methods import EXACT, FULL, METHODS, Contiguous
-from kvscope_engine.bench.laboratory.rankings import LargestBound, Oracle
-from kvscope_engine.bench.laboratory.sparse import Hierarchical, Sparse
+from kvscope_engine.bench.laboratory.sparse import Hierarchical, LargestBound, Oracle, Sparse
 from kvscope_engine.cli.main import main
 from kvscope_telemetry.errors import BadInput
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import subprocess
 import sys
 import threading
 import time
@@ -63,7 +64,8 @@ class Options:
     load_error: str = ""
     """A failure to load: "bad input", "no memory" or "bug"."""
     hang: str = ""
-    """Where it computes without end: "load" or "step"; with the interpreter's lock: "load C" or "step C"."""
+    """Where it computes without end: "load" or "step"; with the interpreter's lock: "load C" or "step C". With "build"
+    it waits for a program that waits for another."""
     stop_s: float = 10.0
     exit_with_parent: int = 0
     record: str = ""
@@ -287,6 +289,8 @@ def hang(where: str, here: str) -> None:
     elif where == here:
         ctypes.CDLL(None).pause()
         ctypes.CDLL(None).pause()
+    elif where == "build":
+        subprocess.run(["sh", "-c", "sleep 986.25 & wait"])
 
 
 def builder(options: Options) -> BuildEngine:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kvscope_engine.server.command_queue import CommandQueue, Whose
+from kvscope_engine.server.command_receiver import CommandQueue, Whose
 from kvscope_engine.server.limits import Allowance, Bound, ServiceLimits, behind
 
 

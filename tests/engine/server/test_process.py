@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -124,6 +125,30 @@ def test_a_stop_comes_to_an_end_whatever_runs(serving: Serving, client: Client, 
     if hang == "step":
         assert (code, err) == (1, "kvscope-engine: it did not stop within 1.6 s: leaving it running\n")
         assert path.is_file(), "what was recorded is whole"
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_a_build_tool_started_is_not_left_behind(serving: Serving, times: int) -> None:
+    """The tool is killed by who started it, and its compilers are nobody's then."""
+    process = serving(hang="build", stop_s=60)
+    deadline_s = time.monotonic() + 60
+    while not (compiler := compiler_of(process.pid)):
+        assert time.monotonic() < deadline_s, "nothing is built"
+        time.sleep(0.005)
+    for _ in range(times):
+        process.send_signal(signal.SIGTERM)
+    code, _, err = ended(process)
+    assert (code, err) == (0, "kvscope-engine: stopped before the model was loaded\n")
+    wait_until_gone(compiler)
+
+
+def compiler_of(pid: int) -> int:
+    """The process that a program waits for that `pid` waits for; 0 while there is none."""
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if child.cmdline() == ["sleep", "986.25"]:
+                return child.pid
+    return 0
 
 
 def process_is_stuck(pid: int) -> None:

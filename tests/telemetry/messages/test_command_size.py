@@ -20,8 +20,7 @@ from kvscope_telemetry.messages.commands import (
 )
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.structured import Structured
-from kvscope_telemetry.messages.unreadable import answer_unreadable
-from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.messages.wire import answer_unreadable, encode
 
 CALLS = ChatMessage(
     role="assistant", content="", tool_calls=(ToolCall(id="i" * 256, name="n", arguments="{}"),) * 128, name="m" * 256

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvscope_engine.bench.laboratory.rankings import LargestBound, Oracle
-from kvscope_engine.bench.laboratory.sparse import Hierarchical, Sparse
+from kvscope_engine.bench.laboratory.sparse import Hierarchical, LargestBound, Oracle, Sparse
 from kvscope_engine.bench.laboratory.untrained import HashBuckets, LowRank
 from kvscope_kernels import ops_for
 from kvscope_kernels.attention_args import AttentionArgs

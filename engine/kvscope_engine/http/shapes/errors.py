@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from starlette.responses import Response
 
-from kvscope_telemetry.sources.outgoing import NO_ENGINE
+from kvscope_telemetry.sockets.client_sockets import NO_ENGINE
 
 RETRY_AFTER_S: Final = 1
 KINDS: Final = {

@@ -14,8 +14,7 @@ from kvscope_engine.http.shapes.errors import ApiError
 from kvscope_engine.http.tools.forcing import forced_format, structural_tag
 from kvscope_engine.http.tools.formats import UNKNOWN, ToolFormat, format_of
 from kvscope_engine.http.tools.reader import MAX_CALLS, ToolCallReader
-from kvscope_engine.model.text.detokenizer import IncrementalDecoder
-from kvscope_engine.model.text.tokenizer import Tokenizer
+from kvscope_engine.model.text.tokenizer import IncrementalDecoder, Tokenizer
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Tokens
 from kvscope_telemetry.messages.sampling_params import SamplingParams

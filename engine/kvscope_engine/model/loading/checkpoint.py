@@ -5,14 +5,16 @@ Weights are safetensors alone: nothing is ever unpickled, and no code that comes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 
 from kvscope_engine.model.fetching.progress import ProgressCallback
 from kvscope_engine.model.fetching.quiet import quiet_transformers
-from kvscope_engine.model.fused.weight_segments import segment_a_weight
 from kvscope_engine.model.loading.json_file import read_json
 from kvscope_engine.model.loading.shortage import is_no_memory
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -77,6 +79,23 @@ def load_weights(
     check_report(folder, report)
     module: torch.nn.Module = model
     return module
+
+
+@contextmanager
+def segment_a_weight() -> Iterator[None]:
+    """Inside, a GPU's weights take memory as they need it, each in a segment of its own.
+
+    transformers first takes one piece of memory as large as the model and lets torch cut it up. When fusing later gives
+    up weights here and there, the holes could be used by nothing larger, and nothing could go back to the driver.
+    """
+    from transformers import modeling_utils
+
+    with patch.object(modeling_utils, "caching_allocator_warmup", _take_nothing, create=True):
+        yield
+
+
+def _take_nothing(*_: Any, **__: Any) -> None:
+    """Loading works without."""
 
 
 def check_report(source: Path, report: dict[str, Any]) -> None:

@@ -1,15 +1,26 @@
-"""What torch's allocator says of a GPU's memory: in tensors, cached for the next ones, and left over of blocks in use.
+"""What torch's allocator says of a GPU's memory: how much of it is in use, and a map of its segments and blocks.
 
-Owns the names of its statistics. A CPU's allocator tells nothing.
+Owns the names of its statistics, and of its snapshot's fields. A CPU's allocator tells nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
+import numpy as np
 import torch
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import AllocatorMap
+from kvscope_telemetry.state.allocator_map import AllocatorPool, State, TorchSegment, pack_map
+
+_STATES: Final = {"active_allocated": State.ALLOCATED, "inactive": State.CACHED}
+"""All others wait for a stream, under a name that torch has changed."""
+_SHARED_POOL: Final = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +46,44 @@ def allocator_use(
         split=int(told.get("inactive_split_bytes.all.current", -1)),
         peak=int(told.get("allocated_bytes.all.peak", -1)),
     )
+
+
+def allocator_map(
+    device: torch.device,
+    tag: int,
+    snapshot: Callable[[], Sequence[Mapping[str, Any]]] = lambda: _snapshot(),
+) -> AllocatorMap:
+    """How the allocator divides the memory of `device` now. Raises BadInput for a CPU."""
+    if device.type != "cuda":
+        raise BadInput(f"the engine runs on {device.type!r}: PyTorch segments exist only on a GPU (--device cuda)")
+    began_ns = time.monotonic_ns()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    segments = [_segment(told) for told in snapshot() if told["device"] == index]
+    packed = partial(pack_map, segments, tag=tag, device=f"cuda:{index}")
+    return packed(took_ns=time.monotonic_ns() - began_ns)
+
+
+def _snapshot() -> Sequence[Mapping[str, Any]]:
+    """Of all GPUs, without the history of allocations; torch has no types for it."""
+    told: Sequence[Mapping[str, Any]] = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
+    return told
+
+
+def _segment(told: Mapping[str, Any]) -> TorchSegment:
+    address, blocks = int(told["address"]), told["blocks"]
+    sizes = np.array([block["size"] for block in blocks], np.int64)
+    return TorchSegment(
+        address=address,
+        num_bytes=int(told["total_size"]),
+        stream=int(told["stream"]),
+        pool=_pool(told),
+        offsets=np.array([block["address"] - address for block in blocks], np.int64),
+        sizes=sizes,
+        states=np.array([_STATES.get(block["state"], State.PENDING) for block in blocks], np.uint8),
+    )
+
+
+def _pool(told: Mapping[str, Any]) -> AllocatorPool:
+    if tuple(told.get("segment_pool_id", _SHARED_POOL)) != _SHARED_POOL:
+        return AllocatorPool.PRIVATE
+    return AllocatorPool.SMALL if told["segment_type"] == "small" else AllocatorPool.LARGE

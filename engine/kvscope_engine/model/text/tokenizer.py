@@ -1,20 +1,32 @@
-"""Text to token ids and back, for text as it is and for conversations through the model's chat template.
+"""Text to token ids, for text as it is and for conversations through the model's chat template; and token ids to text,
+at once, or one at a time as an answer streams.
 
-Gives the ids that transformers' tokenizer of the same files gives. Knows no model.
+Gives the ids that transformers' tokenizer of the same files gives. Owns the text of an answer that is not yet told:
+stop strings end it wherever tokens are cut. Knows no model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import msgspec
+import tokenizers
 
 from kvscope_engine.model.text.bounded_turns import MAX_TEMPLATE_S, BoundedTurns
-from kvscope_engine.model.text.detokenizer import Detokenizer
+from kvscope_engine.model.text.fewest_tokens import FewestTokens
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import MAX_PROMPT_CHARACTERS, ChatMessage, ToolCall
+
+REPLACEMENT: Final = "�"
+WINDOW: Final = 16
+"""Tokens decoded again for each new one; the first few give the rest their context (leading spaces)."""
+MAX_WINDOW: Final = 256
+"""Tokens of broken bytes in a row after which nobody waits for the character to become whole."""
+
+Decode = Callable[[Sequence[int]], str]
 
 
 class Codec(Protocol):
@@ -207,3 +219,188 @@ def _call(call: ToolCall) -> dict[str, Any]:
         reason = f"a JSON object ({error})"
         raise BadInput(f"arguments={call.arguments!r:.60} of {call.name!r:.40} are not accepted: {reason}") from None
     return {"id": call.id, "type": "function", "function": {"name": valid_text(call.name), "arguments": arguments}}
+
+
+# Token ids to text, one at a time, as an answer streams.
+class IncrementalDecoder:
+    """What each token adds to the text of those before it: first of all to that of `context`, whose own is not told.
+
+    The pieces joined are the text of all tokens decoded at once, less that of the context. A character whose bytes
+    are spread over tokens comes with the last of them.
+    """
+
+    def __init__(self, decode: Decode, context: Sequence[int] = ()) -> None:
+        self._decode = decode
+        self._ids: list[int] = list(context[-WINDOW // 2 :])
+        text = decode(self._ids) if self._ids else ""
+        self._told = len(text.rstrip(REPLACEMENT))
+        """Characters of the window's text that were handed out."""
+        self._cut = len(self._ids) if self._told == len(text) else 0
+        """Where the window can be cut: its tokens from there on start at a whole character. 0: nowhere."""
+
+    def add(self, token_id: int) -> str:
+        """The text that `token_id` completes."""
+        self._ids.append(token_id)
+        text = self._decode(self._ids)
+        if not text.endswith(REPLACEMENT):
+            piece, self._told = text[self._told :], len(text)
+            self._slide()
+            return piece
+        return self.flush() if len(self._ids) >= MAX_WINDOW else ""
+
+    def flush(self) -> str:
+        """What is left at the end, with replacement characters for bytes that never became one."""
+        piece = self._decode(self._ids)[self._told :] if self._ids else ""
+        self._ids, self._told, self._cut = [], 0, 0
+        return piece
+
+    def _slide(self) -> None:
+        """At the end of a whole character: note it as the next cut, or drop what is before the last one."""
+        if not self._cut:
+            if len(self._ids) >= WINDOW // 2:
+                self._cut = len(self._ids)
+            return
+        if len(self._ids) < WINDOW:
+            return
+        context = self._ids[self._cut :]
+        text = self._decode(context)
+        if text and not text.endswith(REPLACEMENT):
+            self._ids, self._told, self._cut = context, len(text), 0
+
+
+class Detokenizer:
+    """The text of one answer as it streams, up to the first of its stop strings.
+
+    Text that may be the beginning of a stop string is held back until the next tokens tell.
+    """
+
+    def __init__(self, decode: Decode, stop: Sequence[str] = (), context: Sequence[int] = ()) -> None:
+        self._decoder = IncrementalDecoder(decode, context)
+        self._stop = tuple(stop)
+        self._held = ""
+        self.stopped = False
+        """Whether a stop string came. Then the text ends before it, and nothing follows."""
+
+    def add(self, token_id: int, *, may_stop: bool = True) -> str:
+        """The text that can be told now. Without `may_stop` (below `min_tokens`) no stop string counts."""
+        if self.stopped:
+            return ""
+        return self._take(self._decoder.add(token_id), may_stop)
+
+    def flush(self) -> str:
+        """The rest, at the end of an answer; nothing after a stop string."""
+        if self.stopped:
+            return ""
+        piece = self._take(self._decoder.flush(), may_stop=True)
+        rest, self._held = piece + self._held, ""
+        return rest
+
+    def _take(self, piece: str, may_stop: bool) -> str:
+        if not self._stop or not may_stop:
+            piece, self._held = self._held + piece, ""
+            return piece
+        text = self._held + piece
+        found = _first_stop(text, self._stop)
+        if found is not None:
+            self.stopped, self._held = True, ""
+            return text[:found]
+        told = len(text) - _held_length(text, self._stop)
+        self._held = text[told:]
+        return text[:told]
+
+
+def _first_stop(text: str, stop: Sequence[str]) -> int | None:
+    """Where the earliest stop string begins."""
+    places = [place for place in (text.find(string) for string in stop) if place >= 0]
+    return min(places, default=None)
+
+
+def _held_length(text: str, stop: Sequence[str]) -> int:
+    """Length of the longest end of `text` that is the beginning of a stop string."""
+    return max(_overlap(text, string) for string in stop)
+
+
+def _overlap(text: str, string: str) -> int:
+    """Length of the longest end of `text` that `string` begins with, `string` itself not counted."""
+    place = text.find(string[0], max(0, len(text) - len(string) + 1))
+    while place >= 0 and not string.startswith(text[place:]):
+        place = text.find(string[0], place + 1)
+    return len(text) - place if place >= 0 else 0
+
+
+# The two ways a tokenizer comes: as a `tokenizers` file, or as one of transformers' classes in Python.
+class FastCodec:
+    """A `tokenizers.Tokenizer`."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        """Padding and truncation that the file asks for are switched off."""
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+
+    @classmethod
+    def from_file(cls, path: Path) -> FastCodec:
+        """The tokenizer in `path`. Raises BadInput when it is none."""
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise BadInput(f"{path} is not a tokenizer: {error!s:.200}") from error
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # Of a batch, because `encode` itself holds the interpreter until it is through: a long text, the whole engine.
+        return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def vocabulary(self) -> Mapping[str, int]:
+        return dict(self._backend.get_vocab(with_added_tokens=True))
+
+    def special_ids(self) -> frozenset[int]:
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    def is_byte_level(self) -> bool:
+        return "ByteLevel" in str(self._backend.decoder)
+
+    def has_any_character(self) -> bool:
+        """Whether every character has tokens of its own, so that none becomes unknown."""
+        parts = f"{self._backend.pre_tokenizer} {self._backend.decoder}"
+        return "ByteLevel" in parts or "ByteFallback" in parts
+
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        return self._fewest_tokens(text, enough)
+
+    @cached_property
+    def _fewest_tokens(self) -> FewestTokens:
+        any_character = self.has_any_character()
+        return FewestTokens(self._backend, is_byte_level=self.is_byte_level(), has_any_character=any_character)
+
+
+class PythonCodec:
+    """One of transformers' tokenizers that has no `tokenizers` form."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(
+            self._tokenizer.decode(
+                list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def vocabulary(self) -> Mapping[str, int]:
+        return dict(self._tokenizer.get_vocab())
+
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.all_special_ids)
+
+    def is_byte_level(self) -> bool:
+        return "Ġ" in self._tokenizer.get_vocab()
+
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        return 0  # what it does with a text is its own code

@@ -23,11 +23,10 @@ from kvscope_telemetry.external.http_client import (
     why_no_stream,
 )
 from kvscope_telemetry.external.prompting.error_text import error_text
-from kvscope_telemetry.external.prompting.event_lines import EventLines
 from kvscope_telemetry.external.prompting.question import Question
 from kvscope_telemetry.external.prompting.reply_box import ReplyBox
 from kvscope_telemetry.external.prompting.served_model import ServedModel
-from kvscope_telemetry.external.prompting.streamed_answer import DONE, AnswerError, StreamedAnswer
+from kvscope_telemetry.external.prompting.streamed_answer import DONE, AnswerError, EventLines, StreamedAnswer
 from kvscope_telemetry.messages.commands import Accepted, Done, Failed, Refused, Reply
 
 if TYPE_CHECKING:

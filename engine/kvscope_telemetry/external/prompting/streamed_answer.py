@@ -1,4 +1,5 @@
-"""One answer's events as `Tokens` and `Finished`. Owns what of each completion was told; knows no sockets.
+"""One answer's bytes as events, and these as `Tokens` and `Finished`. Owns what of each completion was told, and is
+bounded; knows no sockets.
 
 Times are of this machine, the way included. Tokens are counted by the server's usage where it gives one; else by the
 pieces that came, of which each has one token at least.
@@ -17,7 +18,9 @@ from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.external.prompting.error_text import error_text_of_body, one_line
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Tokens, Usage
 
+MAX_EVENT_BYTES: Final = 1 << 20
 DONE: Final = b"[DONE]"
+_FIELD: Final = b"data:"
 THINK: Final = ("<think>\n", "\n</think>\n\n")
 """Around what a server tells apart as reasoning: as models write it themselves."""
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
@@ -62,6 +65,34 @@ class _Completion:
     num_tokens: int = 0
     first_s: float | None = None
     is_thinking: bool = False
+
+
+class EventLines:
+    """Server-sent events out of the pieces in which they come, cut anywhere. Of one answer."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._num_bytes = 0
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The data of each event that is whole now. Raises ProtocolError for one without an end."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        events: list[bytes] = []
+        for line in lines:
+            self._take(line.removesuffix(b"\r"), events)
+        if len(self._rest) + self._num_bytes > MAX_EVENT_BYTES:
+            raise ProtocolError(f"one event of the answer has more than {MAX_EVENT_BYTES >> 20} MB: that is not read")
+        return events
+
+    def _take(self, line: bytes, events: list[bytes]) -> None:
+        if line.startswith(_FIELD):
+            self._data.append(line[len(_FIELD) :].removeprefix(b" "))
+            self._num_bytes += len(line)
+        elif not line and self._data:
+            events.append(b"\n".join(self._data))
+            self._data.clear()
+            self._num_bytes = 0
 
 
 class AnswerError(ProtocolError):

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.engine.model.fetching.small_hub import FILES, small_hub
 
 from kvscope_engine.model.fetching.hub import hub_folder
 from kvscope_telemetry.errors import KvscopeError
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-FILES = {
-    "config.json": b'{"model_type": "llama"}',
-    "model.safetensors": os.urandom(300_000),
-    "pytorch_model.bin": b"\x80never fetched",
-    "modeling_own.py": b"never fetched",
-}
 ASK = """
-import json, sys
+import json, os, resource, sys
+if limit := int(os.environ.get("MAX_FILE_BYTES", "0")):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 from kvscope_engine.model.fetching.hub import hub_folder
 from kvscope_telemetry.errors import KvscopeError
 heard = []
@@ -37,65 +30,11 @@ print(json.dumps([[progress.done, progress.total] for progress in heard]))
 """
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the hub as a download of one model asks for."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path = self.path.split("?")[0]
-        if path.startswith("/api/models/owner/model/tree/"):
-            entries = [
-                {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-                for name, data in FILES.items()
-            ]
-            self.answer(json.dumps(entries).encode())
-        elif path.startswith("/api/models/owner/model"):
-            siblings = [{"rfilename": name} for name in FILES]
-            self.answer(json.dumps({"id": "owner/model", "sha": COMMIT, "siblings": siblings}).encode())
-        elif path.startswith(f"/owner/model/resolve/{COMMIT}/"):
-            self.answer(FILES[path.rsplit("/", 1)[1]])
-        elif path.startswith("/api/models/owner/closed"):
-            self.answer(b"{}", 403, {"X-Error-Code": "GatedRepo"})
-        else:
-            self.answer(b"{}", 404, {"X-Error-Code": "RepoNotFound"})
-
-    def answer(self, data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        extra = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT, **(headers or {})}
-        for name, value in {"Content-Length": str(len(data)), **extra}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        """Tests are silent."""
-
-
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A hub, and the environment of a process that asks it."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    proxies = {name: "" for name in os.environ if name.lower().endswith("_proxy")}
-    yield (
-        os.environ
-        | proxies
-        | {
-            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-            "HF_HOME": str(tmp_path / "home"),
-            "HF_HUB_OFFLINE": "0",
-            "HF_TOKEN": "",
-        }
-    )
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    """The environment of a process that asks a hub."""
+    with small_hub(tmp_path / "home") as environment:
+        yield os.environ | environment
 
 
 def ask(repository: str, environment: dict[str, str]) -> tuple[str, list[list[int]], str]:
@@ -120,8 +59,16 @@ def test_a_download(hub: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("repository", "error"),
     [
-        ("owner/nothing", "BadInput: model 'owner/nothing'"),
-        ("owner/closed", "BadInput: model 'owner/closed' is gated"),
+        (
+            "owner/nothing",
+            "BadInput: model 'owner/nothing' not found: no such folder, and no such id on the",
+        ),
+        ("owner/closed", "BadInput: model 'owner/closed' is gated: accept its licence at http://127.0.0.1:"),
+        ("owner/empty", "BadInput: model 'owner/empty' is not accepted: it is empty on the Hugging Face hub"),
+        (
+            "owner/broken",
+            "KvscopeError: model 'owner/broken' is not on this machine, and the Hugging Face hub",
+        ),
     ],
 )
 def test_what_the_hub_does_not_give(hub: dict[str, str], repository: str, error: str) -> None:
@@ -130,9 +77,27 @@ def test_what_the_hub_does_not_give(hub: dict[str, str], repository: str, error:
 
 def test_a_hub_that_cannot_be_reached(hub: dict[str, str]) -> None:
     answer, _, _ = ask("owner/model", hub | {"HF_ENDPOINT": "http://127.0.0.1:9"})
-    assert (
-        answer == "KvscopeError: model 'owner/model' is not on this machine, and the Hugging Face hub cannot be reached"
+    assert answer == (
+        "KvscopeError: model 'owner/model' is not on this machine, and the Hugging Face hub cannot be reached"
+        " ([Errno 111] Connection refused)"
     )
+
+
+def test_a_hub_that_is_not_to_be_asked(hub: dict[str, str]) -> None:
+    answer, _, _ = ask("owner/model", hub | {"HF_HUB_OFFLINE": "1"})
+    assert answer == (
+        "KvscopeError: model 'owner/model' is not on this machine,"
+        " and HF_HUB_OFFLINE forbids to ask the Hugging Face hub"
+    )
+
+
+def test_no_room_for_it(hub: dict[str, str]) -> None:
+    answer, _, _ = ask("owner/model", hub | {"MAX_FILE_BYTES": "200000"})
+    assert answer == (
+        f"KvscopeError: model 'owner/model' cannot be kept in '{hub['HF_HOME']}/hub': File too large; free space or fix"
+        " permissions there, or set HF_HOME to another folder"
+    )
+    assert ask("owner/model", hub)[0].startswith(hub["HF_HOME"]), "and another time it comes"
 
 
 def test_offline_and_not_here() -> None:

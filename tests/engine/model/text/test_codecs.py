@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.model.text.tokenizer_files import FastCodec, PythonCodec
+from kvscope_engine.model.text.tokenizer import FastCodec, PythonCodec
 from kvscope_telemetry.errors import BadInput
 
 

@@ -13,8 +13,7 @@ from tests.conftest import examples
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from kvscope_engine.model.text.detokenizer import MAX_WINDOW, Detokenizer
-from kvscope_engine.model.text.tokenizer import Tokenizer
+from kvscope_engine.model.text.tokenizer import MAX_WINDOW, Detokenizer, Tokenizer
 
 TEXTS = (
     "The capital of France is Paris.",

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from kvscope_engine.model.text.tokenizer import Tokenizer
-from kvscope_engine.model.text.tokenizer_files import FastCodec
+from kvscope_engine.model.text.tokenizer import FastCodec, Tokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 TEXTS = st.one_of(

@@ -7,8 +7,12 @@ from tests.telemetry.external.prompting.conftest import event, piece_of
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.external.prompting.error_text import MAX_LETTERS, error_text
-from kvscope_telemetry.external.prompting.event_lines import MAX_EVENT_BYTES, EventLines
-from kvscope_telemetry.external.prompting.streamed_answer import AnswerError, StreamedAnswer
+from kvscope_telemetry.external.prompting.streamed_answer import (
+    MAX_EVENT_BYTES,
+    AnswerError,
+    EventLines,
+    StreamedAnswer,
+)
 from kvscope_telemetry.messages.commands import Usage
 
 STREAM = b": ping\r\n\r\ndata: one\r\n\r\nevent: x\nid: 5\ndata:two\ndata: and more\n\n\ndata: \xc3\xa9\n\n"

@@ -9,7 +9,7 @@ import pytest
 from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.messages.commands import Abort, Control, Failed, Refused, Submit
 from kvscope_telemetry.messages.wire import decode_command
-from kvscope_telemetry.sources.outgoing import MAX_WAIT_NS, MAX_WAITING, MAX_WAITING_BYTES, Outgoing
+from kvscope_telemetry.sockets.client_sockets import MAX_WAIT_NS, MAX_WAITING, MAX_WAITING_BYTES, Outgoing
 
 
 def test_commands_leave_in_order_as_far_as_they_are_taken() -> None:

@@ -13,7 +13,7 @@ from kvscope_telemetry.messages.commands import (
     Tokens,
     Usage,
 )
-from kvscope_telemetry.sources.outgoing import AwaitedRequests
+from kvscope_telemetry.sockets.client_sockets import AwaitedRequests
 
 
 def _finished(request_id: str, index: int = 0) -> Finished:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvscope_engine.model.memory.allocator_map import allocator_map
+from kvscope_engine.model.memory.allocator import allocator_map
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.state.allocator_map import AllocatorPool, State, unpack_map
 

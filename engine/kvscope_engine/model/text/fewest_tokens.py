@@ -1,0 +1,124 @@
+"""How many tokens a text has at least, by its bytes: what is too long for a model is refused before it is read."""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import tokenizers
+
+SPACE: Final = "\u2581"
+"""What SentencePiece writes for a space."""
+PIECE_BYTES: Final = 1 << 18
+KEEPING: Final = frozenset(("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"))
+"""Kinds of pre-tokenizers that cut a text and drop nothing of it, unless their `behavior` says so."""
+
+
+class FewestTokens:
+    """Of one tokenizer.
+
+    Each byte of a text is in exactly one of its tokens. With `longest(b)` the length in bytes of the longest token
+    that holds byte b somewhere, a token of n bytes holds only bytes with longest(b) >= n. So its bytes add up to at
+    most 1 when each counts 1 / longest(b), and
+
+        tokens >= sum over the text's bytes b of 1 / longest(b)
+
+    Never too high, and a histogram is all that it takes. It holds for tokenizers that leave a text's bytes as they
+    are, or change them in ways that are followed here (NFC, spaces written as U+2581); of others nothing is claimed.
+    Bytes that the vocabulary cannot write count nothing, nor do spaces where a special token may swallow those
+    beside it.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, *, is_byte_level: bool, has_any_character: bool) -> None:
+        normalizers, cutters = _parts(backend.normalizer), _parts(backend.pre_tokenizer)
+        kinds = {str(part["type"]) for part in normalizers}
+        added = backend.get_added_tokens_decoder().values()
+        writes_spaces = any(part["type"] == "Metaspace" for part in cutters) or any(map(_writes_spaces, normalizers))
+        self._composes = "NFC" in kinds
+        self._writes_spaces = writes_spaces
+        self._swallows_spaces = any(token.lstrip or token.rstrip for token in added)
+        is_followed = (
+            has_any_character
+            and all(map(_is_followed, normalizers))
+            and all(part["type"] in KEEPING and part.get("behavior") != "Removed" for part in cutters)
+            and type(backend.model) in (tokenizers.models.BPE, tokenizers.models.Unigram)
+        )
+        self._shares = _shares(backend, is_byte_level=is_byte_level) if is_followed else np.zeros(256)
+
+    def __call__(self, text: str, enough: int) -> int:
+        """A number that `text` has at least; `enough`, or more, ends the counting."""
+        if self._composes and not text.isascii() and not unicodedata.is_normalized("NFC", text):
+            text = unicodedata.normalize("NFC", text)
+        if self._writes_spaces:
+            text = text.replace(SPACE, " ")
+        if self._swallows_spaces:
+            text = "".join(text.split())
+        data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+        total = 0.0
+        for start in range(0, len(data), PIECE_BYTES):
+            total += float(np.bincount(data[start : start + PIECE_BYTES], minlength=256) @ self._shares)
+            if total > enough + 1:
+                break
+        return math.ceil(total * (1 - 1e-9))  # less than any rounding of sums is off
+
+
+def _shares(backend: tokenizers.Tokenizer, *, is_byte_level: bool) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """For each byte 1 / longest(byte); 0 for those that have no token of their own."""
+    longest = np.zeros(256, np.int64)
+    has_own = np.zeros(256, bool)
+    for token in _token_bytes(backend, is_byte_level=is_byte_level):
+        held = list(set(token))
+        longest[held] = np.maximum(longest[held], len(token))
+        if len(token) == 1:
+            has_own[token[0]] = True
+    return np.divide(1.0, longest, out=np.zeros(256), where=has_own)
+
+
+def _token_bytes(backend: tokenizers.Tokenizer, *, is_byte_level: bool) -> Iterator[bytes]:
+    letters = _letters() if is_byte_level else {}
+    added = backend.get_added_tokens_decoder()
+    for text, token_id in backend.get_vocab(with_added_tokens=True).items():
+        if token_id in added:
+            yield added[token_id].content.encode()
+        elif is_byte_level:
+            yield b"".join(letters.get(letter) or letter.encode() for letter in text)
+        elif len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+            yield bytes.fromhex(text[3:5])
+        else:
+            yield text.replace(SPACE, " ").encode()
+
+
+def _letters() -> dict[str, bytes]:
+    """GPT-2's letter for each byte: its own where that can be seen, else one from 256 on."""
+    own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in own]
+    return {chr(byte): bytes([byte]) for byte in own} | {
+        chr(256 + place): bytes([byte]) for place, byte in enumerate(others)
+    }
+
+
+def _parts(component: Any) -> list[dict[str, Any]]:
+    """A normalizer or pre-tokenizer as data, sequences taken apart."""
+    return [] if component is None else list(_flat(json.loads(component.__getstate__())))
+
+
+def _flat(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if part["type"] != "Sequence":
+        yield part
+        return
+    for inner in part.get("normalizers") or part.get("pretokenizers") or ():
+        yield from _flat(inner)
+
+
+def _writes_spaces(normalizer: dict[str, Any]) -> bool:
+    if normalizer["type"] != "Replace":
+        return False
+    return (normalizer["pattern"], normalizer["content"]) == ({"String": " "}, SPACE)
+
+
+def _is_followed(normalizer: dict[str, Any]) -> bool:
+    return normalizer["type"] in ("NFC", "Prepend", "ByteLevel") or _writes_spaces(normalizer)
