@@ -359,9 +359,14 @@ class StoredChunks:
             if [batch.num_frames for batch in batches] != [chunk.num_frames]:
                 return None
             joined = batches[0].joined(until_ns)
-            for log_time_ns, _ in joined or ():
+            if joined is None:
+                return None
+            for at, (log_time_ns, frame) in enumerate(joined):
                 self._check_time(chunk, log_time_ns)
-            return joined and [(log_time_ns, accepted(frame, self.unknowns)) for log_time_ns, frame in joined]
+                known = accepted(frame, self.unknowns)
+                assert isinstance(known, Frame), "a frame stays one"
+                joined[at] = log_time_ns, known
+            return joined
         except ProtocolError:  # noted where its frames are read
             return None
 
