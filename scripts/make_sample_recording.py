@@ -23,7 +23,6 @@ from importlib import resources
 from pathlib import Path
 
 from kvscope_telemetry.exports.digest import digest
-from kvscope_telemetry.exports.recover import recover
 from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.messages.commands import Abort, ChatMessage, Command, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -86,7 +85,7 @@ def cut(whole: Path, out: Path) -> None:
     recording, part = Recording.open(whole), whole.with_name("part.mcap")
     steps = (at_s for at_s, message in recording.messages() if isinstance(message, Frame) and message.batch.number)
     save(recording, part, max(next(steps, 0.0) - 1.0, 0.0))
-    recover(Recording.open(part), out)
+    save(Recording.open(part), out)
 
 
 def load(source: LiveSource, seconds: float) -> None:

@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from desktop_process import DesktopProcess, synthetic_engine
 
-from kvscope_telemetry.exports.recover import recover
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.timeline.left_rings import left_rings
 from kvscope_telemetry.timeline.ring_folder import is_held
 from kvscope_telemetry.timeline.ring_recording import RingRecording
+from kvscope_telemetry.timeline.save import save
 
 MAX_LOST_S = 1.0
 
@@ -57,8 +57,8 @@ def kill_once(endpoint: str, home: Path, after_s: float) -> Left:
     recording = Recording.open(part)
     assert recording.num_damaged == 0, recording.detail
     whole = path.with_name(f"whole-{path.name}")
-    recovered = recover(recording, whole)
-    assert recovered.num_left_out == 0, "a state goes before the first frame"
+    recovered = save(recording, whole)
+    assert recovered.num_without_state == 0, "a state goes before the first frame"
     assert Recording.open(whole).state_at(1e9).seq == recording.state_at(1e9).seq
     while any(is_held(folder) for folder in desktop.rings.iterdir()):
         time.sleep(0.02)  # the process that writes it ends once it wrote what it was given

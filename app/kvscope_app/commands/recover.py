@@ -27,8 +27,8 @@ def add_recover_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
 
 def recover(args: argparse.Namespace) -> int:
     """Write it, and say what was saved."""
-    from kvscope_telemetry.exports import recover as recovering
     from kvscope_telemetry.recordings.reader import Recording
+    from kvscope_telemetry.timeline.save import save
 
     out = args.out or args.file.with_name(
         args.file.name.removesuffix(".part").removesuffix(".mcap") + "-recovered.mcap"
@@ -37,8 +37,8 @@ def recover(args: argparse.Namespace) -> int:
         raise BadInput(f"--out {str(out)!r} is the input file: choose another name")
     with Progress("recovering") as progress:
         recording = Recording.open(args.file)
-        done = recovering.recover(recording, out, progress.watch)
-    lost = f", {done.num_left_out:,} frames without a preceding state left out" if done.num_left_out else ""
+        done = save(recording, out, watch=progress.watch)
+    lost = f", {done.num_without_state:,} of them without a preceding state" if done.num_without_state else ""
     print(f"{out}: {done.num_frames:,} frames, {done.length_s:,.1f} s{lost}")
     for line in recording.detail.splitlines():
         print(f"  {args.file}: {line}")

@@ -86,8 +86,7 @@ def _copy(
     if recording is None:
         raise KvscopeError("there is no history to make a video of")
     from_s = max(wish.from_s or 0.0, recording.first_s)
-    if not save(recording, copy, from_s, wish.until_s, watch=lambda share: watch(share * _SAVING)):
-        raise OpeningCancelled
+    save(recording, copy, from_s, wish.until_s, watch=lambda share: watch(share * _SAVING))
     return (Recording.open(copy).start_ns - recording.start_ns) / 1e9
 
 

@@ -51,7 +51,9 @@ _NO_WORK: Final = Frame.__struct_defaults__[-1]
 
 def check(message: TelemetryMessage) -> None:
     """Raise ProtocolError when `message` contradicts itself or is out of range."""
-    if isinstance(message, Frame):
+    if isinstance(message, DeltaCheckpoint):
+        check_delta_checkpoint(message)
+    elif isinstance(message, Frame):
         check_frame(message)
     elif isinstance(message, Heartbeat):
         _counts("Heartbeat", (message.epoch, message.time_ns, message.seq, message.step, message.num_unfinished))

@@ -48,6 +48,7 @@ class PlaybackReader:
         self._spans = Spans(self._memory_before)
         self._messages: Iterator[tuple[float, TelemetryMessage]] = iter(())
         self._ahead: tuple[int, TelemetryMessage] | None = None
+        self._is_behind = False  # what comes next was not looked at: who only jumps has no need of it
         self._place = (0, 0)  # when what was read last was, and how much was read of that time
         self._memories: dict[int, MemoryBreakdown] = {}
         self._silent_ns: dict[int, int] = {}  # epoch -> up to when the file is known to say nothing of memory
@@ -61,22 +62,21 @@ class PlaybackReader:
         base_ns = max(0, to_ns - PAST_NS) if with_past else to_ns
         self._spans = Spans(self._memory_before)
         self._messages = iter(self._recording.run_up(base_ns / 1e9))
-        self._place = (0, 0)
-        self._advance()
+        self._place, self._is_behind = (0, 0), True
         if not self._read(base_ns, is_wanted):
             return None
         # What is after the state there; and all, where there is none.
         has_state = self._spans.continuity.epoch is not None
         self._tell_devices(base_ns)
         self._messages = self._recording.messages(base_ns / 1e9 if has_state else 0.0, keyframes=True)
-        self._advance()
+        self._is_behind = True
         if not has_state and not self._read(base_ns, is_wanted):
             return None
         self._spans.begin_short(base_ns)
-        if not self._read(to_ns, is_wanted):
+        if to_ns > base_ns and not self._read(to_ns, is_wanted):
             return None
-        while self._spans.continuity.epoch is None and self._ahead is not None:
-            self._take_ahead(self._ahead)
+        while self._spans.continuity.epoch is None and (ahead := self._next()) is not None:
+            self._take(ahead)
         self._spans.pass_time(to_ns)
         spans = self._spans.take()
         return [replace(spans[0], jumped=True), *spans[1:]] if spans else []
@@ -131,7 +131,7 @@ class PlaybackReader:
     def grow(self) -> bool:
         """Look for what was written since; whether there is more, or less."""
         has_changed = self._recording.grow()
-        if has_changed and self._ahead is None:
+        if has_changed and not self._is_behind and self._ahead is None:
             self._read_on()
         return has_changed
 
@@ -142,21 +142,28 @@ class PlaybackReader:
     def _read(self, until_ns: int, is_wanted: Callable[[], bool]) -> bool:
         """False when it was given up."""
         num_read = 0
-        while self._ahead is not None and self._ahead[0] <= until_ns:
-            self._take_ahead(self._ahead)
+        while (ahead := self._next()) is not None and ahead[0] <= until_ns:
+            self._take(ahead)
             num_read += 1
             if num_read % _LOOK_EVERY == 0 and not is_wanted():
                 return False
         return True
 
-    def _take_ahead(self, ahead: tuple[int, TelemetryMessage]) -> None:
+    def _next(self) -> tuple[int, TelemetryMessage] | None:
+        """What was not taken yet; None: so far there is nothing."""
+        if self._is_behind:
+            self._advance()
+        return self._ahead
+
+    def _take(self, ahead: tuple[int, TelemetryMessage]) -> None:
         at_ns, message = ahead
         if isinstance(message, MemoryBreakdown):
             self._memories[message.epoch] = message
         self._spans.add(at_ns, message)
-        self._advance()
+        self._is_behind = True
 
     def _advance(self) -> None:
+        self._is_behind = False
         following = next(self._messages, None)
         if following is None:
             self._ahead = None

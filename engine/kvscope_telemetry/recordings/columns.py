@@ -193,7 +193,9 @@ class Columns:
         self._columns = stored.columns
         self._tables: set[str] | None = None
         self._hashes: Numbers | None = None
-        self._num_hashes = 0  # of them, that the columns so far refer to
+        self._hash_counts = np.array([_num_hashes(stored.columns)])  # of each of those that were packed
+        self._hashes_seen = np.zeros(1, np.int64)  # of them, that the columns so far refer to
+        self._rows_at: dict[str, tuple[dict[str, Numbers], Ints]] = {}
         self._left_bytes = MAX_PACKED_BYTES
 
     def numbers(self, name: str) -> Ints:
@@ -235,10 +237,11 @@ class Columns:
         with readable("a message of columns"):
             return [kind(**dict(zip(names, values, strict=True))) for values in zip(*parts.values(), strict=True)]
 
-    def table(self, kind: type[_Record], path: str) -> _Record:
-        """The rows of all messages as those of one, in their order; and of other numbers the last."""
+    def table(self, kind: type[_Record], path: str, num_records: int | None = None) -> _Record:
+        """The rows of all messages, or of the first so many, as those of one; of other numbers the last."""
+        picks = None if num_records is None else range(num_records)
         return kind(
-            **{name: values[-1] for name, values in self._struct(kind, path + ".", None, together=True).items()}
+            **{name: values[-1] for name, values in self._struct(kind, path + ".", picks, together=True).items()}
         )
 
     def _struct(
@@ -271,22 +274,35 @@ class Columns:
         self, path: str, rows: Mapping[str, Packing], picks: Sequence[int] | None, *, together: bool
     ) -> dict[str, Sequence[bytes]]:
         key = next(name for name, packing in rows.items() if packing.is_key)
+        unpacked, counts = self._unpacked_rows(path, rows, key)
+        if together and picks is not None:
+            num_rows = int(counts[: len(picks)].sum())
+            unpacked = {name: numbers[:num_rows] for name, numbers in unpacked.items()}
+        found: dict[str, Sequence[bytes]] = {}
+        for name, packing in rows.items():
+            numbers, own = unpacked[name], counts
+            if packing.is_optional and path + name not in self._columns:
+                numbers = numbers[:0]
+            elif packing.is_optional:
+                numbers, own = _without_zeros(numbers, unpacked.get(packing.rows_with), counts, together=together)
+            found[name] = _split(numbers, own if numbers.size else np.zeros_like(own), picks, together=together)
+        return found
+
+    def _unpacked_rows(self, path: str, rows: Mapping[str, Packing], key: str) -> tuple[dict[str, Numbers], Ints]:
+        """The columns of a struct of rows in the order of the messages, and how many rows are of each; once."""
+        if path in self._rows_at:
+            return self._rows_at[path]
         ids, counts = self.keys(path.rstrip("."), key)
         order = self._keys_in_messages_order(ids, counts) if ids.size else None
-        found: dict[str, Sequence[bytes]] = {
-            key: _split(ids, counts if ids.size else np.zeros_like(counts), picks, together=together)
-        }
-        unpacked: dict[str, Numbers] = {}
+        unpacked = {key: ids}
         for name, packing in rows.items():
             if packing.is_optional and path + name not in self._columns:
-                found[name] = [b""] * (1 if together else self.num_records if picks is None else len(picks))
+                unpacked[name] = np.zeros(0, packing.dtype)
             elif not packing.is_key:
-                numbers = unpacked[name] = self._row_numbers(path + name, packing, counts, order)
-                own = counts
-                if packing.is_optional:
-                    numbers, own = _without_zeros(numbers, unpacked.get(packing.rows_with), counts, together=together)
-                found[name] = _split(numbers, own, picks, together=together)
-        return found
+                unpacked[name] = self._row_numbers(path + name, packing, counts, order)
+        if self.num_records > 1:  # of a single message nobody asks twice
+            self._rows_at[path] = unpacked, counts
+        return unpacked, counts
 
     def _row_numbers(self, name: str, packing: Packing, counts: Ints, order: Numbers | None) -> Numbers:
         """In the order of the messages."""
@@ -311,16 +327,23 @@ class Columns:
     def _hash_numbers(self, name: str, counts: Ints) -> Numbers:
         """Columns of hashes are asked for in the order of the struct: each goes on from the one before."""
         back = self._column(name, U4, counts)
-        num_hashes = len(self._columns.get(_HASHES, ("", b""))[1]) // U8.itemsize
         if self._hashes is None:
-            self._hashes = np.concatenate([np.zeros(1, U8), self._column(_HASHES, U8, np.array([num_hashes]))])
-        is_new = back == 1
-        newest = self._num_hashes + np.cumsum(is_new) - is_new
-        places = np.where(back == 0, 0, newest + 2 - back.astype(np.int64))
-        self._num_hashes += int(is_new.sum())
-        if self._num_hashes > num_hashes or (places < 0).any():
+            self._hashes = np.concatenate([np.zeros(1, U8), self._column(_HASHES, U8, self._hash_counts)])
+        is_new, counts = back == 1, self._rows_packed_together(counts)
+        total = np.cumsum(is_new)
+        before, until = np.concatenate(([0], total))[[np.cumsum(counts) - counts, np.cumsum(counts)]]
+        first = np.cumsum(self._hash_counts) - self._hash_counts + self._hashes_seen - before + 2
+        places = total - is_new - back + np.repeat(first, counts)
+        places[back == 0] = 0
+        self._hashes_seen += until - before
+        if (self._hashes_seen > self._hash_counts).any() or places.min(initial=0) < 0:
             raise ProtocolError(f"column {name:.40} refers to hashes that are not there")
-        return self._hashes[places]
+        found: Numbers = self._hashes[places]
+        return found
+
+    def _rows_packed_together(self, counts: Ints) -> Ints:
+        """How many of the rows, of which each message has so many, are in each of those that were packed."""
+        return np.array([counts.sum()])
 
     def _objects(self, name: str, field: _Field) -> Sequence[Any]:
         if name not in self._columns:
@@ -338,7 +361,7 @@ class Columns:
         count = self._claim(counts, dtype)
         if name not in self._columns:
             return np.zeros(count, dtype)
-        numbers = _shuffled(name, *self._columns[name], dtype, count).T.copy().view(dtype).reshape(count)
+        numbers = _unshuffled(_checked(name, *self._columns[name], dtype, count), dtype)
         is_difference = self._columns[name][0][0] != _AS_THEY_ARE
         return numbers.cumsum(dtype=dtype, out=numbers) if is_difference else numbers
 
@@ -351,11 +374,21 @@ class Columns:
         return count
 
 
-def _shuffled(name: str, said: str, data: bytes, dtype: np.dtype[Any], count: int) -> npt.NDArray[np.uint8]:
-    """The bytes of a column by their significance, shape (itemsize, count)."""
-    if said.removeprefix(_AS_THEY_ARE) != dtype.str or len(data) != count * dtype.itemsize:
+def _checked(name: str, said: str, data: bytes, dtype: np.dtype[Any], count: int) -> bytes:
+    """The data of a column that holds so many numbers."""
+    if said not in (dtype.str, _AS_THEY_ARE + dtype.str) or len(data) != count * dtype.itemsize:
         raise ProtocolError(f"column {name:.40} has {len(data)} bytes of {said:.10}, not {count} of {dtype.str}")
-    return np.frombuffer(data, _BYTE).reshape(dtype.itemsize, count)
+    return data
+
+
+def _unshuffled(data: bytes, dtype: np.dtype[Any]) -> Numbers:
+    """Numbers of their bytes by significance. One significance after another: to transpose all takes numpy three times
+    as long."""
+    planes = np.frombuffer(data, _BYTE).reshape(dtype.itemsize, -1)
+    numbers = np.empty(planes.shape[1], dtype)
+    for place, plane in zip(numbers.view(_BYTE).reshape(-1, dtype.itemsize).T, planes, strict=True):
+        place[:] = plane
+    return numbers
 
 
 class ColumnsInRow(Columns):
@@ -369,29 +402,18 @@ class ColumnsInRow(Columns):
         self._parts = [part._columns for part in parts]
         self._columns = {name: told for columns in self._parts for name, told in columns.items()}
         self._tables, self._hashes, self._left_bytes = None, None, MAX_PACKED_BYTES
-        self._num_hashes = 0
-        self._hash_counts = [len(columns.get(_HASHES, ("", b""))[1]) // U8.itemsize for columns in self._parts]
+        self._rows_at = {}
+        self._hash_counts = np.array([_num_hashes(columns) for columns in self._parts])
         self._hashes_seen = np.zeros(len(parts), np.int64)
 
     def _keys_in_messages_order(self, keys: Numbers, counts: Ints) -> Numbers | None:
-        part = np.repeat(np.arange(len(counts)), counts)
-        if ((keys[1:] < keys[:-1]) & (part[1:] == part[:-1])).any():
+        descends = np.flatnonzero(keys[1:] < keys[:-1]) + 1
+        if not set(descends.tolist()) <= set(np.cumsum(counts).tolist()):
             raise ProtocolError("rows of a message among several that do not ascend")
         return None
 
-    def _hash_numbers(self, name: str, counts: Ints) -> Numbers:
-        back = self._column(name, U4, counts).astype(np.int64)
-        num_hashes = np.array(self._hash_counts)
-        if self._hashes is None:
-            self._hashes = np.concatenate([np.zeros(1, U8), self._column(_HASHES, U8, num_hashes)])
-        is_new, part = back == 1, np.repeat(np.arange(len(counts)), counts)
-        total = np.concatenate(([0], np.cumsum(is_new)))
-        starts = np.cumsum(counts) - counts
-        own = (self._hashes_seen - total[starts])[part] + total[:-1] + 2 - back  # its place in its own message
-        self._hashes_seen += np.diff(np.append(total[starts], total[-1]))
-        if (self._hashes_seen > num_hashes).any() or ((own < 1) & (back > 0)).any():
-            raise ProtocolError(f"column {name:.40} refers to hashes that are not there")
-        return self._hashes[np.where(back == 0, 0, own + (np.cumsum(num_hashes) - num_hashes)[part])]
+    def _rows_packed_together(self, counts: Ints) -> Ints:
+        return counts
 
     def _objects(self, name: str, field: _Field) -> Sequence[Any]:
         decode = _objects_decoder(field.info.type).decode
@@ -405,19 +427,18 @@ class ColumnsInRow(Columns):
 
     def _column(self, name: str, dtype: np.dtype[Any], counts: Ints) -> Numbers:
         total = self._claim(counts, dtype)
-        numbers = np.zeros(total, dtype)
-        data = numbers.view(_BYTE).reshape(total, dtype.itemsize)
-        at, is_difference = 0, True
-        for columns, count in zip(self._parts, counts.tolist(), strict=True):
-            told = columns.get(name)
-            if told is not None:
-                data[at : at + count] = _shuffled(name, told[0], told[1], dtype, count).T
-                is_difference = told[0][0] != _AS_THEY_ARE
-            at += count
-        if is_difference and total:
+        if name not in self._columns:
+            return np.zeros(total, dtype)
+        parts = [
+            (count, _checked(name, *columns[name], dtype, count) if name in columns else bytes(count * dtype.itemsize))
+            for columns, count in zip(self._parts, counts.tolist(), strict=True)
+        ]
+        planes = [data[at * count : (at + 1) * count] for at in range(dtype.itemsize) for count, data in parts]
+        numbers = _unshuffled(b"".join(planes), dtype)
+        if self._columns[name][0][0] != _AS_THEY_ARE and total:
+            starts = (np.cumsum(counts) - counts)[counts > 0]
+            numbers[starts[1:]] -= np.add.reduceat(numbers, starts, dtype=dtype)[:-1]  # each begins from 0
             numbers.cumsum(dtype=dtype, out=numbers)
-            starts = np.cumsum(counts) - counts
-            numbers -= np.repeat(np.concatenate([np.zeros(1, dtype), numbers])[starts], counts)
         return numbers
 
 
@@ -442,6 +463,10 @@ def _field(info: structs.FieldInfo) -> _Field:
 @cache
 def _objects_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(list[kind])
+
+
+def _num_hashes(columns: Mapping[str, tuple[str, bytes]]) -> int:
+    return len(columns.get(_HASHES, ("", b""))[1]) // U8.itemsize
 
 
 def claimed_bytes(data: bytes) -> int:
@@ -500,6 +525,8 @@ def _without_zeros(numbers: Numbers, needed: Numbers | None, counts: Ints, *, to
 
 
 def _split(numbers: Numbers, counts: Ints, picks: Sequence[int] | None, *, together: bool) -> Sequence[bytes]:
+    if together and picks is not None:
+        numbers = numbers[: int(counts[: len(picks)].sum())]
     data = numbers.tobytes()
     if together or (len(counts) == 1 and picks is None):
         return [data]

@@ -51,18 +51,26 @@ class FrameBatch:
         before: list[int] = self._columns.numbers(_BEFORE).tolist()
         return before
 
-    def joined(self) -> tuple[int, DeltaCheckpoint] | None:
-        """All as a delta checkpoint; None where they do not follow one another."""
-        columns = self._columns
+    def joined(self, until_ns: int | None) -> list[TimedFrame] | None:
+        """All as a delta checkpoint; or those until then, by the wall clock, the last as it came. None where they do
+        not follow one another."""
         if not self._follow_one_another():
             return None
-        return int(self.log_times[-1]), self._between(
+        if until_ns is None:
+            return [self._first_joined(self.num_frames)]
+        last = int(np.searchsorted(self.log_times, until_ns, "right")) - 1
+        return ([self._first_joined(last)] if last > 0 else []) + (self.frames([last]) if last >= 0 else [])
+
+    def _first_joined(self, end: int) -> TimedFrame:
+        columns = self._columns
+        return int(self.log_times[end - 1]), self._between(
             0,
-            self.num_frames,
-            blocks=columns.table(BlockRows, "blocks"),
-            requests=columns.table(RequestRows, "requests"),
-            new_requests=tuple(chain.from_iterable(columns.objects(Frame, "new_requests"))),
-            counters=columns.table(Counters, "counters"),
+            end,
+            blocks=columns.table(BlockRows, "blocks", end),
+            requests=columns.table(RequestRows, "requests", end),
+            new_requests=tuple(chain.from_iterable(columns.objects(Frame, "new_requests")[:end])),
+            events=tuple(chain.from_iterable(columns.objects(Frame, "events")[:end])),
+            counters=columns.table(Counters, "counters", end),
         )
 
     def about(self, block: int) -> Iterator[tuple[int, TimedFrame]]:
@@ -90,7 +98,8 @@ class FrameBatch:
 
     def _follow_one_another(self) -> bool:
         seqs, epochs = self._columns.numbers("seq"), self._columns.numbers("epoch")
-        return bool((np.diff(seqs) == 1).all() and (epochs == epochs[0]).all())
+        in_order = (np.diff(seqs) == 1).all() and (np.diff(self.log_times) >= 0).all()
+        return bool(in_order and (epochs == epochs[0]).all())
 
     def _between(self, begin: int, end: int, **parts: Any) -> DeltaCheckpoint:
         """From before frame `begin` to after the one before `end`."""

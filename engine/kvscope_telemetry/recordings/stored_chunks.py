@@ -22,7 +22,7 @@ from kvscope_telemetry.messages.validity import check_delta_checkpoint
 from kvscope_telemetry.messages.wire import accepted, decode_telemetry
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.columns import Columns, claimed_bytes
-from kvscope_telemetry.recordings.frame_batch import FrameBatch
+from kvscope_telemetry.recordings.frame_batch import FrameBatch, TimedFrame
 from kvscope_telemetry.recordings.keyframes import joined_checkpoints
 from kvscope_telemetry.recordings.layout import (
     BOOKMARKS,
@@ -129,17 +129,19 @@ class StoredChunks:
 
     def frames_on(self, place: StatePlace, where: int, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
         """Frames from the time of a state on, whose chunk is at `where` in the file. What was written before it and
-        ended by then is passed over. Where the state at `place` goes on with a batch as a whole, a delta checkpoint is
-        in the place of its frames, but for the last; `place` is brought along."""
+        ended by then is passed over. Where the state at `place` goes on with a batch, a delta checkpoint is in the
+        place of its frames, but for the last of all; `place` is brought along."""
         channels = self._channels((FRAMES, MESSAGES))
         chunks = [chunk for chunk in self._from(from_ns, until_ns) if chunk.counts.keys() & channels]
         chunks = [chunk for chunk in chunks if chunk.offset > where or chunk.end_ns > from_ns]
         with self.file.open() as file:
             for chunk in chunks:
-                joined = self._joined(file, chunk) if chunk.end_ns <= until_ns and chunk is not chunks[-1] else None
-                if joined is not None and place.is_before(joined[1]):
-                    place.advance(joined[1])
-                    yield joined
+                is_whole = chunk.end_ns <= until_ns and chunk is not chunks[-1]
+                joined = self._joined(file, chunk, None if is_whole else until_ns)
+                if joined is not None and (not joined or place.is_before(joined[0][1])):
+                    for log_time_ns, frame in joined:
+                        place.advance(frame)
+                        yield log_time_ns, frame
                     continue
                 for timed in self._told(file, chunk, (FRAMES, MESSAGES)):
                     if isinstance(timed[1], Frame) and from_ns <= timed[0] <= until_ns:
@@ -149,8 +151,11 @@ class StoredChunks:
 
     def newest_first(self, kinds: Collection[int], until_ns: int) -> Iterator[TimedMessage]:
         """The same from `until_ns` backwards."""
+        channels = self._channels(kinds)
         with self.file.open() as file:
             for chunk in reversed(self.told[: bisect_right(self.told, until_ns, key=_start)]):
+                if not chunk.counts.keys() & channels:
+                    continue
                 for timed in reversed(self._told(file, chunk, kinds)):
                     if timed[0] <= until_ns:
                         yield timed
@@ -338,26 +343,32 @@ class StoredChunks:
         """Checked, in words of this version; None where it does not hold."""
         try:
             self._check_time(chunk, log_time_ns)
-            if isinstance(message, DeltaCheckpoint):
-                check_delta_checkpoint(message)
-                return message
             return accepted(message, self.unknowns)
         except ProtocolError:
             self._note_bad(chunk, place)
             return None
 
-    def _joined(self, file: BinaryIO, chunk: Chunk) -> tuple[int, DeltaCheckpoint] | None:
-        """The frames of a chunk as a delta checkpoint; None where that cannot be."""
-        for place, raw in self._raw(file, chunk, self._channels((FRAMES,))):
-            try:
-                joined = FrameBatch(self._columns_data(chunk, place, raw)).joined()
-                if joined is not None:
-                    self._check_time(chunk, joined[0])
-                    check_delta_checkpoint(joined[1])
-                return joined
-            except ProtocolError:  # noted where its frames are read
+    def _joined(self, file: BinaryIO, chunk: Chunk, until_ns: int | None) -> list[TimedFrame] | None:
+        """As `FrameBatch.joined`; None as well where a chunk has other frames than those of one batch, or they are at
+        hand as they came."""
+        if self._told_last[0] == chunk.offset:
+            return None
+        raws = list(self._raw(file, chunk, self._channels((FRAMES,))))
+        try:
+            batches = [FrameBatch(self._columns_data(chunk, place, raw)) for place, raw in raws]
+            if [batch.num_frames for batch in batches] != [chunk.num_frames]:
                 return None
-        return None
+            joined = batches[0].joined(until_ns)
+            if joined is None:
+                return None
+            for at, (log_time_ns, frame) in enumerate(joined):
+                self._check_time(chunk, log_time_ns)
+                known = accepted(frame, self.unknowns)
+                assert isinstance(known, Frame), "a frame stays one"
+                joined[at] = log_time_ns, known
+            return joined
+        except ProtocolError:  # noted where its frames are read
+            return None
 
     def _checkpoints_in(
         self, chunks: Sequence[Chunk], place: StatePlace

@@ -16,7 +16,7 @@ from kvscope_telemetry.texts.block_texts import RecordedText
 
 MAX_QUEUED_BYTES: Final = 64 << 20
 GATHER_S: Final = 0.25
-"""Who takes lets so much time come together: at hundreds of messages a second waking up costs more than writing."""
+"""A message waits so long for others: at hundreds of messages a second waking up costs more than writing."""
 _MUCH_BYTES: Final = 1 << 20
 
 
@@ -135,8 +135,10 @@ class RecordingQueue:
             self._changed.notify_all()
 
     def _gather(self, until_s: float) -> None:
-        """Let some come together."""
-        left_s = min(GATHER_S, until_s - time.monotonic())
+        """Let some come together; no longer where the first of them has waited already, for a state to be written."""
+        now_s = time.monotonic()
+        first_s = next((each.given_s for each in self._messages if isinstance(each, Queued)), now_s)
+        left_s = min(first_s + GATHER_S, until_s) - now_s
         if left_s > 0:
             self._changed.wait_for(lambda: self._is_urgent or self._is_closed, left_s)
 

@@ -183,6 +183,8 @@ class RecordingWriter:
                 self._file.add_together([(BOOKMARKS, max(each.time_ns, 0), encode_bookmark(each))])
             else:
                 self._record(each)
+        if any(isinstance(each, Queued) and isinstance(each.message, Snapshot) for each in taken):
+            self._flush()  # what came with a state is as late as that was: it waited for it
 
     def _record(self, queued: Queued) -> None:
         message, data = queued.message, queued.data

@@ -1,7 +1,8 @@
-"""A part of what was recorded into a file of its own, after the state it begins with; bookmarks of its time go along.
+"""What is whole of a recording, or a part of it, into a new file: never in place. `kvscope recover` is this, of all.
 
 The messages are told anew, without what is damaged, and what a recording has besides (keyframes, delta checkpoints,
-summaries) is made again: the file is whole in itself.
+summaries) is made again: the file is whole in itself. A part begins with the state there; bookmarks and texts of its
+time go along.
 
 Owns what becomes of the file when that ends early. Knows neither rings nor who asks.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +22,7 @@ from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
 from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.keyframes import snapshot_of
-from kvscope_telemetry.recordings.read_budget import ProgressCallback
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.continuity import Continuity
 from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, settled
@@ -31,64 +34,83 @@ _MAX_QUEUED_BYTES: Final = 4 << 20
 _TEXTS_TOGETHER: Final = 256
 _TEXTS_LATE_NS: Final = 5_000_000_000
 """A text is written so long after its block was so at most."""
+_FOREVER_NS: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What is in the new file."""
+
+    num_frames: int
+    num_without_state: int
+    """Frames of these that follow no state that could be read: nobody can go to them."""
+    length_s: float
 
 
 def save(
     recorded: Recorded,
     path: Path | str,
-    from_s: float,
+    from_s: float = 0.0,
     until_s: float | None = None,
     *,
     watch: ProgressCallback | None = None,
-) -> bool:
+) -> Saved:
     """Write what was recorded from `from_s` until `until_s` (both included) to `path`, which ends in `.mcap`.
 
-    It is called `path.part` until it is whole. False: `watch` ended it, and nothing is left of it; nor is anything when
-    it fails. Raises BadInput for a path that will not do, KvscopeError for a disk that is full.
+    It is called `path.part` until it is whole; when that fails nothing is left of it. Raises BadInput for a path that
+    will not do, KvscopeError for a disk that is full or where no state can be read, OpeningCancelled when `watch` says
+    so.
     """
-    until_s = recorded.info.duration_s if until_s is None else until_s
     writer = RecordingWriter(path, max_queued_bytes=_MAX_QUEUED_BYTES)
-    is_whole = False
     try:
-        is_whole = _copy(recorded, writer, from_s, until_s, watch)
+        saved = _copy(recorded, writer, from_s, until_s, watch)
         writer.close()
-    except KvscopeError:
-        is_whole = False
-        if not writer.failure:
+    except BaseException as error:
+        with contextlib.suppress(KvscopeError):
+            writer.close()
+        for left in (writer.part, writer.path):
+            left.unlink(missing_ok=True)
+        if not (writer.failure and isinstance(error, KvscopeError)):
             raise
         raise KvscopeError(f"recording {str(path)!r} cannot be written: {writer.failure}") from None
-    finally:
-        if not is_whole:
-            with contextlib.suppress(KvscopeError):
-                writer.close()
-            for left in (writer.part, writer.path):
-                left.unlink(missing_ok=True)
-    return is_whole
+    return saved
 
 
 def _copy(
-    recorded: Recorded, writer: RecordingWriter, from_s: float, until_s: float, watch: ProgressCallback | None
-) -> bool:
-    from_s = max(from_s, recorded.first_s)
-    begin_ns, until_ns = recorded.start_ns + round(from_s * 1e9), recorded.start_ns + round(until_s * 1e9)
-    from_ns, continuity = begin_ns, Continuity()
-    state = _write_state(recorded, writer, from_s, from_ns)
-    if state is not None:
-        continuity.takes(state)
-        from_ns += 1  # the state has all until then
+    recorded: Recorded, writer: RecordingWriter, from_s: float, until_s: float | None, watch: ProgressCallback | None
+) -> Saved:
+    begin_ns = recorded.start_ns + round(max(from_s, recorded.first_s) * 1e9)
+    until_ns = _FOREVER_NS if until_s is None else recorded.start_ns + round(until_s * 1e9)
+    length_ns = max(1, min(until_ns, recorded.end_ns) - begin_ns)
+    from_ns, continuity = 0, Continuity()
+    if from_s > recorded.first_s:
+        from_ns = begin_ns
+        state = _write_state(recorded, writer, from_s, from_ns)
+        if state is not None:
+            continuity.takes(state)
+            from_ns += 1  # the state has all until then
+    num_frames = num_without_state = 0
     for count, (log_time_ns, message) in enumerate(recorded.timed_messages(from_ns, until_ns, keyframes=True)):
-        if count % _LOOK_EVERY == 0 and not _goes_on(watch, log_time_ns - from_ns, until_ns - from_ns):
-            return False
+        if count % _LOOK_EVERY == 0:
+            _tell(watch, (log_time_ns - begin_ns) / length_ns)
         # Keyframes are made anew; behind damage one of them, or the state from delta checkpoints, is what goes on.
-        if isinstance(message, Frame | Snapshot) and not continuity.takes(message) and isinstance(message, Snapshot):
-            continue
+        if isinstance(message, Frame | Snapshot):
+            goes_on = continuity.takes(message)
+            if isinstance(message, Frame):
+                num_frames, num_without_state = num_frames + 1, num_without_state + (not goes_on)
+            elif not goes_on:
+                continue
         if not writer.write(message, wait=True, log_time_ns=log_time_ns):
             break
-    for bookmark in bookmarks_of(recorded, begin_ns, until_ns):
+    for bookmark in _bookmarks_of(recorded, from_ns, until_ns):
         writer.mark(bookmark)
-    for texts in texts_of(recorded, from_ns, until_ns):
-        writer.write_texts(texts, wait=True)
-    return _goes_on(watch, 1, 1)
+    texts = _texts_of(recorded, from_ns, until_ns)
+    while together := list(islice(texts, _TEXTS_TOGETHER)):
+        writer.write_texts(together, wait=True)
+    if continuity.epoch is None:
+        raise KvscopeError(f"nothing could be recovered: {str(recorded.path)!r} contains no readable state")
+    _tell(watch, 1.0)
+    return Saved(num_frames, num_without_state, length_ns / 1e9)
 
 
 def _write_state(recorded: Recorded, writer: RecordingWriter, from_s: float, from_ns: int) -> Snapshot | None:
@@ -105,27 +127,22 @@ def _write_state(recorded: Recorded, writer: RecordingWriter, from_s: float, fro
     return state
 
 
-def bookmarks_of(recorded: Recorded, from_ns: int, until_ns: int) -> list[Bookmark]:
+def _bookmarks_of(recorded: Recorded, from_ns: int, until_ns: int) -> list[Bookmark]:
     """Those of this time, as they stand."""
     stand = in_order(settled(recorded.bookmarks()).values())
     return [each for each in stand if from_ns <= max(each.time_ns, each.until_ns) and each.time_ns <= until_ns]
 
 
-def texts_of(recorded: Recorded, from_ns: int, until_ns: int) -> Iterator[list[RecordedText]]:
-    """Those of this time, and of before it the newest of each block: it may still be held. Some at once."""
-    if not recorded.has_texts:
-        return
-    before: dict[int, RecordedText] = {}
-    batch: list[RecordedText] = []
-    for text in recorded.texts():
-        if text.time_ns < from_ns:
-            before[text.block] = msgspec.structs.replace(text, time_ns=from_ns)
-        elif text.time_ns <= until_ns + _TEXTS_LATE_NS:
-            batch.append(msgspec.structs.replace(text, time_ns=min(text.time_ns, until_ns)))
-    for texts in (list(before.values()), batch):
-        for start in range(0, len(texts), _TEXTS_TOGETHER):
-            yield texts[start : start + _TEXTS_TOGETHER]
+def _texts_of(recorded: Recorded, from_ns: int, until_ns: int) -> Iterator[RecordedText]:
+    """Those of this time, and of before it the newest of each block: it may still be held."""
+    before = {text.block: text for text in recorded.texts() if text.time_ns < from_ns} if from_ns else {}
+    for text in before.values():
+        yield msgspec.structs.replace(text, time_ns=from_ns)
+    for text in recorded.texts(from_ns):
+        if from_ns <= text.time_ns <= until_ns + _TEXTS_LATE_NS:
+            yield msgspec.structs.replace(text, time_ns=min(text.time_ns, until_ns))
 
 
-def _goes_on(watch: ProgressCallback | None, done: int, total: int) -> bool:
-    return watch is None or watch(min(1.0, done / max(1, total)))
+def _tell(watch: ProgressCallback | None, share: float) -> None:
+    if watch is not None and not watch(max(0.0, min(1.0, share))):
+        raise OpeningCancelled

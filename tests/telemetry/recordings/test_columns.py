@@ -92,7 +92,7 @@ def test_a_batch_joined_does_what_its_frames_do(record: Callable[..., Any]) -> N
     engine = SyntheticEngine(num_blocks=300, num_running=8)
     snapshot, frames = engine.snapshot(), [engine.advance() for _ in range(180)]
     one, other = Follower(), Follower()
-    for follower, messages in ((one, frames), (other, [_batch(frames).joined()[1]])):  # type: ignore[index]
+    for follower, messages in ((one, frames), (other, [_batch(frames).joined(None)[0][1]])):  # type: ignore[index]
         for message in (snapshot, *messages):
             follower.feed(message)
         follower.settle()
@@ -101,8 +101,8 @@ def test_a_batch_joined_does_what_its_frames_do(record: Callable[..., Any]) -> N
     assert [one.mirror.requests.table(n).tolist() for n in one.mirror.requests.number.tolist()] == [
         other.mirror.requests.table(n).tolist() for n in other.mirror.requests.number.tolist()
     ]
-    assert _batch([frames[0], frames[2]]).joined() is None, "one is missing between"
-    assert _batch([frames[0], replace(frames[1], epoch=9)]).joined() is None
+    assert _batch([frames[0], frames[2]]).joined(None) is None, "one is missing between"
+    assert _batch([frames[0], replace(frames[1], epoch=9)]).joined(None) is None
 
 
 def _batch(frames: Sequence[Frame]) -> FrameBatch:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from kvscope_telemetry.exports.recover import recover
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
@@ -57,12 +56,12 @@ def in_a_ring(folder: Path) -> Path:
 
 def saved(folder: Path) -> Path:
     segment = in_a_ring(folder)
-    assert save(RingRecording.open(segment.parent), folder / "saved.mcap", 0.0)
+    save(RingRecording.open(segment.parent), folder / "saved.mcap", 1 / RATE)
     return folder / "saved.mcap"
 
 
 def recovered(folder: Path) -> Path:
-    assert recover(Recording.open(written(folder)), folder / "recovered.mcap").num_frames == SECONDS * RATE
+    assert save(Recording.open(written(folder)), folder / "recovered.mcap").num_frames == SECONDS * RATE
     return folder / "recovered.mcap"
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.exports.recover import recover
 from kvscope_telemetry.ledger import BlockState, Ledger
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.recordings.reader import Recording
@@ -214,7 +213,7 @@ def test_a_file_says_whether_it_has_texts_and_reads_the_same_beside_them(tmp_pat
 
 def test_a_recovered_and_a_shortened_file_keep_them(tmp_path):
     recording = recorded(tmp_path / "a.mcap")
-    recover(recording, tmp_path / "b.mcap")
+    save(recording, tmp_path / "b.mcap")
     whole = [msgspec.structs.replace(text, time_ns=0) for text in recording.texts()]
     assert [msgspec.structs.replace(text, time_ns=0) for text in Recording.open(tmp_path / "b.mcap").texts()] == whole
     save(recording, tmp_path / "c.mcap", recording.info.duration_s / 2)

@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.exports.recover import recover
 from kvscope_telemetry.recordings.layout import BOOKMARKS, TOPICS
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.bookmark import (
@@ -105,7 +104,7 @@ def test_saved_with_the_minutes_they_are_about(make_ring: MakeRing, make_session
     assert ring.flush(60.0)
     ring_recording = RingRecording.open(ring.folder, ring.origin_ns)
     path = tmp_path / "saved.mcap"
-    assert save(ring_recording, path, 6.0)
+    save(ring_recording, path, 6.0)
     recording = Recording.open(path)
     assert standing(recording.bookmarks()) == [reaching, inside]
     assert recording.start_ns == ring_recording.start_ns + 6_000_000_000  # not moved by what is about earlier
@@ -116,7 +115,7 @@ def test_saved_with_the_minutes_they_are_about(make_ring: MakeRing, make_session
     schema = found[0][0]
     assert (schema.name, schema.encoding) == ("kvscope.Bookmark", "jsonschema")
     assert "bookmark_id" in json.dumps(json.loads(schema.data))
-    recover(recording, tmp_path / "again.mcap")
+    save(recording, tmp_path / "again.mcap")
     assert standing(Recording.open(tmp_path / "again.mcap").bookmarks()) == [reaching, inside]
     ring.close()
 

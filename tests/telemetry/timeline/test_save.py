@@ -13,6 +13,7 @@ import pytest
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, Snapshot
 from kvscope_telemetry.recordings.mcap_file import McapFile
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.timeline.ring import Ring
 from kvscope_telemetry.timeline.ring_recording import RingRecording
@@ -42,7 +43,7 @@ def test_a_part_is_what_it_was(
     from_s = max(ring_recording.first_s, end_s - back_s)
     until_s = end_s if until_s is None else end_s - until_s
     shares: list[float] = []
-    assert save(
+    save(
         ring_recording,
         tmp_path / "part.mcap",
         end_s - back_s,
@@ -75,7 +76,7 @@ def test_a_part_is_what_it_was(
 
 def test_the_memory_is_known_from_the_start(written: Any, tmp_path: Path) -> None:
     session, ring_recording = written
-    assert save(ring_recording, tmp_path / "part.mcap", ring_recording.info.duration_s - 0.6)
+    save(ring_recording, tmp_path / "part.mcap", ring_recording.info.duration_s - 0.6)
     told = [message for message in session.messages if isinstance(message, MemoryBreakdown) and message.epoch == 2]
     part = Recording.open(tmp_path / "part.mcap")
     assert part.memory_before(0.0, 2) in told
@@ -83,16 +84,17 @@ def test_the_memory_is_known_from_the_start(written: Any, tmp_path: Path) -> Non
 
 def test_a_file_can_be_cut_too(written: Any, tmp_path: Path, assert_same_state: Callable[..., None]) -> None:
     session, ring_recording = written
-    assert save(ring_recording, tmp_path / "whole.mcap", 0.0)
+    save(ring_recording, tmp_path / "whole.mcap", 0.0)
     whole = Recording.open(tmp_path / "whole.mcap")
-    assert save(whole, tmp_path / "half.mcap", whole.info.duration_s / 2)
+    save(whole, tmp_path / "half.mcap", whole.info.duration_s / 2)
     half = Recording.open(tmp_path / "half.mcap")
     assert_same_state(half.state_at(1e9), session.mirror_at(session.times_ns[-1]))
 
 
 def test_who_watches_may_end_it(written: Any, tmp_path: Path) -> None:
     _, ring_recording = written
-    assert not save(ring_recording, tmp_path / "part.mcap", 0.0, watch=lambda share: share < 0.5)
+    with pytest.raises(OpeningCancelled):
+        save(ring_recording, tmp_path / "part.mcap", 0.0, watch=lambda share: share < 0.5)
     assert list(tmp_path.glob("*.mcap*")) == []
 
 

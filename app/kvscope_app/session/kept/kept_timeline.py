@@ -12,7 +12,7 @@ from typing import Final
 from kvscope_app.session.background import Background
 from kvscope_app.session.kept.recorder import Recorder
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
-from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
+from kvscope_telemetry.recordings.read_budget import ProgressCallback
 from kvscope_telemetry.sources.sink import Sink
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.session_overview import SessionOverview
@@ -106,10 +106,7 @@ class KeptTimeline:
 
         def work(watch: ProgressCallback) -> str:
             ring_recording = self.read_ring_recording(watch)
-            if not save(
-                ring_recording, path, max(ring_recording.first_s, ring_recording.info.duration_s - seconds), watch=watch
-            ):
-                raise OpeningCancelled
+            save(ring_recording, path, ring_recording.info.duration_s - seconds, watch=watch)
             return ring_recording.note
 
         return Background(work, "kvscope-save")
