@@ -112,8 +112,15 @@ def pytest_collection_finish() -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What is marked `storm` is for those who wait."""
-    if not STORMS and item.get_closest_marker("storm"):
+    if not STORMS and is_marked(item, "storm"):
         pytest.skip("a long one: KVSCOPE_STORMS=1 runs it, as .ci/run does")
+
+
+def is_marked(item: pytest.Item, name: str) -> bool:
+    """By a mark of this name without parameters, or with some that this test has."""
+    mark, call = item.get_closest_marker(name), getattr(item, "callspec", None)
+    given = call.params if call else {}
+    return mark is not None and (not mark.args or any(named.items() <= given.items() for named in mark.args))
 
 
 @pytest.hookimpl(wrapper=True)
