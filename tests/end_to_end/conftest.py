@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,16 @@ def socket_folder() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def tiny_engine(tiny_model: Callable[..., str], warm_python: WarmPython) -> Iterator[RunningEngine]:
     """One for all tests of a file: a tiny random model whose requests may be long."""
-    folder = Path(tempfile.mkdtemp(prefix="kvs-"))
     model = tiny_model(max_position_embeddings=65536)
     options = ["--model", model, "--dtype", "float32", "--block-size", "16", "--num-gpu-blocks-override", "8192"]
+    with serving(warm_python, *options) as engine:
+        yield engine
+
+
+@contextmanager
+def serving(warm_python: WarmPython, *options: str) -> Iterator[RunningEngine]:
+    """An engine on an endpoint of its own; killed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="kvs-"))
     engine = RunningEngine(f"ipc://{folder}", warm_python.start(["serve", "--endpoint", f"ipc://{folder}", *options]))
     yield engine
     engine.kill()

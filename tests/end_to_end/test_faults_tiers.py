@@ -180,6 +180,7 @@ def test_a_kept_file_serves_one_engine_and_a_kill_leaves_nothing_to_be_believed(
     assert {name: late.token_ids(name) for name in late.finished()}.items() <= before.items()
 
 
+@pytest.mark.storm({"how": "deleted"})
 @pytest.mark.parametrize("how", ["deleted", "replaced", "cut"])
 def test_a_file_that_goes_away_while_it_serves(
     model: Words, start_engine: Start, talk_to: Any, tmp_path: Path, how: str

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.end_to_end.conftest import RunningEngine, serving
+from tests.warm_python import WarmPython
 
 from kvscope_telemetry import SourceState
 from kvscope_telemetry.messages.commands import Abort, BlockText, GetBlockText, Refused
 
-SMALL = ("--num-gpu-blocks-override", "24", "--max-num-batched-tokens", "32")
+
+@pytest.fixture(scope="module")
+def real_engine(warm_python: WarmPython) -> Iterator[RunningEngine]:
+    """The real model, which takes seconds to load, over few blocks."""
+    small = ("--num-gpu-blocks-override", "24", "--max-num-batched-tokens", "32", "--max-model-len", "384")
+    with serving(warm_python, *small) as engine:
+        yield engine
 
 
 def _is_mirrored(talk) -> bool:  # type: ignore[no-untyped-def]
@@ -16,19 +26,19 @@ def _is_mirrored(talk) -> bool:  # type: ignore[no-untyped-def]
     return mirror.hello is not None and mirror.counters.num_running == mirror.counters.num_waiting == 0
 
 
-def test_an_answer_streams_and_the_mirror_follows(start_engine: Callable, talk_to: Callable) -> None:  # type: ignore[type-arg]
-    engine = start_engine(*SMALL)
-    talk = talk_to(engine)
+def test_an_answer_streams_and_the_mirror_follows(real_engine: RunningEngine, talk_to: Callable) -> None:  # type: ignore[type-arg]
+    talk = talk_to(real_engine)
+    before = talk.source.mirror.counters
     for number in range(6):
         talk.submit(f"r{number}", f"Count from {number} to one hundred.", max_tokens=40, ignore_eos=True)
     talk.wait_for(lambda: len(talk.finished()) == 6)
     assert {reply.finish_reason for reply in talk.finished().values()} == {"length"}
     assert all(talk.text(f"r{number}").strip() for number in range(6))
-    talk.wait_for(lambda: talk.source.mirror.counters.finished == 6)
+    talk.wait_for(lambda: talk.source.mirror.counters.finished == before.finished + 6)
     mirror = talk.source.mirror
-    assert mirror.counters.preemptions > 0, "six requests of 80 tokens do not fit in 24 blocks"
+    assert mirror.counters.preemptions > before.preemptions, "six requests of 80 tokens do not fit in 24 blocks"
     assert mirror.num_active == 0
-    late = talk_to(engine)
+    late = talk_to(real_engine)
     late.wait_for(lambda: _is_mirrored(late))
     assert late.source.mirror.ledger.differences(mirror.ledger) == []
     assert late.source.mirror.seq == mirror.seq
@@ -57,15 +67,15 @@ def test_engine_killed_and_restarted(
     assert talk.source.mirror.num_active == 0
 
 
-def test_abort_refusal_and_block_text(start_engine: Callable, talk_to: Callable) -> None:  # type: ignore[type-arg]
-    talk = talk_to(start_engine("--num-gpu-blocks-override", "40", "--max-model-len", "640"))
-    talk.submit("endless", "Tell me a very long story.", max_tokens=500, ignore_eos=True)
+def test_abort_refusal_and_block_text(real_engine: RunningEngine, talk_to: Callable) -> None:  # type: ignore[type-arg]
+    talk = talk_to(real_engine)
+    talk.submit("endless", "Tell me a very long story.", max_tokens=300, ignore_eos=True)
     talk.submit("too long", "word " * 3000, max_tokens=10)
     talk.submit("short", "Say hello.", max_tokens=4)
     talk.wait_for(lambda: "short" in talk.finished())
     refused = [reply for reply in talk.replies if isinstance(reply, Refused)]
     assert [reply.request_id for reply in refused] == ["too long"]
-    assert "640" in refused[0].reason
+    assert "384" in refused[0].reason
     row = next(row for row, name in enumerate(talk.source.mirror.requests.request_ids) if name == "endless")
     number = int(talk.source.mirror.requests.number[row])
     block = int(talk.source.mirror.requests.table(number)[1])

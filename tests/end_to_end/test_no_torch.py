@@ -31,4 +31,4 @@ def test_nothing_heavy_is_imported(code: str) -> None:
 
 
 def test_the_probe_would_notice() -> None:
-    assert "torch" in _loaded_after("import torch")
+    assert "torch" in _loaded_after("import sys; sys.modules['torch'] = sys")

@@ -187,6 +187,7 @@ def test_with_everything_at_once(
     assert counters.swapped_blocks > 0
 
 
+@pytest.mark.storm
 def test_under_an_allocator_that_maps(
     short: list[str], long: list[str], prompts: list[str], reference: list[list[int]]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,14 +31,18 @@ def follow() -> Iterator[Callable[[Engine], KvEventStream]]:
     streams: list[KvEventStream] = []
 
     def start(engine: Engine) -> KvEventStream:
-        assert engine._cache_events is not None
-        publisher = engine._cache_events._publisher
-        streams.append(KvEventStream(publisher.endpoint, publisher.replay_endpoint))
+        streams.append(KvEventStream(*published_on(engine)))
         return streams[-1]
 
     yield start
     for stream in streams:
         stream.close()
+
+
+def published_on(engine: Engine) -> list[str]:
+    """The endpoints that whoever started the engine is told: of events, and of replays."""
+    (note,) = engine.notes
+    return re.findall(r"tcp://[\d.:]+", note)
 
 
 def run(engine: Engine, *prompts: list[int], max_tokens: int = 8) -> None:
@@ -128,7 +133,6 @@ def test_off_there_is_nothing_and_hashes_are_nobodys(make_engine: MakeEngine, co
     engines = [make_engine(kv_events_config=config) for _ in range(2)]
     for engine in engines:
         run(engine, list(range(3, 43)), max_tokens=1)
-        assert engine._cache_events is None
         assert engine.components.pool.cache_log is None
         assert not any("KV events" in note for note in engine.notes)
     assert not ledger(engines[0]) & ledger(engines[1])
@@ -141,8 +145,7 @@ def test_it_is_said_where_they_are_published(make_engine: MakeEngine) -> None:
 
 def test_an_endpoint_that_is_taken_is_said_before_a_model_is_loaded(make_engine: MakeEngine) -> None:
     engine = make_engine(kv_events_config=ON)
-    assert engine._cache_events is not None
-    taken = KvEventsConfig(enable_kv_cache_events=True, endpoint=engine._cache_events._publisher.endpoint, bind=True)
+    taken = KvEventsConfig(enable_kv_cache_events=True, endpoint=published_on(engine)[0], bind=True)
     with pytest.raises(EndpointInUse, match="in use"):
         make_engine(kv_events_config=taken, model="dummy:/nowhere.json")
 

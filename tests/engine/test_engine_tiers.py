@@ -180,6 +180,8 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "buddy": {"allocator": "buddy", "enable_prefix_caching": False},
     "virtual": {"allocator": "virtual", "enable_prefix_caching": False},
 }
+PLAINER = ("without prefix caching", "host memory alone", "int8", "fp8", "blocks of one token", "buddy")
+"""What others do as well, or `test_a_block_has_the_same_bytes_after_a_swap`."""
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +195,7 @@ def expected_of() -> dict[str, list[Said]]:
     return {}
 
 
+@pytest.mark.storm(*({"variant": variant} for variant in PLAINER))
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_storm_over_all_tiers(
     make_engine: Make, jobs: list[Submit], expected_of: dict[str, list[Said]], variant: str
@@ -264,6 +267,7 @@ FAULTS: Mapping[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.storm({"fault": "cut"}, {"fault": "emptied"}, {"fault": "replaced"})
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_storm_whose_file_is_damaged_again_and_again(
     make_engine: Make, jobs: list[Submit], expected: list[Said], tmp_path: Path, fault: str

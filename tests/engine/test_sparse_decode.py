@@ -105,6 +105,7 @@ STORIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.storm({"story": "preempted, computed again"}, {"story": "prefixes that sink and rise"})
 @pytest.mark.parametrize("story", STORIES)
 def test_bounds_are_those_of_the_keys_whatever_moves_the_blocks(make_engine: Make, deep_model: str, story: str) -> None:
     options = STORIES[story]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from tests.conftest import STORMS
+from tests.conftest import STORMS, is_marked
 from torch import Tensor
 
 from kvscope_kernels import Ops, ops_for
@@ -136,7 +136,7 @@ def _runner(request: pytest.FixtureRequest) -> Runner:
     if request.param == "compiled":
         return Runner("compiled", ops_for("cpu"), "cpu")
     if request.param == "interpreter":
-        if not STORMS and _is_for_storms(request.node):
+        if not STORMS and is_marked(request.node, "interpreted_in_storms"):
             pytest.skip("others run the same lines: KVSCOPE_STORMS=1 interprets it too")
         interpret, kernels = request.getfixturevalue("interpret"), ops_for("cuda")
         ops = {each.name: partial(interpret, getattr(kernels, each.name)) for each in fields(Ops)}
@@ -148,12 +148,6 @@ def _runner(request: pytest.FixtureRequest) -> Runner:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return Runner("gpu", ops_for("cuda"), "cuda")
-
-
-def _is_for_storms(item: Any) -> bool:
-    """Whether `interpreted_in_storms` names parameters that this test has."""
-    mark, given = item.get_closest_marker("interpreted_in_storms"), item.callspec.params
-    return mark is not None and any(named.items() <= given.items() for named in mark.args)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.warm_python import WarmPython
 
 from kvscope_kernels import ops_for
 from kvscope_kernels.benchmark.__main__ import print_table
@@ -79,8 +80,8 @@ def test_stream_read_sums_every_word(interpret: Any) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_says_what_it_needs() -> None:
-    run = subprocess.run([sys.executable, "-m", "kvscope_kernels.benchmark"], capture_output=True, text=True)
+def test_says_what_it_needs(warm_python: WarmPython) -> None:
+    run = warm_python.run(["-c", "import runpy; runpy.run_module('kvscope_kernels.benchmark', run_name='__main__')"])
     assert run.returncode == 1
     assert run.stderr == "the kernel benchmark needs a CUDA device; torch finds none\n"
 

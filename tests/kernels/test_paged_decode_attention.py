@@ -16,6 +16,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True},
     "all": {"sliding_window": 13, "softcap": 2.0, "sinks": True},
 }
+ONE_OPTION = ("window", "softcap", "sinks")
+"""What "all" has together."""
+HEADS = [(9, 3), (3, 3), (8, 2), (8, 1)]
+ONE_OPTION_ON_CPU = [
+    {"fast_runner": runner, "options": option, "heads": heads}
+    for runner in ("torch", "compiled")
+    for option in ONE_OPTION
+    for heads in HEADS[1:]
+]
 SMALL: dict[str, dict[str, Any]] = {
     **{name: {"seq_lens": EDGES, "options": options} for name, options in OPTIONS.items()},
     "bf16": {"seq_lens": EDGES, "dtype": torch.bfloat16},
@@ -39,6 +48,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.interpreted_in_storms(*({"name": name} for name in (*ONE_OPTION, "bf16")))
 @pytest.mark.parametrize("name", SMALL)
 def test_matches_the_reference(
     name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
@@ -47,10 +57,11 @@ def test_matches_the_reference(
     assert_close(batch.decode(runner.ops), reference(batch))
 
 
+@pytest.mark.storm(*ONE_OPTION_ON_CPU)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
-@pytest.mark.parametrize("heads", [(3, 3), (9, 3), (8, 2), (8, 1)])
+@pytest.mark.parametrize("heads", HEADS)
 def test_every_shape(
     heads: tuple[int, int],
     head_dim: int,

@@ -16,6 +16,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True},
     "all": {"sliding_window": 13, "softcap": 2.0, "sinks": True},
 }
+ONE_OPTION = ("window", "softcap", "sinks")
+"""What "all" has together."""
+HEADS = [(9, 3), (3, 3), (8, 2), (8, 1)]
+ONE_OPTION_ON_CPU = [
+    {"fast_runner": runner, "options": option, "heads": heads}
+    for runner in ("torch", "compiled")
+    for option in ONE_OPTION
+    for heads in HEADS[1:]
+]
 RAGGED = {"seq_lens": [0, 1, 15, 16, 17, 40], "query_lens": [0, 1, 15, 16, 17, 40]}  # around a block of 16
 CONTINUED = {"seq_lens": [16, 17, 33, 100, 70, 0], "query_lens": [1, 16, 2, 5, 33, 0]}
 FEW = {"seq_lens": [17, 40], "query_lens": [17, 2]}
@@ -46,10 +55,6 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-ONE_OPTION = ("window", "softcap", "sinks")
-"""What "all" has together."""
-
-
 @pytest.mark.interpreted_in_storms(*({"name": f"{how} {one}"} for how in ("ragged", "continued") for one in ONE_OPTION))
 @pytest.mark.parametrize("name", SMALL)
 def test_matches_the_reference(
@@ -59,10 +64,11 @@ def test_matches_the_reference(
     assert_close(batch.prefill(runner.ops), reference(batch))
 
 
+@pytest.mark.storm(*ONE_OPTION_ON_CPU)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
-@pytest.mark.parametrize("heads", [(3, 3), (9, 3), (8, 2), (8, 1)])
+@pytest.mark.parametrize("heads", HEADS)
 def test_every_shape(
     heads: tuple[int, int],
     head_dim: int,
@@ -99,7 +105,7 @@ def test_long_and_short_together(
     assert_close(batch.prefill(fast_runner.ops), reference(batch))
 
 
-@pytest.mark.interpreted_in_storms(*({"options": one} for one in ONE_OPTION))
+@pytest.mark.interpreted_in_storms(*({"options": one} for one in ("plain", *ONE_OPTION)))
 @pytest.mark.parametrize("options", OPTIONS)
 def test_in_chunks_as_at_once(options: str, runner: Any, shape: Any, build: Any) -> None:
     """A prompt of 60 tokens in one step, and in steps of 1, 16, 17 and 26 of the same cache."""

@@ -42,6 +42,14 @@ PREFILL: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.interpreted_in_storms(
+    {"name": "plain", "form": "int8"},
+    {"name": "all options", "form": "e4m3"},
+    {"name": "bf16", "form": "int8"},
+    {"name": "fp16", "form": "e4m3"},
+    {"name": "splits", "form": "int8"},
+    {"name": "odd block, odd dims", "form": "e4m3"},
+)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", DECODE)
 def test_decode(name: str, form: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
@@ -54,6 +62,7 @@ def test_decode(name: str, form: str, runner: Any, shape: Any, build: Any, refer
     {"name": "continued", "form": "e4m3"},
     {"name": "continued, all options", "form": "int8"},
     {"name": "equal", "form": "e4m3"},
+    {"name": "odd block, odd dims", "form": "int8"},
 )
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", PREFILL)

@@ -24,6 +24,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.storm({"name": "transformers"})
 @pytest.mark.parametrize("name", ["kvscope_engine.cli.main", "msgspec", "torch", "transformers"])
 def test_ctrl_c_while_importing_is_one_line(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT.format(name=name)], capture_output=True, text=True)

@@ -42,7 +42,7 @@ def test_nothing_that_is_asked_is_the_server_s_fault(
     operation = operations[label]
 
     @seed(1)
-    @settings(max_examples=storm(12, 60), database=None)
+    @settings(max_examples=storm(5, 60), database=None)
     @given(case=operation.as_strategy())
     def check(case: Any) -> None:
         answer = case.call(base_url=f"http://{host}:{port}", timeout=120)

@@ -187,7 +187,7 @@ class PoolMachine(RuleBasedStateMachine):
 def test_every_pool_keeps_its_books(storm: Callable[[int, int], int]) -> None:
     """The rules above over long histories."""
     few = settings(
-        max_examples=storm(100, 200),
+        max_examples=storm(40, 200),
         stateful_step_count=40,
     )
     check_machine(PoolMachine, settings=few)

@@ -161,7 +161,7 @@ def test_the_tree_of_a_mirror_is_the_engines_cache(drive: Make, storm: Callable[
     check_machine(
         lambda: PrefixTreeMachine(drive),
         settings=settings(
-            max_examples=storm(40, 100),
+            max_examples=storm(15, 100),
             stateful_step_count=25,
         ),
     )

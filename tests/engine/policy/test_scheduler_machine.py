@@ -229,14 +229,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 def test_requests_and_blocks_agree(
     drive: Make, expected_completion: Make, allocator: str, knows_lengths: bool, storm: Callable[[int, int], int]
 ) -> None:
-    _check_machine(lambda: SchedulerMachine(drive, expected_completion, allocator, knows_lengths), storm(15, 60))
+    _check_machine(lambda: SchedulerMachine(drive, expected_completion, allocator, knows_lengths), storm(8, 60))
 
 
 def test_requests_and_blocks_agree_over_all_tiers(
     drive: Make, expected_completion: Make, storm: Callable[[int, int], int]
 ) -> None:
     """Swapped, offloaded, demoted, loaded, lost: every request reads its own past, and every place is accounted for."""
-    _check_machine(lambda: SchedulerMachine(drive, expected_completion, "paged", False, has_tiers=True), storm(40, 150))
+    _check_machine(lambda: SchedulerMachine(drive, expected_completion, "paged", False, has_tiers=True), storm(15, 150))
 
 
 def _check_machine(machine: Callable[[], SchedulerMachine], max_examples: int) -> None:

@@ -54,11 +54,12 @@ def test_preemption_storm(drive: Make, expected_completion: Make, prefix_caching
     assert_as_it_began(one)
 
 
-def test_abort_storm(drive: Make) -> None:
-    """2,000 submits, most of them aborted at any moment: the pool ends as it began."""
+def test_abort_storm(drive: Make, storm: Callable[[int, int], int]) -> None:
+    """Submits by the hundred, most of them aborted at any moment: the pool ends as it began."""
+    num_submits = storm(600, 2000)
     rng = random.Random(23)
     one = drive(num_blocks=64, block_size=4, max_num_seqs=16, max_num_batched_tokens=64)
-    for _ in range(2000):
+    for _ in range(num_submits):
         one.submit(random_prompt(rng, 20), rng.randrange(1, 12))
         unfinished = list(one.scheduler.requests.values())
         if rng.random() < 0.85:
@@ -67,12 +68,13 @@ def test_abort_storm(drive: Make) -> None:
             one.step()
     one.run()
     totals = one.scheduler.totals
-    assert totals.aborted + totals.finished == 2000
-    assert totals.aborted > 1000
-    assert totals.finished > 100
+    assert totals.aborted + totals.finished == num_submits
+    assert totals.aborted > 0.5 * num_submits
+    assert totals.finished > 0.05 * num_submits
     assert_as_it_began(one)
 
 
+@pytest.mark.storm(*({"seed": seed} for seed in range(4, 12)))
 @pytest.mark.parametrize("seed", range(12))
 def test_random_runs(drive: Make, expected_completion: Make, seed: int) -> None:
     """Submits, aborts, forks and cache resets between steps, on random sizes; `drive` checks each step."""

@@ -18,7 +18,7 @@ def make_request(number: int, arrival_ns: int = 0, priority: int = 0) -> Request
     return Request(number, f"r{number}", [1], ResolvedSampling(), 1, arrival_ns, priority=priority)
 
 
-SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.storm) for seed in (2, 3, 4))]
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.storm) for seed in (1, 2, 3, 4))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -59,7 +59,6 @@ def test_a_hole_is_mended_by_a_new_state(
 ) -> None:
     monkeypatch.setattr("kvscope_engine.server.recorder.MIN_PAUSE_S", 0.0)
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
-        recorder._pause_s = 0.0
         recorder.give(engine.snapshot())
         take(recorder, engine.advance())
         engine.advance()  # the publisher threw it away

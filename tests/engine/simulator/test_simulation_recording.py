@@ -21,7 +21,7 @@ from kvscope_engine.simulator.workloads.recorded_workload import read_recording
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.request_state import RequestState
-from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown
+from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, Snapshot
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.state.coalesce import coalesce
@@ -141,27 +141,25 @@ def test_with_lower_tiers_every_frame_makes_the_mirror_the_ledger(tmp_path: Path
     cost = replace(PRESETS["opt-13b"].cost, disk_bandwidth=1e12)
     setup = Setup(generate("mixed", options, 512), LIMITS, cost, "paged", tiers=tiers)
     simulation = Simulation(setup)
-    mirror, states = Mirror(), []
-    with SimulationRecording(simulation, setup, tmp_path / "run.mcap", "opt-13b") as recording:
-        mirror.reset(recording._frame_builder.snapshot(recording._hello, 0, 0))
-        publish = recording._frame_builder._publish
-
-        def hear(frame: Frame) -> None:
-            publish(frame)
-            mirror.apply(coalesce([frame]))
-            assert mirror.ledger.differences(simulation.pool.ledger) == []
-
-        recording._frame_builder._publish = hear
+    mirror, states, ledgers = Mirror(), [], {}
+    with SimulationRecording(simulation, setup, tmp_path / "run.mcap", "opt-13b"):
         while simulation.advance():
+            ledgers[simulation.step_count] = simulation.pool.ledger.pack_all()
             if simulation.step_count % 100 == 50:
-                states.append((simulation.now_ns, simulation.pool.ledger.pack_all()))
+                states.append((simulation.now_ns, ledgers[simulation.step_count]))
     used = report(simulation).tiers
     assert used is not None
     assert min(used.swapped_blocks, used.offloaded_blocks, used.disk_blocks, used.loaded_from_disk_blocks) > 0
     opened = Recording.open(tmp_path / "run.mcap")
     cache = opened.info.hello.cache
     assert (cache.num_blocks, cache.num_host_blocks, cache.num_disk_blocks) == (120, 60, 200)
-    assert len(states) > 2
+    for _, message in opened.messages():
+        if isinstance(message, Snapshot) and not mirror.epoch:
+            mirror.reset(message)
+        elif isinstance(message, Frame):
+            mirror.apply(coalesce([message]))
+            assert mirror.ledger.pack_all() == ledgers[message.step]
+    assert mirror.step == simulation.step_count > len(states) > 2
     for now_ns, blocks in states:
         assert opened.state_at(now_ns / 1e9).ledger.pack_all() == blocks
     counters = opened.state_at(opened.info.duration_s).counters

@@ -94,22 +94,31 @@ def test_what_a_person_is_told_of_it(made_up: str, server: FakeServer) -> None:
         Address("ipc:///tmp/a", api_key="x").check()
 
 
-def _watching() -> list[Path]:
-    """What watches engines. Our own engine has an option with a value that is called as another's."""
+@pytest.fixture(scope="module")
+def watching() -> dict[Path, list[ast.Constant | ast.ImportFrom]]:
+    """Constants and imports of what watches engines. Our own engine has an option with a value that is called as
+    another's."""
     paths = [path for folder in ("app", "engine/kvscope_telemetry") for path in sorted((ROOT / folder).rglob("*.py"))]
-    return [path for path in paths if path.name != "engine_config.py"]
+    kinds = (ast.Constant, ast.ImportFrom)
+    return {
+        path: [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, kinds)]
+        for path in paths
+        if path.name != "engine_config.py"
+    }
 
 
 @pytest.mark.parametrize("engine", engines.ENGINES, ids=lambda engine: engine.scheme)
-def test_nobody_but_its_module_knows_its_name(engine: engines.ExternalEngine) -> None:
+def test_nobody_but_its_module_knows_its_name(
+    engine: engines.ExternalEngine, watching: dict[Path, list[ast.Constant | ast.ImportFrom]]
+) -> None:
     """No comparison, no table and no list by the name of an engine."""
     home = ROOT / f"engine/kvscope_telemetry/external/{engine.scheme}.py"
     assert home.is_file()
     found = []
-    for path in _watching():
+    for path, nodes in watching.items():
         if path == home:
             continue
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in nodes:
             is_import = (
                 isinstance(node, ast.ImportFrom) and node.module == f"kvscope_telemetry.external.{engine.scheme}"
             )

@@ -70,7 +70,7 @@ def test_a_flipped_bit_is_never_believed(
 ) -> None:
     recorded = record(150)
     data, frames = recorded.path.read_bytes(), {frame.seq: frame for frame in recorded.frames}
-    rng, num_opened, num_flips = random.Random(1), 0, storm(50, 100)
+    rng, num_opened, num_flips = random.Random(1), 0, storm(20, 100)
     for _ in range(num_flips):
         damaged = bytearray(data)
         damaged[rng.randrange(len(data))] ^= 1 << rng.randrange(8)

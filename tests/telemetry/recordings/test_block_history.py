@@ -63,7 +63,7 @@ def test_every_moment_of_a_life_is_the_mirrors(
 ) -> None:
     recorded = record(500, keyframe_interval_ns=interval_ns)
     recording = Recording.open(recorded.path)
-    blocks = busy_blocks(recorded.frames, storm(8, 16))
+    blocks = busy_blocks(recorded.frames, storm(4, 16))
     expected = truth(recording, blocks)
     for place, block in enumerate(blocks):
         whole = read_part(recording, block, recording.start_ns, recording.end_ns, BLOCK_SIZE)

@@ -23,8 +23,9 @@ def test_views_are_the_same_bytes_and_layers_may_differ() -> None:
     storage = KVStorage(5, 4, UNEQUAL, torch.float32, CPU)
     assert storage.k(0).shape == storage.v(0).shape == (5, 4, 2, 8)
     assert storage.k(1).shape == (5, 4, 1, 24)
-    for packed in storage._packed:
-        packed.zero_()
+    for layer in range(len(UNEQUAL)):
+        for cache in storage.kv(layer):
+            cache.zero_()
     storage.k(1)[3, 2] = 7.0
     assert storage.kv(1)[0][3, 2].eq(7.0).all()
     assert storage.v(1).eq(0.0).all()
@@ -35,9 +36,9 @@ def test_views_are_the_same_bytes_and_layers_may_differ() -> None:
 def test_bytes_are_those_allocated() -> None:
     storage = KVStorage(5, 4, UNEQUAL, torch.bfloat16, CPU)
     assert storage.block_bytes == block_bytes(UNEQUAL, 4, torch.bfloat16) == 2 * 4 * (2 * 8 + 24) * 2
-    assert storage.num_bytes == sum(packed.nbytes for packed in storage._packed)
+    assert storage.num_bytes == sum(cache.nbytes for layer in range(len(UNEQUAL)) for cache in storage.kv(layer))
     storage.close()
-    assert not storage._packed
+    assert storage.block_tensors == ()
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)

@@ -45,7 +45,7 @@ def test_the_memory_of_evicted_blocks_is_bounded_in_bytes() -> None:
     history = PrefixHistory()
     tracemalloc.start()
     try:
-        for number in range(3 * MAX_GHOSTS):
+        for number in range(MAX_GHOSTS + MAX_GHOSTS // 2):
             history.leave([prefix(number)], step=number)
         kept, peak = tracemalloc.get_traced_memory()
     finally:

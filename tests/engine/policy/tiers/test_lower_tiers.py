@@ -30,6 +30,7 @@ def until_preempted(one: Any, request: Any) -> None:
         one.step()
 
 
+@pytest.mark.storm({"num_disk": 0, "prefix_caching": False})
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("num_disk", [0, 200])
 def test_a_storm_over_all_tiers(drive: Make, expected_completion: Make, prefix_caching: bool, num_disk: int) -> None:
@@ -62,6 +63,7 @@ def test_a_storm_over_all_tiers(drive: Make, expected_completion: Make, prefix_c
     one.scheduler.check_integrity()
 
 
+@pytest.mark.storm(*({"seed": seed} for seed in range(1, 5)))
 @pytest.mark.parametrize("seed", range(6))
 def test_a_storm_with_a_bad_disk(drive: Make, expected_completion: Make, seed: int) -> None:
     """A third of the places on disk cannot be read back: what they held is computed again, and counted."""

@@ -41,12 +41,11 @@ class Memory:
         """Of the graph that is captured, or was last."""
 
     def own(self, tensor: torch.Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self._known
+        return storage_of(tensor) in self._known
 
     def watch(self, tensor: torch.Tensor, is_new: bool) -> None:
         """Poison it in the replay where it is given back."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_of(tensor)
         if is_new:
             self._known.add(key)
         if key in self._known:
@@ -75,23 +74,28 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Once now, and in each replay."""
-        given = {leaf.untyped_storage()._cdata for leaf in tensors((args, kwargs))}
+        given = set(map(storage_of, tensors((args, kwargs))))
         held_args, held_kwargs = tree_map(alias, (args, kwargs))
         result = func(*args, **kwargs)
         held = [alias(leaf) for leaf in tensors(result)]
         for leaf in tensors(result):
-            is_new = leaf.untyped_storage()._cdata not in given
+            is_new = storage_of(leaf) not in given
             self.memory.watch(leaf, is_new)
             if is_new:
                 self.made.append(alias(leaf))
 
         def again() -> None:
             for old, new in zip(held, tensors(func(*held_args, **held_kwargs)), strict=True):
-                if old.untyped_storage()._cdata != new.untyped_storage()._cdata:
+                if storage_of(old) != storage_of(new):
                     old.copy_(new)
 
         self.steps.append(again)
         return result
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Equal for views of the same memory."""
+    return tensor.untyped_storage()._cdata
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.rehearsal.steps.engine.conftest import storage_of
 
 from kvscope_engine import Engine, EngineConfig
 from kvscope_engine.model.cpu_offload import streaming
@@ -69,11 +70,11 @@ def check_that_graphs_read_nothing_that_moves(engine: Engine, lanes: Any) -> Non
     kept = [*held(module), *module.parameters(), *module.buffers()]
     kept += [*parts.storage.block_tensors, *parts.storage.rows[1:3]]
     kept += [runner._buffer._on_device, runner._graphs._logits, runner._graphs._tables]
-    known = {tensor.untyped_storage()._cdata for tensor in kept}
+    known = set(map(storage_of, kept))
     assert lanes.read_by_graphs, "something was captured"
     assert lanes.read_by_graphs <= known, len(lanes.read_by_graphs - known)
     for tensor in parts.storage.block_tensors:
-        assert tensor.untyped_storage()._cdata in lanes.read_by_graphs, "scales too"
+        assert storage_of(tensor) in lanes.read_by_graphs, "scales too"
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", pytest.param("int8", marks=pytest.mark.storm)])
