@@ -86,7 +86,8 @@ def prefill_tiles(
     if is_quantized:
         tile_n = min(tile_n, 32)
     num_warps = 8 if tile_m >= most else 4
-    return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps, 3, max_registers=255 if is_quantized else None)
+    is_tight = is_quantized or tile_m == fewest  # small tiles that are cut would spill to fit one program more
+    return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps, 3, max_registers=255 if is_tight else None)
 
 
 def _hopper_tiles_of_128(num_rows: int, fewest: int, tile_d: int, tile_v: int, *, is_large: bool) -> DotTiles:
