@@ -110,7 +110,8 @@ def _hopper_prefill_tiles(tile_m: int, tile_d: int, tile_v: int, element_bytes: 
         tile_n = _tile_tokens(tile_d, tile_v, element_bytes, (16 << 10) if is_wide else (32 << 10))
         return DotTiles(tile_m, tile_n, tile_d, tile_v, 4, 2, 255 if is_quantized else None)
     tile_n = _tile_tokens(tile_d, tile_v, element_bytes, 32 << 10)
-    return DotTiles(tile_m, tile_n, tile_d, tile_v, 8 if tile_m >= 128 else 4, num_stages=2)
+    num_warps, max_registers = (8 if tile_m >= 128 else 4), (255 if tile_m < 64 else None)
+    return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps, 2, max_registers)
 
 
 def attention_constants(group: int, head_dim: int, value_dim: int, block_size: int, tiles: DotTiles) -> dict[str, int]:

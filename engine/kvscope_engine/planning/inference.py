@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 CONTEXT_BYTES: Final = 800 << 20
 """Of the driver, CUDA's context and what libraries keep: 0.8 GiB as measured on H100 and H200."""
-PROCESSORS: Final = Processors(count=132, capability=90)
+PROCESSORS: Final = Processors(num_multiprocessors=132, capability=90)
 """Of the GPU, for the partial results of split attention, which are small: an H100's."""
 WEIGHT_BYTES: Final = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
 """A parameter. Quantized ones beside a scale each group; embedding, head and vectors keep 16 bits."""

@@ -77,8 +77,7 @@ class HeadShape:
 class Processors(NamedTuple):
     """Of a GPU: how far attention is split hangs on them."""
 
-    count: int
-    """Multiprocessors."""
+    num_multiprocessors: int
     capability: int
     """90 for 9.0."""
 
@@ -144,7 +143,9 @@ def split_partials_bytes(limits: StepLimits, heads: HeadShape, processors: Proce
     beside it that take most."""
     sizes = range(1, limits.max_num_seqs + 1)  # many short ones are not cut, fewer are
     queries = range(1, MAX_CUT_QUERIES + 1)
-    decodes = max(_decode_partials(size, limits.max_request_tokens, heads, processors.count) for size in sizes)
+    decodes = max(
+        _decode_partials(size, limits.max_request_tokens, heads, processors.num_multiprocessors) for size in sizes
+    )
     return decodes + max(_run_partials(count, limits, heads, processors) for count in queries)
 
 
@@ -197,7 +198,7 @@ def _run_partials(max_queries: int, limits: StepLimits, heads: HeadShape, proces
     dims = heads.head_dim, heads.head_dim, group, heads.element_bytes
     tiles = prefill_tiles(*dims, max_queries, processors.capability, is_quantized=heads.is_quantized)
     programs_each = heads.num_kv_heads * -(-max_queries // (tiles.tile_m // group))
-    most = most_cut_runs(max_queries, length, programs_each, processors.count, tiles.num_warps)
+    most = most_cut_runs(max_queries, length, programs_each, processors.num_multiprocessors, tiles.num_warps)
     size = min(most, limits.max_num_seqs)
-    bounds = part_bounds(size, length, programs_each, tiles.tile_n, processors.count, tiles.num_warps)
+    bounds = part_bounds(size, length, programs_each, tiles.tile_n, processors.num_multiprocessors, tiles.num_warps)
     return partial_bytes(bounds, max_queries * heads.num_heads, heads.head_dim)

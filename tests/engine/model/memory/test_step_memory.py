@@ -28,7 +28,7 @@ from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.decode import plan
 from kvscope_telemetry.engine_config import EngineConfig
 
-PROCESSORS = Processors(count=132, capability=90)
+PROCESSORS = Processors(num_multiprocessors=132, capability=90)
 """What the launchers take a CPU for."""
 HEADS = HeadShape(num_heads=8, num_kv_heads=2, head_dim=64, element_bytes=2)
 
