@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.host_lengths import HostLengths
 from kvscope_kernels.kv_formats import Cache
 
@@ -69,3 +70,5 @@ class QueryRuns(NamedTuple):
     """A bound on the queries of one request, known to the host."""
     lengths: HostLengths | None = None
     """What the host knows of them, for `libraries`, which plan by it; None where no request is behind them."""
+    plans: DecodePlans | None = None
+    """Of the step: layers given the same ones share how runs are cut, as in decode; made if None."""

@@ -31,6 +31,8 @@ _LARGE_TILES_SPILL: Final = 256
 """Bytes, stores and loads together, of prefill's largest tiles, which were measured to be the fastest even so."""
 _LONG_RUN: Final = 8192
 """Queries of a prompt."""
+_SHORT_RUNS: Final = (3, 128)
+"""Queries of a draft, and of a short turn."""
 _MANY_RUNS: Final = 64
 _TYPES: Final = {
     **dict.fromkeys(("block_tables", "seq_lens", "query_start", "parts", "ranges"), "*i32"),
@@ -144,8 +146,9 @@ def prefill_case(
     form: int = AS_IS,
     *,
     max_query_len: int = 512,
+    is_cut: bool = False,
 ) -> Launch:
-    """Prefill, of long or short runs of queries."""
+    """Prefill, of long or short runs of queries; `is_cut`: of short ones behind long contexts."""
     bytes_each = _element_bytes(dtype)
     tiles = prefill_tiles(
         heads.head_dim,
@@ -160,18 +163,29 @@ def prefill_case(
     constants = {
         "HAS_WINDOW": int(options.window),
         "SAME_STRIDES": True,
+        "IS_CUT": is_cut,
+        **({} if is_cut else dict.fromkeys(("parts", "partial", "partial_lse"))),
         **_attention_constants(heads, tiles, options, form),
     }
-    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} {options} queries<={max_query_len}"
+    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} {options} queries<={max_query_len}{' cut' * is_cut}"
     launch = _launch("paged_prefill", variant, _paged_prefill_attention_kernel, constants, dtype, tiles)
     return replace(launch, accepted_spill_bytes=_LARGE_TILES_SPILL if tiles.tile_m > 128 else 0)
+
+
+def cut_cases(
+    heads: Heads, capability: int, dtype: str = "bf16", form: int = AS_IS, options: Options = PLAIN
+) -> Iterator[Launch]:
+    """Short runs behind long contexts."""
+    for max_query_len in _SHORT_RUNS:
+        yield prefill_case(heads, options, capability, dtype, form, max_query_len=max_query_len, is_cut=True)
 
 
 def memory_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     """The kernels without arithmetic to speak of."""
     variant = f"{heads} {dtype}"
     merge = merge_constants(heads.num_heads, heads.head_dim)
-    yield _launch("merge_splits", variant, _merge_splits_kernel, merge, dtype)
+    yield _launch("merge_splits", variant, _merge_splits_kernel, {**merge, "query_start": None}, dtype)
+    yield _launch("merge_splits", f"{variant} runs", _merge_splits_kernel, merge, dtype)
     plan = {"LONGEST": LONGEST_PART, "TILE_B": TILE_B}
     yield _launch("plan_decode", "every batch", _plan_decode_kernel, plan, dtype)
     yield write_case(heads, dtype)
@@ -248,6 +262,7 @@ def quantized_cases(heads: Heads, capability: int, dtype: str = "bf16", options:
         yield blocks_case(heads, options, dtype, form)
         yield prefill_case(heads, options, capability, dtype, form)
         yield prefill_case(heads, options, capability, dtype, form, max_query_len=1)
+        yield from cut_cases(heads, capability, dtype, form, options)
         yield write_case(heads, dtype, form)
         yield bounds_case(heads, dtype, form)
         yield rotate_case(heads, dtype, form, has_norm=True)
@@ -268,6 +283,7 @@ def _all_cases(capability: int) -> Iterator[Launch]:
             if options == PLAIN or not options.window or options.softcap:
                 yield decode_case(heads, options)
             yield prefill_case(heads, options, capability)
+            yield from cut_cases(heads, capability, options=options)
         for max_query_len in (1, _LONG_RUN):
             yield prefill_case(heads, PLAIN, capability, max_query_len=max_query_len)
         yield blocks_case(heads, PLAIN)
@@ -288,10 +304,12 @@ def core_cases(capability: int) -> Iterator[Launch]:
         yield decode_case(heads, options)
         yield blocks_case(heads, options)
         yield prefill_case(heads, options, capability)
+        yield from cut_cases(heads, capability, options=options)
     yield from choice_cases(LLAMA_8B)
     yield from memory_cases(LLAMA_8B)
     yield prefill_case(LLAMA_8B, PLAIN, capability, max_query_len=_LONG_RUN)
     yield prefill_case(SMOLLM2_135M, PLAIN, capability, form=INT8)
+    yield from cut_cases(SMOLLM2_135M, capability, form=INT8)
     for case in (decode_case, blocks_case):
         yield case(SMOLLM2_135M, PLAIN, form=fp8_format(capability))
     for form in (INT8, fp8_format(capability)):

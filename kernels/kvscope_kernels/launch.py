@@ -86,7 +86,8 @@ def prefill_tiles(
     if is_quantized:
         tile_n = min(tile_n, 32)
     num_warps = 8 if tile_m >= most else 4
-    return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps, 3, max_registers=255 if is_quantized else None)
+    is_tight = is_quantized or tile_m == fewest  # small tiles that are cut would spill to fit one program more
+    return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps, 3, max_registers=255 if is_tight else None)
 
 
 def _hopper_tiles_of_128(num_rows: int, fewest: int, tile_d: int, tile_v: int, *, is_large: bool) -> DotTiles:
@@ -109,7 +110,8 @@ def _hopper_prefill_tiles(tile_m: int, tile_d: int, tile_v: int, element_bytes: 
         tile_n = _tile_tokens(tile_d, tile_v, element_bytes, (16 << 10) if is_wide else (32 << 10))
         return DotTiles(tile_m, tile_n, tile_d, tile_v, 4, 2, 255 if is_quantized else None)
     tile_n = _tile_tokens(tile_d, tile_v, element_bytes, 32 << 10)
-    return DotTiles(tile_m, tile_n, tile_d, tile_v, 8 if tile_m >= 128 else 4, num_stages=2)
+    num_warps, max_registers = (8 if tile_m >= 128 else 4), (255 if tile_m < 64 else None)
+    return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps, 2, max_registers)
 
 
 def attention_constants(group: int, head_dim: int, value_dim: int, block_size: int, tiles: DotTiles) -> dict[str, int]:

@@ -1,5 +1,7 @@
 """Paged attention for prefill: runs of new tokens of several requests, continuing from cached ones."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -7,21 +9,29 @@ from torch import Tensor
 from kvscope_kernels.attend_tiles import AFTER, LOG2_E, OUTSIDE, VALUE_LIFT, attend_tiles
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.checks import check_attention, require
+from kvscope_kernels.decode.bounds import most_cut_runs
+from kvscope_kernels.decode.plan import DecodePlan, DecodePlans, SplitBuffers
+from kvscope_kernels.decode.plan_kernel import FIRST, ONLY, PART_FIELDS
 from kvscope_kernels.dense_attention import attend
 from kvscope_kernels.host_lengths import Lengths, similar_groups
 from kvscope_kernels.kv_formats import as_kernels_see, kv_format, scale_strides
 from kvscope_kernels.kv_gather import gather_kv
 from kvscope_kernels.launch import (
     UNBOUNDED,
+    DotTiles,
     attention_constants,
     compute_capability,
     num_multiprocessors,
     prefill_tiles,
 )
+from kvscope_kernels.merge_splits import merge_splits
 from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, require_triton, tl
 from kvscope_kernels.tuning.tile_table import PREFILL, tuned
 
 _CALL_WORTH_ELEMENTS = 1 << 21  # of query times keys, in the time of one more torch call, on one CPU thread
+_FIRST = tl.constexpr(FIRST)
+_ONLY = tl.constexpr(ONLY)
+_FIELDS = tl.constexpr(PART_FIELDS)
 
 
 def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
@@ -35,11 +45,12 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
         s_j = softcap * tanh(s_j / softcap)              with softcap
         out[i, h] = sum_j exp(s_j) v_j[h'] / (sum_j exp(s_j) + exp(sinks[h]))      the last term with sinks
 
-    No launch shape depends on max_seq_len, nor on runs.lengths. Sums in float32. Reads no device data on the host.
-    Raises ValueError.
+    A program takes a tile of queries and all keys that they see; the keys of short runs behind long contexts are split
+    among programs, as in decode (`most_cut_runs`). Launch shapes follow from bounds, not from runs.lengths. Sums in
+    float32. Reads no device data on the host. Raises ValueError.
 
     Sources: PagedAttention arXiv 2309.06180; FlashAttention-2 arXiv 2307.08691; query tokens times the heads
-    of one KV head as rows of one tile, arXiv 2511.11581.
+    of one KV head as rows of one tile, arXiv 2511.11581; split KV of Flash-Decoding.
     """
     check_prefill(args, runs)
     require_triton()
@@ -64,8 +75,10 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
         multiprocessors=num_multiprocessors(query.device),
         is_quantized=k_scale is not None,
     )
+    cut = _cut(args, runs, tiles)
     tiles = tuned(PREFILL, tiles, group, query.element_size(), query.device, is_quantized=k_scale is not None)
-    grid = (cdiv(runs.max_len, tiles.tile_m // group), num_kv_heads, len(seq_lens))
+    pieces = len(seq_lens) if cut is None else cut.plan.bounds.num_parts
+    grid = (cdiv(runs.max_len, tiles.tile_m // group), num_kv_heads, pieces)
     _paged_prefill_attention_kernel[grid](
         query,
         as_kernels_see(k_cache, form),
@@ -76,7 +89,11 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
         args.sinks,
         k_scale,
         v_scale,
+        None if cut is None else cut.plan.parts,
         out,
+        None if cut is None else cut.room.partial,
+        None if cut is None else cut.room.lse,
+        runs.max_len,
         args.scale,
         args.softcap or 1.0,
         args.sliding_window or UNBOUNDED,
@@ -93,14 +110,36 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
         HAS_SINKS=args.sinks is not None,
         UPCAST_DOT=is_interpreting(),
         SAME_STRIDES=k_cache.stride()[:2] == v_cache.stride()[:2],
+        IS_CUT=cut is not None,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         maxnreg=tiles.max_registers,
     )
+    if cut is not None:
+        merge_splits(cut.room.partial, cut.room.lse, cut.plan.ranges, out, runs.start)
     return out
 
 
-@jit_varying(numbers=("table_stride",), pointers=("block_tables", "query_start", "seq_lens"))
+class _Cut(NamedTuple):
+    plan: DecodePlan
+    room: SplitBuffers
+
+
+def _cut(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> _Cut | None:
+    """How keys are split among programs; None: a program takes all that its tile of queries sees."""
+    num_heads, (block_size, num_kv_heads, value_dim) = args.query.shape[1], args.v_cache.shape[1:]
+    bound = args.block_tables.shape[1] * block_size if args.max_seq_len is None else args.max_seq_len
+    window = min((args.sliding_window or UNBOUNDED) + runs.max_len - 1, UNBOUNDED)
+    programs_each = num_kv_heads * cdiv(runs.max_len, tiles.tile_m * num_kv_heads // num_heads)
+    visible, processors = min(bound, window), num_multiprocessors(args.query.device)
+    if len(args.seq_lens) > most_cut_runs(runs.max_len, visible, programs_each, processors, tiles.num_warps):
+        return None
+    plans = DecodePlans() if runs.plans is None else runs.plans
+    plan = plans.plan(args.seq_lens, visible, window, programs_each, tiles.tile_n, tiles.num_warps)
+    return _Cut(plan, plans.room(plan, runs.max_len * num_heads, value_dim))
+
+
+@jit_varying(numbers=("max_queries", "table_stride"), pointers=("block_tables", "query_start", "seq_lens", "parts"))
 def _paged_prefill_attention_kernel(
     query: tl.tensor,
     k_cache: tl.tensor,
@@ -111,7 +150,11 @@ def _paged_prefill_attention_kernel(
     sinks: tl.tensor,
     k_scale: tl.tensor,
     v_scale: tl.tensor,
+    parts: tl.tensor,
     out: tl.tensor,
+    partial: tl.tensor,
+    partial_lse: tl.tensor,
+    max_queries: tl.tensor,
     scale: tl.tensor,
     softcap: tl.tensor,
     window: tl.tensor,
@@ -143,15 +186,22 @@ def _paged_prefill_attention_kernel(
     HAS_SINKS: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
     SAME_STRIDES: tl.constexpr,
+    IS_CUT: tl.constexpr,
 ) -> None:
-    """One program: TILE_M // GROUP queries of one request, by the heads of one KV head.
+    """One program: TILE_M // GROUP queries of one request, by the heads of one KV head, over all tokens that they see;
+    with IS_CUT over one part of the request's. A request of one part is written straight to `out`.
 
     Row m of the tile is query m // GROUP, head m % GROUP. The last tiles, which see most, start first.
     """
     tile_queries: tl.constexpr = TILE_M // GROUP
     tile_index = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
-    request = tl.program_id(2).to(tl.int64)
+    part = tl.program_id(2).to(tl.int64)
+    request = part
+    if IS_CUT:
+        request = tl.load(parts + part * _FIELDS).to(tl.int64)
+        if request < 0:  # fewer parts than there may be
+            return
     query_begin = tl.load(query_start + request)
     num_queries = tl.load(query_start + request + 1) - query_begin
     tile_begin = tile_index * tile_queries
@@ -181,14 +231,20 @@ def _paged_prefill_attention_kernel(
     if KV_FORMAT:
         k_head_scale = k_scale + kv_head * scale_stride_h
         v_head_scale = v_scale + kv_head * scale_stride_h
-    if HAS_SINKS:  # a token of value zero, seen by all
-        top = tl.load(sinks + head).to(tl.float32) * LOG2_E
-        total = total + 1.0
+    if HAS_SINKS:  # a token of value zero, seen by all, in the first part
+        is_first = not IS_CUT or (tl.load(parts + part * _FIELDS + 3) & _FIRST) != 0
+        top = tl.where(is_first, tl.load(sinks + head).to(tl.float32) * LOG2_E, top)
+        total = tl.where(is_first, 1.0, total)
 
     # Tokens that every row sees, in whole tiles, need no mask; a window leaves none worth the second loop.
     begin = tl.maximum(num_cached + tile_begin + 1 - window, 0)
     end = num_cached + tile_end
-    edge = begin + (num_cached + tile_begin + 1 - begin) // TILE_N * TILE_N
+    seen_by_all = num_cached + tile_begin + 1
+    if IS_CUT:
+        begin = tl.maximum(begin, tl.load(parts + part * _FIELDS + 1))
+        end = tl.minimum(end, tl.load(parts + part * _FIELDS + 2))
+        seen_by_all = tl.maximum(tl.minimum(seen_by_all, end), begin)
+    edge = begin + (seen_by_all - begin) // TILE_N * TILE_N
     if HAS_WINDOW:
         edge = begin
     for masked in tl.static_range(HAS_WINDOW, 2):
@@ -221,19 +277,25 @@ def _paged_prefill_attention_kernel(
             TILE_N,
             BLOCK_SIZE,
             KV_FORMAT,
-            (OUTSIDE if HAS_WINDOW else AFTER) if masked else 0,
+            (OUTSIDE if HAS_WINDOW or IS_CUT else AFTER) if masked else 0,
             not masked,
             HAS_SOFTCAP,
             UPCAST_DOT,
             SAME_STRIDES,
         )
 
-    result = weighted / tl.where(total > 0.0, total, 1.0)[:, None]
+    divisor = tl.where(total > 0.0, total, 1.0)
+    result = weighted / divisor[:, None]
     if KV_FORMAT:
         result = result * (1.0 / VALUE_LIFT)
-    rows = out + token * out_stride_t + head * out_stride_h
     in_out = present[:, None] & (v_dim < VALUE_DIM)[None, :]
-    tl.store(rows[:, None] + v_dim[None, :], result.to(out.dtype.element_ty), mask=in_out)
+    if IS_CUT and (tl.load(parts + part * _FIELDS + 3) & _ONLY) == 0:
+        index = (part * max_queries + row_query) * (tl.num_programs(1) * GROUP) + head
+        tl.store(partial + index[:, None] * VALUE_DIM + v_dim[None, :], result, mask=in_out)
+        tl.store(partial_lse + index, top + tl.log2(divisor), mask=present)
+    else:
+        rows = out + token * out_stride_t + head * out_stride_h
+        tl.store(rows[:, None] + v_dim[None, :], result.to(out.dtype.element_ty), mask=in_out)
 
 
 def paged_prefill_attention_torch(args: AttentionArgs, runs: QueryRuns) -> Tensor:

@@ -13,7 +13,15 @@ from tests.warm_python import WarmPython
 
 from kvscope_kernels import ops_for
 from kvscope_kernels.benchmark.__main__ import print_table
-from kvscope_kernels.benchmark.rows import decode_rows, layer_rows, prefill_rows, quantized_rows, skew_rows, write_rows
+from kvscope_kernels.benchmark.rows import (
+    decode_rows,
+    layer_rows,
+    prefill_rows,
+    quantized_rows,
+    skew_rows,
+    turn_rows,
+    write_rows,
+)
 from kvscope_kernels.benchmark.stream_read import stream_read, stream_read_torch, sums_for
 from kvscope_kernels.benchmark.workload import Workload, make_pool
 
@@ -41,11 +49,12 @@ def test_every_row_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
         *quantized_rows(ops, "cpu", host_timer, QUANTIZED),
         *write_rows(ops, "cpu", host_timer, [SMALL, *QUANTIZED]),
         *layer_rows(ops, "cpu", host_timer, [3]),
+        *turn_rows(ops, "cpu", host_timer, [continued]),
         *prefill_rows(ops, "cpu", host_timer, [whole, continued, *QUANTIZED]),
     ]
     print_table(rows)
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 1 + len(rows) == 16
+    assert len(printed) == 1 + len(rows) == 17
     assert all(row.time_us > 0 and row.rate > 0 for row in rows)
     assert printed[1].startswith("decode small ")
     assert " x read" in printed[1]

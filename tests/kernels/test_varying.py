@@ -18,8 +18,12 @@ VARYING: dict[str, tuple[Any, set[str], set[str]]] = {
         {"table_stride"},
         {"block_tables", "parts"},
     ),
-    "prefill": (_paged_prefill_attention_kernel, {"table_stride"}, {"block_tables", "query_start", "seq_lens"}),
-    "merge": (_merge_splits_kernel, set(), {"ranges"}),
+    "prefill": (
+        _paged_prefill_attention_kernel,
+        {"max_queries", "table_stride"},
+        {"block_tables", "query_start", "seq_lens", "parts"},
+    ),
+    "merge": (_merge_splits_kernel, set(), {"ranges", "query_start"}),
     "plan": (
         _plan_decode_kernel,
         {"batch", "window", "max_parts", "num_cuts", "num_wanted", "min_tokens", "tile_n"},

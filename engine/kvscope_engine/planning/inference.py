@@ -22,6 +22,7 @@ from kvscope_engine.model.memory.step_memory import (
     GPU_BATCHED_TOKENS,
     GRAPH_BYTES,
     HeadShape,
+    Processors,
     StepLimits,
     graph_tensor_bytes,
     sampling_bytes,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 CONTEXT_BYTES: Final = 800 << 20
 """Of the driver, CUDA's context and what libraries keep: 0.8 GiB as measured on H100 and H200."""
-MULTIPROCESSORS: Final = 132
+PROCESSORS: Final = Processors(num_multiprocessors=132, capability=90)
 """Of the GPU, for the partial results of split attention, which are small: an H100's."""
 WEIGHT_BYTES: Final = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
 """A parameter. Quantized ones beside a scale each group; embedding, head and vectors keep 16 bits."""
@@ -247,7 +248,7 @@ def _reserves(
     vocab = int(skeleton.config.vocab_size) if stage.has_head else 0
     graphs = 0 if question.enforce_eager else GRAPH_BYTES + graph_tensor_bytes(limits, vocab)
     return StepReserves(
-        attention_partials=split_partials_bytes(limits, heads, MULTIPROCESSORS),
+        attention_partials=split_partials_bytes(limits, heads, PROCESSORS),
         graphs=graphs + step_buffer_bytes(limits, vocab),
         sampling=sampling_bytes(limits, vocab),
     )

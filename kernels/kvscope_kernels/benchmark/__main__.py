@@ -13,6 +13,7 @@ from kvscope_kernels.benchmark.rows import (
     prefill_rows,
     quantized_rows,
     skew_rows,
+    turn_rows,
     write_rows,
 )
 from kvscope_kernels.benchmark.timing import time_on_gpu
@@ -27,7 +28,7 @@ def main() -> int:
     ops = ops_for("cuda")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; CUDA-graph replays, cold L2, medians")
     print("heads 32/8/128, bf16, blocks of 16, unless named otherwise")
-    parts = (decode_rows, quantized_rows, skew_rows, write_rows, layer_rows, prefill_rows)
+    parts = (decode_rows, quantized_rows, skew_rows, write_rows, layer_rows, prefill_rows, turn_rows)
     print_table(chain.from_iterable(part(ops, "cuda", time_on_gpu) for part in parts))
     return 0
 

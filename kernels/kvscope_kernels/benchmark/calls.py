@@ -31,7 +31,9 @@ def decode_call(ops: Ops, pool: Pool) -> Call:
 
 def prefill_call(ops: Ops, pool: Pool) -> Call:
     """Writes and returns the pool's `out`."""
-    return partial(ops.prefill, pool.attention_args(pool.out), QueryRuns(pool.query_start, pool.max_query_len))
+    plans = DecodePlans()  # as in decode, where runs are cut
+    runs = QueryRuns(pool.query_start, pool.max_query_len, plans=plans)
+    return partial(ops.prefill, pool.attention_args(pool.out), runs)
 
 
 def write_call(ops: Ops, pool: Pool) -> Call:

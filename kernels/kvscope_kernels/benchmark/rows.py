@@ -60,6 +60,15 @@ PREFILL: Final = (
     Workload(name="512 after 16k, int8", seq_lens=(16384,), query_lens=(512,), kv_dtype=torch.int8),
     Workload(name="512 after 16k, fp8", seq_lens=(16384,), query_lens=(512,), kv_dtype=torch.float8_e4m3fn),
 )
+TURNS: Final = (
+    Workload(name="16 after 32k", seq_lens=(32768,), query_lens=(16,)),
+    Workload(name="64 after 32k", seq_lens=(32768,), query_lens=(64,)),
+    Workload(name="128 after 32k", seq_lens=(32768,), query_lens=(128,)),
+    Workload(name="16 after 32k, int8", seq_lens=(32768,), query_lens=(16,), kv_dtype=torch.int8),
+    Workload(name="8 x 5 after 8k", seq_lens=(8192,) * 8, query_lens=(5,) * 8),
+    Workload(name="16 after 32k + 7 after 1k", seq_lens=(32768,) + (1024,) * 7, query_lens=(16,) * 8),
+)
+"""Short turns, and drafts to be verified, behind long contexts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +149,15 @@ def prefill_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] 
         times = timer(contenders)
         against = "torch, dense" if len(times) > 1 else None
         yield _row(f"prefill {work.name}", times, "ours", work.flops / 1e12, "TFLOP/s", against)
+
+
+def turn_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] = TURNS) -> Iterator[Row]:
+    """Bytes a second of prefill in short runs over those of reading all keys and values once."""
+    for work in works:
+        pools = pools_of(work, device)
+        reads = [_read(pool, device) for pool in pools]
+        times = timer({"ours": [prefill_call(ops, pool) for pool in pools], "read": reads})
+        yield _row(f"prefill {work.name}", times, "ours", work.kv_bytes / 1e12, "TB/s", "read")
 
 
 def _row(name: str, times: dict[str, float], ours: str, amount: float, unit: str, against: str | None) -> Row:

@@ -1,4 +1,5 @@
-"""What the host knows of a decode's parts before the lengths are read: how many there may be, how long at least.
+"""What the host knows of parts before the lengths are read: how many there may be, how long at least. Those of decodes,
+and of short runs of queries behind long contexts, which are cut alike.
 
 Decides from shapes and the device, never from data; `plan_kernel` cuts within these bounds.
 """
@@ -10,13 +11,15 @@ from kvscope_kernels.triton_language import cdiv
 LONGEST_PART: Final = 1024
 """Tokens that one program takes at most where there are programs enough, so that a long request cannot hold up the
 batch."""
+MAX_CUT_QUERIES: Final = 256
+"""Of a run that is cut: longer ones, prompts and chunks of them, are programs enough."""
 _MIN_PART_TILES: Final = 2
 _WARPS_PER_MULTIPROCESSOR: Final = 8
 _MAX_FILLS: Final = 4  # parts beyond one a request, in fills of the device: bounds the room for partial results
 
 
 class PartBounds(NamedTuple):
-    """How decode may cut a batch, for each KV head."""
+    """How a batch may be cut, for each KV head."""
 
     num_parts: int
     """At most, of all requests: one each, and the cuts. What buffers are made for."""
@@ -29,14 +32,16 @@ class PartBounds(NamedTuple):
 
 
 def part_bounds(
-    batch: int, max_visible: int, num_kv_heads: int, tile_n: int, num_processors: int, num_warps: int = 4
+    batch: int, max_visible: int, programs_each: int, tile_n: int, num_processors: int, num_warps: int = 4
 ) -> PartBounds:
     """For `batch` requests of up to `max_visible` tokens each.
+
+    `programs_each`: of a part, one for each KV head and tile of queries.
 
     A part is as long as it must be for `num_cuts` to suffice whatever the lengths are, and as short as fills the
     device, within [`min_tokens`, `LONGEST_PART`]. A batch that fills it with whole short requests is not cut.
     """
-    wanted = cdiv(_WARPS_PER_MULTIPROCESSOR // num_warps * num_processors, num_kv_heads)
+    wanted = cdiv(_programs_that_fill(num_processors, num_warps), programs_each)
     min_tokens = _MIN_PART_TILES * tile_n
     is_whole = max_visible <= min_tokens or (max_visible <= LONGEST_PART and batch >= wanted)
     useful = max(wanted, batch * cdiv(max_visible, LONGEST_PART))
@@ -46,6 +51,17 @@ def part_bounds(
     return PartBounds(batch + num_cuts, num_cuts, wanted, min_tokens)
 
 
-def partial_bytes(bounds: PartBounds, num_heads: int, value_dim: int) -> int:
-    """Of the room for partial results: float32 outputs and their log-sum-exp; see `plan.Room`."""
-    return 4 * (bounds.num_parts if bounds.num_cuts else 0) * num_heads * (value_dim + 1)
+def most_cut_runs(max_queries: int, max_visible: int, programs_each: int, num_processors: int, num_warps: int) -> int:
+    """So many requests' runs of up to `max_queries` queries are cut: short ones behind long contexts. More of them fill
+    the device by themselves, as prompts do, which are not cut: 0."""
+    is_short = max_queries <= MAX_CUT_QUERIES and max_visible > LONGEST_PART
+    return _programs_that_fill(num_processors, num_warps) // programs_each if is_short else 0
+
+
+def partial_bytes(bounds: PartBounds, num_rows: int, value_dim: int) -> int:
+    """Of the room for partial results: float32 outputs and their log-sum-exp; see `plan.SplitBuffers`."""
+    return 4 * (bounds.num_parts if bounds.num_cuts else 0) * num_rows * (value_dim + 1)
+
+
+def _programs_that_fill(num_processors: int, num_warps: int) -> int:
+    return max(1, _WARPS_PER_MULTIPROCESSOR // num_warps) * num_processors

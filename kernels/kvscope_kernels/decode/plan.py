@@ -1,4 +1,5 @@
-"""How a step's decodes are cut, planned once for all layers, and the room for what their parts find.
+"""How a step's decodes, or short runs of queries, are cut, planned once for all layers, and the room for what their
+parts find.
 
 Owns the tensors of the plan; what they mean is `plan_kernel`'s.
 """
@@ -27,15 +28,15 @@ class SplitBuffers:
     """What the parts of requests that are cut leave to be merged: overwritten by each layer."""
 
     partial: Tensor
-    """(num_parts, num_heads, value_dim) float32: each part's own softmax over values."""
+    """(num_parts, num_rows, value_dim) float32: each part's own softmax over values. Rows are queries by heads."""
     lse: Tensor
-    """(num_parts, num_heads) float32: log2 of its sum of exponentials."""
+    """(num_parts, num_rows) float32: log2 of its sum of exponentials."""
 
 
 class DecodePlans:
     """Of one step, or of one graph: a plan is launched where it is first asked for.
 
-    One more for each other window, tile and number of KV heads, of which a model has one or two.
+    One more for each other window, tile and number of programs, of which a model has one or two.
     """
 
     def __init__(self) -> None:
@@ -43,22 +44,25 @@ class DecodePlans:
         self._rooms: dict[tuple[int, ...], SplitBuffers] = {}
 
     def plan(
-        self, seq_lens: Tensor, max_visible: int, window: int, num_kv_heads: int, tile_n: int, num_warps: int
+        self, seq_lens: Tensor, max_visible: int, window: int, programs_each: int, tile_n: int, num_warps: int
     ) -> DecodePlan:
-        """How to cut requests of `seq_lens` (batch,) int32, of each of which up to `max_visible` tokens are seen."""
-        key = (id(seq_lens), max_visible, window, num_kv_heads, tile_n, num_warps)
+        """How to cut requests of `seq_lens` (batch,) int32, of each of which up to `max_visible` tokens are seen.
+
+        `window`: how many of a request's last tokens are seen by any of its queries; see `part_bounds` for the rest.
+        """
+        key = (id(seq_lens), max_visible, window, programs_each, tile_n, num_warps)
         known = self._plans.get(key)
         if known is None:
             processors = num_multiprocessors(seq_lens.device)
-            bounds = part_bounds(len(seq_lens), max_visible, num_kv_heads, tile_n, processors, num_warps)
+            bounds = part_bounds(len(seq_lens), max_visible, programs_each, tile_n, processors, num_warps)
             # The lengths are kept, so that their id is not given to another tensor.
             known = self._plans[key] = seq_lens, _planned(seq_lens, bounds, window, tile_n)
         return known[1]
 
-    def room(self, plan: DecodePlan, num_heads: int, value_dim: int) -> SplitBuffers:
+    def room(self, plan: DecodePlan, num_rows: int, value_dim: int) -> SplitBuffers:
         """For the parts of a plan; layers follow one another, so one is enough for all of a shape."""
         num_parts = plan.bounds.num_parts if plan.bounds.num_cuts else 0
-        key = (num_parts, num_heads, value_dim)
+        key = (num_parts, num_rows, value_dim)
         if key not in self._rooms:
             partial, lse = (plan.parts.new_empty(shape, dtype=torch.float32) for shape in (key, key[:2]))
             self._rooms[key] = SplitBuffers(partial, lse)

@@ -1,4 +1,4 @@
-"""Cutting a batch of decodes by the lengths that it has, on the device: one launch for all layers of a step."""
+"""Cutting a batch by the lengths that it has, on the device: one launch for all layers of a step."""
 
 from torch import Tensor
 

@@ -138,6 +138,7 @@ class FakeGpu:
 
     total_bytes: int
     num_multiprocessors: int = 128
+    compute_capability: int = 89
     ledger: Ledger = field(default_factory=Ledger)
 
     def free_bytes(self) -> int:

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from kvscope_engine.model.loading.device import free_bytes
-from kvscope_kernels.launch import num_multiprocessors
+from kvscope_kernels.launch import compute_capability, num_multiprocessors
 
 
 class DeviceMemory(Protocol):
@@ -23,6 +23,10 @@ class DeviceMemory(Protocol):
     @property
     def num_multiprocessors(self) -> int:
         """What a kernel is spread over: how far attention is split hangs on it."""
+
+    @property
+    def compute_capability(self) -> int:
+        """90 for 9.0; how large its pieces are hangs on it."""
 
     def free_bytes(self) -> int:
         """That anybody can take now; what torch keeps for us is not free."""
@@ -55,6 +59,11 @@ class CudaMemory:
     def num_multiprocessors(self) -> int:
         """By the driver."""
         return num_multiprocessors(self._device)
+
+    @property
+    def compute_capability(self) -> int:
+        """By the driver."""
+        return compute_capability(self._device)
 
     def free_bytes(self) -> int:
         """By the driver."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvscope_engine.model.memory.memory_plan import StepReserves
 from kvscope_engine.model.running.decode_graphs import captured_sizes
 from kvscope_engine.model.running.pieces.mixed_graphs import mixed_sizes
 from kvscope_engine.model.running.step_tensors import inputs_bytes, table_width
 from kvscope_kernels.attention_scores.block_attention import MAX_PARTIAL_BYTES
-from kvscope_kernels.decode.bounds import part_bounds, partial_bytes
-from kvscope_kernels.launch import decode_tiles
+from kvscope_kernels.decode.bounds import MAX_CUT_QUERIES, most_cut_runs, part_bounds, partial_bytes
+from kvscope_kernels.launch import decode_tiles, prefill_tiles
 from kvscope_telemetry.engine_config import EngineConfig
 
 if TYPE_CHECKING:
@@ -74,6 +74,14 @@ class HeadShape:
     """Whether the cache has 8 bits."""
 
 
+class Processors(NamedTuple):
+    """Of a GPU: how far attention is split hangs on them."""
+
+    num_multiprocessors: int
+    capability: int
+    """90 for 9.0."""
+
+
 def max_batched_tokens(config: EngineConfig, device_type: str) -> int:
     """Tokens of the largest step: what was asked for, or what suits the device."""
     if config.max_num_batched_tokens is not None:
@@ -81,7 +89,7 @@ def max_batched_tokens(config: EngineConfig, device_type: str) -> int:
     return max(GPU_BATCHED_TOKENS if device_type == "cuda" else CPU_BATCHED_TOKENS, config.max_num_seqs)
 
 
-def step_reserves(config: EngineConfig, loaded: LoadedModel, num_multiprocessors: int) -> StepReserves:
+def step_reserves(config: EngineConfig, loaded: LoadedModel, processors: Processors) -> StepReserves:
     """What stays taken for steps, beside what a profile of one shows, before it is known what the pool holds."""
     limits = StepLimits(
         max_num_seqs=config.max_num_seqs,
@@ -100,7 +108,7 @@ def step_reserves(config: EngineConfig, loaded: LoadedModel, num_multiprocessors
     graphs = 0 if config.enforce_eager else GRAPH_BYTES + graph_tensor_bytes(limits, logits_width(loaded))
     if not config.enforce_eager:
         graphs += kept_bytes(config, limits, heads) * loaded.num_layers
-    partials = split_partials_bytes(limits, heads, num_multiprocessors) + shares_bytes(config, limits)
+    partials = split_partials_bytes(limits, heads, processors) + shares_bytes(config, limits)
     if config.piecewise_graphs and not config.enforce_eager:
         graphs += PIECES_BYTES + crossing_bytes(limits, heads)
     return StepReserves(
@@ -130,10 +138,15 @@ def crossing_bytes(limits: StepLimits, heads: HeadShape) -> int:
     return 3 * FLOAT32_BYTES * mixed_sizes(limits.max_num_batched_tokens)[-1] * heads.num_heads * heads.head_dim
 
 
-def split_partials_bytes(limits: StepLimits, heads: HeadShape, num_multiprocessors: int) -> int:
-    """Bytes of the largest decode's partial results, which all layers overwrite."""
+def split_partials_bytes(limits: StepLimits, heads: HeadShape, processors: Processors) -> int:
+    """Bytes of partial results, which all layers overwrite: of the largest decode, and of the short runs of queries
+    beside it that take most."""
     sizes = range(1, limits.max_num_seqs + 1)  # many short ones are not cut, fewer are
-    return max(_partials(size, limits.max_request_tokens, heads, num_multiprocessors) for size in sizes)
+    queries = range(1, MAX_CUT_QUERIES + 1)
+    decodes = max(
+        _decode_partials(size, limits.max_request_tokens, heads, processors.num_multiprocessors) for size in sizes
+    )
+    return decodes + max(_run_partials(count, limits, heads, processors) for count in queries)
 
 
 def shares_bytes(config: EngineConfig, limits: StepLimits) -> int:
@@ -172,8 +185,20 @@ def logits_width(loaded: LoadedModel) -> int:
     return int(getattr(head, "out_features", loaded.info.vocab_size))
 
 
-def _partials(size: int, length: int, heads: HeadShape, num_multiprocessors: int) -> int:
-    group = heads.num_heads // heads.num_kv_heads
-    tiles = decode_tiles(heads.head_dim, heads.head_dim, group, heads.element_bytes, is_quantized=heads.is_quantized)
+def _decode_partials(size: int, length: int, heads: HeadShape, num_multiprocessors: int) -> int:
+    dims = heads.head_dim, heads.head_dim, heads.num_heads // heads.num_kv_heads, heads.element_bytes
+    tiles = decode_tiles(*dims, is_quantized=heads.is_quantized)
     bounds = part_bounds(size, length, heads.num_kv_heads, tiles.tile_n, num_multiprocessors, tiles.num_warps)
     return partial_bytes(bounds, heads.num_heads, heads.head_dim)
+
+
+def _run_partials(max_queries: int, limits: StepLimits, heads: HeadShape, processors: Processors) -> int:
+    """Of as many runs of up to `max_queries` queries as are cut; fewer take less."""
+    group, length = heads.num_heads // heads.num_kv_heads, limits.max_request_tokens
+    dims = heads.head_dim, heads.head_dim, group, heads.element_bytes
+    tiles = prefill_tiles(*dims, max_queries, processors.capability, is_quantized=heads.is_quantized)
+    programs_each = heads.num_kv_heads * -(-max_queries // (tiles.tile_m // group))
+    most = most_cut_runs(max_queries, length, programs_each, processors.num_multiprocessors, tiles.num_warps)
+    size = min(most, limits.max_num_seqs)
+    bounds = part_bounds(size, length, programs_each, tiles.tile_n, processors.num_multiprocessors, tiles.num_warps)
+    return partial_bytes(bounds, max_queries * heads.num_heads, heads.head_dim)

@@ -114,7 +114,7 @@ class PagedContext(AttentionContext):
     shares: AttentionScores | None = None
     """Where the decodes' attention is measured in this step."""
     plans: DecodePlans = field(default_factory=DecodePlans)
-    """How the decodes are cut among programs, the same for all layers."""
+    """How decodes and short runs of queries are cut among programs, the same for all layers."""
     choice: PageChoice | None = None
     """How decodes choose among their blocks in layers that have bounds; None: they attend to all."""
     skips: BlockSkips | None = None
@@ -221,7 +221,7 @@ class PagedContext(AttentionContext):
     ) -> torch.Tensor:
         batch = self.prefill
         assert batch is not None, "only called with prefill"
-        runs = QueryRuns(batch.query_start, batch.max_query_len, batch.lengths)
+        runs = QueryRuns(batch.query_start, batch.max_query_len, batch.lengths, self.plans)
         return self.ops.prefill(_args(query, kv, batch, options, out), runs)
 
 

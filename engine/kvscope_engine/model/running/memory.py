@@ -14,7 +14,7 @@ from kvscope_engine.model.cpu_offload.streaming import streamed_weights
 from kvscope_engine.model.loading.device import free_bytes
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
 from kvscope_engine.model.memory.memory_plan import MemoryPlan
-from kvscope_engine.model.memory.step_memory import step_reserves
+from kvscope_engine.model.memory.step_memory import Processors, step_reserves
 from kvscope_engine.model.running.kv_storage import MIB, block_bytes, storage_dtype
 from kvscope_engine.model.running.profile_run import step_profile
 from kvscope_engine.model.sparse.layers import layer_shapes
@@ -85,7 +85,7 @@ def plan_memory(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory,
         weights=held,
         activations=profile.activations,
         logits=profile.logits,
-        reserves=step_reserves(config, loaded, memory.num_multiprocessors),
+        reserves=step_reserves(config, loaded, Processors(memory.num_multiprocessors, memory.compute_capability)),
         staging=2 * STAGING_BYTES if config.host_kv_memory_bytes else 0,
         kv_min=one_block,
         host_weights=streamed.num_bytes if streamed is not None else 0,

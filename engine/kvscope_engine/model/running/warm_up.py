@@ -61,14 +61,13 @@ def warm_up(
 
 
 def idle_steps(limits: StepLimits) -> Iterator[Callable[[StepBuffer], StepTensors]]:
-    """Steps that between them launch every variant of every kernel: tiles of prefill grow with the longest run."""
-    num_queries = 1
+    """Steps that between them launch every variant of every kernel: tiles of prefill grow with the longest run, and
+    short runs behind long contexts are cut."""
     most = min(limits.max_num_batched_tokens, LONGEST_RUN)
-    while num_queries < most:
-        yield _prefill_step(num_queries, 0)
-        num_queries *= 2
-    yield _prefill_step(most, 0)
-    yield _prefill_step(most, 0, limits.max_num_batched_tokens, limits.max_num_seqs)
+    for num_queries in (*(1 << power for power in range(most.bit_length()) if 1 << power < most), most):
+        for length in dict.fromkeys((num_queries, max(num_queries, limits.max_request_tokens))):
+            yield _prefill_step(num_queries, 0, length=length)
+    yield _prefill_step(most, 0, longest=limits.max_num_batched_tokens, num_seqs=limits.max_num_seqs)
     yield _prefill_step(min(2, most), 1)
     for length in dict.fromkeys((1, limits.max_request_tokens)):  # in one part, and in several to be merged
         for num_rows in dict.fromkeys((1, min(2, limits.max_num_seqs))):
@@ -84,16 +83,22 @@ def _decode_step(num_rows: int, length: int, block_size: int) -> Callable[[StepB
 
 
 def _prefill_step(
-    num_queries: int, num_single_token: int, longest: int | None = None, num_seqs: int = 1
+    num_queries: int,
+    num_single_token: int,
+    *,
+    length: int | None = None,
+    longest: int | None = None,
+    num_seqs: int = 1,
 ) -> Callable[[StepBuffer], StepTensors]:
-    """Tokens that belong to no sequence, launched as if one had them all; or as if so many had `longest` each."""
+    """Tokens that belong to no sequence, launched as if one of `length` had them all; or as if so many had `longest`
+    each."""
 
     def put(buffer: StepBuffer) -> StepTensors:
         flat = _idle_tokens(num_single_token + num_queries, buffer)
         prefill = PrefillBatch(
             block_tables=buffer.put(np.zeros((num_seqs, table_width(1, 1)), np.int32)),
             seq_lens=buffer.put(np.zeros(num_seqs, np.int32)),
-            max_seq_len=num_queries,
+            max_seq_len=length or num_queries,
             query_start=buffer.put(np.zeros(num_seqs + 1, np.int32)),
             max_query_len=longest or num_queries,
         )

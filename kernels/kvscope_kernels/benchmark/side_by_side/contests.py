@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from kvscope_kernels.benchmark.calls import decode_call, layer_calls, pools_of, prefill_call, write_call
-from kvscope_kernels.benchmark.rows import DECODE, PREFILL, QUANTIZED, SKEWED, WRITE
+from kvscope_kernels.benchmark.rows import DECODE, PREFILL, QUANTIZED, SKEWED, TURNS, WRITE
 from kvscope_kernels.benchmark.side_by_side.contest import OURS, REFERENCE, Contender, Contest, first_line
 from kvscope_kernels.benchmark.side_by_side.peers import PEERS
 from kvscope_kernels.benchmark.timing import Call
@@ -48,8 +48,9 @@ def decode(ops: Ops, device: str, dtype: torch.dtype, works: Sequence[Workload] 
 
 
 def prefill(ops: Ops, device: str, dtype: torch.dtype, works: Sequence[Workload] | None = None) -> Iterator[Contest]:
-    """Runs of new tokens, whole prompts or chunks of them."""
-    for work in (replace(each, dtype=dtype) for each in works or (CPU_PREFILL if device == "cpu" else PREFILL)):
+    """Runs of new tokens: whole prompts, chunks of them, short turns."""
+    chosen = works or (CPU_PREFILL if device == "cpu" else (*PREFILL, *TURNS))
+    for work in (replace(each, dtype=dtype) for each in chosen):
         moved = work.kv_bytes + 2 * work.num_queries * work.num_heads * work.head_dim * dtype.itemsize
         call = partial(prefill_call, ops)
         contest = _attention("paged prefill", work, device, call, prefill_call, moved, work.flops)

@@ -12,6 +12,7 @@ import torch
 from kvscope_engine.model.memory.step_memory import (
     PIECES_BYTES,
     HeadShape,
+    Processors,
     StepLimits,
     graph_tensor_bytes,
     split_partials_bytes,
@@ -22,13 +23,13 @@ from kvscope_engine.model.running.decode_graphs import captured_sizes
 from kvscope_engine.model.running.step_buffer import ALIGNMENT, StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs
 from kvscope_engine.model.running.step_tensors import put_inputs
-from kvscope_kernels import paged_decode_attention
-from kvscope_kernels.attention_args import AttentionArgs
+from kvscope_kernels import paged_decode_attention, paged_prefill_attention
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.decode import plan
 from kvscope_telemetry.engine_config import EngineConfig
 
-NUM_MULTIPROCESSORS = 132
-"""What the launcher takes a CPU for."""
+PROCESSORS = Processors(num_multiprocessors=132, capability=90)
+"""What the launchers take a CPU for."""
 HEADS = HeadShape(num_heads=8, num_kv_heads=2, head_dim=64, element_bytes=2)
 
 
@@ -41,21 +42,22 @@ def limits(max_num_seqs: int, max_request_tokens: int, max_num_batched_tokens: i
     )
 
 
-def partials_of_a_launch(monkeypatch: pytest.MonkeyPatch, num_seqs: int, length: int) -> int:
-    """Bytes that the launcher makes for partial results; its kernels are stood in for."""
-    found: list[int] = []
+def partials_of_a_launch(monkeypatch: pytest.MonkeyPatch, num_seqs: int, length: int, num_queries: int = 1) -> int:
+    """Bytes that a launcher makes for partial results, decode's or that of short runs; its kernels are stood in for."""
+    module = paged_decode_attention if num_queries == 1 else paged_prefill_attention
+    plans = plan.DecodePlans()
 
     class Kernel:
         def __getitem__(self, _: Any) -> Any:
-            return lambda *arguments, **__: found.append(arguments[9].nbytes + arguments[10].nbytes)
+            return lambda *_, **__: None
 
-    monkeypatch.setattr(paged_decode_attention, "_paged_decode_attention_kernel", Kernel())
-    monkeypatch.setattr(paged_decode_attention, "merge_splits", lambda *_, **__: None)
+    monkeypatch.setattr(module, f"_{module.__name__.rpartition('.')[2]}_kernel", Kernel())
+    monkeypatch.setattr(module, "merge_splits", lambda *_, **__: None)
     monkeypatch.setattr(plan, "plan_decode", lambda *_, **__: None)
-    monkeypatch.setattr(paged_decode_attention, "require_triton", lambda: None)
+    monkeypatch.setattr(module, "require_triton", lambda: None)
     cache = torch.empty(1, 16, HEADS.num_kv_heads, HEADS.head_dim, dtype=torch.bfloat16)
     args = AttentionArgs(
-        torch.empty(num_seqs, HEADS.num_heads, HEADS.head_dim, dtype=torch.bfloat16),
+        torch.empty(num_seqs * num_queries, HEADS.num_heads, HEADS.head_dim, dtype=torch.bfloat16),
         cache,
         cache.clone(),
         torch.zeros(num_seqs, 16, dtype=torch.int32),
@@ -63,21 +65,32 @@ def partials_of_a_launch(monkeypatch: pytest.MonkeyPatch, num_seqs: int, length:
         scale=1.0,
         max_seq_len=length,
     )
-    paged_decode_attention.paged_decode_attention(args)
-    return found[0]
+    if num_queries == 1:
+        paged_decode_attention.paged_decode_attention(args, plans)
+    else:
+        starts = torch.arange(num_seqs + 1, dtype=torch.int32) * num_queries
+        paged_prefill_attention.paged_prefill_attention(args, QueryRuns(starts, num_queries, plans=plans))
+    return sum(room.partial.nbytes + room.lse.nbytes for room in plans._rooms.values())
 
 
 @pytest.mark.parametrize(("max_num_seqs", "max_request_tokens"), [(1, 100), (8, 4096), (70, 1 << 17)])
 def test_partials_are_those_of_the_largest_launch(
     monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, max_request_tokens: int
 ) -> None:
-    most = split_partials_bytes(limits(max_num_seqs, max_request_tokens), HEADS, NUM_MULTIPROCESSORS)
+    """Of decodes, and of short runs beside them."""
+    most = split_partials_bytes(limits(max_num_seqs, max_request_tokens), HEADS, PROCESSORS)
     sizes, lengths = {*captured_sizes(max_num_seqs), 65, 66} - {*range(max_num_seqs + 1, 99)}, (64, 2048, 1 << 20)
     launches = [
         partials_of_a_launch(monkeypatch, size, min(length, max_request_tokens)) for size in sizes for length in lengths
     ]
-    assert max(launches) == most
-    assert most < 8 << 20
+    runs = [
+        partials_of_a_launch(monkeypatch, size, max_request_tokens, num_queries)
+        for size in range(1, max_num_seqs + 1)
+        for num_queries in (2, 16, 17, 64, 128, 250, 256, 257)
+    ]
+    assert max(launches) + max(runs) == most
+    assert max(launches) < 8 << 20
+    assert max(runs) < 32 << 20
 
 
 def test_tensors_of_graphs_are_those_of_the_largest_batch() -> None:
@@ -91,7 +104,7 @@ def test_graphs_around_attention_are_counted_where_they_are_asked_for(tiny_loade
 
     def graphs(**options: Any) -> int:
         config = EngineConfig(model="any", max_num_batched_tokens=8192, **options)
-        return step_reserves(config, loaded, NUM_MULTIPROCESSORS).graphs
+        return step_reserves(config, loaded, PROCESSORS).graphs
 
     crossing = 3 * 4 * 512 * loaded.num_query_heads * loaded.head_dim
     assert graphs(piecewise_graphs=True) - graphs() == PIECES_BYTES + crossing

@@ -235,6 +235,32 @@ def test_nothing_is_compiled_after_the_warm_up(fake_gpu: Any, kv_dtype: torch.dt
         assert fake_gpu.seen.compiled == known, f"{name} with forms would be compiled while requests wait"
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, pytest.param(torch.int8, marks=pytest.mark.storm)])
+def test_short_turns_behind_long_contexts_share_a_plan_and_compile_nothing(
+    fake_gpu: Any, kv_dtype: torch.dtype
+) -> None:
+    """Split among programs and merged in each layer; a chunk of a prompt is not."""
+    runner = fake_gpu.make_runner(kv_dtype=kv_dtype, num_blocks=256)
+    runner.warm_up(lambda _: None)
+    known = set(fake_gpu.seen.compiled)
+    drafted = Scheduled(make_request(2, 1500, 1), 1500, 4, True, drafts=(5, 6, 7))
+    steps = {
+        "a turn": StepPlan((chunk(1, 3000, 16, True),), 0),
+        "turns and a draft": StepPlan((chunk(1, 3000, 70, True), drafted, chunk(3, 900, 9, True)), 0),
+        "a chunk": StepPlan((chunk(1, 3000, 300, True),), 0),
+    }
+    for name, plan in steps.items():
+        fake_gpu.seen.clear()
+        runner.run(plan)
+        is_cut = name != "a chunk"
+        launches = [
+            fake_gpu.seen.launches[kernel] for kernel in ("plan_decode", "paged_prefill_attention", "merge_splits")
+        ]
+        assert launches == [is_cut, 2, 2 * is_cut], name
+        assert fake_gpu.seen.compiled == known, f"{name} would be compiled while requests wait"
+        assert fake_gpu.seen.waits == 1, name
+
+
 def test_the_warm_up_says_how_far_it_is(fake_gpu: Any) -> None:
     heard: list[Progress] = []
     fake_gpu.make_runner().warm_up(heard.append)

@@ -165,6 +165,7 @@ class Card:
 
     total_bytes = 24 * GIB
     num_multiprocessors = 132
+    compute_capability = 90
 
     def __init__(self, _: torch.device) -> None: ...
 
