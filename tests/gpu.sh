@@ -96,9 +96,12 @@ if "$PYTHON" -c 'import kvscope_engine.engine, kvscope_engine.cli.main' 2>"$LOG"
     part "tiers, speed" "$PYTHON" -m kvscope_engine.cli.main bench memory "$@"
     if [ -z "$REHEARSAL" ]; then
         part "8B, 24 GiB" "$PYTHON" -m kvscope_engine.cli.main bench gpu --memory 24GiB --no-eager --batch 1
-        part "8B, speed" "$PYTHON" -m kvscope_engine.cli.main bench gpu --transformers --gpu-memory-utilization 0.6
+        part "8B, speed" "$PYTHON" -m kvscope_engine.cli.main bench gpu --gpu-memory-utilization 0.6 \
+            --with quantization=int4
+        part "8B, first token" "$PYTHON" -m kvscope_engine.cli.main bench gpu --gpu-memory-utilization 0.6 --ttft
+        part "135M, speed" "$PYTHON" -m kvscope_engine.cli.main bench gpu --gpu-memory-utilization 0.3 --shape 135m
     else
-        row "8B, speed" skipped 0 "a rehearsal"
+        for name in "8B, speed" "8B, first token" "135M, speed"; do row "$name" skipped 0 "a rehearsal"; done
     fi
 else
     row engine skipped 0 "$(tail -n 1 "$LOG")"

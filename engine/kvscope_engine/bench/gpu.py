@@ -1,9 +1,10 @@
-"""`kvscope-engine bench gpu`: how near the GPU's memory speed each decoded token comes, and what starting takes.
+"""`kvscope-engine bench gpu`: how near the GPU's memory speed each decoded token comes, and what a user waits for.
 
-Random weights of a configuration (Llama-3-8B's without one) or a model. For each batch: the median step with CUDA
-graphs and without, beside the time that reading the weights and the batch's keys and values once takes at the speed
-of a plain read measured in this run; then, with --transformers, the same batch by transformers' `generate`. With
---requests or --telemetry that is measured instead: requests that come at once, beside transformers' continuous
+Random weights in a model's shape (Llama-3-8B's, unless another is chosen), or a model. For each batch: steps with CUDA
+graphs, without, and with other options of the engine, beside the time that reading the weights and the batch's keys
+and values once takes at the speed of a plain read measured in this run, and at the data sheet's; then, with
+--transformers, the same batch by transformers' `generate`. With --ttft, --requests or --telemetry that is measured
+instead: the time to the first token behind a cached prefix, requests that come at once, beside transformers' continuous
 batching, and what a subscriber to the telemetry costs.
 """
 
@@ -16,13 +17,21 @@ import sys
 from typing import Any
 
 from kvscope_engine.bench.measure import teller
+from kvscope_engine.bench.shapes import SHAPES
+from kvscope_engine.bench.workloads import SAMPLINGS
 from kvscope_engine.cli.parser import parse_size
 from kvscope_telemetry.errors import BadInput
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--model", metavar="M", help="as for `serve` (default: random weights in Llama-3-8B's shape)")
+    measured = parser.add_mutually_exclusive_group()
+    measured.add_argument("--model", metavar="M", help="as for `serve`")
+    measured.add_argument(
+        "--shape",
+        choices=tuple(SHAPES),
+        help="random weights in SmolLM2-135M's, Llama-3.2-1B's or Llama-3-8B's shape (default: 8b)",
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: only to check that it runs")
     parser.add_argument(
         "--batch", type=int, action="append", metavar="N", help="repeatable (default: 1, 16, 64; with --telemetry 64)"
@@ -34,9 +43,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory", type=parse_size, metavar="SIZE", help="limit PyTorch to this much memory, as on a smaller GPU"
     )
     parser.add_argument("--kv-cache-dtype", default="auto", help="as for `serve`")
+    parser.add_argument(
+        "--sampling",
+        choices=tuple(SAMPLINGS),
+        action="append",
+        help="top-p: temperature 0.6, top-p 0.9; repeatable (default: greedy, and top-p too for the largest batch)",
+    )
+    parser.add_argument(
+        "--with",
+        dest="others",
+        action="append",
+        metavar="OPTIONS",
+        help="also measure an engine with these options of `serve`, without dashes, such as quantization=int4,"
+        " page-heat=16, piecewise-graphs or 'speculative-config={\"num_speculative_tokens\":4}'; several with spaces"
+        " between; repeatable",
+    )
     parser.add_argument("--no-eager", action="store_true", help="skip steps without CUDA graphs")
     parser.add_argument("--turns", action="store_true", help="also measure graphs with --no-async-scheduling")
     parser.add_argument("--transformers", action="store_true", help="also measure transformers' generate")
+    parser.add_argument(
+        "--ttft",
+        action="store_true",
+        help="time to the first token of one request: 16, 256 and 2,000 new tokens behind 0, 4k and 32k cached ones",
+    )
     parser.add_argument(
         "--requests",
         type=int,
@@ -59,23 +88,50 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     _check(args)
-    from kvscope_engine.bench.on_gpu.decode_steps import decode_steps
+    from kvscope_engine.bench.on_gpu.card import DATA_SHEET_GB_PER_S, read_gb_per_s
+    from kvscope_engine.bench.on_gpu.decode_steps import decode_steps, room, tokens_a_step
     from kvscope_engine.bench.on_gpu.requests import requests
-    from kvscope_engine.bench.on_gpu.setting import setting_of
+    from kvscope_engine.bench.on_gpu.setting import DEFAULT_SHAPE, engine_options, setting_of
     from kvscope_engine.bench.on_gpu.telemetry import telemetry
+    from kvscope_engine.bench.on_gpu.ttft import LONGEST, ttft
 
-    report: dict[str, Any] = {"device": _device_name(args.device), "torch": torch.__version__}
+    name = _device_name(args.device)
+    report: dict[str, Any] = {
+        "device": name,
+        "torch": torch.__version__,
+        "model": args.model or f"random weights, shape {args.shape or DEFAULT_SHAPE}",
+        "data_sheet_gb_per_s": DATA_SHEET_GB_PER_S.get(name),
+    }
     tell = teller(args.json)
-    with setting_of(args) as setting:
+    others = {text: engine_options(text) for text in args.others or ()}
+    most = max(tokens_a_step(options) for options in ({}, *others.values()))
+    longest = max(LONGEST if args.ttft else 0, room(args, _batches(args), args.steps, most))
+    with setting_of(args, longest) as setting:
+        for options in others.values():
+            setting.engine_config(**options)  # what does not go together is refused before anything is measured
+        tell("reads memory")
+        report["read_gb_per_s"] = read_gb_per_s(args.device)
         if _has_steps(args):
             report["context"] = args.context
-            report |= decode_steps(args, setting, _batches(args))
+            report |= decode_steps(args, setting, _batches(args), _kinds(args) | others, tell)
+        if args.ttft:
+            report["ttft"] = ttft(setting, {"kvscope": {}} | others, report["read_gb_per_s"], tell)
         if args.requests is not None:
-            report["requests"] = requests(setting, args.requests, args.limit, tell)
+            report["requests"] = requests(setting, others, args.requests, args.limit, tell)
         if args.telemetry:
             report["telemetry"] = telemetry(args, setting, args.batch or [64], tell)
-    print(json.dumps(report) if args.json else _text(args, report))
+    print(json.dumps(report) if args.json else _text(report))
     return 0
+
+
+def _kinds(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Engines whose steps are measured in any case, by what their rows are called."""
+    kinds: dict[str, dict[str, Any]] = {"graphs": {}}
+    if args.turns:
+        kinds["turns"] = {"async_scheduling": False}
+    if not args.no_eager and args.device != "cpu":
+        kinds["eager"] = {"enforce_eager": True}
+    return kinds
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -95,7 +151,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _has_steps(args: argparse.Namespace) -> bool:
     """Whether the steps' table is asked for: by its own options, or as nothing else is."""
-    return args.transformers or args.turns or not (args.requests is not None or args.telemetry)
+    return args.transformers or args.turns or not (args.ttft or args.requests is not None or args.telemetry)
 
 
 def _batches(args: argparse.Namespace) -> list[int]:
@@ -108,19 +164,18 @@ def _device_name(device: str) -> str:
     return torch.cuda.get_device_name() if device == "cuda" else "cpu"
 
 
-def _text(args: argparse.Namespace, report: dict[str, Any]) -> str:
+def _text(report: dict[str, Any]) -> str:
     from kvscope_engine.bench.on_gpu.decode_steps import decode_steps_text
     from kvscope_engine.bench.on_gpu.requests import requests_text
     from kvscope_engine.bench.on_gpu.telemetry import telemetry_text
+    from kvscope_engine.bench.on_gpu.ttft import ttft_text
 
-    heading = f"{report['device']}, torch {report['torch']}"
-    if "context" in report:
-        heading += "; " + decode_steps_text(report, _batches(args))
-    parts = [heading]
-    if "requests" in report:
-        parts.append(requests_text(report["requests"]))
-    if "telemetry" in report:
-        parts.append(telemetry_text(report["telemetry"]))
+    parts = [f"{report['device']}, torch {report['torch']}; {report['model']}"]
+    if "steps" in report:
+        parts.append(decode_steps_text(report))
+    for name, text in (("ttft", ttft_text), ("requests", requests_text), ("telemetry", telemetry_text)):
+        if name in report:
+            parts.append(text(report[name]))
     return ("\r\033[K" if sys.stderr.isatty() else "") + "\n\n".join(parts)
 
 

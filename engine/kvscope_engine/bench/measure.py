@@ -81,5 +81,10 @@ def teller(is_quiet: bool) -> Callable[[str], None]:
     return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
+def telling_of(name: str, tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Tells the same of one of several."""
+    return lambda line: tell(f"{name}: {line}")
+
+
 def _timed(contender: Contender, workload: Workload) -> Rate:
     return timed(lambda: contender.run(workload), workload.num_output_tokens)

@@ -5,11 +5,17 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from typing import Any, Final
 
 EQUAL_PROMPT_TOKENS = 64
 EQUAL_OUTPUT_TOKENS = 64
 MIXED_SEED = 0
 STEPS_BETWEEN = 4
+SAMPLINGS: Final[dict[str, dict[str, Any]]] = {
+    "greedy": {"temperature": 0.0},
+    "top-p": {"temperature": 0.6, "top_p": 0.9, "top_k": 0},
+}
+"""Of requests: top-p as Llama's makers ask for it."""
 
 
 def sample_text() -> str:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from kvscope_engine.bench.contenders.transformers_continuous import TransformersContinuous
-from kvscope_engine.bench.on_gpu.setting import LLAMA_8B
+from kvscope_engine.bench.on_gpu import card, ttft
+from kvscope_engine.bench.on_gpu.decode_steps import decode_steps_text
+from kvscope_engine.bench.shapes import SHAPES
 from kvscope_engine.cli.main import main
 
 TINY = {
@@ -27,33 +29,80 @@ TINY = {
 def on_cpu(tmp_path: Path) -> list[str]:
     """The benchmark of a tiny model with random weights."""
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(LLAMA_8B | TINY))
+    config.write_text(json.dumps(SHAPES["8b"] | TINY))
     return ["bench", "gpu", "--device", "cpu", "--model", f"dummy:{config}", "--context", "40", "--steps", "4"]
 
 
 def test_each_batch_has_a_step(on_cpu: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*on_cpu, "--json", "--turns", "--batch", "1", "--batch", "3"]) == 0
+    with_options = ["--with", "page-heat=2", "--with", 'speculative-config={"num_speculative_tokens":2}']
+    assert main([*on_cpu, "--json", *with_options, "--batch", "1", "--batch", "3"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["turns"]["overlaps"].startswith("while 0 of ")
-    steps = report["graphs"]["steps"]
-    assert set(steps) == {"1", "3"}
-    assert all(step["step_ms"] >= step["forward_ms"] > 0.0 for step in steps.values())
+    assert set(report["engines"]) == {"graphs", "page-heat=2", with_options[-1]}
+    found = {(row["kind"], row["batch"], row["sampling"]): row for row in report["steps"]}
+    assert {key[1:] for key in found} == {(1, "greedy"), (3, "greedy"), (3, "top-p")}, "top-p for the largest alone"
+    assert len(found) == 3 * 3
+    assert all(row["p99_ms"] >= row["step_ms"] >= row["forward_ms"] > 0.0 for row in found.values())
+    assert all(row["host_ms"] == pytest.approx(row["step_ms"] - row["forward_ms"]) for row in found.values())
     token_bytes = 2 * 2 * 2 * 16 * 2  # two layers, keys and values of two heads of 16, bfloat16
-    read = report["graphs"]["read_once_bytes"]
-    assert read["3"] - read["1"] == 2 * (40 + 2) * token_bytes
-    assert read["1"] < report["graphs"]["weights_bytes"], "the input's embeddings are not read"
+    one, three = (found["graphs", batch, "greedy"]["read_once_bytes"] for batch in (1, 3))
+    num_steps_before = 2 + 4 + 4  # at most: of filling, to warm up, and those measured
+    assert 2 * 40 * token_bytes < three - one <= 2 * (40 + num_steps_before) * token_bytes
+    assert one < report["engines"]["graphs"]["weights_bytes"], "the input's embeddings are not read"
+
+
+def test_samplings_and_turns_can_be_chosen(on_cpu: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*on_cpu, "--json", "--turns", "--sampling", "top-p", "--batch", "1"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [(row["kind"], row["sampling"]) for row in report["steps"]] == [("graphs", "top-p"), ("turns", "top-p")]
+    assert report["engines"]["turns"]["overlaps"].startswith("while 0 of ")
+
+
+def test_shares_are_of_a_read_and_of_the_data_sheet() -> None:
+    """As a GPU would have it: 16 GB in 8 ms are 2,000 GB/s."""
+    step = {"kind": "graphs", "batch": 1, "sampling": "greedy", "step_ms": 8.0, "p99_ms": 9.0, "forward_ms": 7.5}
+    step |= {"tokens_per_second": 125.0, "host_ms": 1.3, "launches": 1, "read_once_bytes": 16_000_000_000}
+    step |= {"sm_clock_mhz": 1980, "memory_clock_mhz": 2619}
+    sheet = card.DATA_SHEET_GB_PER_S["NVIDIA H100 80GB HBM3"]
+    report = {"read_gb_per_s": 3000.0, "data_sheet_gb_per_s": sheet, "context": 8, "engines": {}}
+    report["steps"] = [step, step | {"kind": "eager", "launches": 330}]
+    text = decode_steps_text(report).splitlines()
+    assert text[0] == "a plain read takes 3000 GB/s, 90% of the data sheet's 3350"
+    graphs, eager = text[-2:]
+    assert graphs.split()[-4:] == ["1", "67%", "60%", "1980/2619"]
+    assert "eager (a host's speed)" in eager
+    unknown = decode_steps_text(report | {"data_sheet_gb_per_s": None}).splitlines()
+    assert unknown[0] == "a plain read takes 3000 GB/s"
+    assert unknown[-1].split()[-2:] == ["67%", "1980/2619"], "an unknown card has no share of its data sheet"
+
+
+def test_first_tokens_come_behind_cached_ones(
+    on_cpu: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ttft, "CACHED", (0, 512, 32768))
+    assert main([*on_cpu, "--json", "--ttft", "--with", "page-heat=2"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert "steps" not in report
+    rows = report["ttft"]["rows"]
+    assert [(row["kind"], row["cached"], row["new"]) for row in rows] == [
+        (kind, cached, new) for kind in ("kvscope", "page-heat=2") for cached in (0, 512) for new in (16, 256)
+    ]
+    assert all(row["slowest_ms"] >= row["ttft_ms"] > 0.0 and len(row["each_ms"]) == 5 for row in rows)
+    assert len(report["ttft"]["left_out"]) == 2 * 3, "2,000 new, and all behind 32k, are more than the model can do"
 
 
 def test_requests_run_in_both_and_telemetry_in_pairs(on_cpu: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*on_cpu, "--json", "--requests", "3", "--telemetry", "--batch", "2"]) == 0
+    assert main([*on_cpu, "--json", "--requests", "3", "--with", "page-heat=2", "--telemetry", "--batch", "2"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert "graphs" not in report
+    assert "steps" not in report
     found = report["requests"]
     ours, theirs = found["kvscope"], found["transformers"]
     assert ours["tokens"] == theirs["tokens"] == found["output_tokens"] > 0
     assert not theirs["is_stopped"]
     assert found["ours_over_theirs"] == pytest.approx(theirs["seconds"] / ours["seconds"])
     assert found["failed"] == []
+    for rated in (ours, found["with"]["page-heat=2"]):
+        assert rated["ttft_p99_ms"] >= rated["ttft_p50_ms"] > 0.0
+        assert rated["between_p99_ms"] >= rated["between_p50_ms"] > 0.0
     steps = report["telemetry"]["batches"]["2"]
     assert len(steps["pairs"]) == 5
     assert steps["ratio"] == steps["with_ms"] / steps["without_ms"] > 0.0
@@ -74,8 +123,20 @@ def test_ours_is_told_where_transformers_fails(
 
 @pytest.mark.parametrize(
     "option",
-    [["--requests", "0"], ["--limit", "nan"], ["--steps", "0"], ["--batch", "0"], ["--gpu-memory-utilization", "1.5"]],
+    [
+        ["--requests", "0"],
+        ["--limit", "nan"],
+        ["--steps", "0"],
+        ["--batch", "0"],
+        ["--gpu-memory-utilization", "1.5"],
+        ["--shape", "9t"],
+        ["--sampling", "beam"],
+        ["--with", "device=cpu"],
+        ["--with", ""],
+    ],
 )
 def test_what_is_not_accepted_is_said(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "gpu", "--device", "cpu", *option]) == 2
-    assert option[0] in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert option[0] in told
+    assert told.count("\n") == 1

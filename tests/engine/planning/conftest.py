@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from kvscope_engine.bench.shapes import SHAPES
 from kvscope_engine.planning.skeleton import Skeleton, read_skeleton
 
 SMALL = {
@@ -22,15 +23,7 @@ SMALL = {
     "max_position_embeddings": 1024,
     "tie_word_embeddings": False,
 }
-LLAMA_8B = SMALL | {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-}
+LLAMA_8B = SHAPES["8b"] | {"max_position_embeddings": 131072}
 Make = Callable[..., Skeleton]
 
 
@@ -41,8 +34,8 @@ def skeleton(tmp_path_factory: pytest.TempPathFactory) -> Make:
     path = tmp_path_factory.mktemp("skeleton") / "config.json"
     known: dict[str, Skeleton] = {}
 
-    def make(base: dict[str, object] = SMALL, **changes: object) -> Skeleton:
-        config = json.dumps(base | changes)
+    def make(base: Mapping[str, object] = SMALL, **changes: object) -> Skeleton:
+        config = json.dumps({**base, **changes})
         if config not in known:
             path.write_text(config)
             known[config] = read_skeleton(str(path))

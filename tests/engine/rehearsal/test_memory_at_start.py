@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvscope_engine.bench.shapes import SHAPES as LLAMA_SHAPES
 from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.cpu_offload import streaming
 from kvscope_engine.model.fetching.names import ModelName
@@ -29,17 +30,7 @@ CONTEXT_BYTES = 500 << 20
 CARDS = {24: int(23.6 * GIB), 48: int(47.5 * GIB), 80: int(79.1 * GIB)}
 """What torch says of cards sold as so many GB."""
 SHAPES: dict[str, dict[str, Any]] = {
-    "llama-8b": {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 8192,
-    },
+    "llama-8b": LLAMA_SHAPES["8b"],
     "qwen3-14b": {
         "model_type": "qwen3",
         "vocab_size": 151936,
@@ -50,6 +41,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "head_dim": 128,
         "max_position_embeddings": 40960,
+        "tie_word_embeddings": False,
     },
 }
 INPUTS_BYTES = 1 << 20
@@ -61,7 +53,7 @@ def hf_config(name: str) -> Any:
     from transformers import AutoConfig
 
     shape = dict(SHAPES[name])
-    return AutoConfig.for_model(shape.pop("model_type"), **shape, tie_word_embeddings=False)
+    return AutoConfig.for_model(shape.pop("model_type"), **shape)
 
 
 def load(config: Any, name: str, cpu_offload_gb: float = 0.0) -> LoadedModel:

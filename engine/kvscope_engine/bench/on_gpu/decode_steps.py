@@ -1,7 +1,7 @@
-"""Steps that decode a whole batch: with CUDA graphs, without, and by transformers' `generate`.
+"""Steps that decode a whole batch: with CUDA graphs, without, with other options, and by transformers' `generate`.
 
-Each is held against the time that reading the weights and the batch's keys and values once takes, at the speed of a
-plain read measured in the same run.
+Each is held against the time that reading what it has to read once takes (the weights, and the batch's keys and
+values), at the speed of a plain read measured in the same run and at the data sheet's.
 """
 
 from __future__ import annotations
@@ -9,66 +9,111 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+import numpy as np
+
+from kvscope_engine.bench.measure import telling_of
+from kvscope_engine.bench.on_gpu.card import Clocks
 from kvscope_engine.bench.on_gpu.setting import GIB, Setting, empty
 from kvscope_engine.bench.table import table
+from kvscope_engine.bench.workloads import SAMPLINGS
 from kvscope_engine.engine import Engine
 from kvscope_telemetry.messages.commands import Submit, Tokens
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 
-READ_BYTES: Final = 1 << 30
-BLOCK_SIZE: Final = 16
 WARM_STEPS: Final = 4
+HOSTS: Final = ("eager", "transformers")
+"""Each of their kernels is launched by the host, which is what these measure on most machines."""
+TAIL: Final = 99
+"""Percent of the steps that take no longer."""
 
 
-def decode_steps(args: argparse.Namespace, setting: Setting, batches: list[int]) -> dict[str, Any]:
-    """The speed of a plain read, and each kind's steps."""
-    report: dict[str, Any] = {"read_gb_per_s": _read_rate(args.device)}
-    kinds: dict[str, dict[str, Any]] = {"graphs": {}}
-    if args.turns:
-        kinds["turns"] = {"async_scheduling": False}
-    if not args.no_eager and args.device != "cpu":
-        kinds["eager"] = {"enforce_eager": True}
-    for kind, options in kinds.items():
-        report[kind] = _engine(args, setting, options, batches)
+def decode_steps(
+    args: argparse.Namespace,
+    setting: Setting,
+    batches: list[int],
+    engines: Mapping[str, dict[str, Any]],
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """What the start of each engine took, and a row for each of its batches and samplings."""
+    report: dict[str, Any] = {"engines": {}, "steps": []}
+    for kind, options in engines.items():
+        tell(f"{kind}: starts")
+        started, rows = _engine(args, setting, options, batches, telling_of(kind, tell))
+        report["engines"][kind] = started
+        report["steps"] += [{"kind": kind, **row} for row in rows]
     if args.transformers:
-        report["transformers"] = _transformers(args, setting, batches)
+        report["steps"] += _transformers(args, setting, batches, tell)
         empty()
     return report
 
 
-def decode_steps_text(report: dict[str, Any], batches: list[int]) -> str:
+def decode_steps_text(report: dict[str, Any]) -> str:
     """Tables of it."""
-    rate = report["read_gb_per_s"]
-    lines = [f"a plain read takes {rate:.0f} GB/s; context {report['context']}"]
-    kinds = [kind for kind in ("graphs", "turns", "eager", "transformers") if kind in report]
-    for kind in kinds:
-        found = report[kind]
-        if "start_s" in found:
-            sizes = f"weights {found['weights_bytes'] / GIB:.2f} GiB, KV {found['kv_bytes'] / GIB:.2f} GiB"
-            if "used_bytes" in found:
-                used, allowed = found["used_bytes"] / GIB, found["allowed_bytes"] / GIB
-                sizes += f", in all {used:.2f} GiB, {used / allowed:.1%} of the {allowed:.2f} GiB that it may use"
-            lines.append(f"{kind}: started in {found['start_s']:.1f} s; {sizes}")
-            lines += [f"  {line}" for line in (found["plan"], *found["notes"], found["overlaps"]) if line]
-    rows = [_row(report, kind, batch) for batch in batches for kind in kinds]
-    header = ("batch", "", "step ms", "tokens/s", "forward ms", "other ms", "of the limit")
-    return "\n".join([*lines, table(header, rows)])
+    read, sheet = report["read_gb_per_s"], report["data_sheet_gb_per_s"]
+    lines = []
+    if read is not None:
+        of_sheet = "" if sheet is None else f", {read / sheet:.0%} of the data sheet's {sheet}"
+        lines.append(f"a plain read takes {read:.0f} GB/s{of_sheet}")
+    for kind, found in report["engines"].items():
+        sizes = f"weights {found['weights_bytes'] / GIB:.2f} GiB, KV {found['kv_bytes'] / GIB:.2f} GiB"
+        if "used_bytes" in found:
+            used, allowed = found["used_bytes"] / GIB, found["allowed_bytes"] / GIB
+            sizes += f", in all {used:.2f} GiB, {used / allowed:.1%} of the {allowed:.2f} GiB that it may use"
+        lines.append(f"{kind}: started in {found['start_s']:.1f} s; {sizes}")
+        lines += [f"  {line}" for line in (found["plan"], *found["notes"], found["overlaps"]) if line]
+    lines.append(f"steps that decode, context {report['context']}")
+    order = {(row["batch"], row["sampling"]): None for row in report["steps"]}
+    rows = [_row(report, row) for key in order for row in report["steps"] if (row["batch"], row["sampling"]) == key]
+    return "\n".join([*lines, table(HEADER, rows, words=(0, 1, 2))])
 
 
-def room(args: argparse.Namespace, batches: list[int], num_steps: int) -> int:
+HEADER: Final = (
+    "batch",
+    "",
+    "sampling",
+    "step ms",
+    f"p{TAIL}",
+    "tokens/s",
+    "forward ms",
+    "other ms",
+    "host ms",
+    "launches",
+    "of a read",
+    "of the sheet",
+    "MHz, SM/memory",
+)
+
+
+def samplings(args: argparse.Namespace, batch: int, batches: list[int]) -> list[str]:
+    """Of a batch: those asked for; else greedy, and top-p too for the largest."""
+    if args.sampling:
+        return list(dict.fromkeys(args.sampling))
+    return list(SAMPLINGS) if batch == max(batches) else ["greedy"]
+
+
+def room(args: argparse.Namespace, batches: list[int], num_steps: int, tokens_a_step: int = 1) -> int:
     """`max_model_len` for so many steps of the largest batch: who is filled first decodes while others are filled."""
-    return int(args.context + num_steps + 64 + max(batches) * args.context // 1024)
+    return int(args.context + tokens_a_step * (num_steps + 64 + max(batches) * args.context // 1024))
+
+
+def tokens_a_step(options: Mapping[str, Any]) -> int:
+    """Of one request at most: guesses may hold."""
+    speculative = options.get("speculative_config")
+    return 1 if speculative is None else 1 + int(speculative.num_speculative_tokens)
 
 
 @contextmanager
-def decoding(engine: Engine, batch: int, args: argparse.Namespace, max_model_len: int) -> Iterator[float]:
+def decoding(
+    engine: Engine, batch: int, args: argparse.Namespace, max_model_len: int, sampled: str = "greedy"
+) -> Iterator[float]:
     """A batch of different prompts of --context tokens, all of which decode; the seconds that filling them took."""
-    sampling = SamplingParams(temperature=0.0, max_tokens=max_model_len - args.context, ignore_eos=True)
+    room_left = max_model_len - args.context
+    sampling = SamplingParams(max_tokens=room_left, ignore_eos=True, **SAMPLINGS[sampled])
     ids = [f"{batch}-{index}" for index in range(batch)]
     for index, request_id in enumerate(ids):
         prompt = tuple((index * 7919 + place * 31) % 4000 + 3 for place in range(args.context))
@@ -83,7 +128,7 @@ def decoding(engine: Engine, batch: int, args: argparse.Namespace, max_model_len
     yield prefill_s
     for request_id in ids:
         engine.abort(request_id)
-    while engine.num_unfinished:
+    while engine.has_unfinished:
         engine.step()
 
 
@@ -94,23 +139,14 @@ def step_ms(engine: Engine) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-def _read_rate(device: str) -> float:
-    """Bytes a nanosecond of reading, which is GB/s: the limit that steps are held against."""
-    import torch
-
-    if device == "cpu":
-        return 0.0
-    from kvscope_kernels.benchmark.stream_read import stream_read, sums_for
-    from kvscope_kernels.benchmark.timing import time_on_gpu
-
-    data = torch.ones(READ_BYTES // 4, dtype=torch.int32, device=device)
-    sums = sums_for(data)
-    seconds = time_on_gpu({"read": [lambda: stream_read(data, sums)]})["read"]
-    return float(READ_BYTES / seconds / 1e9)
-
-
-def _engine(args: argparse.Namespace, setting: Setting, options: dict[str, Any], batches: list[int]) -> dict[str, Any]:
-    """One engine: what its start took, and a median step for each batch."""
+def _engine(
+    args: argparse.Namespace,
+    setting: Setting,
+    options: dict[str, Any],
+    batches: list[int],
+    tell: Callable[[str], None],
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What its start took, and its rows."""
     import torch
 
     frames: list[Frame] = []
@@ -119,59 +155,69 @@ def _engine(args: argparse.Namespace, setting: Setting, options: dict[str, Any],
         if isinstance(message, Frame):
             frames.append(message)
 
-    max_model_len = room(args, batches, args.steps)
-    config = setting.engine_config(
-        block_size=BLOCK_SIZE, max_num_seqs=max(batches), max_model_len=max_model_len, **options
-    )
+    max_model_len = room(args, batches, args.steps, tokens_a_step(options))
+    config = setting.engine_config(max_num_seqs=max(batches), max_model_len=max_model_len, **options)
     started = time.perf_counter()
     engine = Engine(config, publish=take)
     found: dict[str, Any] = {"start_s": time.perf_counter() - started}
+    rows = []
+    clocks = Clocks(args.device)
     with engine:
         memory = engine.memory()
         found |= {"weights_bytes": memory.weights_bytes, "kv_bytes": memory.kv_bytes, "plan": engine.memory_plan}
-        found["notes"] = list(engine.notes)
         if args.device == "cuda":
             free, total = torch.cuda.mem_get_info()
             found["used_bytes"], found["allowed_bytes"] = total - free, setting.share * total
-        found["steps"] = {str(batch): _steps(engine, batch, args, frames, max_model_len) for batch in batches}
+        for batch in batches:
+            for sampled in samplings(args, batch, batches):
+                tell(f"batch {batch}, {sampled}")
+                with decoding(engine, batch, args, max_model_len, sampled) as prefill_s:
+                    measured = _measured(engine, frames, args.steps) | clocks.now()
+                rows.append({"batch": batch, "sampling": sampled, "prefill_s": prefill_s, **measured})
         found["overlaps"] = engine.overlaps.summary()
-        found["read_once_bytes"] = {str(batch): _read_once(engine, batch, args) for batch in batches}
+        found["notes"] = list(engine.notes)
     del engine
     empty()
-    return found
+    return found, rows
 
 
-def _steps(
-    engine: Engine, batch: int, args: argparse.Namespace, frames: list[Frame], max_model_len: int
-) -> dict[str, float]:
-    """Median milliseconds of a step that decodes the whole batch, and of its parts."""
-    with decoding(engine, batch, args, max_model_len) as prefill_s:
-        frames.clear()
-        taken_ms = [step_ms(engine) for _ in range(args.steps)]
-        parts = {
-            name.removesuffix("_ns") + "_ms": statistics.median(getattr(each.timings, name) for each in frames) / 1e6
-            for name in ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
-        }
-    return {"step_ms": statistics.median(taken_ms), "prefill_s": prefill_s, **parts}
+def _measured(engine: Engine, frames: list[Frame], num_steps: int) -> dict[str, float]:
+    """Of so many steps of a whole batch: milliseconds, tokens, and what each had to read (medians)."""
+    frames.clear()
+    beside_ns, overlapped = engine.overlaps.beside_ns, engine.overlaps.overlapped
+    taken_ms: list[float] = []
+    num_tokens = 0
+    for _ in range(num_steps):
+        begin = time.perf_counter()
+        messages = engine.step()
+        taken_ms.append((time.perf_counter() - begin) * 1e3)
+        num_tokens += sum(len(message.token_ids) for message in messages if isinstance(message, Tokens))
+    overlapped = engine.overlaps.overlapped - overlapped
+    parts = {
+        name.removesuffix("_ns") + "_ms": statistics.median(getattr(each.timings, name) for each in frames) / 1e6
+        for name in ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
+    }
+    step_ms = statistics.median(taken_ms)
+    beside_ms = (engine.overlaps.beside_ns - beside_ns) / 1e6 / num_steps
+    alone_ms = max(0.0, step_ms - parts["forward_ms"]) * (1.0 - min(1.0, overlapped / num_steps))
+    return {
+        "step_ms": step_ms,
+        "p99_ms": float(np.percentile(taken_ms, TAIL)),
+        "tokens_per_second": num_tokens / sum(taken_ms) * 1e3,
+        **parts,
+        "host_ms": beside_ms + alone_ms,
+        "launches": statistics.median(each.work.launches for each in frames),
+        "read_once_bytes": statistics.median(each.work.weights_bytes + each.work.kv_read_bytes for each in frames),
+    }
 
 
-def _read_once(engine: Engine, batch: int, args: argparse.Namespace) -> int:
-    """Bytes that a decode step has to read: all weights but the input's embeddings, and the batch's keys and values."""
-    loaded = engine.components.loaded
-    module: Any = loaded.module
-    weights = sum(each.numel() * each.element_size() for each in module.parameters())
-    embedding = module.get_input_embeddings().weight
-    if module.get_output_embeddings().weight is not embedding:
-        weights -= embedding.numel() * embedding.element_size()
-    memory = engine.memory()
-    num_slots = engine.components.storage.num_blocks * BLOCK_SIZE
-    return int(weights + batch * (args.context + args.steps // 2) * memory.kv_bytes // num_slots)
-
-
-def _transformers(args: argparse.Namespace, setting: Setting, batches: list[int]) -> dict[str, Any]:
+def _transformers(
+    args: argparse.Namespace, setting: Setting, batches: list[int], tell: Callable[[str], None]
+) -> list[dict[str, Any]]:
     """Milliseconds a decoded token of each batch: a long run less a short one, so that the prompt falls out."""
     import torch
 
+    tell("transformers: starts")
     module = setting.transformers_module()
 
     def seconds(batch: int, count: int) -> float:
@@ -182,18 +228,43 @@ def _transformers(args: argparse.Namespace, setting: Setting, batches: list[int]
             module.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
         return time.perf_counter() - begin
 
-    found = {}
+    rows = []
     for batch in batches:
+        tell(f"transformers: batch {batch}")
         seconds(batch, 2)
-        found[str(batch)] = {"step_ms": (seconds(batch, 26) - seconds(batch, 2)) / 24 * 1e3}
-    return {"steps": found}
+        step_ms = (seconds(batch, 26) - seconds(batch, 2)) / 24 * 1e3
+        rate = batch / step_ms * 1e3
+        rows.append(
+            {
+                "kind": "transformers",
+                "batch": batch,
+                "sampling": "greedy",
+                "step_ms": step_ms,
+                "tokens_per_second": rate,
+            }
+        )
+    return rows
 
 
-def _row(report: dict[str, Any], kind: str, batch: int) -> list[str]:
-    step = report[kind]["steps"][str(batch)]
-    row = [str(batch), kind, f"{step['step_ms']:.2f}", f"{batch / step['step_ms'] * 1e3:.0f}"]
+def _row(report: dict[str, Any], step: dict[str, Any]) -> list[str]:
+    mark = " (a host's speed)" if step["kind"] in HOSTS and report["read_gb_per_s"] is not None else ""
+    row = [str(step["batch"]), step["kind"] + mark, step["sampling"], f"{step['step_ms']:.2f}"]
     if "forward_ms" not in step:
-        return [*row, "", "", ""]
-    limit_ms = report[kind]["read_once_bytes"][str(batch)] / max(report["read_gb_per_s"], 1e-9) / 1e6
-    share = f"{limit_ms / step['step_ms']:.0%}" if report["read_gb_per_s"] else ""
-    return [*row, f"{step['forward_ms']:.2f}", f"{step['step_ms'] - step['forward_ms']:.2f}", share]
+        return [*row, "", f"{step['tokens_per_second']:.0f}", *[""] * 7]
+    return [
+        *row,
+        f"{step['p99_ms']:.2f}",
+        f"{step['tokens_per_second']:.0f}",
+        f"{step['forward_ms']:.2f}",
+        f"{step['step_ms'] - step['forward_ms']:.2f}",
+        f"{step['host_ms']:.2f}",
+        f"{step['launches']:.0f}" if step["launches"] else "",
+        _share(step, report["read_gb_per_s"]),
+        _share(step, report["data_sheet_gb_per_s"]),
+        f"{step['sm_clock_mhz']}/{step['memory_clock_mhz']}" if "sm_clock_mhz" in step else "",
+    ]
+
+
+def _share(step: dict[str, Any], gb_per_s: float | None) -> str:
+    """Of the step, the time that reading once takes at this speed."""
+    return "" if gb_per_s is None else f"{step['read_once_bytes'] / gb_per_s / 1e6 / step['step_ms']:.0%}"

@@ -1,6 +1,7 @@
 """Requests of mixed lengths that come at once, by our engine and by transformers' continuous batching.
 
-One after the other, each with the device to itself, and each after other prompts of the same lengths. On a GPU
+One after the other, each with the device to itself, and each after other prompts of the same lengths; ours also after
+batches of each size that has a CUDA graph, so that none is captured while it counts. On a GPU
 transformers chooses its pages, blocks and batches; where that fails it is given ones that fit the workload.
 """
 
@@ -8,38 +9,64 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, Final
+
+import numpy as np
 
 from kvscope_engine.bench.contenders.ours import OurEngine
 from kvscope_engine.bench.contenders.transformers_continuous import TransformersContinuous
-from kvscope_engine.bench.measure import shortened
+from kvscope_engine.bench.measure import shortened, telling_of
 from kvscope_engine.bench.on_gpu.setting import Setting, empty
 from kvscope_engine.bench.table import table
 from kvscope_engine.bench.workloads import Workload, mixed, sample_text
+from kvscope_engine.model.running.decode_graphs import captured_sizes
+from kvscope_telemetry.messages.telemetry import Frame
 
 MAX_NUM_SEQS: Final = 256
 NUM_RANDOM_IDS: Final = 4096
 SMALLER_BATCH_TOKENS: Final = 2048
 PAGE_SIZE: Final = 256
 """Of transformers where nothing else is said."""
+WARM_TOKENS: Final = 8
+"""More steps of one batch than its graph needs until it is captured."""
+LATENCIES: Final = {
+    "ttft_p50_ms": "first token p50, ms",
+    "ttft_p99_ms": "p99",
+    "between_p50_ms": "between tokens p50, ms",
+    "between_p99_ms": "p99",
+}
 
 
 class _TooSlow(Exception):
     """Nothing to count within the limit; another try would take as long."""
 
 
-def requests(setting: Setting, count: int, limit_s: float, tell: Callable[[str], None]) -> dict[str, Any]:
-    """One after the other. Transformers is stopped after `limit_s` and counted up to there; if it fails, the reason."""
-    workload, ours = _ours(setting, count, tell)
+def requests(
+    setting: Setting,
+    engines: Mapping[str, dict[str, Any]],
+    count: int,
+    limit_s: float,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """One after the other: ours, ours with each other of `engines`, and transformers, which is stopped after `limit_s`
+    and counted up to there; if it fails, the reason."""
+    workload, ours = _ours(setting, {}, count, tell)
     empty()
+    others = {}
+    for kind, options in engines.items():
+        others[kind] = _ours(setting, options, count, telling_of(kind, tell))[1]
+        empty()
     report = {
         "num_requests": count,
         "prompt_tokens": sum(len(prompt) for prompt in workload.prompts),
         "output_tokens": workload.num_output_tokens,
         "limit_s": limit_s,
         "kvscope": ours,
+        "with": others,
+        "vllm": "not measured here" if find_spec("vllm") else "not installed",
     }
     theirs, report["failed"] = _theirs(setting, workload, limit_s, tell)
     empty()
@@ -52,34 +79,63 @@ def requests(setting: Setting, count: int, limit_s: float, tell: Callable[[str],
 def requests_text(report: dict[str, Any]) -> str:
     """A table of it, and below it what transformers was or why it is not there."""
     rows = [_row("kvscope", report["kvscope"], "")]
+    rows += [_row(f"kvscope, {kind}", rated, "") for kind, rated in report["with"].items()]
     if "transformers" in report:
         rows.append(_row("transformers", report["transformers"], f"{report['ours_over_theirs']:.2f} x"))
     asked = f"{report['prompt_tokens']:,} tokens of prompts, {report['output_tokens']:,} asked for"
     lines = [f"{report['num_requests']} requests at once: {asked}"]
-    lines.append(table(("", "seconds", "tokens", "tokens/s", "ours against it"), rows))
+    lines.append(table(("", "seconds", "tokens", "tokens/s", *LATENCIES.values(), "ours against it"), rows))
     if theirs := report.get("transformers"):
         made = f"{theirs['num_blocks']:,} blocks, up to {theirs['max_batch_tokens']:,} tokens a batch"
         lines.append(f"transformers {theirs['version']}: continuous batching, attention {theirs['attention']}, {made}")
         if theirs["is_stopped"]:
             lines.append(f"transformers: stopped after {report['limit_s']:g} s; its tokens up to there are counted")
+    lines.append(f"vLLM: {report['vllm']}")
     return "\n".join([*lines, *(f"transformers failed: {reason}" for reason in report["failed"])])
 
 
 def _row(name: str, rated: dict[str, Any], ratio: str) -> list[str]:
-    return [name, f"{rated['seconds']:.2f}", f"{rated['tokens']:,}", f"{rated['tokens_per_second']:.0f}", ratio]
+    latencies = [f"{rated[key]:.1f}" if key in rated else "" for key in LATENCIES]
+    return [
+        name,
+        f"{rated['seconds']:.2f}",
+        f"{rated['tokens']:,}",
+        f"{rated['tokens_per_second']:.0f}",
+        *latencies,
+        ratio,
+    ]
 
 
-def _ours(setting: Setting, count: int, tell: Callable[[str], None]) -> tuple[Workload, dict[str, float]]:
+def _ours(
+    setting: Setting, options: dict[str, Any], count: int, tell: Callable[[str], None]
+) -> tuple[Workload, dict[str, Any]]:
     tell("kvscope starts")
-    ours = OurEngine(setting.engine_config(max_num_seqs=MAX_NUM_SEQS))
+    ours = OurEngine(setting.engine_config(max_num_seqs=MAX_NUM_SEQS, **options))
     with ours.engine:
         workload = mixed(count, _ids(ours))
+        for size in captured_sizes(min(count, MAX_NUM_SEQS)):
+            tell(f"kvscope warms up batches of {size}")
+            ours.run(Workload(f"{size} short", workload.prompts[:1] * size, (WARM_TOKENS,) * size))
         tell("kvscope warms up")
         ours.run(_warm_up(workload))
         tell(f"kvscope runs {workload.name}")
+        frames: list[Frame] = []
+        ours.publish_to(lambda message: frames.append(message) if isinstance(message, Frame) else None)
         begin = time.perf_counter()
         ours.run(workload)
-        return workload, _rated(workload.num_output_tokens, time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        return workload, _rated(workload.num_output_tokens, seconds) | _latencies(frames)
+
+
+def _latencies(frames: list[Frame]) -> dict[str, float]:
+    """Milliseconds, as `LATENCIES` has them. Without a second token there is nothing between."""
+    first, between = (
+        np.frombuffer(b"".join(getattr(frame, name) for frame in frames), "<u8") / 1e6
+        for name in ("first_token_ns", "inter_token_ns")
+    )
+    found = {"ttft_p50_ms": (first, 50), "ttft_p99_ms": (first, 99)}
+    found |= {"between_p50_ms": (between, 50), "between_p99_ms": (between, 99)}
+    return {name: float(np.percentile(times, share)) for name, (times, share) in found.items() if times.size}
 
 
 def _ids(ours: OurEngine) -> list[int]:

@@ -12,25 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kvscope_engine.bench.shapes import SHAPES
+from kvscope_engine.cli.arguments.options import add_engine_options
+from kvscope_engine.cli.parser import CommandParser
 from kvscope_engine.model.fetching.names import DUMMY_PREFIX
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.options import options_of
 
-LLAMA_8B: Final[dict[str, Any]] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 8192,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
+DEFAULT_SHAPE: Final = "8b"
+SET_HERE: Final = ("model", "device", "max_num_seqs", "max_model_len", "enable_prefix_caching", "block_size")
+"""Options of the engine that the benchmark itself sets."""
+BLOCK_SIZE: Final = 16
 GIB: Final = 1 << 30
 
 
@@ -45,16 +38,17 @@ class Setting:
     """Of the memory that is there, which may be more than the GPU that is meant has."""
 
     def engine_config(self, **options: Any) -> EngineConfig:
-        """bfloat16 and no prefix caching: each run computes all that it asks for."""
-        return EngineConfig(
-            model=self.model,
-            device=self.device,
-            dtype="bfloat16",
-            kv_cache_dtype=self.kv_cache_dtype,
-            gpu_memory_utilization=self.share,
-            enable_prefix_caching=False,
-            **options,
-        )
+        """bfloat16 and no prefix caching, but where `options` say otherwise: each run computes all that it asks for."""
+        own: dict[str, Any] = {
+            "model": self.model,
+            "device": self.device,
+            "dtype": "bfloat16",
+            "kv_cache_dtype": self.kv_cache_dtype,
+            "gpu_memory_utilization": self.share,
+            "block_size": BLOCK_SIZE,
+            "enable_prefix_caching": False,
+        }
+        return EngineConfig(**own | options)
 
     def transformers_module(self) -> Any:
         """The same model of transformers, with its own choice of attention."""
@@ -74,16 +68,34 @@ class Setting:
 
 
 @contextmanager
-def setting_of(args: argparse.Namespace) -> Iterator[Setting]:
-    """As the options say; without a model random weights of Llama-3-8B's shape."""
+def setting_of(args: argparse.Namespace, longest: int) -> Iterator[Setting]:
+    """As the options say; without a model random weights of a shape, which are as good at any of `longest` positions
+    as at those that its makers have trained."""
     share = _share(args)
     if args.model:
         yield Setting(args.model, args.device, args.kv_cache_dtype, share)
         return
+    shape = SHAPES[args.shape or DEFAULT_SHAPE]
     with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
         path = Path(folder) / "config.json"
-        path.write_text(json.dumps(LLAMA_8B))
+        positions = max(longest, shape["max_position_embeddings"])
+        path.write_text(json.dumps(shape | {"max_position_embeddings": positions}))
         yield Setting(f"{DUMMY_PREFIX}{path}", args.device, args.kv_cache_dtype, share)
+
+
+def engine_options(text: str) -> dict[str, Any]:
+    """What flags without their dashes set, such as `quantization=int4 page-heat=16`. Raises BadInput."""
+    parser = CommandParser(prog="kvscope-engine serve", add_help=False)
+    add_engine_options(parser)
+    words = text.split()
+    if not words or any(word.startswith("-") for word in words):
+        raise BadInput(f"--with {text!r:.60} is not accepted: engine options without dashes, such as quantization=int4")
+    given = vars(parser.parse_args([f"--{word}" for word in words]))
+    found = {name: given[name] for name, each in options_of(EngineConfig).items() if given[name] != each.default}
+    for name in SET_HERE:
+        if name in found:
+            raise BadInput(f"--with {text!r:.60} is not accepted: this benchmark sets {name} itself")
+    return found
 
 
 def empty() -> None:
