@@ -120,13 +120,13 @@ def first_token(server: Server, address: str, patience_s: float = PATIENCE_S) ->
     return None
 
 
-def attack(server: Server, body: dict[str, Any], told: Counter[str]) -> None:
+def attack(server: Server, body: dict[str, Any], answers: Counter[str]) -> None:
     """Send it and hear what becomes of it, to the end."""
     heard = b""
     with suppress(OSError), post(server, EVIL, body, 600) as connection:
         while more := connection.recv(1 << 20):
             heard = (heard + more)[:64]
-    told[heard[9:12].decode() or "no answer"] += 1
+    answers[heard[9:12].decode() or "no answer"] += 1
 
 
 def measure(name: str, bodies: Bodies, args: argparse.Namespace) -> dict[str, Any]:
@@ -135,13 +135,13 @@ def measure(name: str, bodies: Bodies, args: argparse.Namespace) -> dict[str, An
     try:
         for _ in range(2):
             first_token(server, GOOD)
-        before, told = server.memory_mb("VmRSS"), Counter[str]()
-        threads = [threading.Thread(target=attack, args=(server, body, told), daemon=True) for body in bodies]
+        before, answers = server.memory_mb("VmRSS"), Counter[str]()
+        threads = [threading.Thread(target=attack, args=(server, body, answers), daemon=True) for body in bodies]
         for thread in threads:
             thread.start()
         time.sleep(args.after if bodies else 0)
         times = [first_token(server, EVIL if args.same_address else GOOD) for _ in range(args.times)]
-        still_under_way, answered = sum(thread.is_alive() for thread in threads), dict(told)
+        still_under_way, answered = sum(thread.is_alive() for thread in threads), dict(answers)
         peak = server.memory_mb("VmHWM")
     finally:
         end_s = server.close()
@@ -183,9 +183,9 @@ def main() -> int:
 
 def _line(found: dict[str, Any]) -> str:
     memory = ", ".join(f"{who} {found['mb_before'][who]} to {mb} MB" for who, mb in found["mb_at_most"].items())
-    told = ", ".join(f"{count} x {status}" for status, count in found["attackers_answered"].items())
+    answers = ", ".join(f"{count} x {status}" for status, count in found["attackers_answered"].items())
     left = f"{found['attackers_under_way']} under way" if found["attackers_under_way"] else ""
-    attackers = ", ".join(filter(None, (told, left))) or "none"
+    attackers = ", ".join(filter(None, (answers, left))) or "none"
     return (
         f"{found['attack']:30} first token {found['ttft_median_s']} s, worst {found['ttft_worst_s']} s;"
         f" attackers: {attackers}; {memory}; ended in {found['end_s']} s"

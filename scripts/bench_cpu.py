@@ -64,8 +64,10 @@ def products() -> None:
         )
         for rows in ROWS:
             x = torch.randn(rows, inputs).bfloat16()
-            told = [f"{rows * outputs * inputs / _seconds(way, x) / 1e9:.0f}" for way in ways]
-            ways_told = f"4 bits {told[0]}, with activations of 8 {told[1]}, 8 bits with such {told[2]}, bf16 {told[3]}"
+            rates = [f"{rows * outputs * inputs / _seconds(way, x) / 1e9:.0f}" for way in ways]
+            ways_told = (
+                f"4 bits {rates[0]}, with activations of 8 {rates[1]}, 8 bits with such {rates[2]}, bf16 {rates[3]}"
+            )
             print(f"{outputs} x {inputs}, {rows} rows: {ways_told}")
 
 
@@ -104,10 +106,10 @@ def layers(pairs: int) -> None:
 
 def heat(context: int, pairs: int) -> None:
     """8 requests of the default model that share a prompt."""
-    told, batch = NewestStep(), BATCHES[-1]
+    newest, batch = NewestStep(), BATCHES[-1]
     blocks = context // 16 + batch * (2 * pairs // 16 + 8)
     config = EngineConfig(device="cpu", num_threads=1, page_heat=2, num_gpu_blocks_override=blocks)
-    with Engine(config, publish=told.take) as engine:
+    with Engine(config, publish=newest.take) as engine:
         ids: list[int] = engine.tokenizer.encode(sample_text())
         prompt = tuple((ids * (context // len(ids) + 1))[:context])
         _submit(engine, 1, prompt, 2 * pairs + 40)
@@ -116,10 +118,10 @@ def heat(context: int, pairs: int) -> None:
         _submit(engine, batch - 1, prompt, 2 * pairs + 40, first=1)
         took: dict[bool, list[float]] = {True: [], False: []}
         while engine.has_unfinished and min(map(len, took.values())) < pairs:
-            told.begin(engine)
+            newest.begin(engine)
             seconds = _step(engine)
-            if told.num_decodes == batch:
-                took[told.is_measured].append(seconds)
+            if newest.num_decodes == batch:
+                took[newest.is_measured].append(seconds)
     measured, other = (1e3 * statistics.median(took[is_measured]) for is_measured in (True, False))
     share = 100 * (measured / other - 1) / EVERY
     print(f"{batch} at {context}: measured {measured:.1f} ms, others {other:.1f}; one in {EVERY}: {share:.2f} %")

@@ -84,9 +84,9 @@ def measure(run: int) -> tuple[float, float, float, float]:
 
 def updates(translator: Translator, now_ns: int) -> Update:
     """What is told now, as one update."""
-    told = translator.messages(now_ns, is_heard=False)
-    snapshot = next((message for message in told if isinstance(message, Snapshot)), None)
-    return coalesce([message for message in told if isinstance(message, Frame)], snapshot=snapshot)
+    messages = translator.messages(now_ns, is_heard=False)
+    snapshot = next((message for message in messages if isinstance(message, Snapshot)), None)
+    return coalesce([message for message in messages if isinstance(message, Frame)], snapshot=snapshot)
 
 
 def apply(mirror: Mirror, translator: Translator, now_ns: int) -> None:

@@ -89,7 +89,7 @@ def _measure(args: argparse.Namespace) -> dict[str, object]:
     begun_s, cpu_s, frames = time.monotonic(), _cpu_s(), num_frames()
     _turn_for(args.seconds, turn)
     took_s = time.monotonic() - begun_s
-    told = {
+    figures = {
         "reader": args.role,
         "engines": args.engines,
         "all_live": in_sync(),
@@ -101,7 +101,7 @@ def _measure(args: argparse.Namespace) -> dict[str, object]:
         "python_threads": threading.active_count(),
     }
     close()
-    return told
+    return figures
 
 
 def _turn_for(seconds: float, turn) -> None:  # type: ignore[no-untyped-def]

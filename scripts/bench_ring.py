@@ -107,9 +107,9 @@ def _measure_memory(args: argparse.Namespace) -> None:
 
 def _keep_overview(ring: Ring, overview: SessionOverview) -> None:
     ring.flush(60.0)
-    told = ring.take_overview()
+    fresh = ring.take_overview()
     overview.extend(
-        [each for each in told if isinstance(each, Summary)], [e for e in told if isinstance(e, TimedEvent)]
+        [each for each in fresh if isinstance(each, Summary)], [e for e in fresh if isinstance(e, TimedEvent)]
     )
     if ring.start_ns is not None:
         overview.forget_before(ring.start_ns)

@@ -27,8 +27,8 @@ class CutRun:
     """Cuts the pauses out of `messages`, which are of one engine start, in their order."""
 
     def __init__(self, messages: Iterable[TelemetryMessage]) -> None:
-        told = list(messages)
-        events = [event for message in told if isinstance(message, Frame) for event in message.events]
+        recorded = list(messages)
+        events = [event for message in recorded if isinstance(message, Frame) for event in message.events]
         begins, ends = ([event.time_ns for event in events if event.kind == kind] for kind in _OF_PAUSES)
         self.pauses = list(zip(begins, ends, strict=True))
         self._arrivals: dict[int, int] = {}
@@ -38,7 +38,7 @@ class CutRun:
         self.first_token_ns: list[int] = []
         self.inter_token_ns: list[int] = []
         self.queued_ns: list[int] = []
-        self.messages = [self._cut(message) for message in told if not self._is_of_a_pause(message)]
+        self.messages = [self._cut(message) for message in recorded if not self._is_of_a_pause(message)]
 
     def moved(self, time_ns: int) -> int:
         """A time without the pauses before it."""

@@ -132,8 +132,8 @@ def run_desktop(endpoint: str, recording: str) -> int:
 def _fill_and_tell(session: Session) -> None:
     log = session.history.events
     while ENOUGH_EVENTS <= len(log) == log.last_serial:  # none was dropped so far
-        told = [logged.event for logged in log.since(0, ENOUGH_EVENTS)]
-        again = msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=list[Event])  # objects of their own
+        events = [logged.event for logged in log.since(0, ENOUGH_EVENTS)]
+        again = msgspec.msgpack.decode(msgspec.msgpack.encode(events), type=list[Event])  # objects of their own
         log.extend(again, session.history.epoch or 0, 0)
     print(f"{'':10}the window that stays keeps {len(log)} events, {len(session.mirror.requests)} requests", flush=True)
 

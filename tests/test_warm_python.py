@@ -30,11 +30,11 @@ def test_it_has_words_folder_environment_and_files_of_its_own(
 ) -> None:
     monkeypatch.setenv("KVSCOPE_CACHE", "elsewhere")
     monkeypatch.chdir(tmp_path)
-    told = [warm_python.run(["-c", TELL, "a", "b c"]) for _ in range(2)]
-    assert [(done.returncode, done.stderr) for done in told] == [(3, "27000000.0\n")] * 2
-    numbers = [int(done.stdout.split()[0]) for done in told]
+    outputs = [warm_python.run(["-c", TELL, "a", "b c"]) for _ in range(2)]
+    assert [(done.returncode, done.stderr) for done in outputs] == [(3, "27000000.0\n")] * 2
+    numbers = [int(done.stdout.split()[0]) for done in outputs]
     assert len({*numbers, os.getpid()}) == 3
-    assert all(done.stdout.endswith(f" {tmp_path} elsewhere ['a', 'b c'] __main__\n") for done in told)
+    assert all(done.stdout.endswith(f" {tmp_path} elsewhere ['a', 'b c'] __main__\n") for done in outputs)
 
 
 def test_it_is_the_console_command(warm_python: WarmPython) -> None:

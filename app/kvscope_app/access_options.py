@@ -1,4 +1,4 @@
-"""The options that say how one gets in at engines that are watched: keys, KV events, API keys, TLS. Imports no Qt."""
+"""Command-line options for access to watched engines: keys, KV events, API keys, TLS. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from kvscope_telemetry.keys.api_keys import read_api_keys
 
 
 def addresses_of(args: argparse.Namespace, texts: Sequence[str], option: str) -> tuple[Address, ...]:
-    """`texts`, given by `option`, with the access options beside them. Raises BadInput for what is not accepted."""
+    """Parse `texts`, the values of `option`, together with the access options. Raises BadInput for what is not
+    accepted.
+    """
     given = [name for name, value in _access_options(args) if value]
     if given and not texts:
         raise BadInput(f"{given[0]} applies to attached engines: use it with {option} ADDRESS")
@@ -33,7 +35,7 @@ def addresses_of(args: argparse.Namespace, texts: Sequence[str], option: str) ->
 
 
 def add_access_options(parser: argparse.ArgumentParser, option: str) -> None:
-    """How one gets in at what `option` names."""
+    """Add the options that say how to get access to what `option` names."""
     servers = each_engine("{name}")
     parser.add_argument(
         "--key",

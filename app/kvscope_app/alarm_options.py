@@ -30,8 +30,9 @@ def add_alarm_options(parser: argparse.ArgumentParser, which: str) -> None:
 
 
 def alarm_rules(args: argparse.Namespace, *, has_own: bool) -> tuple[Rule, ...]:
-    """Those that were given; `default` stands for the predefined ones. Without `has_own`, a webhook alone gets these.
-    Raises BadInput."""
+    """Return the rules given on the command line; `default` stands for the predefined ones. Without `has_own`, a
+    webhook alone gets the predefined ones. Raises BadInput.
+    """
     texts: list[str] = args.alarm or ([_DEFAULT] if args.alarm_webhook and not has_own else [])
     if not texts:
         return ()
@@ -48,7 +49,7 @@ def alarm_rules(args: argparse.Namespace, *, has_own: bool) -> tuple[Rule, ...]:
 
 
 def alarm_webhook(args: argparse.Namespace) -> str:
-    """The URL that was given. Raises BadInput for one that will not do."""
+    """Return the webhook URL that was given. Raises BadInput for one that is not usable."""
     if not args.alarm_webhook:
         return ""
     from kvscope_telemetry.alarms.webhook import checked_url

@@ -116,7 +116,7 @@ class Desktop(QObject):
             session.keep(KeptTimeline(make_ring(self._settings), source.set_sink))
 
     def offer_left_rings(self) -> LeftRings:
-        """What crashed sessions left can be opened, once, in the first window that shows something."""
+        """Offer, once, in the first window that shows something, to open what crashed sessions left."""
         self._left_rings = LeftRings(self, lambda: self.windows, self.open_recording)
         return self._left_rings
 
@@ -141,7 +141,7 @@ class Desktop(QObject):
     def open_when_ready(
         self, opening: RecordingOpening, at_s: float | None = None, selects: Sequence[tuple[str, int]] = ()
     ) -> QWidget:
-        """Play what is being opened. A small window says how far it is; one that is open already gets none."""
+        """Play a recording that is being opened. A small window shows the progress unless it is open already."""
         if opening.recording is not None:
             return self.open_recording(opening.recording, at_s, selects)
         from kvscope_app.playback.opening_window import OpeningWindow
@@ -153,7 +153,9 @@ class Desktop(QObject):
         return window
 
     def compare(self, a: Recorded, b: Recorded, beside: WindowBody | None = None) -> CompareWindow:
-        """Two timelines in a window; that of `beside` is A, and where it is live the window ends with it."""
+        """Open a window with two timelines; that of `beside` is A, and where it is live the new window
+        closes with it.
+        """
         from kvscope_app.compare.compare_window import CompareWindow  # plots: most desktops compare nothing
         from kvscope_app.compare.kept_place import KIND, restore_place, save_place
 
@@ -173,7 +175,7 @@ class Desktop(QObject):
         return window
 
     def compare_when_ready(self, openings: Sequence[RecordingOpening]) -> None:
-        """The two that are being opened, side by side. Small windows say how far they are."""
+        """Compare the two recordings that are being opened. Small windows show their progress."""
         from kvscope_app.playback.opening_window import OpeningWindow
 
         ready: dict[int, Recorded] = {}
@@ -208,7 +210,7 @@ class Desktop(QObject):
 
     @property
     def fleets(self) -> FleetKeeper:
-        """Windows of many engines."""
+        """The windows that show many engines."""
         if self._fleets is None:
             from kvscope_app.fleet.fleet_keeper import FleetKeeper  # most desktops have none
 
@@ -216,7 +218,7 @@ class Desktop(QObject):
         return self._fleets
 
     def open_fleet(self) -> None:
-        """A table of the engines that are watched now, and of those remembered."""
+        """Open a table of the engines that are watched now and those that are remembered."""
         watched = (self._addresses.get(session.source) for session in self.sessions)
         self.fleets.open_known(tuple(address for address in watched if address is not None))
 
@@ -407,7 +409,7 @@ class _ExposeProbe(QObject):
 # What a closed window leaves in Qt's caches, in the garbage collector and in malloc, and how it is given back. Each
 # is called on the GUI thread, between two turns of the event loop.
 def give_back(app: QApplication) -> None:
-    """A window's widgets are gone: so goes what was remembered for them."""
+    """Free what was remembered for the widgets of a window that is gone."""
     forget_rules(app)
     QPixmapCache.clear()  # drawings of icons, up to 10 MiB of them, whether anybody shows the icon or not
     spare_the_collector()
@@ -415,8 +417,9 @@ def give_back(app: QApplication) -> None:
 
 
 def spare_the_collector() -> None:
-    """What is there now stays: full collections, which stop the window, need not look at it again. What closed
-    windows left is collected first, though it was set aside so when they were opened."""
+    """Exclude all present objects from full garbage collections, which stop the window. What closed windows left is
+    collected first, even if it was excluded when they were opened.
+    """
     gc.unfreeze()
     gc.collect()
     gc.freeze()

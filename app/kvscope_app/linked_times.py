@@ -1,4 +1,4 @@
-"""Windows in step: what a person does with time in one window, the others follow.
+"""Keeps the times of several windows in step: what a person does with time in one window, the others follow.
 
 Owns which windows are linked, how their clocks lie side by side, and what each was last told. The window that is active
 leads, from the moment in which a person moves something there; the others go to the same moment, stand or play as it
@@ -69,7 +69,7 @@ class LinkedTimes(QObject):
         self._clock.timeout.connect(self.follow)
 
     def add(self, window: MainWindow) -> None:
-        """A window was opened; where times are linked it joins."""
+        """Take in a window that was opened; it follows while times are linked."""
         member = Member(window)
         self._members.append(member)
         window.linking.connect(self.link)
@@ -95,7 +95,7 @@ class LinkedTimes(QObject):
         self._tell()
 
     def follow(self) -> None:
-        """Bring all to where the leader is."""
+        """Bring all linked windows to where the leader is."""
         leader = self._leader
         if leader is None:
             return

@@ -1,4 +1,4 @@
-"""The engine: a model on a paged KV cache that tells everything about each block."""
+"""The engine: runs a model on a paged KV cache, and publishes everything about each block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells others what is in the prefix cache, step by step, as vLLM's KV events.
+"""Publishes the changes of the prefix cache after each step, as vLLM's KV events.
 
 Owns the publisher, and the salt by which engines with the same seed give the same text the same hash. Where it was not
 asked for there is none.
@@ -34,7 +34,7 @@ class CacheEvents:
 
     def publish(self) -> None:
         """What changed since the last call is a batch, unless it is nothing. Never waits."""
-        events = self.log.take()
+        events = self.log.drain()
         if events:
             self._publisher.publish(events)
 

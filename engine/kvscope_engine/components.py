@@ -140,9 +140,9 @@ class EngineComponents:
 
     def work_of(self, plan: StepPlan, result: StepResult, copied_s: float) -> Work:
         """What a step had to do, as what it ran, and what was waited for; `copied_s`: since the step before."""
-        told = self.work.of(plan) if self.work is not None else Work()
+        work = self.work.of(plan) if self.work is not None else Work()
         return replace_fields(
-            told,
+            work,
             graph_size=result.graph_size,
             graph_tokens=result.graph_tokens,
             wait_ns=result.wait_ns,

@@ -34,8 +34,8 @@ from kvscope_engine.model.tiers.stats import TierStats
 from kvscope_engine.outputs import OutputStream
 from kvscope_engine.policy.blocks.block_contents import block_content
 from kvscope_engine.policy.blocks.cache_log import CacheLog
-from kvscope_engine.policy.blocks.measured_attention import tell_attention, tell_skips
-from kvscope_engine.policy.plan import StepPlan, StepResult, keep_said
+from kvscope_engine.policy.blocks.measured_attention import store_attention, store_skips
+from kvscope_engine.policy.plan import StepPlan, StepResult, keep_emitted
 from kvscope_engine.policy.request import Request
 from kvscope_engine.step_loop import OverlapCounts, Ran, StepLoop
 from kvscope_engine.stops import EngineStops
@@ -378,9 +378,9 @@ class Engine:
         if self.components.threads is not None:
             self.components.threads.look()
         if ran.result.block_shares is not None:
-            tell_attention(self.components.pool, ran.plan, ran.result.block_shares, self.step_count)
+            store_attention(self.components.pool, ran.plan, ran.result.block_shares, self.step_count)
         if ran.result.block_skips is not None:
-            tell_skips(self.components.pool, ran.plan, ran.result.block_skips)
+            store_skips(self.components.pool, ran.plan, ran.result.block_skips)
         for request in ran.failed:
             self._finish(request, self._streams[request.number], "error", ran.ended_ns, ran.reason)
         new_notes = self.components.notes[self._num_noted :]
@@ -409,17 +409,17 @@ class Engine:
     def _commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> tuple[StepPlan, StepResult]:
         """Tokens are said, blocks written down up to the last of them, and then requests end; returns what was run."""
         logprobs = result.logprobs or ((),) * len(plan.scheduled)
-        num_said: list[int] = []
+        num_emitted: list[int] = []
         ends: list[tuple[Request, FinishReason, str]] = []
         for item, token_ids, details in zip(plan.scheduled, result.token_ids, logprobs, strict=True):
-            said, reason, error = self._say(item.request, token_ids, details, now_ns) if token_ids else (0, None, "")
-            num_said.append(said)
+            count, reason, error = self._say(item.request, token_ids, details, now_ns) if token_ids else (0, None, "")
+            num_emitted.append(count)
             if reason is not None:
                 ends.append((item.request, reason, error))
         if self.components.forms is not None:
             self.components.forms.send()
         if plan.has_drafts:
-            plan, result = keep_said(plan, result, num_said)
+            plan, result = keep_emitted(plan, result, num_emitted)
         self.components.scheduler.commit(plan, self.step_count, now_ns)
         for request, reason, error in ends:
             self._finish(request, self._streams[request.number], reason, now_ns, error)
@@ -430,7 +430,7 @@ class Engine:
     ) -> tuple[int, FinishReason | None, str]:
         """What a request sampled goes to its stream, up to its end: how many tokens, why it ends and what failed."""
         stream = self._spoken[request.number] = self._streams[request.number]
-        for said, (token_id, token_logprobs) in enumerate(zip_longest(token_ids, details), 1):
+        for num_emitted, (token_id, token_logprobs) in enumerate(zip_longest(token_ids, details), 1):
             error = ""
             try:
                 reason = stream.add(token_id, token_logprobs, now_ns)
@@ -439,7 +439,7 @@ class Engine:
             except Exception as failure:  # its text cannot be made: nobody else's is, and the step's state is whole
                 reason, error = "error", f"its output could not be written: {failure!r:.200}"
             if reason is not None:
-                return said, reason, error
+                return num_emitted, reason, error
         return len(token_ids), None, ""
 
     def _finish(
@@ -475,7 +475,7 @@ class Engine:
         outputs: list[Tokens | Finished] = []
         spoken, self._spoken = self._spoken, {}
         for number, stream in spoken.items():
-            outputs += stream.take()
+            outputs += stream.drain()
             if stream.request.is_finished:
                 del self._streams[number]
                 self._forget(stream)

@@ -1,4 +1,4 @@
-"""From what a client asked to token ids: template, tokens, limits. Owns nothing; knows no blocks."""
+"""Turns a client's request into token ids: template, tokens, limits. Owns nothing; knows no blocks."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class OutputStream:
             )
         )
 
-    def take(self) -> list[Tokens | Finished]:
+    def drain(self) -> list[Tokens | Finished]:
         """What has not been handed out yet."""
         pending, self.pending = self.pending, []
         return pending

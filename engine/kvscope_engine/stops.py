@@ -89,7 +89,7 @@ class SuspensionWatch:
         """The same of a thread that gives one when it can; nothing while nobody beats."""
         return self._last is not None and self.beat()
 
-    def take(self) -> list[Suspension]:
+    def drain(self) -> list[Suspension]:
         """What was found since the last call, oldest first."""
         with self._lock:
             found, self._found = self._found, []
@@ -143,7 +143,7 @@ class EngineStops:
         """Called with each heartbeat, on its thread; whether there is a suspension to tell of."""
         return self._watch.beat()
 
-    def tell_suspensions(self) -> None:
+    def report_suspensions(self) -> None:
         """Publish those that are over, where no step does."""
         if self._watch.look():
             self._record()
@@ -152,7 +152,7 @@ class EngineStops:
         """Take in suspensions that are over, before a latency is measured or a frame is made."""
         if not self._watch.look():
             return
-        for found in self._watch.take():
+        for found in self._watch.drain():
             data = EventData(kind="process_suspended", lasted_ns=found.lasted_ns, slept_ns=found.slept_ns)
             self._running.note(self._tell(found.end_ns, data))
 

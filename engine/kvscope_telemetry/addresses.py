@@ -36,23 +36,23 @@ API_KEY_VARIABLE: Final = "KVSCOPE_API_KEY"
 
 
 def accepted_addresses() -> str:
-    """What addresses look like."""
+    """Describe the forms that an address may have."""
     return f"ipc:///DIR, tcp://HOST:PORT, {FORM}, {each_engine('{scheme}://HOST:PORT')}"
 
 
 class WatchedSource(Source, Protocol):
-    """A source of something that goes on: it has a mirror of its own, and can be recorded."""
+    """A live source: it has a mirror of its own, and can be recorded."""
 
     mirror: Mirror
 
     def update_mirror(self) -> Update | None:
-        """Take what came and apply it to `mirror`; what was applied."""
+        """Apply what came since the last call to `mirror`; returns the update that was applied."""
 
     def resync(self) -> None:
-        """What came could not be applied: begin anew with the whole state."""
+        """Ask for the whole state, because an update could not be applied."""
 
     def set_sink(self, sink: Sink | None) -> None:
-        """From now on give what is accepted to `sink`, or to nobody."""
+        """Give everything that is accepted from now on to `sink`, or to nobody."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -62,7 +62,7 @@ class WatchedSource(Source, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an engine is, and how one gets in."""
+    """Where an engine is, and the credentials to access it."""
 
     text: str
     key: Path | None = None
@@ -78,17 +78,17 @@ class Address:
 
     @property
     def scheme(self) -> str:
-        """What stands before ://, empty where there is none."""
+        """The part before ://, empty where there is none."""
         scheme, separator, _ = self.text.partition("://")
         return scheme if separator else ""
 
     @property
     def is_external(self) -> bool:
-        """Whether it is not an engine of kvscope's."""
+        """Whether the engine is not one of kvscope's."""
         return find_engine(self.scheme) is not None
 
     def check(self) -> None:
-        """Raise BadInput, naming the value and what is accepted, unless it can be opened. Asks nobody."""
+        """Raise BadInput, naming the value and what is accepted, unless the address can be opened. Contacts nobody."""
         if self.is_external:
             self._check_options_of_external()
             _external_address(self)
@@ -102,8 +102,9 @@ class Address:
             raise BadInput(f"address {self.text!r} is not accepted: {hint or accepted_addresses()}")
 
     def open(self, sink: Sink | None = None) -> WatchedSource:
-        """The source that watches it, from now on; an engine that is not there yet is waited for. Raises BadInput as
-        `check` does."""
+        """Return the source that watches the engine; an engine that is not there yet is waited for. Raises BadInput as
+        `check` does.
+        """
         self.check()
         if not self.is_external:
             return LiveSource(self.text, key=self.key, sink=sink)

@@ -32,7 +32,9 @@ _NOTABLE_NS: Final = 10_000_000
 
 
 class Delays:
-    """Of the requests of one engine start. `batch_limit`: how many may run at once, 0 where that is not known."""
+    """Explains the delays of requests of one engine start. `batch_limit` is how many may run at once, 0
+    when not known.
+    """
 
     def __init__(self, events: Iterable[Event], batch_limit: int = 0) -> None:
         self._batch_limit = batch_limit
@@ -59,7 +61,9 @@ class Delays:
         """Who was preempted for blocks, and when."""
 
     def chain(self, number: int, moments: Moments, num_output_tokens: int) -> tuple[str, ...]:
-        """From its arrival to its end, oldest first; times are by the engine's clock, without its stops."""
+        """Return the delays of a request from its arrival to its end, oldest first; times are on the engine's clock,
+        without its stops.
+        """
         return tuple(self._links(number, moments, num_output_tokens))
 
     def _links(self, number: int, moments: Moments, num_output_tokens: int) -> Iterator[str]:
@@ -68,15 +72,15 @@ class Delays:
             yield self._waited(number, moments, moments.started_ns)
         elif moments.ended_ns is not None and moments.first_token_ns is None:
             yield self._waited(number, moments, moments.ended_ns)
-        told = [event for event in own if moments.ended_ns is None or event.time_ns <= moments.ended_ns]
+        events = [event for event in own if moments.ended_ns is None or event.time_ns <= moments.ended_ns]
         lost = 0  # tokens that its last preemption took
         is_first_told = moments.first_token_ns is None
-        for place, event in enumerate(told):
+        for place, event in enumerate(events):
             if not is_first_told and moments.first_token_ns is not None and event.time_ns > moments.first_token_ns:
-                yield _prefill(told, moments)
+                yield _prefill(events, moments)
                 is_first_told = True
             if event.kind == "preempted":
-                later = (other.time_ns for other in told[place + 1 :] if other.kind in KINDS)
+                later = (other.time_ns for other in events[place + 1 :] if other.kind in KINDS)
                 yield _aside(event, moments, next(later, moments.ended_ns))
                 lost = event.num_tokens
             elif event.kind == "resumed":
@@ -86,7 +90,7 @@ class Delays:
             elif event.kind in ("aborted", "refused"):
                 yield f"{event.kind}: {cause_text(event)}" if cause_text(event) else event.kind
         if not is_first_told:
-            yield _prefill(told, moments)
+            yield _prefill(events, moments)
         if moments.decode_ns is not None and moments.first_token_ns is not None and num_output_tokens > 1:
             yield self._decoded(number, moments, num_output_tokens)
 

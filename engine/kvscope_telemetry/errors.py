@@ -10,7 +10,7 @@ KvscopeError              exit code 1: a failure at run time
 
 
 class KvscopeError(Exception):
-    """A failure that is told to a person in one line."""
+    """A failure that is shown to a person in one line."""
 
     exit_code = 1
 

@@ -30,12 +30,12 @@ Goals = Mapping[str, float]
 
 
 def read_goals(texts: Iterable[str], option: str = "--goodput") -> dict[str, float]:
-    """Of `ttft:200`, …; the last one of a name counts. Raises BadInput, which names `option`."""
+    """Parse `ttft:200`, …; the last value of a name counts. Raises BadInput, which names `option`."""
     return dict(_read_goal(text, option) for text in texts)
 
 
 def goals_text(goals: Goals) -> str:
-    """As `read_goals` reads them, apart by spaces."""
+    """Format goals as `read_goals` parses them, separated by spaces."""
     return " ".join(f"{name}:{limit_ms:g}" for name, limit_ms in goals.items())
 
 

@@ -1,8 +1,8 @@
-"""What each latency of a request counts: from which moment of its life to which, by its engine's clock.
+"""Defines each latency of a request: from which of its moments to which, on its engine's clock.
 
-Owns the definitions and the words for them. What they are all made by is `RunningTime`: the time between two moments
-without what the engine stood still. A moment that nobody saw (of a request that ran already when somebody began to
-listen) makes a latency unknown, never a guess.
+Owns the definitions and the words for them. All are measured in `RunningTime`: the time between two moments without the
+time in which the engine stood still. A moment that nobody saw, because the request ran before anybody listened, makes a
+latency unknown, never a guess.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ OptionalCounts = Annotated[bytes, packed(Packing(U4, is_row=True, is_optional=Tr
 """The same, or nothing where all are 0."""
 
 
-def _told(name: str, **more: Any) -> msgspec.Meta:
+def _packed_as_column(name: str, **more: Any) -> msgspec.Meta:
     """Of a field that has a column of the ledger."""
     return packed(Packing(COLUMNS[name], is_row=True, **more))
 
@@ -131,18 +131,18 @@ class BlockRows(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """
 
     ids: RowNumbers = b""
-    state: Annotated[bytes, _told("state")] = b""
-    ref_count: Annotated[bytes, _told("ref_count")] = b""
-    filled: Annotated[bytes, _told("filled")] = b""
-    owner: Annotated[bytes, _told("owner")] = b""
-    tier: Annotated[bytes, _told("tier")] = b""
-    last_used_step: Annotated[bytes, _told("last_used_step", counts_back_from="step")] = b""
-    prefix_hits: Annotated[bytes, _told("prefix_hits")] = msgspec.field(default=b"", name="heat")
-    hash: Annotated[bytes, _told("hash", is_hash=True)] = b""
-    parent: Annotated[bytes, _told("parent", is_hash=True, is_optional=True, rows_with="hash")] = b""
-    attention: Annotated[bytes, _told("attention", is_optional=True)] = b""
-    attention_step: Annotated[bytes, _told("attention_step", is_optional=True)] = b""
-    skipped: Annotated[bytes, _told("skipped", is_optional=True)] = b""
+    state: Annotated[bytes, _packed_as_column("state")] = b""
+    ref_count: Annotated[bytes, _packed_as_column("ref_count")] = b""
+    filled: Annotated[bytes, _packed_as_column("filled")] = b""
+    owner: Annotated[bytes, _packed_as_column("owner")] = b""
+    tier: Annotated[bytes, _packed_as_column("tier")] = b""
+    last_used_step: Annotated[bytes, _packed_as_column("last_used_step", counts_back_from="step")] = b""
+    prefix_hits: Annotated[bytes, _packed_as_column("prefix_hits")] = msgspec.field(default=b"", name="heat")
+    hash: Annotated[bytes, _packed_as_column("hash", is_hash=True)] = b""
+    parent: Annotated[bytes, _packed_as_column("parent", is_hash=True, is_optional=True, rows_with="hash")] = b""
+    attention: Annotated[bytes, _packed_as_column("attention", is_optional=True)] = b""
+    attention_step: Annotated[bytes, _packed_as_column("attention_step", is_optional=True)] = b""
+    skipped: Annotated[bytes, _packed_as_column("skipped", is_optional=True)] = b""
 
 
 class Ledger:
@@ -205,8 +205,8 @@ class Ledger:
 
 def unpack(rows: Sequence[BlockRows]) -> dict[str, Column]:
     """Every column of checked `rows`, joined, shape (n,): parents too have an entry a row then."""
-    told: Iterable[tuple[bytes, ...]] = zip(*map(_parts_of, rows), strict=True) if rows else [()] * len(_PARTS)
-    parts = dict(zip(_PARTS, told, strict=True))
+    packed_parts: Iterable[tuple[bytes, ...]] = zip(*map(_parts_of, rows), strict=True) if rows else [()] * len(_PARTS)
+    parts = dict(zip(_PARTS, packed_parts, strict=True))
     columns: dict[str, Column] = {name: np.frombuffer(b"".join(parts[name]), COLUMNS[name]) for name in DENSE}
     columns["parent"] = _unpacked_parents(parts, columns["hash"])
     return columns | {name: _unpacked_measured(parts, name) for name in MEASURED}
@@ -265,14 +265,14 @@ def _unpacked_measured(parts: Mapping[str, Sequence[bytes]], name: str) -> Colum
     dtype, states = COLUMNS[name], parts["state"]  # a state is a byte
     if not any(parts[name]):
         return np.zeros(sum(map(len, states)), dtype)
-    told = [part or bytes(dtype.itemsize * len(state)) for part, state in zip(parts[name], states, strict=True)]
-    return np.frombuffer(b"".join(told), dtype)
+    filled_parts = [part or bytes(dtype.itemsize * len(state)) for part, state in zip(parts[name], states, strict=True)]
+    return np.frombuffer(b"".join(filled_parts), dtype)
 
 
 def _unpacked_parents(parts: Mapping[str, Sequence[bytes]], hashes: Column) -> Column:
     parents = np.zeros(len(hashes), COLUMNS["parent"])
-    told = b"".join(parts["parent"])
-    if told:
+    data = b"".join(parts["parent"])
+    if data:
         are_told = np.repeat(list(map(bool, parts["parent"])), list(map(len, parts["state"])))
-        parents[are_told & (hashes != 0)] = np.frombuffer(told, COLUMNS["parent"])
+        parents[are_told & (hashes != 0)] = np.frombuffer(data, COLUMNS["parent"])
     return parents

@@ -1,4 +1,4 @@
-"""What was recorded, read back: the one interface that a recording's file and a ring's segments share.
+"""The interface for reading what was recorded, which a recording's file and a ring's segments share.
 
 Seconds count from a start that does not move. What is being written grows (`grow`), and a ring loses its oldest
 minutes meanwhile: positions before `first_s` are those at `first_s`. One thread reads. Knows no format.
@@ -76,7 +76,9 @@ class Recorded(Protocol):
         """Whether `grow` may find more."""
 
     def grow(self) -> bool:
-        """Look for what was written since, and for what went; whether anything changed. Costs little if not."""
+        """Look for what was written since, and for what was dropped; returns whether anything changed. Costs little if
+        not.
+        """
 
     def frames(self, from_s: float = 0.0, until_s: float | None = None) -> Iterator[Frame]:
         """Frames from `from_s` until `until_s`, both included."""

@@ -1,4 +1,4 @@
-"""What operations demand of their tensors. Raises ValueError naming the tensor, its shape, what is needed."""
+"""Checks the tensors of operations. Raises ValueError that names the tensor, its shape, and what is needed."""
 
 import torch
 from torch import Tensor

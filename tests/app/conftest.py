@@ -184,8 +184,8 @@ class FakeEngine:
 
     def reading(self, used_share=-1.0, latencies=()):
         """The engine's metrics were read."""
-        told = Reading(epoch=self.epoch, time_ns=1, used_share=used_share, latencies=latencies)
-        self.source.updates.append(Update(readings=(told,)))
+        reading = Reading(epoch=self.epoch, time_ns=1, used_share=used_share, latencies=latencies)
+        self.source.updates.append(Update(readings=(reading,)))
 
     def heartbeat(self):
         """Half a second went by."""

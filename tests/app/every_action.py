@@ -32,8 +32,8 @@ def run(folder, themes):
     from kvscope_telemetry.synthetic.engine import SyntheticEngine
     from kvscope_telemetry.synthetic.server import SyntheticServer
 
-    told, problems = [], []
-    qInstallMessageHandler(lambda _kind, _where, text: told.append(text))
+    done, problems = [], []
+    qInstallMessageHandler(lambda _kind, _where, text: done.append(text))
     sys.excepthook = lambda *error: problems.append("".join(traceback.format_exception(*error)))  # of slots
     app = QCoreApplication.instance() or make_application()
     settings = QSettings(str(folder / "s.ini"), QSettings.Format.IniFormat)
@@ -60,7 +60,7 @@ def run(folder, themes):
     harmless = "This plugin does not support"
     return {
         "problems": problems,
-        "warnings": [text for text in told if harmless not in text],
+        "warnings": [text for text in done if harmless not in text],
         "windows": windows,
         "left": _left(*stood),
     }

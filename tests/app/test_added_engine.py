@@ -55,6 +55,6 @@ def test_it_is_attached_in_the_sheet_and_has_its_row_in_a_fleet(server, qtbot):
 def test_it_is_named_in_help_and_in_sentences(server):
     parser = argparse.ArgumentParser()
     add_access_options(parser, "--attach")
-    told = " ".join(parser.format_help().split())
-    assert "where vLLM, SGLang or Made-up publishes its KV events" in told
+    help_text = " ".join(parser.format_help().split())
+    assert "where vLLM, SGLang or Made-up publishes its KV events" in help_text
     assert why_no_commands(MADE_UP.capabilities) == "Made-up can be watched but not controlled"

@@ -93,10 +93,10 @@ def test_open_repeats():
     ],
 )
 def test_refuses_with_the_value_named(arguments, named):
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(BadInput) as raised:
         parse(arguments)
-    assert named in str(told.value)
-    assert "\n" not in str(told.value)
+    assert named in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("flag", ["--version", "--help"])

@@ -26,11 +26,11 @@ def test_every_action(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["problems"] == []
-    assert told["warnings"] == []
-    assert told["left"] == {}, "windows, widgets, timers, threads or objects of the second window stayed"
-    for window in told["windows"]:
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["problems"] == []
+    assert answer["warnings"] == []
+    assert answer["left"] == {}, "windows, widgets, timers, threads or objects of the second window stayed"
+    for window in answer["windows"]:
         assert window["ratio"] == FACTOR
         assert len(window["triggered"]) >= ENOUGH
-        assert window["triggered"] == told["windows"][0]["triggered"]
+        assert window["triggered"] == answer["windows"][0]["triggered"]

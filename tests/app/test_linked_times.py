@@ -76,7 +76,7 @@ def at(window, wanted_s, qtbot):
     qtbot.waitUntil(lambda: abs(seconds(window) - wanted_s) < 0.05, timeout=WAIT_MS)
 
 
-def told(window):
+def status_words(window):
     """The words in the status bar."""
     return [label.text() for label in window.statusBar().findChildren(QLabel)]
 
@@ -102,7 +102,7 @@ def test_a_day_apart_they_begin_together(open_paused, paths, qtbot):
     link(first, qtbot)
     first.session.timeline.go_to(BEGAN_NS + 4 * SECOND_NS)
     at(next_day, 86_400 + 4, qtbot)
-    assert any("by their starts" in words for words in told(next_day))
+    assert any("by their starts" in words for words in status_words(next_day))
 
 
 def test_where_one_has_nothing_it_stands_at_its_end_and_says_so(open_paused, paths, qtbot):
@@ -111,7 +111,7 @@ def test_where_one_has_nothing_it_stands_at_its_end_and_says_so(open_paused, pat
     first.session.timeline.go_to(BEGAN_NS + 9 * SECOND_NS)
     end_ns = second.session.timeline.range_ns[1]
     qtbot.waitUntil(lambda: abs(second.session.timeline.cursor_ns - end_ns) < SECOND_NS // 20, timeout=WAIT_MS)
-    assert any("nothing recorded then" in words for words in told(second))
+    assert any("nothing recorded then" in words for words in status_words(second))
     use(second, qtbot)  # to look at it moves nothing
     qtbot.wait(200)
     at(first, 9, qtbot)

@@ -41,9 +41,9 @@ def test_the_window_comes_up_without_torch_or_engine(endpoint, tmp_path):
         KVSCOPE_STARTUP_PROBE=str(time.monotonic_ns()),
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["heavy_modules"] == []
-    assert told["first_expose_s"] > 0  # `kvscope bench` measures
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["heavy_modules"] == []
+    assert answer["first_expose_s"] > 0  # `kvscope bench` measures
 
 
 def test_no_display_is_one_line_and_exit_code_1(tmp_path):
@@ -56,9 +56,9 @@ def test_no_display_is_one_line_and_exit_code_1(tmp_path):
 @pytest.mark.parametrize("arguments", [["--nonsense"], ["--block-size", "x"], ["bench", "--nonsense"]])
 def test_bad_usage_is_one_line_and_exit_code_2(arguments, capsys):
     assert main(arguments) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("kvscope: ")
-    assert len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("kvscope: ")
+    assert len(printed.splitlines()) == 1
 
 
 def test_debug_shows_the_traceback(capsys):
@@ -87,10 +87,10 @@ def test_sigterm_closes_the_window_in_good_order(endpoint, tmp_path):
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         try:
-            _, told = process.communicate(timeout=240)
+            _, stderr = process.communicate(timeout=240)
         finally:
             process.kill()
-    assert process.returncode == 0, told
+    assert process.returncode == 0, stderr
     assert settings.exists()
 
 

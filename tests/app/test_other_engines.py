@@ -109,10 +109,10 @@ def test_the_mode_that_was_chosen_comes_back_with_an_engine_that_tells_it(
 def test_a_card_says_unknown_and_not_0(watched, make_window):
     page_map = make_window(watched).page_map
     facts = page_map._facts(1)
-    told = dict(facts.rows)
+    rows = dict(facts.rows)
     assert facts.title == "Slot 1"
     for name in ("Owner", "Held by", "Filled", "Last used"):
-        assert told[name].startswith("unknown"), name
+        assert rows[name].startswith("unknown"), name
     assert "This engine reports blocks only while" in page_map._facts(5).empty
 
 

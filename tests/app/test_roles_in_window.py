@@ -129,13 +129,13 @@ def test_a_load_whose_stop_is_refused_ends(engine, session, qtbot):
 
 
 def test_lost_pieces_of_an_answer_are_told(engine, session, chat):
-    told = []
-    chat.told.connect(told.append)
+    received = []
+    chat.notified.connect(received.append)
     chat.ask(chat.conversations[0], "hello")
     name = engine.source.sent[-1].request_id
     engine.source.replies.append(Tokens(request_id=name, token_ids=(1,), text="x", num_missed=7))
     session.poll()
-    assert told == ["7 pieces of this answer were lost while disconnected."]
+    assert received == ["7 pieces of this answer were lost while disconnected."]
 
 
 def test_a_desktop_with_a_viewer_s_key_and_one_with_a_removed_key(qapp, tmp_path, qtbot):

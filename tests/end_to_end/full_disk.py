@@ -137,8 +137,8 @@ def serve(folder: Path, _: str) -> None:
                 _answer(source)
         finally:
             engine.terminate()
-            told = engine.stderr.read().splitlines()
-    print(next(line for line in told if "stopped early: No space left on device; the engine continues" in line))
+            stderr = engine.stderr.read().splitlines()
+    print(next(line for line in stderr if "stopped early: No space left on device; the engine continues" in line))
     whole(disk / "x.mcap")
 
 

@@ -76,16 +76,16 @@ def test_a_stop_string_over_several_tokens_is_never_told_in_part(engine: Engine,
     expected = answer.text[: answer.text.index(stop)]
     sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, stop=(stop,))
     engine.submit(Submit(request_id="a", prompt=PROMPT, sampling=sampling))
-    told = ""
+    text = ""
     while engine.has_unfinished:
         for message in engine.step():
             if isinstance(message, Tokens):
-                told += message.text
-                assert expected.startswith(told)
+                text += message.text
+                assert expected.startswith(text)
             else:
                 assert isinstance(message, Finished)
                 assert message.usage.completion_tokens == 12
-    assert told == expected
+    assert text == expected
 
 
 def test_no_stop_before_min_tokens(engine: Engine, answer: Completion) -> None:

@@ -408,15 +408,15 @@ def test_a_watcher_that_is_stopped_for_a_while_is_right_again(
             talk.source.send(Abort(request_id="load"))
             talk.wait_for(lambda: "load" in talk.finished())
             assert_idle_and_mirrored(talk, talk_to, tiny_engine)
-            told = json.loads(follower.communicate(f"{talk.source.mirror.seq}\n", timeout=240)[0])
+            answer = json.loads(follower.communicate(f"{talk.source.mirror.seq}\n", timeout=240)[0])
         finally:
             follower.kill()
     rows = talk.source.mirror.ledger.pack_all()
     ledger = hashlib.sha256(b"".join(getattr(rows, name) for name in rows.__struct_fields__)).hexdigest()
-    assert (told["seq"], told["ledger"]) == (talk.source.mirror.seq, ledger)
-    assert told["resyncs"] <= 10
-    num_frames = told["seq"] - told["first_seq"]
-    assert num_frames <= told["received"] + told["dropped"] <= num_frames + 200, told
+    assert (answer["seq"], answer["ledger"]) == (talk.source.mirror.seq, ledger)
+    assert answer["resyncs"] <= 10
+    num_frames = answer["seq"] - answer["first_seq"]
+    assert num_frames <= answer["received"] + answer["dropped"] <= num_frames + 200, answer
 
 
 def test_a_client_that_does_not_read_its_answers(tiny_engine: Any, talk_to: Callable[..., Any]) -> None:

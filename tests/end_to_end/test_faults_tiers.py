@@ -202,12 +202,12 @@ def test_a_file_that_goes_away_while_it_serves(
     ]
     engine.process.send_signal(signal.SIGTERM)
     assert engine.process.wait(240) == 0
-    told = engine.process.stderr.read()
+    stderr = engine.process.stderr.read()
     if how == "cut":
         assert talk.source.mirror.counters.lost_blocks > 0
     else:
-        assert f"the disk tier was given up: {path} was removed or replaced" in told
-        assert "the KV cache's file is not kept" in told
+        assert f"the disk tier was given up: {path} was removed or replaced" in stderr
+        assert "the KV cache's file is not kept" in stderr
     if how == "replaced":
         assert path.read_bytes() == b"another's"
 

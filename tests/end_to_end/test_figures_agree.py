@@ -218,11 +218,15 @@ def of_info(path: Path) -> Figures:
     """`kvscope info --json`."""
     words = [sys.executable, "-m", "kvscope_app.main", "info", "--json", str(path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=True, env={})
-    told = json.loads(done.stdout)
-    found: Figures = told["totals"] | {name: told["figures"][name] for name in ("hit_rate", "running_mean")}
-    found |= {"usage_peak": told["peak_usage"], "usage_mean": told["mean_usage"], "waiting_peak": told["peak_waiting"]}
-    found |= {"num_steps": told["num_steps"], "waiting_mean": told["figures"]["waiting_mean"]}
-    return found | {"prompt tokens": told["figures"]["new_prompt_tokens"]}
+    document = json.loads(done.stdout)
+    found: Figures = document["totals"] | {name: document["figures"][name] for name in ("hit_rate", "running_mean")}
+    found |= {
+        "usage_peak": document["peak_usage"],
+        "usage_mean": document["mean_usage"],
+        "waiting_peak": document["peak_waiting"],
+    }
+    found |= {"num_steps": document["num_steps"], "waiting_mean": document["figures"]["waiting_mean"]}
+    return found | {"prompt tokens": document["figures"]["new_prompt_tokens"]}
 
 
 def of_compare(recording: Recording, overview: SessionOverview) -> Figures:
@@ -334,21 +338,21 @@ def of_perfetto(recording: Recording, folder: Path) -> Figures:
     trace.ParseFromString((folder / "run.perfetto-trace").read_bytes())
     names = {p.track_descriptor.uuid: p.track_descriptor.name for p in trace.packet if p.HasField("track_descriptor")}
     events = [(names[p.track_event.track_uuid], p.track_event) for p in trace.packet if p.HasField("track_event")]
-    told: dict[str, list[float]] = defaultdict(list)
+    counters: dict[str, list[float]] = defaultdict(list)
     for name, event in events:
         if event.type == COUNTER:
-            told[name].append(event.double_counter_value)
+            counters[name].append(event.double_counter_value)
     kinds = [event.name for _, event in events if event.type == INSTANT]
     return {
-        "usage_peak": max(told["KV usage"]) / 100,
-        "usage_mean": float(np.mean(told["KV usage"])) / 100,
-        "running_mean": float(np.mean(told["Running"])),
-        "waiting_mean": float(np.mean(told["Waiting"])),
-        "waiting_peak": max(told["Waiting"]),
-        "decode_tokens": sum(told["Decode tokens/s"]),
-        "prefill_tokens": sum(told["Prefill tokens/s"]),
-        "preemptions": sum(told["Preemptions/s"]),
-        "evicted_blocks": sum(told["Evicted blocks/s"]),
+        "usage_peak": max(counters["KV usage"]) / 100,
+        "usage_mean": float(np.mean(counters["KV usage"])) / 100,
+        "running_mean": float(np.mean(counters["Running"])),
+        "waiting_mean": float(np.mean(counters["Waiting"])),
+        "waiting_peak": max(counters["Waiting"]),
+        "decode_tokens": sum(counters["Decode tokens/s"]),
+        "prefill_tokens": sum(counters["Prefill tokens/s"]),
+        "preemptions": sum(counters["Preemptions/s"]),
+        "evicted_blocks": sum(counters["Evicted blocks/s"]),
         "first tokens": kinds.count("first token"),
         "num_steps": sum(name == "Steps" and event.type == BEGIN for name, event in events),
     }
@@ -592,8 +596,8 @@ class Played:
             self._sockets.reply(client, tagged)
         elif isinstance(command, GetStatus):
             where = self._sockets.telemetry_endpoint
-            told = Status(phase="ready", telemetry_endpoint=where, hello=state.hello, tag=command.tag)
-            self._sockets.reply(client, told)
+            status = Status(phase="ready", telemetry_endpoint=where, hello=state.hello, tag=command.tag)
+            self._sockets.reply(client, status)
 
 
 def test_of_the_sample(watch: Callable[[str], Watchers], socket_folder: Path, tmp_path: Path) -> None:
@@ -646,7 +650,7 @@ def test_of_a_live_engine(
     seq = talk.source.mirror.seq
     wait_for(lambda: (watchers.take(), watchers.view.mirror.seq >= seq)[1], "the last frame")
     wait_for(lambda: of_prometheus(watchers.page)["finished"] >= 12, "a scrape")
-    told = watchers.say()
+    figures = watchers.say()
     talk.source.close()
     engine.process.send_signal(signal.SIGTERM)
     assert engine.process.wait(240) == 0
@@ -655,7 +659,7 @@ def test_of_a_live_engine(
     assert causes == {True, False}, "preemptions by swap and by recompute"
     pressed = ("preemptions", "restored_tokens", "recomputed_tokens", "cached_tokens", "draft_tokens", "aborted")
     assert not [name for name in pressed if not raw[name]]
-    check(raw, told | of_files(path, tmp_path))
+    check(raw, figures | of_files(path, tmp_path))
 
 
 def events_of(path: Path) -> list[Any]:

@@ -83,7 +83,7 @@ class Consumer:
             self.cached -= each
 
 
-def told(talk: Talk) -> set[tuple[str, int]]:
+def cached_blocks(talk: Talk) -> set[tuple[str, int]]:
     """What the engine's own telemetry says is cached."""
     ledger = talk.source.mirror.ledger
     media = {Tier.HBM: "GPU", Tier.HOST: "CPU"}
@@ -144,4 +144,4 @@ def _agree(talk: Talk, there: Consumer, *asking: Consumer) -> bool:
     there.listen()
     for consumer in asking:
         consumer.replay()
-    return all(consumer.cached == told(talk) for consumer in (there, *asking))
+    return all(consumer.cached == cached_blocks(talk) for consumer in (there, *asking))

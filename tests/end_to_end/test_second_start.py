@@ -37,8 +37,8 @@ def ask_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[...
 
 
 def test_the_second_start_knows_what_the_first_one_kept(ask_again: Callable[..., Asked], tmp_path: Path) -> None:
-    tokens, cached, told = ask_again()
-    assert (cached, told) == (0, "")
-    again, cached, told = ask_again()
-    assert (again, told) == (tokens, "")
+    tokens, cached, notes = ask_again()
+    assert (cached, notes) == (0, "")
+    again, cached, notes = ask_again()
+    assert (again, notes) == (tokens, "")
     assert cached > 100

@@ -76,9 +76,9 @@ def main() -> int:
     settings = QSettings()
     agree_texts(settings, False)
     desktop = Desktop(app, Options(theme="dark"), settings)
-    told = ToldDesktop(desktop, sys.argv[1])
+    commanded = ToldDesktop(desktop, sys.argv[1])
     code = app.exec()
-    told.deleteLater()
+    commanded.deleteLater()
     desktop.close()
     return code
 

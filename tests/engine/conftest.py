@@ -132,7 +132,7 @@ class PretendMover:
         """Places on disk that cannot be read back whole."""
         self.pending: list[tuple[int, int]] = []
         self.seconds_per_block = 1e-6
-        self.num_sinkable = 1 << 30
+        self.num_offloadable = 1 << 30
 
     def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
         assert len(set(places)) == len(places) == len(blocks)

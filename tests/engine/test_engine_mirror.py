@@ -210,8 +210,8 @@ def test_blocks_of_running_requests_and_those_they_share(make_engine: Make) -> N
     assert ledger.ref_count[tables[first][:3]].tolist() == [2, 2, 2]
     for number in (first, second):
         contents = engine.block_text(tables[number])
-        told = [token for content in contents for token in content.token_ids]
-        assert told == requests[number].tokens(0, requests[number].num_computed_tokens)
+        token_ids = [token for content in contents for token in content.token_ids]
+        assert token_ids == requests[number].tokens(0, requests[number].num_computed_tokens)
         assert [content.start for content in contents] == list(range(0, 4 * len(contents), 4))
         assert [content.block for content in contents] == tables[number]
         assert {content.number for content in contents[:3]} <= {first, second}

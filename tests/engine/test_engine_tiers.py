@@ -317,8 +317,8 @@ def test_a_storm_whose_drive_fills_up(
 
 def check_told_once(engine: Engine, watched: Watched, reason: str) -> None:
     """An event and, at the end, a note say why the tier is off; every place is given back."""
-    told = [cause for cause in watched.causes if "the disk tier is off" in cause]
-    assert [reason in cause for cause in told] == ([True] if reason else [])
+    causes = [cause for cause in watched.causes if "the disk tier is off" in cause]
+    assert [reason in cause for cause in causes] == ([True] if reason else [])
     engine.reset_prefix_cache()
     assert set(engine.snapshot().blocks.state) == {BlockState.FREE}
     engine.close()
@@ -406,8 +406,8 @@ def test_what_one_engine_kept_the_next_one_uses_if_it_is_alike(
         engine.close()
         return [one.token_ids for one in completions], completions[0].usage.cached_tokens, " ".join(engine.notes)
 
-    tokens, cached, told = ask()
-    assert (cached, told) == (0, "")
+    tokens, cached, notes = ask()
+    assert (cached, notes) == (0, "")
     assert ask() == (tokens, 68, ""), "all but the last token, as the first block of a text is kept with its last"
     others: list[dict[str, Any]] = [
         {"model": other},
@@ -417,10 +417,10 @@ def test_what_one_engine_kept_the_next_one_uses_if_it_is_alike(
     ]
     others += [{"quantization": "int8"}] if can_round() else []
     for changes in (change for one in others for change in (one, {})):
-        found, cached, told = ask(**changes)
+        found, cached, notes = ask(**changes)
         assert cached == 0
         assert found == tokens or changes
-        assert told == f"{str(path)!r} is used anew: its index is of another model or layout"
+        assert notes == f"{str(path)!r} is used anew: its index is of another model or layout"
     path.write_bytes(random.Random(1).randbytes(path.stat().st_size))
     assert ask() == (tokens, 0, ""), "not one of its blocks is whole"
     index = tmp_path / "tier.index"

@@ -154,8 +154,8 @@ def test_a_held_engine_shows_each_intervention(served: Callable[..., tuple[Perso
     assert isinstance(second, Accepted)
     assert person.what(Control, action="step", num_steps=3) == "steps 1 to 3 ran"
     person.wait(lambda: person.mirror.step == 3 and person.mirror.counters.num_running == 2)
-    told = person.what(Preempt, number=first.numbers[0], how="swap")
-    assert "moved to a lower tier" in told
+    answer = person.what(Preempt, number=first.numbers[0], how="swap")
+    assert "moved to a lower tier" in answer
     person.wait(lambda: person.state(first.numbers[0]) is RequestState.PREEMPTED)
     assert "waiting" in person.why_not(Preempt, number=first.numbers[0])
     assert "to be computed again" in person.what(Preempt, number=second.numbers[0], how="recompute")
@@ -200,9 +200,9 @@ def test_pinned_blocks_stay_and_a_request_that_does_not_fit_beside_them_is_told_
     person.wait_finished("a")
     person.wait(lambda: len(person.cached()) == 10)
     last = person.cached()[-1]
-    told = person.what(Pin, blocks=(last,), with_prefix=True)
+    answer = person.what(Pin, blocks=(last,), with_prefix=True)
     pinned = engine.interventions.pinned
-    assert told == f"{len(pinned)} blocks are pinned until you disconnect"
+    assert answer == f"{len(pinned)} blocks are pinned until you disconnect"
     assert len(pinned) == 10
     person.wait(lambda: person.mirror.pinned == frozenset(pinned))
     assert "pinned: unpin first" in person.why_not(Evict, blocks=(last,))

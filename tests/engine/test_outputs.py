@@ -27,7 +27,7 @@ def _feed(stream: OutputStream, ids: list[int]) -> tuple[str | None, str]:
         if reason is not None:
             break
     stream.finish(reason or "abort", 9_000)
-    text = "".join(message.text for message in stream.take() if isinstance(message, Tokens))
+    text = "".join(message.text for message in stream.drain() if isinstance(message, Tokens))
     return reason, text
 
 
@@ -56,7 +56,7 @@ def test_log_probabilities_come_with_the_texts_of_their_tokens() -> None:
     stream = _stream(SamplingParams(logprobs=2))
     stream.token_text = lambda token: LETTERS[token]
     stream.add(1, TokenLogprobs(token_id=1, logprob=-1.0, top=((3, -0.5), (1, -1.0))), 2_000)
-    (said,) = stream.take()
+    (said,) = stream.drain()
     assert isinstance(said, Tokens)
     assert said.logprob_texts == (("b", "d", "b"),)
 
@@ -80,9 +80,9 @@ def test_last_message_has_usage_and_times() -> None:
     _feed_result = [stream.add(token, None, 2_000 + token * 500) for token in (0, 1)]
     assert _feed_result == [None, "length"]
     stream.finish("length", 3_000)
-    last = stream.take()[-1]
+    last = stream.drain()[-1]
     assert isinstance(last, Finished)
     assert (last.request_id, last.finish_reason) == ("client", "length")
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (2, 2)
     assert (last.timing.queue_s, last.timing.ttft_s, last.timing.total_s) == (5e-7, 1e-6, 2e-6)
-    assert stream.take() == []
+    assert stream.drain() == []

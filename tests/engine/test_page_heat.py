@@ -44,13 +44,13 @@ def test_shares_of_each_request_sum_to_one_in_every_measured_step(
     engine = make_engine(model=model, page_heat=3, num_gpu_blocks_override=60, sparse_decode=sparse_decode)
     submit(engine, "a", 30, 20)
     submit(engine, "b", 7, 20, first=90)
-    told = {}
+    shares = {}
     for _ in range(12):
         engine.step()
         if sums := shares_by_request(engine, engine.step_count):
-            told[engine.step_count] = sums
-    assert list(told) == [2, 5, 8, 11], "the first step with decodes, and every third after it"
-    for sums in told.values():
+            shares[engine.step_count] = sums
+    assert list(shares) == [2, 5, 8, 11], "the first step with decodes, and every third after it"
+    for sums in shares.values():
         assert sums == {1: pytest.approx(1.0, abs=1e-4), 2: pytest.approx(1.0, abs=1e-4)}
 
 

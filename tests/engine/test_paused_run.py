@@ -39,7 +39,7 @@ def submit(number: int) -> Submit:
 
 
 @pytest.fixture
-def told(make_engine: Callable[..., Engine]) -> list[TelemetryMessage]:
+def paused_run(make_engine: Callable[..., Engine]) -> list[TelemetryMessage]:
     """What an engine told that was paused between two of its steps, while requests ran, waited and came."""
     messages: list[TelemetryMessage] = []
     engine = make_engine(publish=messages.append, max_num_seqs=3)
@@ -71,13 +71,13 @@ def values(messages: list[TelemetryMessage], name: str) -> np.ndarray[tuple[int,
     return np.sort(np.frombuffer(packed, "<u8").astype(np.float64))
 
 
-def test_no_latency_differs_from_the_run_without_the_pause(told: list[TelemetryMessage], tmp_path: Path) -> None:
-    cut = CutRun(told)
+def test_no_latency_differs_from_the_run_without_the_pause(paused_run: list[TelemetryMessage], tmp_path: Path) -> None:
+    cut = CutRun(paused_run)
     ((begin_ns, end_ns),) = cut.pauses
     assert end_ns - begin_ns >= PAUSE_S * 1e9
     for name in ("first_token_ns", "inter_token_ns"):
-        np.testing.assert_allclose(values(told, name), values(cut.messages, name), rtol=0.01, atol=20_000)
-    pair = recorded(told, tmp_path / "paused.mcap"), recorded(cut.messages, tmp_path / "cut.mcap")
+        np.testing.assert_allclose(values(paused_run, name), values(cut.messages, name), rtol=0.01, atol=20_000)
+    pair = recorded(paused_run, tmp_path / "paused.mcap"), recorded(cut.messages, tmp_path / "cut.mcap")
     overviews = [read_overview(recording) for recording in pair]
     found = [
         digest(recording, overview, span_of(recording)) for recording, overview in zip(pair, overviews, strict=True)
@@ -96,8 +96,10 @@ def test_no_latency_differs_from_the_run_without_the_pause(told: list[TelemetryM
     assert all(history.stopped_in_all_ns(pair[0].end_ns) for history in histories[0] if history.info.number > 3)
 
 
-def test_the_pause_is_in_the_events_the_overview_and_the_report(told: list[TelemetryMessage], tmp_path: Path) -> None:
-    recording = recorded(told, tmp_path / "paused.mcap")
+def test_the_pause_is_in_the_events_the_overview_and_the_report(
+    paused_run: list[TelemetryMessage], tmp_path: Path
+) -> None:
+    recording = recorded(paused_run, tmp_path / "paused.mcap")
     (stop,) = read_overview(recording).stops
     assert stop.by == "Ada"
     assert PAUSE_S <= (stop.end_ns - stop.begin_ns) / 1e9 < PAUSE_S + 1

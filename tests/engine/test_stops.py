@@ -42,12 +42,12 @@ def test_a_silence_without_work_is_a_suspension_and_one_with_work_is_not() -> No
     assert not watch.beat()
     hands.go(42)
     assert watch.look()
-    assert watch.take() == [Suspension(hands.now - 42 * SECOND, hands.now, 0)]
+    assert watch.drain() == [Suspension(hands.now - 42 * SECOND, hands.now, 0)]
     hands.go(5, worked=4.9)  # one computation kept all threads out
     assert not watch.beat()
     hands.go(1.2)  # a busy machine
     assert not watch.beat()
-    assert watch.take() == []
+    assert watch.drain() == []
 
 
 def test_a_machine_that_slept_is_a_suspension_that_took_no_time_of_the_engines_clock() -> None:
@@ -56,7 +56,7 @@ def test_a_machine_that_slept_is_a_suspension_that_took_no_time_of_the_engines_c
     watch.beat()
     hands.go(0.3, slept=3_600)
     assert watch.beat()
-    (found,) = watch.take()
+    (found,) = watch.drain()
     assert (found.begin_ns, found.end_ns, found.lasted_ns) == (hands.now, hands.now, 3_600 * SECOND)
 
 
@@ -69,13 +69,13 @@ def test_a_suspension_is_an_event_and_no_latency_counts_it(drive: Callable[..., 
     begun_ns = hands.now
     hands.go(42)
     assert stops.beat(), "there is something to tell"
-    stops.tell_suspensions()
+    stops.report_suspensions()
     (event,) = recorded
     assert (event.kind, event.cause) == ("process_suspended", "the process was suspended for 42.0 s")
     assert scheduler.running_time.running_ns(begun_ns - SECOND, hands.now + SECOND) == 2 * SECOND
     hands.go(0.5, slept=10)
     assert stops.beat()
-    stops.tell_suspensions()
+    stops.report_suspensions()
     assert "the machine slept for 10.0 s" in recorded[1].cause
     assert scheduler.running_time.stopped_ns(0, hands.now) == 42 * SECOND
 
@@ -87,7 +87,7 @@ watch = SuspensionWatch()
 print("begun", flush=True)
 while not watch.beat():
     time.sleep(0.1)
-(found,) = watch.take()
+(found,) = watch.drain()
 print(found.lasted_ns / 1e9, flush=True)
 """
 

@@ -77,11 +77,11 @@ def test_another_engine_with_all_that_was_given(external):
     ],
 )
 def test_one_line_for_what_is_not_accepted(external, address, words):
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(BadInput) as raised:
         address.check()
-    assert words in str(told.value)
-    assert "secret" not in str(told.value)
-    assert "\n" not in str(told.value)
+    assert words in str(raised.value)
+    assert "secret" not in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_key_file_is_for_engines_of_ours(external, tmp_path):

@@ -59,9 +59,9 @@ def test_what_was_not_measured_costs_nothing() -> None:
 
 def test_frames_with_and_without_join() -> None:
     ledger = ledger_of_three()
-    told, untold = rows_of(ledger, 0, 1), rows_of(ledger, 2)
-    assert unpack([told, untold, told])["attention_step"].tolist() == [0, 3, 0, 0, 3]
-    columns = coalesce([frame_of(untold), frame_of(told)]).block_columns
+    measured, untold = rows_of(ledger, 0, 1), rows_of(ledger, 2)
+    assert unpack([measured, untold, measured])["attention_step"].tolist() == [0, 3, 0, 0, 3]
+    columns = coalesce([frame_of(untold), frame_of(measured)]).block_columns
     assert columns["attention"].tolist() == [0, 0, 500_000_001]
     assert unpack([untold])["attention"].tolist() == [0]
 

@@ -86,16 +86,16 @@ def test_a_preemption_is_told_with_its_cause_and_what_it_cost() -> None:
         event("resumed", 800, 8, num_tokens=16, data=EventData(kind="started", num_known_tokens=25)),
         event("finished", 1000, 8),
     ]
-    told = Delays(events).chain(8, moments(0, 100, 200, 1000), 9)
-    assert told[0] == "waited 100.0 ms behind #7"
-    assert told[1] == "its first token came 100.0 ms after it began, 16 of 20 prompt tokens computed"
-    assert told[2].startswith("preempted for #7, 500.0 ms aside: request #7 needed 3 blocks")
-    assert told[3] == "recomputed 8 tokens"
-    assert told[4].startswith("wrote 9 tokens, 100.0 ms each")
+    chain = Delays(events).chain(8, moments(0, 100, 200, 1000), 9)
+    assert chain[0] == "waited 100.0 ms behind #7"
+    assert chain[1] == "its first token came 100.0 ms after it began, 16 of 20 prompt tokens computed"
+    assert chain[2].startswith("preempted for #7, 500.0 ms aside: request #7 needed 3 blocks")
+    assert chain[3] == "recomputed 8 tokens"
+    assert chain[4].startswith("wrote 9 tokens, 100.0 ms each")
     behind = Delays(events).chain(9, moments(200, 900, 950, 990), 1)
     assert behind[0] == "waited 700.0 ms behind #7, #8 (blocks full: #8 was preempted meanwhile)"
 
 
 def test_who_ran_before_anybody_looked_is_among_those_ahead() -> None:
-    told = Delays([event("finished", 500, 3), event("refused", 510, 4)]).chain(5, moments(100, 520, 530, 600), 1)
-    assert told[0] == "waited 420.0 ms behind #3"
+    chain = Delays([event("finished", 500, 3), event("refused", 510, 4)]).chain(5, moments(100, 520, 530, 600), 1)
+    assert chain[0] == "waited 420.0 ms behind #3"

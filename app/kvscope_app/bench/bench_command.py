@@ -182,7 +182,7 @@ def _one(endpoint: str, settings_folder: str) -> tuple[float, list[str]]:
     command = [sys.executable, "-m", "kvscope_app.main", "--attach", endpoint]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_PATIENCE_S)
-        told = json.loads(done.stdout.splitlines()[-1])
-        return float(told["first_expose_s"]), list(told["heavy_modules"])
+        figures = json.loads(done.stdout.splitlines()[-1])
+        return float(figures["first_expose_s"]), list(figures["heavy_modules"])
     except (subprocess.TimeoutExpired, IndexError, ValueError, KeyError) as error:
         raise KvscopeError(f"the window did not come up: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""Runs the event loop for a while, or until something is so."""
+"""Runs Qt's event loop for some time, or until a condition holds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _LOOK_S: Final = 0.1
 
 
 def run_for(seconds: float) -> None:
-    """So long."""
+    """Run the event loop for this long."""
     loop = QEventLoop()
     QTimer.singleShot(int(seconds * 1000), loop.quit)
     loop.exec()
 
 
 def run_until(signal: object) -> None:
-    """Until `signal` is emitted, for a quarter of a minute at most."""
+    """Run the event loop until `signal` is emitted, for at most a quarter of a minute."""
     assert isinstance(signal, SignalInstance), "a bound signal"
     loop = QEventLoop()
     signal.connect(loop.quit)
@@ -29,7 +29,7 @@ def run_until(signal: object) -> None:
 
 
 def run_while(is_so: Callable[[], bool], timeout_s: float) -> bool:
-    """As long as `is_so()`; False where that is longer than `timeout_s`."""
+    """Run the event loop while `is_so()` holds; returns False when that lasts longer than `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while is_so():
         if time.monotonic() >= deadline_s:

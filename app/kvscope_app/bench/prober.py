@@ -1,7 +1,8 @@
-"""The process that knocks: `python -m kvscope_app.bench.prober`. Writes the monotonic time, ns, as it goes by.
+"""The probe process, `python -m kvscope_app.bench.prober`: it writes the monotonic time in ns to its output at regular
+intervals.
 
-As a person's input it comes from outside, through a file descriptor: it waits for nothing that the window's process
-does, and so no stall of that process is left out. Ends when nobody reads.
+Like a person's input, its output reaches the window from outside, through a file descriptor. It waits for nothing that
+the window's process does, so it also measures that process's stalls. It ends when nobody reads its output.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ STAMP: Final = struct.Struct("<q")
 
 
 def main() -> None:
-    """Knock until nobody listens."""
+    """Write times until nobody reads them."""
     due_s = time.monotonic()
     out = sys.stdout.fileno()
     try:

@@ -1,4 +1,5 @@
-"""What a window takes of a processor while nothing happens, one way of looking after another; and what the engine does.
+"""Measures the processor time that an idle window takes, for each way of looking for news, and what the engine takes
+meanwhile.
 
 All threads of the desktop are counted, and the processes that write what its sessions keep. No person moves a mouse.
 """

@@ -1,1 +1,1 @@
-"""What `kvscope` does without a window: look into recordings, make them, take them out. No Qt."""
+"""The commands of `kvscope` that open no window: they inspect, make, export and repair recordings. No Qt."""

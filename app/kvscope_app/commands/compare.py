@@ -85,8 +85,8 @@ def _run(path: Path, args: argparse.Namespace) -> Run:
 def _as_json(args: argparse.Namespace, comparison: Comparison) -> str:
     import msgspec
 
-    told = {"a_file": str(args.a), "b_file": str(args.b), **msgspec.to_builtins(comparison)}
-    return msgspec.json.encode(told).decode()
+    document = {"a_file": str(args.a), "b_file": str(args.b), **msgspec.to_builtins(comparison)}
+    return msgspec.json.encode(document).decode()
 
 
 def _write(path: Path, comparison: Comparison) -> None:

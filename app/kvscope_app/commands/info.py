@@ -175,8 +175,8 @@ def _latency(p50_s: float | None, p95_s: float | None, found: Digest) -> str:
     if p50_s is None and p95_s is None:
         return "unknown"
     at_most = "≤ " if found.latencies_are_bounds else ""
-    told = ("unknown" if value is None else f"{at_most}{value * 1e3:,.1f} ms" for value in (p50_s, p95_s))
-    return "p50 {}, p95 {}".format(*told)
+    bounds = ("unknown" if value is None else f"{at_most}{value * 1e3:,.1f} ms" for value in (p50_s, p95_s))
+    return "p50 {}, p95 {}".format(*bounds)
 
 
 def _gaps(found: Digest) -> str:

@@ -1,4 +1,4 @@
-"""How far a command is: a line on a terminal that goes when it is done, and nothing elsewhere."""
+"""Shows a command's progress: a line on a terminal, removed when the work is done; nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Progress:
         self._is_shown = False
 
     def watch(self, share: float) -> bool:
-        """Always goes on."""
+        """Show the share that is done; always returns True, so the work goes on."""
         now_s = time.monotonic()
         if self._always:
             print(f"{share:.4f}", flush=True)

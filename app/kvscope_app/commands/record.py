@@ -1,6 +1,6 @@
-"""`kvscope record`: any engine's telemetry into a file, without a window.
+"""`kvscope record`: writes any engine's telemetry to a file, without a window.
 
-Owns when it ends, and what is said of it meanwhile. What is written is the sink's.
+Owns when the recording ends, and what is printed meanwhile. The writer owns the file.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
 
 
 def record(args: argparse.Namespace) -> int:
-    """Record; 1 when it ended before the time that was asked for."""
+    """Record; the exit code is 1 when the recording ended before the time that was asked for."""
     from kvscope_app.commands.segments import SegmentedWriter
     from kvscope_app.library.place import note_paths
 
@@ -131,8 +131,8 @@ class _Watch:
         self._texts = None
         if args.record_text and isinstance(source, LiveSource):
             self._texts = TextAsker(source, writer.write_texts)
-        self._present_s = self._told_s = time.monotonic()
-        self._told: tuple[SourceState, str] | None = None
+        self._present_s = self._last_printed_s = time.monotonic()
+        self._last_state: tuple[SourceState, str] | None = None
         """What was said last, and why where nobody is there."""
 
     def run(self) -> str:
@@ -169,12 +169,12 @@ class _Watch:
 
     def _tell(self, now_s: float) -> None:
         status, writer = self._source.status, self._writer
-        told = status.state, status.reason if status.state is SourceState.CONNECTING else ""
-        if told != self._told:
-            self._told = told
+        state = status.state, status.reason if status.state is SourceState.CONNECTING else ""
+        if state != self._last_state:
+            self._last_state = state
             _say(f"{self._endpoint}: {status.state}" + (f" ({status.reason})" if status.reason else ""))
-        if sys.stderr.isatty() and now_s - self._told_s >= TELL_S:
-            self._told_s = now_s
+        if sys.stderr.isatty() and now_s - self._last_printed_s >= TELL_S:
+            self._last_printed_s = now_s
             lost = f", {writer.num_dropped} lost" * bool(writer.num_dropped)
             print(
                 f"\r\x1b[Krecording: {writer.recorded_s:.0f} s, {writer.num_frames} frames,"

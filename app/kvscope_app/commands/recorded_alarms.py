@@ -1,6 +1,6 @@
-"""Alarms of a recording that is made without a window: into the file, to the terminal, and to a webhook.
+"""Alarms of a recording that is made without a window: they go into the file, to the terminal and to a webhook.
 
-Owns the overview of the last minutes, made of what the writer summarizes. Its thread is who records.
+Owns the overview of the last minutes, which is made of the writer's summaries. Runs on the thread that records.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class RecordedAlarms:
         self._has_failed = False
 
     def look(self) -> None:
-        """Take in the seconds that are over."""
-        told = self._writer.overview
-        while told:
-            item = told.popleft()
+        """Read the seconds that are complete, and report alarms that rang or ended."""
+        overview = self._writer.overview
+        while overview:
+            item = overview.popleft()
             if isinstance(item, Summary):
                 self._overview.extend([item])
         first, last = self._overview.place_at(self._seen_ns) + 1, len(self._overview)
@@ -50,7 +50,7 @@ class RecordedAlarms:
         self._tell_failure()
 
     def close(self) -> None:
-        """Post what waits."""
+        """Post the alarms that wait, then stop."""
         if self._webhook is not None:
             self._webhook.close(_END_S)
             self._tell_failure()

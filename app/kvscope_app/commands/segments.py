@@ -65,12 +65,12 @@ class SegmentedWriter:
 
     @property
     def num_dropped(self) -> int:
-        """Messages that are in no file."""
+        """Number of messages that are in no file."""
         return self._num_dropped + self._writer.num_dropped
 
     @property
     def num_bytes(self) -> int:
-        """Of the file in progress."""
+        """Size of the file in progress."""
         with contextlib.suppress(OSError):
             path = self._writer.path
             return path.with_name(path.name + PART_SUFFIX).stat().st_size
@@ -92,15 +92,15 @@ class SegmentedWriter:
         return self._writer.write(message, data)
 
     def write_texts(self, texts: Iterable[RecordedText]) -> object:
-        """What blocks hold, into the file in progress."""
+        """Write the texts of blocks into the file in progress."""
         return self._writer.write_texts(texts)
 
     def mark(self, bookmark: Bookmark) -> object:
-        """What is said of a bookmark, into the file in progress."""
+        """Write a revision of a bookmark into the file in progress."""
         return self._writer.mark(bookmark)
 
     def close(self) -> str:
-        """Make the files whole; why that failed, empty when it did not. Where nothing came nothing is left."""
+        """Complete the files; returns why that failed, or an empty string. When no message came, no file is left."""
         failure = self.failure
         for thread in self._ending:
             thread.join()

@@ -63,7 +63,7 @@ def add_top_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argume
 
 
 def top(args: argparse.Namespace) -> int:
-    """Show them; of one reading, 1 where an engine was not read."""
+    """Show the engines; when only one reading is asked for, the exit code is 1 if an engine could not be read."""
     from kvscope_app.commands.top_engine import WatchedEngine
     from kvscope_telemetry.sockets.file_limit import raise_file_limit
 

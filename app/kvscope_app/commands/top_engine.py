@@ -1,7 +1,7 @@
-"""One engine as `kvscope top` reads it: what its last seconds come to, and which requests hold the most blocks.
+"""One engine as `kvscope top` shows it: the figures of its last seconds, and the requests that hold the most blocks.
 
-Owns the overview of the last minute, made as a recording's is, so that each figure is that of `summaries.figures`.
-Knows no terminal.
+Owns an overview of the last minute, made as a recording's is, so every figure is that of `summaries.figures`. Knows no
+terminal.
 """
 
 from __future__ import annotations
@@ -124,20 +124,22 @@ class WatchedEngine:
 
     @property
     def has_settled(self) -> bool:
-        """Whether more time tells nothing that is missing: there is a second to speak of, or nobody who lets us in."""
+        """Whether waiting longer would add nothing: there is a full second to report, or the engine refuses us."""
         if self._source is None:
             return True
         state = self._source.status.state
         return state in (SourceState.REFUSED, SourceState.ENDED) or (state in TELLING and self._notes.has_seconds)
 
     def read(self, order: str = "blocks", limit: int = MAX_REQUESTS) -> EngineReading:
-        """As it is now, with at most `limit` requests in the `order` of one of `ORDERS`. Never blocks."""
+        """Return the engine's present figures, with at most `limit` requests in the `order` of one of `ORDERS`. Never
+        blocks.
+        """
         if self._source is None:
             return EngineReading(address=self._address.text, state=SourceState.REFUSED, reason=self._refusal)
         self._source.take()  # the notes are made of what the sink is given
         status = self._source.status
         reading = EngineReading(address=self._source.name, state=status.state, reason=status.reason)
-        return self._notes.told(reading, status, ORDERS[order], limit)
+        return self._notes.enriched(reading, status, ORDERS[order], limit)
 
     def close(self) -> None:
         """End its thread. Idempotent."""
@@ -182,7 +184,7 @@ class _Notes:
                 self._sample = message
             return not (isinstance(message, Frame) and self._follower.is_lost)
 
-    def told(self, reading: EngineReading, status: SourceStatus, order: RequestOrder, limit: int) -> EngineReading:
+    def enriched(self, reading: EngineReading, status: SourceStatus, order: RequestOrder, limit: int) -> EngineReading:
         """`reading` with what is known of it."""
         with self._lock:
             self._follower.settle()
@@ -267,7 +269,7 @@ class _Notes:
         keys = order(requests)[rows]
         first = rows[np.lexsort((requests.number[rows], -keys))][:limit]
         tokens = _tokens(requests)
-        told = tuple(
+        readings = tuple(
             RequestReading(
                 number=int(requests.number[row]),
                 request_id=requests.request_ids[row],
@@ -278,7 +280,7 @@ class _Notes:
             )
             for row in first.tolist()
         )
-        return {"num_requests": len(rows), "requests": told}
+        return {"num_requests": len(rows), "requests": readings}
 
 
 def _tokens(requests: RequestMirror) -> npt.NDArray[np.int64]:

@@ -49,7 +49,7 @@ _COLUMNS: Final = (("request", 9), ("state", 10), ("tokens", 9), ("blocks", 8), 
 
 
 def engine_lines(reading: EngineReading, width: int, *, is_chosen: bool = False) -> list[Line]:
-    """All about an engine but its requests."""
+    """Return everything about an engine except its requests."""
     lines = [_head(reading, is_chosen=is_chosen)]
     if reading.reason:
         lines += [
@@ -66,9 +66,9 @@ def engine_lines(reading: EngineReading, width: int, *, is_chosen: bool = False)
 def short_line(reading: EngineReading, width: int, *, is_chosen: bool = False) -> Line:
     """An engine in one line, where there is no room for more."""
     usage = NOTHING if reading.usage is None else percent(reading.usage, 0)
-    told = f"  KV {usage}  {_count(reading.num_running)} running  {_count(reading.num_waiting)} waiting"
+    figures = f"  KV {usage}  {_count(reading.num_running)} running  {_count(reading.num_waiting)} waiting"
     mark, name, gap, state, *_ = _head(reading, is_chosen=is_chosen)
-    return _cut([(mark, name, gap, state, Styled(told))], width)[0]
+    return _cut([(mark, name, gap, state, Styled(figures))], width)[0]
 
 
 def request_lines(reading: EngineReading, width: int, num_rows: int, order: str) -> list[Line]:
@@ -93,7 +93,7 @@ def request_lines(reading: EngineReading, width: int, num_rows: int, order: str)
 
 
 def legend_lines(width: int) -> list[Line]:
-    """What the figures are of."""
+    """Return the lines that say what the figures mean."""
     words = (
         f"Tokens per second over the last {RATE_S} s; hit rate, time to first token and preemptions over "
         f"the last {WINDOW_S} s. Bar: █ held by requests, ▒ cached, · free."
@@ -102,12 +102,12 @@ def legend_lines(width: int) -> list[Line]:
 
 
 def plain_text(lines: Iterable[Line]) -> str:
-    """Without styles."""
+    """Return the lines as text without styles."""
     return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines)
 
 
 def in_encoding(text: str, encoding: str) -> str:
-    """As a terminal of that encoding can show it."""
+    """Return `text` as a terminal with that encoding can show it."""
     text = text.replace("\u202f", " ")
     try:
         text.encode(encoding)

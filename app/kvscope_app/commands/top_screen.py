@@ -50,7 +50,7 @@ _ATTRIBUTES: Final = {
 
 
 def show(engines: Sequence[WatchedEngine]) -> None:
-    """Until q. Raises BadInput for a terminal that cannot be drawn on, KeyboardInterrupt for Ctrl-C."""
+    """Draw until q is pressed. Raises BadInput for a terminal that cannot be drawn on, KeyboardInterrupt for Ctrl-C."""
     _require_terminal()
     with suppress(locale.Error):
         locale.setlocale(locale.LC_CTYPE, "")  # curses encodes by it

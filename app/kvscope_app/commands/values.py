@@ -16,12 +16,12 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
 
 
 def recording_file(text: str) -> Path:
-    """A recording's file, or the word for the one that comes with kvscope."""
+    """Parse a recording's path, or the word for the recording that comes with kvscope."""
     return Path(path_of(text))
 
 
 def span(text: str) -> float:
-    """Seconds, more than none."""
+    """Parse a number of seconds above 0."""
     seconds = _number(text)
     if not 0 < seconds < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: seconds, more than 0")
@@ -29,7 +29,7 @@ def span(text: str) -> float:
 
 
 def moment(text: str) -> float:
-    """Seconds from the start of a recording."""
+    """Parse seconds from the start of a recording."""
     seconds = _number(text)
     if not 0 <= seconds < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: seconds from the start, 0 or more")
@@ -37,7 +37,7 @@ def moment(text: str) -> float:
 
 
 def size(text: str) -> int:
-    """Bytes: 100MB, 1GiB, 5000000."""
+    """Parse a size in bytes: 100MB, 1GiB, 5000000."""
     match = _SIZE.fullmatch(text.strip())
     units = _BINARY_UNITS if match and match[3] else _UNITS
     num_bytes = float(match[1]) * units[match[2].upper()] if match else 0.0

@@ -1,4 +1,4 @@
-"""By what moments the two timelines are laid side by side, in a list. Owns the list."""
+"""The list from which a person chooses by which moments the two timelines are aligned. Owns the list."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _Way = tuple[Alignment, int | None]
 
 
 class AlignBox(QComboBox):
-    """Starts, the clock where they share some time, and moments that both have: the first preemption of each, …"""
+    """Offers to align by starts, by the clock where the runs share some time, and by moments both have, such as the
+    first preemption of each.
+    """
 
     chosen = Signal(object, object)
     """The `Alignment`, and the moment of A to go to: None to stay."""
@@ -37,7 +39,7 @@ class AlignBox(QComboBox):
         self.textActivated.connect(self._on_activated)
 
     def refresh(self) -> None:
-        """The overviews may have grown."""
+        """Update the list, since the overviews may have grown."""
         ways = self._find()
         if list(ways) != list(self._ways):
             current = self.currentText() or STARTS
@@ -47,7 +49,7 @@ class AlignBox(QComboBox):
         self._ways = ways
 
     def show_chosen(self) -> None:
-        """The person laid them side by side by hand."""
+        """Show that the person aligned the timelines by hand."""
         self.setCurrentText(CHOSEN)
 
     def _find(self) -> dict[str, _Way | None]:

@@ -18,7 +18,7 @@ _NOTICE_MS: Final = 6000
 
 
 def ask_other(window: WindowBody) -> None:
-    """Show the dialog; it leaves the window alive."""
+    """Show the dialog without stopping the window."""
     if not has_past(window.session):
         window.statusBar().showMessage("This session has no history to compare yet", _NOTICE_MS)
         return
@@ -26,7 +26,7 @@ def ask_other(window: WindowBody) -> None:
 
 
 def has_past(session: Session) -> bool:
-    """Whether there is a timeline to compare."""
+    """Whether the window has a timeline that can be compared."""
     return session.timeline.range_ns is not None
 
 

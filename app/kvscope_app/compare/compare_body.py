@@ -1,4 +1,4 @@
-"""What a window of two timelines is made of, as those see it that act on it: its sessions, its parts, where they are.
+"""The parts of a comparison window, for the code that acts on it: its two sessions, its widgets, and their layout.
 
 Owns both sessions and the parts. Knows no actions, and nobody who acts on it.
 """

@@ -36,7 +36,7 @@ _BUTTONS: Final = ("to_start", "frame_back", "play", "frame_forward", "to_end")
 
 
 class CompareWindow(CompareBody):
-    """Takes both recordings for its own. `names`: what each is called."""
+    """Takes ownership of both recordings. `names` is what each is called."""
 
     closing = Signal(object)
     """The window itself, for the last time."""
@@ -61,7 +61,7 @@ class CompareWindow(CompareBody):
         self.actions_by_name.refresh()
 
     def refresh_overview(self) -> None:
-        """Curves and figures of what is known by now."""
+        """Redraw curves and figures from what is known by now."""
         begun_ns = time.monotonic_ns()
         self.align.refresh()
         self.curves.refresh()
@@ -70,7 +70,7 @@ class CompareWindow(CompareBody):
         self._soon.setInterval(max(_TOGETHER_MS, _SHARE_OF_TIME * took_ms))
 
     def refresh_figures(self) -> None:
-        """Of all, or of the time shown."""
+        """Recompute the figures of the whole runs, or of the time shown."""
         runs = self._runs()
         if runs is not None:
             self.figures.show_comparison(compare(*runs))

@@ -24,7 +24,7 @@ _MOST_SHARE: Final = 10.0
 
 
 def cells(row: ComparisonRow) -> tuple[str, ...]:
-    """One a heading."""
+    """Return the texts of a row, one for each heading."""
     values = (value_text(row, row.a), value_text(row, row.b), difference_text(row))
     return row.label, *values, verdict_text(row), parts_text(row, row.a_parts), parts_text(row, row.b_parts)
 
@@ -41,12 +41,12 @@ def difference_text(row: ComparisonRow) -> str:
     if row.verdict is Verdict.EQUAL or row.difference == 0:
         return "0"
     sign = "+" if row.difference > 0 else "−"
-    told = value_text(row, abs(row.difference))
+    value = value_text(row, abs(row.difference))
     if row.unit == "share":
         points = 100 * abs(row.difference)
         return f"{sign}{points:.1f} points" if points >= 0.05 else f"{sign}{points:.2g} points"
     share = abs(row.difference / row.a) if row.a else math.inf
-    return f"{sign}{told} ({sign}{percent(share, 0)})" if _LEAST_SHARE <= share < _MOST_SHARE else sign + told
+    return f"{sign}{value} ({sign}{percent(share, 0)})" if _LEAST_SHARE <= share < _MOST_SHARE else sign + value
 
 
 def parts_text(row: ComparisonRow, parts: RunParts | None) -> str:
@@ -59,7 +59,7 @@ def parts_text(row: ComparisonRow, parts: RunParts | None) -> str:
 
 
 def verdict_text(row: ComparisonRow) -> str:
-    """By how much the runs differ, as far as these tell, and of how many parts of each that is known."""
+    """Return by how much the runs differ, and from how many parts of each run that is known."""
     words = _VERDICTS.get(row.verdict, NOTHING)
     if row.verdict is Verdict.UNTOLD:
         return f"{words} (n = {min(row.a_windows, row.b_windows)})"
@@ -69,7 +69,7 @@ def verdict_text(row: ComparisonRow) -> str:
 
 
 def explained(row: ComparisonRow) -> str:
-    """The same in sentences."""
+    """Return the verdict as full sentences."""
     spread = f"Over time A is {parts_text(row, row.a_parts)} and B {parts_text(row, row.b_parts)}: {_PARTS_TIP}."
     if not row.verdict:
         return "Of a length, a count and a peak a run does not tell how much they vary."
@@ -108,12 +108,12 @@ def unlike_text(comparison: Comparison) -> str:
 
 
 def as_tsv(rows: Sequence[ComparisonRow]) -> str:
-    """As it is shown, with tabs."""
+    """Return the table as it is shown, with tabs."""
     return "\n".join("\t".join(line) for line in (HEADINGS, *(cells(row) for row in rows)))
 
 
 def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
-    """For a terminal."""
+    """Return the table for a terminal."""
     lines = [HEADINGS, *(cells(row) for row in comparison.rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
     text = [f"{side}  {name}" for side, name in zip("AB", names, strict=True)]

@@ -105,7 +105,7 @@ class CurvesView(QWidget):
         self.show_cursor()
 
     def show_cursor(self) -> None:
-        """The line where the pair is, and the values there, or under the mouse."""
+        """Show a line where the pair's cursor is, and the values there or under the mouse."""
         at_s = self._hover_s
         if at_s is None:
             at_s = (self._pair.cursor_ns - self._pair.origin_ns) / 1e9

@@ -51,7 +51,7 @@ class FiguresModel(TableModel):
         self._theme = DARK
 
     def show(self, rows: tuple[ComparisonRow, ...]) -> None:
-        """Show these; while they are as many the view keeps its place."""
+        """Show these rows; while their number stays the same the view keeps its place."""
         if len(rows) != len(self.rows):
             self.beginResetModel()
             self.rows, self._cells = rows, [cells(row) for row in rows]
@@ -121,12 +121,12 @@ class FiguresView(QWidget):
         self._fit_columns()
 
     def choose_shown(self, of_shown: bool) -> None:
-        """Figures of the time shown, or of all."""
+        """Choose between figures of the time shown and of the whole runs."""
         self.ranges.set_current(int(of_shown))
         self.of_shown = of_shown
 
     def copy(self) -> None:
-        """The table as it stands, with tabs."""
+        """Copy the table as it is shown, with tabs."""
         if self.model.rows:
             QGuiApplication.clipboard().setText(as_tsv(self.model.rows))
 

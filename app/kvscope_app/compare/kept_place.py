@@ -1,4 +1,6 @@
-"""Where a comparison window stood, how large it was, and how its parts shared it. Knows nothing of what it compares."""
+"""Remembers where a comparison window stood, how large it was, and how its parts shared it. Does not know what it
+compares.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ KIND: Final = "comparison"
 
 
 def save_place(window: QMainWindow, settings: QSettings, group: str) -> None:
-    """The next window of this `group` is so again."""
+    """Remember the window's place, so that the next window of this `group` opens there."""
     settings.setValue(geometry_name(group), window.saveGeometry())
     for splitter in window.findChildren(QSplitter):
         if splitter.objectName():
@@ -22,7 +24,7 @@ def save_place(window: QMainWindow, settings: QSettings, group: str) -> None:
 
 
 def restore_place(window: QMainWindow, settings: QSettings, group: str) -> None:
-    """As it was; what is not remembered stays as it is."""
+    """Restore the remembered place; what is not remembered stays as it is."""
     geometry = settings.value(geometry_name(group))
     if isinstance(geometry, QByteArray):
         window.restoreGeometry(geometry)

@@ -67,7 +67,7 @@ class Curve:
     values: FloatArray
 
     def at(self, second: float) -> float:
-        """The value at `second`; NaN where the run has none."""
+        """Return the value at `second`; NaN where the run has none."""
         if not self.seconds.size:
             return float("nan")
         step = (self.seconds[-1] - self.seconds[0]) / max(self.seconds.size - 1, 1)
@@ -76,8 +76,9 @@ class Curve:
 
 
 def curve_of(panel: Overlaid, overview: SessionOverview, zero_ns: int, shown_ns: tuple[int, int]) -> Curve:
-    """Of the seconds in `shown_ns`, both by the overview's clock; `zero_ns` is second 0. Where there are too many for
-    `MAX_POINTS`, means of several."""
+    """Return the curve of the seconds in `shown_ns`; both are on the overview's clock, and `zero_ns` is second 0. Where
+    there are more than `MAX_POINTS`, several seconds become their mean.
+    """
     times = overview.time_ns
     first = max(0, int(np.searchsorted(times, shown_ns[0], "left")) - 2)
     last = int(np.searchsorted(times, shown_ns[1], "right")) + 1

@@ -29,41 +29,41 @@ _SAME_NS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two, by A's clock."""
+    """One of the two runs, with its times on A's clock."""
 
     session: Session
     offset_ns: int
 
     @property
     def range_ns(self) -> tuple[int, int]:
-        """First and last moment that was recorded."""
+        """The first and the last recorded moment."""
         around = self.session.timeline.range_ns
         assert around is not None, "a recording has a range"
         return around[0] - self.offset_ns, around[1] - self.offset_ns
 
     @property
     def cursor_ns(self) -> int:
-        """Where it is."""
+        """The moment it shows."""
         return self.session.timeline.cursor_ns - self.offset_ns
 
     def holds(self, time_ns: int) -> bool:
-        """Whether it was recorded then."""
+        """Whether the run was recorded at that time."""
         first, last = self.range_ns
         return first <= time_ns <= last
 
     def goes_on_at(self, time_ns: int) -> bool:
-        """Whether there is more after that."""
+        """Whether the run continues after that time."""
         first, last = self.range_ns
         return first <= time_ns < last
 
     def go_to(self, time_ns: int) -> None:
-        """There, or as near as there is."""
+        """Go to that moment, or to the nearest recorded one."""
         if abs(self.cursor_ns - time_ns) > _SAME_NS:
             self.session.timeline.go_to(time_ns + self.offset_ns)
 
 
 class Pair(QObject):
-    """`a` and `b` play recordings; both are its caller's to close. A `Timeline`."""
+    """`a` and `b` play recordings, and the caller closes both. Has the interface of a `Timeline`."""
 
     paused_changed = Signal()
     cursor_changed = Signal()
@@ -96,18 +96,18 @@ class Pair(QObject):
         return Side(self.a, 0), Side(self.b, self.alignment.offset_ns)
 
     def by_starts(self) -> Alignment:
-        """Both begin together."""
+        """Align the two beginnings."""
         (a_first, _), (b_first, _) = Side(self.a, 0).range_ns, Side(self.b, 0).range_ns
         return Alignment.of(a_first, b_first)
 
     @property
     def have_one_clock(self) -> bool:
-        """Whether there is a time at which both were recorded."""
+        """Whether there is a time at which both runs were recorded."""
         a, b = Side(self.a, 0).range_ns, Side(self.b, 0).range_ns
         return a[0] <= b[1] and b[0] <= a[1]
 
     def align(self, alignment: Alignment, at_ns: int | None = None) -> None:
-        """Lay them side by side like this, and go to `at_ns`, or stay where A is."""
+        """Align the runs like this, then go to `at_ns`, or stay where A is."""
         self.alignment = alignment
         self.pause()
         self.go_to(self._position_ns if at_ns is None else at_ns)
@@ -123,12 +123,12 @@ class Pair(QObject):
 
     @property
     def origin_ns(self) -> int:
-        """Where both begin to be told from."""
+        """The moment from which displayed times count, in both runs."""
         return self.range_ns[0]
 
     @property
     def cursor_ns(self) -> int:
-        """Where both are."""
+        """The moment both runs show."""
         return self._position_ns
 
     @property
@@ -143,7 +143,7 @@ class Pair(QObject):
 
     @property
     def is_playing(self) -> bool:
-        """Whether it goes on."""
+        """Whether the pair is playing."""
         return self._is_playing
 
     @property
@@ -157,13 +157,13 @@ class Pair(QObject):
         return self._speed
 
     def set_speed(self, factor: float) -> None:
-        """Play so many times as fast. Raises BadInput for what is not accepted."""
+        """Play at this multiple of recorded time. Raises BadInput for a speed that is not accepted."""
         for side in self.sides:
             side.session.timeline.set_speed(factor)
         self._speed = factor
 
     def play(self) -> None:
-        """Go on from here."""
+        """Play on from the cursor."""
         self._event_side = None
         if any(side.goes_on_at(self._position_ns) for side in self.sides):
             self._is_playing = True
@@ -172,7 +172,7 @@ class Pair(QObject):
             self._look()
 
     def pause(self) -> None:
-        """Stand still here, both at the same moment."""
+        """Stop both runs at the same moment."""
         self._clock.stop()
         self._is_playing = False
         for side in self.sides:
@@ -180,30 +180,31 @@ class Pair(QObject):
         self._gather()
 
     def go_to(self, time_ns: int) -> None:
-        """Both there, as far as there is something."""
+        """Go to this moment in both runs; a run that was not recorded then shows its nearest moment."""
         first, last = self.range_ns
         self._position_ns = max(first, min(time_ns, last))
         self._stepping = self._event_side = None
         self._gather()
 
     def go_live(self) -> None:
-        """To the end."""
+        """Go to the end."""
         self.go_to(self.range_ns[1])
 
     def jump_by(self, seconds: float) -> None:
-        """Forward, or back with a negative number."""
+        """Jump forward, or backward with a negative number."""
         self.go_to(self._position_ns + round(seconds * 1e9))
 
     def step_frames(self, num_frames: int) -> None:
-        """So many frames of A further, or of B where A was not recorded; the other follows."""
+        """Step this many frames of A, or of B where A was not recorded; the other run follows."""
         self.pause()
         lead = next((side for side in self.sides if side.holds(self._position_ns)), self.sides[0])
         self._stepping, self._event_side = lead, None
         lead.session.timeline.step_frames(num_frames)
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
-        """Show the next event of `kinds` in either, or the one before; which that is, by its own clock. The other
-        follows."""
+        """Show the next event of `kinds` in either run, or the previous one; each run's events are ordered by its own
+        clock. The other run follows.
+        """
         found = [
             (side, timed)
             for side in self.sides
@@ -221,7 +222,9 @@ class Pair(QObject):
         return self._event_side is not None and self._event_side.session.timeline.is_before_event
 
     def switch_event_side(self) -> TimedEvent | None:
-        """Show the state before the event that is shown, and from there the one after it; None where none is."""
+        """Show the state before the shown event, or the state after it when that before is shown; None without such an
+        event.
+        """
         lead = self._event_side
         timed = None if lead is None else lead.session.timeline.shown_event
         if lead is not None and timed is not None:

@@ -53,7 +53,7 @@ class Letter(QWidget):
 
 
 class SideView(QWidget):
-    """`name` is the file's, or what is said of a live engine."""
+    """One run's header and page map; `name` is the file's name, or what a live engine is called."""
 
     moment_chosen = Signal(float)
     """Seconds since its start that the person wants to see beside what the other shows."""
@@ -75,7 +75,7 @@ class SideView(QWidget):
         self._build()
 
     def show_at(self, side: Side, at_ns: int) -> None:
-        """The pair is at `at_ns`, by A's clock."""
+        """Show that the pair's cursor is at `at_ns`, on A's clock."""
         around = self.session.timeline.range_ns
         if around is None:
             return

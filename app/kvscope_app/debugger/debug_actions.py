@@ -182,7 +182,7 @@ def current_block(window: WindowBody) -> int:
 
 
 def cached_blocks(window: WindowBody) -> tuple[int, ...]:
-    """Blocks of the pool with what the selected request wrote or holds that the prefix cache can find."""
+    """Return the pool blocks that the selected request wrote or holds and that the prefix cache can find."""
     mirror, number = window.session.mirror, window.session.selected_request
     if number is None:
         return ()
@@ -194,7 +194,7 @@ def cached_blocks(window: WindowBody) -> tuple[int, ...]:
 
 
 def idle_blocks(window: WindowBody) -> tuple[int, ...]:
-    """Those of them that nobody holds and nobody pinned."""
+    """Return those cached blocks that nobody holds and nobody pinned."""
     mirror = window.session.mirror
     blocks = cached_blocks(window)
     return tuple(b for b in blocks if mirror.ledger.state[b] == BlockState.CACHED and b not in mirror.pinned)

@@ -1,6 +1,6 @@
-"""What a person asks of the engine, and its answers: each is one line, of what was done or why not.
+"""Sends what a person asks of the engine and receives its answers, each one line: what was done, or why not.
 
-Owns the tags of what was asked and not answered yet. Knows neither menus nor who shows an answer.
+Owns the tags of unanswered commands. Knows neither menus nor who shows an answer.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Debugger(QObject):
             self._tell("no engine is attached", False, heard)
 
     def abort(self, number: int, request_id: str) -> None:
-        """End a request, whoever's it is."""
+        """Abort a request, whoever submitted it."""
         if self.session.send(Abort(request_id=request_id, anyones=True)):
             self._asked[request_id] = (f"request #{number} was aborted", None)
 
@@ -108,5 +108,5 @@ class Debugger(QObject):
 
 
 def sentence(words: str) -> str:
-    """With a capital, unless it begins with a name of the engine's own."""
+    """Return the text with a capital first letter, unless it begins with one of the engine's own names."""
     return words if "_" in words.split(" ", 1)[0] else words[:1].upper() + words[1:]

@@ -1,4 +1,4 @@
-"""The bar over the map while the engine is paused: by whom, what was answered last, and the way on."""
+"""The bar over the page map while the engine is paused: who paused it, the last answer, and the buttons to continue."""
 
 from __future__ import annotations
 

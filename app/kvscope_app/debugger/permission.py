@@ -38,7 +38,7 @@ def why_not_unpin_all(session: Session) -> str:
 
 
 def why_not_intervene(session: Session) -> str:
-    """Why the engine's limits cannot be changed, and nothing else of its insides; empty when they can."""
+    """Why the engine's limits, and its internals in general, cannot be changed; empty when they can."""
     reason = why_not_control(session)
     if reason or session.status.intervenes:
         return reason
@@ -51,7 +51,7 @@ def why_not_step(session: Session) -> str:
 
 
 def why_not_act(session: Session) -> str:
-    """Why nothing can be done to what is shown: the engine, or that it is the past."""
+    """Why nothing can be done to what is shown: the engine does not allow it, or the past is shown."""
     past = "You are viewing the past: go live (End) to control the engine" if session.timeline.paused else ""
     return why_not_intervene(session) or past
 

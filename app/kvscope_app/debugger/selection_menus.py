@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def fill_debug_menu(menu: QMenu, actions: Actions) -> None:
-    """What steps, what is done to a request, what to a block, and the rest."""
+    """Fill the menu: steps, actions on a request, actions on a block, then the rest."""
     menu.setToolTipsVisible(True)
     for spec in actions.in_group(DEBUG):
         if spec.name in (OF_REQUEST[0], OF_BLOCK[0], UNPIN[0]):

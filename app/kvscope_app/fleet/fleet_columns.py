@@ -101,7 +101,7 @@ Key = tuple[float, str]
 
 
 def sort_key(row: FleetRow, column: int) -> Key | None:
-    """What it is compared by; None: unknown, which comes last whichever way is sorted."""
+    """Return what the cell is compared by; None means unknown and sorts last in both directions."""
     key = COLUMNS[column].key
     if key is not None:
         value = key(row)
@@ -111,7 +111,7 @@ def sort_key(row: FleetRow, column: int) -> Key | None:
 
 
 def tip_of(row: FleetRow) -> str:
-    """All about it that has no column."""
+    """Return everything about the engine that has no column."""
     lines = [row.entry.address.text, state_text(row)]
     if row.num_blocks is not None:
         lines.append(plural(row.num_blocks, "block"))
@@ -121,6 +121,6 @@ def tip_of(row: FleetRow) -> str:
 
 
 def words_of(row: FleetRow) -> str:
-    """What it is found by."""
+    """Return the words that a search looks in."""
     texts = (column.text(row) for column in COLUMNS if not column.is_number)
     return " ".join((row.entry.address.text, *texts)).casefold()

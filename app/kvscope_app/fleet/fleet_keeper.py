@@ -1,6 +1,6 @@
-"""The windows of fleets that are open, what they watch with, and their orderly end.
+"""Keeps the open fleet windows and what they watch with, and closes them in order.
 
-Owns fleets and the readers of their lists. A server that does not answer keeps nobody waiting: they end on a thread.
+Owns fleets and the readers of their lists. They end on a thread, so a server that does not answer delays nobody.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class FleetKeeper(QObject):
         return window
 
     def close(self) -> None:
-        """Close all, and wait for what they watch with. Idempotent."""
+        """Close all windows, and wait until what they watch with has ended. Idempotent."""
         for window in list(self.windows):
             window.close()
         for thread in self._ending:
@@ -119,13 +119,13 @@ class Watched:
         self._added: tuple[FleetEntry, ...] = ()
 
     def show_list(self, entries: Sequence[FleetEntry]) -> None:
-        """What the list says now."""
+        """Take over what the list says now."""
         with self._lock:
             self._listed = tuple(entries)
             self._tell()
 
     def add(self, entry: FleetEntry) -> None:
-        """Beside the list. Raises BadInput for one that is there, and where there is room for no more."""
+        """Add an engine beside the list. Raises BadInput for one that is there already, or when the fleet is full."""
         with self._lock:
             known = {each.address.text for each in (*self._listed, *self._added)}
             if entry.address.text in known:

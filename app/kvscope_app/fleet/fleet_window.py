@@ -1,4 +1,4 @@
-"""The fleet's window: a search, the table, and what is to be said of the list. A row opens in a window of its own.
+"""The fleet's window: a search field, the table, and the state of the list. A row opens in a window of its own.
 
 Owns its widgets. Who reads the engines and the list is its keeper's; opening is the desktop's.
 """
@@ -97,7 +97,7 @@ class FleetWindow(QMainWindow):
         self.table = FleetTable()
         self.order = OrderBox(self.table.horizontalHeader())
         self.counts = label("", elastic=True)
-        self.told = label("", "muted", wraps=True)
+        self.status_label = label("", "muted", wraps=True)
         self.open_button = QPushButton("Open")
         self.add_button = QPushButton("Add engine…")
         self.again = QPushButton("Reload list")
@@ -119,22 +119,22 @@ class FleetWindow(QMainWindow):
         rows = self.fleet.rows
         self.table.show_rows(rows, settles=settles or len(rows) != len(self.table.fleet.rows))
         self.counts.setText(counts_text(rows, self.table.proxy.rowCount()))
-        self._show_told()
+        self._show_status()
         self._show_middle()
         self._show_buttons()
 
     def open_chosen(self) -> None:
-        """Each in a window of its own."""
+        """Open each selected engine in a window of its own."""
         self._complaint = ""
         for row in self.table.chosen[:MAX_OPENED]:
             try:
                 self._attach(row.entry.address)
             except BadInput as error:
                 self._complaint = str(error)
-        self._show_told()
+        self._show_status()
 
     def ask_engine(self) -> None:
-        """For the address of one more. It is remembered, as when it is attached."""
+        """Ask for the address of another engine. It is remembered, as when a window attaches to it."""
 
         def add(address: Address) -> None:
             self._add(FleetEntry(address, sheet.fields.name.text().strip()))
@@ -156,9 +156,9 @@ class FleetWindow(QMainWindow):
 
     # private
 
-    def _show_told(self) -> None:
-        listed = "" if self._reader is None else list_text(self._reader.name, self._reader.told, time.monotonic_ns())
-        self.told.setText("\n".join(filter(None, (self._complaint, self.fleet.failure, self.trouble, listed))))
+    def _show_status(self) -> None:
+        listed = "" if self._reader is None else list_text(self._reader.name, self._reader.listed, time.monotonic_ns())
+        self.status_label.setText("\n".join(filter(None, (self._complaint, self.fleet.failure, self.trouble, listed))))
 
     def _show_middle(self) -> None:
         if self.fleet.rows:
@@ -228,7 +228,7 @@ class FleetWindow(QMainWindow):
         self.add_button.setToolTip("Watch another engine and remember it")
         self.again.setToolTip("Reload the list now (F5)")
         self.again.setVisible(self._reader is not None)
-        foot.addWidget(self.told, 1)
+        foot.addWidget(self.status_label, 1)
         foot.addWidget(self.again, 0, Qt.AlignmentFlag.AlignBottom)
         foot.addWidget(self.add_button, 0, Qt.AlignmentFlag.AlignBottom)
         foot.addWidget(self.open_button, 0, Qt.AlignmentFlag.AlignBottom)
@@ -276,14 +276,14 @@ class OrderBox(QWidget):
 
 # What the fleet's window says of its engines together, and of its list.
 def counts_text(rows: Sequence[FleetRow], num_shown: int) -> str:
-    """How many there are, how many of them tell of themselves, and what they do together."""
+    """Return how many engines there are, how many report, and their totals."""
     if not rows:
         return ""
-    told = [row for row in rows if row.state in TELLING]
-    words = [f"{count(len(told))} of {plural(len(rows), 'engine')} online"]
+    reporting = [row for row in rows if row.state in TELLING]
+    words = [f"{count(len(reporting))} of {plural(len(rows), 'engine')} online"]
     running, waiting = (
         [n for n in numbers if n is not None]
-        for numbers in ([row.num_running for row in told], [row.num_waiting for row in told])
+        for numbers in ([row.num_running for row in reporting], [row.num_waiting for row in reporting])
     )
     if running:
         words.append(f"{count(sum(running))} running, {count(sum(waiting))} waiting")
@@ -292,16 +292,16 @@ def counts_text(rows: Sequence[FleetRow], num_shown: int) -> str:
     return " · ".join(words)
 
 
-def list_text(name: str, told: Listed, now_ns: int) -> str:
-    """Where the list is from, how old it is, and what is wrong with it."""
-    if not told.num_tries:
+def list_text(name: str, listed: Listed, now_ns: int) -> str:
+    """Return where the list comes from, how old it is, and what is wrong with it."""
+    if not listed.num_tries:
         return f"Reading {name} …"
-    if not told.read_ns:
-        return f"The list could not be read: {told.trouble}"
-    age = _age(now_ns - told.read_ns)
-    if told.is_old:
-        return f"The list is {age} old: {told.trouble}"
-    return f"List: {name}, read {age} ago" + (f"; {told.trouble}" if told.trouble else "")
+    if not listed.read_ns:
+        return f"The list could not be read: {listed.trouble}"
+    age = _age(now_ns - listed.read_ns)
+    if listed.is_old:
+        return f"The list is {age} old: {listed.trouble}"
+    return f"List: {name}, read {age} ago" + (f"; {listed.trouble}" if listed.trouble else "")
 
 
 def _age(age_ns: int) -> str:
@@ -311,7 +311,7 @@ def _age(age_ns: int) -> str:
 
 # The table's widths, keys and order. Knows neither engines nor the fleet.
 class FleetTable(PictureTable):
-    """Sorted by a click on a heading."""
+    """The table of engines; a click on a heading sorts it."""
 
     def __init__(self) -> None:
         super().__init__("Engines of the fleet", SIZE, PADDING)
@@ -331,11 +331,11 @@ class FleetTable(PictureTable):
 
     @property
     def chosen(self) -> list[FleetRow]:
-        """The selected ones, as they are shown."""
+        """The selected engines, in the order shown."""
         return [self.proxy.row_at(place) for place in chosen_rows(self)]
 
     def show_rows(self, rows: tuple[FleetRow, ...], *, settles: bool) -> None:
-        """Show these, in their new order where it `settles`; what was selected stays so."""
+        """Show these rows, reordered when it `settles`; the selection stays."""
         chosen = {row.entry for row in self.chosen}
         self.fleet.ratio = self.devicePixelRatioF()
         self.fleet.show(rows)
@@ -358,7 +358,7 @@ class FleetTable(PictureTable):
 
 # The fleet as a table: a row an engine, and its order.
 class FleetModel(TableModel):
-    """In the order of the list."""
+    """The engines in the order of the list."""
 
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
@@ -434,12 +434,12 @@ class FleetProxy(QSortFilterProxyModel):
         self.settle()
 
     def settle(self) -> None:
-        """Look anew at what is shown, and in which order."""
+        """Filter and sort anew."""
         self.invalidate()
         self.sort(self.sortColumn(), self.sortOrder())
 
     def row_at(self, place: int) -> FleetRow:
-        """The one in a row as it is shown."""
+        """Return the engine in this row as shown."""
         return self._rows[self.mapToSource(self.index(place, 0)).row()]
 
     def filterAcceptsRow(self, source_row: int, source_parent: Index) -> bool:

@@ -1,4 +1,4 @@
-"""A recording as the list knows it. Knows no file and no database."""
+"""A recording as the library lists it. Knows no file and no database."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ class Entry:
 
     @property
     def open_path(self) -> str:
-        """What there is to open."""
+        """The path to open."""
         return f"{self.path}.part" if self.is_part else self.path
 
     @property
     def words(self) -> str:
-        """All that a search looks in."""
+        """All text that a search looks in."""
         return " ".join((self.path, self.facts.model, self.facts.device, self.notes, self.tags)).casefold()

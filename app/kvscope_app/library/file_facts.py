@@ -1,6 +1,6 @@
-"""What is in a recording, found out from its file: the facts of its line in the list, and its small picture. No Qt.
+"""Reads a recording's facts for its line in the list, and makes its small picture. No Qt.
 
-A file without summaries is gone through, for so long at most; what is known by then has to do.
+A file without summaries is read through for a limited time; the facts are then what was found by the end of that time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _CACHED: Final = (0xCC, 0x98, 0x44)
 
 
 def look_into(path: str, watch: ProgressCallback) -> tuple[Facts, bytes]:
-    """Facts and picture. Raises BadInput for what is no recording, OpeningCancelled where `watch` ends it."""
+    """Return facts and picture of a recording. Raises BadInput for what is no recording, OpeningCancelled when `watch`
+    stops it.
+    """
     recording = Recording.open(path, watch)
     overview = _overview(recording, watch)
     found = digest(recording, overview, span_of(recording))

@@ -1,6 +1,7 @@
-"""The thread that keeps the list of recordings: it alone opens its file, looks into recordings and at the disk. No Qt.
+"""The thread that keeps the list of recordings: it alone opens the list's database, reads recordings and looks at the
+disk. No Qt.
 
-Owns the thread, the order of its work, and the newest list. Nobody waits for it but who closes it.
+Owns the thread, the order of its jobs, and the newest list. Only closing waits for it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Librarian:
     done, a line each."""
 
     def __init__(self, folder: Path) -> None:
-        self.told: LibraryStatus | None = None
+        self.status: LibraryStatus | None = None
         self.failures: deque[str] = deque(maxlen=20)
         self._folder = folder
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -58,12 +59,12 @@ class Librarian:
         return self._is_watched
 
     def watch(self, is_watched: bool) -> None:
-        """From now on the list is kept up to date, or not any more."""
+        """Start or stop keeping the list up to date."""
         self._is_watched = is_watched
         self.do(lambda store: None)
 
     def do(self, job: Job) -> None:
-        """Have `job` done, after those before it."""
+        """Queue `job` behind those before it."""
         if self._is_closing.is_set():
             return
         if self._thread is None:
@@ -76,7 +77,7 @@ class Librarian:
         self.do(lambda store: self._relocate(store, old, new))
 
     def close(self) -> None:
-        """Do what waits, and end."""
+        """Finish the queued jobs, then end."""
         self._is_closing.set()
         self._jobs.put(None)
         if self._thread is not None:
@@ -123,9 +124,9 @@ class Librarian:
         try:
             entries = store.entries()
             pending = [entry for entry in entries if _is_new(entry)]
-            told = LibraryStatus(tuple(entries), store.trouble, bool(pending))
-            if told != self.told:
-                self.told = told
+            status = LibraryStatus(tuple(entries), store.trouble, bool(pending))
+            if status != self.status:
+                self.status = status
             if not pending:
                 return LOOK_EVERY_S
             self._look_into(store, pending[0], entries)
@@ -133,8 +134,8 @@ class Librarian:
         except (OSError, sqlite3.Error):  # busy, or gone: opened again
             store.close()
         except Exception as error:  # whatever it is, it is looked again, and whoever looks is not left waiting
-            known = self.told.entries if self.told is not None else ()
-            self.told = LibraryStatus(known, f"The list of recordings cannot be read: {error!r:.200}")
+            known = self.status.entries if self.status is not None else ()
+            self.status = LibraryStatus(known, f"The list of recordings cannot be read: {error!r:.200}")
         return LOOK_EVERY_S
 
     def _look_into(self, store: LibraryStore, entry: Entry, entries: list[Entry]) -> None:

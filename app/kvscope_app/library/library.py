@@ -1,4 +1,4 @@
-"""The recordings of a person as windows see them: a list that changes, and what can be done to it, at once.
+"""The recordings of a person as windows see them: a list that changes, and what can be done to it. Nothing here waits.
 
 Owns the librarian and who watches. Knows no widget; signals are emitted on the GUI thread.
 """
@@ -18,7 +18,7 @@ _LOOK_MS: Final = 80
 
 
 class Library(QObject):
-    """Of all windows of a desktop. It costs nothing until something is noted or watched."""
+    """One for all windows of a desktop. It costs nothing until something is noted or watched."""
 
     changed = Signal()
     """`told` is another."""
@@ -27,27 +27,27 @@ class Library(QObject):
 
     def __init__(self, folder: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.told = LibraryStatus(())
+        self.status = LibraryStatus(())
         self._librarian = Librarian(folder)
         self._num_watching = 0
         self._clock = QTimer(self, interval=_LOOK_MS)
         self._clock.timeout.connect(self._look)
 
     def watch(self) -> None:
-        """Somebody looks at the list: it is kept up to date. Ends with `unwatch`."""
+        """Keep the list up to date, because somebody looks at it. Ends with `unwatch`."""
         self._num_watching += 1
         self._librarian.watch(True)
         self._clock.start()
 
     def unwatch(self) -> None:
-        """Somebody no longer looks."""
+        """Somebody stopped looking."""
         self._num_watching -= 1
         if not self._num_watching:
             self._clock.stop()
             self._librarian.watch(False)
 
     def note(self, path: Path | str) -> None:
-        """kvscope wrote or opened the recording at `path`."""
+        """List the recording at `path`, which kvscope wrote or opened."""
         noted = Path(path)
         self._librarian.do(lambda store: store.note(noted))
 
@@ -60,7 +60,7 @@ class Library(QObject):
         self._librarian.do(lambda store: store.set_tags(path, tags))
 
     def remove(self, paths: list[str]) -> None:
-        """No longer list them; the files stay."""
+        """Take these off the list; the files stay."""
         for path in paths:
             self._librarian.do(partial(LibraryStore.remove, path=path))
 
@@ -74,14 +74,14 @@ class Library(QObject):
         self._librarian.relocate(old, new)
 
     def close(self) -> None:
-        """Do what waits, and end the thread."""
+        """Finish the queued jobs, and end the thread."""
         self._clock.stop()
         self._librarian.close()
 
     def _look(self) -> None:
         while self._librarian.failures:
             self.failed.emit(self._librarian.failures.popleft())
-        told = self._librarian.told
-        if told is not None and told is not self.told:
-            self.told = told
+        status = self._librarian.status
+        if status is not None and status is not self.status:
+            self.status = status
             self.changed.emit()

@@ -49,7 +49,7 @@ def open_sample(window: WindowBody) -> None:
 
 
 def offer_recordings(window: WindowBody) -> None:
-    """Once `window` has its actions."""
+    """Add these offers to `window`, once it has its actions."""
     for name in ("sample", "recordings"):
         window.welcome.offer(window.actions_by_name[name])
     window.setAcceptDrops(True)
@@ -63,14 +63,14 @@ def dropped_paths(data: QMimeData) -> tuple[list[str], list[str]]:
 
 
 def accept_drag(event: QDropEvent) -> None:
-    """Something is dragged over a window: files may be dropped, wherever on it."""
+    """Accept a drag with files anywhere over the window."""
     if event.mimeData().hasUrls():
         event.setDropAction(Qt.DropAction.CopyAction)
         event.accept()
 
 
 def open_dropped(window: WindowBody, data: QMimeData) -> None:
-    """Open each recording; say what was left out, in a line."""
+    """Open each recording, and say in one line what was left out."""
     good, others = dropped_paths(data)
     for path in good[:MAX_AT_ONCE]:
         try_to_open(window, path)

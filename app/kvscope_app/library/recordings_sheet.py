@@ -47,7 +47,7 @@ class RecordingsSheet(Sheet):
         self.search.setClearButtonEnabled(True)
         self.search.setAccessibleName("Search recordings")
         self.table = LibraryTable()
-        self.told = label("", "muted", wraps=True)
+        self.status_label = label("", "muted", wraps=True)
         self._empty = empty_state(NOTHING_YET)
         self._middle = QStackedLayout()
         self.undo = QPushButton("Undo")
@@ -72,24 +72,24 @@ class RecordingsSheet(Sheet):
     # What a person does
 
     def open_chosen(self) -> None:
-        """Each in a window of its own."""
+        """Open each selected recording in a window of its own."""
         for entry in self.chosen:
             if not entry.is_missing:
                 try_to_open(self._window, entry.open_path)
 
     def compare_chosen(self) -> None:
-        """The two that are selected."""
+        """Compare the two selected recordings."""
         if self._compare is not None and len(self.chosen) == 2:
             first, second = (Path(entry.open_path) for entry in self.chosen)
             self._compare(first, second)
 
     def reveal_chosen(self) -> None:
-        """Show the folder of the first."""
+        """Show the folder of the first selected recording."""
         for entry in self.chosen[:1]:
             QDesktopServices.openUrl(QUrl.fromLocalFile(str(Path(entry.path).parent)))
 
     def find_chosen(self) -> None:
-        """Ask where the missing one is now."""
+        """Ask where the missing recording is now."""
         entry = self.chosen[0]
         ask_open(
             *(self, f"Where is {entry.name} now?", "", _FILES),
@@ -101,7 +101,7 @@ class RecordingsSheet(Sheet):
         self._removed = [entry.path for entry in self.chosen]
         if self._removed:
             self._library.remove(self._removed)
-            self.told.setText(
+            self.status_label.setText(
                 f"{plural(len(self._removed), 'recording')} removed from the list; the files were not deleted."
             )
             self.undo.show()
@@ -112,7 +112,7 @@ class RecordingsSheet(Sheet):
         self._library.restore(self._removed)
         self._removed = []
         self.undo.hide()
-        self.told.setText("")
+        self.status_label.setText("")
 
     # private
 
@@ -124,14 +124,14 @@ class RecordingsSheet(Sheet):
         self._library.unwatch()
 
     def _tell(self, text: str) -> None:
-        self.told.setText(text)
+        self.status_label.setText(text)
 
     def _show(self) -> None:
-        told = self._library.told
-        self.table.show_entries(told.entries)
+        status = self._library.status
+        self.table.show_entries(status.entries)
         if not self._removed:
-            looking = "Reading recordings…" if told.is_looking else ""
-            self.told.setText(told.trouble or looking)
+            looking = "Reading recordings…" if status.is_looking else ""
+            self.status_label.setText(status.trouble or looking)
         self._show_middle()
         self._show_buttons()
 
@@ -141,7 +141,7 @@ class RecordingsSheet(Sheet):
         self._show_buttons()
 
     def _show_middle(self) -> None:
-        has_any = bool(self._library.told.entries)
+        has_any = bool(self._library.status.entries)
         self._empty.setText(NOTHING_FOUND if has_any else NOTHING_YET)
         self._middle.setCurrentIndex(0 if self.table.proxy.rowCount() else 1)
 
@@ -157,7 +157,7 @@ class RecordingsSheet(Sheet):
         }
         for name, enabled in wanted.items():
             self._buttons[name].setEnabled(enabled)
-        self._buttons["find"].setVisible(any(entry.is_missing for entry in self._library.told.entries))
+        self._buttons["find"].setVisible(any(entry.is_missing for entry in self._library.status.entries))
 
     def _edited(self, path: str, column: int, words: str) -> None:
         (self._library.set_tags if column == TAGS else self._library.set_notes)(path, words)
@@ -195,12 +195,12 @@ class RecordingsSheet(Sheet):
         body.setLayout(stack)
         stack.addWidget(self.table)
         stack.addWidget(self._empty)
-        told = QHBoxLayout()
-        told.addWidget(self.told, 1)
-        told.addWidget(self.undo)
+        line = QHBoxLayout()
+        line.addWidget(self.status_label, 1)
+        line.addWidget(self.undo)
         self.column.addWidget(self.search)
         self.column.addWidget(body, 1)
-        self.column.addLayout(told)
+        self.column.addLayout(line)
         self.column.addLayout(self._button_row())
 
     def _button_row(self) -> QHBoxLayout:
@@ -233,7 +233,7 @@ class RecordingsSheet(Sheet):
 
 
 def show_recordings(window: WindowBody, compare: Compare | None = None) -> RecordingsSheet | None:
-    """The sheet of `window`, brought up; None where there is no list."""
+    """Bring up the sheet of `window`; returns None where there is no list."""
     library = window.openers.library
     if library is None:
         return None

@@ -17,7 +17,7 @@ def sample_recording() -> Path:
 
 
 def is_sample(path: Path | str) -> bool:
-    """Whether that is it: it is no person's own."""
+    """Whether the file is the sample, which is no person's own recording."""
     return Path(path) == sample_recording()
 
 

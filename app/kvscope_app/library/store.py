@@ -58,12 +58,12 @@ class LibraryStore:
         return [_with_file(_entry(row)) for row in rows.fetchall()]
 
     def entry(self, path: str) -> Entry | None:
-        """One of them, whether it is listed or was removed."""
+        """Return one recording, whether it is listed or was removed."""
         row = self._open().execute(f"SELECT {_COLUMNS} FROM recordings WHERE path = ?", (path,)).fetchone()
         return None if row is None else _with_file(_entry(row))
 
     def note(self, path: Path) -> str:
-        """It was written or opened now; the path it is listed by."""
+        """Record that it was written or opened now; returns the path under which it is listed."""
         listed = os.path.abspath(path).removesuffix(".part")
         self._open().execute(
             "INSERT INTO recordings (path, seen_s) VALUES (?1, ?2)"
@@ -73,14 +73,14 @@ class LibraryStore:
         return listed
 
     def keep_facts(self, path: str, facts: Facts, stamp: str, picture: bytes) -> None:
-        """What was found in it."""
+        """Store what was found in it."""
         self._open().execute(
             "UPDATE recordings SET facts = ?, stamp = ?, picture = ?, problem = '' WHERE path = ?",
             (msgspec.json.encode(facts), stamp, picture, path),
         )
 
     def keep_problem(self, path: str, problem: str, stamp: str) -> None:
-        """It could not be read; what was known of it stays."""
+        """Store that it could not be read; earlier facts stay."""
         self._open().execute("UPDATE recordings SET problem = ?, stamp = ? WHERE path = ?", (problem, stamp, path))
 
     def set_notes(self, path: str, notes: str) -> None:
@@ -93,7 +93,7 @@ class LibraryStore:
         self._open().execute("UPDATE recordings SET tags = ? WHERE path = ?", (words, path))
 
     def remove(self, path: str) -> None:
-        """No longer list it; the file stays, and so does what was written about it, for a week."""
+        """Take it off the list; the file stays, and what was written about it stays for a week."""
         self._open().execute("UPDATE recordings SET removed_s = ? WHERE path = ?", (time.time(), path))
 
     def restore(self, path: str) -> None:
@@ -121,12 +121,12 @@ class LibraryStore:
                 raise
 
     def version(self) -> tuple[int, int]:
-        """Differs when somebody changed the list: another process, or this one."""
+        """A value that changes when anybody changes the list, in this process or another."""
         database = self._open()
         return int(database.execute("PRAGMA data_version").fetchone()[0]), database.total_changes
 
     def close(self) -> None:
-        """Let go of the file; what is called next opens it again."""
+        """Close the database; the next call opens it again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -164,7 +164,7 @@ class LibraryStore:
 
 
 def stamp_of(path: str) -> str:
-    """Differs when the file does. Raises OSError for none."""
+    """Return a value that changes when the file does. Raises OSError when there is no file."""
     status = os.stat(path)
     return f"{status.st_size}-{status.st_mtime_ns}"
 

@@ -1,1 +1,1 @@
-"""The load generator and its panel."""
+"""The load generator, which submits many requests to the engine, and its panel."""

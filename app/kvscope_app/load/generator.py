@@ -29,7 +29,7 @@ _ENDED: Final = "The engine stopped."
 
 @dataclass(slots=True)
 class LoadCounts:
-    """Since the last start."""
+    """Counts since the last start."""
 
     sent: int = 0
     finished: int = 0
@@ -41,7 +41,7 @@ class LoadCounts:
 
 
 class LoadGenerator(QObject):
-    """One load at a time."""
+    """Runs one load at a time."""
 
     changed = Signal()
     """Counts or state changed; at most once a tick."""
@@ -73,7 +73,7 @@ class LoadGenerator(QObject):
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it waits for the engine to end what was aborted."""
+        """Whether aborted requests have not ended yet."""
         return not self._running and bool(self._unfinished)
 
     @property
@@ -82,7 +82,7 @@ class LoadGenerator(QObject):
         return len(self._unfinished)
 
     def start(self, settings: LoadSettings) -> None:
-        """Begin, or go on with other settings."""
+        """Start the load, or continue with other settings."""
         if not self._running:
             self.counts = LoadCounts(sent=len(self._unfinished))
         self._prompts = self._prompts or sample_prompts()

@@ -1,4 +1,4 @@
-"""Telling assistive technology what is painted by hand. Costs nothing while none listens."""
+"""Tells assistive technology what hand-painted widgets show. Costs nothing while no such technology listens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QWidget
 
 
 def announce(widget: QWidget, sentence: str) -> None:
-    """Let `sentence` describe `widget`, and have it said now."""
+    """Set `sentence` as the description of `widget` and have it spoken."""
     widget.setAccessibleDescription(sentence)
     if QAccessible.isActive():
         QAccessible.updateAccessibility(QAccessibleAnnouncementEvent(widget, sentence))

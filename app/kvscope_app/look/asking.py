@@ -1,4 +1,4 @@
-"""A question before what cannot be undone. It stands over its window and stops nothing else."""
+"""Asks before something that cannot be undone. The question stands over its window and blocks nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QMessageBox, QWidget
 
 
 def ask(parent: QWidget, question: str, yes: str, do: Callable[[], object]) -> QMessageBox:
-    """`do` when the button `yes` is pressed; Enter and Escape do nothing."""
+    """Call `do` when the button `yes` is pressed; Enter and Escape do nothing."""
     box = QMessageBox(parent)
     box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     box.setIcon(QMessageBox.Icon.NoIcon)

@@ -1,4 +1,4 @@
-"""Times of day, on every view in one format."""
+"""Formats times of day the same way in every view."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _SECOND_NS: Final = 1_000_000_000
 
 
 def clock_text(time_ns: int) -> str:
-    """`14:03:27.125`, of a time by the wall clock. Cut off: nothing is said to be later than it was."""
+    """Format a wall-clock time as `14:03:27.125`. Digits are cut off, so nothing appears later than it was."""
     local = time.localtime(time_ns // _SECOND_NS)
     return time.strftime("%H:%M:%S", local) + f".{time_ns // 1_000_000 % 1000:03d}"
 
 
 def wall_text(time_ns: int) -> str:
-    """The same; with the day, where that is not today."""
+    """Format a wall-clock time, with the date when it is not today."""
     when, today = time.localtime(time_ns // _SECOND_NS), time.localtime()
     day = "" if when[:3] == today[:3] else time.strftime("%Y-%m-%d ", when)
     return day + clock_text(time_ns)

@@ -1,4 +1,4 @@
-"""Asking for a file, as Qt asks, without what stands in a person's way."""
+"""Qt's file dialogs without name completion, which gets in the way of typing."""
 
 from __future__ import annotations
 

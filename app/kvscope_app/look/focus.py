@@ -1,4 +1,4 @@
-"""What has the keyboard: the frame that shows it, and zooming it with the keys of the window."""
+"""Draws the frame of the focused widget, and sends the window's zoom keys to it."""
 
 from __future__ import annotations
 

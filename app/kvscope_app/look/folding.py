@@ -34,7 +34,7 @@ class FoldingFrame(QFrame):
         return self.row.direction() is QBoxLayout.Direction.TopToBottom
 
     def fold(self) -> None:
-        """As the width and the buttons of now want it."""
+        """Fold or unfold for the present width and buttons."""
         is_narrow = self.width() < self._buttons.sizeHint().width() + scaled(_ROOM_FOR_WORDS)
         wanted = QBoxLayout.Direction.TopToBottom if is_narrow else QBoxLayout.Direction.LeftToRight
         if self.row.direction() is not wanted:

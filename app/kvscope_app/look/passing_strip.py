@@ -1,4 +1,4 @@
-"""Strips that come and go over the bottom of what they are about. Nothing below them moves."""
+"""Strips that appear for a while over the bottom of the area they are about. Nothing below them moves."""
 
 from __future__ import annotations
 

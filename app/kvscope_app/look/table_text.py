@@ -1,4 +1,4 @@
-"""The rows of a table as text with tabs, as spreadsheets take it."""
+"""Copies table rows as tab-separated text, as spreadsheets paste it."""
 
 from __future__ import annotations
 

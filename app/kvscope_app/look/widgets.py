@@ -12,7 +12,7 @@ from kvscope_app.look.plain_text import PlainLabel, plain_tip
 
 
 class ElidedLabel(PlainLabel):
-    """A label that ends in "…" where there is no room, and never asks for more; the tooltip has it all."""
+    """A label that ends in "…" where space is short, and never asks for more; the tooltip has the whole text."""
 
     def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
         super().__init__(text, parent)
@@ -36,7 +36,7 @@ class ElidedLabel(PlainLabel):
 
 
 class FittingLabel(ElidedLabel):
-    """Says what it says at the greatest length that there is room for; the tooltip has the longest."""
+    """A label that shows the longest of several texts that fits; the tooltip has the longest."""
 
     def __init__(self, *lengths: str, parent: QWidget | None = None) -> None:
         super().__init__("", parent)
@@ -49,7 +49,7 @@ class FittingLabel(ElidedLabel):
         return self._lengths[0] if self._lengths else ""
 
     def set_lengths(self, *lengths: str) -> None:
-        """The same in fewer and fewer words."""
+        """Set the texts, longest first."""
         if lengths != self._lengths:
             self._lengths = lengths
             self.setAccessibleName(self.longest)
@@ -93,7 +93,7 @@ class _YieldingButton(QToolButton):
 
 
 class Segments(QFrame):
-    """A row of buttons of which one is down."""
+    """A row of buttons of which one is pressed."""
 
     chosen = Signal(int)
     """Index of the button the person pressed."""
@@ -136,18 +136,18 @@ class Segments(QFrame):
         self._saved = before - self._words() if is_close else 0
 
     def set_current(self, index: int) -> None:
-        """Press the button without telling."""
+        """Press the button without emitting a signal."""
         self._group.button(index).setChecked(True)
 
     def clear(self) -> None:
-        """Press none: what is so is none of them."""
+        """Press none, because no choice applies."""
         self._group.setExclusive(False)
         for button in self._group.buttons():
             button.setChecked(False)
         self._group.setExclusive(True)
 
     def set_shown(self, index: int, shown: bool) -> None:
-        """Whether one of the buttons is there."""
+        """Show or hide one of the buttons."""
         self._group.button(index).setVisible(shown)
 
     def is_shown(self, index: int) -> bool:
@@ -155,11 +155,11 @@ class Segments(QFrame):
         return not self._group.button(index).isHidden()
 
     def width_of(self, index: int) -> int:
-        """What one of the buttons takes, where it is there."""
+        """Width of one of the buttons where it is shown."""
         return self._group.button(index).sizeHint().width() + _SPACING
 
     def set_possible(self, index: int, possible: bool) -> None:
-        """Whether one of the buttons can be pressed."""
+        """Enable or disable one of the buttons."""
         self._group.button(index).setEnabled(possible)
 
     def set_tip(self, index: int, tip: str) -> None:

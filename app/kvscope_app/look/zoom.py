@@ -19,12 +19,12 @@ _MOST: Final = (1 << 24) - 1
 
 
 def zoom_of(app: QApplication) -> int:
-    """Per cent."""
+    """The zoom in per cent."""
     return int(app.property(_PERCENT) or 100)
 
 
 def scaled(length: int) -> int:
-    """A length of the design at the zoom of now, in device-independent pixels."""
+    """Scale a design length by the present zoom; returns device-independent pixels."""
     app = QApplication.instance()
     return length if not isinstance(app, QApplication) else round(length * zoom_of(app) / 100)
 

@@ -1,4 +1,4 @@
-"""The strip that tells of an alarm: never modal, one notice a rule at a time, the newest in front.
+"""The strip that shows alarms: never modal, one notice for each rule, the newest in front.
 
 Owns which are told. A trouble that is over says so and goes by itself; the list of bookmarks has all of them.
 """
@@ -37,7 +37,7 @@ class AlarmStrip(PassingStrip):
     def __init__(self, watch: AlarmWatch, go_to: Callable[[int], None], show_all: Callable[[], None]) -> None:
         super().__init__()
         self._go_to = go_to
-        self._told: dict[str, Alarm] = {}
+        self._shown_alarms: dict[str, Alarm] = {}
         """By the rule's name, the newest last."""
         self._over_s: dict[str, float] = {}
         self._sign, self._line = PlainLabel(), AlarmLine()
@@ -56,12 +56,12 @@ class AlarmStrip(PassingStrip):
     @property
     def text(self) -> str:
         """What is told now, empty when nothing is."""
-        return f"{self._line.rule.text()} {self._line.detail.text()}" if self._told else ""
+        return f"{self._line.rule.text()} {self._line.detail.text()}" if self._shown_alarms else ""
 
     @property
     def names(self) -> list[str]:
         """Of all alarms that are told, the newest last."""
-        return list(self._told)
+        return list(self._shown_alarms)
 
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""
@@ -69,14 +69,14 @@ class AlarmStrip(PassingStrip):
         self.dismiss.setIcon(icon("close", theme.muted, size=14))
 
     def _on_rang(self, alarm: Alarm) -> None:
-        self._told.pop(alarm.name, None)
+        self._shown_alarms.pop(alarm.name, None)
         self._over_s.pop(alarm.name, None)
-        self._told[alarm.name] = alarm
+        self._shown_alarms[alarm.name] = alarm
         self._show()
 
     def _on_over(self, alarm: Alarm) -> None:
-        if alarm.name in self._told:
-            self._told[alarm.name] = alarm
+        if alarm.name in self._shown_alarms:
+            self._shown_alarms[alarm.name] = alarm
             self._over_s[alarm.name] = time.monotonic()
             if not self._clock.isActive():  # others that end meanwhile do not put this one off
                 self._clock.start()
@@ -89,24 +89,24 @@ class AlarmStrip(PassingStrip):
         self._show()
 
     def _go(self) -> None:
-        self._go_to(next(reversed(self._told.values())).begin_ns)
+        self._go_to(next(reversed(self._shown_alarms.values())).begin_ns)
 
     def _dismiss(self) -> None:
-        self._forget(next(reversed(self._told)))
+        self._forget(next(reversed(self._shown_alarms)))
         self._show()
 
     def _forget(self, name: str) -> None:
-        self._told.pop(name, None)
+        self._shown_alarms.pop(name, None)
         self._over_s.pop(name, None)
 
     def _show(self) -> None:
         if not self._over_s:
             self._clock.stop()
-        alarm = next(reversed(self._told.values()), None)
+        alarm = next(reversed(self._shown_alarms.values()), None)
         self.setVisible(alarm is not None)
         if alarm is None:
             return
-        more = len(self._told) - 1
+        more = len(self._shown_alarms) - 1
         self._line.tell(rule_text(alarm.rule), _detail(alarm))
         self._more.setText(f"and {more} more" if more else "")
         self.setAccessibleName(f"Alarm: {self.text}")
@@ -165,7 +165,7 @@ class AlarmLine(QWidget):
         return self._row.direction() is QBoxLayout.Direction.TopToBottom
 
     def tell(self, rule: str, detail: str) -> None:
-        """Say these from now on."""
+        """Show these texts from now on."""
         self.rule.setText(rule)
         self.detail.setText(detail)
         self._fold()

@@ -1,4 +1,4 @@
-"""What a person does with bookmarks, loops and alarms, from menus and keys."""
+"""Menu and key actions for bookmarks, loops and alarms."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ABOVE_BAR: Final = 48
 
 
 def mark_actions(window: WindowBody) -> list[ActionSpec]:
-    """Bookmarks, loops, alarms."""
+    """The actions for bookmarks, loops and alarms."""
     jump, loop = partial(go_to_bookmark, window), window.session.timeline.loop
     return [
         ActionSpec("bookmark", "Bookmark this moment", TIME, partial(bookmark_here, window), ("Ctrl+B",), "bookmark"),
@@ -80,7 +80,7 @@ def bookmark_here(window: WindowBody) -> None:
 
 
 def go_to_bookmark(window: WindowBody, *, forward: bool) -> None:
-    """The next, or the one before."""
+    """Go to the next bookmark, or to the previous one."""
     session = window.session
     found = session.bookmarks.nearest(session.timeline.cursor_ns, forward=forward)
     if found is None:
@@ -91,13 +91,13 @@ def go_to_bookmark(window: WindowBody, *, forward: bool) -> None:
 
 
 def bring_back(window: WindowBody) -> None:
-    """The bookmark that was deleted last."""
+    """Restore the bookmark that was deleted last."""
     back = window.session.bookmarks.undo()
     _tell(window, "No bookmark was deleted" if back is None else f"Back again: {mark_text(back)}")
 
 
 def copy_moment(window: WindowBody) -> None:
-    """The command that opens the recording where it is now, with what is selected, to the clipboard."""
+    """Copy a command that opens the recording at this moment, with the present selection."""
     session, timeline = window.session, window.session.timeline
     player = timeline.player
     if player is None or not timeline.is_file:
@@ -117,7 +117,7 @@ def _selection_words(session: Session) -> str:
 
 
 def set_loop(window: WindowBody, *, is_begin: bool) -> None:
-    """One end of it here. With both it is played, from its begin on."""
+    """Set one end of the loop here. With both ends set, the loop plays from its begin."""
     timeline, loop = window.session.timeline, window.session.timeline.loop
     if timeline.range_ns is None:
         _tell(window, "Nothing to loop yet")
@@ -130,13 +130,13 @@ def set_loop(window: WindowBody, *, is_begin: bool) -> None:
 
 
 def clear_choice(session: Session) -> None:
-    """What Esc does: the loop ends, or nothing is selected any more."""
+    """The action of Esc: ends the loop, or else clears the selection."""
     if not session.timeline.loop.clear():
         session.clear_selection()
 
 
 def edit_rules(window: WindowBody) -> None:
-    """Which alarms ring, and when."""
+    """Open the sheet that says which alarms ring, and when."""
     AlarmSheet(window.alarms, window.themes.theme, window).show()
 
 

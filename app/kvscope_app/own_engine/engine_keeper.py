@@ -24,7 +24,7 @@ class EngineKeeper(QObject):
     def __init__(self, engine: EngineProcess, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.engine = engine
-        self._told = False
+        self._has_reported = False
         self._kill_at_s: float | None = None
         """While a restart waits for the old process: when patience ends."""
         self._timer = QTimer(self, interval=_LOOK_MS)
@@ -44,14 +44,14 @@ class EngineKeeper(QObject):
         self._look()
 
     def forget(self) -> None:
-        """The desktop closes: what happens from now on is its doing."""
+        """Report nothing from now on, since the desktop itself closes the engine."""
         self._timer.stop()
 
     def _look(self) -> None:
         if self._kill_at_s is not None:
             self._go_on_restarting(self._kill_at_s)
-        elif not self.engine.is_running and not self._told:
-            self._told = True
+        elif not self.engine.is_running and not self._has_reported:
+            self._has_reported = True
             self.ended.emit(self.engine.end_reason() or "unknown reason")
 
     def _go_on_restarting(self, kill_at_s: float) -> None:
@@ -64,8 +64,8 @@ class EngineKeeper(QObject):
         try:
             self.engine.start()
         except KvscopeError as error:
-            self._told = True
+            self._has_reported = True
             self.ended.emit(str(error))
             return
-        self._told = False
+        self._has_reported = False
         self.started.emit()

@@ -65,7 +65,7 @@ class EngineProcess:
             raise
 
     def set_option(self, flag: str, value: str) -> None:
-        """What the engine is told at its next start, in place of what it was told before."""
+        """Set an option for the engine's next start, in place of its earlier value."""
         self._command = [part for part in self._command if not part.startswith(f"{flag}=")] + [f"{flag}={value}"]
 
     def start(self) -> None:
@@ -153,8 +153,8 @@ class EngineProcess:
 
     def _last_words(self) -> str:
         lines = [line.strip().removeprefix("kvscope-engine: ") for line in self.log_text().splitlines() if line.strip()]
-        told = [line for line in lines if not line.startswith("weights: ")]  # of its start, and no reason to end
-        return told[-1][:300] if told else ""
+        words = [line for line in lines if not line.startswith("weights: ")]  # of its start, and no reason to end
+        return words[-1][:300] if words else ""
 
 
 def _runtime_folder() -> Path:
@@ -175,7 +175,7 @@ def _signal_name(number: int) -> str:
 # Each folder has a file that names the desktop and the engine it is for. It goes when neither of them lives; one that
 # names nobody is not ours to judge, and stays.
 def claim(folder: Path, pid: int) -> None:
-    """`folder` is needed as long as process `pid` lives, and those that claimed it before."""
+    """Note that process `pid` needs `folder` as long as it lives, as do those that claimed it before."""
     with suppress(OSError), (folder / _OWNERS).open("a") as file:  # a full disk: the folder is left behind
         file.write(f"{identity_of(pid)}\n")
 

@@ -1,4 +1,4 @@
-"""A command of the engine that answers lines with lines: a child that ends with its standard input.
+"""A child process of the engine's commands that answers each line with a line, and ends when its standard input closes.
 
 Owns the child and the lines to and from it. What a line says, and when the next may be asked, it must not know;
 never waits but when it is closed.
@@ -22,7 +22,7 @@ _KILLED_AFTER_MS: Final = 10_000
 
 
 class LineChild(QObject):
-    """Not started before the first line; after a failure the next line starts another."""
+    """Starts the child with the first line; after a failure the next line starts another."""
 
     line_came = Signal(bytes)
     """Without its end."""
@@ -48,7 +48,7 @@ class LineChild(QObject):
         return self._command is not None
 
     def send(self, message: object) -> bool:
-        """`message` as a line of JSON; whether there is a child that may answer it."""
+        """Send `message` as a line of JSON; returns whether there is a child that may answer it."""
         process = self._process or self._start()
         if process is None:
             return False

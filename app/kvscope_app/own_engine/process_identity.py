@@ -1,7 +1,7 @@
-"""Which process something belongs to, so that a later one can tell whether the owner still lives. No Qt.
+"""Identifies the process that owns something, so that a later process can tell whether the owner still lives. No Qt.
 
-A process number alone is not enough: it is given again. With it goes when the process began, in clock ticks since
-the boot.
+A process id alone is not enough, because ids are reused. The identity also has the process's start time, in clock ticks
+since boot.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _ENDED: Final = -1
 
 
 def own_identity() -> str:
-    """Of this process."""
+    """The identity of this process."""
     return identity_of(os.getpid())
 
 
 def identity_of(pid: int) -> str:
-    """Of a process that lives: `PID-START`."""
+    """The identity of a running process: `PID-START`."""
     return f"{pid}-{_start_ticks(pid)}"
 
 
 def is_alive(identity: str) -> bool:
-    """Whether the process of `identity` still runs. What is no identity belongs to nobody."""
+    """Whether the process of `identity` still runs. An invalid identity belongs to no process."""
     pid, _, start = identity.partition("-")
     if not pid.isdecimal() or not start.isdecimal() or not _exists(int(pid)):
         return False

@@ -138,9 +138,9 @@ def _feed(command: list[str], frames: Iterator[Frame]) -> None:
         except BaseException:
             process.kill()
             raise
-        _, told = process.communicate()
+        _, stderr = process.communicate()
     if process.returncode:
-        words = told.decode(errors="replace").strip().splitlines()
+        words = stderr.decode(errors="replace").strip().splitlines()
         raise KvscopeError(f"ffmpeg failed: {words[-1] if words else f'exit code {process.returncode}'}")
 
 

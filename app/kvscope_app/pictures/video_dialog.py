@@ -61,9 +61,9 @@ class VideoDialog(QDialog):
         self.speed.setCurrentIndex(_SPEEDS.index(1.0))
         self.fps.setCurrentIndex(_FPS.index(10))
         self.form.setCurrentIndex(next((index for index, suffix in enumerate(VIDEOS) if is_there(suffix)), 0))
-        self._told = label(look="muted")
+        self._description = label(look="muted")
         self._lay_out()
-        self._show_told()
+        self._show_description()
 
     @property
     def length_s(self) -> float:
@@ -93,11 +93,11 @@ class VideoDialog(QDialog):
         ask_save(self._body, "Save video", wanted.path, f"Video (*{suffix})", begin)
         super().accept()
 
-    def _show_told(self) -> None:
+    def _show_description(self) -> None:
         num_frames = round(self.length_s * _FPS[self.fps.currentIndex()]) + 1
         suffix = VIDEOS[self.form.currentIndex()]
         self._save.setEnabled(num_frames > 1 and is_there(suffix))
-        self._told.setText(f"{num_frames:,} frames, {self.length_s:.1f} s; saved in the background")
+        self._description.setText(f"{num_frames:,} frames, {self.length_s:.1f} s; saved in the background")
 
     def _lay_out(self) -> None:
         form = QFormLayout()
@@ -116,13 +116,13 @@ class VideoDialog(QDialog):
         buttons.accepted.connect(self.accept)
         buttons.rejected.connect(self.reject)
         for box in (self.speed, self.fps, self.form):
-            box.currentIndexChanged.connect(self._show_told)
+            box.currentIndexChanged.connect(self._show_description)
         for number in (self.first, self.last):
-            number.valueChanged.connect(self._show_told)
+            number.valueChanged.connect(self._show_description)
         column = QVBoxLayout(self)
         column.setSpacing(12)
         column.addLayout(form)
-        column.addWidget(self._told)
+        column.addWidget(self._description)
         column.addWidget(buttons)
 
 

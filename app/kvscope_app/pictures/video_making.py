@@ -99,9 +99,11 @@ def _run(recording: Path, wish: PictureWish, watch: ProgressCallback, share: flo
             _end(process)
             wish.path.with_name(wish.path.name + PART_SUFFIX).unlink(missing_ok=True)
             raise OpeningCancelled
-        told = process.stderr.read().strip().splitlines()
+        stderr = process.stderr.read().strip().splitlines()
         if process.wait():
-            raise KvscopeError(told[-1].removeprefix("kvscope: ") if told else "it stopped without an error message")
+            raise KvscopeError(
+                stderr[-1].removeprefix("kvscope: ") if stderr else "it stopped without an error message"
+            )
 
 
 def _end(process: subprocess.Popen[str]) -> None:

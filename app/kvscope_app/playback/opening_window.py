@@ -1,4 +1,4 @@
-"""A small window from the start of the desktop until a recording is open: how far it is, or why it cannot be opened.
+"""A small window that the desktop shows while a recording is opened: its progress, or why it cannot be opened.
 
 Owns nothing but its widgets and who tells them. Who opens the main window is told with `opened`.
 """

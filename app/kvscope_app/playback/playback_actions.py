@@ -28,11 +28,11 @@ class EventJumps:
         self._tell = tell
 
     def choose(self, kind: str) -> None:
-        """Go by this kind from now on; empty: by any."""
+        """Jump by this kind of event from now on; an empty kind means any."""
         self.kind = kind
 
     def go(self, *, forward: bool) -> None:
-        """There, and say what it is."""
+        """Go to the event, and say what it is."""
         event = self._timeline.go_to_event([self.kind] if self.kind else None, forward=forward)
         if event is None:
             self._tell(f"No {STEPPED[self.kind]} {'after' if forward else 'before'} this moment")
@@ -40,7 +40,7 @@ class EventJumps:
             self._tell(_words(event))
 
     def switch_side(self) -> None:
-        """The state before the event that is shown; from there, the one after it."""
+        """Show the state before the event that is shown, or the state after it when that before is shown."""
         event = self._timeline.switch_event_side()
         if event is None:
             self._tell("No event is selected: go to one first")

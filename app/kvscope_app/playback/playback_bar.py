@@ -77,7 +77,7 @@ class PlaybackBar(QFrame):
         self._clock.timeout.connect(self.refresh)
         timeline.paused_changed.connect(self.refresh)
         timeline.cursor_changed.connect(self.refresh)
-        self._told_s = -1
+        self._shown_s = -1
         self.refresh()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -111,8 +111,8 @@ class PlaybackBar(QFrame):
     def follow_end(self) -> None:
         """The end went on, or what there is to go to: at the live end, where the time alone moves, once a second."""
         second = self._timeline.cursor_ns // 1_000_000_000
-        if not self._timeline.is_live or second != self._told_s:
-            self._told_s = second
+        if not self._timeline.is_live or second != self._shown_s:
+            self._shown_s = second
             self.refresh()
 
     def minimumSizeHint(self) -> QSize:

@@ -1,4 +1,4 @@
-"""A slider over a timeline, in seconds; who takes it moves in time."""
+"""A slider over a timeline, in seconds; moving it moves the timeline's cursor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TimeSlider(QSlider):
         self.setMouseTracking(True)
 
     def show_range(self, first_s: float, last_s: float) -> None:
-        """Reach from `first_s` to `last_s`, without telling anybody."""
+        """Cover `first_s` to `last_s` without emitting a signal."""
         step_s = max(0.001, last_s / _MAX_STEPS)
         if step_s > self._step_s:
             self._step_s = 2 * step_s if self._step_s > 0.001 else step_s
@@ -43,11 +43,11 @@ class TimeSlider(QSlider):
 
     @property
     def seconds(self) -> float:
-        """Where it is."""
+        """The slider's position."""
         return self.value() * self._step_s
 
     def show_seconds(self, seconds: float) -> None:
-        """Be there, without telling anybody."""
+        """Move the slider there without emitting a signal."""
         self.blockSignals(True)
         self.setValue(self._steps(seconds))
         self.blockSignals(False)

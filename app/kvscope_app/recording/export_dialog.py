@@ -39,7 +39,7 @@ class _Form(NamedTuple):
     form: str
     suffix: str
     kind: str | None
-    told: str
+    description: str
 
 
 _TABLE_FORMS: Final = {form.title: (form.name, form.suffixes[0]) for form in FORMATS if form.is_of_tables}
@@ -68,9 +68,9 @@ class ExportDialog(QDialog):
         self.table_form = choice(list(_TABLE_FORMS), "Format")
         self.first = seconds_box(begin_s, end_s, first_s, "From")
         self.last = seconds_box(begin_s, end_s, last_s, "Until")
-        self._told = label(look="muted", wraps=True)
+        self._description = label(look="muted", wraps=True)
         self._lay_out()
-        self._show_told()
+        self._show_description()
 
     def wish(self) -> ExportWish:
         """What is chosen, under a name that is free."""
@@ -101,12 +101,14 @@ class ExportDialog(QDialog):
     def _time_ns(self, seconds: float) -> int:
         return self._around_ns[0] + round(seconds * 1e9)
 
-    def _show_told(self) -> None:
+    def _show_description(self) -> None:
         form = _FORMS[self.what.currentIndex()]
         self._rows.setRowVisible(self.table_form, form.kind is not None)
         length_s = self.last.value() - self.first.value()
         self._save.setEnabled(length_s > 0)
-        self._told.setText(f"{form.told}. {length_s:.1f} s." if length_s > 0 else "The end is before the start.")
+        self._description.setText(
+            f"{form.description}. {length_s:.1f} s." if length_s > 0 else "The end is before the start."
+        )
 
     def _lay_out(self) -> None:
         self._rows = QFormLayout()
@@ -122,14 +124,14 @@ class ExportDialog(QDialog):
         self._save.setDefault(True)
         buttons.accepted.connect(self.accept)
         buttons.rejected.connect(self.reject)
-        self.what.currentIndexChanged.connect(self._show_told)
+        self.what.currentIndexChanged.connect(self._show_description)
         for number in (self.first, self.last):
-            number.valueChanged.connect(self._show_told)
+            number.valueChanged.connect(self._show_description)
         column = QVBoxLayout(self)
         column.setContentsMargins(22, 20, 22, 18)
         column.setSpacing(12)
         column.addLayout(self._rows)
-        column.addWidget(self._told)
+        column.addWidget(self._description)
         column.addWidget(buttons)
         self.setMinimumWidth(scaled(400))
 

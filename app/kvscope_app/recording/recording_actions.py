@@ -132,8 +132,8 @@ def keep_last(window: WindowBody, seconds: float, path: str) -> Task | None:
         if work.made is not None:
             window.banner.withdraw(_NOT_SAVED)
             _note(window, _with_ending(path))
-            told = f"; what is kept here is {work.made}" if work.made else ""
-            window.statusBar().showMessage(f"Kept in {_with_ending(path)}{told}", _NOTICE_MS)
+            made = f"; what is kept here is {work.made}" if work.made else ""
+            window.statusBar().showMessage(f"Kept in {_with_ending(path)}{made}", _NOTICE_MS)
         elif work.failure:
             window.banner.tell(_NOT_SAVED, work.failure, passes=True)
 

@@ -1,4 +1,4 @@
-"""Work on a thread of its own, looked after from the GUI thread. Owns the thread. Knows no Qt."""
+"""Runs work on a thread of its own, polled from the GUI thread. Owns the thread. Knows no Qt."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Background(Generic[_Made]):
         return self._is_unwanted.is_set()
 
     def cancel(self) -> None:
-        """Give it up; it ends soon after."""
+        """Ask the work to stop; it ends soon after."""
         self._is_unwanted.set()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it is over within `seconds`."""
+        """Wait for at most `seconds`; returns whether the work is over."""
         self._thread.join(seconds)
         return self.is_over
 

@@ -1,6 +1,6 @@
-"""What every GPU and the host said of themselves: the newest whole, and the past as numbers for curves. No Qt.
+"""What every GPU and the host reported: the newest sample whole, and past ones as numbers for curves. No Qt.
 
-Bounded: an hour at a sample a second. Times are of this machine's monotonic clock, like the history's.
+Bounded: an hour at one sample a second. Times are on this machine's monotonic clock, like the history's.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class DeviceLog:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all samples."""
         self.newest: Devices | None = None
         self.version = 0
         """Goes up with each sample."""
         self._rings: dict[str, _Ring] = {}
 
     def add(self, devices: Devices, at_ns: int) -> None:
-        """A sample, taken at `at_ns`."""
+        """Add a sample, taken at `at_ns`."""
         self.newest = devices
         self.version += 1
         for gpu in devices.gpus:
@@ -93,26 +93,26 @@ class _Ring:
 
 
 def gpu_key(gpu: Gpu) -> str:
-    """Who it is, over samples: a GPU that is lost stays itself."""
+    """The key of a GPU that stays the same over samples, also while the GPU is lost."""
     return gpu.uuid or f"GPU {gpu.index}"
 
 
 def taken_bytes(gpu: Gpu) -> int | None:
-    """All that is not free: by processes, and reserved by the driver."""
+    """Memory that is not free: used by processes, or reserved by the driver."""
     if gpu.memory_total_bytes is not None and gpu.memory_free_bytes is not None:
         return gpu.memory_total_bytes - gpu.memory_free_bytes
     return gpu.memory_used_bytes
 
 
 def host_taken_bytes(host: Host) -> int | None:
-    """What processes cannot have without swapping."""
+    """Memory that processes cannot get without swapping."""
     if host.memory_total_bytes is None or host.memory_available_bytes is None:
         return None
     return host.memory_total_bytes - host.memory_available_bytes
 
 
 def busy_share(host: Host) -> float | None:
-    """Of all cores."""
+    """Busy share of all cores."""
     return sum(host.cores) / len(host.cores) if host.cores else None
 
 

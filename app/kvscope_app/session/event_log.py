@@ -60,7 +60,7 @@ class EventLog:
         return iter(self.since(0))
 
     def clear(self) -> None:
-        """Forget all: serials count from 1 again."""
+        """Forget all events; serials count from 1 again."""
         self.last_serial = 0
         self.num_clears = next(_CLEARS)
         self._events.clear()
@@ -83,15 +83,15 @@ class EventLog:
 
     def extend(self, events: Iterable[Event], epoch: int, offset_ns: int) -> None:
         """Append events whose clock is `offset_ns` behind this machine's."""
-        for event in (told := list(events)):
+        for event in (new := list(events)):
             self.last_serial += 1
             entry = LoggedEvent(self.last_serial, event.time_ns + offset_ns, epoch, event)
             if len(self._events) < self._max_events:
                 self._events.append(entry)
             else:
                 self._events[(self.last_serial - 1) % self._max_events] = entry
-        if told:
-            self._write_columns(told[-self._max_events :], epoch, offset_ns)
+        if new:
+            self._write_columns(new[-self._max_events :], epoch, offset_ns)
 
     def since(self, serial: int, limit: int | None = None) -> list[LoggedEvent]:
         """Events after `serial`, oldest first, at most the newest `limit`. Costs as much as there are."""

@@ -1,4 +1,4 @@
-"""Several sessions in a desktop: an engine or a data-parallel rank each, by the address they are watched at.
+"""The sessions of a desktop: one for each engine or data-parallel rank, by the address that is watched.
 
 Owns the sessions: opens them, keeps their order, closes them. What is shown of them together is a view's.
 """
@@ -40,7 +40,7 @@ class SessionGroup(QObject):
         return next((session for session in self._sessions if session.source is source), None)
 
     def named(self, name: str) -> Session | None:
-        """The first session whose source is called so: an address that is watched already."""
+        """The first session whose source has this name: such an address is watched already."""
         return next((session for session in self._sessions if session.source.name == name), None)
 
     def open(self, source: Source) -> Session:
@@ -61,7 +61,7 @@ class SessionGroup(QObject):
         return sessions
 
     def end(self, session: Session) -> None:
-        """Close one; nothing where it is not of this group any more."""
+        """Close one session; does nothing for one that is not in this group."""
         if session not in self._sessions:
             return
         self.removed.emit(session)

@@ -134,7 +134,7 @@ class History:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all: what comes next does not follow from what was."""
+        """Forget everything, because what comes next does not continue it."""
         self.ring = BinRing(SUMS, GAUGES, self._num_bins, LATENCIES)
         self.events.clear()
         self.samples.clear()
@@ -181,7 +181,7 @@ class History:
         return TimedEvent(self.wall_ns(entry.time_ns), entry.epoch, entry.event)
 
     def add(self, update: Update, mirror: BlockCounts, now_ns: int | None = None) -> None:
-        """Take in what came. `mirror` has applied it already. `now_ns`: time of receipt, for tests."""
+        """Take in an update that `mirror` has applied already. `now_ns` is the time of receipt, for tests."""
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         self._follow_epoch(update, mirror)
         self._follow_clock(update, now_ns)
@@ -333,17 +333,17 @@ class History:
         for reading in update.readings:
             self.readings.append((now_ns, reading))
             for prefix, kind in HISTOGRAMS.items():
-                told = joined((reading,), kind)
-                if told is not None and told.total:
-                    bounds = {f"{prefix}_p{p}_s": told.percentile(p / 100) for p in (50, 95)}
+                histogram = joined((reading,), kind)
+                if histogram is not None and histogram.total:
+                    bounds = {f"{prefix}_p{p}_s": histogram.percentile(p / 100) for p in (50, 95)}
                     upper = {name: high if math.isfinite(high) else low for name, (low, high) in bounds.items()}
                     self.ring.put_one(min(now_ns // BIN_NS, self.ring.newest), upper)
                     self.known.update(upper)
 
     def range_of(self, prefix: str, share: float, since_ns: int) -> Range:
         """Between which bounds a percentile of the latencies lies that were told as histograms after `since_ns`."""
-        told = joined((reading for at_ns, reading in self.readings if at_ns >= since_ns), HISTOGRAMS[prefix])
-        return UNKNOWN_RANGE if told is None else told.percentile(share)
+        histogram = joined((reading for at_ns, reading in self.readings if at_ns >= since_ns), HISTOGRAMS[prefix])
+        return UNKNOWN_RANGE if histogram is None else histogram.percentile(share)
 
     def _add_requests(self, update: Update) -> None:
         if update.snapshot:

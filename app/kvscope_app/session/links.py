@@ -1,4 +1,6 @@
-"""What a source can do besides giving updates, and which of it one does. Nothing else looks at what a source is."""
+"""What a source can do besides giving updates: sending commands, playing, telling contents. The only code that asks a
+source for its kind.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from kvscope_telemetry.source import Source
 
 @runtime_checkable
 class LiveLink(Protocol):
-    """The other end can be told and asked."""
+    """A source whose other end takes commands and answers them."""
 
     def send(self, command: Command) -> None:
         """Queue the command; never blocks."""
@@ -27,7 +29,7 @@ class LiveLink(Protocol):
 
 @runtime_checkable
 class KnowsContents(Protocol):
-    """It was told what blocks hold: nobody need be asked."""
+    """A source that knows what blocks hold, so that nobody has to be asked."""
 
     def contents(self, rows: Iterable[int]) -> Sequence[BlockContent]:
         """Of each row what it holds now, in the order asked. Any thread; may take a while."""
@@ -35,7 +37,7 @@ class KnowsContents(Protocol):
 
 @runtime_checkable
 class Resyncing(Protocol):
-    """Begins anew where what came does not fit."""
+    """A source that can begin anew when an update does not fit the state."""
 
     def resync(self) -> None:
         """What came could not be applied: ask for the whole state."""
@@ -43,7 +45,7 @@ class Resyncing(Protocol):
 
 @runtime_checkable
 class Player(Protocol):
-    """Time is what the person makes of it, in seconds since a start that does not move."""
+    """A source in which a person moves time, in seconds since a start that does not move."""
 
     recording: Recorded
     has_jumped: bool
@@ -89,20 +91,20 @@ class Player(Protocol):
 
 
 def link_of(source: Source) -> LiveLink | None:
-    """Where there is somebody to talk to."""
+    """Return the source if it takes commands, else None."""
     return source if isinstance(source, LiveLink) else None
 
 
 def contents_of(source: Source) -> KnowsContents | None:
-    """Where what blocks hold is known without asking."""
+    """Return the source if it knows what blocks hold, else None."""
     return source if isinstance(source, KnowsContents) else None
 
 
 def resync_of(source: Source) -> Callable[[], None] | None:
-    """What is called where an update does not fit the state."""
+    """Return the function to call when an update does not fit the state, or None."""
     return source.resync if isinstance(source, Resyncing) else None
 
 
 def player_of(source: Source) -> Player | None:
-    """Where time can be moved in."""
+    """Return the source if time can be moved in it, else None."""
     return source if isinstance(source, Player) else None

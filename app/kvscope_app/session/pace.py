@@ -1,4 +1,4 @@
-"""How often a session looks whether something came: each display frame, and seldom while nothing happens.
+"""How often a session looks for news: every display frame, and more seldom while nothing happens.
 
 Owns the timer. Must not know what is looked at.
 """

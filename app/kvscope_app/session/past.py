@@ -105,12 +105,12 @@ def _sample_at(overview: SessionOverview, place: int) -> DeviceSample | None:
 def _fill_events(history: History, overview: SessionOverview, first_ns: int, last_ns: int) -> None:
     wall_ns = history.wall_ns(0)
     places = overview.events.find(first_ns, last_ns).tolist()[-history.events.max_events :]
-    told = [overview.events[place] for place in places]
+    events = [overview.events[place] for place in places]
     history.events.put_before(
-        [(timed.time_ns - wall_ns, timed.epoch, timed.event) for timed in told], history.num_past_events
+        [(timed.time_ns - wall_ns, timed.epoch, timed.event) for timed in events], history.num_past_events
     )
     history.num_past_events = len(places)
-    history.request_times.hear(timed.event for timed in told if timed.epoch == history.epoch)
+    history.request_times.hear(timed.event for timed in events if timed.epoch == history.epoch)
     moments = overview.moments.rows
     was_before = (moments["epoch"] == history.epoch) & (moments["time_ns"] <= history.began_engine_ns)
     history.request_times.know(moments[was_before])

@@ -107,8 +107,8 @@ class RequestTimes:
         slots = moments["number"].astype(np.int64) % self._capacity
         is_known = self._number[slots] == moments["number"]
         for kind, column in ((MomentKind.STARTED, self._started_ns), (MomentKind.FIRST_TOKEN, self._first_ns)):
-            told = is_known & (moments["kind"] == kind) & (column[slots] < 0)
-            column[slots[told]] = moments["time_ns"][told]
+            known = is_known & (moments["kind"] == kind) & (column[slots] < 0)
+            column[slots[known]] = moments["time_ns"][known]
 
     def skip(self, rows: RequestRows) -> None:
         """Take in a snapshot's requests: the tokens they have came at times nobody saw."""

@@ -74,8 +74,8 @@ class Session(QObject):
         self._played = player_of(source)
         self._texts: SessionTexts | None = None
         self._recorded_texts: RecordedTexts | None = None
-        told = contents_of(source)
-        self._contents = None if told is None else KnownContents(told)
+        contents = contents_of(source)
+        self._contents = None if contents is None else KnownContents(contents)
         self._reading: OverviewReading | None = None
         self.status: SourceStatus = source.status
         self._status_told_ns = self._overview_taken_ns = 0
@@ -131,8 +131,8 @@ class Session(QObject):
         if self._link is not None and (replies := self._link.take_replies()):
             is_busy = True
             self.replies.emit(replies)
-        if self._contents is not None and (told := self._contents.take_replies()):
-            self.replies.emit(told)
+        if self._contents is not None and (answered := self._contents.take_replies()):
+            self.replies.emit(answered)
         counters = self.live_mirror.counters
         self._pace.keep(is_busy, is_waiting=bool(counters.num_running + counters.num_waiting))
         self._tell_status()
@@ -361,7 +361,7 @@ class Session(QObject):
         reading = self._reading
         if reading is not None:
             has_grown = reading.take_into(self.overview) or has_grown
-            self.bookmarks.told(reading.take_bookmarks())
+            self.bookmarks.load(reading.take_bookmarks())
             if reading.is_over:
                 self._reading = None
                 if reading.failure:

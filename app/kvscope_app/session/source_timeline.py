@@ -536,11 +536,11 @@ class Cursor:
         return ""
 
     def _seek(self, source: PlaybackSource, time_ns: int) -> None:
-        seconds, told = (time_ns - source.recording.start_ns) / 1e9, self._wanted_event
-        if told is None:
+        seconds, event = (time_ns - source.recording.start_ns) / 1e9, self._wanted_event
+        if event is None:
             source.seek(seconds, with_past=False)
         else:
-            source.seek_event(seconds, told[0].event, before=told[1])
+            source.seek_event(seconds, event[0].event, before=event[1])
 
     def take_failure(self) -> str:
         """Why the ring's recording cannot be read any further, once; else empty. What is shown stays; the next jump

@@ -1,4 +1,4 @@
-"""What a person is told of each state of a source, the theme's colour it is told in, and of a past that is not kept.
+"""The text and theme colour for each state of a source, and the text for a past that is not kept.
 
 Knows no Qt.
 """

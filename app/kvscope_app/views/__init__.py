@@ -1,1 +1,1 @@
-"""One module or folder a view; each is a `View` of a `Session`."""
+"""The views, a module or folder for each; each is a `View` of a `Session`."""

@@ -1,4 +1,4 @@
-"""What the main window asks of each view. Views hold no state but what the user chose."""
+"""The interface that the main window needs of each view. Views hold no state but what the user chose."""
 
 from __future__ import annotations
 

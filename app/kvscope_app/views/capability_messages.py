@@ -1,10 +1,12 @@
-"""What an engine tells and what it does not, in words: why something is unknown, disabled or not drawn. Knows no Qt."""
+"""Messages about what an engine reports and what it does not: why something is unknown, disabled or not drawn. Knows no
+Qt.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-from kvscope_telemetry.alarms.rules import Rule, not_told
+from kvscope_telemetry.alarms.rules import Rule, unreported_figures
 from kvscope_telemetry.external import engines as external
 from kvscope_telemetry.messages.capabilities import Capabilities
 
@@ -16,36 +18,38 @@ DEVICES_ALONE: Final = (
 SLOTS: Final = "cell positions are assigned by kvscope, not by the server"
 
 
-def engine_name(told: Capabilities) -> str:
+def engine_name(capabilities: Capabilities) -> str:
     """What a sentence begins with."""
-    return _OWN.get(told.engine) or external.engine_name(told.engine)
+    return _OWN.get(capabilities.engine) or external.engine_name(capabilities.engine)
 
 
-def why_no_addresses(told: Capabilities) -> str:
+def why_no_addresses(capabilities: Capabilities) -> str:
     """Why rows are no places in memory; empty when they are."""
-    if told.physical_rows:
+    if capabilities.physical_rows:
         return ""
-    return f"{engine_name(told)} does not report where blocks are in memory: {SLOTS}, and neighbours mean nothing"
+    return (
+        f"{engine_name(capabilities)} does not report where blocks are in memory: {SLOTS}, and neighbours mean nothing"
+    )
 
 
-def why_no_requests(told: Capabilities) -> str:
+def why_no_requests(capabilities: Capabilities) -> str:
     """Why there is no table of requests; empty when there is one."""
-    if not told.blocks:
-        return f"{engine_name(told)} reports devices only; it has no requests"
-    return "" if told.requests else f"{engine_name(told)} reports the number of requests, not each one"
+    if not capabilities.blocks:
+        return f"{engine_name(capabilities)} reports devices only; it has no requests"
+    return "" if capabilities.requests else f"{engine_name(capabilities)} reports the number of requests, not each one"
 
 
-def why_not_measured(rule: Rule, told: Capabilities) -> str:
+def why_not_measured(rule: Rule, capabilities: Capabilities) -> str:
     """Why an alarm by `rule` cannot ring; empty when it can."""
-    names = not_told(rule, told)
-    return f"{engine_name(told)} does not tell {', '.join(names)}" if names else ""
+    names = unreported_figures(rule, capabilities)
+    return f"{engine_name(capabilities)} does not tell {', '.join(names)}" if names else ""
 
 
-def why_no_prompts(told: Capabilities) -> str:
+def why_no_prompts(capabilities: Capabilities) -> str:
     """Why nothing can be sent to it."""
-    return "" if told.completions else f"{engine_name(told)} accepts no prompts"
+    return "" if capabilities.completions else f"{engine_name(capabilities)} accepts no prompts"
 
 
-def why_no_commands(told: Capabilities) -> str:
+def why_no_commands(capabilities: Capabilities) -> str:
     """Why it cannot be told what to do; empty when it can."""
-    return "" if told.commands else f"{engine_name(told)} can be watched but not controlled"
+    return "" if capabilities.commands else f"{engine_name(capabilities)} can be watched but not controlled"

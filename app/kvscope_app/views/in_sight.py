@@ -1,5 +1,6 @@
-"""Whether a person may see a widget. Qt's `isVisible` says yes of one in a minimised window, and of one behind another
-tab: that dock is put outside its window."""
+"""Whether a person may see a widget. Qt's `isVisible` is true also in a minimised window, and for a dock behind another
+tab, which Qt moves outside its window.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a row of the ledger is, in words: a block of the pool, or a place of a lower tier. Knows no Qt.
+"""Names a row of the ledger: a block of the pool, or a place of a lower tier. Knows no Qt.
 
 The ledger has the pool's rows first, then a row a place of host memory, then of the disk; a person counts the
 places of each from 0.

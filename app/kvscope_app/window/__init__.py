@@ -1,1 +1,1 @@
-"""The main window and what stands in it beside the views: actions, docks, bars, sheets."""
+"""The main window and its parts besides the views: actions, docks, bars, sheets."""

@@ -34,7 +34,7 @@ class Banner(PassingStrip):
         self._close.setAccessibleName("Dismiss")
         self._close.clicked.connect(self.hide)
         self._buttons = QHBoxLayout()
-        self._theme, self._is_offer, self._told = DARK, False, ""
+        self._theme, self._is_offer, self._shown_text = DARK, False, ""
         self.passing = QTimer(self, singleShot=True, interval=_PASSING_MS)
         self.passing.timeout.connect(self._pass)
         self._build()
@@ -64,7 +64,7 @@ class Banner(PassingStrip):
         self._detail.setVisible(bool(detail))
         show_choices(self._buttons, choices)
         self._frame.fold()
-        self._told = text
+        self._shown_text = text
         self.setAccessibleName(f"{text} {detail}")
         self.show()
         if passes:
@@ -96,7 +96,7 @@ class Banner(PassingStrip):
     @property
     def text(self) -> str:
         """What is told now, empty when nothing is."""
-        return self._told if self.isVisible() else ""
+        return self._shown_text if self.isVisible() else ""
 
     def _build(self) -> None:
         words, row = QVBoxLayout(), QHBoxLayout()

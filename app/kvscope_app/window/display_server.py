@@ -1,4 +1,4 @@
-"""Whether a window can be opened here, found out before Qt is asked: Qt ends the program where it cannot."""
+"""Checks whether a window can be opened before Qt is asked, because Qt ends the program where it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Undo, and copying what tables show: what the Edit menu has."""
+"""The actions of the Edit menu: undo, and copying what tables show."""
 
 from __future__ import annotations
 

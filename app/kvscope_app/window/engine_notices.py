@@ -1,4 +1,4 @@
-"""Tells the person how the engine is: progress while it loads, a banner when it ended, and what can be done."""
+"""Shows the person the engine's state: progress while it loads, a banner when it ended, and what can be done."""
 
 from __future__ import annotations
 
@@ -145,10 +145,10 @@ class EngineNotices(QObject):
 
         AttachSheet(window, attach, where=window.session.source.name).show()
 
-    def _is_over(self, told: str) -> bool:
+    def _is_over(self, message: str) -> bool:
         """Whether what the banner tells is no longer so, now that the engine is live."""
         came_back = self._keeper is None and self._has_ended
-        return came_back or told.startswith("The engine is stuck")
+        return came_back or message.startswith("The engine is stuck")
 
     def _refused(self, reason: str) -> None:
         if self._window.banner.text != reason:

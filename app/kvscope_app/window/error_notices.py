@@ -68,7 +68,7 @@ class InternalError:
 class InternalErrors(QObject):
     """Hears errors on any thread, and tells of them on the GUI thread."""
 
-    told = Signal()
+    reported = Signal()
     """There is a new error, or one came again."""
     _heard = Signal()
 
@@ -97,16 +97,16 @@ class InternalErrors(QObject):
         before = sys.excepthook, threading.excepthook, sys.unraisablehook
         sys.excepthook = self._chained(before[0], sys.__excepthook__)
 
-        def of_thread(told: threading.ExceptHookArgs) -> None:
-            if told.exc_type is not SystemExit:
-                self.hear(told.exc_type, told.exc_value, told.exc_traceback)
+        def of_thread(args: threading.ExceptHookArgs) -> None:
+            if args.exc_type is not SystemExit:
+                self.hear(args.exc_type, args.exc_value, args.exc_traceback)
             if before[1] is not threading.__excepthook__:
-                before[1](told)
+                before[1](args)
 
-        def unraisable(told: Any) -> None:
-            self.hear(told.exc_type, told.exc_value, told.exc_traceback)
+        def unraisable(args: Any) -> None:
+            self.hear(args.exc_type, args.exc_value, args.exc_traceback)
             if before[2] is not sys.__unraisablehook__:
-                before[2](told)
+                before[2](args)
 
         threading.excepthook, sys.unraisablehook = of_thread, unraisable
         self._qt_before = qInstallMessageHandler(self._hear_qt)
@@ -121,9 +121,9 @@ class InternalErrors(QObject):
         if issubclass(kind, KeyboardInterrupt):
             return
         try:
-            told = traceback.TracebackException(kind, error or kind(), trace)
-            text = "\n".join(_without_texts(told))
-            times = self._count(kind.__name__, _part_of(told), text)
+            exception = traceback.TracebackException(kind, error or kind(), trace)
+            text = "\n".join(_without_texts(exception))
+            times = self._count(kind.__name__, _part_of(exception), text)
             self._print(kind, error, trace, times)
         except Exception:  # nobody is left to tell
             traceback.print_exc()
@@ -180,7 +180,7 @@ class InternalErrors(QObject):
     def _tell(self) -> None:
         with self._lock:
             self._is_due = False
-        self.told.emit()
+        self.reported.emit()
 
     def _print(
         self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None, times: int
@@ -208,11 +208,11 @@ class ErrorNotices(QObject):
         self.strip: Banner | None = None
         """There while something is told, or was."""
         self._themes = themes
-        self._told: set[str] = set()
+        self._reported_errors: set[str] = set()
         """Tracebacks of what was told and dismissed."""
         self._later = QTimer(self, singleShot=True, interval=_AGAIN_MS)
         self._later.timeout.connect(self._show)
-        errors.told.connect(self._show)
+        errors.reported.connect(self._show)
         themes.changed.connect(self._apply_theme)
 
     def copy_report(self) -> None:
@@ -226,7 +226,7 @@ class ErrorNotices(QObject):
         if newest is None:
             return
         is_told = self.strip is not None and bool(self.strip.text)
-        if not is_told and newest.trace in self._told:
+        if not is_told and newest.trace in self._reported_errors:
             return
         if self.strip is None:
             window = _window_in_front()
@@ -234,7 +234,7 @@ class ErrorNotices(QObject):
                 self._later.start()
                 return
             self.strip = self._strip_in(window)
-        self._told.add(newest.trace)
+        self._reported_errors.add(newest.trace)
         self._tell(self.strip)
 
     def _tell(self, strip: Banner, note: str = "") -> None:
@@ -275,10 +275,10 @@ def _window_in_front() -> QMainWindow | None:
     return next((each for each in windows if isinstance(each, QMainWindow) and each.isVisible()), None)
 
 
-def _part_of(told: traceback.TracebackException) -> str:
+def _part_of(exception: traceback.TracebackException) -> str:
     """The dock's title, of the newest call that was in a view's room."""
     titles = {spec.folder: spec.title for spec in DOCKS} | _OTHER_PARTS
-    for frame in reversed(told.stack):
+    for frame in reversed(exception.stack):
         parts = PurePath(frame.filename).parts
         if "kvscope_app" in parts and "views" in parts:
             room = parts[parts.index("views") + 1].removesuffix(".py")
@@ -287,23 +287,23 @@ def _part_of(told: traceback.TracebackException) -> str:
     return ""
 
 
-def _without_texts(told: traceback.TracebackException) -> Iterator[str]:
+def _without_texts(exception: traceback.TracebackException) -> Iterator[str]:
     """The traceback with its causes, the first one first; files by their place in a package."""
-    cause = told.__cause__ or (None if told.__suppress_context__ else told.__context__)
+    cause = exception.__cause__ or (None if exception.__suppress_context__ else exception.__context__)
     if cause is not None:
         yield from _without_texts(cause)
         yield "which led to"
-    for frame in told.stack:
+    for frame in exception.stack:
         yield f"  {_place(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line or ''}"
-    kind = told.exc_type.__name__ if told.exc_type is not None else "error"
-    message = "".join(told.format_exception_only()).strip().partition(": ")[2]
-    yield f"{kind}: {_masked(message)}" if message and _is_pythons(told) else kind
+    kind = exception.exc_type.__name__ if exception.exc_type is not None else "error"
+    message = "".join(exception.format_exception_only()).strip().partition(": ")[2]
+    yield f"{kind}: {_masked(message)}" if message and _is_pythons(exception) else kind
 
 
-def _is_pythons(told: traceback.TracebackException) -> bool:
+def _is_pythons(exception: traceback.TracebackException) -> bool:
     """Whether nobody's `raise` wrote the message: such a one may hold any text, and its line is in the traceback."""
-    line = told.stack[-1].line if told.stack else ""
-    return told.exc_type in _PYTHONS_WORDS and bool(line) and not _RAISES.search(line or "")
+    line = exception.stack[-1].line if exception.stack else ""
+    return exception.exc_type in _PYTHONS_WORDS and bool(line) and not _RAISES.search(line or "")
 
 
 def _place(path: str) -> str:

@@ -1,6 +1,6 @@
-"""What a person chose in the views is so again in the next window. Knows the views' choices, not how they show them.
+"""Carries what a person chose in the views over to the next window. Knows the views' choices, not how they show them.
 
-A window begins with what was chosen last, in whichever window that was; those that are open keep what they have.
+A new window begins with the newest choices of any window; open windows keep theirs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def choices_of(views: Mapping[str, View]) -> Choices:
         kept = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
         for view in views.values():
             view.remember(kept)
-        told = {name: str(kept.value(name)) for name in sorted(kept.allKeys())}
+        choices = {name: str(kept.value(name)) for name in sorted(kept.allKeys())}
         del kept  # it writes its file now: the folder is still there
     found: dict[str, object] = {}
     page_map, requests, events = (views.get(name) for name in ("page_map", "requests", "events"))
@@ -69,7 +69,7 @@ def choices_of(views: Mapping[str, View]) -> Choices:
     if events is not None:
         actions = getattr(events, "kind_actions", {})
         found |= {"event_kinds": tuple(kind for kind, action in actions.items() if action.isChecked())}
-    return Choices(**found, views=told)  # type: ignore[arg-type]  # each by its name
+    return Choices(**found, views=choices)  # type: ignore[arg-type]  # each by its name
 
 
 def choose(views: Mapping[str, View], choices: Choices) -> None:

@@ -1,4 +1,4 @@
-"""What the middle of the window shows before there is an engine to look at: progress, or what will be seen here."""
+"""The middle of the window before there is an engine to show: progress, or a preview of what will be shown here."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Welcome(QWidget):
         self._bar.setTextVisible(False)
         self._signs = [PlainLabel() for _ in _TOLD]
         self._mark = PlainLabel()
-        self._card, self._told_list = QFrame(), QWidget()
-        self._column, self._grid = QVBoxLayout(self._card), self._told()
+        self._card, self._steps_list = QFrame(), QWidget()
+        self._column, self._grid = QVBoxLayout(self._card), self._make_list()
         self._offers = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         self._choices = QHBoxLayout()
         self._build()
@@ -127,11 +127,11 @@ class Welcome(QWidget):
         is_narrow = self._buttons_width() > wide - 2 * _WITHIN
         directions = QBoxLayout.Direction
         self._offers.setDirection(directions.TopToBottom if is_narrow else directions.LeftToRight)
-        self._told_list.hide()
+        self._steps_list.hide()
         self._column.invalidate()
         without = self._column.heightForWidth(wide) + self._column.spacing()
         listed = self._grid.heightForWidth(wide - 2 * _WITHIN)
-        self._told_list.setVisible(without + listed <= self.height())
+        self._steps_list.setVisible(without + listed <= self.height())
 
     def _buttons_width(self) -> int:
         buttons = self._card.findChildren(QPushButton)
@@ -162,8 +162,8 @@ class Welcome(QWidget):
         column.addWidget(self._bar)
         column.addLayout(self._choices)
         column.addSpacing(14)
-        self._told_list.setLayout(self._grid)
-        column.addWidget(self._told_list)
+        self._steps_list.setLayout(self._grid)
+        column.addWidget(self._steps_list)
         column.addSpacing(12)
         self._offers.setSpacing(8)
         self._offers.addStretch(1)
@@ -176,7 +176,7 @@ class Welcome(QWidget):
         outer.addLayout(row)
         outer.addStretch(3)
 
-    def _told(self) -> QGridLayout:
+    def _make_list(self) -> QGridLayout:
         grid = QGridLayout()
         grid.setContentsMargins(0, 0, 0, 0)
         grid.setHorizontalSpacing(14)

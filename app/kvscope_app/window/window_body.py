@@ -103,8 +103,8 @@ class WindowBody(QMainWindow):
 
     def show_map(self) -> None:
         """There is a pool to look at."""
-        told = self.session.live_mirror
-        middle = self.page_map if told.hello is None or told.capabilities.blocks else self._no_pool
+        live = self.session.live_mirror
+        middle = self.page_map if live.hello is None or live.capabilities.blocks else self._no_pool
         if self._stack.currentWidget() is not middle:
             self._stack.setCurrentWidget(middle)
             self.refresher.touch(self.page_map)

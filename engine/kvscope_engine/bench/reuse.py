@@ -1,4 +1,4 @@
-"""`kvscope-engine bench reuse`: what is gained by keeping blocks instead of computing their tokens again.
+"""`kvscope-engine bench reuse`: measures what keeping blocks gains over computing their tokens again.
 
 The first token of a prompt whose beginning was seen before; the next token of a preempted request that comes back;
 the first tokens of several completions of one prompt. Each way in each round, one after the other; medians of the

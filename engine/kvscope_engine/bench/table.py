@@ -1,4 +1,4 @@
-"""Plain tables for terminals: the first column left, the others right, but for those that are said to be words."""
+"""Plain tables for terminals: the first column is aligned left, the others right, except those marked as words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watching costs: the same work with telemetry published to an attached subscriber, and without."""
+"""The cost of being watched: the same work with telemetry published to an attached subscriber, and without."""
 
 from __future__ import annotations
 

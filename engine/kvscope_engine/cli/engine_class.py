@@ -1,4 +1,4 @@
-"""Imports the engine, which brings torch and transformers: what a command does as late as it can."""
+"""Imports the engine, and with it torch and transformers, which a command does as late as it can."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from kvscope_engine.cli.arguments.options import add_engine_options, engine_conf
 from kvscope_engine.cli.arguments.prompts import read_prompts
 from kvscope_engine.cli.arguments.sampling_options import add_sampling_options, sampling_params
 from kvscope_engine.cli.engine_class import engine_class
-from kvscope_engine.cli.notes import tell_notes
+from kvscope_engine.cli.notes import print_notes
 from kvscope_engine.cli.other_ranks import followed
 from kvscope_engine.cli.parser import whole_number
 from kvscope_telemetry.errors import BadInput
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     with engine_type(config, progress=bar) as engine:
         bar.close()
         code = _generate(engine, submits, _printer(args, submits))
-    tell_notes(engine.notes)
+    print_notes(engine.notes)
     return code
 
 

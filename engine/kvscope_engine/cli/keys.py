@@ -72,8 +72,8 @@ def _new(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     entries = read_allow_list(args.keys or default_keys_folder())
-    told = [{"name": e.name, "role": str(e.role), "made": e.made, "public": e.public} for e in entries]
-    _print(args, told, "\n".join(_rows(entries)))
+    rows = [{"name": e.name, "role": str(e.role), "made": e.made, "public": e.public} for e in entries]
+    _print(args, rows, "\n".join(_rows(entries)))
     return 0
 
 
@@ -89,8 +89,8 @@ def _server(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(args: argparse.Namespace, told: object, text: str) -> None:
-    print(json.dumps(told) if args.json else text)
+def _print(args: argparse.Namespace, value: object, text: str) -> None:
+    print(json.dumps(value) if args.json else text)
 
 
 def _rows(entries: list[ClientEntry]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a machine has of the things kvscope uses. Looks and never raises; needs none of them to be there."""
+"""Checks what a machine has of the things kvscope uses. Never raises; needs none of them."""
 
 from __future__ import annotations
 

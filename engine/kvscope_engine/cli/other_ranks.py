@@ -1,4 +1,4 @@
-"""Commands on several ranks: what a process does that torchrun made another rank, and what ends a service."""
+"""Commands on several ranks: what a process does that torchrun started as another rank, and what ends a service."""
 
 from __future__ import annotations
 

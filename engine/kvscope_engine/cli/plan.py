@@ -54,13 +54,13 @@ def run(args: argparse.Namespace) -> int:
     """0 when it fits, 0 also when it does not: the answer is the output."""
     if args.lines:
         return _converse()
-    *_, told = _answers(args)
+    *_, answer = _answers(args)
     if args.json:
-        print(msgspec.json.encode(told).decode())
+        print(msgspec.json.encode(answer).decode())
         return 0
     from kvscope_engine.planning.report_text import text
 
-    print(text(told))
+    print(text(answer))
     return 0
 
 
@@ -70,8 +70,8 @@ def _converse() -> int:
     _add_options(parser)
     for line in sys.stdin.buffer:
         try:
-            for told in _answers(parser.parse_args(msgspec.json.decode(line, type=list[str]))):
-                _say(told)
+            for answer in _answers(parser.parse_args(msgspec.json.decode(line, type=list[str]))):
+                _say(answer)
         except msgspec.MsgspecError as error:
             _say(Complaint(error=f"no JSON array of options: {error}"))
         except KvscopeError as error:
@@ -79,8 +79,8 @@ def _converse() -> int:
     return 0
 
 
-def _say(told: PlanAnswer | Complaint) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
+def _say(answer: PlanAnswer | Complaint) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.buffer.flush()
 
 

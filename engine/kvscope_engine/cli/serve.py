@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvscope_engine.cli.arguments.options import add_engine_options, engine_config
 from kvscope_engine.cli.arguments.sample_interval import add_interval
 from kvscope_engine.cli.engine_class import engine_class
-from kvscope_engine.cli.notes import tell_note, tell_notes
+from kvscope_engine.cli.notes import print_note, print_notes
 from kvscope_engine.cli.other_ranks import ends_with_ranks, followed, raise_lost_rank
 from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.cli.stopping import STOP_S, stopped_by_signals
@@ -115,24 +115,24 @@ def run(args: argparse.Namespace) -> int:
 
     http = _http_child(args)
     built: list[Engine] = []
-    told = 0
+    num_printed = 0
 
     def noted(note: str) -> None:
-        nonlocal told
-        told += 1
-        tell_note(note)
+        nonlocal num_printed
+        num_printed += 1
+        print_note(note)
 
     def build(progress: OnProgress, publish: Publish, messages_dropped: MessagesDropped) -> ServedEngine:
         # Torch is imported here, after the sockets are up.
-        nonlocal told
+        nonlocal num_printed
         engine = engine_class()(
             config, progress=progress, publish=publish, messages_dropped=messages_dropped, on_note=noted
         )
         built.append(engine)
         ends_with_ranks(engine)
-        tell_notes([line for line in (engine.weights, engine.attention, engine.memory_plan) if line])
-        tell_notes(engine.notes)
-        told = len(engine.notes)
+        print_notes([line for line in (engine.weights, engine.attention, engine.memory_plan) if line])
+        print_notes(engine.notes)
+        num_printed = len(engine.notes)
         return engine
 
     from kvscope_engine.model.fetching.progress import TerminalProgress
@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         if http is not None:
             http.close()
-        tell_notes([note for engine in built for note in engine.notes[told:]])
+        print_notes([note for engine in built for note in engine.notes[num_printed:]])
 
 
 def serve(
@@ -187,7 +187,7 @@ def serve(
         where, took_s = service.telemetry_endpoint, time.monotonic() - started_s
         print(f"ready: {hello.model.name} on {where}, {blocks}, after {took_s:.1f} s", flush=True)
 
-    ring = KeyRing(keys, warn=tell_note) if endpoint.startswith("tcp") and keyless is None else None
+    ring = KeyRing(keys, warn=print_note) if endpoint.startswith("tcp") and keyless is None else None
     with stopped_by_signals(stop_s) as stopping, _recorder(record, texts=record_text) as recorder:
         stopping.records(recorder)
         service = EngineService(
@@ -209,7 +209,7 @@ def serve(
             service.run()
     if stopping.was_loading:
         recorded = "" if record is None else f", and nothing is recorded: there is no {str(record)!r}"
-        tell_notes([f"stopped before the model was loaded{recorded}"])
+        print_notes([f"stopped before the model was loaded{recorded}"])
     return 0
 
 
@@ -234,7 +234,7 @@ def _http_child(args: argparse.Namespace) -> HttpChild | None:
         raise BadInput("--http is not accepted with --keyless viewer: it sends prompts, which only operators may")
     options = [f"--{name.replace('_', '-')}={value}" for name in HTTP_NAMED if (value := getattr(args, name))]
     options += [f"--{name.replace('_', '-')}" for name in HTTP_FLAGS if getattr(args, name)]
-    return HttpChild(args.http, api_key=api_key(args), options=options, tell=lambda line: tell_notes([line]))
+    return HttpChild(args.http, api_key=api_key(args), options=options, tell=lambda line: print_notes([line]))
 
 
 def _recorder(path: Path | None, *, texts: bool) -> AbstractContextManager[EngineRecorder | None]:
@@ -242,4 +242,4 @@ def _recorder(path: Path | None, *, texts: bool) -> AbstractContextManager[Engin
         return nullcontext()
     from kvscope_engine.server.recorder import EngineRecorder
 
-    return EngineRecorder(path, lambda line: tell_notes([line]), texts=texts)
+    return EngineRecorder(path, lambda line: print_notes([line]), texts=texts)

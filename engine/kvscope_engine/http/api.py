@@ -1,4 +1,6 @@
-"""What every endpoint needs: the line to the engine, its model's text, limits, and what is served under which name."""
+"""The state that every endpoint shares: the engine client, the model's tokenizer, limits, and the served
+model names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asks, and what each may hold of this process: requests, bodies and choices. Knows no endpoint.
+"""Identifies clients and bounds what each may hold of this process: requests, bodies and choices. Knows no endpoint.
 
 A client is known by its API key where the server accepts several, and else by its address: a key that everybody has
 tells nobody apart, and one that is not checked could be made up anew for each request. The engine is told a hash.

@@ -88,23 +88,23 @@ async def _completion_asked(request: Request) -> tuple[_CompletionAnswer, Stream
     body = await read_body(request, CompletionBody, api.settings.limits)
     api.check_model(body.model)
     usage, sampling = wants_usage(body), completion_sampling(body)
-    slot, given = slot_of(request), _given(body)
-    slot.choose(len(given) * sampling.n)
+    slot, asked = slot_of(request), _prompts_of(body)
+    slot.choose(len(asked) * sampling.n)
     tokenizer = await api.text.tokenizer(api.hello.model)
-    prompts = await unless_gone(request, text_prompts(api, asker_of(request), tokenizer, given))
+    prompts = await unless_gone(request, text_prompts(api, asker_of(request), tokenizer, asked))
     slot.give_body()
     return _CompletionAnswer(api, slot.client, body, sampling, prompts, tokenizer), usage
 
 
-def _given(body: CompletionBody) -> Sequence[str | list[int]]:
+def _prompts_of(body: CompletionBody) -> Sequence[str | list[int]]:
     """Prompts of all the forms in which they may come. Raises ApiError."""
-    given = body.prompt
-    if isinstance(given, str):
-        return [given]
-    if given and all(isinstance(token, int) for token in given):
-        return [[token for token in given if isinstance(token, int)]]
-    prompts = [prompt for prompt in given if isinstance(prompt, str | list)]
-    if not prompts or len(prompts) != len(given) or len({type(prompt) for prompt in prompts}) > 1:
+    value = body.prompt
+    if isinstance(value, str):
+        return [value]
+    if value and all(isinstance(token, int) for token in value):
+        return [[token for token in value if isinstance(token, int)]]
+    prompts = [prompt for prompt in value if isinstance(prompt, str | list)]
+    if not prompts or len(prompts) != len(value) or len({type(prompt) for prompt in prompts}) > 1:
         message = "prompt is not accepted: a string, token ids, or a list of one of them"
         raise ApiError(400, message, param="prompt")
     if len(prompts) > MAX_PROMPTS:
@@ -170,15 +170,15 @@ class _CompletionAnswer:
 
     def _choices(self, news: News) -> list[CompletionChoice]:
         choices = []
-        for number, said in news:
-            if isinstance(said, Finished):
-                choices.append(CompletionChoice(number, "", None, said.finish_reason))
+        for number, reply in news:
+            if isinstance(reply, Finished):
+                choices.append(CompletionChoice(number, "", None, reply.finish_reason))
                 continue
             offset = self._lengths.get(number, 0)
-            self._lengths[number] = offset + len(said.text)
-            logprobs = completion_logprobs(said, self._tokenizer, offset) if said.logprobs else None
-            if said.text or logprobs is not None:
-                choices.append(CompletionChoice(number, said.text, logprobs))
+            self._lengths[number] = offset + len(reply.text)
+            logprobs = completion_logprobs(reply, self._tokenizer, offset) if reply.logprobs else None
+            if reply.text or logprobs is not None:
+                choices.append(CompletionChoice(number, reply.text, logprobs))
         return choices
 
     def _completion(self, choices: list[CompletionChoice], usage: UsageInfo | UnsetType | None) -> Completion:
@@ -244,8 +244,8 @@ class _ChatAnswer:
         with self.generation as generation:
             await generation.begin()
             news = await generation.rest()
-            said = [[piece for number, piece in news if number == index] for index in range(self._num_choices)]
-            choices = [self._choice(index, pieces) for index, pieces in enumerate(said)]
+            of_choices = [[piece for number, piece in news if number == index] for index in range(self._num_choices)]
+            choices = [self._choice(index, pieces) for index, pieces in enumerate(of_choices)]
             usage = generation.usage
         return ChatCompletion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
 
@@ -272,9 +272,11 @@ class _ChatAnswer:
                 yield encoded([self._chunk([], generation.usage)])
 
     def _choice(self, index: int, pieces: list[Tokens | Finished]) -> ChatChoice:
-        said = [piece for piece in pieces if isinstance(piece, Tokens)]
+        replies = [piece for piece in pieces if isinstance(piece, Tokens)]
         content, calls = self._read(index, pieces)
-        logprobs = [entry for piece in said if (one := chat_logprobs(piece, self._tokenizer)) for entry in one.content]
+        logprobs = [
+            entry for piece in replies if (one := chat_logprobs(piece, self._tokenizer)) for entry in one.content
+        ]
         message = ChatMessage(content=None if calls and not content.strip() else content)
         if calls:
             message = replace(message, tool_calls=[replace(call, index=UNSET) for call in calls])
@@ -282,14 +284,14 @@ class _ChatAnswer:
 
     def _deltas(self, news: News) -> list[ChatChunkChoice]:
         choices = []
-        for index, said in news:
-            content, calls = self._read(index, [said])
-            logprobs = chat_logprobs(said, self._tokenizer) if isinstance(said, Tokens) and said.logprobs else None
+        for index, reply in news:
+            content, calls = self._read(index, [reply])
+            logprobs = chat_logprobs(reply, self._tokenizer) if isinstance(reply, Tokens) and reply.logprobs else None
             if content or calls or logprobs is not None:
                 delta = ChatDelta(content=content or UNSET, tool_calls=calls or UNSET)
                 choices.append(ChatChunkChoice(index, delta, logprobs))
-            if isinstance(said, Finished):
-                choices.append(ChatChunkChoice(index, ChatDelta(), None, self._reason(index, said)))
+            if isinstance(reply, Finished):
+                choices.append(ChatChunkChoice(index, ChatDelta(), None, self._reason(index, reply)))
         return choices
 
     def _read(self, index: int, pieces: list[Tokens | Finished]) -> tuple[str, list[CalledTool]]:
@@ -351,14 +353,14 @@ class Generation:
         num_waiting = len(self._request_ids)
         del submits
         while num_waiting:
-            for number, said in await self._inbox.take():
-                if isinstance(said, Refused):
-                    raise refused(said.reason)
-                if isinstance(said, Accepted):
+            for number, reply in await self._inbox.take():
+                if isinstance(reply, Refused):
+                    raise refused(reply.reason)
+                if isinstance(reply, Accepted):
                     num_waiting -= 1
-                    self._num_prompt_tokens += said.num_prompt_tokens
+                    self._num_prompt_tokens += reply.num_prompt_tokens
                 else:
-                    self._early += self._news(number, said)
+                    self._early += self._news(number, reply)
             self._check()
 
     async def begin_or_close(self) -> None:
@@ -375,9 +377,9 @@ class Generation:
         if early or not self._num_left:
             return early
         news: News = []
-        for number, said in await self._inbox.take():
-            if isinstance(said, Tokens | Finished):
-                news += self._news(number, said)
+        for number, reply in await self._inbox.take():
+            if isinstance(reply, Tokens | Finished):
+                news += self._news(number, reply)
         self._check()
         return news
 
@@ -416,15 +418,15 @@ class Generation:
     ) -> None:
         self.close()
 
-    def _news(self, number: int, said: Tokens | Finished) -> News:
-        if isinstance(said, Finished):
-            if said.finish_reason == "error":
-                raise failed(said.error)
+    def _news(self, number: int, reply: Tokens | Finished) -> News:
+        if isinstance(reply, Finished):
+            if reply.finish_reason == "error":
+                raise failed(reply.error)
             self._num_left -= 1
-            self._finished.append(said)
+            self._finished.append(reply)
         else:
-            self._num_new_tokens += len(said.token_ids)
-        return [(number * self._num_each + said.index, said)]
+            self._num_new_tokens += len(reply.token_ids)
+        return [(number * self._num_each + reply.index, reply)]
 
     def _check(self) -> None:
         if self._inbox.overflowed:

@@ -141,22 +141,22 @@ class EngineClient:
             elif isinstance(reply, Failed) and reply.request_id:
                 self._hand(Refused(request_id=reply.request_id, reason=reply.reason), num_bytes)
 
-    def _hand(self, said: Said, num_bytes: int) -> None:
-        request = self._open.get(said.request_id)
+    def _hand(self, reply: Said, num_bytes: int) -> None:
+        request = self._open.get(reply.request_id)
         if request is None:
-            if isinstance(said, Accepted):  # by an engine that came after it was given up
-                self._abort(Abort(request_id=said.request_id))
+            if isinstance(reply, Accepted):  # by an engine that came after it was given up
+                self._abort(Abort(request_id=reply.request_id))
             return
-        if isinstance(said, Tokens) and said.num_missed:
-            self.abandon(said.request_id)
-            said = _lost(said.request_id, MISSED)
-        elif isinstance(said, Finished):
+        if isinstance(reply, Tokens) and reply.num_missed:
+            self.abandon(reply.request_id)
+            reply = _lost(reply.request_id, MISSED)
+        elif isinstance(reply, Finished):
             request.num_left -= 1
             if not request.num_left:
-                del self._open[said.request_id]
-        elif isinstance(said, Refused):
-            del self._open[said.request_id]
-        request.inbox.put(request.prompt, said, num_bytes)
+                del self._open[reply.request_id]
+        elif isinstance(reply, Refused):
+            del self._open[reply.request_id]
+        request.inbox.put(request.prompt, reply, num_bytes)
 
     def _lose_all(self, refusal: str) -> None:
         """The engine is gone."""
@@ -257,35 +257,35 @@ class Inbox:
         """More came than may wait: nothing is taken any more."""
         self._wakes_on_tokens = is_stream
         self._max_bytes = MAX_STREAM_BYTES if is_stream else MAX_WHOLE_BYTES
-        self._said: deque[tuple[int, Said]] = deque()
+        self._waiting: deque[tuple[int, Said]] = deque()
         self._num_bytes = 0
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, prompt: int, said: Said, num_bytes: int) -> None:
+    def put(self, prompt: int, reply: Said, num_bytes: int) -> None:
         """Append what was said of the prompt of this number."""
         if self.overflowed:
             return
         self._num_bytes += num_bytes + SAID_OVERHEAD_BYTES
-        self._said.append((prompt, said))
+        self._waiting.append((prompt, reply))
         if self._num_bytes > self._max_bytes:
             self.overflowed = True
-            self._said.clear()
-        if self.overflowed or self._wakes_on_tokens or not isinstance(said, Tokens):
+            self._waiting.clear()
+        if self.overflowed or self._wakes_on_tokens or not isinstance(reply, Tokens):
             self._wake()
 
     async def take(self) -> list[tuple[int, Said]]:
         """Everything that waits, oldest first, once there is something worth waking for."""
-        while not self._said and not self.overflowed:
+        while not self._waiting and not self.overflowed:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        said = list(self._said)
-        self._said.clear()
+        replies = list(self._waiting)
+        self._waiting.clear()
         if self._wakes_on_tokens:
             self._num_bytes = 0  # what is kept of a whole answer goes on to count
-        return said
+        return replies
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

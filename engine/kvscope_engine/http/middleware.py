@@ -1,4 +1,4 @@
-"""Before every endpoint: who may come in, and how a body is read. Knows no endpoint but those open to all."""
+"""Runs before every endpoint: checks access and reads bodies. Of the endpoints it knows only those open to all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked beside completions: models, health, version, tokens of text and text of tokens."""
+"""The endpoints besides completions: models, health, version, tokenize and detokenize."""
 
 from __future__ import annotations
 

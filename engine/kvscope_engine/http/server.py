@@ -142,7 +142,7 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
                 trust_forwarded=settings.trust_forwarded,
             )
         ],
-        exception_handlers={ApiError: _told, HTTPException: _no_such_page, Exception: _broken},
+        exception_handlers={ApiError: _error_answer, HTTPException: _no_such_page, Exception: _broken},
         lifespan=life,
     )
     app.router.redirect_slashes = False
@@ -150,7 +150,7 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
     return app
 
 
-async def _told(request: Request, error: Exception) -> Response:
+async def _error_answer(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError), "registered for these"
     closes = {"Connection": "close"} if error.status in (408, 413, 415, 499) else {}  # the rest of a body is not read
     return error_response(error, closes)

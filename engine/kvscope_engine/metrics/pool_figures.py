@@ -1,4 +1,4 @@
-"""How the blocks stand, tier by tier, and what is lost to fragmentation: read from a mirror. O(blocks)."""
+"""Counts blocks by tier and state, and what is lost to fragmentation; read from a mirror. O(blocks)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What means the same as in vLLM, under vLLM's names, labels, types and bounds, so that its dashboards show it."""
+"""Metrics that mean the same as in vLLM, under vLLM's names, labels, types and bounds, so that its dashboards show
+them.
+"""
 
 from __future__ import annotations
 

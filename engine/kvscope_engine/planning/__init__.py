@@ -1,4 +1,4 @@
-"""What a model will take of a GPU's memory, for inference and for training, from its configuration alone.
+"""Plans a model's GPU memory, for inference and for training, from its configuration alone.
 
 Nothing here has weights: shapes come from transformers' own model built without memory, activations from its own
 forward and backward run on tensors without data. Knows no GPU, no pool and no scheduler.

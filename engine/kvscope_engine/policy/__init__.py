@@ -1,1 +1,1 @@
-"""Requests, block pool, prefix index and scheduler: who gets which block, and who runs. No tensors."""
+"""Requests, block pool, prefix index and scheduler: they decide who gets which block, and who runs. No tensors."""

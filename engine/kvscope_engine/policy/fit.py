@@ -1,4 +1,4 @@
-"""How many blocks tokens need, and whether a request can be served at all."""
+"""Computes how many blocks tokens need, and whether a request can be served at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler decided for one step, and what the runner made of it. Values, no behaviour."""
+"""The scheduler's plan for one step, and the runner's result of it. Values, no behaviour."""
 
 from __future__ import annotations
 
@@ -93,13 +93,15 @@ def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepRes
     )
 
 
-def keep_said(plan: StepPlan, result: StepResult, num_said: Sequence[int]) -> tuple[StepPlan, StepResult]:
-    """Both once `num_said` tokens of each entry were said: drafts that were wrong, or behind an end, did not run."""
+def keep_emitted(plan: StepPlan, result: StepResult, num_emitted: Sequence[int]) -> tuple[StepPlan, StepResult]:
+    """Return plan and result cut to the `num_emitted` tokens of each entry: wrong drafts, and drafts behind an end,
+    count as not run.
+    """
     scheduled = tuple(
         item._replace(num_tokens=said) if item.drafts else item
-        for item, said in zip(plan.scheduled, num_said, strict=True)
+        for item, said in zip(plan.scheduled, num_emitted, strict=True)
     )
-    token_ids = tuple(ids[:said] for ids, said in zip(result.token_ids, num_said, strict=True))
+    token_ids = tuple(ids[:said] for ids, said in zip(result.token_ids, num_emitted, strict=True))
     return replace(plan, scheduled=scheduled), replace(result, token_ids=token_ids)
 
 

@@ -75,7 +75,7 @@ class CommandReceiver:
         """What waits for the engine's thread."""
         self.telemetry_endpoint = ""
         self.pauses = Pauses()
-        self.told = HeartbeatFacts()
+        self.facts = HeartbeatFacts()
         """The engine's thread sets another, any may read it."""
         self.wants_ticks = False
         """Whether the engine's thread is to be woken now and then though there is nothing else to do."""

@@ -1,4 +1,5 @@
-"""What one device and this process are, out of a sample of the whole machine: what a glance needs, for any desktop.
+"""Extracts the figures of one device and of this process from a sample of the whole machine, for clients that show one
+device.
 
 Unknown is -1, never 0. Knows neither the engine nor torch.
 """

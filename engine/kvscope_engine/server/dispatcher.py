@@ -133,7 +133,7 @@ class Dispatcher:
 
     def tick(self) -> None:
         """Time went by: look after those who paused the engine, and those who are away."""
-        self._engine.stops.tell_suspensions()
+        self._engine.stops.report_suspensions()
         pauses = self._receiver.pauses
         pauses.expire()
         self._tell_resumed("the client that paused it is gone")
@@ -298,7 +298,7 @@ class Dispatcher:
             self._engine.stops.resume(why)
 
     def _tell_all(self, facts: HeartbeatFacts) -> None:
-        self._receiver.told = facts
+        self._receiver.facts = facts
 
     def _say(self, client: bytes, reply: Reply) -> None:
         """To the client, or kept for it while it is away."""

@@ -1,4 +1,6 @@
-"""How much clients may ask of one engine, each and together, and what each has. Beyond it a command is refused."""
+"""Limits on what clients may ask of one engine, each and together, and the counts against them. Commands beyond them
+are refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the server needs of an engine: `kvscope_engine.engine.Engine` in earnest, a small one in tests."""
+"""The interface that the server needs of an engine: `kvscope_engine.engine.Engine` in service, a small fake
+in tests.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ class ServedStops(Protocol):
     def beat(self) -> bool:
         """The process is alive, every half second, on any thread; whether there is a suspension to tell of."""
 
-    def tell_suspensions(self) -> None:
+    def report_suspensions(self) -> None:
         """Tell of suspensions of the process that are over."""
 
 

@@ -200,7 +200,7 @@ class EngineService:
         if engine.stops.beat() or self._receiver.wants_ticks:
             self._receiver.wants_ticks = False  # until the engine's thread has had this one
             self._receiver.tick()
-        told = self._receiver.told
+        facts = self._receiver.facts
         return Heartbeat(
             epoch=engine.hello.epoch,
             time_ns=time.monotonic_ns(),
@@ -209,10 +209,10 @@ class EngineService:
             num_unfinished=engine.num_unfinished,
             step_started_ns=engine.step_started_ns,
             paused_by=self._receiver.pauses.names,
-            pinned=told.pinned,
-            pinned_by=told.pinned_by,
-            max_num_seqs=told.max_num_seqs,
-            max_num_batched_tokens=told.max_num_batched_tokens,
+            pinned=facts.pinned,
+            pinned_by=facts.pinned_by,
+            max_num_seqs=facts.max_num_seqs,
+            max_num_batched_tokens=facts.max_num_batched_tokens,
         )
 
 

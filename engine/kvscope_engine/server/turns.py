@@ -1,4 +1,5 @@
-"""Work that waits, by client and by batch: clients take turns, a client's batches take turns, a batch keeps its order.
+"""Queues of waiting work by client and by batch: clients take turns, a client's batches take turns, a batch keeps its
+order.
 
 Not locked: its owner's lock, or thread, is meant. Knows nothing of what the work is.
 """

@@ -89,7 +89,7 @@ class SimulatedMover:
         return [True] * len(places)
 
     @property
-    def num_sinkable(self) -> int:
+    def num_offloadable(self) -> int:
         """How many places `offload` takes now without waiting for the drive."""
         behind_s = max(0, self._writing.free_ns - self.now_ns) / 1e9
         return max(0, int(self._queue_blocks - behind_s * self._writing.blocks_per_s))

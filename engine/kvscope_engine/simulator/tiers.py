@@ -1,4 +1,4 @@
-"""The lower tiers of a simulated engine: how large they are, and what becomes of preempted requests. Values."""
+"""The lower tiers of a simulated engine: their sizes, and what happens to preempted requests. Values."""
 
 from __future__ import annotations
 

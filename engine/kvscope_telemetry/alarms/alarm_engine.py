@@ -30,7 +30,7 @@ _LARGEST_GAP_NS: Final = 2 * SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One trouble. Times are the overview's: ns since 1970."""
+    """One alarm, from when its rule rang. Times are the overview's: ns since 1970."""
 
     rule: Rule
     epoch: int
@@ -47,12 +47,12 @@ class Alarm:
 
     @property
     def name(self) -> str:
-        """Of its rule."""
+        """The name of its rule."""
         return self.rule.name
 
 
 class AlarmEngine:
-    """Give `read` the seconds of an overview; rules that are off, or make no sense, cost nothing."""
+    """Judges the seconds of an overview that are given to `read`; rules that are off or invalid cost nothing."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = [rule for rule in rules if rule.is_on and not complaint(rule)]
@@ -67,12 +67,13 @@ class AlarmEngine:
 
     @property
     def standing(self) -> list[Alarm]:
-        """Those that go on."""
+        """The alarms that have not ended."""
         return [watch.alarm for watch in self._watches if watch.alarm is not None]
 
     def read(self, overview: SessionOverview, first: int, last: int) -> list[Alarm]:
-        """The seconds at the places from `first` until before `last`, which follow those of the last call; alarms that
-        rang by them, and those that are over by them (with `until_ns`)."""
+        """Read the seconds at the places from `first` until before `last`, which follow those of the last call; returns
+        alarms that rang in them and alarms that ended in them (with `until_ns`).
+        """
         changed: list[Alarm] = []
         rows = slice(first, last)
         columns = [watch.columns(overview, rows) for watch in self._watches]
@@ -125,9 +126,9 @@ class _Watch:
         """Seconds are missing."""
         self._since_ns = self._calm_since_ns = None
 
-    def feed(self, time_ns: int, epoch: int, told: tuple[float, float, float], *, is_stopped: bool) -> Alarm | None:
+    def feed(self, time_ns: int, epoch: int, second: tuple[float, float, float], *, is_stopped: bool) -> Alarm | None:
         """The next second; the alarm, where it rang or was over by it."""
-        holds, nearly_holds, value = told
+        holds, nearly_holds, value = second
         if math.isnan(holds):
             if is_stopped:
                 self.lose_track()
@@ -164,7 +165,7 @@ class _Watch:
 
 
 def alarm_text(alarm: Alarm) -> str:
-    """How bad it was: `up to 97.0 %`."""
+    """Describe the alarm's worst value: `up to 97.0 %`."""
     if not math.isfinite(alarm.worst):
         return ""
     expression = Expression(alarm.rule.expression)
@@ -172,7 +173,9 @@ def alarm_text(alarm: Alarm) -> str:
 
 
 def bookmark_of(alarm: Alarm) -> Bookmark:
-    """The same alarm has the same bookmark, wherever it rings; what becomes of it is said in a later revision."""
+    """Return the alarm's bookmark. The same alarm has the same bookmark wherever it rings; a later revision says how it
+    ended.
+    """
     return Bookmark(
         bookmark_id=f"{alarm.name}-{alarm.epoch:x}-{alarm.begin_ns:x}",
         time_ns=alarm.begin_ns,

@@ -40,7 +40,9 @@ _GRAMMAR: Final = f"figures, numbers, comparisons, and, or, not, + - * / and {',
 
 
 class Expression:
-    """A condition. Raises BadInput for what is none, with the word that is wrong and what is accepted."""
+    """A condition over figures of a second. Raises BadInput for an invalid one, naming the wrong word and what is
+    accepted.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = " ".join(text.split())
@@ -51,7 +53,7 @@ class Expression:
         """That it names, each once."""
         if not self.figures:
             raise BadInput(f"{self.text!r} names no figure; accepted: {', '.join(SECOND_FIGURES)}")
-        self._told, self.rises = _what_is_told(self._root)
+        self._measured, self.rises = _what_is_told(self._root)
         self._bounded = any(figure.read_low is not None for figure in self.figures)
 
     def holds(self, overview: SessionOverview, rows: slice, slack: float = 0.0) -> FloatArray:
@@ -65,16 +67,16 @@ class Expression:
         return np.where(high == _condition(self._root, replace(at, is_low=True)), high, np.nan)
 
     def value(self, overview: SessionOverview, rows: slice) -> FloatArray:
-        """What the first comparison holds against its threshold, shape (n,); NaN where it is not known."""
+        """The value that the first comparison holds against its threshold, shape (n,); NaN where it is not known."""
         at = _At(overview, rows)
-        value = _number(self._told, at)
-        return np.where(np.isinf(value), _number(self._told, replace(at, is_low=True)), value)
+        value = _number(self._measured, at)
+        return np.where(np.isinf(value), _number(self._measured, replace(at, is_low=True)), value)
 
     @property
     def unit(self) -> str:
-        """Of `value`; empty where it is made of several figures."""
-        names = {node.id for node in _nodes(self._told) if isinstance(node, ast.Name)} - set(_FUNCTIONS)
-        is_plain = not any(isinstance(node, ast.BinOp) for node in _nodes(self._told))
+        """The unit of `value`; empty where the value is made of several figures."""
+        names = {node.id for node in _nodes(self._measured) if isinstance(node, ast.Name)} - set(_FUNCTIONS)
+        is_plain = not any(isinstance(node, ast.BinOp) for node in _nodes(self._measured))
         return SECOND_FIGURES[names.pop()].unit if is_plain and len(names) == 1 else ""
 
 

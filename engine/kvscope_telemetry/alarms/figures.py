@@ -43,7 +43,7 @@ _TIMES_USUAL: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class SecondFigure:
-    """One number of a second."""
+    """One figure of a second that rules can name."""
 
     name: str
     """As an expression has it, with its unit."""
@@ -59,13 +59,13 @@ class SecondFigure:
     outlives_stops: bool = False
     """Whether it means something while the engine is paused."""
 
-    def is_told(self, told: Capabilities) -> bool:
-        """Whether such an engine tells it."""
-        return (unknown_fields(told) - _TOLD_BY_USAGE).isdisjoint(self.columns)
+    def is_told(self, capabilities: Capabilities) -> bool:
+        """Whether an engine with these capabilities reports the figure."""
+        return (unknown_fields(capabilities) - _TOLD_BY_USAGE).isdisjoint(self.columns)
 
 
 def forecast_at(overview: SessionOverview, time_ns: int) -> float | None:
-    """Seconds until free blocks are gone, as it looked at `time_ns`; None where there is nothing to say."""
+    """Seconds until free blocks run out, as forecast at `time_ns`; None without a forecast."""
     last = overview.place_at(time_ns) + 1
     if not last or time_ns - int(overview.time_ns[last - 1]) > 5_000_000_000:
         return None
@@ -233,7 +233,7 @@ SECOND_FIGURES: Final = {figure.name: figure for figure in _ALL}
 
 
 def value_text(value: float, unit: str) -> str:
-    """`97.0 %`, `31 s`, `731 ms`, `1.5/s`."""
+    """Format a value with its unit: `97.0 %`, `31 s`, `731 ms`, `1.5/s`."""
     if unit == "share":
         return f"{100 * value:.1f} %"
     if unit == "bytes":

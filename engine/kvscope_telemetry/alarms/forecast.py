@@ -1,6 +1,7 @@
-"""When the blocks that nobody holds are gone at the present rate: a slope over some seconds, and no guess from noise.
+"""Forecasts when the blocks that nobody holds run out at the present rate: a robust slope over some seconds, and no
+guess from noise.
 
-Cached blocks count as free ones: they are given up when a request needs them. Knows numbers alone.
+Cached blocks count as free: they are evicted when a request needs them. Knows numbers alone.
 """
 
 from __future__ import annotations

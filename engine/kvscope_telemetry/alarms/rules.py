@@ -1,4 +1,4 @@
-"""Rules of alarms: a name, an expression, and for how long it must hold. Those that come with kvscope are such too.
+"""Rules of alarms: a name, an expression, and how long it must hold. The predefined rules are of the same kind.
 
 Owns the rules there are at first, what is accepted of one, and how it is written in a line. How a second is judged is
 `alarm_engine`'s; what an expression is, `expression`'s.
@@ -26,7 +26,7 @@ _UNITS: Final = {"s": 1.0, "min": 60.0}
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """When one alarm rings."""
+    """Says when one alarm rings."""
 
     name: str
     """What the alarm is called: no two rules have the same."""
@@ -48,7 +48,7 @@ DEFAULT_RULES: Final = (
 
 
 def checked(rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Raises BadInput for rules that make no sense, each or together."""
+    """Return the rules. Raises BadInput for rules that are invalid, each or together."""
     found: dict[str, Rule] = {}
     for rule in rules:
         why_not = complaint(rule)
@@ -63,7 +63,7 @@ def checked(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def complaint(rule: Rule) -> str:
-    """What is wrong with a rule, in one line; empty where nothing is."""
+    """Say in one line what is wrong with a rule; empty for a valid one."""
     if not rule.name.strip():
         return "a name is needed"
     if rule.name == NOTE or len(rule.name) > MAX_NAME:
@@ -78,7 +78,7 @@ def complaint(rule: Rule) -> str:
 
 
 def parse_rule(text: str) -> Rule:
-    """Of `[NAME:] EXPRESSION [for N s]`; without a name it is called as its expression. Raises BadInput."""
+    """Parse `[NAME:] EXPRESSION [for N s]`; without a name the rule is named by its expression. Raises BadInput."""
     found = _LINE.fullmatch(" ".join(text.split()))
     assert found is not None, "each part of a line may be missing"
     expression = found["expression"].strip()
@@ -92,11 +92,11 @@ def parse_rule(text: str) -> Rule:
 
 
 def rule_text(rule: Rule) -> str:
-    """`KV usage high: kv_usage > 0.95 for 5 s`."""
+    """Format a rule: `KV usage high: kv_usage > 0.95 for 5 s`."""
     name = "" if rule.name == rule.expression else f"{rule.name}: "
     return f"{name}{rule.expression}" + (f" for {rule.seconds:g} s" if rule.seconds else "")
 
 
-def not_told(rule: Rule, told: Capabilities) -> tuple[str, ...]:
-    """Figures of a sound rule that such an engine does not tell."""
-    return tuple(figure.name for figure in Expression(rule.expression).figures if not figure.is_told(told))
+def unreported_figures(rule: Rule, capabilities: Capabilities) -> tuple[str, ...]:
+    """Return the figures of a valid rule that an engine with these capabilities does not report."""
+    return tuple(figure.name for figure in Expression(rule.expression).figures if not figure.is_told(capabilities))

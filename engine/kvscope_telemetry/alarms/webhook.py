@@ -44,8 +44,8 @@ def checked_url(url: str) -> str:
 
 
 def payload(alarm: Alarm, engine: str, instance: str) -> dict[str, Any]:
-    """What is posted of an alarm, of the engine at the address `instance`."""
-    told = bookmark_of(alarm)
+    """Return the JSON object that is posted for an alarm of the engine at the address `instance`."""
+    document = bookmark_of(alarm)
     return {
         "name": alarm.name,
         "expression": alarm.rule.expression,
@@ -59,7 +59,7 @@ def payload(alarm: Alarm, engine: str, instance: str) -> dict[str, Any]:
         "endsAt": _time_text(alarm.until_ns) if alarm.until_ns else None,
         "engine": engine,
         "instance": instance,
-        "fingerprint": told.bookmark_id,
+        "fingerprint": document.bookmark_id,
     }
 
 
@@ -76,16 +76,16 @@ class Webhook:
         self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
         self._thread.start()
 
-    def post(self, told: Mapping[str, Any]) -> bool:
-        """Never blocks. False: too many wait, and it is dropped."""
+    def post(self, document: Mapping[str, Any]) -> bool:
+        """Queue a post; never blocks. Returns False, and drops it, when too many wait."""
         if self._posts.qsize() >= MAX_QUEUED or self._closing.is_set():
             self.failure = f"{self._where}: {MAX_QUEUED} alarms wait to be posted; more are dropped"
             return False
-        self._posts.put_nowait(msgspec.json.encode(told))
+        self._posts.put_nowait(msgspec.json.encode(document))
         return True
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Post what waits, each once, and end; waits for it no longer than `timeout_s`. Idempotent."""
+        """Post what waits, each once, then end; waits no longer than `timeout_s`. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
             self._posts.put_nowait(None)

@@ -1,6 +1,6 @@
-"""The questions that one GPU is asked through NVML. Each is asked alone: one that fails spoils no other.
+"""The questions that one GPU is asked through NVML. Each is asked separately, so a failing one spoils no other.
 
-Owns what changes between two samples of a GPU (counters become rates). Knows neither how GPUs are found nor lost.
+Owns the values of the last sample that turn counters into rates. Knows neither how GPUs are found nor lost.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class GpuQuestions:
 
     def _memory(self) -> Any:
         """With what is reserved, where the driver is new enough to tell it apart."""
-        told = known(lambda: self._ask("nvmlDeviceGetMemoryInfo", _MEMORY_V2))
-        if told is not None:
-            return told
+        memory = known(lambda: self._ask("nvmlDeviceGetMemoryInfo", _MEMORY_V2))
+        if memory is not None:
+            return memory
         try:
             return self._ask("nvmlDeviceGetMemoryInfo")
         except Exception as error:
@@ -86,13 +86,15 @@ class GpuQuestions:
             return None
         used = {int(p.pid): counted(partial(getattr, p, "usedGpuMemory")) for found in lists for p in found or ()}
         self._names = {pid: self._names.get(pid) or self._name_of(pid) for pid in used}
-        told = [GpuProcess(pid=pid, name=self._names[pid], used_bytes=size) for pid, size in used.items() if pid >= 0]
-        return tuple(sorted(told, key=lambda process: (-(process.used_bytes or 0), process.pid))[:MAX_PROCESSES])
+        processes = [
+            GpuProcess(pid=pid, name=self._names[pid], used_bytes=size) for pid, size in used.items() if pid >= 0
+        ]
+        return tuple(sorted(processes, key=lambda process: (-(process.used_bytes or 0), process.pid))[:MAX_PROCESSES])
 
     def _name_of(self, pid: int) -> str:
         """By the driver, which tells a path, or by the system; empty in a container that sees neither."""
-        told = _text(known(lambda: self._nvml.nvmlSystemGetProcessName(pid)))
-        return Path(told).name[:_MAX_NAME] or _text(known(lambda: Path(f"/proc/{pid}/comm").read_text().strip()))
+        name = _text(known(lambda: self._nvml.nvmlSystemGetProcessName(pid)))
+        return Path(name).name[:_MAX_NAME] or _text(known(lambda: Path(f"/proc/{pid}/comm").read_text().strip()))
 
     def _load(self) -> dict[str, Any]:
         rates: Any = known(lambda: self._ask("nvmlDeviceGetUtilizationRates"))
@@ -171,11 +173,11 @@ def is_not_supported(nvml: Any, error: Exception) -> bool:
 
 
 def words_of(error: BaseException | Iterable[object]) -> str:
-    """A driver's error on one line."""
+    """Return a driver's error as one line."""
     return " ".join(f"{error}".split())[:160] or type(error).__name__
 
 
-def _text(told: Any) -> str:
-    if isinstance(told, bytes):
-        told = told.decode(errors="replace")
-    return told[:_MAX_NAME] if isinstance(told, str) else ""
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    return value[:_MAX_NAME] if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""Every GPU that NVML knows, sample after sample: those that answer, and those that were there and no longer do.
+"""Samples every GPU that NVML knows, including those that were there and no longer answer.
 
 Owns NVML's start and the handles. A driver that is not there, goes, or comes back, and a GPU that falls off the bus,
 are answers like any other: nothing raises.
@@ -48,7 +48,7 @@ class Gpus:
         """Why NVML tells nothing at all."""
 
     def sample(self) -> tuple[Gpu, ...]:
-        """How each of them is now, in the driver's order."""
+        """Sample every GPU, in the driver's order."""
         if self._nvml is None and not self._open():
             return tuple(_lost(facts, self.fault) for facts in self._in_order())
         try:
@@ -113,7 +113,7 @@ class Gpus:
 
 
 def bare_uuid(uuid: str) -> str:
-    """Without what says of what kind it is: CUDA tells it so, NVML with it."""
+    """Return the UUID without its type prefix, as CUDA gives it; NVML gives it with one."""
     return uuid.removeprefix(_GPU).removeprefix(_MIG)
 
 

@@ -21,7 +21,9 @@ _MAX_NAME: Final = 80
 
 
 class HostReader:
-    """`pids`: whose memory is told; None for the `num_largest` of all."""
+    """Reads the host's figures. `pids` are the processes whose memory is reported; None means the
+    `num_largest` of all.
+    """
 
     def __init__(
         self,
@@ -37,19 +39,19 @@ class HostReader:
         self._times: dict[str, tuple[int, int]] = {}
 
     def sample(self) -> Host:
-        """How the machine is now."""
+        """Read the machine's present state."""
         memory = known(self._memory) or {}
 
-        def told(*names: str) -> int | None:
+        def total_of(*names: str) -> int | None:
             return sum(memory[name] for name in names) if all(name in memory for name in names) else None
 
-        swap_total, swap_free = told("SwapTotal"), told("SwapFree")
+        swap_total, swap_free = total_of("SwapTotal"), total_of("SwapFree")
         return Host(
             name=self._name,
-            memory_total_bytes=told("MemTotal"),
-            memory_available_bytes=told("MemAvailable"),
-            memory_free_bytes=told("MemFree"),
-            cached_bytes=told("Cached", "Buffers", "SReclaimable"),
+            memory_total_bytes=total_of("MemTotal"),
+            memory_available_bytes=total_of("MemAvailable"),
+            memory_free_bytes=total_of("MemFree"),
+            cached_bytes=total_of("Cached", "Buffers", "SReclaimable"),
             swap_total_bytes=swap_total,
             swap_used_bytes=max(0, swap_total - swap_free)
             if swap_total is not None and swap_free is not None
@@ -86,5 +88,5 @@ class HostReader:
 
 
 def own_process() -> tuple[int, ...]:
-    """For an engine, that tells of itself."""
+    """Return the figures of this process, for an engine that reports its own."""
     return (os.getpid(),)

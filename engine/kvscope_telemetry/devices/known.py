@@ -1,4 +1,4 @@
-"""Answers that may not come: whatever goes wrong makes one figure unknown, and spoils no other."""
+"""Reads values that may be missing: any failure makes one figure unknown, and spoils no other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _Value = TypeVar("_Value")
 
 
 def known(ask: Callable[[], _Value | None]) -> _Value | None:
-    """What `ask` says; None whatever goes wrong: drivers fail in ways no list of exceptions holds."""
+    """Return what `ask` returns, or None for any failure: drivers fail in ways that no list of exceptions covers."""
     try:
         return ask()
     except Exception:
@@ -17,12 +17,12 @@ def known(ask: Callable[[], _Value | None]) -> _Value | None:
 
 
 def counted(ask: Callable[[], int | None]) -> int | None:
-    """A whole number that is not negative, else None."""
+    """Return a whole number that is not negative, else None."""
     value = known(lambda: int(said) if (said := ask()) is not None else None)
     return value if value is not None and 0 <= value < 1 << 63 else None
 
 
 def measured(ask: Callable[[], float | None]) -> float | None:
-    """A number that is not negative, else None."""
+    """Return a number that is not negative, else None."""
     value = known(lambda: float(said) if (said := ask()) is not None else None)
     return value if value is not None and 0 <= value < float("inf") else None

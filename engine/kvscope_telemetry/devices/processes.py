@@ -1,4 +1,4 @@
-"""Processes in the host's memory, by kind of memory, from `/proc/PID`. One that ends meanwhile is left out.
+"""Reads the memory of processes on the host by kind, from `/proc/PID`. A process that ends meanwhile is left out.
 
 Owns the processor times that shares of cores are worked out from.
 """

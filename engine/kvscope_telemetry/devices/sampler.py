@@ -1,4 +1,4 @@
-"""GPUs and host in one message, each time it is asked."""
+"""Samples GPUs and host into one message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DevicesSampler:
         self._clock_ns = clock_ns
 
     def sample(self, epoch: int) -> Devices:
-        """How all of it is now."""
+        """Sample all devices now."""
         gpus = self._gpus.sample()
         index_of = {bare_uuid(gpu.uuid): gpu.index for gpu in gpus}
         return Devices(

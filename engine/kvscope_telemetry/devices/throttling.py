@@ -36,17 +36,17 @@ HARMLESS: Final = frozenset({"idle", "application_clocks", "display_clocks", "sy
 
 
 def names_of(bits: int) -> tuple[str, ...]:
-    """The names of all bits that are set; one that has no name here is called by its number."""
+    """Return the names of all set bits; a bit without a name here is given by its number."""
     found = tuple(name for bit, name in _BITS.items() if bits & bit)
     other = bits & ~sum(_BITS)
     return (*found, f"reason {other:#x}") if other else found
 
 
 def in_words(names: Iterable[str]) -> str:
-    """What a person reads; empty where nothing holds the clocks."""
+    """Describe the reasons for a person; empty when nothing limits the clocks."""
     return ", ".join(WORDS.get(name, name) for name in names)
 
 
 def is_slowed(names: Iterable[str]) -> bool:
-    """Whether one of them costs speed that nobody gave up on purpose."""
+    """Whether one of the reasons costs speed that nobody gave up on purpose."""
     return any(name not in HARMLESS for name in names)

@@ -15,7 +15,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Of `span`; `watch` follows what reads it."""
+    """The range `span` of a recording; `watch` follows the progress of reading it."""
 
     recording: Exported
     overview: SessionOverview
@@ -24,9 +24,9 @@ class Content:
     watch: ProgressCallback | None = None
 
     def messages(self) -> Iterator[tuple[int, TelemetryMessage]]:
-        """Those of the range, each with its time."""
+        """The messages of the range, each with its time."""
         return iter(timed_messages(self.recording, self.span, self.watch))
 
     def histories(self) -> list[RequestHistory]:
-        """The requests of the range, with what events from before it tell of them."""
+        """The requests of the range, completed by what earlier events say of them."""
         return read_request_histories(self.messages(), self.overview.events)

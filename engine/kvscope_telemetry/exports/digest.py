@@ -22,7 +22,7 @@ _TOTALS: Final = tuple(figure.column for figure in FIGURES if figure.column and 
 
 
 class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The block pool."""
+    """The size and use of the block pool."""
 
     num_blocks: int
     block_size_tokens: int
@@ -35,7 +35,7 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Digest(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the range; shares are 0 to 1, and None where nothing tells."""
+    """The figures of a range; shares are 0 to 1, and None where unknown."""
 
     model: str
     device: str

@@ -1,4 +1,4 @@
-"""Taking a range of a recording out, into a file whose name says in which format.
+"""Exports a range of a recording to a file, whose name says the format.
 
 Owns how the name of a file says what is wanted. Which formats and tables there are is in `kinds`.
 """
@@ -33,7 +33,9 @@ REPORT_FORMATS: Final = _BY_NAME["html"].suffixes
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to write where. Raises BadInput for a name that says no format, or a kind that it does not say."""
+    """What to write, and where. Raises BadInput for a name without a known format, or a kind that the format does not
+    have.
+    """
 
     path: Path
     kind: str

@@ -1,4 +1,4 @@
-"""Which requests of a recording's range missed their goals, and what delayed each."""
+"""Finds which requests of a recording's range missed their latency goals, and what delayed each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 @dataclass(frozen=True, slots=True)
 class MissedRequest:
-    """One that missed a goal."""
+    """A request that missed a goal."""
 
     history: RequestHistory
     took_s: dict[str, float]
@@ -28,7 +28,7 @@ class MissedRequest:
 
 @dataclass(frozen=True, slots=True)
 class GoalsKept:
-    """Of the requests that finished in the range."""
+    """How the requests that finished in the range kept their goals."""
 
     goals: Goals
     judged: Judged
@@ -38,7 +38,7 @@ class GoalsKept:
 
     @property
     def num_missed(self) -> int:
-        """All of them."""
+        """Number of requests that missed a goal."""
         return int(np.count_nonzero(self.judged.missed))
 
     @property
@@ -76,10 +76,10 @@ def goals_kept(
     judged = judge({name: np.array([one[name] for one in each]) for name in GOAL_NAMES}, goals)
     rated = [(-_ratio(each[place], goals), place) for place in np.flatnonzero(judged.missed).tolist()]
     worst = [place for _, place in sorted(rated)[:count]]
-    told = [overview.events[place] for place in range(len(overview.events))] if worst else []
+    events = [overview.events[place] for place in range(len(overview.events))] if worst else []
     limit = recording.info.hello.cache.max_num_seqs
     delays = {
-        epoch: Delays((timed.event for timed in told if timed.epoch == epoch), limit)
+        epoch: Delays((timed.event for timed in events if timed.epoch == epoch), limit)
         for epoch in {finished[place].epoch for place in worst}
     }
     missed = [_missed(finished[place], each[place], delays[finished[place].epoch], goals) for place in worst]

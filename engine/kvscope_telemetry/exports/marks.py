@@ -1,6 +1,6 @@
-"""Bookmarks and alarms of an exported range: what stands of all that was said, in the order of time.
+"""The bookmarks and alarms of an exported range: the newest revision of each, ordered by time.
 
-Owns which belong to a range: those that reach into it.
+Owns which belong to a range: those that overlap it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, settled
 
 
 def marks_in(recording: Exported, span: Span, more: Iterable[Bookmark] = ()) -> list[Bookmark]:
-    """Of the recording, and `more` that is kept elsewhere: bookmarks of a finished file are beside it."""
+    """Return the recording's bookmarks and `more`, which are kept elsewhere: those of a finished file are beside it."""
     standing = in_order(settled([*recording.bookmarks(), *more]).values())
     return [mark for mark in standing if mark.time_ns <= span.until_ns and end_of(mark) >= span.from_ns]
 
 
 def end_of(mark: Bookmark) -> int:
-    """When it was over; a moment is over at once."""
+    """When it ended; the end of a moment is the moment itself."""
     return max(mark.until_ns, mark.time_ns)
 
 
 def name_of(mark: Bookmark) -> str:
-    """What it is about: a person's words, or an alarm's name and how bad it was."""
+    """Return what the mark is about: a person's words, or an alarm's name and worst value."""
     name = "" if mark.is_note else mark.kind
     return ": ".join(part for part in (name, mark.text) if part) or "Bookmark"

@@ -1,4 +1,6 @@
-"""A file that is there when it is whole, and not before: written as `name.part`, and nothing is ever overwritten."""
+"""Writes a file that appears only when it is complete: it is written as `name.part`, and nothing is ever
+overwritten.
+"""
 
 from __future__ import annotations
 

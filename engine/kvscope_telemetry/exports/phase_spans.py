@@ -1,4 +1,5 @@
-"""The lives of requests, read out of telemetry: when each waited, computed its prompt, decoded, stood aside for whom.
+"""Reads the phases of requests from telemetry: when each waited, computed its prompt, decoded, or stood aside and for
+which request.
 
 Owns how phases follow from events and, where an engine tells few, from the states in frames. Knows no files.
 """
@@ -46,7 +47,7 @@ _ENDS: Final = ("finished", "aborted", "refused")
 
 @dataclass(slots=True)
 class PhaseSpan:
-    """A stretch of a life, by the recording's clock."""
+    """A phase of a request, on the recording's clock."""
 
     kind: PhaseKind
     start_ns: int
@@ -59,7 +60,7 @@ class PhaseSpan:
 
 @dataclass(slots=True)
 class RequestHistory:
-    """A request. Times are the recording's clock; None: not seen."""
+    """The phases and end of a request. Times are on the recording's clock; None means not seen."""
 
     epoch: int
     info: RequestInfo
@@ -111,7 +112,7 @@ class RequestHistory:
         return phase.start_ns - offset_ns, (until_ns if phase.end_ns is None else phase.end_ns) - offset_ns
 
     def begin(self, kind: PhaseKind, time_ns: int, cause: str = "", other: int = 0) -> None:
-        """A phase begins, and the one before ends."""
+        """Begin a phase, and end the one before."""
         if self.phases:
             last = self.phases[-1]
             time_ns = max(time_ns, last.start_ns)
@@ -119,7 +120,7 @@ class RequestHistory:
         self.phases.append(PhaseSpan(kind, time_ns, None, cause, other))
 
     def finish(self, how: str, time_ns: int, reason: str = "") -> None:
-        """It is over."""
+        """End the request."""
         self.end, self.end_reason = how, reason
         self.end_ns = max(time_ns, self.phases[-1].start_ns) if self.phases else time_ns
         if self.phases:
@@ -127,7 +128,7 @@ class RequestHistory:
 
     @property
     def phase(self) -> PhaseKind | None:
-        """The one in progress."""
+        """The phase in progress."""
         return self.phases[-1].kind if self.phases and not self.is_ended else None
 
 
@@ -181,11 +182,11 @@ class RequestHistoryReader:
         if self._before is None:
             return
         places = self._before.find(last_ns=log_time_ns, request=(history.epoch, info.number)).tolist()
-        told = [self._before[place] for place in places]
-        told = [timed for timed in told if timed.event.number == info.number and timed.event.kind not in _ENDS]
-        if told and told[0].event.kind == "admitted":
+        earlier = [self._before[place] for place in places]
+        earlier = [timed for timed in earlier if timed.event.number == info.number and timed.event.kind not in _ENDS]
+        if earlier and earlier[0].event.kind == "admitted":
             history.begin(PhaseKind.QUEUED, history.arrival_ns)
-        for timed in told:
+        for timed in earlier:
             self._note_event(timed.event, timed.time_ns)
 
     def _announce(self, info: RequestInfo) -> RequestHistory:

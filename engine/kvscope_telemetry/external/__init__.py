@@ -1,1 +1,1 @@
-"""A running vLLM or SGLang as a source of ours: its KV events and metrics, told in our own messages. Knows no Qt."""
+"""Watches a running vLLM or SGLang as a source: turns its KV events and metrics into our messages. Knows no Qt."""

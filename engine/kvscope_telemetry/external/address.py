@@ -1,4 +1,4 @@
-"""Where another engine is and how it is reached, such as vllm://HOST:8000/?rank=1. Knows no sockets."""
+"""The address of another engine and its options, such as vllm://HOST:8000/?rank=1. Knows no sockets."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ExternalAddress:
         return address
 
     def __str__(self) -> str:
-        told = {
+        options = {
             "kv_events": self.kv_events,
             "replay": self.replay,
             "topic": self.topic,
@@ -81,7 +81,7 @@ class ExternalAddress:
             "model": self.model,
             "tokenizer": self.tokenizer,
         }
-        query = urlencode({name: value for name, value in told.items() if value}, safe=":/*[]")
+        query = urlencode({name: value for name, value in options.items() if value}, safe=":/*[]")
         return f"{self.engine.scheme}://{self.authority}{self.path}" + (f"/?{query}" if query else "")
 
     @property
@@ -133,13 +133,13 @@ def each_rank(text: str) -> list[str]:
     """
     where, _, query = text.partition("?")
     options = query.split("&")
-    told = [option.partition("=")[2] for option in options if option.startswith("ranks=")]
-    if not told:
+    counts = [option.partition("=")[2] for option in options if option.startswith("ranks=")]
+    if not counts:
         return [text]
     others = [option for option in options if not option.startswith("ranks=")]
-    number = told[0]
+    number = counts[0]
     is_number = number.isascii() and number.isdigit() and len(number) <= len(str(MAX_RANKS))
-    if not is_number or not 1 <= int(number) <= MAX_RANKS or len(told) > 1:
+    if not is_number or not 1 <= int(number) <= MAX_RANKS or len(counts) > 1:
         raise BadInput(f"ranks={number!r} is not accepted: how many data-parallel ranks there are, 1 to {MAX_RANKS}")
     if any(option.startswith("rank=") for option in others):
         raise BadInput(f"address {text!r} is not accepted: rank or ranks, not both")

@@ -1,4 +1,4 @@
-"""What cached blocks hold, as tokens and as text where their tokenizer is on this machine.
+"""The tokens of cached blocks, and their text where the tokenizer is on this machine.
 
 Nothing is downloaded for it, and no server is asked: a monitor does not call strangers by itself.
 """

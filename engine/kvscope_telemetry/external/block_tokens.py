@@ -1,4 +1,5 @@
-"""The tokens of cached blocks, as KV events told them: by hash, for a hash names a text wherever it is.
+"""The tokens of cached blocks, as KV events reported them. They are found by hash, because a hash names a text wherever
+it is stored.
 
 Bounded in bytes; the oldest go first. Written by one thread, read by any.
 """

@@ -1,4 +1,5 @@
-"""What has to be known of an engine to watch it from outside: all of it, in one description a module of its own makes.
+"""Describes an engine that is watched from outside. Each such engine's module makes one description with everything
+kvscope has to know of it.
 
 Engines differ in nothing else: whoever wants to know what an engine is called, how it is read or what it can tell asks
 its description and never its name. `engines.py` lists them.

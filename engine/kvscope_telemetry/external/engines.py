@@ -1,4 +1,6 @@
-"""The engines that are watched from outside: a module and a line each. Everything else asks here."""
+"""The list of engines that are watched from outside, a module and a line for each. All other code finds
+engines here.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,6 @@ def engine_name(scheme: str) -> str:
 
 def each_engine(form: str, last: str = "or") -> str:
     """`form` with the {scheme} and {name} of each: "{name}" gives "vLLM or SGLang"."""
-    told = [form.format(scheme=engine.scheme, name=engine.name) for engine in ENGINES]
-    *others, end = told
+    forms = [form.format(scheme=engine.scheme, name=engine.name) for engine in ENGINES]
+    *others, end = forms
     return f"{', '.join(others)} {last} {end}" if others else end

@@ -1,4 +1,4 @@
-"""The Hello of another engine: what is known of it, and what it can tell. Knows no events."""
+"""Makes the Hello of another engine, from what is known of it and what it can report. Knows no events."""
 
 from __future__ import annotations
 

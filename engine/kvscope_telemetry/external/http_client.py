@@ -192,13 +192,13 @@ class HttpQuestion:
         if self._is_cut:
             raise ConnectionAbortedError("cut off")
 
-    def _follow(self, event: str, told: Mapping[str, Any]) -> None:
+    def _follow(self, event: str, info: Mapping[str, Any]) -> None:
         """httpx's trace: the one way to the socket before an answer has begun."""
         if event.endswith("connect_tcp.started"):
-            self._peer = f"{told['host']}:{told['port']}"
+            self._peer = f"{info['host']}:{info['port']}"
         elif event.endswith(("connect_tcp.complete", "start_tls.complete")):
             with self._lock:
-                self._socket = told["return_value"].get_extra_info("socket")
+                self._socket = info["return_value"].get_extra_info("socket")
                 if self._is_cut:
                     self._shut_down()
 

@@ -1,4 +1,4 @@
-"""A page of metrics, read: samples by name and label, of one data-parallel rank. Knows no engine's names.
+"""Parses a page of Prometheus metrics: samples by name and label, of one data-parallel rank. Knows no engine's names.
 
 Prometheus' own parser reads it. Lines of other programs on the same page are left out before that, for a page may be
 large and the parser is slow.

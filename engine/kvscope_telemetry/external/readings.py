@@ -1,4 +1,4 @@
-"""What a page of metrics says of one data-parallel rank, whichever engine and version it is from.
+"""The values of a metrics page for one data-parallel rank, whichever engine and version wrote it.
 
 What a page does not say is None, never 0. Knows no engine's names: those are in the engines' modules, which read a page
 with what is here.

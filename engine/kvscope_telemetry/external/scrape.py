@@ -180,8 +180,8 @@ def reachable(facts: ServerFacts, address: ExternalAddress) -> ServerFacts:
     return replace(facts, kv_events=kv_events, replay=_endpoint(facts.replay, address))
 
 
-def _endpoint(told: str, address: ExternalAddress) -> str:
-    endpoint = address.on_this_host(told)
+def _endpoint(named: str, address: ExternalAddress) -> str:
+    endpoint = address.on_this_host(named)
     try:
         check_endpoint("endpoint", endpoint, is_client=True)
     except BadInput:

@@ -65,16 +65,16 @@ def _ask_facts(ask: Ask) -> ServerFacts:
     return facts if facts.model else replace(facts, model=text(info.get("served_model_name")))
 
 
-def _events(told: object) -> dict[str, Any]:
-    told = mapping(told)
-    host, port = text(told.get("endpoint_host")), whole(told.get("endpoint_port_base"))
+def _events(config: object) -> dict[str, Any]:
+    config = mapping(config)
+    host, port = text(config.get("endpoint_host")), whole(config.get("endpoint_port_base"))
     if not host or not port:
         return {}
-    replay = whole(told.get("replay_endpoint_port_base"))
+    replay = whole(config.get("replay_endpoint_port_base"))
     return {
         "kv_events": f"tcp://{host}:{port}",
         "replay": f"tcp://{host}:{replay}" if replay else "",
-        "topic": text(told.get("topic")),
+        "topic": text(config.get("topic")),
     }
 
 

@@ -1,4 +1,5 @@
-"""Rows for cached blocks: KV events name blocks by hash and say no place, so a row is a slot that is given out here.
+"""Assigns ledger rows to cached blocks: KV events name blocks by hash and give no location, so each block gets a row
+here.
 
 Owns the ledger and which block is in which row. Rows of a tier lie together; a block that is in several media or groups
 of the cache has a row in each. Knows no messages, and nothing of time.

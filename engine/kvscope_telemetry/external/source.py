@@ -83,15 +83,15 @@ class ExternalSource:
         """How it is now: the worse of metrics and KV events."""
         events = self._events.status
         state, reason = self._standing(events)
-        told = events or StreamStatus()
+        stream = events or StreamStatus()
         return SourceStatus(
             state=state,
             reason=reason,
             frames_received=self._translator.num_frames,
             frames_dropped=self._hand_over.num_discarded,
             resyncs=self._translator.restarts.count,
-            messages_rejected=told.num_unreadable + told.num_of_other_ranks,
-            num_skipped=told.num_unknown_events,
+            messages_rejected=stream.num_unreadable + stream.num_of_other_ranks,
+            num_skipped=stream.num_unknown_events,
             last_message_ns=self._heard_ns,
         )
 

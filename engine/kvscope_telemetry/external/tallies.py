@@ -1,4 +1,4 @@
-"""Our counters and curves, made of what another engine's metrics say. Knows no blocks but their number."""
+"""Derives our counters and curves from another engine's metrics. Knows of blocks only their number."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Tallies:
         self.has_news |= self.counters != old
         self.used_share = -1.0 if reading.used_share is None else reading.used_share
         earlier = {} if before is None else before.latencies
-        told = [histogram.since(earlier.get(kind), kind) for kind, histogram in reading.latencies.items()]
-        self.latencies = tuple([each for each in told if each is not None])
+        latencies = [histogram.since(earlier.get(kind), kind) for kind, histogram in reading.latencies.items()]
+        self.latencies = tuple([each for each in latencies if each is not None])
 
     def take_batch(self) -> Batch:
         """Tokens since the last call; what is counted is told with it."""

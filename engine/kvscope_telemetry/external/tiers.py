@@ -1,4 +1,4 @@
-"""The rows of one tier: which are free, and what was written into them since somebody looked.
+"""The rows of one tier: which are free, and which were written since the last look.
 
 A row's number counts within its tier; where the tier begins in the ledger is told by who lays the ledger out.
 """

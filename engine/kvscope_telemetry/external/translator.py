@@ -177,19 +177,19 @@ class Translator:
         """In order. `is_heard`: whether the engine gave a sign of life lately."""
         if not self.has_begun:
             return []
-        told: list[TelemetryMessage] = []
+        messages: list[TelemetryMessage] = []
         if self._slots.must_change:
             self._slots.lay_out(self._block_size)
             self._begin_epoch()
         if self._wants_snapshot:
-            told.append(self._snapshot(now_ns))
-        told += self._frames(now_ns)
-        told += self._others
+            messages.append(self._snapshot(now_ns))
+        messages += self._frames(now_ns)
+        messages += self._others
         self._others = []
         if is_heard and now_ns - self._beat_ns >= HEARTBEAT_NS:
             self._beat_ns = now_ns
-            told.append(self._heartbeat(now_ns))
-        return told
+            messages.append(self._heartbeat(now_ns))
+        return messages
 
     def _snapshot(self, now_ns: int) -> Snapshot:
         self._wants_snapshot = False

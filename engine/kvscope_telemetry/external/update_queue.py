@@ -1,4 +1,4 @@
-"""Messages that were made here on their way to who takes updates, and to a sink: in order, coalesced, bounded.
+"""A queue of locally made messages for whoever takes updates, and for a sink: ordered, coalesced, bounded.
 
 The same parts that a live source has, without its sockets. `give` belongs to one thread.
 """

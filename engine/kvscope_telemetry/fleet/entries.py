@@ -83,10 +83,10 @@ def _without_comment(line: str) -> str:
 
 
 def _trouble(refused: list[str], num_over: int) -> str:
-    told = []
+    faults = []
     if refused:
         more = f" (and {len(refused) - 1:,} more lines)" if len(refused) > 1 else ""
-        told.append(f"left out: {refused[0]}{more}")
+        faults.append(f"left out: {refused[0]}{more}")
     if num_over:
-        told.append(f"{num_over:,} addresses ignored: at most {MAX_ENTRIES} are watched")
-    return "; ".join(told)
+        faults.append(f"{num_over:,} addresses ignored: at most {MAX_ENTRIES} are watched")
+    return "; ".join(faults)

@@ -1,4 +1,4 @@
-"""The engines that a person attached to before, as a fleet's list."""
+"""Makes a fleet's list from the engines that a person attached to before."""
 
 from __future__ import annotations
 

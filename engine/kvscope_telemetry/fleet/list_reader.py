@@ -1,4 +1,4 @@
-"""Reads a list again and again, and keeps the last good one where that fails. Owns the thread that does."""
+"""Reads a list repeatedly, and keeps the last good version when a reading fails. Owns the thread that does so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvscope_telemetry.fleet.list_texts import ListText
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """How the list is now."""
+    """The present state of the list."""
 
     entries: tuple[FleetEntry, ...] = ()
     trouble: str = ""
@@ -36,7 +36,7 @@ class ListReader:
         changed: Callable[[tuple[FleetEntry, ...]], None],
         api_key: str = "",
     ) -> None:
-        self.told = Listed()
+        self.listed = Listed()
         self._text, self._every_s, self._changed, self._api_key = text, every_s, changed, api_key
         self._stopped, self._wanted = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvscope-fleet-list", daemon=True)
@@ -48,7 +48,7 @@ class ListReader:
         return self._text.name
 
     def read_now(self) -> None:
-        """Soon, not only when it is time."""
+        """Read the list soon, without waiting for the interval."""
         self._wanted.set()
 
     def stop(self) -> None:
@@ -69,13 +69,13 @@ class ListReader:
                 self._wanted.wait(self._every_s)
 
     def _read(self) -> None:
-        before = self.told
+        before = self.listed
         try:
             read = parse_list(self._text.read(self._stopped), self._api_key)
         except BadInput as error:
             is_old = before.read_ns > 0
-            self.told = Listed(before.entries, str(error), is_old, before.read_ns, before.num_tries + 1)
+            self.listed = Listed(before.entries, str(error), is_old, before.read_ns, before.num_tries + 1)
             return
-        self.told = Listed(read.entries, read.trouble, False, time.monotonic_ns(), before.num_tries + 1)
+        self.listed = Listed(read.entries, read.trouble, False, time.monotonic_ns(), before.num_tries + 1)
         if read.entries != before.entries and not self._stopped.is_set():
             self._changed(read.entries)

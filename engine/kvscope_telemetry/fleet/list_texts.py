@@ -94,7 +94,7 @@ class CommandText:
             raise BadInput(f"{self._words[0]!r} cannot be run: {reason}") from None
         with process:
             try:
-                told, errors = self._output(process, stopped)
+                output, errors = self._output(process, stopped)
                 code = self._end(process, stopped)
             finally:
                 with suppress(ProcessLookupError):
@@ -102,7 +102,7 @@ class CommandText:
         if code:
             said = " ".join(errors.decode("utf-8", "replace").split())
             raise BadInput(f"{self._words[0]!r} failed (exit code {code})" + (f": {said[:300]}" if said else ""))
-        return _decoded(told, f"what {self._words[0]!r} printed")
+        return _decoded(output, f"what {self._words[0]!r} printed")
 
     def _output(self, process: subprocess.Popen[bytes], stopped: threading.Event) -> tuple[bytes, bytes]:
         """What it printed, and the beginning of what it complained of."""

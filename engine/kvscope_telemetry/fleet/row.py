@@ -1,4 +1,4 @@
-"""What a fleet tells of one engine at a moment. None is unknown, never 0."""
+"""The figures that a fleet shows of one engine at one moment. None means unknown, never 0."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _WHAT: Final = "connections file"
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """An engine, and how one gets in."""
+    """An engine, and the credentials to access it."""
 
     endpoint: str
     key: str = ""
@@ -72,13 +72,17 @@ def read_connections() -> list[Connection]:
 
 
 def remember(connection: Connection) -> None:
-    """Put it first; another one to the same endpoint goes. Raises BadInput when it cannot be written."""
+    """Put this connection first, replacing another one to the same endpoint. Raises BadInput when the file cannot be
+    written.
+    """
     others = [other for other in read_connections() if other.endpoint != connection.endpoint]
     _write([connection, *others][:MAX_REMEMBERED])
 
 
 def rename(endpoint: str, label: str) -> None:
-    """Give a remembered one another label; nothing where it is not remembered. Raises BadInput as `remember` does."""
+    """Give a remembered connection another label; does nothing when it is not remembered. Raises BadInput as `remember`
+    does.
+    """
     before = read_connections()
     after = [replace(known, label=label) if known.endpoint == endpoint else known for known in before]
     if after != before:
@@ -86,7 +90,7 @@ def rename(endpoint: str, label: str) -> None:
 
 
 def forget(endpoint: str) -> None:
-    """Take it out; its key file stays where it is. Raises BadInput as `remember` does."""
+    """Remove a connection; its key file stays. Raises BadInput as `remember` does."""
     _write([known for known in read_connections() if known.endpoint != endpoint])
 
 

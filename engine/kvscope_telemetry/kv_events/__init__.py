@@ -1,1 +1,1 @@
-"""KV events, as vLLM and SGLang publish them and as our engine does: what is cached, block by block, over ZeroMQ."""
+"""KV events, as vLLM, SGLang and our engine publish them over ZeroMQ: which blocks are cached."""

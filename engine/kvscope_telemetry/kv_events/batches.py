@@ -1,4 +1,4 @@
-"""What a publisher of KV events says: blocks stored, blocks removed, all cleared; batches of them.
+"""The events of a KV events publisher: blocks stored, blocks removed, all cleared; and batches of them.
 
 Owns what these mean to us, whoever sent them and in whichever layout: hashes are of one type. Knows neither bytes nor
 sockets: those are `decoding`, `encoding` and `stream`.

@@ -64,7 +64,7 @@ class Continuity:
     # What happens to the live line.
 
     def live(self, seq: int, payload: bytes) -> None:
-        """A batch was published."""
+        """Take a batch that was published."""
         is_awaited = self.is_checking and self.has_joined and seq == self.last + 1
         if is_awaited or not (self.wants or self.is_replaying):
             self._follow(seq, payload)
@@ -72,23 +72,23 @@ class Continuity:
             self._held.hold(seq, payload)
 
     def dropped(self) -> None:
-        """A batch was published and thrown away here, for want of room."""
+        """Note that a published batch was thrown away here because the queue was full."""
         self._ask("more came than was taken")
 
     def connected_anew(self) -> None:
-        """The connection was lost and is there again: batches may be missing, or the engine another one."""
+        """Note a reconnection: batches may be missing, or the engine may be another one."""
         if self._can_replay:
             self._ask("reconnected")
         elif self.has_joined:
             self.uncertain = "the connection was lost for a while, and no replay endpoint tells what was missed"
 
     def check(self) -> None:
-        """It has been quiet: ask whether anything was missed."""
+        """Check after a quiet time whether anything was missed."""
         if self._can_replay and not self.wants and not self.is_replaying:
             self.wants, self._is_check = "asking whether anything was missed", True
 
     def try_again(self) -> None:
-        """After a replay that failed: ask for everything."""
+        """Ask for everything, after a replay that failed."""
         if self.failed:
             self._begin_anew("asking again for what was missed")
 
@@ -103,7 +103,7 @@ class Continuity:
         return max(self.last, 0)
 
     def replayed(self, seq: int, payload: bytes) -> None:
-        """An answer."""
+        """Take one batch of the replay."""
         if not self.is_replaying:
             return
         if not self._is_proven:
@@ -119,7 +119,7 @@ class Continuity:
             self._held.hold(seq, payload)
 
     def end_replay(self) -> None:
-        """All answers came."""
+        """End the replay: all of it came."""
         if not self.is_replaying:
             return
         self.is_replaying = self._is_check = False
@@ -288,7 +288,7 @@ class HeldBatches:
         return len(self._payloads)
 
     def hold(self, seq: int, payload: bytes) -> None:
-        """Keep it; the one that came last under a number stands."""
+        """Keep a batch; a later one with the same number replaces it."""
         self.take(seq)
         num_bytes = len(payload) + _EACH_BYTES
         if self._num_bytes + num_bytes <= self._max_bytes:
@@ -325,14 +325,14 @@ class SeenBatches:
         self._gaps: deque[tuple[int, int]] = deque(maxlen=MAX_GAPS)
 
     def add(self, seq: int, payload: bytes) -> None:
-        """It was given, or could not be read."""
+        """Note a batch that was passed on or could not be read."""
         self._prints[seq] = hash(payload)
         if len(self._prints) > MAX_SEEN:
             for old in list(islice(self._prints, MAX_SEEN // 8)):
                 del self._prints[old]
 
     def skip(self, first: int, last: int) -> None:
-        """They were given up."""
+        """Note batches that were given up."""
         self._gaps.append((first, last))
 
     def is_same(self, seq: int, payload: bytes) -> bool:
@@ -344,7 +344,7 @@ class SeenBatches:
         return any(first <= seq <= last for first, last in self._gaps)
 
     def clear(self) -> None:
-        """Another start."""
+        """Forget everything, because the publisher started anew."""
         self._prints.clear()
         self._gaps.clear()
 
@@ -367,7 +367,7 @@ class StreamCounts:
     replays: int = 0
 
     def take(self, batch: EventBatch) -> None:
-        """A batch was given."""
+        """Count a batch that was passed on."""
         self.batches += 1
         self.events += len(batch.events)
         self.unreadable += batch.num_unreadable_events

@@ -1,4 +1,4 @@
-"""Bytes of a publisher into a batch of KV events, whichever version of vLLM or SGLang, or of ours, they are from.
+"""Decodes a publisher's bytes into a batch of KV events, for every version of vLLM, SGLang and kvscope.
 
 What is unknown is left out and counted, without loss of the rest. Work and memory are bounded by the size of the bytes.
 Raises nothing but ProtocolError.

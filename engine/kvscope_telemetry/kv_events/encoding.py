@@ -1,4 +1,4 @@
-"""A batch of KV events into bytes that consumers of vLLM's and SGLang's events read.
+"""Encodes a batch of KV events into the bytes that consumers of vLLM's and SGLang's events read.
 
 Byte for byte what vLLM 0.33 sends (maps), or vLLM 0.23 (arrays, for who stands in for an old engine).
 """

@@ -29,7 +29,7 @@ class StreamState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """At one moment."""
+    """The state of the stream at one moment."""
 
     state: StreamState = StreamState.JOINING
     why: str = ""
@@ -57,7 +57,7 @@ class StreamStatus:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The next batch."""
+    """The next batch of events."""
 
     seq: int
     batch: EventBatch

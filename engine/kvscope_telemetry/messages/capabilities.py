@@ -59,14 +59,14 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     @property
     def unknown_columns(self) -> frozenset[str]:
         """Names of the ledger's columns that are not told."""
-        told = {
+        known = {
             "owner": self.owners,
             "ref_count": self.ref_counts,
             "filled": self.filled,
             "prefix_hits": self.prefix_hits,
             "last_used_step": self.last_used,
         }
-        return frozenset(name for name, is_told in told.items() if not is_told)
+        return frozenset(name for name, is_told in known.items() if not is_told)
 
 
 OWN_ENGINE: Final = Capabilities()

@@ -1,4 +1,4 @@
-"""What a command costs whoever holds it: the memory of everything it carries, and a constant for each thing.
+"""Estimates the memory that a waiting command takes: everything it carries, and a constant for each object.
 
 Limits are counted in these bytes, so that a million empty things weigh what they take. Knows no limit.
 """
@@ -31,7 +31,7 @@ NUMBER_BYTES: Final = 40
 
 
 def command_bytes(command: Command) -> int:
-    """Bytes that `command` takes while it waits; never less than what it took on the wire, by far."""
+    """Return the bytes that `command` takes while it waits; never much less than it took on the wire."""
     if isinstance(command, Submit):
         return COMMAND_BYTES + _submit_bytes(command)
     if isinstance(command, GetBlockText | Pin | Unpin | Evict):
@@ -61,7 +61,7 @@ def _submit_bytes(submit: Submit) -> int:
 
 
 def sampling_bytes(sampling: SamplingParams) -> int:
-    """Of options that may be long."""
+    """Return the bytes of those sampling options that may be long."""
     structured = sampling.structured
     return (
         sum(map(sys.getsizeof, sampling.stop))

@@ -1,7 +1,7 @@
-"""What a machine says of all its GPUs, its memory and its cores: one message a sample.
+"""A machine's figures of all its GPUs, its memory and its cores: one message for each sample.
 
-None is "not known": not supported by the driver, not allowed, or lost; never zero. Owns shapes and units; how they are
-read is the room `devices`.
+None means not known: not supported by the driver, not allowed, or lost; never zero. Owns shapes and units; the package
+`devices` reads the values.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Of serving."""
+    """The plan for serving."""
 
     gpu_bytes: int
     allowed_bytes: int
@@ -69,7 +69,7 @@ class InferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Of training."""
+    """The plan for training."""
 
     gpu_bytes: int
     fits: bool
@@ -83,7 +83,7 @@ class TrainingAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it; training only when asked for."""
+    """The whole plan; `training` is there only when asked for."""
 
     model: str
     architecture: str

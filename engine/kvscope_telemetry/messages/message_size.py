@@ -1,4 +1,4 @@
-"""About how many bytes a message is on the wire, without encoding it: for bounds on what waits.
+"""Estimates a message's size on the wire without encoding it, for bounds on queues.
 
 Costs the engine's thread less than a microsecond, which matters more than bytes. Knows no queue.
 """
@@ -17,7 +17,7 @@ _EVENT_BYTES: Final = 300
 
 
 def approximate_bytes(message: TelemetryMessage) -> int:
-    """Near enough for a bound; not less than it is, but for very long names and causes."""
+    """Return a size that is near enough for a bound, and too small only for very long names and causes."""
     if not isinstance(message, Frame | Snapshot):
         return _SMALL_BYTES
     requests = message.requests

@@ -1,4 +1,4 @@
-"""What a model is called where a person reads it."""
+"""The short name of a model, as a person reads it."""
 
 from __future__ import annotations
 

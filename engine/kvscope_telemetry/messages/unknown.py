@@ -1,4 +1,5 @@
-"""What a later version says that this one has no word for: left out or called unknown, counted, never in the way.
+"""Handles what a later version sends and this one does not know: it is left out or called unknown, counted, and never
+in the way.
 
 Owns the rules of that: an event of an unknown kind is dropped out of its frame, an unknown state or tier becomes
 `UNKNOWN`, an unknown word stays as it is for whoever shows it. Knows no sockets, and nothing of what is wrong with a
@@ -59,14 +60,16 @@ _REQUEST_STATES: Final = _Known(RequestState)
 
 
 def known_telemetry(message: TelemetryMessage, unknowns: Unknowns) -> TelemetryMessage:
-    """`message` in words of this version."""
+    """Return `message` without what this version does not know."""
     if isinstance(message, Frame):
         return _known_frame(message, unknowns)
     return known_snapshot(message, unknowns) if isinstance(message, Snapshot) else message
 
 
 def known_reply(reply: Reply, unknowns: Unknowns) -> Reply:
-    """`reply` in words of this version, but for a reason or phase, which is shown as it came."""
+    """Return `reply` without what this version does not know; an unknown reason or phase stays, and is shown as it
+    came.
+    """
     if isinstance(reply, Snapshot):
         return known_snapshot(reply, unknowns)
     if isinstance(reply, Finished):
@@ -77,7 +80,7 @@ def known_reply(reply: Reply, unknowns: Unknowns) -> Reply:
 
 
 def known_snapshot(snapshot: Snapshot, unknowns: Unknowns) -> Snapshot:
-    """`snapshot` in words of this version."""
+    """Return `snapshot` without what this version does not know."""
     blocks, requests = _known_blocks(snapshot.blocks, unknowns), _known_requests(snapshot.requests, unknowns)
     if blocks is snapshot.blocks and requests is snapshot.requests:
         return snapshot

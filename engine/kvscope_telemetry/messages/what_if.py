@@ -76,7 +76,7 @@ class Running(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class WhatIfLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One of the two."""
+    """One line of input: a `setup` or a `now`."""
 
     setup: Memory | None = None
     now: Annotated[list[Running], msgspec.Meta(max_length=MAX_REQUESTS)] | None = None
@@ -124,7 +124,7 @@ class PolicyUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhatIfAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """To a `now`."""
+    """The answer to a `now`."""
 
     policies: list[PolicyUse]
     slot_bytes: float = 0.0
@@ -135,6 +135,6 @@ class WhatIfAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Complaint(msgspec.Struct, frozen=True):
-    """About a line; it changed nothing."""
+    """Says what is wrong with a line, which changed nothing."""
 
     error: str

@@ -82,7 +82,7 @@ class PlaybackReader:
         return [replace(spans[0], jumped=True), *spans[1:]] if spans else []
 
     def read_until(self, until_ns: int) -> list[Span]:
-        """What comes next up to `until_ns`, included."""
+        """Return the updates up to and including `until_ns`."""
         self._read(until_ns, lambda: True)
         self._spans.pass_time(until_ns)
         return self._spans.take()
@@ -129,14 +129,14 @@ class PlaybackReader:
                 yield round(at_s * 1e9)
 
     def grow(self) -> bool:
-        """Look for what was written since; whether there is more, or less."""
+        """Look for what was written since; returns whether there is more, or less."""
         has_changed = self._recording.grow()
         if has_changed and not self._is_behind and self._ahead is None:
             self._read_on()
         return has_changed
 
     def lose(self) -> None:
-        """What was given did not fit: the next snapshot makes it good."""
+        """Note that an update did not fit the taker's state: wait for the next snapshot."""
         self._spans.continuity.lose()
 
     def _read(self, until_ns: int, is_wanted: Callable[[], bool]) -> bool:
@@ -229,7 +229,7 @@ class Spans:
         self._memory: MemoryBreakdown | None = None
         self._until_ns = 0
         """Of the newest message that was taken."""
-        self._told_ns = 0
+        self._handed_out_ns = 0
         """Up to where the updates go so far."""
         self._offset_ns = 0
         """From the engine's clock to recorded time."""
@@ -239,7 +239,7 @@ class Spans:
     def begin_short(self, at_ns: int) -> None:
         """From `at_ns` on spans are short. What was added before is one, only a snapshot ends it."""
         self.close()
-        self._is_short, self._told_ns = True, at_ns
+        self._is_short, self._handed_out_ns = True, at_ns
 
     def add(self, at_ns: int, message: TelemetryMessage) -> None:
         """The next message, recorded at `at_ns` since the start."""
@@ -275,20 +275,20 @@ class Spans:
             readings=self._readings,
         )
         self._done.append(Span(update, self._until_ns))
-        self._told_ns = self._until_ns
+        self._handed_out_ns = self._until_ns
         self._frames, self._samples, self._devices, self._readings = [], [], [], []
         self._snapshot = self._memory = None
 
     def pass_time(self, until_ns: int) -> None:
         """Nothing more until `until_ns`: where the recording has no heartbeats this says that all stayed as it was."""
-        if not self._is_short or until_ns - max(self._until_ns, self._told_ns) < BEAT_NS:
+        if not self._is_short or until_ns - max(self._until_ns, self._handed_out_ns) < BEAT_NS:
             return
         self.close()
-        while not self._has_heartbeats and until_ns - self._told_ns >= BEAT_NS and not self.continuity.is_lost:
-            self._beat(self._told_ns + BEAT_NS)
+        while not self._has_heartbeats and until_ns - self._handed_out_ns >= BEAT_NS and not self.continuity.is_lost:
+            self._beat(self._handed_out_ns + BEAT_NS)
 
     def take(self) -> list[Span]:
-        """What the messages since the last call come to."""
+        """Return the spans made from the messages since the last call."""
         self.close()
         done, self._done = self._done, []
         return done
@@ -299,7 +299,7 @@ class Spans:
         self.pass_time(at_ns - 1)
         self._frames.append(frame)
         self._is_at(at_ns, frame.time_ns)
-        if self._is_short and at_ns - self._told_ns >= SPAN_NS:
+        if self._is_short and at_ns - self._handed_out_ns >= SPAN_NS:
             self.close()
 
     def _add_snapshot(self, at_ns: int, snapshot: Snapshot) -> None:
@@ -322,4 +322,4 @@ class Spans:
         self.close()
         beat = Heartbeat(epoch=continuity.epoch, time_ns=at_ns - self._offset_ns, seq=continuity.seq, step=0)
         self._done.append(Span(Update(heartbeat=beat), at_ns))
-        self._until_ns = self._told_ns = at_ns
+        self._until_ns = self._handed_out_ns = at_ns

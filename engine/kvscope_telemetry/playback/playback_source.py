@@ -155,7 +155,7 @@ class PlaybackSource:
         return self._clock.speed
 
     def play(self) -> None:
-        """Go on; from the end, begin again."""
+        """Play on; from the end, begin again."""
         if self.is_at_end:
             self.seek(0.0)
         with self._changed:

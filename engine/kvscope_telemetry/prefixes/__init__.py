@@ -1,1 +1,1 @@
-"""Cached prefixes as a tree, made of what each block says of the one before it. Knows hashes; no Qt, no sockets."""
+"""Cached prefixes as a tree, built from each block's parent hash. Knows hashes; no Qt, no sockets."""

@@ -1,4 +1,4 @@
-"""The life of a block read from a recording: of a range of time, and parts of it put together.
+"""The history of a block, read from a range of a recording, and joined from several ranges.
 
 Frames that do not name the block are not unpacked, so that minutes of a quick engine are gone through in less than a
 second. Holds no file open.
@@ -31,14 +31,14 @@ class BlockHistoryPart:
     begin_ns: int
     end_ns: int
     rows: Rows = field(default_factory=lambda: np.zeros(0, LIFE))
-    told: BlockMoments = field(default_factory=BlockMoments)
+    block_moments: BlockMoments = field(default_factory=BlockMoments)
     num_forgotten: int = 0
     """Rows that were more than are kept: what is known begins later."""
 
     @property
     def moments(self) -> tuple[BlockMoment, ...]:
         """What happened, oldest first."""
-        return self.told.moments
+        return self.block_moments.moments
 
 
 def read_part(
@@ -51,8 +51,8 @@ def read_part(
     *,
     last: tuple[int, int] | None = None,
 ) -> BlockHistoryPart:
-    """The life of `block` in this time, both included. Raises OpeningCancelled when `watch`, which is told the share
-    that is done, says so.
+    """Return the history of `block` in this range of time, both ends included. Raises OpeningCancelled when `watch`,
+    which is given the share that is done, returns False.
 
     `last`: epoch and number of the frame that was at `until_ns`. It is read even where the file has a later time for
     it: times there never go back, and a heartbeat that overtook it bears a later one.
@@ -64,16 +64,16 @@ def read_part(
     block_history.start_at(from_ns)
     length_ns = max(until_ns - from_ns, 1)
     late_ns = until_ns if last is None else until_ns + _LATE_NS
-    for count, (log_time_ns, told) in enumerate(recorded.messages_about(block, from_ns, late_ns)):
-        if count % _LOOK_EVERY == 0 or isinstance(told, DeltaCheckpoint):
+    for count, (log_time_ns, moments) in enumerate(recorded.messages_about(block, from_ns, late_ns)):
+        if count % _LOOK_EVERY == 0 or isinstance(moments, DeltaCheckpoint):
             _look(watch, (log_time_ns - from_ns) / length_ns)
-        if log_time_ns <= until_ns or _is_until(told, last):
-            block_history.feed(_gone_on_from(block_history.seq, told), min(log_time_ns, until_ns))
+        if log_time_ns <= until_ns or _is_until(moments, last):
+            block_history.feed(_gone_on_from(block_history.seq, moments), min(log_time_ns, until_ns))
     return part_of(block_history, from_ns, until_ns, block_size)
 
 
 def part_of(block_history: BlockChanges, begin_ns: int, end_ns: int, block_size: int) -> BlockHistoryPart:
-    """What `block_history` knows, as it stands."""
+    """Return what `block_history` knows so far."""
     rows = block_history.rows.copy()
     if block_history.num_forgotten and rows.size:
         begin_ns = int(rows["time_ns"][0])
@@ -83,50 +83,52 @@ def part_of(block_history: BlockChanges, begin_ns: int, end_ns: int, block_size:
 
 
 class GrowingBlockHistory:
-    """A life that goes on, and what happened in it: told as it comes, whatever went before."""
+    """The history of a block in a live session. Rows are added as they come, whatever went before."""
 
     def __init__(self, block: int, block_size: int) -> None:
         self.block_history = BlockChanges(block)
         self._block_size = block_size
-        self._told = BlockMoments()
+        self._block_moments = BlockMoments()
         self._num_rows = 0
         """Rows that are told, those forgotten since as well."""
 
     @property
     def has_news(self) -> bool:
-        """Whether there is more than `part` gave."""
+        """Whether there is more than the last `part` had."""
         return self._num_rows < self.block_history.num_forgotten + self.block_history.rows.size
 
     def part(self, begin_ns: int, end_ns: int) -> BlockHistoryPart:
-        """All of it."""
+        """All that is known so far."""
         rows, forgotten = self.block_history.rows, self.block_history.num_forgotten
         first = self._num_rows - forgotten  # the first row that is not told
         if first < rows.size:
             fresh = block_moments_of(moments_of(rows[max(first - 1, 0) :], self._block_size))
-            self._told = self._told.followed_by(fresh.after(1) if first > 0 else fresh)
+            self._block_moments = self._block_moments.followed_by(fresh.after(1) if first > 0 else fresh)
             self._num_rows = forgotten + rows.size
         if forgotten:
             begin_ns = int(rows["time_ns"][0])
-            self._told = self._told.after(int(np.searchsorted(self._told.times_ns, begin_ns)))
-        return BlockHistoryPart(begin_ns, end_ns, rows.copy(), self._told, forgotten)
+            self._block_moments = self._block_moments.after(
+                int(np.searchsorted(self._block_moments.times_ns, begin_ns))
+            )
+        return BlockHistoryPart(begin_ns, end_ns, rows.copy(), self._block_moments, forgotten)
 
 
 def joined(older: BlockHistoryPart, newer: BlockHistoryPart) -> BlockHistoryPart:
-    """Both as one. What lies between them is not known."""
+    """Join two parts. What lies between them is not known."""
     if not older.rows.size or not newer.rows.size:
         rows = older.rows if older.rows.size else newer.rows
-        told = older.told if older.moments else newer.told
-        return BlockHistoryPart(older.begin_ns, newer.end_ns, rows, told, older.num_forgotten + newer.num_forgotten)
+        moments = older.block_moments if older.moments else newer.block_moments
+        return BlockHistoryPart(older.begin_ns, newer.end_ns, rows, moments, older.num_forgotten + newer.num_forgotten)
     middle = np.zeros(0, LIFE)
-    after, told = newer.rows, newer.told
+    after, moments = newer.rows, newer.block_moments
     if newer.begin_ns - older.end_ns > 1 and older.rows["how"][-1] != ChangeKind.LOST:
         middle = np.zeros(1, LIFE)
         middle["time_ns"], middle["how"], middle["epoch"] = older.end_ns, ChangeKind.LOST, older.rows["epoch"][-1]
     elif _goes_on(older.rows[-1], after[0]):
-        after, told = after[1:], told.after(1)
+        after, moments = after[1:], moments.after(1)
     rows = np.concatenate((older.rows, middle, after))
-    told, num_forgotten = older.told.followed_by(told), older.num_forgotten + newer.num_forgotten
-    return BlockHistoryPart(older.begin_ns, newer.end_ns, rows, told, num_forgotten)
+    moments, num_forgotten = older.block_moments.followed_by(moments), older.num_forgotten + newer.num_forgotten
+    return BlockHistoryPart(older.begin_ns, newer.end_ns, rows, moments, num_forgotten)
 
 
 def _goes_on(last: np.void, first: np.void) -> bool:

@@ -197,7 +197,7 @@ class ChunkList:
     """The whole chunks of a file."""
 
     chunks: list[Chunk] = field(default_factory=list)
-    told_topics: dict[str, int] = field(default_factory=dict)
+    declared_topics: dict[str, int] = field(default_factory=dict)
     """Topic -> channel, as the file says."""
     used: set[int] = field(default_factory=set)
     """Channels of which there are messages."""
@@ -212,12 +212,12 @@ class ChunkList:
     def topics(self) -> dict[str, int]:
         """Topic -> channel: what the file says, where that has messages and no other topic claims it, else what this
         version writes. A topic that is not in the file has a channel that is not either."""
-        claims = list(self.told_topics.values())
+        claims = list(self.declared_topics.values())
         clear = {channel for channel in claims if channel in self.used and claims.count(channel) == 1}
         found = {}
         for usual, topic in TOPICS.items():
-            told = self.told_topics.get(topic, usual)
-            found[topic] = told if told in clear else -1 - usual if usual in clear else usual
+            topics = self.declared_topics.get(topic, usual)
+            found[topic] = topics if topics in clear else -1 - usual if usual in clear else usual
         return found
 
 
@@ -291,7 +291,7 @@ class ChunkWalk:
         elif opcode == HEADER and length <= _MAX_CHANNEL_BYTES:
             _check_profile(self._file.read(length))
         elif opcode == CHANNEL and length <= _MAX_CHANNEL_BYTES:
-            _note_channel(self._file.read(length), self.found.told_topics)
+            _note_channel(self._file.read(length), self.found.declared_topics)
         elif opcode == FOOTER and length != _FOOTER_BYTES:
             raise _Nonsense
         if opcode not in (CHUNK, MESSAGE_INDEX):
@@ -411,10 +411,10 @@ def _check_profile(data: bytes) -> None:
         raise OtherFormat(version or "0")
 
 
-def _note_channel(data: bytes, told_topics: dict[str, int]) -> None:
+def _note_channel(data: bytes, declared_topics: dict[str, int]) -> None:
     """A channel record: id, schema, topic, and more that is of no interest here."""
     if len(data) >= 8:
         channel, _, size = struct.unpack_from("<HHI", data)
         topic = data[8 : 8 + size].decode("utf-8", "replace")
         if topic in TOPICS.values():
-            told_topics[topic] = channel
+            declared_topics[topic] = channel

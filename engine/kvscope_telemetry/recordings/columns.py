@@ -101,15 +101,15 @@ class _Packer:
         )
         self._outermost = self._outermost or values
         for field in fields:
-            name, told = path + field.name, values[field.name]
+            name, values_of_field = path + field.name, values[field.name]
             if field.is_number:
-                self.put(name, np.array(told, _I8))
+                self.put(name, np.array(values_of_field, _I8))
             elif field.table is not None:
-                self.add(field.table, told, name + ".")
+                self.add(field.table, values_of_field, name + ".")
             elif field.packing is None:
-                self._put_objects(name, told, field)
+                self._put_objects(name, values_of_field, field)
             elif not field.packing.is_row:
-                numbers, counts = _joined(told, field.packing.dtype)
+                numbers, counts = _joined(values_of_field, field.packing.dtype)
                 self.put(name + "#", counts.astype(U4))
                 self.put(name, numbers)
         rows = _rows_of(kind)
@@ -117,7 +117,7 @@ class _Packer:
             self._add_rows(path, {name: (packing, values[name]) for name, packing in rows.items()})
 
     def _add_rows(self, path: str, rows: Mapping[str, tuple[Any, Sequence[bytes]]]) -> None:
-        joined = {name: _joined(told, packing.dtype) for name, (packing, told) in rows.items()}
+        joined = {name: _joined(objects, packing.dtype) for name, (packing, objects) in rows.items()}
         key = next(name for name, (packing, _) in rows.items() if packing.is_key)
         counts = next(joined[name][1] for name, (packing, _) in rows.items() if not packing.is_key)
         self.put(path.rstrip(".") + "#", counts.astype(U4))
@@ -173,10 +173,10 @@ class _Packer:
             self.put(name, back[at : at + len(hashes)], as_they_are=True)
             at += len(hashes)
 
-    def _put_objects(self, name: str, told: Sequence[Any], field: _Field) -> None:
+    def _put_objects(self, name: str, objects: Sequence[Any], field: _Field) -> None:
         absent = field.info.default
-        if not all(each is absent or each == absent for each in told):
-            self.columns[name] = (_OBJECTS, _ENCODER.encode(told))
+        if not all(each is absent or each == absent for each in objects):
+            self.columns[name] = (_OBJECTS, _ENCODER.encode(objects))
 
 
 class Columns:
@@ -400,7 +400,7 @@ class ColumnsInRow(Columns):
         assert all(part.num_records == 1 for part in parts), "each has one record"
         self.kind, self.num_records = parts[0].kind, len(parts)
         self._parts = [part._columns for part in parts]
-        self._columns = {name: told for columns in self._parts for name, told in columns.items()}
+        self._columns = {name: column for columns in self._parts for name, column in columns.items()}
         self._tables, self._hashes, self._left_bytes = None, None, MAX_PACKED_BYTES
         self._rows_at = {}
         self._hash_counts = np.array([_num_hashes(columns) for columns in self._parts])
@@ -494,12 +494,12 @@ def _order(keys: Numbers) -> Numbers | None:
     return None if (keys[1:] >= keys[:-1]).all() else np.argsort(keys, kind="stable")
 
 
-def _joined(told: Sequence[bytes], dtype: np.dtype[Any]) -> tuple[Numbers, Ints]:
+def _joined(parts: Sequence[bytes], dtype: np.dtype[Any]) -> tuple[Numbers, Ints]:
     """Numbers of all, and how many are of each."""
-    lengths = np.fromiter(map(len, told), np.int64, len(told))
+    lengths = np.fromiter(map(len, parts), np.int64, len(parts))
     if (lengths % dtype.itemsize).any():
         raise ValueError(f"bytes that are no whole numbers of {dtype.itemsize}")
-    return np.frombuffer(b"".join(told), dtype), lengths // dtype.itemsize
+    return np.frombuffer(b"".join(parts), dtype), lengths // dtype.itemsize
 
 
 def _check_counts(own: Ints, counts: Ints) -> None:

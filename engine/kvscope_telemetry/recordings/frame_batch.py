@@ -90,9 +90,9 @@ class FrameBatch:
 
     def _that_name(self, block: int) -> Ints:
         named = np.zeros(self.num_frames, np.bool_)
-        told: list[tuple[Numbers, Ints]] = [self._columns.keys("blocks", "ids")]
-        told += [self._columns.packed(f"moves.{name}", U4) for name in Moves.__struct_fields__]
-        for ids, counts in told:
+        columns: list[tuple[Numbers, Ints]] = [self._columns.keys("blocks", "ids")]
+        columns += [self._columns.packed(f"moves.{name}", U4) for name in Moves.__struct_fields__]
+        for ids, counts in columns:
             named[np.repeat(np.arange(len(counts)), counts)[ids == block]] = True
         return np.flatnonzero(named)
 

@@ -1,4 +1,4 @@
-"""The whole overview of a recording: read from its summaries, and computed where it has none.
+"""The overview of a whole recording: read from its summaries, and computed where the file has none.
 
 Owns which seconds are missing. What is computed is computed by the code that computes it live. Holds no file open.
 """
@@ -52,7 +52,7 @@ class OverviewPart:
 
     @classmethod
     def joined(cls, parts: Iterable[OverviewPart]) -> OverviewPart:
-        """All of them."""
+        """Join all parts into one."""
         whole = cls()
         for part in parts:
             whole.summaries += part.summaries
@@ -61,7 +61,7 @@ class OverviewPart:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time for the next."""
+        """Whether the next part should begin."""
         return len(self.summaries) >= _MOST_SUMMARIES or len(self.events) >= _MOST_EVENTS
 
     @property

@@ -1,4 +1,4 @@
-"""How much work opening a recording may be: bytes and seconds, whatever the file claims.
+"""Bounds the work of opening a recording: bytes and seconds, whatever the file claims.
 
 Owns what is left of both, and tells whoever waits how far it is. Knows no format.
 """
@@ -26,11 +26,11 @@ ProgressCallback = Callable[[float], bool]
 
 
 class ReadBudgetSpent(Exception):
-    """There is no more to be had; says why."""
+    """The budget is used up; the message says which part of it."""
 
 
 class OpeningCancelled(Exception):
-    """Whoever watched wanted no more of it."""
+    """The watcher of the work cancelled it."""
 
 
 class ReadBudget:
@@ -52,7 +52,7 @@ class ReadBudget:
         self.begin_step(0.0, 1.0)
 
     def begin_step(self, from_share: float, to_share: float) -> None:
-        """What comes now is this part of the whole, and has the effort of a step."""
+        """Begin the step between these shares of the whole, with the budget of one step."""
         self._from, self._to, self._share = from_share, to_share, from_share
         self._left = self._max_bytes
         self._until_s = self._clock() + self._max_seconds
@@ -63,7 +63,9 @@ class ReadBudget:
         self._share = self._from + (self._to - self._from) * min(part, 1.0)
 
     def spend(self, num_bytes: int) -> None:
-        """Work on so many bytes begins. Raises EffortSpent when it is too much, OpeningCancelled when nobody waits."""
+        """Take these bytes from the budget before reading them. Raises ReadBudgetSpent when it is used up,
+        OpeningCancelled when nobody waits.
+        """
         self._left -= num_bytes
         if self._left < 0:
             raise ReadBudgetSpent(f"more than {self._max_bytes >> 20} MiB would have to be looked at")

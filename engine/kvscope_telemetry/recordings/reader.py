@@ -49,7 +49,7 @@ class Recording:
             raise BadInput(
                 f"recording {str(path)!r} holds no telemetry that can be read" + (f": {reason}" if reason else "")
             )
-        self._start_ns = min(chunk.start_ns for chunk in self._chunks.told)
+        self._start_ns = min(chunk.start_ns for chunk in self._chunks.message_chunks)
         self.info = self._info(new)
 
     @classmethod
@@ -169,8 +169,8 @@ class Recording:
         """The same by the wall clock. With keyframes there is one more behind each damage that delta checkpoints lead
         past."""
         kinds = (*CAME, KEYFRAMES) if keyframes else CAME
-        told = self._chunks.messages(kinds, from_ns, until_ns)
-        return self._past_damage(told, from_ns) if keyframes else told
+        messages = self._chunks.messages(kinds, from_ns, until_ns)
+        return self._past_damage(messages, from_ns) if keyframes else messages
 
     def messages_about(self, block: int, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
         """All that was written in this time, by the wall clock, keyframes too. Empty delta checkpoints are in the place
@@ -238,9 +238,9 @@ class Recording:
             if isinstance(found, Snapshot):
                 yield log_time_ns, found
 
-    def _past_damage(self, told: Iterator[TimedMessage], from_ns: int) -> Iterator[TimedMessage]:
+    def _past_damage(self, messages: Iterator[TimedMessage], from_ns: int) -> Iterator[TimedMessage]:
         place, due_ns = StatePlace(), 0
-        for log_time_ns, message in told:
+        for log_time_ns, message in messages:
             if isinstance(message, Snapshot) and place.is_newer(message):
                 place.go_to(message)
             elif isinstance(message, Frame) and not place.has(message):
@@ -288,6 +288,6 @@ class Recording:
             epochs=tuple(dict.fromkeys(hello.epoch for hello in found.hellos)),
             duration_s=(self._end_ns - self._start_ns) / 1e9,
             num_frames=self._num_frames,
-            num_chunks=len(self._chunks.told),
+            num_chunks=len(self._chunks.message_chunks),
             is_complete=found.is_complete and not found.limit,
         )

@@ -67,7 +67,7 @@ class StoredChunks:
         """What a later version recorded that has no name here, each time it was met."""
         self._surveyor = Surveyor()
         self.found = self._surveyor.found
-        self.told: list[Chunk] = []
+        self.message_chunks: list[Chunk] = []
         """Those of what came and of keyframes, in the order of their times."""
         self.checkpoints: list[Chunk] = []
         self.overview_items: list[Chunk] = []
@@ -75,7 +75,7 @@ class StoredChunks:
         self.texts: list[Chunk] = []
         """Those of texts of blocks, in the order they were written."""
         self._unzip = zstandard.ZstdDecompressor()
-        self._told_last: tuple[int, list[tuple[int, TimedMessage]]] = (0, [])
+        self._last_read: tuple[int, list[tuple[int, TimedMessage]]] = (0, [])
         """What is in the chunk that was read last, by its place: who goes on comes back to it."""
         self._kept: OrderedDict[int, TimedMessage] = OrderedDict()
         """By the place of their chunk; what was not wanted for longest goes first."""
@@ -92,14 +92,16 @@ class StoredChunks:
     def look(self, watch: ProgressCallback | None = None) -> list[Chunk]:
         """Go over what was not looked at; what is new of it, of what was told."""
         fresh = survey(self.file, self._surveyor, watch)
-        told, checkpoints, texts = (self._channels(kinds) for kinds in ((*CAME, KEYFRAMES), (CHECKPOINTS,), (TEXTS,)))
-        new = [chunk for chunk in fresh if told & chunk.counts.keys()]
-        made = [chunk for chunk in fresh if not told & chunk.counts.keys()]
+        messages, checkpoints, texts = (
+            self._channels(kinds) for kinds in ((*CAME, KEYFRAMES), (CHECKPOINTS,), (TEXTS,))
+        )
+        new = [chunk for chunk in fresh if messages & chunk.counts.keys()]
+        made = [chunk for chunk in fresh if not messages & chunk.counts.keys()]
         by_place = sorted(made, key=lambda chunk: chunk.offset)
         self.texts += [chunk for chunk in by_place if texts & chunk.counts.keys()]
         self.overview_items += [chunk for chunk in by_place if not (texts | checkpoints) & chunk.counts.keys()]
         for into, chunks in (
-            (self.told, new),
+            (self.message_chunks, new),
             (self.checkpoints, [chunk for chunk in made if checkpoints & chunk.counts.keys()]),
         ):
             in_order = not (into and chunks) or into[-1].start_ns <= chunks[0].start_ns
@@ -113,7 +115,7 @@ class StoredChunks:
         well."""
         with self.file.open() as file:
             for chunk in self._from(from_ns, until_ns):
-                for timed in self._told(file, chunk, kinds):
+                for timed in self._messages_in(file, chunk, kinds):
                     if from_ns <= timed[0] <= until_ns:
                         yield timed
 
@@ -123,7 +125,7 @@ class StoredChunks:
         with self.file.open() as file:
             for chunk in self._from(from_ns, until_ns):
                 is_whole = from_ns <= chunk.start_ns and chunk.end_ns <= until_ns
-                for timed in self._told(file, chunk, (*CAME, KEYFRAMES), block if is_whole else None):
+                for timed in self._messages_in(file, chunk, (*CAME, KEYFRAMES), block if is_whole else None):
                     if from_ns <= timed[0] <= until_ns:
                         yield timed
 
@@ -143,7 +145,7 @@ class StoredChunks:
                         place.advance(frame)
                         yield log_time_ns, frame
                     continue
-                for timed in self._told(file, chunk, (FRAMES, MESSAGES)):
+                for timed in self._messages_in(file, chunk, (FRAMES, MESSAGES)):
                     if isinstance(timed[1], Frame) and from_ns <= timed[0] <= until_ns:
                         if place.is_before(timed[1]):
                             place.advance(timed[1])
@@ -153,10 +155,10 @@ class StoredChunks:
         """The same from `until_ns` backwards."""
         channels = self._channels(kinds)
         with self.file.open() as file:
-            for chunk in reversed(self.told[: bisect_right(self.told, until_ns, key=_start)]):
+            for chunk in reversed(self.message_chunks[: bisect_right(self.message_chunks, until_ns, key=_start)]):
                 if not chunk.counts.keys() & channels:
                     continue
-                for timed in reversed(self._told(file, chunk, kinds)):
+                for timed in reversed(self._messages_in(file, chunk, kinds)):
                     if timed[0] <= until_ns:
                         yield timed
 
@@ -233,29 +235,29 @@ class StoredChunks:
 
     def _from(self, from_ns: int, until_ns: int) -> Iterator[Chunk]:
         """Chunks that may hold something of this time."""
-        first = max(0, bisect_right(self.told, from_ns, key=_start) - 1)
-        while first and self.told[first - 1].end_ns >= from_ns:
+        first = max(0, bisect_right(self.message_chunks, from_ns, key=_start) - 1)
+        while first and self.message_chunks[first - 1].end_ns >= from_ns:
             first -= 1
-        while first < len(self.told) and self.told[first].start_ns <= until_ns:
-            yield self.told[first]
+        while first < len(self.message_chunks) and self.message_chunks[first].start_ns <= until_ns:
+            yield self.message_chunks[first]
             first += 1
 
-    def _told(
+    def _messages_in(
         self, file: BinaryIO, chunk: Chunk, kinds: Collection[int], about: int | None = None
     ) -> list[TimedMessage]:
         """The messages of these kinds as they came; of frames, where a block is given, those that name it."""
         if FRAMES not in kinds or self.found.channels[FRAMES] not in chunk.counts:
-            return self._told_alone(file, chunk, kinds)
+            return self._messages_of_small_chunk(file, chunk, kinds)
         if about is not None:
-            told = self._read(file, chunk, (*CAME, KEYFRAMES), about)
-        elif self._told_last[0] == chunk.offset:
-            told = self._told_last[1]
+            messages = self._read(file, chunk, (*CAME, KEYFRAMES), about)
+        elif self._last_read[0] == chunk.offset:
+            messages = self._last_read[1]
         else:
-            told = self._read(file, chunk, (*CAME, KEYFRAMES))
-            self._told_last = chunk.offset, told
-        return [timed for kind, timed in told if kind in kinds]
+            messages = self._read(file, chunk, (*CAME, KEYFRAMES))
+            self._last_read = chunk.offset, messages
+        return [timed for kind, timed in messages if kind in kinds]
 
-    def _told_alone(self, file: BinaryIO, chunk: Chunk, kinds: Collection[int]) -> list[TimedMessage]:
+    def _messages_of_small_chunk(self, file: BinaryIO, chunk: Chunk, kinds: Collection[int]) -> list[TimedMessage]:
         """Of a chunk without frames."""
         if chunk.damage or not chunk.counts.keys() & self._channels(kinds):
             return []
@@ -263,10 +265,10 @@ class StoredChunks:
         kept = self._kept_state(chunk) if is_state else None
         if kept is not None:
             return [kept]
-        told = [timed for _, timed in self._read(file, chunk, kinds)]
-        if is_state and len(told) == 1 and isinstance(told[0][1], Snapshot):
-            self._keep_state(chunk, *told[0])
-        return told
+        messages = [timed for _, timed in self._read(file, chunk, kinds)]
+        if is_state and len(messages) == 1 and isinstance(messages[0][1], Snapshot):
+            self._keep_state(chunk, *messages[0])
+        return messages
 
     def _kept_state(self, chunk: Chunk) -> TimedMessage | None:
         kept = self._kept.get(chunk.offset)
@@ -289,18 +291,18 @@ class StoredChunks:
         kind_of = {self.found.channels[kind]: kind for kind in kinds}
         read = [(place, raw, kind_of[raw.channel]) for place, raw in self._raw(file, chunk, kind_of)]
         others = [each for each in read if each[2] != FRAMES]
-        told: list[tuple[int, TimedMessage]] = []
+        messages: list[tuple[int, TimedMessage]] = []
         at = 0
         for place, raw, kind in read:
             if kind == FRAMES:
                 for before, timed in self._frames(chunk, place, raw, about):
-                    told += self._messages(chunk, others[at:before])
+                    messages += self._messages(chunk, others[at:before])
                     at = max(at, before)
-                    told.append((FRAMES, timed))
-        told += self._messages(chunk, others[at:])
+                    messages.append((FRAMES, timed))
+        messages += self._messages(chunk, others[at:])
         if len(read) - len(others) > 1:  # another tool put the batches of several chunks into one
-            told.sort(key=lambda each: each[1][0])
-        return told
+            messages.sort(key=lambda each: each[1][0])
+        return messages
 
     def _frames(
         self, chunk: Chunk, place: int, raw: RawMessage, about: int | None
@@ -351,7 +353,7 @@ class StoredChunks:
     def _joined(self, file: BinaryIO, chunk: Chunk, until_ns: int | None) -> list[TimedFrame] | None:
         """As `FrameBatch.joined`; None as well where a chunk has other frames than those of one batch, or they are at
         hand as they came."""
-        if self._told_last[0] == chunk.offset:
+        if self._last_read[0] == chunk.offset:
             return None
         raws = list(self._raw(file, chunk, self._channels((FRAMES,))))
         try:

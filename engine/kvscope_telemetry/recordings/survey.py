@@ -1,7 +1,7 @@
-"""What opening a recording finds out: its chunks, from when to when each is, and the engines it tells of.
+"""Finds out, when a recording is opened, which chunks it has, their time ranges, and the engines they tell of.
 
-Owns what becomes of a file that is damaged, hostile or too large: it is opened as far as it can be believed within
-the effort there is, and what is left out is said. Holds no file open.
+Owns what happens to a file that is damaged, hostile or too large: as much as can be trusted within the read budget is
+opened, and what is left out is reported. Holds no file open.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What waits between those who record and the thread that writes. Bounded by bytes; what does not fit is not taken."""
+"""The queue between those who record and the thread that writes. Bounded by bytes; what does not fit is refused."""
 
 from __future__ import annotations
 

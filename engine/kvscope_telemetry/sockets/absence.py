@@ -1,4 +1,5 @@
-"""Why nobody answers at an address: a plain connection is tried beside ZeroMQ's own, which keeps its reasons to itself.
+"""Finds out why nobody answers at an address: it tries a plain connection beside ZeroMQ's own, which does not report
+its reasons.
 
 Owns that attempt and when it is made again. Never waits: a name is looked up on a thread of its own. Belongs to the
 thread that reads.
@@ -101,7 +102,7 @@ class Absence:
             return
         _, writable, _ = select.select((), (self._trying,), (), 0)
         if writable:
-            self._told(self._trying.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+            self._note_result(self._trying.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
         elif is_late:
             self.why = f"{self._named} does not answer: check the address, and any firewall in between"
             self._end_attempt()
@@ -114,9 +115,9 @@ class Absence:
         except OSError as error:  # a path that is too long for one
             code = error.errno or errno.EINVAL
         if code not in (errno.EINPROGRESS, errno.EAGAIN):
-            self._told(code)
+            self._note_result(code)
 
-    def _told(self, code: int) -> None:
+    def _note_result(self, code: int) -> None:
         self._end_attempt()
         self.why = "" if code == 0 else self._because(code)
 

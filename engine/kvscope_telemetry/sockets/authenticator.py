@@ -1,4 +1,4 @@
-"""Who is at the sockets: which key each client proved, and what that key may do now.
+"""Identifies clients: which key each client proved, and what that key may do now.
 
 Owns the list of clients that gave commands lately, bounded. The allow-list is asked anew for each command, so
 a key that was removed is refused at once. Knows ZeroMQ by the options of a socket alone.

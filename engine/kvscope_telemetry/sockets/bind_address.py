@@ -1,4 +1,4 @@
-"""Where an engine listens: an `--endpoint` read and checked before any socket exists.
+"""Parses and checks an `--endpoint`, where an engine listens, before any socket exists.
 
 `ipc:///dir` and `ipc:///dir/telemetry` are the same: sockets `telemetry` and `command` in that directory.
 `tcp://HOST:PORT` takes PORT for telemetry and PORT + 1 for commands; port 0 is any free pair.

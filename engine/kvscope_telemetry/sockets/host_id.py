@@ -1,4 +1,4 @@
-"""Which machine this is, since it was started: two processes with the same answer share the monotonic clock.
+"""Identifies this machine since its boot: two processes with the same id share the monotonic clock.
 
 An address cannot tell: a tunnel's end on loopback leads to another machine.
 """

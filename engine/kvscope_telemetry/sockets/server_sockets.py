@@ -353,7 +353,7 @@ class ServerSockets:
 
     def _send_queued(self) -> int:
         """How many telemetry messages there were."""
-        messages = self._outbox.take()
+        messages = self._outbox.drain()
         for message in messages:
             self._send_telemetry(message)
         self._sender.retry()
@@ -484,7 +484,7 @@ class Outbox:
                 self._num_bytes -= self._messages.popleft()[1]
                 self.num_dropped += 1
 
-    def take(self) -> list[TelemetryMessage]:
+    def drain(self) -> list[TelemetryMessage]:
         """Everything that waits, oldest first."""
         with self._lock:
             messages, self._messages, self._num_bytes = self._messages, deque(), 0

@@ -1,4 +1,4 @@
-"""What a person is told about the other end: the rules of `SourceState`.
+"""Derives the state of the connection to an engine: the rules of `SourceState`.
 
 Owns when an engine counts as loading, live, stuck, stale or ended. All times are this machine's monotonic
 clock, but for the age of a step, which is the difference of two times of the engine's. Written by the

@@ -1,4 +1,5 @@
-"""Who is given everything that a live source accepts, to record it; and what makes that a sound recording.
+"""The sink that is given everything a live source accepts, in order to record it; and what makes that a valid
+recording.
 
 Owns the sink and whether it has a state that frames can follow. It is given a snapshot first, and one after each hole:
 one that came for the mirror, or where the mirror needs none, one that is asked for on its behalf, with the frames that

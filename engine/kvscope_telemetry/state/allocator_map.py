@@ -77,8 +77,8 @@ def pack_map(
     max_segments: int = MAX_SEGMENTS,
 ) -> AllocatorMap:
     """The answer: the largest segments first; beyond `max_blocks` the smallest neighbours are one block."""
-    told = sorted(segments, key=lambda one: (-one.num_bytes, one.address))[:max_segments]
-    joined = _joined(told, max_blocks)
+    kept = sorted(segments, key=lambda one: (-one.num_bytes, one.address))[:max_segments]
+    joined = _joined(kept, max_blocks)
     return AllocatorMap(
         tag=tag,
         device=device,
@@ -102,19 +102,28 @@ def pack_map(
     )
 
 
-def unpack_map(told: AllocatorMap) -> list[TorchSegment]:
+def unpack_map(allocator_map: AllocatorMap) -> list[TorchSegment]:
     """The segments in the order told. Raises ProtocolError where the columns contradict each other."""
-    addresses, sizes = _column(told.segment_address, "<u8"), _column(told.segment_bytes, "<u8")
-    streams, pools = _column(told.segment_stream, "<u8"), _column(told.segment_pool, "<u1")
-    counts = _column(told.segment_num_blocks, "<u4")
-    offsets, lengths = _column(told.block_offset, "<u8"), _column(told.block_bytes, "<u8")
-    states = _column(told.block_state, "<u1")
+    addresses, sizes = _column(allocator_map.segment_address, "<u8"), _column(allocator_map.segment_bytes, "<u8")
+    streams, pools = _column(allocator_map.segment_stream, "<u8"), _column(allocator_map.segment_pool, "<u1")
+    counts = _column(allocator_map.segment_num_blocks, "<u4")
+    offsets, lengths = _column(allocator_map.block_offset, "<u8"), _column(allocator_map.block_bytes, "<u8")
+    states = _column(allocator_map.block_state, "<u1")
     _check(len({len(addresses), len(sizes), len(streams), len(pools), len(counts)}) == 1, "columns of segments differ")
     _check(len({len(offsets), len(lengths), len(states)}) == 1, "columns of blocks differ")
     _check(int(counts.sum(dtype=np.uint64)) == len(states), "blocks are not those of the segments")
     for column in (sizes, offsets, lengths):
         _check(bool((column <= _MAX_BYTES).all()), f"more than {_MAX_BYTES} bytes in a segment")
-    _check(min(told.total_bytes, told.cached_bytes, told.num_blocks, told.largest_cached_bytes) >= 0, "less than none")
+    _check(
+        min(
+            allocator_map.total_bytes,
+            allocator_map.cached_bytes,
+            allocator_map.num_blocks,
+            allocator_map.largest_cached_bytes,
+        )
+        >= 0,
+        "less than none",
+    )
     places, ends = offsets.astype(np.int64), (offsets + lengths).astype(np.int64)
     segments, start = [], 0
     for row, count in enumerate(counts.tolist()):

@@ -1,4 +1,4 @@
-"""Many frames to one `Update`: bytes are joined first and become one numpy array a column after.
+"""Joins many frames into one `Update`: bytes are joined first, and become one numpy array for each column afterwards.
 
 At 5,000 frames a second numpy is called once a column a batch, never once a frame. Owns the order rules of `Update`,
 and the updates that one thread made and the other has not taken yet (`Pending`). Knows nothing of sockets or the state

@@ -1,5 +1,6 @@
-"""What comes beside frames in one pass: device samples, memory, progress, heartbeat. Newest wins but for
-samples and readings, which are all kept. Knows no state and no sequence: these may be shown at any time."""
+"""Messages that come beside frames in one pass: device samples, memory, progress, heartbeat. The newest of each wins;
+samples and readings are all kept. Knows no state and no sequence: these may be shown at any time.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class Extras:
     @property
     def is_empty(self) -> bool:
         """Whether nothing came."""
-        told = (self.samples, self.devices, self.memory, self.progress, self.heartbeat, self.readings)
-        return not any(told)
+        parts = (self.samples, self.devices, self.memory, self.progress, self.heartbeat, self.readings)
+        return not any(parts)
 
     def update(self) -> Update:
         """All of it."""

@@ -218,10 +218,10 @@ class RequestMirror:
 
     def _write_tables(self, changes: RequestChanges) -> None:
         counts = changes.table_end - changes.table_start
-        told = np.flatnonzero(counts)  # a token more seldom needs a block more
-        if told.size:
-            rows, starts = changes.rows[told], changes.table_start[told]
-            self._tables.write(self.num_blocks, rows, starts, counts[told], changes.table_blocks)
+        filled = np.flatnonzero(counts)  # a token more seldom needs a block more
+        if filled.size:
+            rows, starts = changes.rows[filled], changes.table_start[filled]
+            self._tables.write(self.num_blocks, rows, starts, counts[filled], changes.table_blocks)
 
     def _end_missing(self, present: set[int], time_ns: int) -> None:
         going_on = np.flatnonzero(self.state != RequestState.FINISHED)

@@ -1,7 +1,7 @@
-"""All blocks of a snapshot, unpacked, checked and counted: what a mirror's new beginning takes time for in a large one.
+"""Unpacks, checks and counts all blocks of a snapshot, which takes long for a large pool when a mirror begins anew.
 
-It is made on the thread that reads, so that the one that draws has it ready. Owns what rows must hold, and how they
-are counted. Must not know the mirror.
+Runs on the reading thread, so that the drawing thread gets the result ready-made. Owns what rows must hold, and how
+they are counted. Must not know the mirror.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The life of one block: each change of its row, when it was, and by whom.
+"""The history of one block: each change of its row, its time, and the block's owner.
 
 Owns how rows are taken out of messages and how many are kept: the newest. Between two of them the block was as the
 first says. Knows no files and no words.

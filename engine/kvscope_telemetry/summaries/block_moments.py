@@ -1,4 +1,5 @@
-"""What happened to a block, told from the rows of its life: born, filled, shared, let go, evicted, … No words.
+"""Derives what happened to a block from its successive rows: allocated, filled, shared, released, evicted, … Makes no
+words.
 
 Owns which change of a row means what.
 """
@@ -106,14 +107,14 @@ def block_moments_of(moments: Sequence[BlockMoment]) -> BlockMoments:
 
 def moments_of(rows: Rows, block_size: int) -> list[BlockMoment]:
     """Of each row after the first what it means, and where nothing is known of before."""
-    told: list[BlockMoment] = []
+    moments: list[BlockMoment] = []
     before: dict[str, Any] | None = None
     names = rows.dtype.names or ()
     for values in rows.tolist():
         row = dict(zip(names, values, strict=True))
-        told += [_moment(row, kind) for kind in _kinds(before, row, block_size)]
+        moments += [_moment(row, kind) for kind in _kinds(before, row, block_size)]
         before = row
-    return told
+    return moments
 
 
 def _kinds(before: dict[str, Any] | None, row: dict[str, Any], block_size: int) -> Iterator[MomentKind]:

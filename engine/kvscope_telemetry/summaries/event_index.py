@@ -88,8 +88,8 @@ class EventIndex:
     def place_of(self, timed: TimedEvent) -> int | None:
         """Where an event is; None where it was forgotten. Its time may be off by as much as two clocks drift apart."""
         places = self.find(timed.time_ns - _SAME_NS, timed.time_ns + _SAME_NS, (timed.event.kind,))
-        told = ((place, self._events[place]) for place in places.tolist())
-        return next((place for place, each in told if (each.epoch, each.event) == (timed.epoch, timed.event)), None)
+        events = ((place, self._events[place]) for place in places.tolist())
+        return next((place for place, each in events if (each.epoch, each.event) == (timed.epoch, timed.event)), None)
 
     def forget_before(self, time_ns: int) -> None:
         """Those before `time_ns` go."""

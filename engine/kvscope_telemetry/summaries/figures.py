@@ -75,8 +75,8 @@ def rows_in(overview: SessionOverview, span: Range) -> slice:
 def pool_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
     """Blocks of the pool, shape (n,); NaN where they are not known."""
     parts = [overview.column(f"{name}_blocks")[rows] for name in ("active", "cached", "free")]
-    told = overview.column("pool_blocks")[rows]
-    return np.where(np.isfinite(told), told, parts[0] + parts[1] + parts[2])
+    num_blocks = overview.column("pool_blocks")[rows]
+    return np.where(np.isfinite(num_blocks), num_blocks, parts[0] + parts[1] + parts[2])
 
 
 def usage_of(overview: SessionOverview, rows: slice = _ALL) -> FloatArray:
@@ -129,7 +129,7 @@ def quantile_of(overview: SessionOverview, latency: str, share: float, rows: sli
     places = np.arange(len(overview))[rows][known]
     packed = [overview.latency_buckets(latency, place) for place in places.tolist()]
     values, weights = latency_buckets.unpack(b"".join(packed))
-    rest = places[[not told for told in packed]]
+    rest = places[[not buckets for buckets in packed]]
     columns = [overview.column(f"{latency}_{part}")[rest] for part in _PARTS]
     values = np.concatenate([values, *(np.where(np.isnan(column), np.inf, column) for column in columns)])
     rest_counts = overview.column(f"{latency}_count")[rest]

@@ -1,4 +1,4 @@
-"""Latencies that were told as histograms: added up over readings, and between which bounds a percentile lies.
+"""Adds up latencies that were reported as histograms, and finds the bounds of a percentile.
 
 Knows no engine and no clock. Bounds are those of whoever told them: a histogram with others begins anew.
 """
@@ -68,9 +68,9 @@ def joined(readings: Iterable[Reading], kind: str) -> Buckets | None:
         for histogram in reading.latencies:
             if histogram.kind != kind:
                 continue
-            told = Buckets.of(histogram)
-            if found is not None and np.array_equal(found.bounds_ns, told.bounds_ns):
-                found.counts = found.counts + told.counts
+            buckets = Buckets.of(histogram)
+            if found is not None and np.array_equal(found.bounds_ns, buckets.bounds_ns):
+                found.counts = found.counts + buckets.counts
             else:
-                found = told
+                found = buckets
     return found

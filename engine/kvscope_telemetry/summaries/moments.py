@@ -1,7 +1,7 @@
-"""When requests first ran and got their first token, by their engine's clock: as it lies in summaries, packed.
+"""When requests first ran and got their first token, on their engine's clock, packed as in summaries.
 
-Who goes to another moment knows by it what was before. Owns how it is noticed. Of a request that ran already when
-nobody listened yet there is nothing to notice, and nothing is guessed.
+After a jump to another moment these say what happened before it. Owns how the moments are detected. For a request that
+ran before anybody listened there is nothing to detect, and nothing is guessed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turns of requests that no event tells: one arrived and waits, a prompt is computed and its tokens follow.
+"""Phases of requests that no event reports: a request arrived and waits, or its prompt is computed and tokens follow.
 
 Owns how they are noticed in telemetry, how they lie in a summary (packed), and how many of a session are kept: the
 newest. Knows no files.

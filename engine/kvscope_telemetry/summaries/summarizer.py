@@ -96,8 +96,8 @@ class Summarizer:
         elif isinstance(message, Snapshot):
             self._restate(message, log_time_ns)
         elif isinstance(message, DeviceSample) and message.epoch == self._epoch:
-            told = {name: getattr(message, name) for name in _SAMPLED}
-            self._sample.update({name: value for name, value in told.items() if value >= 0})
+            samples = {name: getattr(message, name) for name in _SAMPLED}
+            self._sample.update({name: value for name, value in samples.items() if value >= 0})
         elif isinstance(message, Reading) and message.epoch == self._epoch:
             self._readings.append(message)
             self._used_share = message.used_share
@@ -250,25 +250,25 @@ class Summarizer:
             **self._added_up(),
         )
         summary = msgspec.structs.replace(summary, **self._sample)
-        return summary if mirror.capabilities == OWN_ENGINE else self._as_told(summary, mirror)
+        return summary if mirror.capabilities == OWN_ENGINE else self._without_unknown(summary, mirror)
 
-    def _as_told(self, summary: Summary, mirror: Mirror) -> Summary:
+    def _without_unknown(self, summary: Summary, mirror: Mirror) -> Summary:
         """With what frames cannot tell of this engine, and without what it does not tell."""
-        told = mirror.capabilities
-        changes: dict[str, object] = dict.fromkeys(unknown_fields(told), -1)
-        if not told.free_rows:
+        capabilities = mirror.capabilities
+        changes: dict[str, object] = dict.fromkeys(unknown_fields(capabilities), -1)
+        if not capabilities.free_rows:
             changes["pool_blocks"] = mirror.num_blocks
             if self._used_share >= 0:
                 changes["active_blocks"] = round(self._used_share * mirror.num_blocks)
-        if not told.steps:
+        if not capabilities.steps:
             changes |= {"prefill_tokens": self._sums["prompt_tokens"], "decode_tokens": self._sums["generation_tokens"]}
-        if not told.latencies:
+        if not capabilities.latencies:
             changes |= {
                 name: latency_of(joined(self._readings, name)) for name in (latency.key for latency in LATENCIES)
             }
-        if not told.requests:
+        if not capabilities.requests:
             changes |= {"phases": None, "moments": None}
-        if not told.physical_rows:
+        if not capabilities.physical_rows:
             changes["bins"] = None
         return msgspec.structs.replace(summary, **changes)
 

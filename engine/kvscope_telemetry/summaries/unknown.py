@@ -1,6 +1,7 @@
-"""What a second's summary cannot know of an engine that does not tell all: -1 there, and NaN in an overview.
+"""Which fields of a second's summary are unknown for an engine that does not report everything: -1 there, and NaN in an
+overview.
 
-Owns which fields each capability is needed for. Knows no engine by its name.
+Owns which capability each field needs. Knows no engine by its name.
 """
 
 from __future__ import annotations

@@ -194,16 +194,16 @@ class SyntheticEngine:
         for request, computed, output in slots:
             request.computed, request.output = computed, output
         running = [request for request, *_ in slots] + self._parked
-        told = [r for r in (*self._waiting, *self._swapped) if r.info not in self._now.new]
+        requests = [r for r in (*self._waiting, *self._swapped) if r.info not in self._now.new]
         rows = [r.row(RequestState.RUNNING, 0, r.table) for r in running]
-        rows += [r.row(_waiting_state(r), 0, r.table) for r in told]
+        rows += [r.row(_waiting_state(r), 0, r.table) for r in requests]
         return Snapshot(
             hello=self.hello,
             seq=self.seq,
             step=self.step,
             time_ns=self._clock(),
             blocks=self.ledger.pack_all(),
-            requests_info=tuple(r.info for r in running + told),
+            requests_info=tuple(r.info for r in running + requests),
             requests=join_request_rows(rows) if rows else RequestRows(),
             counters=self._counters(),
             tag=tag,
@@ -289,12 +289,12 @@ class SyntheticEngine:
         self._now.prefilled.append((number, num_tokens - request.cached))
         self._now.first_tokens += not request.output
         computed, found = num_tokens - request.cached, request.cached
-        told = (
+        data = (
             {"restored_tokens": found, "recomputed_tokens": computed}
             if request.preemptions
             else {"admitted": 1, "prompt_tokens": computed, "cached_tokens": found}
         )
-        for name, count in told.items():
+        for name, count in data.items():
             self._totals[name] += count
         return True
 

@@ -1,4 +1,4 @@
-"""What the synthetic engine says of itself first."""
+"""The Hello of the synthetic engine."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class SyntheticTiers:
         """The pool gives up the cached `block`: keep a copy, a tier further down for an older one of these."""
         self._say("evicted", [block])
         if self.exist:
-            self._sink_into(0, block, step)
+            self._offload_into(0, block, step)
 
     def newest_cached(self, count: int) -> Ids:
         """Up to `count` places that keep cached blocks, the newest of host memory first; they stay cached."""
@@ -111,16 +111,16 @@ class SyntheticTiers:
             part.cached.popleft()
         return part.cached[0]
 
-    def _sink_into(self, level: int, row: int, step: int) -> None:
+    def _offload_into(self, level: int, row: int, step: int) -> None:
         """Copy the cached `row` to tier `level`; its oldest cached one is offloaded further, and is lost at the end."""
         if level == len(self._tiers):
             return
         part = self._tiers[level]
         if not part.free and not part.num_cached:
-            self._sink_into(level + 1, row, step)
+            self._offload_into(level + 1, row, step)
             return
         if not part.free:
-            self._sink_into(level + 1, self._oldest_cached(part), step)
+            self._offload_into(level + 1, self._oldest_cached(part), step)
             part.free.append(self._evict(part, step))
         place = part.free.pop()
         self._copy(np.array([row]), np.array([place]), step)

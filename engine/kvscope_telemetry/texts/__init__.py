@@ -1,1 +1,1 @@
-"""What blocks hold as text, for recordings: what is asked for, what is written, how it is found. Knows no file."""
+"""Texts of blocks in recordings: which are asked for, how they are written and found again. Knows no file."""

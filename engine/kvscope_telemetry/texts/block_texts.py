@@ -1,4 +1,4 @@
-"""What blocks held as text, in a recording: only where somebody asked for it, for prompts are private.
+"""The texts of blocks in a recording. They are written only where somebody asked for it, because prompts are private.
 
 Owns what is written of a block, as JSON with a schema, and how what was written is found again. Knows no file.
 """

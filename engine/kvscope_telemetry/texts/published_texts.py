@@ -1,4 +1,4 @@
-"""What blocks hold, beside the frames that an engine records: asked of it a few blocks at a time, between steps.
+"""The texts of blocks for an engine that records itself: asked for a few blocks at a time, between steps.
 
 Owns the rows as they were published and what is asked. The publishing thread follows, the engine's asks.
 """

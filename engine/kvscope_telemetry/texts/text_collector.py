@@ -1,4 +1,4 @@
-"""Which blocks' texts have to be asked for so that a recording has them, and which answers can be believed.
+"""Decides which blocks' texts have to be asked for so that a recording has them, and which answers can be trusted.
 
 Owns what was written of each block, and what is asked. An answer is of the moment it was given: it is believed once
 the block is seen to be the same afterwards. Knows neither who answers nor who writes. Used by one thread at a time.

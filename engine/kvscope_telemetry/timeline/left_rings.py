@@ -1,4 +1,5 @@
-"""Rings that crashed sessions left behind: what is in each, until somebody keeps or discards it, or there is too much.
+"""Rings that crashed sessions left behind: what each contains, until somebody keeps or discards it, or they take too
+much space.
 
 Owns how much is kept of them together, and for how long. Knows neither who wrote them nor who asks.
 """

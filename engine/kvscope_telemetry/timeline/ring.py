@@ -110,8 +110,8 @@ class Ring:
 
     def take_overview(self) -> list[Summary | TimedEvent]:
         """What was summarized since the last call, oldest first."""
-        told = None if self._writer is None else self._writer.overview
-        return [told.popleft() for _ in range(len(told))] if told else []
+        overview = None if self._writer is None else self._writer.overview
+        return [overview.popleft() for _ in range(len(overview))] if overview else []
 
     def set_bounds(self, *, max_bytes: int, max_seconds: float) -> None:
         """Keep so much at most from now on. Raises BadInput for what makes no sense."""

@@ -67,7 +67,7 @@ class RingClient:
         """Where it is."""
         self._bounds = self._sent_bounds = Bounds(max_bytes, max_seconds)
         self._queue = RecordingQueue()
-        self._told = RingStatus()
+        self._status = RingStatus()
         self._overview: deque[Summary | TimedEvent] = deque(maxlen=MAX_TOLD)
         self._marks: dict[int, Mark] = {}
         self._num_marks = 0
@@ -88,37 +88,37 @@ class RingClient:
     @property
     def failure(self) -> str:
         """Why nothing more is kept, for a person; empty while all is well. What was kept until then can be read."""
-        return self._told.failure or self._ended
+        return self._status.failure or self._ended
 
     @property
     def pause(self) -> str:
         """Why nothing is kept for now, for a person: it begins again by itself. Empty while all is well."""
-        return "" if self.failure else self._told.pause
+        return "" if self.failure else self._status.pause
 
     @property
     def num_bytes(self) -> int:
         """On the disk, as of the last second."""
-        return self._told.num_bytes
+        return self._status.num_bytes
 
     @property
     def origin_ns(self) -> int | None:
         """When it began, by the wall clock, even if that is no longer there; None before there is anything."""
-        return self._told.origin_ns
+        return self._status.origin_ns
 
     @property
     def start_ns(self) -> int | None:
         """When what is left of it begins, by the wall clock; None before there is anything."""
-        return self._told.start_ns
+        return self._status.start_ns
 
     @property
     def end_ns(self) -> int | None:
         """When what was written last was, by the wall clock."""
-        return self._told.end_ns
+        return self._status.end_ns
 
     @property
     def num_dropped(self) -> int:
         """Messages that are not in it: the queue was full, or it had ended."""
-        return self._queue.num_refused + self._told.num_dropped
+        return self._queue.num_refused + self._status.num_dropped
 
     @property
     def bounds(self) -> Bounds:
@@ -161,7 +161,7 @@ class RingClient:
         if process is None:
             return
         self._keeps = keep
-        is_ours = self._told.is_held
+        is_ours = self._status.is_held
         if is_ours and not keep:
             process.kill()  # what it writes is of no use to anybody
         self._queue.close(discard=not keep)
@@ -232,13 +232,13 @@ class RingClient:
         code = process.wait()
         self._end("" if self._process is None else f"the process that writes it stopped ({code})")
 
-    def _take(self, told: RingStatus) -> None:
-        self._told = told
-        self._overview.extend(told.summaries)
-        self._overview.extend(told.events)
-        mark = self._marks.pop(told.mark, None)
+    def _take(self, status: RingStatus) -> None:
+        self._status = status
+        self._overview.extend(status.summaries)
+        self._overview.extend(status.events)
+        mark = self._marks.pop(status.mark, None)
         if isinstance(mark, _Flush):
-            mark.is_flushed = told.is_flushed
+            mark.is_flushed = status.is_flushed
         if mark is not None:
             mark.set()
 

@@ -48,7 +48,7 @@ class RingServer:
         self._ring: Ring | None = None
         self._is_held = False
         self._last = RingStatus()
-        self._told_s = 0.0
+        self._reported_s = 0.0
 
     def run(self) -> None:
         """Until the input ends, or says so."""
@@ -60,7 +60,7 @@ class RingServer:
                 if ends:
                     keep = ends[0]
                     break
-            if time.monotonic() - self._told_s >= TELL_S:
+            if time.monotonic() - self._reported_s >= TELL_S:
                 self._tell()
         if self._ring is not None:
             self._ring.close(keep=keep)
@@ -103,7 +103,7 @@ class RingServer:
         if ring is None:
             return
         overview = ring.take_overview()
-        told = RingStatus(
+        status = RingStatus(
             is_held=self._is_held,
             failure=ring.failure,
             num_bytes=ring.num_bytes,
@@ -117,10 +117,10 @@ class RingServer:
             is_flushed=is_flushed,
             pause=ring.pause,
         )
-        self._told_s = time.monotonic()
-        if told != self._last:
-            self._last = told
-            self._say(packet(PacketKind.TOLD, encoded(told)))
+        self._reported_s = time.monotonic()
+        if status != self._last:
+            self._last = status
+            self._say(packet(PacketKind.TOLD, encoded(status)))
 
     def _say(self, data: bytes) -> None:
         rest = memoryview(data)

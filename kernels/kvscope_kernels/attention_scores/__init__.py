@@ -1,1 +1,1 @@
-"""How much each block of a request matters to its next token: what fell on it."""
+"""How much each block of a request matters to its next token: its share of attention, measured or estimated."""

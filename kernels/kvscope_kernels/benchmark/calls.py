@@ -1,4 +1,4 @@
-"""One call of each operation on a pool, or on random rows: what is timed. Knows no timer."""
+"""Makes one call of each operation on a pool or on random rows, to be timed. Knows no timer."""
 
 from functools import partial
 from typing import Final

@@ -1,4 +1,6 @@
-"""What is measured, against what. Knows the operations and the workloads; is given the timer."""
+"""The rows of the benchmark: which operation is measured on which workload. Knows the operations; is given
+the timer.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

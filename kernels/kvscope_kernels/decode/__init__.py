@@ -1,1 +1,1 @@
-"""How a batch of decodes is cut into parts for the programs of one launch."""
+"""Splits a batch of decodes into parts for the programs of one launch."""

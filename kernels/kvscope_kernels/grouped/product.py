@@ -13,7 +13,7 @@ from kvscope_kernels.checks import FLOAT_DTYPES, require
 from kvscope_kernels.grouped.weight import CHUNK, GroupedWeight
 from kvscope_kernels.native.grouped import NativeGrouped
 from kvscope_kernels.native.library import library
-from kvscope_kernels.native.weight_buffer import WeightRoom
+from kvscope_kernels.native.weight_buffer import WeightBuffer
 from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, require_triton, tl
 
 _BYTES: Final = CHUNK // 2
@@ -38,7 +38,7 @@ def grouped_product(
     weight: GroupedWeight,
     bias: Tensor | None,
     device: torch.device,
-    room: WeightRoom | None = None,
+    room: WeightBuffer | None = None,
     *,
     rounds_activations: bool = False,
 ) -> GroupedProduct:

@@ -1,4 +1,4 @@
-"""What another library's attention is to us: whether it takes a shape, and a prefill by it over our blocks."""
+"""The interface of another library's attention: whether it takes a shape, and a prefill by it over our blocks."""
 
 import importlib
 import importlib.metadata

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from kvscope_kernels.grouped.weight import CHUNK, GroupedWeight
 from kvscope_kernels.native.library import GroupedParts, library
 from kvscope_kernels.native.product import NativeProduct
-from kvscope_kernels.native.weight_buffer import WeightRoom
+from kvscope_kernels.native.weight_buffer import WeightBuffer
 
 PANEL: Final = 32
 """Outputs side by side in the layout."""
@@ -28,7 +28,7 @@ class NativeGrouped(NativeProduct):
         self,
         weight: GroupedWeight,
         bias: Tensor | None = None,
-        room: WeightRoom | None = None,
+        buffer: WeightBuffer | None = None,
         *,
         rounds_activations: bool = False,
     ) -> None:
@@ -38,7 +38,7 @@ class NativeGrouped(NativeProduct):
         if found is None:
             raise RuntimeError("weights of 4 bits need a C compiler on a Linux machine (cc, gcc or clang)")
         self.outputs, self.inputs = weight.codes.shape
-        self._codes, self._facts = (_kept(part, room) for part in (_packed_codes(weight), _packed_facts(weight)))
+        self._codes, self._facts = (_kept(part, buffer) for part in (_packed_codes(weight), _packed_facts(weight)))
         panels, chunks = len(self._facts), -(-self.inputs // CHUNK)
         self._bias = None if bias is None else pad(bias.detach().float(), (0, panels * PANEL - self.outputs))
         bias_pointer = None if self._bias is None else self._bias.data_ptr()
@@ -66,8 +66,8 @@ def _packed_codes(weight: GroupedWeight) -> Tensor:
     return torch.add(quads[:, :, : PANEL // 2], quads[:, :, PANEL // 2 :] * 16).flatten(2).contiguous()
 
 
-def _kept(packed: Tensor, room: WeightRoom | None) -> Tensor:
-    return packed if room is None else room.take(tuple(packed.shape), packed.dtype).copy_(packed)
+def _kept(packed: Tensor, buffer: WeightBuffer | None) -> Tensor:
+    return packed if buffer is None else buffer.allocate(tuple(packed.shape), packed.dtype).copy_(packed)
 
 
 def _packed_facts(weight: GroupedWeight) -> Tensor:

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from kvscope_kernels.checks import require
 from kvscope_kernels.native.library import LinearParts, library
 from kvscope_kernels.native.product import NativeProduct
-from kvscope_kernels.native.weight_buffer import WeightRoom
+from kvscope_kernels.native.weight_buffer import WeightBuffer
 
 PANEL = 64
 """Outputs side by side in the layout."""
@@ -28,14 +28,14 @@ class Int8Weight(NativeProduct):
 
     function = "kvscope_linear"
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, room: WeightRoom | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, buffer: WeightBuffer | None = None) -> None:
         """`room` is where it is kept, with others; by itself without."""
         found = library()
         if found is None:
             raise RuntimeError("weights of 8 bits need a C compiler on a Linux machine (cc, gcc or clang)")
         require(weight.dim() == 2 and weight.numel() > 0, "weight", weight, "(outputs, inputs), neither of them 0,")
         self.outputs, self.inputs = weight.shape
-        self._packed, self._scale = _packed(weight, room)
+        self._packed, self._scale = _packed(weight, buffer)
         self._bias = None if bias is None else _padded(bias.detach().float(), len(self._packed) * PANEL)
         bias_pointer = None if self._bias is None else self._bias.data_ptr()
         groups = self._packed.shape[1]
@@ -60,11 +60,11 @@ def _in_groups(rows: Tensor) -> Tensor:
     return wide.view(*rows.shape[:-1], wide.shape[-1] // GROUP, GROUP)
 
 
-def _packed(weight: Tensor, room: WeightRoom | None) -> tuple[Tensor, Tensor]:
+def _packed(weight: Tensor, buffer: WeightBuffer | None) -> tuple[Tensor, Tensor]:
     """[panels, groups, GROUP / 4, PANEL, 4] uint8 with 128 added, and scales [panels, groups, PANEL]; a part of the
     weight at a time, so that a large one is not made float32 at once."""
     panels, groups = -(-len(weight) // PANEL), -(-weight.shape[1] // GROUP)
-    take = torch.empty if room is None else room.take
+    take = torch.empty if buffer is None else buffer.allocate
     packed = take((panels, groups, GROUP // 4, PANEL, 4), dtype=torch.uint8)
     scales = take((panels, groups, PANEL), dtype=torch.float32)
     for first in range(0, panels, _PANELS_AT_ONCE):

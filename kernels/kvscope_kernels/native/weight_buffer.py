@@ -14,14 +14,14 @@ PIECE_BYTES = 64 << 20
 _ALIGNMENT = 64
 
 
-class WeightRoom:
+class WeightBuffer:
     """Hands out memory, one tensor after the other. Each piece lives as long as a tensor in it."""
 
     def __init__(self) -> None:
         self._piece = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A contiguous tensor, not written yet. Raises RuntimeError where there is no memory, as torch does."""
         num_bytes = torch.Size(shape).numel() * dtype.itemsize
         if self._used + num_bytes > len(self._piece):

@@ -105,11 +105,11 @@ def test_bad_input_is_one_line_that_names_it(
     if "FILE" in words:
         record(60)
     assert main([word.replace("FILE", "session.mcap") for word in words]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("kvscope: ")
-    assert told.err.count("\n") == 1
-    assert named in told.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("kvscope: ")
+    assert captured.err.count("\n") == 1
+    assert named in captured.err
     assert {path.name for path in tmp_path.iterdir()} <= {"session.mcap"}
 
 

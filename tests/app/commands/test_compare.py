@@ -91,6 +91,6 @@ def test_what_is_not_accepted_is_one_line(
 ) -> None:
     given = [pair[0] if word == "FILE" else word for word in words]
     assert main(["compare", *given]) == 2
-    told = capsys.readouterr().err
-    assert named in told
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert named in printed
+    assert printed.count("\n") == 1

@@ -81,19 +81,19 @@ def test_qt_knows_a_recording_from_another_mcap_file(folder, tmp_path):
     ours, other = tmp_path / "a.mcap", tmp_path / "robot.mcap"
     ours.write_bytes(sample_recording().read_bytes()[:200])
     other.write_bytes(sample_recording().read_bytes()[:200].replace(b"kvscope", b"ros2\0\0\0"))
-    told = [
+    types = [
         subprocess.run([sys.executable, "-c", _ASK_QT, str(path)], capture_output=True, text=True, check=True).stdout
         for path in (ours, other)
     ]
-    assert [name.strip() == TYPE for name in told] == [True, False]
+    assert [name.strip() == TYPE for name in types] == [True, False]
 
 
 @pytest.mark.skipif(shutil.which("desktop-file-validate") is None, reason="desktop-file-utils is not installed")
 def test_the_entries_hold_by_the_specification(folder):
     main(["install-desktop-files"])
     for path in folder.glob("applications/*.desktop"):
-        told = subprocess.run(["desktop-file-validate", str(path)], capture_output=True, text=True)
-        assert (told.returncode, told.stdout) == (0, "")
+        done = subprocess.run(["desktop-file-validate", str(path)], capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.skipif(
@@ -104,8 +104,8 @@ def test_file_managers_of_glib_know_a_recording(folder):
     """`xdg-mime` asks whatever the desktop has; without a desktop it asks `file`, which knows no types of a person."""
     main(["install-desktop-files"])
     words = ["gio", "info", "-a", "standard::content-type", str(sample_recording())]
-    told = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ)
-    assert f"standard::content-type: {TYPE}" in told.stdout
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ)
+    assert f"standard::content-type: {TYPE}" in done.stdout
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(folder, capsys):

@@ -72,8 +72,8 @@ def test_texts_are_in_the_file_when_they_are_asked_for_alone(
     assert recording.has_texts == with_texts
     capsys.readouterr()
     assert main(["info", str(path)]) == 0
-    told = "contains prompt and answer text" if with_texts else "none"
-    assert told in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("texts"))
+    description = "contains prompt and answer text" if with_texts else "none"
+    assert description in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("texts"))
 
 
 def test_segments_follow_each_other_and_each_stands_alone(
@@ -128,9 +128,9 @@ def test_a_signal_ends_the_file_whole(
             time.sleep(0.02)
         process.send_signal(number)
         assert process.stderr is not None
-        told = process.stderr.read()
-        assert process.wait(WAIT_S) == 0, told
-    assert f"{endpoint}: live" in told.splitlines()  # where connecting took a moment, that is told before
+        stderr = process.stderr.read()
+        assert process.wait(WAIT_S) == 0, stderr
+    assert f"{endpoint}: live" in stderr.splitlines()  # where connecting took a moment, that is told before
     assert_unbroken(Recording.open(path))
     assert not part.exists()
 
@@ -172,8 +172,8 @@ def test_no_engine_leaves_nothing(
 def test_no_engine_is_said_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["record", f"ipc://{tmp_path}/nowhere", "--wait", "3", "--out", str(tmp_path / "none.mcap")]
     assert main(command) == 1
-    told = capsys.readouterr().err
-    assert told.count(f"no socket file {tmp_path}/nowhere/telemetry") == 2  # at once, and at the end
+    printed = capsys.readouterr().err
+    assert printed.count(f"no socket file {tmp_path}/nowhere/telemetry") == 2  # at once, and at the end
     assert os.listdir(tmp_path) == []
 
 
@@ -213,9 +213,9 @@ def test_alarms_are_in_the_file_on_the_terminal_and_posted(
             assert main([*words, "--seconds", seconds, "--alarm-webhook", receiver.url]) == 0
             if receiver.posts:
                 break
-        told = receiver.posts[0]
-    assert (told["name"], told["state"], told["instance"]) == ("Busy", "firing", endpoint)
-    assert told["engine"] == "kvscope"
+        post = receiver.posts[0]
+    assert (post["name"], post["state"], post["instance"]) == ("Busy", "firing", endpoint)
+    assert post["engine"] == "kvscope"
     mark = next(mark for mark in Recording.open(path).bookmarks() if mark.kind == "Busy")
     assert mark.text.startswith("up to ")
     assert re.search(

@@ -66,15 +66,15 @@ def test_one_reading_as_json_without_qt_and_torch(serve: Callable, make_endpoint
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S)
     assert done.stderr == "[] 0\n"
-    (told,) = json.loads(done.stdout)["engines"]
-    assert told["state"] == "live"
-    assert told["held_blocks"] + told["cached_blocks"] + told["free_blocks"] == told["num_blocks"] == 2000
-    assert told["usage"] == pytest.approx(told["held_blocks"] / 2000)
-    assert told["decode_tokens_per_s"] > 0
-    assert 0 <= told["hit_rate"] <= 1
-    assert told["device"]["power_watts"] is None, "what a CPU does not say is unknown"
-    assert told["num_requests"] == len(told["requests"]) > 0
-    blocks = [request["num_blocks"] for request in told["requests"]]
+    (reading,) = json.loads(done.stdout)["engines"]
+    assert reading["state"] == "live"
+    assert reading["held_blocks"] + reading["cached_blocks"] + reading["free_blocks"] == reading["num_blocks"] == 2000
+    assert reading["usage"] == pytest.approx(reading["held_blocks"] / 2000)
+    assert reading["decode_tokens_per_s"] > 0
+    assert 0 <= reading["hit_rate"] <= 1
+    assert reading["device"]["power_watts"] is None, "what a CPU does not say is unknown"
+    assert reading["num_requests"] == len(reading["requests"]) > 0
+    blocks = [request["num_blocks"] for request in reading["requests"]]
     assert blocks == sorted(blocks, reverse=True)
 
 
@@ -83,19 +83,19 @@ def test_it_says_what_the_engine_has(serve: Callable, make_endpoint: Callable) -
     server = serve(endpoint)
     engine = WatchedEngine(Address(endpoint))
     try:
-        read_until(engine, lambda told: told.num_running is not None and engine.has_settled)
+        read_until(engine, lambda reading: reading.num_running is not None and engine.has_settled)
         server.hold()
         counters = server.engine.snapshot().counters
         wanted = (counters.num_running, counters.num_waiting)
         levels = (*wanted, sum(wanted))
-        read_until(engine, lambda told: (told.num_running, told.num_waiting, told.num_requests) == levels)
+        read_until(engine, lambda reading: (reading.num_running, reading.num_waiting, reading.num_requests) == levels)
         by_number = engine.read("number", limit=2).requests
         assert len(by_number) == 2
         assert by_number[0].number > by_number[1].number
         by_age = [request.age_s for request in engine.read("age").requests]
         assert by_age == sorted(by_age, reverse=True)
         server.close()
-        gone = read_until(engine, lambda told: told.state is SourceState.ENDED)
+        gone = read_until(engine, lambda reading: reading.state is SourceState.ENDED)
         assert gone.usage is gone.num_running is None, "what was is not told as what is"
     finally:
         engine.close()
@@ -117,11 +117,11 @@ def test_where_nobody_is_the_reason_is_said(
     endpoint, nowhere = make_endpoint(), make_endpoint()
     serve(endpoint)
     assert main(["top", endpoint, nowhere, "--wait", "4"]) == 1, "no terminal here: as with --once"
-    told = capsys.readouterr().out
-    assert f"{endpoint}  Live" in told
-    assert f"{nowhere}  Connecting" in told
-    assert "no socket file" in told
-    assert "\x1b" not in told
+    printed = capsys.readouterr().out
+    assert f"{endpoint}  Live" in printed
+    assert f"{nowhere}  Connecting" in printed
+    assert "no socket file" in printed
+    assert "\x1b" not in printed
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_where_nobody_is_the_reason_is_said(
 )
 def test_what_is_not_accepted_is_one_line(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", *words]) == 2
-    told = capsys.readouterr().err
-    assert named in told
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert named in printed
+    assert printed.count("\n") == 1
 
 
 def test_who_reads_one_line_only_gets_no_complaint(serve: Callable, make_endpoint: Callable) -> None:  # type: ignore[type-arg]
@@ -160,18 +160,18 @@ def test_no_line_is_wider_and_nothing_is_obeyed(width: int) -> None:
 
 
 def test_lines_say_what_is_known() -> None:
-    told = plain_text([*engine_lines(READING, 100), *request_lines(READING, 100, 3, "blocks")]).replace("\u202f", " ")
+    text = plain_text([*engine_lines(READING, 100), *request_lines(READING, 100, 3, "blocks")]).replace("\u202f", " ")
     for words in ("62 %", "620 held", "1 cached", "12 345 waiting", "decode 123.4 tok/s", "p50 ≤ 80.0 ms", "#3"):
-        assert words in told
-    assert "hit rate –" in told
-    assert "prefill – tok/s" in told
-    assert "and 2 more requests" in told
-    assert "▒" in told, "a part that there is has a cell"
+        assert words in text
+    assert "hit rate –" in text
+    assert "prefill – tok/s" in text
+    assert "and 2 more requests" in text
+    assert "▒" in text, "a part that there is has a cell"
     assert "This engine does not report" in plain_text(
         request_lines(msgspec.structs.replace(READING, tells_requests=False), 100, 9, "blocks")
     )
-    assert in_encoding(told, "utf-8") == told
-    assert in_encoding(told, "ascii").isascii()
+    assert in_encoding(text, "utf-8") == text
+    assert in_encoding(text, "ascii").isascii()
 
 
 class Terminal:
@@ -186,23 +186,23 @@ class Terminal:
         self.process = subprocess.Popen(
             command, stdin=self.slave, stdout=self.slave, stderr=self.slave, env=environ, start_new_session=True
         )
-        self.told = b""
+        self.output = b""
 
     def resize(self, size: tuple[int, int]) -> None:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
 
     def press(self, keys: str) -> None:
         """What is told before is of no interest any more."""
-        self.told = b""
+        self.output = b""
         os.write(self._master, keys.encode())
 
     def forget(self) -> None:
-        self.told = b""
+        self.output = b""
 
     def await_text(self, text: str) -> None:
         deadline = time.monotonic() + WAIT_S
-        while text.encode() not in self.told:
-            assert time.monotonic() < deadline, self.told[-2000:]
+        while text.encode() not in self.output:
+            assert time.monotonic() < deadline, self.output[-2000:]
             self._read()
 
     def end(self) -> int:
@@ -222,7 +222,7 @@ class Terminal:
 
     def _read(self) -> None:
         if select.select([self._master], [], [], 0.1)[0]:
-            self.told += os.read(self._master, 65536)
+            self.output += os.read(self._master, 65536)
 
 
 @contextmanager
@@ -265,7 +265,7 @@ def test_signals_leave_the_terminal_as_it_was(make_endpoint: Callable, number: s
         os.kill(shown.process.pid, number)
         assert shown.end() == code
         assert termios.tcgetattr(shown.slave) == shown.modes
-        assert b"Traceback" not in shown.told
+        assert b"Traceback" not in shown.output
 
 
 @pytest.mark.parametrize("name", ["dumb", "no-such-terminal"])

@@ -229,20 +229,20 @@ def test_curves_are_of_both_and_tell_them_apart(make_compared):
 
 
 def test_a_pause_of_a_run_is_shaded_in_its_half_of_the_curves(make_compared, tmp_path, paths):
-    told = Recording.open(paths[1])
+    recording = Recording.open(paths[1])
     (tmp_path / "paused").mkdir()
     with RecordingWriter(tmp_path / "paused" / "other.mcap") as writer:
-        for at_s, message in told.messages():
+        for at_s, message in recording.messages():
             if isinstance(message, Frame) and message.seq in (100, 200):
                 kind = "engine_paused" if message.seq == 100 else "engine_resumed"
                 about = EventData(kind=kind, by="Ada")
                 event = Event(kind=kind, time_ns=message.time_ns, data=about)
                 message = replace(message, events=[*message.events, event])
-            writer.write(message, wait=True, log_time_ns=told.start_ns + round(at_s * 1e9))
+            writer.write(message, wait=True, log_time_ns=recording.start_ns + round(at_s * 1e9))
     window = make_compared(b=tmp_path / "paused" / "other.mcap")
     panel = window.curves.panels["decode"]
     ((first, last),) = [(band.first_s, band.last_s) for band in panel.stop_bands.bands]
-    frames = {frame.seq: frame.time_ns for frame in told.frames()}
+    frames = {frame.seq: frame.time_ns for frame in recording.frames()}
     assert last - first == pytest.approx((frames[200] - frames[100]) / 1e9)
     middle = (first + last) / 2
     assert panel.stop_bands.words_at(middle).startswith("B paused by Ada, ")

@@ -33,8 +33,8 @@ def answer(engine, session, kind=Done, **fields):
 
 
 def beat(engine, poll, session, **fields):
-    told = Heartbeat(epoch=engine.epoch, time_ns=1, seq=engine.seq, step=engine.step, **fields)
-    engine.source.updates.append(Update(heartbeat=told))
+    heartbeat = Heartbeat(epoch=engine.epoch, time_ns=1, seq=engine.seq, step=engine.step, **fields)
+    engine.source.updates.append(Update(heartbeat=heartbeat))
     poll(session)
 
 

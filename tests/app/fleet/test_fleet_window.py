@@ -42,7 +42,7 @@ class FakeReader:
     name = "list.txt"
 
     def __init__(self):
-        self.told = Listed()
+        self.listed = Listed()
         self.num_asked = 0
 
     def read_now(self):
@@ -165,14 +165,14 @@ def test_what_cannot_be_opened_is_said(window):
     window._attach = refuse
     window.table.selectRow(0)
     window.open_chosen()
-    assert "no such key" in window.told.text()
+    assert "no such key" in window.status_label.text()
 
 
 def test_the_list_is_told_of(window):
-    assert "Reading list.txt" in window.told.text()
-    window._reader.told = Listed(trouble="'ls' failed (exit code 1)", is_old=True, read_ns=1, num_tries=2)
+    assert "Reading list.txt" in window.status_label.text()
+    window._reader.listed = Listed(trouble="'ls' failed (exit code 1)", is_old=True, read_ns=1, num_tries=2)
     window.refresh()
-    assert "'ls' failed" in window.told.text()
+    assert "'ls' failed" in window.status_label.text()
     window.again.click()
     assert window._reader.num_asked == 1
     show(window, ())

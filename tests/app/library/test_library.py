@@ -24,10 +24,10 @@ def watch(library, qtbot, until):
     """Wait until `until` holds of the entries."""
     library.watch()
     try:
-        qtbot.waitUntil(lambda: bool(until(library.told.entries)), timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: bool(until(library.status.entries)), timeout=WAIT_MS)
     finally:
         library.unwatch()
-    return library.told.entries
+    return library.status.entries
 
 
 def is_known(entries):
@@ -140,10 +140,10 @@ def test_a_list_that_cannot_be_read_is_told_and_looked_at_again(library, record,
     entries = LibraryStore.entries
     monkeypatch.setattr(LibraryStore, "entries", lambda store: 1 // 0)
     library.watch()
-    qtbot.waitUntil(lambda: "cannot be read" in library.told.trouble, timeout=WAIT_MS)
-    assert [entry.path for entry in library.told.entries] == [str(path)]
+    qtbot.waitUntil(lambda: "cannot be read" in library.status.trouble, timeout=WAIT_MS)
+    assert [entry.path for entry in library.status.entries] == [str(path)]
     monkeypatch.setattr(LibraryStore, "entries", entries)
-    qtbot.waitUntil(lambda: not library.told.trouble, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: not library.status.trouble, timeout=WAIT_MS)
     library.unwatch()
 
 
@@ -181,7 +181,7 @@ def test_without_a_folder_to_write_the_list_is_of_this_process(library, record, 
     (tmp_path / "library").write_text("a file where the folder should be")
     library.note(record("one.mcap"))
     watch(library, qtbot, is_known)
-    assert "not kept" in library.told.trouble
+    assert "not kept" in library.status.trouble
 
 
 def test_a_read_only_list_is_read_and_not_written(record, tmp_path, monkeypatch):
@@ -242,7 +242,7 @@ def test_sample_is_a_word_unless_there_is_such_a_file(tmp_path, monkeypatch):
     assert path_of("x.mcap") == "x.mcap"
 
 
-@pytest.mark.parametrize(("told", "shown"), [(0, "0"), (UNTOLD, NOTHING)])
-def test_what_an_engine_does_not_tell_is_no_zero(told, shown):
-    entry = Entry("/tmp/a.mcap", 1.0, Facts(start_ns=5, preemptions=told, requests=told))
+@pytest.mark.parametrize(("value", "shown"), [(0, "0"), (UNTOLD, NOTHING)])
+def test_what_an_engine_does_not_tell_is_no_zero(value, shown):
+    entry = Entry("/tmp/a.mcap", 1.0, Facts(start_ns=5, preemptions=value, requests=value))
     assert [COLUMNS[place].text(entry) for place in (PREEMPTIONS, REQUESTS)] == [shown, shown]

@@ -20,7 +20,7 @@ def hello(name):
 
 
 @pytest.mark.parametrize(
-    ("told", "read"),
+    ("name", "read"),
     [
         ("default", "SmolLM2-135M-Instruct"),
         ("Qwen/Qwen3-0.6B", "Qwen3-0.6B"),
@@ -29,8 +29,8 @@ def hello(name):
         ("/", "/"),
     ],
 )
-def test_the_last_part_of_a_path(told, read):
-    assert model_name(hello(told)) == read
+def test_the_last_part_of_a_path(name, read):
+    assert model_name(hello(name)) == read
 
 
 def test_no_engine_no_name():

@@ -257,8 +257,8 @@ def test_the_sheet_tells_what_a_figure_is_now(scripted, session, sheet):
 
 
 def test_the_sheet_tells_what_cannot_be_measured_at_an_engine(make_engine, make_session, make_window):
-    told = Capabilities(engine="vllm", commands=False, free_rows=False, requests=False, steps=False)
-    window = make_window(make_session(make_engine(capabilities=told)))
+    capabilities = Capabilities(engine="vllm", commands=False, free_rows=False, requests=False, steps=False)
+    window = make_window(make_session(make_engine(capabilities=capabilities)))
     sheet = AlarmSheet(window.alarms, window.themes.theme, window)
     notes = {row.rule.name: row.note for row in sheet.rows}
     assert notes["Blocks run out"] == "Cannot be measured here: vLLM does not tell blocks_run_out_s"
@@ -295,20 +295,20 @@ def test_alarms_of_a_window_are_posted(window, receiver, qtbot):
     """On real sockets, to a real server: that one fires, and that it is over when its rule goes."""
     window.themes.settings.change(alarm_rules=(SOON,), alarm_webhook=receiver.url)
     qtbot.waitUntil(lambda: len(receiver.posts) == 1, timeout=WAIT_MS)
-    told = receiver.posts[0]
-    assert (told["name"], told["state"], told["expression"]) == (KV_USAGE, "firing", "kv_usage > 0.01")
-    assert (told["engine"], told["instance"]) == ("kvscope", window.session.source.name)
-    assert told["value"] > 0.01
+    post = receiver.posts[0]
+    assert (post["name"], post["state"], post["expression"]) == (KV_USAGE, "firing", "kv_usage > 0.01")
+    assert (post["engine"], post["instance"]) == ("kvscope", window.session.source.name)
+    assert post["value"] > 0.01
     window.themes.settings.change(alarm_rules=DEFAULT_RULES)
     qtbot.waitUntil(lambda: len(receiver.posts) >= 2, timeout=WAIT_MS)
     assert receiver.posts[1]["state"] == "resolved"
-    assert receiver.posts[1]["fingerprint"] == told["fingerprint"]
+    assert receiver.posts[1]["fingerprint"] == post["fingerprint"]
 
 
 def test_a_webhook_that_cannot_be_reached_is_told_once(scripted, session, qtbot, monkeypatch):
     monkeypatch.setattr("kvscope_telemetry.alarms.webhook.RETRY_AFTER_S", ())
-    told = []
-    session.noticed.connect(told.append)
+    received = []
+    session.noticed.connect(received.append)
     scripted.themes.settings.change(alarm_webhook="http://127.0.0.1:9/secret")
     at = iter(range(10_000))
 
@@ -319,9 +319,9 @@ def test_a_webhook_that_cannot_be_reached_is_told_once(scripted, session, qtbot,
             if condition():
                 return
 
-    ring_until(lambda: told)
+    ring_until(lambda: received)
     ring_until(lambda: len(session.bookmarks.shown) > 8)
-    (line,) = told
+    (line,) = received
     assert line.startswith("Alarm not posted: webhook at 127.0.0.1:9: ")
     assert "secret" not in line
 

@@ -106,9 +106,9 @@ def test_keeper_tells_of_a_killed_engine_once_and_restarts_it(make, qtbot):
     keeper = EngineKeeper(process)
     try:
         wait_for(process, qtbot, "serving")
-        with qtbot.waitSignal(keeper.ended, timeout=120_000) as told:
+        with qtbot.waitSignal(keeper.ended, timeout=120_000) as waited:
             os.kill(process.pid, signal.SIGKILL)
-        assert told.args == ["killed by SIGKILL"]
+        assert waited.args == ["killed by SIGKILL"]
         with qtbot.assertNotEmitted(keeper.ended, wait=300):
             pass
         with qtbot.waitSignal(keeper.started, timeout=120_000):

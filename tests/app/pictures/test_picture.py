@@ -83,10 +83,10 @@ def test_in_the_other_theme_and_back(view, qapp):
 
 
 def test_a_caption_is_below_the_view(view):
-    plain, told = pixels(picture_of(view)), pixels(picture_of(view, PictureLook(caption="a model · at noon")))
-    assert told.shape[0] == plain.shape[0] + caption_height(view)
-    assert np.array_equal(told[: plain.shape[0]], plain)
-    assert len(np.unique(told[plain.shape[0] :].reshape(-1, 3), axis=0)) > 3
+    plain, captioned = pixels(picture_of(view)), pixels(picture_of(view, PictureLook(caption="a model · at noon")))
+    assert captioned.shape[0] == plain.shape[0] + caption_height(view)
+    assert np.array_equal(captioned[: plain.shape[0]], plain)
+    assert len(np.unique(captioned[plain.shape[0] :].reshape(-1, 3), axis=0)) > 3
 
 
 def test_a_drawing_has_words_and_unsmoothed_cells(view):

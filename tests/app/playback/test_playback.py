@@ -112,8 +112,8 @@ def test_after_a_seek_the_charts_have_what_was_before_it_and_nothing_else(sessio
         )
         last_s = session.history.window(600, session.timeline.shown_until_ns).time_s[-1]
         assert abs(last_s) <= 0.1
-        told = [entry.event for entry in session.history.events]
-        assert told == [event for frame in session.source.recording.frames(0.0, seconds) for event in frame.events]
+        events = [entry.event for entry in session.history.events]
+        assert events == [event for frame in session.source.recording.frames(0.0, seconds) for event in frame.events]
         assert all(entry.time_ns <= session.timeline.shown_until_ns for entry in session.history.events)
 
 
@@ -248,9 +248,9 @@ def test_a_jump_says_what_it_went_to(session, make_window):
     jumps = EventJumps(session.timeline, window.statusBar().showMessage)
     jumps.choose("")
     jumps.go(forward=True)
-    told = window.statusBar().currentMessage()
-    assert told.startswith(event.event.kind)
-    assert clock_text(session.timeline.cursor_ns) in told
+    message = window.statusBar().currentMessage()
+    assert message.startswith(event.event.kind)
+    assert clock_text(session.timeline.cursor_ns) in message
     jumps.choose("refused")
     jumps.go(forward=True)
     assert window.statusBar().currentMessage() == "No refusals after this moment"
@@ -314,9 +314,9 @@ def test_a_file_that_is_no_recording_is_one_line_and_exit_code_2(content, tmp_pa
     if content is not None:
         path.write_bytes(content)
     assert main(["--open", str(path)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"kvscope: recording '{path}'") or f"'{path}' is not a recording" in told
-    assert len(told.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"kvscope: recording '{path}'") or f"'{path}' is not a recording" in printed
+    assert len(printed.splitlines()) == 1
 
 
 def test_times_are_cut_off_never_rounded_up():

@@ -145,13 +145,13 @@ def test_the_minutes_offered_reach_back_to_what_is_shown():
 def test_what_came_before_a_full_disk_is_there_still(window, qtbot, monkeypatch):
     monkeypatch.setattr(RingClient, "num_bytes", 5_000)
     monkeypatch.setattr(KeptTimeline, "failure", "No space left on device")
-    with qtbot.waitSignal(window.session.kept_failed, timeout=WAIT_MS) as told:
+    with qtbot.waitSignal(window.session.kept_failed, timeout=WAIT_MS) as signal:
         pass
-    assert told.args == ["The past is not kept from here on: No space left on device"]
+    assert signal.args == ["The past is not kept from here on: No space left on device"]
     monkeypatch.setattr(KeptTimeline, "failure", "")
-    with qtbot.waitSignal(window.session.noticed, timeout=WAIT_MS) as told:
+    with qtbot.waitSignal(window.session.noticed, timeout=WAIT_MS) as signal:
         pass
-    assert told.args == ["History is being kept again from here"]
+    assert signal.args == ["History is being kept again from here"]
 
 
 def test_where_nothing_could_be_kept_nobody_is_asked_how_much(window, qtbot, monkeypatch):

@@ -40,7 +40,7 @@ def test_each_change_is_kept_as_a_later_revision(bookmarks, kept):
     assert texts(bookmarks) == ["first", "second"]
     assert [mark.revision for mark in kept if mark.bookmark_id == first.bookmark_id] == [0, 1, 2, 3]
     again = Bookmarks()
-    again.told(reversed(kept))
+    again.load(reversed(kept))
     assert again.shown == bookmarks.shown
     again.deleteLater()
 
@@ -49,9 +49,9 @@ def test_undo_brings_back_one_after_another(bookmarks, qtbot):
     marks = [bookmarks.add(at, str(at)) for at in (1, 2, 3)]
     assert not bookmarks.can_undo
     assert bookmarks.undo() is None
-    with qtbot.waitSignal(bookmarks.deleted) as told:
+    with qtbot.waitSignal(bookmarks.deleted) as signal:
         bookmarks.delete(marks[:2])
-    assert told.args == [marks[:2]]
+    assert signal.args == [marks[:2]]
     bookmarks.delete(marks[2:])
     assert bookmarks.shown == []
     for expected in (["3"], ["2", "3"], ["1", "2", "3"]):
@@ -62,9 +62,9 @@ def test_undo_brings_back_one_after_another(bookmarks, qtbot):
 
 def test_what_cannot_be_kept_is_told_and_stays_for_now(bookmarks, qtbot):
     bookmarks.keep = lambda said: "the disk is full"
-    with qtbot.waitSignal(bookmarks.failed) as told:
+    with qtbot.waitSignal(bookmarks.failed) as signal:
         bookmarks.add(5, "still here")
-    assert told.args == ["the disk is full"]
+    assert signal.args == ["the disk is full"]
     assert texts(bookmarks) == ["still here"]
 
 

@@ -18,9 +18,9 @@ def group(qapp):
 
 
 def test_sessions_are_opened_found_and_ended(group, make_engine):
-    told = []
-    group.added.connect(lambda session: told.append(("added", session)))
-    group.removed.connect(lambda session: told.append(("removed", session)))
+    received = []
+    group.added.connect(lambda session: received.append(("added", session)))
+    group.removed.connect(lambda session: received.append(("removed", session)))
     one, two = make_engine(), make_engine()
     two.source.name = "vllm://box:8000"
     first, second = group.open(one.source), group.open(two.source)
@@ -36,7 +36,7 @@ def test_sessions_are_opened_found_and_ended(group, make_engine):
     group.close()
     assert two.source.is_closed
     assert len(group) == 0
-    assert [what for what, _ in told] == ["added", "added", "removed", "removed"]
+    assert [what for what, _ in received] == ["added", "added", "removed", "removed"]
 
 
 def test_nothing_is_opened_where_one_address_will_not_do(group, tmp_path):

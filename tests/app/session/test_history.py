@@ -279,8 +279,8 @@ def test_the_first_token_after_those_of_a_snapshot_is_not_taken_for_the_first():
 
 def test_tokens_have_the_time_of_their_frame_however_many_come_together():
     history, numbers = History(), np.array([1, 2])
-    told = [(1, rows([1, 2], [0, 0])), (2, rows([1], [1])), (3, rows([1, 2], [2, 1])), (4, rows([1], [2]))]
-    frames = [frame(seq, START + seq, requests=changed) for seq, changed in told]
+    counts = [(1, rows([1, 2], [0, 0])), (2, rows([1], [1])), (3, rows([1, 2], [2, 1])), (4, rows([1], [2]))]
+    frames = [frame(seq, START + seq, requests=changed) for seq, changed in counts]
     history.add(merge([coalesce(frames[:2]), coalesce(frames[2:])]), mirror(), START)
     times = history.request_times
     assert times.first_token_ns(numbers).tolist() == [START + 2, START + 3]
@@ -296,8 +296,8 @@ def test_request_times_forget_the_oldest_numbers():
 
 def test_a_latency_stands_for_its_moment_alone():
     history = History()
-    told = Update(heartbeat=heartbeat(START).heartbeat, first_token_ns=np.array([SECOND]))
-    history.add(told, mirror(), START)
+    update = Update(heartbeat=heartbeat(START).heartbeat, first_token_ns=np.array([SECOND]))
+    history.add(update, mirror(), START)
     history.add(Update(), mirror(), START + 2 * BIN_NS)  # no sign of life: the bin is closed while it is the newest
     history.add(heartbeat(START + SECOND), mirror(), START + SECOND)
     column = history.window(2.0, START + SECOND).columns["ttft_p50_s"]

@@ -29,11 +29,11 @@ def test_a_overview_that_cannot_be_read_is_told_once_and_not_waited_for(path, qt
 
     monkeypatch.setattr(overview_reading, "missing_from", lambda *_: 0)
     monkeypatch.setattr(overview_reading, "computed_parts", broken)
-    session, told = Session(PlaybackSource(Recording.open(path), is_playing=False)), []
-    session.noticed.connect(told.append)
+    session, received = Session(PlaybackSource(Recording.open(path), is_playing=False)), []
+    session.noticed.connect(received.append)
     session.start()
     qtbot.waitUntil(lambda: session.is_overview_whole and session.mirror.hello is not None, timeout=WAIT_MS)
     assert session.overview_share is None
-    assert told == ["Not all of its overview can be read: Input/output error"]
+    assert received == ["Not all of its overview can be read: Input/output error"]
     session.close()
     session.deleteLater()

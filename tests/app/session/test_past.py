@@ -43,8 +43,8 @@ def test_curves_end_with_what_the_map_shows(session, qtbot, at_s):
     history, mirror = session.history, session.mirror
     before = history.began_ns // BIN_NS - 1
     found = history.ring.read(before, before, ("blocks_active", "blocks_cached", "num_running", "num_waiting"))
-    told = (mirror.num_active, mirror.num_cached, mirror.counters.num_running, mirror.counters.num_waiting)
-    assert tuple(int(column[0]) for column in found.values()) == told
+    expected = (mirror.num_active, mirror.num_cached, mirror.counters.num_running, mirror.counters.num_waiting)
+    assert tuple(int(column[0]) for column in found.values()) == expected
 
 
 def first_tokens() -> dict[int, tuple[int, int]]:
@@ -68,9 +68,9 @@ def test_who_goes_to_a_moment_sees_what_the_live_table_showed(session, qtbot, at
     session.timeline.go_to(first_ns + round(at_s * 1e9))
     qtbot.waitUntil(lambda: session.poll() or session.history.began_ns is not None, timeout=WAIT_MS)
     qtbot.waitUntil(lambda: session.mirror.requests.num_output_tokens.any(), timeout=WAIT_MS)
-    columns, told = read_columns(session.mirror, session.history.request_times), first_tokens()
+    columns, tokens = read_columns(session.mirror, session.history.request_times), first_tokens()
     has_token = columns.num_output_tokens > 0
-    expected = [(told[number][1] - told[number][0]) / 1e9 for number in columns.number[has_token].tolist()]
+    expected = [(tokens[number][1] - tokens[number][0]) / 1e9 for number in columns.number[has_token].tolist()]
     assert len(expected) > 1
     assert columns.ttft_s[has_token].tolist() == pytest.approx(expected)
     assert np.isnan(columns.ttft_s[~has_token]).all()

@@ -14,9 +14,9 @@ from kvscope_telemetry.source import SourceState, Update
 
 def test_applies_what_the_source_has_and_tells(engine, session, qtbot):
     engine.hold([3, 4], owner=2)
-    with qtbot.waitSignal(session.timeline.updated) as told:
+    with qtbot.waitSignal(session.timeline.updated) as signal:
         session.poll()
-    assert told.args[0].block_ids.tolist() == [3, 4]
+    assert signal.args[0].block_ids.tolist() == [3, 4]
     assert session.mirror.ledger.equals(engine.ledger)
     assert session.mirror.num_active == 2
 
@@ -84,9 +84,9 @@ def test_an_update_that_does_not_fit_asks_for_a_snapshot(engine, session, qtbot)
 
 def test_replies_are_handed_on(engine, session, qtbot):
     engine.source.replies.append(Done(tag=5))
-    with qtbot.waitSignal(session.replies) as told:
+    with qtbot.waitSignal(session.replies) as signal:
         session.poll()
-    assert told.args[0] == [Done(tag=5)]
+    assert signal.args[0] == [Done(tag=5)]
 
 
 def test_sends_commands(engine, session):

@@ -97,8 +97,8 @@ def test_every_event_is_gone_to_also_where_several_are_told_at_once(session, qtb
 
 
 def test_whoever_goes_elsewhere_shows_no_event(session, qtbot):
-    told = []
-    session.timeline.event_shown.connect(lambda: told.append(session.timeline.shown_event))
+    received = []
+    session.timeline.event_shown.connect(lambda: received.append(session.timeline.shown_event))
     for leave in (
         lambda: session.timeline.go_to(session.timeline.range_ns[0]),
         lambda: session.timeline.step_frames(1),
@@ -112,7 +112,7 @@ def test_whoever_goes_elsewhere_shows_no_event(session, qtbot):
         leave()
         assert session.timeline.shown_event is None
         assert session.timeline.switch_event_side() is None
-    assert told[-2:] == [session.overview.events[5], None]
+    assert received[-2:] == [session.overview.events[5], None]
 
 
 def test_a_row_of_the_events_table_a_mark_of_the_timeline_and_a_mark_of_a_chart(session, qtbot):
@@ -206,8 +206,8 @@ def test_in_a_live_session_the_state_after_an_event_is_shown_from_what_was_kept(
     assert live.timeline.paused
     arrive_live(live, qtbot)
     assert live.selected_request == timed.event.number
-    told = [entry.event for entry in live.history.events.since(0)]
-    assert timed.event in told
+    events = [entry.event for entry in live.history.events.since(0)]
+    assert timed.event in events
     seq = live.mirror.seq
     live.timeline.switch_event_side()
     qtbot.waitUntil(lambda: live.mirror.seq == seq - 1)

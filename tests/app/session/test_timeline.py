@@ -211,11 +211,11 @@ def test_a_ring_that_cannot_be_written_is_said_once_and_pausing_is_a_copy(qapp, 
     with closing(make_server(tmp_path)):
         source = LiveSource(f"ipc://{tmp_path}/telemetry")
         session = Session(source)
-        told = []
-        session.noticed.connect(told.append)
+        received = []
+        session.noticed.connect(received.append)
         session.keep(KeptTimeline(make_ring(settings), source.set_sink))
         session.start()
-        qtbot.waitUntil(lambda: session.mirror.seq > 5 and bool(told), timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: session.mirror.seq > 5 and bool(received), timeout=WAIT_MS)
         session.timeline.pause()
         seq = session.mirror.seq
         session.timeline.jump_by(-1.0)
@@ -224,15 +224,15 @@ def test_a_ring_that_cannot_be_written_is_said_once_and_pausing_is_a_copy(qapp, 
         assert session.mirror.seq == seq
         session.timeline.play()
         assert not session.timeline.paused
-        assert len(told) == 1
-        assert "not kept" in told[0]
+        assert len(received) == 1
+        assert "not kept" in received[0]
         session.close()
         session.deleteLater()
 
 
 def test_a_past_that_cannot_be_read_any_further_is_told_and_opened_anew(live, qtbot):
-    told = []
-    live.noticed.connect(told.append)
+    received = []
+    live.noticed.connect(received.append)
     first_ns = live.timeline.range_ns[0]
     live.timeline.go_to(first_ns)
     arrive(live, qtbot)
@@ -243,15 +243,15 @@ def test_a_past_that_cannot_be_read_any_further_is_told_and_opened_anew(live, qt
 
     source._reader.jump = broken
     live.timeline.go_to(first_ns + SECOND_NS)
-    qtbot.waitUntil(lambda: bool(told), timeout=WAIT_MS)
-    assert told == ["What was kept cannot be read: the file cannot be read: Input/output error"]
+    qtbot.waitUntil(lambda: bool(received), timeout=WAIT_MS)
+    assert received == ["What was kept cannot be read: the file cannot be read: Input/output error"]
     assert live.timeline.paused
     assert live.mirror.seq == seq
     live.timeline.go_to(first_ns + SECOND_NS)
     qtbot.waitUntil(lambda: live.timeline.player is not None, timeout=WAIT_MS)
     arrive(live, qtbot)
     assert live.timeline.player is not source
-    assert len(told) == 1
+    assert len(received) == 1
 
 
 def test_the_end_leaves_no_ring_and_no_thread(live, qtbot):

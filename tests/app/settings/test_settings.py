@@ -78,11 +78,11 @@ def test_two_keepers_keep_both_their_changes(settings, tmp_path):
     second.change(zoom_percent=150)
     second.change_by(lambda now: {"shortcuts": {**now.shortcuts, "play": ("P",)}})
     first.change_by(lambda now: {"shortcuts": {**now.shortcuts, "back": ("B",)}})
-    told = []
-    second.changed.connect(told.append)
+    received = []
+    second.changed.connect(received.append)
     second.look()
     second.look()
-    assert len(told) == 1
+    assert len(received) == 1
     assert first.values == second.values
     assert first.values.shortcuts == {"play": ("P",), "back": ("B",)}
     assert (first.values.theme, first.values.zoom_percent) == ("light", 150)

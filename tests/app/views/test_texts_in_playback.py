@@ -98,8 +98,8 @@ def show(qtbot):
 
 def facts(view):
     model = view.table.facts
-    told = [model.fact_at(row) for row in range(model.rowCount())]
-    return {fact.name: fact.value for fact in told if fact is not None}
+    rows = [model.fact_at(row) for row in range(model.rowCount())]
+    return {fact.name: fact.value for fact in rows if fact is not None}
 
 
 def held(session):

@@ -10,10 +10,10 @@ from kvscope_telemetry.errors import KvscopeError
 
 
 def test_no_display_is_one_line_with_a_way_out():
-    with pytest.raises(KvscopeError, match="xvfb-run") as told:
+    with pytest.raises(KvscopeError, match="xvfb-run") as raised:
         require_display({})
-    assert "\n" not in str(told.value)
-    assert told.value.exit_code == 1
+    assert "\n" not in str(raised.value)
+    assert raised.value.exit_code == 1
 
 
 def test_an_x_server_that_does_not_answer_is_told():

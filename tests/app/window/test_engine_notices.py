@@ -105,7 +105,7 @@ class Process(SimpleNamespace):
     """Told options, and started again."""
 
     def set_option(self, flag, value):
-        self.told.append((flag, value))
+        self.options_set.append((flag, value))
 
 
 @pytest.mark.parametrize(("is_rounded", "value"), [(False, "a8"), (True, "auto")])
@@ -114,7 +114,7 @@ def test_activations_of_8_bits_are_asked_for_with_what_they_cost(
 ):
     """The engine is started again with the option, and with the other one when it is taken back."""
     engine, keeper = make_engine(), Keeper()
-    keeper.engine, keeper.restart = Process(told=[]), lambda: keeper.engine.told.append("restart")
+    keeper.engine, keeper.restart = Process(options_set=[]), lambda: keeper.engine.options_set.append("restart")
     window = make_window(make_session(engine), keeper=keeper, size=(900, 700))
     hello = window.session.live_mirror.hello
     model = replace(hello.model, quantization="int4-a8" if is_rounded else "int4")
@@ -125,6 +125,6 @@ def test_activations_of_8_bits_are_asked_for_with_what_they_cost(
     window.actions_by_name[names[is_rounded]].trigger()
     (question,) = window.findChildren(QMessageBox)
     assert ("full-precision" if is_rounded else "Answers change") in question.text()
-    assert keeper.engine.told == []
+    assert keeper.engine.options_set == []
     next(b for b in question.buttons() if b is not question.defaultButton()).click()
-    assert keeper.engine.told == [("--quantization", value), "restart"]
+    assert keeper.engine.options_set == [("--quantization", value), "restart"]

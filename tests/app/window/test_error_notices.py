@@ -130,9 +130,9 @@ def test_errors_of_threads_of_the_collector_and_of_qt(window, notices, errors, q
             gc.collect()
     qtbot.waitUntil(lambda: {each.kind for each in errors.errors} >= {"RuntimeError", "OSError"})
     qtbot.waitUntil(lambda: notices.strip is not None and notices.strip.isVisible())
-    told = capsys.readouterr().err
-    assert "in a thread" in told
-    assert "while it went" in told
+    printed = capsys.readouterr().err
+    assert "in a thread" in printed
+    assert "while it went" in printed
 
 
 @pytest.mark.qt_no_exception_capture

@@ -51,9 +51,9 @@ def show(make_window, session):
 def test_the_window_goes_on_while_a_file_is_opened(slow, session, make_window, qtbot):
     window, opened = show(make_window, session)
     opening = try_to_open(window, "/somewhere/big.mcap")
-    with qtbot.waitSignal(opening.progressed, timeout=WAIT_MS) as told:
+    with qtbot.waitSignal(opening.progressed, timeout=WAIT_MS) as signal:
         session.poll()
-    assert 0.0 <= told.args[0] <= 0.25
+    assert 0.0 <= signal.args[0] <= 0.25
     assert slow.thread is not threading.main_thread()
     assert opened == []
     slow.let_go.set()

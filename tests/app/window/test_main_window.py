@@ -401,6 +401,6 @@ def test_one_that_is_deleted_outright_goes_without_a_word(session, themes, setti
     window = MainWindow(session, themes, settings)
     with qtbot.waitSignal(window.views_loaded):
         window.show()
-    with qtbot.captureExceptions() as told:
+    with qtbot.captureExceptions() as exceptions:
         shiboken6.delete(window)
-    assert told == []
+    assert exceptions == []

@@ -43,13 +43,13 @@ def test_the_welcome_shows_whole_buttons_and_whole_sentences(shown, width, heigh
     wide = min(width, 560)
     for button in buttons:
         assert button.width() >= min(button.sizeHint().width(), wide - 120)
-    for words in welcome._told_list.findChildren(QLabel):
+    for words in welcome._steps_list.findChildren(QLabel):
         if words.isVisible() and words.wordWrap():
             assert words.height() >= words.heightForWidth(words.width())
 
 
 def test_there_is_room_for_the_list_of_views_where_there_is_room(shown):
-    assert shown(Welcome(), 700, 600)._told_list.isVisible()
+    assert shown(Welcome(), 700, 600)._steps_list.isVisible()
 
 
 def test_no_key_is_cut_in_the_sheet(qtbot):

@@ -79,16 +79,16 @@ def test_at_rest_it_is_told_once_a_second_how_things_stand(engine, session, poll
     now_ns = [time.monotonic_ns()]
     for module in (pace, session_module):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
-    told = []
-    session.status_changed.connect(lambda: told.append(now_ns[0]))
+    received = []
+    session.status_changed.connect(lambda: received.append(now_ns[0]))
 
     def told_in(seconds, beat=lambda: None):
-        told.clear()
+        received.clear()
         for _ in range(seconds * 10):
             now_ns[0] += 100_000_000
             beat()
             poll(session)
-        return len(told)
+        return len(received)
 
     told_in(3)  # it comes to rest
     assert told_in(10, engine.heartbeat) == 10
@@ -136,15 +136,15 @@ def test_the_time_behind_moves_on_each_second_once_nobody_reads_tenths(engine, s
 def test_words_that_did_not_change_are_not_told_again(engine, session, make_window, poll, monkeypatch):
     window = make_window(session)
     window.page_map._refresh_slowly()
-    told = []
-    monkeypatch.setattr(window.page_map.usage, "show_counts", lambda *counts: told.append(counts))
+    received = []
+    monkeypatch.setattr(window.page_map.usage, "show_counts", lambda *counts: received.append(counts))
     for _ in range(5):
         window.page_map._refresh_slowly()
-    assert not told
+    assert not received
     engine.hold([3])
     poll(session)
     window.page_map._refresh_slowly()
-    assert told
+    assert received
 
 
 def test_at_rest_the_overview_goes_on_seldom(engine, session, poll, monkeypatch):

@@ -25,28 +25,28 @@ def bar(engine, session, poll, qtbot):
     window.close()
 
 
-def told(bar):
+def shown_labels(bar):
     return {label.objectName() for label in bar.findChildren(QLabel) if label.text() and not label.isHidden()}
 
 
 def test_where_it_is_narrow_what_matters_least_goes(bar):
-    assert {"state", "model", "frames", "rate", "latency", "display"} <= told(bar)
+    assert {"state", "model", "frames", "rate", "latency", "display"} <= shown_labels(bar)
     wide = sum(driver.named(bar, name).sizeHint().width() for name in ("frames", "state"))
     bar.window().resize(wide + 120, 100)
-    assert told(bar) == {"state", "frames"}
+    assert shown_labels(bar) == {"state", "frames"}
     assert bar.width() == bar.window().width() == wide + 120
     bar.window().resize(2_000, 100)
-    assert "display" in told(bar)
+    assert "display" in shown_labels(bar)
 
 
 def test_a_message_takes_its_room_first(bar):
     bar.window().resize(700, 100)
     bar.showMessage("preempted #18: request 9 needed a block and none could be had, and so on " * 2)
-    assert not told(bar) & {"latency", "display", "rate"}
+    assert not shown_labels(bar) & {"latency", "display", "rate"}
     bar.clearMessage()
-    assert "state" in told(bar)
+    assert "state" in shown_labels(bar)
     bar.window().resize(2_000, 100)
-    assert "display" in told(bar)
+    assert "display" in shown_labels(bar)
 
 
 def test_what_weights_were_rounded_to_is_said(bar, engine, session, poll):

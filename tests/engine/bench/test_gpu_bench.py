@@ -116,9 +116,9 @@ def test_ours_is_told_where_transformers_fails(
 
     monkeypatch.setattr(TransformersContinuous, "session", session)
     assert main([*on_cpu, "--requests", "1"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("kvscope ") for line in told)
-    assert told[-1] == "transformers failed: RuntimeError: no room for a cache"
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("kvscope ") for line in lines)
+    assert lines[-1] == "transformers failed: RuntimeError: no room for a cache"
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,9 @@ def health(address: str) -> int:
 
 
 def test_a_child_serves_and_its_death_is_told(served: Served) -> None:
-    told: list[str] = []
+    received: list[str] = []
     before = set(children())
-    child = HttpChild("127.0.0.1:0", api_key="", options=[], tell=told.append)
+    child = HttpChild("127.0.0.1:0", api_key="", options=[], tell=received.append)
     with child.running(f"ipc://{served.folder}", NO_KEY):
         wait_for(lambda: health(child.url) == 200, "an API that serves")
         request = urllib.request.Request(f"{child.url}/v1/completions", json.dumps({"prompt": "x"}).encode())
@@ -45,18 +45,18 @@ def test_a_child_serves_and_its_death_is_told(served: Served) -> None:
             assert json.load(answer)["choices"][0]["finish_reason"] == "length"
         (pid,) = set(children()) - before
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: told, "a word on its end")
-        assert f"on {child.url} was killed by signal 9" in told[0]
+        wait_for(lambda: received, "a word on its end")
+        assert f"on {child.url} was killed by signal 9" in received[0]
         assert served.ask("/health")[0] == 200
 
 
 def test_a_child_ends_with_its_engine(served: Served) -> None:
-    told: list[str] = []
-    child = HttpChild("127.0.0.1:0", api_key="", options=["--served-model-name", "other"], tell=told.append)
+    received: list[str] = []
+    child = HttpChild("127.0.0.1:0", api_key="", options=["--served-model-name", "other"], tell=received.append)
     with child.running(f"ipc://{served.folder}", NO_KEY):
         wait_for(lambda: health(child.url) == 200, "an API that serves")
     assert health(child.url) == 0
-    assert not told
+    assert not received
 
 
 @pytest.mark.parametrize(

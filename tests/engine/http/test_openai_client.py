@@ -72,11 +72,11 @@ def test_each_event_tells_the_usage_so_far_where_it_is_asked_for(client: openai.
     asked: Any = {"model": "default", "messages": HELLO, "temperature": 0, "max_tokens": 16}
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, last = client.chat.completions.create(**asked, stream=True, stream_options=options)
-    told = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
-    assert len(told) == len(chunks)
-    assert told == sorted(told)
+    counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
+    assert len(counts) == len(chunks)
+    assert counts == sorted(counts)
     assert last.usage is not None
-    assert told[-1] == last.usage.completion_tokens
+    assert counts[-1] == last.usage.completion_tokens
     assert {chunk.usage.prompt_tokens for chunk in chunks if chunk.usage is not None} == {last.usage.prompt_tokens}
 
 
@@ -160,9 +160,9 @@ def test_text_to_tokens_and_back(client: openai.OpenAI, served: Served) -> None:
     tokens = served.ask("/tokenize", asked)[1]
     assert tokens["tokens"] == served.engine.tokenizer.chat(HELLO)
     assert tokens["count"] == len(tokens["tokens"])
-    told = served.ask("/tokenize", {"prompt": "Grüße, 世界", "return_token_strs": True})[1]
-    assert len(told["token_strs"]) == told["count"]
-    assert served.ask("/detokenize", {"tokens": told["tokens"]})[1] == {"prompt": "Grüße, 世界"}
+    answer = served.ask("/tokenize", {"prompt": "Grüße, 世界", "return_token_strs": True})[1]
+    assert len(answer["token_strs"]) == answer["count"]
+    assert served.ask("/detokenize", {"tokens": answer["tokens"]})[1] == {"prompt": "Grüße, 世界"}
 
 
 def test_metrics_tell_what_the_engine_did(client: openai.OpenAI, served: Served) -> None:

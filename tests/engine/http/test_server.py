@@ -56,9 +56,9 @@ def test_a_stream_that_tells_its_usage_each_time(served: Served) -> None:
     body = {"prompt": "abc", "max_tokens": 3, "stream": True, "stream_options": options}
     *chunks, last, done = events(read_all(served.post(COMPLETIONS, body, "Connection: close")))
     assert (last["choices"], done) == ([], "[DONE]")
-    told = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert told == sorted(told)
-    assert (told[-1], last["usage"]["completion_tokens"]) == (3, 3)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert (counts[-1], last["usage"]["completion_tokens"]) == (3, 3)
     assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {last["usage"]["prompt_tokens"]}
 
 
@@ -241,9 +241,9 @@ def test_an_engine_that_goes_and_comes_back(serving: Callable[..., Served]) -> N
     connection = served.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1_000_000, "stream": True}, "Connection: close")
     wait_for(lambda: served.engine.num_unfinished == 1, "a running request")
     served.stop_engine()
-    told = events(read_all(connection))
-    assert told[-1] == "[DONE]"  # the engine said that it was aborted
-    assert told[-2]["choices"][0]["finish_reason"] == "abort"
+    chunks = events(read_all(connection))
+    assert chunks[-1] == "[DONE]"  # the engine said that it was aborted
+    assert chunks[-2]["choices"][0]["finish_reason"] == "abort"
     wait_for(lambda: served.ask("/health")[0] == 503, "no engine")
     status, answer = served.ask(COMPLETIONS, {"prompt": "x"})
     assert status == 503
@@ -266,8 +266,8 @@ def test_health_says_why_it_is_not(serving: Callable[..., Served]) -> None:
     served = serving()
     served.wait_ready()
     assert served.ask("/health") == (200, {"status": "ready"}), "and names no model"
-    told = served.api.line.status
-    assert told is not None
+    status = served.api.line.status
+    assert status is not None
     ills: dict[str, dict[str, Any]] = {
         "the engine is stuck: its current step has taken 61 s": {"busy_s": 61.0},
         "the engine has been paused by Ada for 100 s": {"paused": True, "paused_by": "Ada", "paused_s": 100.0},
@@ -275,9 +275,9 @@ def test_health_says_why_it_is_not(serving: Callable[..., Served]) -> None:
         "the engine has ended": {"phase": "failed", "reason": "no secret"},
     }
     for words, fields in ills.items():
-        assert why_not_served(msgspec.structs.replace(told, **fields), 1.0).startswith(words)
-    assert why_not_served(msgspec.structs.replace(told, paused=True, paused_s=59.0, busy_s=59.0), 9.0) == ""
-    assert why_not_served(told, 100.0) == "the engine is stuck: no telemetry for 100 s"
+        assert why_not_served(msgspec.structs.replace(status, **fields), 1.0).startswith(words)
+    assert why_not_served(msgspec.structs.replace(status, paused=True, paused_s=59.0, busy_s=59.0), 9.0) == ""
+    assert why_not_served(status, 100.0) == "the engine is stuck: no telemetry for 100 s"
 
 
 def test_an_api_key(serving: Callable[..., Served]) -> None:
@@ -295,9 +295,9 @@ def test_a_stop_lets_requests_finish(serving: Callable[..., Served]) -> None:
     connection = served.post(COMPLETIONS, {"prompt": "x", "max_tokens": 300, "stream": True})
     wait_for(lambda: served.engine.num_unfinished == 1, "a running request")
     served.server.stop()
-    told = events(read_all(connection))
-    assert told[-1] == "[DONE]"
-    assert told[-2]["choices"][0]["finish_reason"] == "length"
+    chunks = events(read_all(connection))
+    assert chunks[-1] == "[DONE]"
+    assert chunks[-2]["choices"][0]["finish_reason"] == "length"
 
 
 def test_what_a_stop_does_not_wait_for(serving: Callable[..., Served]) -> None:

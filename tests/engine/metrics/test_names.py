@@ -80,10 +80,10 @@ def scraped(page: MetricsPage) -> Scraped:
 
 def test_what_is_vllm_s_has_its_types_and_labels(scraped: Scraped) -> None:
     kinds = {name: family.type for name, family in scraped.families.items() if name.startswith("vllm:")}
-    told = {name: kind for name, kind in kinds.items() if not name.endswith("_created")}
+    types = {name: kind for name, kind in kinds.items() if not name.endswith("_created")}
     expected = {f"vllm:{name}": "gauge" for name in GAUGES}
     expected |= {f"vllm:{name}": "counter" for name in COUNTERS} | {f"vllm:{name}": "histogram" for name in HISTOGRAMS}
-    assert told == expected
+    assert types == expected
     for name in (*GAUGES[:-1], *COUNTERS, *HISTOGRAMS):
         for sample in scraped.families[f"vllm:{name}"].samples:
             own = sample.labels.keys() - OWN_LABELS.get(name, set()) - {"le"}

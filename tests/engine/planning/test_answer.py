@@ -23,7 +23,7 @@ from kvscope_telemetry.messages.memory_plan import PlanAnswer
 GIB = 1 << 30
 
 
-def _told(skeleton: Make, gib: int, **what: object) -> PlanAnswer:
+def _planned(skeleton: Make, gib: int, **what: object) -> PlanAnswer:
     model = skeleton(LLAMA_8B)
     question = InferenceQuestion(gpu_memory=gib * GIB, **what)  # type: ignore[arg-type]
     return answer(model, plan_inference(model, question), (1024, 999_999))
@@ -31,22 +31,22 @@ def _told(skeleton: Make, gib: int, **what: object) -> PlanAnswer:
 
 @pytest.mark.parametrize("gib", [12, 24, 80])
 def test_parts_add_up_to_what_may_be_used(skeleton: Make, gib: int) -> None:
-    told = _told(skeleton, gib, enforce_eager=True).inference
-    for stage in told.stages:
+    answered = _planned(skeleton, gib, enforce_eager=True).inference
+    for stage in answered.stages:
         sizes = {part.name: part.num_bytes for part in stage.parts}
         missing = sizes.pop("missing", 0)
-        assert sum(sizes.values()) - missing == told.allowed_bytes
-        assert bool(missing) is not told.fits
+        assert sum(sizes.values()) - missing == answered.allowed_bytes
+        assert bool(missing) is not answered.fits
 
 
 def test_changes_help_and_are_what_the_plan_says_of_them(skeleton: Make) -> None:
-    told = _told(skeleton, 24).inference
-    assert told.fits
-    assert not told.holds_longest
-    assert [room.num_tokens for room in told.rooms] == [1024, 131072]
-    assert all(change.num_tokens > told.num_tokens for change in told.changes)
-    options = {change.options: change for change in told.changes}
-    again = _told(skeleton, 24, kv_cache_dtype="fp8").inference
+    answered = _planned(skeleton, 24).inference
+    assert answered.fits
+    assert not answered.holds_longest
+    assert [room.num_tokens for room in answered.rooms] == [1024, 131072]
+    assert all(change.num_tokens > answered.num_tokens for change in answered.changes)
+    options = {change.options: change for change in answered.changes}
+    again = _planned(skeleton, 24, kv_cache_dtype="fp8").inference
     assert options["--kv-cache-dtype fp8"].num_tokens == again.num_tokens
     larger = next(name for name in options if name.startswith("--gpu-memory "))
     assert options[larger].num_requests >= 1
@@ -55,8 +55,8 @@ def test_changes_help_and_are_what_the_plan_says_of_them(skeleton: Make) -> None
 def test_the_text_says_all_of_it(skeleton: Make) -> None:
     model = skeleton(LLAMA_8B | {"num_hidden_layers": 2})
     plan = plan_inference(model, InferenceQuestion(gpu_memory=4 * GIB, pipeline_parallel=2))
-    told = answer(model, plan, (1024,), plan_training(model, TrainingQuestion(length=256)))
-    said = text(told)
+    answered = answer(model, plan, (1024,), plan_training(model, TrainingQuestion(length=256)))
+    said = text(answered)
     assert "stage 1, layers 1 to 1" in said
     assert "Training: " in said
     assert "it does not fit into 4.0 GiB" in said
@@ -67,11 +67,11 @@ def test_the_text_says_all_of_it(skeleton: Make) -> None:
 def test_the_command_prints_json_that_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     code = main(["plan", "--model", str(tmp_path), "--gpu-memory", "2GiB", "--others", "1MiB", "--train", "--json"])
-    told = msgspec.json.decode(capsys.readouterr().out, type=PlanAnswer)
+    answered = msgspec.json.decode(capsys.readouterr().out, type=PlanAnswer)
     assert code == 0
-    assert told.inference.fits
-    assert told.training is not None
-    assert told.training.fits
+    assert answered.inference.fits
+    assert answered.training is not None
+    assert answered.training.fits
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_questions_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode())))
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(said, write_through=True))
     assert main(["plan", "--lines"]) == 0
-    told = [json.loads(line) for line in said.getvalue().splitlines()]
-    first, whole, no_array, no_size, *last = told
+    answers = [json.loads(line) for line in said.getvalue().splitlines()]
+    first, whole, no_array, no_size, *last = answers
     assert first["inference"]["fits"]
     assert first["is_first"]
     assert first["inference"]["changes"] == []

@@ -115,24 +115,24 @@ class FakeInterventions:
 class FakeStops:
     """Notes what it is told."""
 
-    told: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
     def pause(self, by: str) -> None:
-        self.told.append(f"paused by {by}")
+        self.calls.append(f"paused by {by}")
 
     def resume(self, why: str) -> None:
-        if self.told and not self.told[-1].startswith("resumed"):
-            self.told.append(f"resumed: {why}")
+        if self.calls and not self.calls[-1].startswith("resumed"):
+            self.calls.append(f"resumed: {why}")
 
     @contextmanager
     def single_step(self, by: str) -> Iterator[None]:
         yield
-        self.told.append(f"step for {by}")
+        self.calls.append(f"step for {by}")
 
     def beat(self) -> bool:
         return False
 
-    def tell_suspensions(self) -> None:
+    def report_suspensions(self) -> None:
         return None
 
 
@@ -298,11 +298,11 @@ def builder(options: Options) -> BuildEngine:
 
     def build(progress: OnProgress, publish: Publish, messages_dropped: MessagesDropped) -> FakeEngine:
         deadline = time.monotonic() + options.load_s
-        told = Progress(stage="load", detail="fake", done=1, total=4, unit="tensors")
-        progress(told)
+        fetched = Progress(stage="load", detail="fake", done=1, total=4, unit="tensors")
+        progress(fetched)
         hang(options.hang, "load")
         while time.monotonic() < deadline and not options.may_load():
-            progress(told)  # again and again: who listens hears that it does
+            progress(fetched)  # again and again: who listens hears that it does
             time.sleep(0.005)
         if options.load_error == "bad input":
             raise BadInput("model 'fake' is not accepted: it is not real")

@@ -226,10 +226,10 @@ def test_a_client_that_comes_back_has_its_requests_and_lost_no_token(
     for _ in range(2):
         assert second.receive(Finished).finish_reason == "length"
     for index in range(2):
-        told = [r for r in first.replies + second.replies if isinstance(r, Tokens) and r.index == index]
-        assert len(told) == 200
-        assert [r.token_ids for r in told] == sorted({r.token_ids for r in told})
-        assert not any(r.num_missed for r in told)
+        replies = [r for r in first.replies + second.replies if isinstance(r, Tokens) and r.index == index]
+        assert len(replies) == 200
+        assert [r.token_ids for r in replies] == sorted({r.token_ids for r in replies})
+        assert not any(r.num_missed for r in replies)
 
 
 def test_what_ended_meanwhile_is_told(start: Callable[..., Site], new_client: Callable[[], Client]) -> None:
@@ -343,10 +343,10 @@ def test_what_is_kept_is_bounded_and_what_is_missed_is_told(
     first.run(submit("mine", max_tokens=500))
     introduce(second, token, Awaited(request_id="mine", heard=(10,)))
     finished = second.receive(Finished)
-    told = [reply for reply in second.replies if isinstance(reply, Tokens)]
-    assert 0 < len(told) < 100
-    assert told[0].num_missed + len(told) == 490
-    assert not any(reply.num_missed for reply in told[1:])
+    replies = [reply for reply in second.replies if isinstance(reply, Tokens)]
+    assert 0 < len(replies) < 100
+    assert replies[0].num_missed + len(replies) == 490
+    assert not any(reply.num_missed for reply in replies[1:])
     assert finished.usage.completion_tokens == 500
 
 

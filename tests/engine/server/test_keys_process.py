@@ -93,15 +93,15 @@ def test_what_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     folder = tmp_path / "keys"
     made = ("new", "laptop", "--role", "operator", "--out", str(tmp_path / "l.key"), "--keys", str(folder), "--json")
     assert keys(*made) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["name"], told["role"], told["file"]) == ("laptop", "operator", str(tmp_path / "l.key"))
+    rows = json.loads(capsys.readouterr().out)
+    assert (rows["name"], rows["role"], rows["file"]) == ("laptop", "operator", str(tmp_path / "l.key"))
     assert keys("list", "--keys", str(folder), "--json") == 0
     assert [(e["name"], e["role"]) for e in json.loads(capsys.readouterr().out)] == [
         ("local", "operator"),
         ("laptop", "operator"),
     ]
     assert keys("list", "--keys", str(folder)) == 0
-    assert told["public"] in capsys.readouterr().out
+    assert rows["public"] in capsys.readouterr().out
     assert keys("server", "--keys", str(folder)) == 0
     assert len(capsys.readouterr().out.strip()) == 40
 

@@ -49,9 +49,9 @@ def test_it_begins_with_a_state_and_is_whole(engine: SyntheticEngine, tmp_path: 
         take(recorder, Goodbye(epoch=engine.hello.epoch))
     recording = Recording.open(tmp_path / "x.mcap")
     assert recording.info.is_complete
-    told = [message for _, message in recording.messages()]
-    assert [type(message) for message in told] == [Snapshot, *[Frame] * 5, Goodbye]
-    assert told[1:6] == frames
+    messages = [message for _, message in recording.messages()]
+    assert [type(message) for message in messages] == [Snapshot, *[Frame] * 5, Goodbye]
+    assert messages[1:6] == frames
 
 
 def test_a_hole_is_mended_by_a_new_state(
@@ -103,15 +103,17 @@ def test_without_a_state_there_is_no_file(tmp_path: Path) -> None:
 
 
 def test_an_end_before_its_time_is_told_once(engine: SyntheticEngine, tmp_path: Path) -> None:
-    told: list[str] = []
-    recorder = EngineRecorder(tmp_path / "x.mcap", told.append)
+    received: list[str] = []
+    recorder = EngineRecorder(tmp_path / "x.mcap", received.append)
     recorder.give(engine.snapshot())
     take(recorder, engine.advance())
     recorder._writer._fail("No space left on device")  # as a full disk does
     for _ in range(3):
         take(recorder, engine.advance())
     recorder.close()
-    assert told == [f"recording '{tmp_path / 'x.mcap'}' stopped early: No space left on device; the engine continues"]
+    assert received == [
+        f"recording '{tmp_path / 'x.mcap'}' stopped early: No space left on device; the engine continues"
+    ]
     assert not recorder.wants_snapshot
 
 

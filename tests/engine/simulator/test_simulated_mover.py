@@ -60,10 +60,10 @@ def test_loads_are_waited_for_behind_what_is_under_way(mover: SimulatedMover) ->
 
 def test_disk_reads_are_waited_for_and_writes_once_the_queue_is_full(mover: SimulatedMover) -> None:
     mover.begin(0)
-    assert mover.num_sinkable == 16
+    assert mover.num_offloadable == 16
     assert mover.offload(range(16), range(16), [None] * 16) == [True] * 16
     assert now_s(mover) == 0
-    assert mover.num_sinkable == 0
+    assert mover.num_offloadable == 0
     assert mover.offload([16], [16], [None]) == [True]
     assert now_s(mover) == 1
     assert mover.rise([0, 1, 2], [9, 8, 7]) == [True] * 3

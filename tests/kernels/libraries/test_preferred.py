@@ -116,14 +116,14 @@ def test_a_library_that_fails_in_service_is_given_up_once_and_ours_runs(stand_in
             Failing.num_calls += 1
             raise RuntimeError("Buffer overflow when allocating memory\nfor batch_prefill_tmp_v")
 
-    told: list[str] = []
-    ops, batch = preferring(torch_ops(), Failing(), give_up=told.append), work()
+    received: list[str] = []
+    ops, batch = preferring(torch_ops(), Failing(), give_up=received.append), work()
     pool, lengths = make_pool(batch, "cpu"), host_lengths(batch)
     for _ in range(3):
         found = prefill(ops, pool, lengths=lengths)
         torch.testing.assert_close(found, prefill(torch_ops(), pool), rtol=0, atol=0)
     assert Failing.num_calls == 1
-    assert told == [
+    assert received == [
         "flash-attn 3 failed; kvscope's own kernels run prompts from here on:"
         " RuntimeError: Buffer overflow when allocating memory"
     ]

@@ -32,8 +32,8 @@ def built(cache: Path, **changes: str) -> str:
 
 @pytest.mark.skipif(library() is None, reason="needs a C compiler")
 def test_built_once_and_kept(tmp_path: Path) -> None:
-    told, first = built(tmp_path).split()
-    assert told == "True"
+    printed, first = built(tmp_path).split()
+    assert printed == "True"
     assert Path(first).parent == tmp_path / "native"
     made = Path(first).stat().st_mtime_ns
     assert built(tmp_path) == f"False {first}"

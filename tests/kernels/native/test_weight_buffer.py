@@ -11,14 +11,14 @@ from kvscope_kernels.native import weight_buffer
 from kvscope_kernels.native.grouped import NativeGrouped
 from kvscope_kernels.native.library import library
 from kvscope_kernels.native.linear import Int8Weight
-from kvscope_kernels.native.weight_buffer import WeightRoom
+from kvscope_kernels.native.weight_buffer import WeightBuffer
 
 
 def test_each_tensor_has_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_buffer, "PIECE_BYTES", 1000)
-    room = WeightRoom()
+    buffer = WeightBuffer()
     shapes = [((3, 5), torch.uint8), ((7,), torch.float32), ((250,), torch.float32), ((2, 600), torch.uint8)]
-    taken = [room.take(shape, dtype) for shape, dtype in shapes]  # the last two need pieces of their own
+    taken = [buffer.allocate(shape, dtype) for shape, dtype in shapes]  # the last two need pieces of their own
     for number, tensor in enumerate(taken):
         tensor.fill_(number)
     for number, (tensor, (shape, dtype)) in enumerate(zip(taken, shapes, strict=True)):
@@ -26,15 +26,15 @@ def test_each_tensor_has_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert bool((tensor == number).all())
         assert tensor.data_ptr() % 64 == taken[0].data_ptr() % 64
     assert len({tensor.untyped_storage().data_ptr() for tensor in taken}) == 3
-    assert room.take((0, 4), torch.float32).shape == (0, 4)
+    assert buffer.allocate((0, 4), torch.float32).shape == (0, 4)
 
 
 def test_a_piece_goes_with_its_last_tensor() -> None:
-    room = WeightRoom()
-    first, second = (room.take((8,), torch.uint8) for _ in range(2))
-    piece = weakref.ref(room._piece)
+    buffer = WeightBuffer()
+    first, second = (buffer.allocate((8,), torch.uint8) for _ in range(2))
+    piece = weakref.ref(buffer._piece)
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-    del room
+    del buffer
     gc.collect()
     assert piece() is None  # the tensors hold its memory, and nobody else does
     second.fill_(1)
@@ -42,14 +42,14 @@ def test_a_piece_goes_with_its_last_tensor() -> None:
 
 @pytest.mark.skipif(library() is None, reason="needs a C compiler")
 def test_a_weight_in_it_is_the_same_weight() -> None:
-    room, generator = WeightRoom(), torch.Generator().manual_seed(0)
+    buffer, generator = WeightBuffer(), torch.Generator().manual_seed(0)
     weights = [torch.randn(100, 70, generator=generator) for _ in range(3)]
     x = torch.randn(5, 70, generator=generator)
-    together = [(Int8Weight(weight, room=room), NativeGrouped(rounded(weight), None, room)) for weight in weights]
+    together = [(Int8Weight(weight, buffer=buffer), NativeGrouped(rounded(weight), None, buffer)) for weight in weights]
     for (packed, in_groups), weight in zip(together, weights, strict=True):
         assert torch.equal(packed.product(x), Int8Weight(weight).product(x))
         assert torch.equal(in_groups.product(x), NativeGrouped(rounded(weight)).product(x))
-    piece = room._piece.untyped_storage().data_ptr()
+    piece = buffer._piece.untyped_storage().data_ptr()
     assert all(
         part.untyped_storage().data_ptr() == piece for pair in together for kept in pair for part in kept.tensors
     )

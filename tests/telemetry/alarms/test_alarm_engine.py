@@ -25,13 +25,13 @@ def at(second: int) -> int:
     return START_NS + second * SECOND_NS
 
 
-def told(second: int, epoch: int = 1, **more: Any) -> Summary:
+def second_summary(second: int, epoch: int = 1, **more: Any) -> Summary:
     return Summary(time_ns=at(second), epoch=epoch, **{"longest_wait_s": 0.0, "stalled_s": 0.0, **more})
 
 
 def usage(second: int, percent: float, epoch: int = 1) -> Summary:
     held = round(10 * percent)
-    return told(second, epoch, active_blocks=held, free_blocks=1000 - held, num_steps=10)
+    return second_summary(second, epoch, active_blocks=held, free_blocks=1000 - held, num_steps=10)
 
 
 def stopped(summary: Summary) -> Summary:
@@ -123,12 +123,12 @@ def test_off_is_off() -> None:
 
 
 def test_an_empty_pool_rings_nothing() -> None:
-    assert run(Watched(*DEFAULT_RULES), [told(s) for s in range(100)]) == ([], [])
+    assert run(Watched(*DEFAULT_RULES), [second_summary(s) for s in range(100)]) == ([], [])
 
 
 def test_preemptions_are_a_rate_over_some_seconds() -> None:
     def second(place: int, count: int) -> Summary:
-        return told(place, preemptions=count, num_steps=1)
+        return second_summary(place, preemptions=count, num_steps=1)
 
     assert run(only(PREEMPTIONS), [second(s, 5 if s == 10 else 0) for s in range(40)]) == ([], [])
     rang, over = run(only(PREEMPTIONS), [second(s, 6 if s == 10 else 0) for s in range(40)])
@@ -141,17 +141,19 @@ def test_preemptions_are_a_rate_over_some_seconds() -> None:
 
 
 def test_a_request_that_waits() -> None:
-    waits = [told(s, longest_wait_s=max(0.0, s - 5.0)) for s in range(30)]
+    waits = [second_summary(s, longest_wait_s=max(0.0, s - 5.0)) for s in range(30)]
     rang, _ = run(only(WAITING), waits)
     assert [(a.begin_ns, a.rang_ns) for a in rang] == [(at(16), at(17))]
-    over = run(only(WAITING), [*waits, *[told(s, longest_wait_s=0) for s in range(30, 40)]])[1]
+    over = run(only(WAITING), [*waits, *[second_summary(s, longest_wait_s=0) for s in range(30, 40)]])[1]
     assert over[0].worst == 24
     assert alarm_text(over[0]) == "up to 24 s"
 
 
 def falling(second: int, rate: float, jitter: float = 0.0, **more: Any) -> Summary:
     room = round(max(0.0, 1000 - rate * second + (jitter if second % 2 else -jitter)))
-    return told(second, active_blocks=1000 - room, free_blocks=room // 2, cached_blocks=room - room // 2, **more)
+    return second_summary(
+        second, active_blocks=1000 - room, free_blocks=room // 2, cached_blocks=room - room // 2, **more
+    )
 
 
 def test_free_blocks_that_run_out() -> None:
@@ -185,7 +187,7 @@ def test_no_alarm_rings_for_an_engine_that_stands_still(rule: Rule) -> None:
 
 
 def test_what_is_about_the_device_rings_while_the_engine_stands_still() -> None:
-    hot = [stopped(told(s, temperature_celsius=90.0)) for s in range(20)]
+    hot = [stopped(second_summary(s, temperature_celsius=90.0)) for s in range(20)]
     assert run(only(HOT), hot)[0]
     rule = parse_rule("temperature_celsius > 80 and running > 8")
     assert run(Watched(rule), [replace(each, num_running=9) for each in hot]) == ([], [])
@@ -198,14 +200,16 @@ def test_a_trouble_does_not_grow_older_while_the_engine_stands_still() -> None:
 
 
 def test_a_hot_device_and_one_that_tells_nothing() -> None:
-    assert run(only(HOT), [told(s) for s in range(60)]) == ([], [])
-    seconds = [told(s, temperature_celsius=90.0 if s % 3 == 0 else -1.0) for s in range(60)]
+    assert run(only(HOT), [second_summary(s) for s in range(60)]) == ([], [])
+    seconds = [second_summary(s, temperature_celsius=90.0 if s % 3 == 0 else -1.0) for s in range(60)]
     rang, _ = run(only(HOT), seconds)
     assert [a.rang_ns for a in rang] == [at(10)]
 
 
 def test_holes_now_and_then_are_one_trouble() -> None:
-    rang, over = run(only(FRAMES_LOST), [told(s, num_lost_frames=3 if s in (10, 25, 40) else 0) for s in range(100)])
+    rang, over = run(
+        only(FRAMES_LOST), [second_summary(s, num_lost_frames=3 if s in (10, 25, 40) else 0) for s in range(100)]
+    )
     assert len(rang) == len(over) == 1
     assert rang[0].begin_ns == at(10)
     assert alarm_text(rang[0]) == "up to 3 frames"
@@ -215,7 +219,7 @@ class TestStuck:
     def run(self, stalls: list[tuple[float, int]], run_ns: float = 1e7) -> list[Alarm]:
         """(stalled_s, num_steps) of each second."""
         seconds = [
-            told(s, stalled_s=stalled, num_steps=steps, run_ns=round(steps * run_ns))
+            second_summary(s, stalled_s=stalled, num_steps=steps, run_ns=round(steps * run_ns))
             for s, (stalled, steps) in enumerate(stalls)
         ]
         return run(only(STUCK), seconds)[0]

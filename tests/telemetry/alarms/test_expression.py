@@ -86,11 +86,11 @@ def test_what_is_not_known(text: str, expected: bool | None) -> None:
 
 def test_a_latency_told_as_a_histogram_rings_only_where_both_ends_agree() -> None:
     """Its p99 is above 250 ms and at most 500 ms."""
-    told = {"first_token": Latency(count=3, p99_s=0.5, p99_above_s=0.25)}
-    assert holds("ttft_p99_ms > 500", **told) is False
-    assert holds("ttft_p99_ms > 300", **told) is None
-    assert holds("ttft_p99_ms > 250", **told) is True
-    assert holds("ttft_p99_ms < 300", **told) is None
+    latencies = {"first_token": Latency(count=3, p99_s=0.5, p99_above_s=0.25)}
+    assert holds("ttft_p99_ms > 500", **latencies) is False
+    assert holds("ttft_p99_ms > 300", **latencies) is None
+    assert holds("ttft_p99_ms > 250", **latencies) is True
+    assert holds("ttft_p99_ms < 300", **latencies) is None
     endless = {"first_token": Latency(count=3, p99_s=-1.0, p99_above_s=80.0)}
     assert holds("ttft_p99_ms > 500", **endless) is True
 

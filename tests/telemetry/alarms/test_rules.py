@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule, checked, not_told, parse_rule, rule_text
+from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule, checked, parse_rule, rule_text, unreported_figures
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 
@@ -64,9 +64,9 @@ def test_what_is_accepted_together() -> None:
 
 def test_which_figures_an_engine_does_not_tell() -> None:
     little = Capabilities(engine="vllm", free_rows=False, requests=False, steps=False)
-    told = {name: not_told(rule, little) for name, rule in RULES.items()}
-    assert told["KV usage high"] == told["Many preemptions"] == told["Frames lost"] == ()
-    assert told["Blocks run out"] == ("blocks_run_out_s",)
-    assert told["Long wait"] == ("longest_wait_s",)
-    assert told["Engine stuck"] == ("stalled_s",)
-    assert not any(not_told(rule, OWN_ENGINE) for rule in DEFAULT_RULES)
+    reasons = {name: unreported_figures(rule, little) for name, rule in RULES.items()}
+    assert reasons["KV usage high"] == reasons["Many preemptions"] == reasons["Frames lost"] == ()
+    assert reasons["Blocks run out"] == ("blocks_run_out_s",)
+    assert reasons["Long wait"] == ("longest_wait_s",)
+    assert reasons["Engine stuck"] == ("stalled_s",)
+    assert not any(unreported_figures(rule, OWN_ENGINE) for rule in DEFAULT_RULES)

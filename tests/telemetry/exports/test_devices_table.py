@@ -23,9 +23,9 @@ def sampled(time_ns: int) -> Devices:
 
 
 def with_samples() -> list[TelemetryMessage]:
-    told = story()
-    start_ns = told[1].time_ns  # type: ignore[union-attr]
-    return [*told[:4], sampled(start_ns + 260 * MS), *told[4:-1], sampled(start_ns + 2000 * MS), told[-1]]
+    messages = story()
+    start_ns = messages[1].time_ns  # type: ignore[union-attr]
+    return [*messages[:4], sampled(start_ns + 260 * MS), *messages[4:-1], sampled(start_ns + 2000 * MS), messages[-1]]
 
 
 def rows_of(recording: Recording, path: Path, *span: float) -> list[dict[str, str]]:

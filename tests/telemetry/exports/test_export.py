@@ -26,9 +26,9 @@ from kvscope_telemetry.recordings.reader import Recording
     ],
 )
 def test_a_name_says_what_is_wanted(name: str, kind: str | None, named: str) -> None:
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(BadInput) as raised:
         Wanted.of(Path(name), kind)
-    assert named in str(told.value)
+    assert named in str(raised.value)
     assert Wanted.of(Path("x.csv"), "events").kind == Wanted.of(Path("all-events.csv")).kind == "events"
 
 
@@ -78,8 +78,8 @@ def test_what_fails_leaves_nothing(
 ) -> None:
     recording = tell()
     monkeypatch.setitem(exports.TABLE_FORMATS, ".csv", fails)
-    with pytest.raises(error) as told:
+    with pytest.raises(error) as raised:
         export(recording, Wanted.of(tmp_path / "metrics.csv"))
     if error is KvscopeError:
-        assert str(told.value).endswith("metrics.csv' cannot be written: No space left on device")
+        assert str(raised.value).endswith("metrics.csv' cannot be written: No space left on device")
     assert [path.name for path in tmp_path.iterdir()] == ["story.mcap"]

@@ -79,16 +79,16 @@ def test_a_trace_has_an_instant_each_and_a_slice_where_it_lasted(make_messages: 
     trace = trace_pb2.Trace()
     trace.ParseFromString(path.read_bytes())
     tracks = {p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")}
-    told = [
+    events = [
         (p.track_event.type, p.track_event.name, p.timestamp)
         for p in trace.packet
         if p.HasField("track_event") and tracks[p.track_event.track_uuid].name in ("Bookmarks", "Alarms")
     ]
-    instants = [(name, time_ns) for kind, name, time_ns in told if kind == INSTANT]
+    instants = [(name, time_ns) for kind, name, time_ns in events if kind == INSTANT]
     assert [name for name, _ in instants][::2] == [HOSTILE, "beside the file"]
     assert instants[2][1] == beside[0].time_ns
-    (begin_ns,) = [time_ns for kind, _, time_ns in told if kind == BEGIN]
-    (end_ns,) = [time_ns for kind, _, time_ns in told if kind == END]
+    (begin_ns,) = [time_ns for kind, _, time_ns in events if kind == BEGIN]
+    (end_ns,) = [time_ns for kind, _, time_ns in events if kind == END]
     assert (begin_ns, end_ns - begin_ns) == (instants[1][1], 3_000_000_000)
 
 

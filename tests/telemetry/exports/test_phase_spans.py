@@ -22,8 +22,8 @@ def histories_of(recording: Recording, span: Span | None = None) -> list[Request
 def test_phases_follow_from_events(tell: Callable[..., Recording]) -> None:
     recording = tell()
     first, second = histories_of(recording)
-    told = [(phase.kind, first.length_ns(phase, 0) // MS) for phase in first.phases]
-    assert told == [
+    phases = [(phase.kind, first.length_ns(phase, 0) // MS) for phase in first.phases]
+    assert phases == [
         (PhaseKind.QUEUED, 100),
         (PhaseKind.PREFILL, 50),
         (PhaseKind.DECODE, 150),
@@ -70,9 +70,9 @@ def test_who_is_gone_after_a_hole_ended_unseen(make_messages: Callable) -> None:
 def test_states_tell_where_no_event_does(make_messages: Callable) -> None:  # type: ignore[type-arg]
     import msgspec
 
-    told = [(message.time_ns, message) for message in make_messages(600)[1:]]
-    mute = [(at, msgspec.structs.replace(m, events=()) if isinstance(m, Frame) else m) for at, m in told]
-    with_events, without = read_request_histories(told), read_request_histories(mute)
+    messages = [(message.time_ns, message) for message in make_messages(600)[1:]]
+    mute = [(at, msgspec.structs.replace(m, events=()) if isinstance(m, Frame) else m) for at, m in messages]
+    with_events, without = read_request_histories(messages), read_request_histories(mute)
     assert [history.info.number for history in with_events] == [history.info.number for history in without]
     assert [history.num_output_tokens for history in with_events] == [history.num_output_tokens for history in without]
     assert any(phase.kind is PhaseKind.PREEMPTED for history in without for phase in history.phases)

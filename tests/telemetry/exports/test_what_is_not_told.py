@@ -124,10 +124,10 @@ def test_the_metrics_are_empty_where_unknown(watched, own):
     file = io.BytesIO()
     write_csv(metrics_table(Content(recording, overview, span)), file)
     head, first, *_ = (line.split(",") for line in file.getvalue().decode().splitlines())
-    told = dict(zip(head, first, strict=True))
-    assert told["num_steps"] == told["free_blocks"] == told["admitted"] == ""
-    assert told["num_running"] == "2"
-    assert told["first_token_p50_above_s"]
+    row = dict(zip(head, first, strict=True))
+    assert row["num_steps"] == row["free_blocks"] == row["admitted"] == ""
+    assert row["num_running"] == "2"
+    assert row["first_token_p50_above_s"]
     assert not any(column.name.endswith("_above_s") for column in metrics_table(Content(*own)).columns)
 
 

@@ -59,7 +59,7 @@ def sglang_page(num_ranks: int = 1, *, page_size: int = 2, num_tokens: int = 128
     registry = CollectorRegistry()
     common = {"model_name": "m", "engine_type": "unified"}
     scheduler = {**common, "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
-    told = {
+    gauges = {
         "num_running_reqs": running,
         "num_queue_reqs": 2,
         "token_usage": 0.25,
@@ -69,7 +69,7 @@ def sglang_page(num_ranks: int = 1, *, page_size: int = 2, num_tokens: int = 128
         "kv_cache_memory_usage_gb": 0.5,
         "hicache_host_total_tokens": 32,
     }
-    for name, value in told.items():
+    for name, value in gauges.items():
         gauge = Gauge(f"sglang:{name}", name, [*scheduler, "dp_rank"], registry=registry)
         for rank in range(num_ranks):
             for tp_rank in ("0", "1"):

@@ -57,8 +57,8 @@ def test_one_that_is_added_is_watched(made_up: str, server: FakeServer, make_end
         assert mirror.num_blocks == 32
         until(source, lambda: mirror.counters.num_running == 3 and mirror.used_share == 0.5)
         source.send(GetStatus(tag=1))
-        (told,) = source.take_replies()
-        assert "Made-up can be watched but not controlled" in str(told)
+        (reply,) = source.take_replies()
+        assert "Made-up can be watched but not controlled" in str(reply)
 
 
 def test_its_ranks_its_prompts_and_its_place_in_a_fleet(made_up: str) -> None:

@@ -80,10 +80,10 @@ def test_a_histogram_gives_what_was_added_in_each_interval() -> None:
     after = Cumulative.of_buckets({0.1: 1, 0.5: 5, float("inf"): 7})
     assert before is not None
     assert after is not None
-    told = after.since(before, "queued")
-    assert told is not None
-    assert np.frombuffer(told.bounds_ns, "<u8").tolist() == [100_000_000, 500_000_000]
-    assert np.frombuffer(told.counts, "<u8").tolist() == [0, 2, 1]
+    latency = after.since(before, "queued")
+    assert latency is not None
+    assert np.frombuffer(latency.bounds_ns, "<u8").tolist() == [100_000_000, 500_000_000]
+    assert np.frombuffer(latency.counts, "<u8").tolist() == [0, 2, 1]
     assert after.since(after, "queued") is None
     assert before.since(after, "queued") is None
     assert after.since(Cumulative.of_buckets({0.2: 1, float("inf"): 1}), "queued") is None

@@ -137,9 +137,9 @@ def test_one_sentence_each_and_tried_again(
 def test_a_key_is_sent_and_its_refusal_does_not_show_it(server: FakeServer, scrape: Callable[..., Scraper]) -> None:
     server.tell("/metrics", b"", status=401)
     scraper = scrape(f"vllm://127.0.0.1:{server.port}", api_key="sk-secret")
-    told = why(scraper)
-    assert "does not accept the API key" in told
-    assert "secret" not in told
+    reason = why(scraper)
+    assert "does not accept the API key" in reason
+    assert "secret" not in reason
     assert server.asked[0] == ("/metrics", "Bearer sk-secret")
 
 
@@ -187,8 +187,8 @@ def test_a_proxy_of_the_environment_is_in_the_way(
     scraper = scrape("vllm://gpu-box.invalid:8000")
     wait_for(scraper.take, scraper)
     server.close()
-    told = f"nobody listens at the proxy 127.0.0.1:{server.port}, which is in the way to http://gpu-box.invalid:8000"
-    assert told in why(scraper)
+    reason = f"nobody listens at the proxy 127.0.0.1:{server.port}, which is in the way to http://gpu-box.invalid:8000"
+    assert reason in why(scraper)
     monkeypatch.setenv("NO_PROXY", "gpu-box.invalid")
     assert "unknown host" in why(scrape("vllm://gpu-box.invalid:8000"))
 
@@ -246,9 +246,9 @@ def test_where_vllm_says_its_events_are(server: FakeServer, scrape: Callable[...
     server.tell("/metrics", VllmPage().text())
     server.tell("/version", b'{"version": "0.33.0"}')
     server.tell("/server_info?config_format=json", msgspec.json.encode({"vllm_config": config}))
-    told = facts(scrape(f"vllm://127.0.0.1:{server.port}"))
-    assert (told.version, told.topic) == ("0.33.0", "kv")
-    assert (told.kv_events, told.replay) == ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
+    server_facts = facts(scrape(f"vllm://127.0.0.1:{server.port}"))
+    assert (server_facts.version, server_facts.topic) == ("0.33.0", "kv")
+    assert (server_facts.kv_events, server_facts.replay) == ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
 
 
 @pytest.mark.parametrize(
@@ -274,5 +274,5 @@ def test_what_a_server_says_wrongly_is_not_known(
     server.tell("/metrics", sglang_page())
     server.tell("/server_info", body)
     server.tell("/v1/models", body)
-    told = facts(scrape(f"sglang://127.0.0.1:{server.port}"))
-    assert not any(getattr(told, name) for name in ("version", "model", "block_size", "kv_events", "replay"))
+    server_facts = facts(scrape(f"sglang://127.0.0.1:{server.port}"))
+    assert not any(getattr(server_facts, name) for name in ("version", "model", "block_size", "kv_events", "replay"))

@@ -81,8 +81,8 @@ def test_texts_are_told_by_row(server: FakeServer, publisher: KvEventPublisher, 
     source = attach(f"vllm://127.0.0.1:{server.port}", **events_of(publisher))
     until(source, lambda: len(cached(source)) == 2)
     row = int(np.flatnonzero(source.mirror.ledger.hash == 12)[0])
-    told, nothing = source.contents([row, 63])
-    assert (told.block, told.start, told.token_ids, told.text) == (row, 2, (7, 8), "7 8")
+    content, nothing = source.contents([row, 63])
+    assert (content.block, content.start, content.token_ids, content.text) == (row, 2, (7, 8), "7 8")
     assert nothing.token_ids == ()
 
 
@@ -125,12 +125,12 @@ def test_a_sglang_says_itself_where_its_events_are(
     port = endpoint.rpartition(":")[2]
     config = KvEventsConfig(enable_kv_cache_events=True, endpoint=endpoint, publisher="zmq", bind=True)
     server.tell("/metrics", sglang_page(running=4))
-    told = {
+    server_info = {
         "version": "0.5.23",
         "page_size": 2,
         "kv_events": {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": int(port), "topic": ""},
     }
-    server.tell("/server_info", msgspec.json.encode(told), "application/json")
+    server.tell("/server_info", msgspec.json.encode(server_info), "application/json")
     with KvEventPublisher(config) as publisher:
         source = attach(f"sglang://127.0.0.1:{server.port}")
         until(source, lambda: source.mirror.hello is not None and "nothing" not in source.status.reason)

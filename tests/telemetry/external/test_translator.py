@@ -35,7 +35,7 @@ READING = EngineReading(model="m", num_blocks=32, block_size=2, num_running=1, p
 CAPTURED = Path(__file__).parents[1] / "kv_events" / "captured.txt"
 
 
-class Told:
+class TranslatorDriver:
     """A translator whose messages are checked as those of a socket are, and followed."""
 
     def __init__(self, engine: ExternalEngine = VLLM) -> None:
@@ -56,13 +56,13 @@ class Told:
 
     def tell(self) -> list[TelemetryMessage]:
         self.now_ns += 100 * MS
-        told = self.translator.messages(self.now_ns, is_heard=True)
-        for message in told:
+        messages = self.translator.messages(self.now_ns, is_heard=True)
+        for message in messages:
             self.follower.feed(accepted(message, Unknowns()))
         self.follower.settle()
-        assert not self.follower.is_lost or not told
-        self.messages += told
-        return told
+        assert not self.follower.is_lost or not messages
+        self.messages += messages
+        return messages
 
     def cached(self, tier: Tier = Tier.HBM) -> set[int]:
         ledger = self.follower.mirror.ledger
@@ -82,167 +82,167 @@ def stored(*hashes: int, parent: int | None = None, medium: str = "GPU", size: i
 
 
 def test_nothing_is_told_before_anything_is_known_and_nothing_twice() -> None:
-    told = Told()
-    assert told.tell() == []
-    told.read()
-    first = told.messages[0]
+    driver = TranslatorDriver()
+    assert driver.tell() == []
+    driver.read()
+    first = driver.messages[0]
     assert isinstance(first, Snapshot)
     assert first.hello.cache.num_blocks == 32
-    told.tell()
-    count = len(told.of(Frame))
+    driver.tell()
+    count = len(driver.of(Frame))
     for _ in range(3):
-        told.tell()
-    assert len(told.of(Frame)) == count
-    assert told.of(Heartbeat)
+        driver.tell()
+    assert len(driver.of(Frame)) == count
+    assert driver.of(Heartbeat)
 
 
 def test_a_frame_has_what_changed_and_no_more() -> None:
-    told = Told()
-    told.read()
-    told.give(stored(1, 2), stored(3, parent=2))
-    told.give(BlockRemoved((2,), "GPU"), BlockRemoved((77,), "GPU"), stored(3, parent=2))
-    frame = told.of(Frame)[-1]
+    driver = TranslatorDriver()
+    driver.read()
+    driver.give(stored(1, 2), stored(3, parent=2))
+    driver.give(BlockRemoved((2,), "GPU"), BlockRemoved((77,), "GPU"), stored(3, parent=2))
+    frame = driver.of(Frame)[-1]
     assert isinstance(frame, Frame)
     assert len(frame.blocks.state) == 1
     assert np.frombuffer(frame.moves.evicted, "<u4").tolist() == [1]
-    assert told.cached() == {1, 3}
-    assert told.follower.mirror.counters.evicted_blocks == 1
+    assert driver.cached() == {1, 3}
+    assert driver.follower.mirror.counters.evicted_blocks == 1
 
 
 def test_a_block_that_came_and_went_between_two_frames_leaves_a_free_row() -> None:
-    told = Told()
-    told.read()
-    told.give(stored(1), BlockRemoved((1,), "GPU"), stored(2), BlockRemoved((2,), "GPU"), stored(3))
-    assert told.cached() == {3}
+    driver = TranslatorDriver()
+    driver.read()
+    driver.give(stored(1), BlockRemoved((1,), "GPU"), stored(2), BlockRemoved((2,), "GPU"), stored(3))
+    assert driver.cached() == {3}
 
 
 def test_a_gap_is_told_and_keeps_what_there_is() -> None:
-    told = Told()
-    told.read()
-    told.give(stored(1))
-    told.translator.take([Gap(2, 4, "not kept any more")], told.now_ns)
-    told.tell()
-    assert told.cached() == {1}
-    assert "3 batches, 2 to 4, of KV events cannot be had (not kept any more)" in told.causes()[-1]
+    driver = TranslatorDriver()
+    driver.read()
+    driver.give(stored(1))
+    driver.translator.take([Gap(2, 4, "not kept any more")], driver.now_ns)
+    driver.tell()
+    assert driver.cached() == {1}
+    assert "3 batches, 2 to 4, of KV events cannot be had (not kept any more)" in driver.causes()[-1]
 
 
 def test_a_reset_begins_anew() -> None:
-    told = Told()
-    told.read()
-    told.give(stored(1))
-    epoch = told.follower.mirror.epoch
-    told.translator.take([Reset("the engine restarted"), Received(0, EventBatch(1.0, (stored(9),)))], told.now_ns)
-    told.tell()
-    assert told.cached() == {9}
-    assert told.follower.mirror.epoch != epoch
-    assert "the engine restarted" in told.causes()[-1]
+    driver = TranslatorDriver()
+    driver.read()
+    driver.give(stored(1))
+    epoch = driver.follower.mirror.epoch
+    driver.translator.take([Reset("the engine restarted"), Received(0, EventBatch(1.0, (stored(9),)))], driver.now_ns)
+    driver.tell()
+    assert driver.cached() == {9}
+    assert driver.follower.mirror.epoch != epoch
+    assert "the engine restarted" in driver.causes()[-1]
 
 
 @pytest.mark.parametrize("are_events_live", [True, False])
 def test_counters_that_fall_are_a_restart(are_events_live: bool) -> None:
-    told = Told()
-    told.read()
-    told.give(stored(1))
-    epoch = told.follower.mirror.epoch
-    told.read(replace(READING, prompt_tokens=1, generation_tokens=0), are_events_live=are_events_live)
-    mirror = told.follower.mirror
+    driver = TranslatorDriver()
+    driver.read()
+    driver.give(stored(1))
+    epoch = driver.follower.mirror.epoch
+    driver.read(replace(READING, prompt_tokens=1, generation_tokens=0), are_events_live=are_events_live)
+    mirror = driver.follower.mirror
     assert mirror.epoch != epoch
     assert (mirror.counters.prompt_tokens, mirror.counters.generation_tokens) == (1, 0)
-    assert told.cached() == ({1} if are_events_live else set())
-    assert "the engine restarted" in told.causes()[-1]
+    assert driver.cached() == ({1} if are_events_live else set())
+    assert "the engine restarted" in driver.causes()[-1]
 
 
 def test_several_engines_behind_one_address_are_no_end_of_restarts() -> None:
-    told = Told()
+    driver = TranslatorDriver()
     for number in range(40):
-        told.read(replace(READING, generation_tokens=500 * (number % 2)))
-    assert told.translator.restarts.are_doubtful
-    assert len({snapshot.hello.epoch for snapshot in told.of(Snapshot) if isinstance(snapshot, Snapshot)}) <= 5
+        driver.read(replace(READING, generation_tokens=500 * (number % 2)))
+    assert driver.translator.restarts.are_doubtful
+    assert len({snapshot.hello.epoch for snapshot in driver.of(Snapshot) if isinstance(snapshot, Snapshot)}) <= 5
 
 
 def test_what_was_computed_between_readings_is_told_once() -> None:
-    told = Told()
-    told.read()
-    told.read(replace(READING, prompt_tokens=30, cached_tokens=5, generation_tokens=8))
-    told.give(stored(1))
-    batches = [frame.batch for frame in told.of(Frame) if isinstance(frame, Frame)]
+    driver = TranslatorDriver()
+    driver.read()
+    driver.read(replace(READING, prompt_tokens=30, cached_tokens=5, generation_tokens=8))
+    driver.give(stored(1))
+    batches = [frame.batch for frame in driver.of(Frame) if isinstance(frame, Frame)]
     assert sum(batch.num_prefill_tokens for batch in batches) == 15
     assert sum(batch.num_decode_tokens for batch in batches) == 3
 
 
 def test_events_alone_are_enough_and_metrics_may_follow() -> None:
-    told = Told()
-    told.give(stored(1, 2, size=4))
-    mirror = told.follower.mirror
+    driver = TranslatorDriver()
+    driver.give(stored(1, 2, size=4))
+    mirror = driver.follower.mirror
     assert mirror.hello is not None
     assert (mirror.num_blocks, mirror.hello.cache.block_size) == (4096, 4)
-    told.read()
-    assert (told.follower.mirror.num_blocks, told.cached()) == (32, {1, 2})
-    assert told.follower.mirror.hello is not None
-    assert told.follower.mirror.hello.cache.block_size == 4
+    driver.read()
+    assert (driver.follower.mirror.num_blocks, driver.cached()) == (32, {1, 2})
+    assert driver.follower.mirror.hello is not None
+    assert driver.follower.mirror.hello.cache.block_size == 4
 
 
 def test_another_shape_begins_an_epoch_and_loses_nothing() -> None:
-    told = Told()
-    told.read(replace(READING, num_blocks=4, host_tokens=8))
-    told.give(stored(1, 2, 3), stored(1, medium="CPU"))
-    epoch = told.follower.mirror.epoch
-    told.give(stored(4, 5, 6))
-    assert told.cached() == {1, 2, 3, 4, 5, 6}
-    assert told.cached(Tier.HOST) == {1}
-    assert told.follower.mirror.epoch != epoch
+    driver = TranslatorDriver()
+    driver.read(replace(READING, num_blocks=4, host_tokens=8))
+    driver.give(stored(1, 2, 3), stored(1, medium="CPU"))
+    epoch = driver.follower.mirror.epoch
+    driver.give(stored(4, 5, 6))
+    assert driver.cached() == {1, 2, 3, 4, 5, 6}
+    assert driver.cached(Tier.HOST) == {1}
+    assert driver.follower.mirror.epoch != epoch
 
 
 def test_no_frame_is_missing_whatever_grows() -> None:
-    told = Told()
-    told.read(replace(READING, num_blocks=4))
+    driver = TranslatorDriver()
+    driver.read(replace(READING, num_blocks=4))
     summarizer, follower = Summarizer(Follower()), 0
     for number in range(1, 40):
-        told.give(stored(3 * number, 3 * number + 1), stored(number, medium="CPU"))
-        told.translator.restate()
-        told.translator.read(READING, ServerFacts(version=str(number // 9)), told.now_ns, are_events_live=True)
-        told.tell()
-    for message in told.messages:
-        follower += sum(summary.num_lost_frames for summary in summarizer.add(message, told.now_ns))
+        driver.give(stored(3 * number, 3 * number + 1), stored(number, medium="CPU"))
+        driver.translator.restate()
+        driver.translator.read(READING, ServerFacts(version=str(number // 9)), driver.now_ns, are_events_live=True)
+        driver.tell()
+    for message in driver.messages:
+        follower += sum(summary.num_lost_frames for summary in summarizer.add(message, driver.now_ns))
     lost = follower + sum(summary.num_lost_frames for summary in summarizer.close())
     assert lost == 0
 
 
 def test_very_much_at_once_is_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MANY_ROWS", 4)
-    told = Told()
-    told.read()
-    count = len(told.of(Frame))
-    told.give(stored(*range(1, 11)))
-    assert len(told.of(Frame)) == count + 3
-    assert told.cached() == set(range(1, 11))
+    driver = TranslatorDriver()
+    driver.read()
+    count = len(driver.of(Frame))
+    driver.give(stored(*range(1, 11)))
+    assert len(driver.of(Frame)) == count + 3
+    assert driver.cached() == set(range(1, 11))
 
 
 def test_memory_where_the_engine_says_where_it_went() -> None:
-    told = Told(SGLANG)
-    told.read(replace(READING, weights_bytes=1 << 30, kv_bytes=1 << 29))
-    (memory,) = told.of(MemoryBreakdown)
+    driver = TranslatorDriver(SGLANG)
+    driver.read(replace(READING, weights_bytes=1 << 30, kv_bytes=1 << 29))
+    (memory,) = driver.of(MemoryBreakdown)
     assert isinstance(memory, MemoryBreakdown)
     assert (memory.weights_bytes, memory.kv_bytes, memory.graphs_bytes) == (1 << 30, 1 << 29, -1)
 
 
 def test_what_cannot_be_read_is_said() -> None:
-    told = Told()
-    told.read()
+    driver = TranslatorDriver()
+    driver.read()
     batch = EventBatch(1.0, (stored(1),), num_unreadable_events=2, unreadable="expected int")
-    told.translator.take([Received(1, batch)], told.now_ns)
-    told.tell()
-    assert "2 KV events could not be read (expected int)" in told.causes()[-1]
-    assert told.cached() == {1}
+    driver.translator.take([Received(1, batch)], driver.now_ns)
+    driver.tell()
+    assert "2 KV events could not be read (expected int)" in driver.causes()[-1]
+    assert driver.cached() == {1}
 
 
 @pytest.mark.parametrize("line", [line for line in CAPTURED.read_text().splitlines() if not line.startswith("#")])
 def test_captured_bytes_of_every_publisher(line: str) -> None:
     name, _, data = line.partition(" ")
     batch = decode_batch(bytes.fromhex(data))
-    told = Told(find_engine(name.partition("-")[0]) or VLLM)
-    told.read()
-    told.give(*batch.events)
+    driver = TranslatorDriver(find_engine(name.partition("-")[0]) or VLLM)
+    driver.read()
+    driver.give(*batch.events)
     there: dict[Tier, set[int]] = {tier: set() for tier in (Tier.HBM, Tier.HOST, Tier.DISK)}
     for event in batch.events:
         if isinstance(event, BlockStored):
@@ -251,7 +251,7 @@ def test_captured_bytes_of_every_publisher(line: str) -> None:
             there[module_tier(event.medium)] -= set(event.block_hashes)
         else:
             there = {tier: set() for tier in there}
-    assert {tier: told.cached(tier) for tier in there} == there
+    assert {tier: driver.cached(tier) for tier in there} == there
 
 
 def module_tier(medium: str | None) -> Tier:
@@ -276,39 +276,39 @@ def random_life(seed: int) -> Iterable[list[KvEvent]]:
 
 
 def test_a_recorded_session_is_played_back_the_same(tmp_path: Path) -> None:
-    told = Told()
+    driver = TranslatorDriver()
     path = tmp_path / "external.mcap"
     with RecordingWriter(path) as writer:
         reading = replace(READING, num_blocks=1024, host_tokens=2048)
-        told.read(reading)
+        driver.read(reading)
         for number, batch in enumerate(random_life(3)):
-            told.give(*batch)
+            driver.give(*batch)
             if number % 10 == 0:
-                told.read(replace(reading, generation_tokens=5 + number, num_waiting=number))
+                driver.read(replace(reading, generation_tokens=5 + number, num_waiting=number))
             if number == 70:
-                told.translator.take([Reset("asked again")], told.now_ns)
-        for message in told.messages:
+                driver.translator.take([Reset("asked again")], driver.now_ns)
+        for message in driver.messages:
             assert writer.write(message, wait=True)
-    live = told.follower.mirror
+    live = driver.follower.mirror
     recording = Recording.open(path)
     played = recording.state_at(recording.info.duration_s)
     assert played.ledger.differences(live.ledger) == []
     assert (played.counters, played.hello, played.seq) == (live.counters, live.hello, live.seq)
     assert len(recording.info.epochs) == 2
     assert recording.info.hello.capabilities.engine == "vllm"
-    assert len(list(recording.frames())) == len(told.of(Frame))
+    assert len(list(recording.frames())) == len(driver.of(Frame))
 
 
 def test_whether_aborts_are_counted_is_told_once_it_is_known() -> None:
-    told = Told()
-    told.read()
-    hello = told.follower.mirror.hello
+    driver = TranslatorDriver()
+    driver.read()
+    hello = driver.follower.mirror.hello
     assert hello is not None
     assert not hello.capabilities.aborts
-    told.read(replace(READING, aborted=0))
-    after = told.follower.mirror.hello
+    driver.read(replace(READING, aborted=0))
+    after = driver.follower.mirror.hello
     assert after is not None
     assert after.capabilities.aborts
     assert after.epoch != hello.epoch
-    told.read(replace(READING, aborted=3))
-    assert told.follower.mirror.hello is after
+    driver.read(replace(READING, aborted=3))
+    assert driver.follower.mirror.hello is after

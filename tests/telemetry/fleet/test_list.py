@@ -123,16 +123,16 @@ def test_the_last_list_stays_when_it_cannot_be_read_again(tmp_path):
     try:
         wait_for(lambda: len(lists) == 1)
         path.unlink()
-        wait_for(lambda: reader.told.is_old)
-        assert [entry.address.text for entry in reader.told.entries] == [ONE]
-        assert "No such file" in reader.told.trouble
+        wait_for(lambda: reader.listed.is_old)
+        assert [entry.address.text for entry in reader.listed.entries] == [ONE]
+        assert "No such file" in reader.listed.trouble
         other = tmp_path / "other"
         other.write_text(f"{ONE}\n{TWO}\n")
         other.rename(path)
         wait_for(lambda: len(lists) == 2)
         assert [entry.address.text for entry in lists[1]] == [ONE, TWO]
-        wait_for(lambda: not reader.told.is_old)
-        assert reader.told.trouble == ""
+        wait_for(lambda: not reader.listed.is_old)
+        assert reader.listed.trouble == ""
     finally:
         reader.close()
     assert len(lists) == 2  # the same list is told once

@@ -210,22 +210,22 @@ def test_a_damaged_connections_file_is_told(text: str) -> None:
 
 
 def test_an_allow_list_that_cannot_be_read_is_said_when_it_becomes_so_and_once(ring: KeyRing) -> None:
-    told: list[str] = []
+    received: list[str] = []
     path, mended = ring.folder / "clients.toml", (ring.folder / "clients.toml").read_text()
     path.write_text("no TOML [")
-    another = KeyRing(ring.folder, warn=told.append)
-    assert len(told) == 1, "at the start"
-    assert "clients.toml is not accepted: it is not TOML" in told[0]
-    assert "no client is allowed" in told[0]
-    assert "\n" not in told[0]
+    another = KeyRing(ring.folder, warn=received.append)
+    assert len(received) == 1, "at the start"
+    assert "clients.toml is not accepted: it is not TOML" in received[0]
+    assert "no client is allowed" in received[0]
+    assert "\n" not in received[0]
     another.refresh()
-    assert len(told) == 1
+    assert len(received) == 1
     path.write_text(mended)
     another.refresh()
-    assert told[1:] == ["allow-list is read again"]
+    assert received[1:] == ["allow-list is read again"]
     path.chmod(0o644)
     another.refresh()
-    assert "others can read it (fix: chmod 600)" in told[2]
+    assert "others can read it (fix: chmod 600)" in received[2]
 
 
 def test_to_read_the_list_makes_nothing(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_an_older_hello_is_our_own_engines() -> None:
 
 
 def test_what_is_not_told_comes_back() -> None:
-    told = Capabilities(engine="vllm", owners=False, ref_counts=False, filled=False)
-    back = msgspec.msgpack.decode(msgspec.msgpack.encode(_hello(capabilities=told)), type=Hello)
-    assert back.capabilities == told
+    capabilities = Capabilities(engine="vllm", owners=False, ref_counts=False, filled=False)
+    back = msgspec.msgpack.decode(msgspec.msgpack.encode(_hello(capabilities=capabilities)), type=Hello)
+    assert back.capabilities == capabilities
     assert back.capabilities.unknown_columns == {"owner", "ref_count", "filled"}

@@ -36,7 +36,7 @@ def event(data: EventData | None, kind: str = "preempted", num_tokens: int = 96)
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("noted", "words"),
     [
         (
             event(STARTED, "admitted"),
@@ -69,8 +69,8 @@ def event(data: EventData | None, kind: str = "preempted", num_tokens: int = 96)
         (event(None), "as it was said"),
     ],
 )
-def test_words(told: Event, words: str) -> None:
-    assert cause_text(told) == words
+def test_words(noted: Event, words: str) -> None:
+    assert cause_text(noted) == words
 
 
 def test_a_choice_of_a_later_version_is_no_harm() -> None:

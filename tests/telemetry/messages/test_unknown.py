@@ -28,7 +28,7 @@ tiers and messages that do not exist today. Made by hand; it stays as it is."""
 
 def future(name: str) -> list[bytes]:
     lines = (line.split() for line in FUTURE.read_text("ascii").splitlines())
-    found = [bytes.fromhex(data) for told, data in lines if told == name]
+    found = [bytes.fromhex(data) for message, data in lines if message == name]
     assert found, name
     return found
 

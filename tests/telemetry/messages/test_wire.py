@@ -408,9 +408,14 @@ def test_a_large_snapshot_means_the_same_in_pieces(snapshot: Snapshot, monkeypat
 
 def test_a_large_snapshot_that_is_damaged_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     _in_pieces(monkeypatch)
-    told = msgspec.msgpack.decode(wire.encode(SNAPSHOT))
-    missing = {key: value for key, value in told.items() if key != "blocks"}
-    for wrong in (missing, told | {"blocks": 1}, told | {"blocks": {"state": 7}}, told | {"blocks": {"state": b""}}):
+    document = msgspec.msgpack.decode(wire.encode(SNAPSHOT))
+    missing = {key: value for key, value in document.items() if key != "blocks"}
+    for wrong in (
+        missing,
+        document | {"blocks": 1},
+        document | {"blocks": {"state": 7}},
+        document | {"blocks": {"state": b""}},
+    ):
         with pytest.raises(ProtocolError):
             wire.decode_reply(msgspec.msgpack.encode(wrong))
     whole = wire.encode(SNAPSHOT)

@@ -41,14 +41,14 @@ def at(part: BlockHistoryPart, time_ns: int) -> tuple[int, ...] | None:
 
 def truth(recording: Recording, blocks: list[int]) -> list[tuple[int, list[tuple[int, ...]]]]:
     """After every frame, when it was and the rows of `blocks` as a mirror has them."""
-    follower, told = Follower(), []
+    follower, seen = Follower(), []
     for seconds, message in recording.messages(keyframes=True):
         follower.feed(message)
         follower.settle()
         if isinstance(message, Frame) and not follower.is_lost:
             rows = [row_of(follower.mirror, block) for block in blocks]
-            told.append((recording.start_ns + round(seconds * 1e9), rows))
-    return told
+            seen.append((recording.start_ns + round(seconds * 1e9), rows))
+    return seen
 
 
 def busy_blocks(frames: list[Frame], count: int) -> list[int]:
@@ -189,11 +189,11 @@ def test_moves_are_told_beside_the_row() -> None:
     block_history = BlockChanges(block)
     for message in (snapshot, *frames):
         block_history.feed(message, message.time_ns)
-    told = [f.time_ns for f in frames if block in np.frombuffer(f.moves.evicted, "<u4")]
+    times_ns = [f.time_ns for f in frames if block in np.frombuffer(f.moves.evicted, "<u4")]
     is_evicted = (block_history.rows["moved"] & Moved.EVICTED) != 0
-    assert block_history.rows["time_ns"][is_evicted].tolist() == told
+    assert block_history.rows["time_ns"][is_evicted].tolist() == times_ns
     kinds = [moment.kind for moment in part_of(block_history, 0, 1, BLOCK_SIZE).moments]
-    assert kinds.count(MomentKind.EVICTED) >= len(told)
+    assert kinds.count(MomentKind.EVICTED) >= len(times_ns)
 
 
 def test_a_life_that_grows_is_told_as_it_would_be_at_once(make_messages: Callable[..., Any]) -> None:
@@ -208,7 +208,7 @@ def test_a_life_that_grows_is_told_as_it_would_be_at_once(make_messages: Callabl
             assert not growing.has_news
     at_once = part_of(growing.block_history, 0, frames[-1].time_ns, BLOCK_SIZE)
     assert part.moments == at_once.moments
-    assert part.told.times_ns.tolist() == [moment.time_ns for moment in at_once.moments]
+    assert part.block_moments.times_ns.tolist() == [moment.time_ns for moment in at_once.moments]
 
 
 def test_a_life_past_many_batches_is_the_same_from_every_moment(
@@ -216,14 +216,14 @@ def test_a_life_past_many_batches_is_the_same_from_every_moment(
 ) -> None:
     """Frames that say nothing of a block are passed over: from within them, and with snapshots among their frames."""
     messages = make_messages(600)
-    follower, told = Follower(), []
+    follower, seen = Follower(), []
     for place, message in enumerate(messages):
         follower.feed(message)
-        told.append(message)
+        seen.append(message)
         if place in (150, 151, 320):  # somebody asked: it came before frames that it knows of
             follower.settle()
-            told.insert(-2, snapshot_of(follower.mirror))
-    recording = Recording.open(record(told, keyframe_interval_ns=LONG_NS).path)
+            seen.insert(-2, snapshot_of(follower.mirror))
+    recording = Recording.open(record(seen, keyframe_interval_ns=LONG_NS).path)
     frames = [message for message in messages if isinstance(message, Frame)]
     blocks = [*busy_blocks(frames, 2), 399]
     expected = truth(recording, blocks)

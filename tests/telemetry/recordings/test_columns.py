@@ -20,14 +20,14 @@ from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 
-def told(num_frames: int, **options: Any) -> tuple[SyntheticEngine, list[Frame]]:
+def advanced(num_frames: int, **options: Any) -> tuple[SyntheticEngine, list[Frame]]:
     engine = SyntheticEngine(**{"num_blocks": 300, "num_running": 8, **options})
     return engine, [engine.advance() for _ in range(num_frames)]
 
 
 @pytest.mark.parametrize("lower", [0, 60])
 def test_frames_and_snapshots_come_back(lower: int) -> None:
-    engine, frames = told(400, num_host_blocks=lower, num_disk_blocks=lower)
+    engine, frames = advanced(400, num_host_blocks=lower, num_disk_blocks=lower)
     for first, last in ((0, 400), (7, 8), (100, 280)):
         assert Columns(pack(frames[first:last])).records(Frame) == frames[first:last]
     assert Columns(pack(frames)).records(Frame, [3, 90, 91]) == [frames[3], frames[90], frames[91]]
@@ -110,7 +110,7 @@ def _batch(frames: Sequence[Frame]) -> FrameBatch:
 
 
 def test_an_engines_frames_take_a_fraction() -> None:
-    _, frames = told(180, num_blocks=4000, num_running=32)
+    _, frames = advanced(180, num_blocks=4000, num_running=32)
     assert len(pack(frames)) < sum(len(encode(frame)) for frame in frames) / 12
 
 
@@ -124,7 +124,7 @@ def test_an_engines_frames_take_a_fraction() -> None:
     ],
 )
 def test_what_columns_cannot_hold_is_said(change: dict[str, Any]) -> None:
-    _, frames = told(3)
+    _, frames = advanced(3)
     with pytest.raises((ValueError, OverflowError)):
         pack([frames[0], replace(frames[1], **change)])
 

@@ -67,10 +67,10 @@ def test_batches_of_frames_are_gone_over_as_a_whole(record: Callable[..., Any]) 
     recorded = record(900, keyframe_interval_ns=LONG_NS)
     for chunk in Recording.open(recorded.path)._chunks.checkpoints:
         recording = damaged(recorded.path, chunk)
-    told = [message for _, message in recording.run_up(1e9)]
-    joined = [message for message in told if isinstance(message, DeltaCheckpoint)]
+    messages = [message for _, message in recording.run_up(1e9)]
+    joined = [message for message in messages if isinstance(message, DeltaCheckpoint)]
     assert sum(checkpoint.seq - checkpoint.since_seq for checkpoint in joined) > 900 - 150
-    assert (type(told[-1]), told[-1].seq) == (Frame, 900), "the last step is told as it was"
+    assert (type(messages[-1]), messages[-1].seq) == (Frame, 900), "the last step is told as it was"
 
 
 def test_behind_a_hole_there_is_no_state(record: Callable[..., Any]) -> None:
@@ -78,7 +78,7 @@ def test_behind_a_hole_there_is_no_state(record: Callable[..., Any]) -> None:
     whole = Recording.open(recorded.path)
     for chunk in whole._chunks.checkpoints:
         damaged(recorded.path, chunk)
-    recording = damaged(recorded.path, next(chunk for chunk in whole._chunks.told[5:] if chunk.num_frames))
+    recording = damaged(recorded.path, next(chunk for chunk in whole._chunks.message_chunks[5:] if chunk.num_frames))
     before = recording.state_at(1e9).seq
     assert 0 < before < 900
     assert_same(recording.state_at(1e9), recorded.mirror_after(before + 2))

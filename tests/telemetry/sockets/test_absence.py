@@ -20,7 +20,7 @@ from kvscope_telemetry.synthetic.server import SyntheticServer
 WAIT_S = 60.0
 
 
-def told(source: LiveSource) -> str:
+def first_reason(source: LiveSource) -> str:
     """The first reason, however long that takes on a busy machine."""
     assert source.wait(lambda: bool(source.status.reason), WAIT_S)
     return source.status.reason
@@ -55,7 +55,7 @@ def web_server() -> Iterator[int]:
 def test_nothing_listens() -> None:
     port = free_port()
     with LiveSource(f"tcp://127.0.0.1:{port}") as source:
-        assert told(source) == f"nothing listens on 127.0.0.1:{port} (connection refused)"
+        assert first_reason(source) == f"nothing listens on 127.0.0.1:{port} (connection refused)"
         assert source.status.state is SourceState.CONNECTING
 
 
@@ -67,32 +67,32 @@ def test_the_name_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with LiveSource("tcp://localhost:7710") as source:
-        assert told(source) == "unknown host 'localhost' (name or service not known)"
+        assert first_reason(source) == "unknown host 'localhost' (name or service not known)"
 
 
 def test_there_is_no_socket_file(tmp_path: Path) -> None:
     with LiveSource(f"ipc://{tmp_path}/nowhere") as source:
-        assert told(source).startswith(f"no socket file {tmp_path}/nowhere/telemetry")
+        assert first_reason(source).startswith(f"no socket file {tmp_path}/nowhere/telemetry")
 
 
 def test_the_socket_file_is_of_an_engine_that_ended(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "telemetry"))
     with LiveSource(f"ipc://{tmp_path}") as source:
-        assert told(source).startswith(f"nothing listens on {tmp_path}/telemetry")
+        assert first_reason(source).startswith(f"nothing listens on {tmp_path}/telemetry")
 
 
 def test_somebody_else_listens() -> None:
     with listener() as port, LiveSource(f"tcp://127.0.0.1:{port}") as source:
-        assert told(source).startswith(f"something listens at 127.0.0.1:{port}, but it is not a kvscope engine")
+        assert first_reason(source).startswith(f"something listens at 127.0.0.1:{port}, but it is not a kvscope engine")
     with web_server() as port, LiveSource(f"tcp://127.0.0.1:{port}") as source:
-        reason = told(source)
+        reason = first_reason(source)
         assert f"127.0.0.1:{port}" in reason
 
 
 def test_an_engine_that_comes_is_followed_and_nothing_is_told_of_before(tmp_path: Path) -> None:
     with LiveSource(f"ipc://{tmp_path}/telemetry") as source:
-        assert "no socket file" in told(source)
+        assert "no socket file" in first_reason(source)
         engine = SyntheticEngine(num_blocks=64, num_running=2)
         with closing(SyntheticServer(engine, f"ipc://{tmp_path}/telemetry", rate=30.0)):
             assert source.wait(lambda: source.status.state is SourceState.LIVE, WAIT_S)

@@ -21,8 +21,8 @@ def test_everything_comes_out_once_in_order() -> None:
     outbox = Outbox(10, 1 << 20)
     for seq in range(10):
         outbox.put(frame(seq))
-    assert seqs(outbox.take()) == list(range(10))
-    assert outbox.take() == []
+    assert seqs(outbox.drain()) == list(range(10))
+    assert outbox.drain() == []
     assert outbox.num_dropped == 0
 
 
@@ -30,7 +30,7 @@ def test_too_many_push_out_the_oldest() -> None:
     outbox = Outbox(10, 1 << 20)
     for seq in range(25):
         outbox.put(frame(seq))
-    assert seqs(outbox.take()) == list(range(15, 25))
+    assert seqs(outbox.drain()) == list(range(15, 25))
     assert outbox.num_dropped == 15
 
 
@@ -38,9 +38,9 @@ def test_too_many_bytes_push_out_the_oldest_and_one_is_always_kept() -> None:
     outbox = Outbox(10, 100_000)
     for seq in range(5):
         outbox.put(frame(seq, num_rows=1_000))  # about 30 KB
-    assert seqs(outbox.take()) == [2, 3, 4]
+    assert seqs(outbox.drain()) == [2, 3, 4]
     outbox.put(frame(7, num_rows=1_000_000))
-    assert seqs(outbox.take()) == [7]
+    assert seqs(outbox.drain()) == [7]
 
 
 def test_nothing_is_lost_or_doubled_between_threads() -> None:
@@ -55,6 +55,6 @@ def test_nothing_is_lost_or_doubled_between_threads() -> None:
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        taken += seqs(outbox.take())
-    taken += seqs(outbox.take())
+        taken += seqs(outbox.drain())
+    taken += seqs(outbox.drain())
     assert sorted(taken) == [*range(5_000), *range(10_000, 15_000)]

@@ -356,11 +356,11 @@ def test_a_client_that_left_is_noticed_with_the_next_reply(server: Server, peer:
     client = server.commands[0][0]
     dealer.close(linger=0)
 
-    def told() -> bool:
+    def is_answered() -> bool:
         server.sockets.reply(client, Done(tag=2))
         return server.was_lost.wait(0.01)
 
-    wait_for(told)
+    wait_for(is_answered)
     assert set(server.lost) == {client}
 
 

@@ -33,22 +33,22 @@ def said(segments: list[TorchSegment]) -> list[tuple[object, ...]]:
 @given(st.lists(st.lists(_BLOCK, min_size=1, max_size=9), max_size=6))
 def test_what_is_packed_comes_back(blocks: list[list[tuple[int, State]]]) -> None:
     segments = [segment(part, address=(n + 1) << 40, stream=n << 33) for n, part in enumerate(blocks)]
-    told = decode_reply(encode(pack_map(segments, tag=4, device="cuda:1")))
-    assert isinstance(told, AllocatorMap)
-    assert said(unpack_map(told)) == said(sorted(segments, key=lambda one: (-one.num_bytes, one.address)))
-    assert told.allocated_bytes + told.pending_bytes + told.cached_bytes == told.total_bytes
-    assert (told.tag, told.num_segments, told.num_blocks) == (4, len(segments), sum(map(len, blocks)))
+    reply = decode_reply(encode(pack_map(segments, tag=4, device="cuda:1")))
+    assert isinstance(reply, AllocatorMap)
+    assert said(unpack_map(reply)) == said(sorted(segments, key=lambda one: (-one.num_bytes, one.address)))
+    assert reply.allocated_bytes + reply.pending_bytes + reply.cached_bytes == reply.total_bytes
+    assert (reply.tag, reply.num_segments, reply.num_blocks) == (4, len(segments), sum(map(len, blocks)))
 
 
 @given(st.lists(st.lists(_BLOCK, min_size=1, max_size=30), min_size=1, max_size=4), st.integers(1, 40))
 def test_the_smallest_are_joined_where_there_are_too_many(blocks: list[list[tuple[int, State]]], most: int) -> None:
     segments = [segment(part, address=(n + 1) << 40) for n, part in enumerate(blocks)]
-    whole, told = pack_map(segments), pack_map(segments, max_blocks=most)
-    drawn = unpack_map(told)
+    whole, bounded = pack_map(segments), pack_map(segments, max_blocks=most)
+    drawn = unpack_map(bounded)
     assert sum(len(one.sizes) for one in drawn) <= max(most, len(segments))
     assert [int(one.sizes.sum()) for one in drawn] == [one.num_bytes for one in drawn]
     sums = ("num_blocks", "total_bytes", "allocated_bytes", "cached_bytes", "split_bytes", "largest_cached_bytes")
-    assert [getattr(told, name) for name in sums] == [getattr(whole, name) for name in sums]
+    assert [getattr(bounded, name) for name in sums] == [getattr(whole, name) for name in sums]
 
 
 def test_neighbours_of_one_state_keep_it_and_others_are_joined() -> None:
@@ -60,14 +60,14 @@ def test_neighbours_of_one_state_keep_it_and_others_are_joined() -> None:
 
 def test_of_too_many_segments_the_largest_are_told() -> None:
     segments = [segment([(size, State.ALLOCATED)], address=size << 30) for size in (1, 5, 3)]
-    told = pack_map(segments, max_segments=2)
-    assert [one.num_bytes for one in unpack_map(told)] == [5, 3]
-    assert (told.num_segments, told.total_bytes) == (3, 9)
+    packed = pack_map(segments, max_segments=2)
+    assert [one.num_bytes for one in unpack_map(packed)] == [5, 3]
+    assert (packed.num_segments, packed.total_bytes) == (3, 9)
 
 
 def test_only_cached_blocks_of_segments_in_use_are_split() -> None:
-    told = pack_map([segment([(8, State.CACHED)]), segment([(4, State.CACHED), (2, State.ALLOCATED)], address=5)])
-    assert (told.cached_bytes, told.split_bytes, told.largest_cached_bytes) == (12, 4, 8)
+    packed = pack_map([segment([(8, State.CACHED)]), segment([(4, State.CACHED), (2, State.ALLOCATED)], address=5)])
+    assert (packed.cached_bytes, packed.split_bytes, packed.largest_cached_bytes) == (12, 4, 8)
 
 
 GOOD = pack_map([segment([(8, State.CACHED), (4, State.ALLOCATED)])])

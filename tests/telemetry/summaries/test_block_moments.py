@@ -54,9 +54,9 @@ def rows_of(*rows: dict[str, Any]) -> Any:
     ],
 )
 def test_each_change_has_its_meaning(rows: list[dict[str, Any]], kinds: list[MomentKind]) -> None:
-    first, *told = moments_of(rows_of(*rows), 16)
+    first, *others = moments_of(rows_of(*rows), 16)
     assert first.kind is MomentKind.KNOWN
-    assert [moment.kind for moment in told] == kinds
+    assert [moment.kind for moment in others] == kinds
 
 
 def test_whose_doing_it_was() -> None:

@@ -45,8 +45,8 @@ def test_of_nothing_nothing_is_known():
 
 
 def test_readings_add_up_until_the_bounds_change():
-    told = joined([reading(histogram((1, 0, 0))), reading(histogram((0, 2, 0)))], "first_token")
-    assert told.counts.tolist() == [1, 2, 0]
+    buckets = joined([reading(histogram((1, 0, 0))), reading(histogram((0, 2, 0)))], "first_token")
+    assert buckets.counts.tolist() == [1, 2, 0]
     anew = joined([reading(histogram((1, 0, 0))), reading(histogram((0, 2), bounds_ms=(20,)))], "first_token")
     assert anew.counts.tolist() == [0, 2]
 

@@ -17,8 +17,8 @@ def test_where_seconds_begin_makes_no_difference(num_seconds: int) -> None:
     values = dice.lognormal(-3, 1.5, 5_000)
     overview = SessionOverview()
     for at, part in enumerate(np.array_split(values, num_seconds)):
-        told = Latency(part.size, *np.percentile(part, (50, 95, 99)), buckets=latency_buckets.pack(part))
-        overview.extend([Summary(time_ns=at * SECOND_NS, epoch=1, first_token=told)])
+        latency = Latency(part.size, *np.percentile(part, (50, 95, 99)), buckets=latency_buckets.pack(part))
+        overview.extend([Summary(time_ns=at * SECOND_NS, epoch=1, first_token=latency)])
     for share in (0.5, 0.95, 0.99):
         wanted = float(np.percentile(values, 100 * share, method="inverted_cdf"))
         assert quantile_of(overview, "first_token", share, slice(None)) == pytest.approx(wanted, rel=0.006)

@@ -53,8 +53,8 @@ def test_tokens_that_are_guessed_ahead_are_no_piece_of_a_prompt() -> None:
         batch = Batch(number, num_tokens, num_prefill, sum(sizes.values()) - num_prefill)
         notes.frame(Frame(epoch=1, seq=at_ns, step=at_ns, time_ns=at_ns, batch=batch), 0)
     log.add(notes.take(), 1)
-    told = [(time_ns, number, kind) for time_ns, _, number, kind in numbers_of(log.rows)]
-    assert told == [(1, 1, PhaseKind.DECODE), (4, 2, PhaseKind.DECODE)]
+    phases = [(time_ns, number, kind) for time_ns, _, number, kind in numbers_of(log.rows)]
+    assert phases == [(1, 1, PhaseKind.DECODE), (4, 2, PhaseKind.DECODE)]
 
 
 def test_they_are_those_of_a_plain_model_and_the_same_when_computed(record: Callable[..., Any]) -> None:

@@ -127,9 +127,9 @@ def test_an_event_of_long_before_changes_no_order(
     old = replace(messages[late].events[0], time_ns=messages[20].time_ns)
     messages[late] = replace(messages[late], events=(old,))
     recording = Recording.open(record(messages).path)
-    told = [item.time_ns for item in recording.overview_items() if isinstance(item, Summary)]
-    assert told == sorted(told)
-    assert len(read_overview(recording)) == len(told) > 30
+    times_ns = [item.time_ns for item in recording.overview_items() if isinstance(item, Summary)]
+    assert times_ns == sorted(times_ns)
+    assert len(read_overview(recording)) == len(times_ns) > 30
 
 
 def test_a_hole_is_counted_and_a_new_engine_begins_anew(make_messages: Callable[..., Any], record: Any) -> None:
@@ -211,9 +211,9 @@ def test_a_long_overview_comes_part_by_part(record, monkeypatch):
     assert len(computed) > 3
     assert max(len(part.summaries) for part in parts) == 4
     assert OverviewPart.joined(parts) == whole
-    told, overview = SessionOverview(), read_overview(recording)
-    whole.into(told)
-    assert overview.time_ns.tolist() == told.time_ns.tolist()
+    in_parts, overview = SessionOverview(), read_overview(recording)
+    whole.into(in_parts)
+    assert overview.time_ns.tolist() == in_parts.time_ns.tolist()
     assert [overview.events[at] for at in range(len(overview.events))] == [
-        told.events[at] for at in range(len(told.events))
+        in_parts.events[at] for at in range(len(in_parts.events))
     ]

@@ -16,9 +16,9 @@ def beats(count: int, step: int = 5, first: int = 0, **more: object) -> list[Hea
     return [replace(beat, time_ns=(first + n) * HALF_NS, **fields) for n in range(count)]
 
 
-def seen(told: list[Heartbeat]) -> list[float]:
+def seen(beats: list[Heartbeat]) -> list[float]:
     stall = Stall()
-    return [stall.seen(beat) for beat in told]
+    return [stall.seen(beat) for beat in beats]
 
 
 def test_grows_while_a_step_does_not_end() -> None:

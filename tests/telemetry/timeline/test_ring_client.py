@@ -86,12 +86,12 @@ def test_after_a_flush_it_has_told_how_it_stands(ring: RingClient, make_session:
     )
     assert ring.num_bytes > 1000
     assert ring.num_dropped == 0
-    told = ring.take_overview()
-    summaries = [item for item in told if isinstance(item, Summary)]
+    overview = ring.take_overview()
+    summaries = [item for item in overview if isinstance(item, Summary)]
     seconds = [summary.time_ns for summary in summaries]
     assert seconds == sorted(seconds)
     assert len(seconds) >= 3
-    assert any(isinstance(item, TimedEvent) for item in told)
+    assert any(isinstance(item, TimedEvent) for item in overview)
     assert ring.take_overview() == []
 
 
@@ -255,13 +255,13 @@ def test_all_parts_are_written_whatever_the_system_takes_at_a_time(most: int, mo
 
 
 def test_packets_are_found_however_they_were_cut() -> None:
-    told = [RingStatus(num_bytes=number, failure="x" * number) for number in range(5)]
-    stream = b"".join(packet(PacketKind.TOLD, encoded(each)) for each in told) + packet(PacketKind.MESSAGE, b"")
+    statuses = [RingStatus(num_bytes=number, failure="x" * number) for number in range(5)]
+    stream = b"".join(packet(PacketKind.TOLD, encoded(each)) for each in statuses) + packet(PacketKind.MESSAGE, b"")
     for size in (1, 3, 10, len(stream)):
         reader = PacketReader()
         cut = [stream[start : start + size] for start in range(0, len(stream), size)]
         found = [each for data in cut for each in reader.feed(data)]
-        assert [decode_status(body) for kind, body in found if kind is PacketKind.TOLD] == told
+        assert [decode_status(body) for kind, body in found if kind is PacketKind.TOLD] == statuses
         assert found[-1] == (PacketKind.MESSAGE, b"")
 
 

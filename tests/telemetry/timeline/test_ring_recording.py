@@ -129,10 +129,12 @@ def test_memory_and_snapshots_are_found_over_segments(make_ring: MakeRing, make_
     session.go_on(500)
     assert ring.flush(60.0)
     ring_recording = RingRecording.open(ring.folder)
-    told = [(at_s, message) for at_s, message in ring_recording.messages() if isinstance(message, MemoryBreakdown)]
-    for (at_s, memory), (next_s, _) in itertools.pairwise(told):
+    breakdowns = [
+        (at_s, message) for at_s, message in ring_recording.messages() if isinstance(message, MemoryBreakdown)
+    ]
+    for (at_s, memory), (next_s, _) in itertools.pairwise(breakdowns):
         assert ring_recording.memory_before(at_s, 1) == ring_recording.memory_before((at_s + next_s) / 2, 1) == memory
-    assert ring_recording.memory_before(told[0][0] - 0.001, 1) is None
+    assert ring_recording.memory_before(breakdowns[0][0] - 0.001, 1) is None
     assert ring_recording.memory_before(1e9, 2) is None
     keyframes = [at_s for at_s, message in ring_recording.messages(keyframes=True) if isinstance(message, Snapshot)]
     for at_s, next_s in itertools.pairwise(keyframes):
@@ -311,13 +313,13 @@ def test_kill_9_loses_what_was_not_flushed_alone(tmp_path: Path) -> None:
     try:
         for i, process in enumerate(started):
             assert process.stdout is not None
-            told = [process.stdout.readline().split() for _ in range(choose.randrange(200, 500))]
+            lines = [process.stdout.readline().split() for _ in range(choose.randrange(200, 500))]
             while not _has_frames(tmp_path / f"ring{i}"):  # it is flushed each second, by itself
-                told.append(process.stdout.readline().split())
+                lines.append(process.stdout.readline().split())
             process.kill()
-            told += [line.split() for line in process.stdout if line.endswith("\n")]
+            lines += [line.split() for line in process.stdout if line.endswith("\n")]
             process.wait()
-            _assert_all_but_the_newest(tmp_path / f"ring{i}", told)
+            _assert_all_but_the_newest(tmp_path / f"ring{i}", lines)
         rings = left_rings(tmp_path)
         assert len(rings) == 3
         assert all(ring.seconds > 0 and ring.model and ring.num_bytes > 1000 for ring in rings)
@@ -337,14 +339,14 @@ def _has_frames(folder: Path) -> bool:
         return False
 
 
-def _assert_all_but_the_newest(folder: Path, told: list[list[str]]) -> None:
+def _assert_all_but_the_newest(folder: Path, lines: list[list[str]]) -> None:
     ring_recording = RingRecording.open(folder)
     assert not ring_recording.may_grow
     seqs = [frame.seq for frame in ring_recording.frames()]
     assert seqs == list(range(1, len(seqs) + 1))
     assert ring_recording.state_at(1e9).seq == seqs[-1]
-    told = [line for line in told if len(line) == 2]
-    lost_s = float(told[-1][1]) - float(told[seqs[-1] - 1][1]) if seqs[-1] <= len(told) else 0.0
+    lines = [line for line in lines if len(line) == 2]
+    lost_s = float(lines[-1][1]) - float(lines[seqs[-1] - 1][1]) if seqs[-1] <= len(lines) else 0.0
     assert lost_s < 1.5 + LATE_S, f"{lost_s} s, segments {list(segments_in(folder))}"
 
 

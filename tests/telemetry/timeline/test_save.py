@@ -63,9 +63,9 @@ def test_a_part_is_what_it_was(
         for message, at_ns in zip(session.messages, session.times_ns, strict=True)
         if from_ns < at_ns <= until_ns and isinstance(message, Frame | Snapshot)
     ]
-    told = [m for _, m in part.messages() if isinstance(m, Frame | Snapshot)]
-    assert isinstance(told[0], Snapshot), "it begins with the state"
-    assert told[1:] == expected
+    messages = [m for _, m in part.messages() if isinstance(m, Frame | Snapshot)]
+    assert isinstance(messages[0], Snapshot), "it begins with the state"
+    assert messages[1:] == expected
     choose = random.Random(3)
     for at_s in [0.0, part.info.duration_s, *(choose.uniform(0, part.info.duration_s) for _ in range(20))]:
         assert_same_state(part.state_at(at_s), session.mirror_at(from_ns + round(at_s * 1e9)))
@@ -77,9 +77,9 @@ def test_a_part_is_what_it_was(
 def test_the_memory_is_known_from_the_start(written: Any, tmp_path: Path) -> None:
     session, ring_recording = written
     save(ring_recording, tmp_path / "part.mcap", ring_recording.info.duration_s - 0.6)
-    told = [message for message in session.messages if isinstance(message, MemoryBreakdown) and message.epoch == 2]
+    memory = [message for message in session.messages if isinstance(message, MemoryBreakdown) and message.epoch == 2]
     part = Recording.open(tmp_path / "part.mcap")
-    assert part.memory_before(0.0, 2) in told
+    assert part.memory_before(0.0, 2) in memory
 
 
 def test_a_file_can_be_cut_too(written: Any, tmp_path: Path, assert_same_state: Callable[..., None]) -> None:

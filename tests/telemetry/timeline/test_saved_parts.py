@@ -28,12 +28,12 @@ def written(request: pytest.FixtureRequest, tmp_path: Path, make_session: Make) 
     """A session of half a minute with another engine in its middle, in segments of seven seconds or one file."""
     if request.param == "file":
         writer = RecordingWriter(tmp_path / "whole.mcap", keyframe_interval_ns=8_000_000_000)
-        session = _told(make_session(writer))
+        session = _with_extras(make_session(writer))
         writer.close()
         yield session, Recording.open(tmp_path / "whole.mcap")
         return
     ring = Ring(tmp_path / "ring", segment_seconds=7.0, keyframe_interval_ns=4_000_000_000)
-    session = _told(make_session(ring))
+    session = _with_extras(make_session(ring))
     if request.param == "ring":
         ring.close(keep=True)
     else:
@@ -42,7 +42,7 @@ def written(request: pytest.FixtureRequest, tmp_path: Path, make_session: Make) 
     ring.close()
 
 
-def _told(session: Any) -> Any:
+def _with_extras(session: Any) -> Any:
     session.go_on(700)
     session.restart(epoch=2)
     session.go_on(900)
@@ -64,8 +64,8 @@ def test_a_part_is_what_was(written: Any, tmp_path: Path, assert_same_state: Mak
             if isinstance(message, Frame) and part.start_ns < at_ns <= until_ns
         ]
         assert _frames(part) == frames
-        told = Counter(_key(event) for _, frame in frames for event in frame.events)
-        assert Counter(_key(timed.event) for timed in OverviewPart.joined(written_parts(part)).events) == told
+        counts = Counter(_key(event) for _, frame in frames for event in frame.events)
+        assert Counter(_key(timed.event) for timed in OverviewPart.joined(written_parts(part)).events) == counts
         for at_s in [0.0, part.info.duration_s, *(random.uniform(0, part.info.duration_s) for _ in range(8))]:
             assert_same_state(part.state_at(at_s), session.mirror_at(part.start_ns + round(at_s * 1e9)))
         _check_seconds(part)
@@ -76,7 +76,7 @@ def test_a_part_is_what_was(written: Any, tmp_path: Path, assert_same_state: Mak
 def test_damage_is_left_out_and_told(written: Any, tmp_path: Path, assert_same_state: Make) -> None:
     session, recorded = written
     file = recorded.segments[1]
-    bad = max(file._chunks.told, key=lambda chunk: chunk.num_frames or 0)
+    bad = max(file._chunks.message_chunks, key=lambda chunk: chunk.num_frames or 0)
     data = bytearray(file.path.read_bytes())
     data[bad.offset + bad.stored_bytes // 2] ^= 1
     file.path.write_bytes(data)
@@ -116,5 +116,5 @@ def _check_with_another_reader(recording: Recording) -> None:
         assert summary.statistics is not None
         counts = Counter(message.channel_id for _, _, message in reader.iter_messages())
         assert counts == {channel: n for channel, n in summary.statistics.channel_message_counts.items() if n}
-        told = sum(int(each.metadata["count"]) for each in reader.iter_metadata())
-        assert told == recording.info.num_frames
+        count = sum(int(each.metadata["count"]) for each in reader.iter_metadata())
+        assert count == recording.info.num_frames

@@ -51,7 +51,7 @@ def keep_bookmarks(path: Path, said: list[Bookmark]) -> str:
 
 def _data_folder() -> Path:
     """Qt's GenericDataLocation."""
-    told = os.environ.get("XDG_DATA_HOME", "")
-    if os.path.isabs(told):
-        return Path(told)
+    data_home = os.environ.get("XDG_DATA_HOME", "")
+    if os.path.isabs(data_home):
+        return Path(data_home)
     return Path.home() / ("Library/Application Support" if sys.platform == "darwin" else ".local/share")

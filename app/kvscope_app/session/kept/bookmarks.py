@@ -1,4 +1,4 @@
-"""The bookmarks of a session: those that were kept, and those that follow from its alarms.
+"""The bookmarks of a session: those that were kept, and those that the alarm rules produce.
 
 Owns what stands, and what deleting took away. Where they are kept is its keeper's: the ring of a live session, a file
 beside the person's data for a recording.
@@ -37,17 +37,17 @@ class Bookmarks(QObject):
         self._deleted: list[Bookmark] = []
 
     def add(self, time_ns: int, text: str = "") -> Bookmark:
-        """One more, of a person."""
+        """Add a person's bookmark."""
         made = new_bookmark(time_ns, text)
         self.say([made])
         return made
 
     def rename(self, bookmark: Bookmark, text: str) -> None:
-        """Another text."""
+        """Give a bookmark another text."""
         self._say_anew(bookmark, text=text.strip()[:MAX_TEXT])
 
     def delete(self, bookmarks: Iterable[Bookmark]) -> None:
-        """Take some away; `undo` brings them back, one call after another."""
+        """Delete some; each call of `undo` restores one deletion."""
         gone = [each for each in bookmarks if self.is_kept(each) and not self._said[each.bookmark_id].is_deleted]
         self._deleted = [*self._deleted, *gone][-MAX_UNDONE:]
         for bookmark in gone:
@@ -57,11 +57,11 @@ class Bookmarks(QObject):
 
     @property
     def can_undo(self) -> bool:
-        """Whether there is one to bring back."""
+        """Whether there is a deletion to undo."""
         return bool(self._deleted)
 
     def undo(self) -> Bookmark | None:
-        """Bring back what was deleted last."""
+        """Restore what was deleted last."""
         if not self._deleted:
             return None
         back = self._deleted[-1]
@@ -69,7 +69,7 @@ class Bookmarks(QObject):
         return self._said[back.bookmark_id]
 
     def restore(self, deleted: list[Bookmark]) -> None:
-        """Bring these back, those that are not there."""
+        """Restore those of these that are not there."""
         ids = {bookmark.bookmark_id for bookmark in deleted}
         self._deleted = [bookmark for bookmark in self._deleted if bookmark.bookmark_id not in ids]
         for bookmark in deleted:
@@ -81,13 +81,13 @@ class Bookmarks(QObject):
         return bookmark.bookmark_id in self._said
 
     def say(self, bookmarks: list[Bookmark]) -> None:
-        """Take in what is new, and have it kept."""
+        """Add new bookmarks, and have them kept."""
         self._take(bookmarks)
         failure = self.keep(bookmarks) if self.keep is not None else ""
         if failure:
             self.failed.emit(failure)
 
-    def told(self, bookmarks: Iterable[Bookmark]) -> None:
+    def load(self, bookmarks: Iterable[Bookmark]) -> None:
         """Take in what was kept before."""
         if said := list(bookmarks):
             self._take(said)

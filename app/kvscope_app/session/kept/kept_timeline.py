@@ -71,11 +71,11 @@ class KeptTimeline:
 
     def take_into(self, overview: SessionOverview) -> bool:
         """Add what was summarized since the last call; whether there was anything. What left the ring is forgotten."""
-        told = self.ring.take_overview()
-        if not told:
+        fresh = self.ring.take_overview()
+        if not fresh:
             return False
-        summaries = [item for item in told if isinstance(item, Summary)]
-        overview.extend(summaries, (item for item in told if not isinstance(item, Summary)))
+        summaries = [item for item in fresh if isinstance(item, Summary)]
+        overview.extend(summaries, (item for item in fresh if not isinstance(item, Summary)))
         if self.ring.start_ns is not None:
             overview.forget_before(self.ring.start_ns)
         return True

@@ -1,4 +1,4 @@
-"""A handle of one's own on what was recorded so far, for work on a thread beside the session's.
+"""A separate handle on a session's recording, for work on a thread beside the session's.
 
 Owns when it is opened and looked at anew. Used by one thread at a time. Knows no Qt.
 """

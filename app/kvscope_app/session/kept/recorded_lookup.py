@@ -1,4 +1,4 @@
-"""Things looked up one after the other in what was recorded, on a thread: the one that was asked for last comes next.
+"""Looks things up in a recording one at a time, on a thread; the one that was asked for last comes next.
 
 Owns what was found, which one is wanted and which is being read. Must not know what is looked for, nor who asks.
 """

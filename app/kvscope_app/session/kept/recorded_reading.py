@@ -1,6 +1,6 @@
-"""Reads what was recorded on a thread, one reading at a time, and tells when it is over.
+"""Runs one reading of a recording at a time on a thread, and reports when it has ended.
 
-Owns the handle, the thread and the timer that looks whether it ended. Must not know what is read, nor who asks.
+Owns the handle, the thread and the timer that polls it. Must not know what is read, nor who asks.
 """
 
 from __future__ import annotations

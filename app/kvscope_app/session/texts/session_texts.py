@@ -192,9 +192,9 @@ class SessionTexts(QObject):
         """What the engine answered: believed of a block that is still what was meant."""
         asked, self._asked = self._asked, []
         self._give_up.stop()
-        told = dict(zip(asked, contents, strict=False))
+        contents_of = dict(zip(asked, contents, strict=False))
         for each in asked:
-            content = told.get(each)
+            content = contents_of.get(each)
             is_told = content is not None and content.block == each.block and content.token_ids
             self._note(each, content if is_told and self._is_live(each) else None)
         self.arrived.emit()

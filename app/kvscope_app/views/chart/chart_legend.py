@@ -55,7 +55,7 @@ class ChartLegend(QWidget):
         return self._values
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """All names and values, as a sentence."""
         return ", ".join(f"{e.label} {self._values.get(e.name, '')}".strip() for e in self._entries)
 
@@ -63,11 +63,11 @@ class ChartLegend(QWidget):
         """Show `values`, by curve."""
         if values != self._values:
             self._values = dict(values)
-            told = self.told
+            description = self.description
             self.changed.emit()
-            self.setAccessibleDescription(told)
+            self.setAccessibleDescription(description)
             if self._tip:
-                self.setToolTip(f"{told}.\n{self._tip}")
+                self.setToolTip(f"{description}.\n{self._tip}")
             self.update()
 
     def apply_theme(self, theme: Theme, colors: Mapping[str, str]) -> None:

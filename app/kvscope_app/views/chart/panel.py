@@ -278,7 +278,7 @@ class ChartPanel(QWidget):
     def _sentence(self) -> str:
         when = f"{self.clock_text(float(self._cursor.value()))}: " if self._cursor.isVisible() else ""
         stopped = self.stop_bands.words_at(float(self._cursor.value())) if self._cursor.isVisible() else ""
-        return when + self.legend.told + (f", engine {stopped}" if stopped else "")
+        return when + self.legend.description + (f", engine {stopped}" if stopped else "")
 
     def leaveEvent(self, event: object) -> None:
         self.hovered.emit(None)

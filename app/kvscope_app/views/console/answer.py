@@ -97,8 +97,8 @@ class ChatAnswer:
         if timing.ttft_s is not None and usage.completion_tokens > 1 and timing.total_s > timing.ttft_s:
             speed = (usage.completion_tokens - 1) / (timing.total_s - timing.ttft_s)
             self._update(tokens_per_s=speed)
-        told = "" if reply.finish_reason in _ENDINGS else f"the engine says {reply.finish_reason[:40]!r}"
-        self.end(_ENDINGS.get(reply.finish_reason, "stopped"), reply.error or told)
+        reason = "" if reply.finish_reason in _ENDINGS else f"the engine says {reply.finish_reason[:40]!r}"
+        self.end(_ENDINGS.get(reply.finish_reason, "stopped"), reply.error or reason)
 
     def refused(self, reply: Refused) -> None:
         """The engine did not take it."""

@@ -57,7 +57,7 @@ class Chat(QObject):
     """Key, and text that its answer got since the last time."""
     answer_changed = Signal(str)
     """Phase, numbers or end of the answer of this conversation changed."""
-    told = Signal(str)
+    notified = Signal(str)
     """Something a person must read, in one line."""
 
     def __init__(self, session: Session, store: ConversationStore, parent: QObject | None = None) -> None:
@@ -71,7 +71,7 @@ class Chat(QObject):
         self.warnings = loaded.warnings
         self.conversations: list[Conversation] = loaded.conversations or [new_conversation()]
         self._keeper = Keeper(store, self.conversations, lambda key: self.answer_of(key) is not None, self)
-        self._keeper.told.connect(self.told)
+        self._keeper.notified.connect(self.notified)
         self._keeper.messages_changed.connect(self.messages_changed)
         self._keeper.listed.connect(self._on_kept)
         self._flush_timer = QTimer(self, interval=FLUSH_MS)
@@ -156,7 +156,7 @@ class Chat(QObject):
         try:
             self._session.send(Abort(request_id=answer.request_id))
         except KvscopeError as error:
-            self.told.emit(str(error))
+            self.notified.emit(str(error))
         self.answer_changed.emit(conversation.key)
 
     def is_written_elsewhere(self, conversation: Conversation) -> bool:
@@ -220,7 +220,7 @@ class Chat(QObject):
         if isinstance(reply, Tokens):
             answer.tokens(reply)
             if reply.num_missed:
-                self.told.emit(f"{reply.num_missed} pieces of this answer were lost while disconnected.")
+                self.notified.emit(f"{reply.num_missed} pieces of this answer were lost while disconnected.")
         elif isinstance(reply, Accepted):
             answer.accepted(reply)
             self._select(answer)

@@ -294,7 +294,7 @@ class ChatPage(QWidget):
         self.chat.messages_changed.connect(self._on_messages)
         self.chat.text_added.connect(self._on_text)
         self.chat.answer_changed.connect(self._on_answer)
-        self.chat.told.connect(self._tell)
+        self.chat.notified.connect(self._tell)
         self.session.status_changed.connect(self.show_status)
 
     def _lay_out(self) -> None:

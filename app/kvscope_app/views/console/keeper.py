@@ -30,7 +30,7 @@ _SAVED_AGAIN: Final = "Conversations are being saved again."
 class Keeper(QObject):
     """Keeps `conversations`, the chat's own list, and the store's the same. `is_writing` asks by key for an answer."""
 
-    told = Signal(str)
+    notified = Signal(str)
     """Something a person must read, in one line."""
     listed = Signal()
     """Conversations came, went, or changed their title."""
@@ -78,7 +78,7 @@ class Keeper(QObject):
         try:
             self._store.delete(conversation.key)
         except KvscopeError as error:
-            self.told.emit(str(error))
+            self.notified.emit(str(error))
 
     def save(self) -> None:
         """Write what changed now. What cannot be written is told of, held and tried again."""
@@ -150,7 +150,7 @@ class Keeper(QObject):
         self._unsaved.add(ours.key)
         self._save_within(0)
         self.listed.emit()
-        self.told.emit(f"“{theirs.title}” was changed in two windows at once: both are kept.")
+        self.notified.emit(f"“{theirs.title}” was changed in two windows at once: both are kept.")
 
     def _take(self, theirs: Conversation) -> None:
         ours = next((c for c in self._conversations if c.key == theirs.key), None)
@@ -164,9 +164,9 @@ class Keeper(QObject):
     def _tell_how_it_went(self, failure: str) -> None:
         if failure:
             self._save_timer.start(RETRY_MS)
-            self.told.emit(f"{failure[0].upper()}{failure[1:]}. Kept in memory; retrying.")
+            self.notified.emit(f"{failure[0].upper()}{failure[1:]}. Kept in memory; retrying.")
         elif self._failure:
-            self.told.emit(_SAVED_AGAIN)
+            self.notified.emit(_SAVED_AGAIN)
         self._failure = failure
 
     def _save_within(self, milliseconds: int) -> None:

@@ -141,8 +141,8 @@ def _phase_text(answer: ChatAnswer) -> str:
 
 
 def _ending_text(message: Message) -> str:
-    told = _ENDING_TEXT.get(message.ending, "")
-    return f"{told.capitalize()}: {message.note}" if told and message.note else told.capitalize()
+    ending = _ENDING_TEXT.get(message.ending, "")
+    return f"{ending.capitalize()}: {message.note}" if ending and message.note else ending.capitalize()
 
 
 def _edit_button() -> QToolButton:

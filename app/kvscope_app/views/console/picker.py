@@ -1,4 +1,4 @@
-"""Which conversation is shown: a list beside it where there is room, a drop-down above it where there is not."""
+"""Chooses the conversation that is shown: a list beside it where there is space, otherwise a drop-down above it."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Transcript(QScrollArea):
         self._theme: Theme = DARK
         self._conversation: Conversation | None = None
         self._first = 0
-        self._told_width = 0
+        self._last_width = 0
         """What the layout around knows of the least width."""
         self._follows = True
         self._body = QWidget()
@@ -108,8 +108,8 @@ class Transcript(QScrollArea):
 
     def _tell_width(self) -> None:
         width = self._body.minimumSizeHint().width()
-        if width != self._told_width:
-            self._told_width = width
+        if width != self._last_width:
+            self._last_width = width
             self.updateGeometry()
 
     def _connect(self, card: MessageCard) -> None:

@@ -1,4 +1,4 @@
-"""One GPU, or the host: its name, how it is, whose its memory is as a bar, and every figure that is told."""
+"""A card for one GPU or the host: its name and state, a bar of memory by user, and every reported figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices: each GPU and the machine itself, whose their memory is, their figures and curves, and the processes.
+"""Devices: each GPU and the host, who uses their memory, their figures and curves, and the processes.
 
 Owns which card is of which device. Draws what the newest sample up to the shown moment says.
 """
@@ -110,9 +110,9 @@ class DeviceView(ChartedView):
         self.processes.apply_theme(theme)
 
     def _show(self, devices: Devices) -> None:
-        told = [gpu_key(gpu) for gpu in devices.gpus] + ([HOST] if devices.host is not None else [])
-        if told != list(self.cards):
-            self._make_cards(told)
+        keys = [gpu_key(gpu) for gpu in devices.gpus] + ([HOST] if devices.host is not None else [])
+        if keys != list(self.cards):
+            self._make_cards(keys)
         for gpu in devices.gpus:
             self._show_gpu(self.cards[gpu_key(gpu)], gpu, devices)
         if devices.host is not None:

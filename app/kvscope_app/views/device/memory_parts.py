@@ -1,4 +1,4 @@
-"""Whose a device's memory is, process by process, as the segments of a bar and as rows of a table. No Qt.
+"""Splits a device's memory by process, as the segments of a bar and as rows of a table. No Qt.
 
 The segments add up to all that the driver, or the system, says is taken: what belongs to no process that is told has a
 segment of its own.

@@ -37,8 +37,8 @@ def cell_words(overview: SessionOverview, pools: Pools, time_ns: int, address: i
         end = last - 1 if cache is None else place_of(cache, last - 1).number
         name += f" to {count(end)}"
     stopped = words_at(overview, time_ns)
-    told = [*_use(overview, place, row, last - first), *([f"engine {stopped}"] if stopped else [])]
-    return "  ·  ".join([clock_text(time_ns), name, *told])
+    parts = [*_use(overview, place, row, last - first), *([f"engine {stopped}"] if stopped else [])]
+    return "  ·  ".join([clock_text(time_ns), name, *parts])
 
 
 def runs_words(overview: SessionOverview, time_ns: int, exponent: int) -> str:
@@ -50,8 +50,8 @@ def runs_words(overview: SessionOverview, time_ns: int, exponent: int) -> str:
     number = runs[exponent] if exponent < len(runs) else 0
     noun = "free block" if exponent == 0 else "free blocks"
     longest = int(overview.column("longest_free_run")[place])
-    told = f"{plural(number, 'run')} of {size_text(exponent)} {noun}, {count(sum(runs))} in total"
-    return f"{clock_text(time_ns)}  ·  {told}  ·  longest {plural(longest, 'block')}"
+    sentence = f"{plural(number, 'run')} of {size_text(exponent)} {noun}, {count(sum(runs))} in total"
+    return f"{clock_text(time_ns)}  ·  {sentence}  ·  longest {plural(longest, 'block')}"
 
 
 def _use(overview: SessionOverview, place: int, row: int, size: int) -> list[str]:
@@ -60,13 +60,13 @@ def _use(overview: SessionOverview, place: int, row: int, size: int) -> list[str
         return ["not recorded"]
     at = {name: int(values[0, row]) for name, values in table.items()}
     shares = [f"{_percent(at[n], size)}{n}" for n in ("active", "shared", "cached") if at[n]]
-    told = [", ".join(shares) if shares else "free"]
+    parts = [", ".join(shares) if shares else "free"]
     in_use = at["active"] + at["cached"]
     if in_use:
-        told.append(f"{min(round(at['filled'] / in_use * 100), 100)} % of slots used")
+        parts.append(f"{min(round(at['filled'] / in_use * 100), 100)} % of slots used")
     if at["active"] and at["owner"] >= 0:
-        told.append(f"request #{at['owner']}" + (" is the newest owner" if size > 1 else ""))
-    return told
+        parts.append(f"request #{at['owner']}" + (" is the newest owner" if size > 1 else ""))
+    return parts
 
 
 def _percent(share: int, size: int) -> str:

@@ -266,12 +266,12 @@ class HeatmapView(View):
         self._top.setSpacing(6)
         for index, tip in enumerate(_TIPS):
             self._modes.set_tip(index, tip)
-        told = QHBoxLayout()
-        told.addWidget(self._words, 1)
-        told.addWidget(self._fit)
-        told.addWidget(self._follow)
+        line = QHBoxLayout()
+        line.addWidget(self._words, 1)
+        line.addWidget(self._fit)
+        line.addWidget(self._follow)
         self._top.addWidget(self._modes)
-        self._top.addLayout(told, 1)
+        self._top.addLayout(line, 1)
         for words in (self._words, self._runs_title):
             words.setProperty("look", "muted")
         parts = QWidget()

@@ -86,12 +86,12 @@ class TimeFrame(QObject):
     def _take(self, stance: Stance, scale: TimeScale) -> None:
         before = self.stance
         self.stance = stance
-        self._show(scale, told=before is not stance)
+        self._show(scale, is_new_stance=before is not stance)
 
-    def _show(self, scale: TimeScale, *, told: bool = False) -> None:
+    def _show(self, scale: TimeScale, *, is_new_stance: bool = False) -> None:
         if self._range is not None:
             scale = self._placed(scale, *self._range)
-        if told or scale != self.scale:
+        if is_new_stance or scale != self.scale:
             self.scale = scale
             self.changed.emit()
 

@@ -1,1 +1,3 @@
-"""Everything about the selected block, request or step; the life of the block; and finding them."""
+"""The inspector: everything about the selected block, request or step, the history of the block, and the search for
+them.
+"""

@@ -1,4 +1,4 @@
-"""The life of the selected block: what was recorded, read on a thread, and what comes, as it comes.
+"""The history of the selected block: the recorded part is read on a thread, and live changes are added as they come.
 
 Owns which block it is of and what is known of it: first what is near the cursor, in the end all that was recorded, a
 slice at a time. Bounded in rows and work; given up when another is selected.

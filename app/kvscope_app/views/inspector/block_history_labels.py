@@ -1,4 +1,4 @@
-"""What happened to a block, in words, and how it was at a moment. Knows no Qt."""
+"""Describes what happened to a block, and its state at a moment. Knows no Qt."""
 
 from __future__ import annotations
 

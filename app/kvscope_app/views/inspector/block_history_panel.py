@@ -1,4 +1,6 @@
-"""The life of the selected block: a strip along time above a list of what happened. A click goes there."""
+"""The panel with the selected block's history: a strip along time above a list of what happened. A click goes to that
+time.
+"""
 
 from __future__ import annotations
 

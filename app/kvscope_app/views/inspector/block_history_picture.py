@@ -1,6 +1,6 @@
-"""The life of a block as columns of pixels: which row stands in each, in which colour and how high. numpy alone.
+"""Turns a block's history into columns of pixels: the row in each column, its colour and its height. numpy alone.
 
-What it costs is the pixels, not the rows.
+The cost depends on the number of pixels, not of rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The life of a block along time: who owned it, how it was and how full, and what happened.
+"""A block's history along time: its owners, states and fill, and what happened to it.
 
 Owns the span of time that is seen. A click goes there; the wheel zooms, dragging moves, a double click shows all.
 """
@@ -71,7 +71,7 @@ class BlockHistoryStrip(QWidget):
         if part is self.part and cursor_ns == self._cursor_ns:
             return
         self.part, self._block_size, self._cursor_ns = part, block_size, cursor_ns
-        self._times = _NO_TIMES if part is None else part.told.times_ns
+        self._times = _NO_TIMES if part is None else part.block_moments.times_ns
         self.update()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -217,10 +217,10 @@ class BlockHistoryStrip(QWidget):
     def _draw_marks(self, painter: QPainter) -> None:
         """One a pixel, the last of its place."""
         assert self.part is not None, "there are marks to draw"
-        seen, told = self.seen, self.part.told
-        part = slice(*np.searchsorted(told.times_ns, (seen.begin_ns, seen.end_ns)).tolist())
-        kinds = told.kinds[part]
-        x = ((told.times_ns[part] - seen.begin_ns) * (self.width() / seen.length_ns)).astype(np.int64)
+        seen, moments = self.seen, self.part.block_moments
+        part = slice(*np.searchsorted(moments.times_ns, (seen.begin_ns, seen.end_ns)).tolist())
+        kinds = moments.kinds[part]
+        x = ((moments.times_ns[part] - seen.begin_ns) * (self.width() / seen.length_ns)).astype(np.int64)
         marked = _IS_MARKED[kinds]
         drawn = dict(zip(x[marked].tolist(), kinds[marked].tolist(), strict=True))
         for at, kind in drawn.items():

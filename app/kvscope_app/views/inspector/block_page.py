@@ -32,7 +32,7 @@ def block_page(mirror: Mirror, block: int, content: BlockContent | None = None, 
 
 def _state(mirror: Mirror, facts: BlockFacts) -> Iterator[Fact]:
     assert mirror.hello is not None, "there are blocks only once there is an engine"
-    cache, ledger, block, told = mirror.hello.cache, mirror.ledger, facts.block, mirror.capabilities
+    cache, ledger, block, capabilities = mirror.hello.cache, mirror.ledger, facts.block, mirror.capabilities
     yield Fact("State", facts.state, tip=facts.empty)
     for name, value in facts.rows:
         if name == "Hash":
@@ -42,11 +42,11 @@ def _state(mirror: Mirror, facts: BlockFacts) -> Iterator[Fact]:
             yield Fact(name, value, request_link(facts.owner) if is_owner and facts.owner is not None else None)
     if facts.empty:
         yield Fact("Holds", facts.empty)
-    elif told.filled and int(ledger.filled[block]) < cache.block_size:
+    elif capabilities.filled and int(ledger.filled[block]) < cache.block_size:
         yield Fact(
             "Empty slots", f"{cache.block_size - int(ledger.filled[block])} of {plural(cache.block_size, 'slot')}"
         )
-    if told.ref_counts:
+    if capabilities.ref_counts:
         yield Fact("References", count(int(ledger.ref_count[block])), tip="Number of block tables that hold it")
     if cache.block_bytes:
         yield Fact("Size", num_bytes(cache.block_bytes), tip="Keys and values of its tokens in all layers")

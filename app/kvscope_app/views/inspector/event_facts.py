@@ -1,4 +1,4 @@
-"""The event that a person went to: why it happened, and links to each request and block that it names. No Qt."""
+"""The event that a person went to: its cause, and links to each request and block that it names. No Qt."""
 
 from __future__ import annotations
 

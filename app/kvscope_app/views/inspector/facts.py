@@ -87,14 +87,14 @@ def event_link(timed: TimedEvent, *, before: bool = False) -> Link:
 
 def as_json(facts: Iterable[Fact]) -> str:
     """One object; of names that are there several times, a list."""
-    told: dict[str, str | list[str]] = {}
+    document: dict[str, str | list[str]] = {}
     for fact in facts:
-        before = told.get(fact.name)
+        before = document.get(fact.name)
         if before is None:
-            told[fact.name] = fact.value
+            document[fact.name] = fact.value
         else:
-            told[fact.name] = [*([before] if isinstance(before, str) else before), fact.value]
-    return json.dumps(told, ensure_ascii=False, indent=2)
+            document[fact.name] = [*([before] if isinstance(before, str) else before), fact.value]
+    return json.dumps(document, ensure_ascii=False, indent=2)
 
 
 def as_text(facts: Iterable[Fact]) -> str:

@@ -1,4 +1,4 @@
-"""Find: type a number, an id or words, press Enter: what is chosen is selected in every view."""
+"""The search field: type a number, an id or words and press Enter; the result is selected in every view."""
 
 from __future__ import annotations
 

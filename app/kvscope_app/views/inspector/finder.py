@@ -1,4 +1,4 @@
-"""Takes what was found to all views: selects it, and goes to when it was.
+"""Selects what was found in all views, and goes to its time.
 
 Owns the wish to select a request or a block of a time that is not shown yet.
 """

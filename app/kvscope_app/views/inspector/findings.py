@@ -1,4 +1,6 @@
-"""What a person may mean by what they typed: a block, a request, a step. Reads mirror and overview; knows no Qt."""
+"""Finds what a person may mean by the text they typed: a block, a request or a step. Reads mirror and overview; knows
+no Qt.
+"""
 
 from __future__ import annotations
 
@@ -80,11 +82,11 @@ def _request(mirror: Mirror, overview: SessionOverview, number: int) -> Iterator
         if row is not None and epoch == mirror.epoch:
             continue
         places = overview.events.find(request=(epoch, number))
-        told = [overview.events[place] for place in places.tolist() if overview.events[place].event.number == number]
-        if told:
+        events = [overview.events[place] for place in places.tolist() if overview.events[place].event.number == number]
+        if events:
             where = "" if epoch == mirror.epoch else ", in another engine run"
-            detail = f"{told[0].event.kind} at {clock_text(told[0].time_ns)}{where}"
-            yield Finding(f"Request #{count(number)}", detail, request=number, epoch=epoch, time_ns=told[0].time_ns)
+            detail = f"{events[0].event.kind} at {clock_text(events[0].time_ns)}{where}"
+            yield Finding(f"Request #{count(number)}", detail, request=number, epoch=epoch, time_ns=events[0].time_ns)
 
 
 def _shown_request(mirror: Mirror, row: int) -> Finding:

@@ -1,4 +1,4 @@
-"""What a window offers to find things and to be told all about them."""
+"""The window's actions that search for things and open the inspector."""
 
 from __future__ import annotations
 

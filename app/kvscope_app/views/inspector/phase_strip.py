@@ -1,4 +1,4 @@
-"""Where the time of a step went, as a strip: scheduling, the forward pass, what else the run took, the commit."""
+"""Shows the parts of a step's time as a strip: scheduling, the forward pass, the rest of the run, the commit."""
 
 from __future__ import annotations
 

@@ -86,14 +86,14 @@ def _phases(
 
 def _times(mirror: Mirror, history: History, hello: Hello, row: int) -> Iterator[Fact]:
     requests, times, number = mirror.requests, history.request_times, mirror.requests.number[row : row + 1]
-    told = (
+    moments = (
         ("Arrived", int(requests.arrival_ns[row])),
         ("First ran", int(times.started_ns(number)[0])),
         ("First token", int(times.first_token_ns(number)[0])),
         ("Latest token", int(times.last_token_ns(number)[0])),
         ("Ended", int(requests.finished_ns[row])),
     )
-    for name, time_ns in told:
+    for name, time_ns in moments:
         if time_ns >= 0:
             wall_ns = time_ns + wall_offset_ns(hello)
             yield Fact(name, clock_text(wall_ns), time_link(wall_ns))

@@ -135,7 +135,7 @@ def _batch(frame: Frame) -> Iterator[Fact]:
 
 def _changed(frame: Frame) -> Iterator[Fact]:
     moves = frame.moves
-    told = (
+    counts = (
         ("Blocks", len(frame.blocks.ids), "block"),
         ("Evicted", len(moves.evicted), "block"),
         ("Copied on write", len(moves.copied), "block"),
@@ -144,7 +144,7 @@ def _changed(frame: Frame) -> Iterator[Fact]:
         ("First tokens", len(frame.first_token_ns) // 2, "request"),
         ("New", 4 * len(frame.new_requests), "request"),
     )
-    for name, num_bytes, noun in told:
+    for name, num_bytes, noun in counts:
         if num_bytes:
             yield Fact(name, plural(num_bytes // 4, noun))
 

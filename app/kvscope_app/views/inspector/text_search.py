@@ -179,13 +179,13 @@ class TextSearch(QObject):
         return Finding(f"“{snippet}”", detail, block=block, epoch=epoch, time_ns=when, is_text=True)
 
     def _summary(self) -> str:
-        told = f"Searched the text of {plural(self._num_read, 'block')}"
+        summary = f"Searched the text of {plural(self._num_read, 'block')}"
         without = (
             f"; {count(self._num_without)} {'has' if self._num_without == 1 else 'have'} none"
             if self._num_without
             else ""
         )
-        return f"{told}{without}." + (f" {_HOW_NEXT}" if self._num_found > 1 else "")
+        return f"{summary}{without}." + (f" {_HOW_NEXT}" if self._num_found > 1 else "")
 
     def _no_answer(self) -> None:
         if self._session.texts.is_reading:  # a long recording, for the first time

@@ -1,4 +1,4 @@
-"""Where the memory went, as an account: absolute bytes of parts that do not overlap. No Qt.
+"""Accounts for the device's memory: the bytes of parts that do not overlap. No Qt.
 
 What nobody measured is None and is shown as unknown, never as zero.
 """
@@ -97,7 +97,7 @@ class KVDetail:
     """Memory behind blocks now, measured (allocator `virtual`)."""
     dtype: str = ""
     allocator: str = ""
-    told: Capabilities = OWN_ENGINE
+    capabilities: Capabilities = OWN_ENGINE
 
     @property
     def token_bytes(self) -> float | None:
@@ -123,7 +123,7 @@ def kv_detail(mirror: Mirror, memory: MemoryBreakdown | None = None) -> KVDetail
         resident_bytes=_known(memory.kv_resident_bytes) if memory else None,
         dtype=cache.dtype,
         allocator=cache.allocator,
-        told=mirror.capabilities,
+        capabilities=mirror.capabilities,
     )
 
 

@@ -15,20 +15,20 @@ def detail_rows(detail: KVDetail) -> list[Row]:
     """Name, value and meaning of each line about the pool."""
     return [
         ("Allocation", detail.allocator or UNKNOWN, "How requests get their blocks (--allocator)"),
-        *(_slots(detail) if detail.told.filled else []),
-        *(_fragmentation(detail) if detail.told.filled and detail.told.physical_rows else []),
+        *(_slots(detail) if detail.capabilities.filled else []),
+        *(_fragmentation(detail) if detail.capabilities.filled and detail.capabilities.physical_rows else []),
         *_others(detail),
     ]
 
 
-def counter_rows(counters: Counters, told: Capabilities = OWN_ENGINE) -> list[Row]:
+def counter_rows(counters: Counters, capabilities: Capabilities = OWN_ENGINE) -> list[Row]:
     """What happened to blocks since the engine began; nothing where it does not count."""
     if not (counters.admitted or counters.evicted_blocks or counters.copied_blocks):
         return []
     copied = "Copied on write", plural(counters.copied_blocks, "block"), "Copies of shared blocks made before a write"
     return [
         ("Evicted", plural(counters.evicted_blocks, "block"), "Cached blocks reused for other tokens, in total"),
-        *([copied] if told.ref_counts else []),
+        *([copied] if capabilities.ref_counts else []),
         ("Preempted", f"{count(counters.preemptions)} ×", "Requests that gave up their blocks to another"),
     ]
 
@@ -86,7 +86,7 @@ def _fragmentation(detail: KVDetail) -> list[Row]:
 
 
 def _others(detail: KVDetail) -> list[Row]:
-    use, told = detail.use, detail.told
+    use, capabilities = detail.use, detail.capabilities
     saved = f"{num_bytes(detail.saved_bytes)} ({plural(detail.num_saved_blocks, 'block')})"
     resident = [
         (
@@ -100,12 +100,12 @@ def _others(detail: KVDetail) -> list[Row]:
         ("Cached tokens", f"{count(use.num_cached)} tokens", "Kept for prompts with the same prefix"),
         (
             "Available",
-            f"{count(use.num_free + use.num_cached)} tokens" if told.free_rows else UNKNOWN,
+            f"{count(use.num_free + use.num_cached)} tokens" if capabilities.free_rows else UNKNOWN,
             "Slots of free and cached blocks: what fits before requests wait or are preempted",
         ),
         (
             "Saved by sharing",
-            saved if told.ref_counts else UNKNOWN,
+            saved if capabilities.ref_counts else UNKNOWN,
             "Extra memory needed if requests did not share prefix blocks",
         ),
         (

@@ -34,7 +34,7 @@ class DeviceUse:
 
 def device_use(hello: Hello | None, devices: Devices | None, sample: DeviceSample | None) -> DeviceUse:
     """By the whole sample of the machine where there is one, else by what a glance needs."""
-    told = hello.device.total_bytes or None if hello is not None else None
+    total_bytes = hello.device.total_bytes or None if hello is not None else None
     if hello is not None and devices is not None:
         gpu = next((gpu for gpu in devices.gpus if gpu.index in devices.used_gpus[:1]), None)
         found = _of_gpu(gpu, hello.pid) if gpu is not None else None
@@ -42,7 +42,7 @@ def device_use(hello: Hello | None, devices: Devices | None, sample: DeviceSampl
             found = _of_host(devices.host, hello.pid)
         if found is not None:
             return found
-    return _of_sample(sample, told)
+    return _of_sample(sample, total_bytes)
 
 
 def _of_gpu(gpu: Gpu, pid: int) -> DeviceUse | None:

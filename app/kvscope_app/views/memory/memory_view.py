@@ -1,6 +1,6 @@
-"""Memory: where the device's bytes went, and how well the KV pool's blocks are used.
+"""Memory: how the device's bytes are used, and how well the KV pool's blocks are used.
 
-Paints an `Account` and a `KVDetail`; how they are worked out is in `memory_account`.
+Paints an `Account` and a `KVDetail`, which `memory.account` computes.
 """
 
 from __future__ import annotations

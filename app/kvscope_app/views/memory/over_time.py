@@ -1,4 +1,4 @@
-"""How the memory went over the session: bytes of the KV pool, of the lower tiers, and of the device, from the overview.
+"""Memory over the session: bytes of the KV pool, of the lower tiers, and of the device, from the overview.
 
 Where there is no overview it shows nothing.
 """
@@ -104,7 +104,7 @@ class MemoryOverTime(ChartStack):
         overview, wall_ns = self.session.overview, self.session.history.wall_ns(0)
         self._window = overview_window(overview, wall_ns, int(first_s * 1e9), int(last_s * 1e9), _COLUMNS)
         self.setVisible(self._window is not None)
-        self._values = {} if self._window is None else self._told(self._window)
+        self._values = {} if self._window is None else self._columns_of(self._window)
         return list(self._values)
 
     def draw_curves(self, name: str, first_s: float, last_s: float) -> None:
@@ -136,16 +136,16 @@ class MemoryOverTime(ChartStack):
         last_s = max(end_s, last_s)
         return min(begin_s, last_s - SHORTEST_S), last_s
 
-    def _told(self, window: HistoryWindow) -> dict[str, dict[str, FloatArray]]:
+    def _columns_of(self, window: HistoryWindow) -> dict[str, dict[str, FloatArray]]:
         hello = self.session.mirror.hello
         block_bytes = hello.cache.block_bytes if hello is not None else 0
-        told = {}
+        columns = {}
         for chart in _CHARTS:
             factor = block_bytes if chart.is_blocks else 1
             values = {curve.name: window.columns[curve.name] * factor for curve in chart.curves}
             if any(np.nanmax(column, initial=0.0) > 0 for column in values.values()):
-                told[chart.title] = values
-        return told
+                columns[chart.title] = values
+        return columns
 
     def _make_panel(self, chart: _Chart) -> ChartPanel:
         panel = ChartPanel(chart.title, chart.curves, self._scales[chart.title].text)

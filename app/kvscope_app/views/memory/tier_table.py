@@ -44,7 +44,7 @@ class TierTable(QWidget):
         self._column.addWidget(self._moved)
         self.setVisible(False)
 
-    def show_uses(self, uses: tuple[TierUse, ...], counters: Counters, told: Capabilities = OWN_ENGINE) -> None:
+    def show_uses(self, uses: tuple[TierUse, ...], counters: Counters, capabilities: Capabilities = OWN_ENGINE) -> None:
         """Fill in the numbers; a tier's rows are made the first time."""
         self._uses = uses
         self.setVisible(bool(uses))
@@ -55,7 +55,7 @@ class TierTable(QWidget):
             self._parts[use.tier].show_use(use, self._theme)
         for tier, part in self._parts.items():
             part.setVisible(any(use.tier is tier for use in uses))
-        self._moved.setText(moved_text(counters, told))
+        self._moved.setText(moved_text(counters, capabilities))
 
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""

@@ -60,9 +60,9 @@ def tier_uses(mirror: Mirror) -> tuple[TierUse, ...]:
     )
 
 
-def moved_text(counters: Counters, told: Capabilities = OWN_ENGINE) -> str:
+def moved_text(counters: Counters, capabilities: Capabilities = OWN_ENGINE) -> str:
     """What went between the tiers since the engine began, in one line."""
-    if not told.ref_counts:
+    if not capabilities.ref_counts:
         return f"{plural(counters.offloaded_blocks, 'block')} stored below; loads are not reported"
     parts = [
         f"{plural(counters.swapped_blocks, 'block')} swapped out",

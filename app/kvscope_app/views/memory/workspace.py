@@ -1,4 +1,4 @@
-"""What an engine holds of a device beside weights and KV, as far as its allocator tells. No Qt.
+"""The device memory that an engine holds besides weights and KV, as far as its allocator reports it. No Qt.
 
 On a GPU torch's allocator knows what is in tensors and what it keeps for the next ones; a CPU's tells nothing.
 """
@@ -15,8 +15,8 @@ Row = tuple[str, str, str]
 def workspace_parts(memory: MemoryBreakdown | None) -> list[MemoryPart]:
     """Tensors, the allocator's cache and the context; one part where an older engine tells but their sum."""
     if memory is None or memory.allocated_bytes < 0 or memory.reserved_bytes < 0:
-        told = memory.workspace_bytes if memory is not None and memory.workspace_bytes >= 0 else None
-        return [MemoryPart("workspace", "Workspace", told, "workspace", "Activations, graphs and buffers")]
+        workspace_bytes = memory.workspace_bytes if memory is not None and memory.workspace_bytes >= 0 else None
+        return [MemoryPart("workspace", "Workspace", workspace_bytes, "workspace", "Activations, graphs and buffers")]
     kv = 0 if memory.kv_resident_bytes >= 0 else memory.kv_bytes  # pages are not of torch's allocator
     tensors = max(0, memory.allocated_bytes - memory.weights_bytes - kv)
     held = max(0, memory.reserved_bytes - memory.weights_bytes - kv)
@@ -46,8 +46,8 @@ def allocator_rows(memory: MemoryBreakdown | None) -> list[Row]:
         ("Staging", memory.staging_bytes, "Buffers for copies to host memory"),
     ]
     if memory.host_weights_bytes:
-        told = "Copied to the device each step, two layers at a time"
-        rows.append(("Weights on the host", memory.host_weights_bytes, told))
+        tip = "Copied to the device each step, two layers at a time"
+        rows.append(("Weights on the host", memory.host_weights_bytes, tip))
     modules = [(f"  {part.name}", num_bytes(part.num_bytes), "Of the weights") for part in memory.modules]
     weights = [("Weights", num_bytes(memory.weights_bytes), "By component"), *modules] if modules else []
     ranks = [_rank_row(rank) for rank in memory.ranks]

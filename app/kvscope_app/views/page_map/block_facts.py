@@ -75,14 +75,14 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
     ledger = mirror.ledger
     place = place_of(mirror.hello.cache, block)
     state = _state(ledger, block)
-    told = mirror.capabilities
-    owner = int(ledger.owner[block]) if told.owners else NO_OWNER
+    capabilities = mirror.capabilities
+    owner = int(ledger.owner[block]) if capabilities.owners else NO_OWNER
     holds = state not in _EMPTY
-    holders = _holders(mirror, block) if told.ref_counts and ledger.ref_count[block] > 0 else ()
+    holders = _holders(mirror, block) if capabilities.ref_counts and ledger.ref_count[block] > 0 else ()
     return BlockFacts(
         block=block,
-        title=place.name if told.physical_rows else place.name.replace("Block", "Slot", 1),
-        state=state if told.free_rows or holds else "not assigned",
+        title=place.name if capabilities.physical_rows else place.name.replace("Block", "Slot", 1),
+        state=state if capabilities.free_rows or holds else "not assigned",
         color=_color(ledger, block, state),
         rows=tuple(_rows(mirror, block, block_size, holders)) if holds else (),
         holders=holders,
@@ -91,7 +91,7 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
         empty=""
         if holds
         else _NOT_GIVEN_OUT
-        if not told.free_rows
+        if not capabilities.free_rows
         else _EMPTY_PLACE
         if place.tier is not Tier.HBM
         else _EMPTY[state],
@@ -116,15 +116,15 @@ def _color(ledger: Ledger, block: int, state: str) -> str:
 
 
 def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...]) -> list[tuple[str, str]]:
-    ledger, told = mirror.ledger, mirror.capabilities
+    ledger, capabilities = mirror.ledger, mirror.capabilities
     held = _held(mirror, block, holders)
     rows = [("Holds", held)] if held else [("Owner", _owner(mirror, block, holders))]
-    if not told.ref_counts:
+    if not capabilities.ref_counts:
         rows.append(("Held by", UNKNOWN))
     elif (refs := int(ledger.ref_count[block])) > 1:
         rows.append(("Held by", f"{refs} requests: {_named(holders, refs)}"))
     filled = f"{int(ledger.filled[block])} of {plural(block_size, 'token')}"
-    rows.append(("Filled", filled if told.filled else UNKNOWN))
+    rows.append(("Filled", filled if capabilities.filled else UNKNOWN))
     if (tier := Tier(int(ledger.tier[block]))) is not Tier.HBM:
         rows.append(("In", _TIERS[tier]))
     if block in mirror.pinned:
@@ -136,7 +136,7 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
         rows.append(
             ("Skipped by attention", f"by {percent(skipped)} of the sparse layers and heads" if skipped else "by none")
         )
-    if told.prefix_hits and (prefix_hits := int(ledger.prefix_hits[block])):
+    if capabilities.prefix_hits and (prefix_hits := int(ledger.prefix_hits[block])):
         rows.append(("Prefix hits", count(prefix_hits)))
     if block_hash := int(ledger.hash[block]):
         rows.append(("Hash", f"{block_hash:016x}"[:12]))

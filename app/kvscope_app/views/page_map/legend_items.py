@@ -86,9 +86,9 @@ def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> ShownItems:
     kinds = tuple(kind for kind in MOVES if kind in flashes)
     reserved = mirror.hello.cache.allocator in RESERVING
     unknown = any(mirror.count(BlockState.UNKNOWN, tier) for tier in Tier)
-    told, unmapped = mirror.capabilities, mirror.count(BlockState.UNMAPPED) > 0
-    how = (told.sparse_decode, told.attention)
-    return ShownItems(frozenset(tiers), unmapped, reserved, kinds, unknown, not told.free_rows, *how)
+    capabilities, unmapped = mirror.capabilities, mirror.count(BlockState.UNMAPPED) > 0
+    how = (capabilities.sparse_decode, capabilities.attention)
+    return ShownItems(frozenset(tiers), unmapped, reserved, kinds, unknown, not capabilities.free_rows, *how)
 
 
 def may_flash(mirror: Mirror) -> tuple[FlashKind, ...]:

@@ -142,24 +142,24 @@ class PageMapLegend(SwatchLegend):
             painter.fillRect(QRectF(box.x() + 3 + x, box.y() + 3 + y, 1, 1), ink)
 
     def _describe(self) -> None:
-        told = self._mode.legend(self.theme, self._shown)
-        words = [f"flash: {s.word}" if s.flash is not None else s.word for s in told]
+        swatches = self._mode.legend(self.theme, self._shown)
+        words = [f"flash: {s.word}" if s.flash is not None else s.word for s in swatches]
         if (shades := self._mode.scale(self._shown)) is not None:
             words = [f"from {shades[1]} to {shades[2]}", *words]
         self.setAccessibleName(f"Colours show {self._mode}: {', '.join(words)}")
         plain = _OWNERS_WORD if self._mode.by_request else ""
-        self.setToolTip(plain if self._shown.is_plain and not self.more_words else _explained(told))
+        self.setToolTip(plain if self._shown.is_plain and not self.more_words else _explained(swatches))
 
 
 def _more(num_hidden: int) -> str:
     return f"+{num_hidden} more"
 
 
-def _explained(told: list[Swatch]) -> str:
+def _explained(swatches: list[Swatch]) -> str:
     """All of it, also what found no room."""
-    colors = ", ".join(s.word for s in told if s.flash is None and not s.is_pin)
-    owners = [_OWNERS_WORD.capitalize() + "."] if any(s.word.startswith("#") for s in told) else []
-    pins = ["Corner mark: pinned, protected from eviction."] if any(s.is_pin for s in told) else []
-    flashes = [f"{s.word}: {FLASH_MEANINGS[s.flash]}" for s in told if s.flash is not None]
+    colors = ", ".join(s.word for s in swatches if s.flash is None and not s.is_pin)
+    owners = [_OWNERS_WORD.capitalize() + "."] if any(s.word.startswith("#") for s in swatches) else []
+    pins = ["Corner mark: pinned, protected from eviction."] if any(s.is_pin for s in swatches) else []
+    flashes = [f"{s.word}: {FLASH_MEANINGS[s.flash]}" for s in swatches if s.flash is not None]
     lights = ["A cell flashes when its block was", *flashes] if flashes else []
     return "\n".join([f"Colours: {colors}.", *owners, *pins, *lights])

@@ -66,7 +66,7 @@ class PageMapView(View):
         self._moves = PendingMoves()
         self._mirror: Mirror | None = None
         self._epoch: int | None = None
-        self._told: tuple[Mirror, int | None, int, frozenset[int], float] | None = None
+        self._last_state: tuple[Mirror, int | None, int, frozenset[int], float] | None = None
         """What the words beside the map were made of."""
         self._table: npt.NDArray[np.uint32] | None = None
         self.summary, self.usage, self.legend = FittingLabel(), UsageBar(), PageMapLegend()
@@ -150,7 +150,7 @@ class PageMapView(View):
     def draw_all(self) -> None:
         self.refresh()
         self.canvas.fade()
-        self._told = None
+        self._last_state = None
         self._refresh_slowly()
 
     def use_clock(self, clock: Callable[[], int]) -> None:
@@ -168,7 +168,7 @@ class PageMapView(View):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self.legend.set_low(self.height() < _LOW)
-        self._told = None
+        self._last_state = None
 
     # private
 
@@ -224,7 +224,7 @@ class PageMapView(View):
     def _show_mirror(self, mirror: Mirror, cache: CacheInfo) -> None:
         self._mirror = mirror
         self._pending.clear()
-        self._told = None
+        self._last_state = None
         self._moves.forget()
         if mirror.epoch != self._epoch:
             self._epoch = mirror.epoch
@@ -244,8 +244,8 @@ class PageMapView(View):
         for index, is_possible in enumerate(possible):
             self._modes.set_possible(index, is_possible)
         self._modes.set_current(COLOR_MODES.index(mode))
-        told = self.session.capabilities
-        self.scene.tells_filled, self.scene.tells_addresses = told.filled, told.physical_rows
+        capabilities = self.session.capabilities
+        self.scene.has_filled, self.scene.tells_addresses = capabilities.filled, capabilities.physical_rows
         if mode is not self.scene.mode:
             self.canvas.show_span(self.scene.set_mode(mode))
         self.show_keys(self._keys)
@@ -278,12 +278,12 @@ class PageMapView(View):
     def _refresh_slowly(self) -> None:
         """What need not follow each frame: words, the bar, ages."""
         mirror = self.session.mirror
-        told = (mirror, mirror.epoch, mirror.seq, mirror.pinned, mirror.used_share)
-        if told == self._told and self.canvas.pointed_block < 0:
+        state = (mirror, mirror.epoch, mirror.seq, mirror.pinned, mirror.used_share)
+        if state == self._last_state and self.canvas.pointed_block < 0:
             return
         if mirror.hello is None or not in_sight(self):
             return
-        self._told = told
+        self._last_state = state
         self.canvas.show_pins(mirror.pinned)
         if mirror.capabilities.free_rows:
             self.usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_room)
@@ -299,8 +299,8 @@ class PageMapView(View):
     def _show_legend(self) -> None:
         flashes = self._moves.seen if self.scene.flashing else ()
         mirror = self.session.mirror
-        told = mirror.hello is not None and self.scene.mode.by_request
-        owners, num_more = owners_in(mirror) if told else ((), 0)
+        has_requests = mirror.hello is not None and self.scene.mode.by_request
+        owners, num_more = owners_in(mirror) if has_requests else ((), 0)
         shown = replace(
             shown_in(mirror, flashes),
             may_flash=may_flash(mirror) if self.scene.flashing else (),

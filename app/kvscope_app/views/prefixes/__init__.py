@@ -1,1 +1,1 @@
-"""The prefix tree: what is cached, joined where texts begin alike. Trees are `kvscope_telemetry.prefixes`' to make."""
+"""The prefix tree of cached texts; `kvscope_telemetry.prefixes` builds it."""

@@ -28,10 +28,10 @@ class PrefixMoment:
     """What cells are made of: a tree, when it was so, when its steps were, and the sizes of blocks."""
 
     def __init__(
-        self, tree: PrefixTree, cache: CacheInfo, times: StepTimes, now_ns: int, told: Capabilities = OWN_ENGINE
+        self, tree: PrefixTree, cache: CacheInfo, times: StepTimes, now_ns: int, capabilities: Capabilities = OWN_ENGINE
     ) -> None:
         self.tree = tree
-        self.told = told
+        self.capabilities = capabilities
         self.cache = cache
         self.num_tokens: Ints = tree.num_blocks * cache.block_size
         self.num_bytes: Ints = tree.num_in_tier.sum(axis=1) * cache.block_bytes
@@ -127,11 +127,11 @@ def _text(title: str, tip: str, sample: str, words: Cell, sort_by: Callable[[Pre
     return PrefixColumn(title, words, tip, False, sample, plain=words, sort_by=sort_by)
 
 
-def _if_told(capability: str, column: PrefixColumn) -> PrefixColumn:
+def _if_known(capability: str, column: PrefixColumn) -> PrefixColumn:
     """Nothing, and no 0, where the engine does not tell it."""
 
     def known(cell: Cell, instead: str) -> Cell:
-        return lambda moment, node: cell(moment, node) if getattr(moment.told, capability) else instead
+        return lambda moment, node: cell(moment, node) if getattr(moment.capabilities, capability) else instead
 
     return replace(column, text=known(column.text, NOTHING), plain=known(column.plain, ""))
 
@@ -147,11 +147,11 @@ COLUMNS: Final = (
     _number("Subtree blocks", "Blocks of this row and its subtree", "00 000", lambda m: m.tree.num_with_all),
     _number("Blocks", "Blocks of this row", "00 000", lambda m: m.tree.num_blocks),
     _number("Tokens", "Tokens of this row", "000 000", lambda m: m.num_tokens),
-    _if_told(
+    _if_known(
         "prefix_hits",
         _number("Hits", "Hits of its most used block", "00 000", lambda m: m.tree.hits),
     ),
-    _if_told(
+    _if_known(
         "last_used",
         PrefixColumn(
             "Idle",
@@ -163,7 +163,7 @@ COLUMNS: Final = (
             sort_by=lambda m: np.where(m.tree.holders > 0, -(1 << 40), -m.tree.last_used_step),
         ),
     ),
-    _if_told(
+    _if_known(
         "ref_counts",
         _number(
             "Held by",

@@ -1,4 +1,4 @@
-"""Prefixes: what is cached as a tree of texts, filtered and sorted; choosing one lets its blocks stand out everywhere.
+"""Prefixes: the cached texts as a tree, filtered and sorted; a selected node highlights its blocks in every view.
 
 Owns the filter bar, and when a new tree is looked for and shown.
 """
@@ -173,9 +173,9 @@ class PrefixesView(View):
     def _tell_time(self, mirror: Mirror) -> None:
         """What is idle is so a second longer."""
         overview, cursor_ns = self.session.overview, self.session.timeline.cursor_ns
-        told = (overview.version, cursor_ns // SECOND_NS)
-        if told != self._told_time:
-            self._told_time = told
+        state = (overview.version, cursor_ns // SECOND_NS)
+        if state != self._told_time:
+            self._told_time = state
             self.model.tell_time(StepTimes(overview, mirror), cursor_ns)
             if self.detail.isVisible():
                 self._show_detail()
@@ -381,7 +381,7 @@ class PrefixDetail(QWidget):
 
 def facts_line(moment: PrefixMoment, node: int) -> str:
     """The node in one line."""
-    tree, told = moment.tree, moment.told
+    tree, capabilities = moment.tree, moment.capabilities
     blocks, owner, before = int(tree.num_blocks[node]), int(tree.owner[node]), int(tree.num_before[node])
     if not blocks:
         return f"The beginning of {plural(int(tree.num_with_all[node]), 'block')} below was evicted"
@@ -390,9 +390,13 @@ def facts_line(moment: PrefixMoment, node: int) -> str:
         f"{plural(blocks, 'block')}, {plural(int(moment.num_tokens[node]), 'token')} {place}",
         f"in {where_words(tree, node)}",
         *([num_bytes(int(moment.num_bytes[node]))] if moment.cache.block_bytes else []),
-        *([holder_words(int(tree.holders[node]))] if told.ref_counts else []),
-        *([f"used {idle_words(moment, node)}{' ago' if moment.idle_s(node) else ''}"] if told.last_used else []),
-        *([plural(int(tree.hits[node]), "hit")] if told.prefix_hits and tree.hits[node] else []),
-        *([f"written by request #{owner}"] if told.owners and owner != NO_OWNER and owner else []),
+        *([holder_words(int(tree.holders[node]))] if capabilities.ref_counts else []),
+        *(
+            [f"used {idle_words(moment, node)}{' ago' if moment.idle_s(node) else ''}"]
+            if capabilities.last_used
+            else []
+        ),
+        *([plural(int(tree.hits[node]), "hit")] if capabilities.prefix_hits and tree.hits[node] else []),
+        *([f"written by request #{owner}"] if capabilities.owners and owner != NO_OWNER and owner else []),
     ]
     return "  ·  ".join(parts)

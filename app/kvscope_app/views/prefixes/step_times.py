@@ -1,4 +1,4 @@
-"""When steps were, by the wall clock, from the seconds of an overview and the step that is shown. numpy alone."""
+"""The wall-clock times of steps, found from an overview's seconds and the step that is shown. numpy alone."""
 
 from __future__ import annotations
 

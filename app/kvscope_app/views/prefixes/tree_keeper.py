@@ -1,4 +1,4 @@
-"""The newest tree of what is shown: made on a thread of its own, where it takes long, and no more often than it pays.
+"""The newest prefix tree of what is shown: built on a thread where that takes long, and no more often than worthwhile.
 
 Owns the thread and the copy of the ledger that it reads. Knows no Qt; who holds it comes back until it `is_settled`.
 """

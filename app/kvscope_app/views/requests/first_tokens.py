@@ -1,6 +1,7 @@
-"""When requests got their first token, where nobody saw it: read from what was recorded, on a thread.
+"""Finds when requests got their first token where nobody saw it: reads that from the recording, on a thread.
 
-Who goes to a moment sees what comes after it; what was before is looked up here for the request that is told about.
+After a jump to a moment only later updates are seen; the time of an earlier first token is looked up for the shown
+request.
 """
 
 from __future__ import annotations

@@ -233,14 +233,14 @@ class RequestModel(TableModel):
         if self._columns is None or not 0 <= row < len(self._rows):
             return ""
         at = int(self._rows[row])
-        told: dict[str, object] = {}
+        document: dict[str, object] = {}
         for name in (field.name for field in fields(self._columns)):
             value = getattr(self._columns, name)[at]
             plain = value if isinstance(value, str) else value.item()
-            told[name] = None if isinstance(plain, float) and not np.isfinite(plain) else plain
-        told["state"] = RequestState(int(self._columns.state[at])).name.lower()
-        told["ending"] = Ending(int(self._columns.ending[at])).name.lower()
-        return json.dumps(told, ensure_ascii=False, indent=2)
+            document[name] = None if isinstance(plain, float) and not np.isfinite(plain) else plain
+        document["state"] = RequestState(int(self._columns.state[at])).name.lower()
+        document["ending"] = Ending(int(self._columns.ending[at])).name.lower()
+        return json.dumps(document, ensure_ascii=False, indent=2)
 
     def row_of(self, number: int) -> int | None:
         """The view row of a request, None when the filter hides it."""

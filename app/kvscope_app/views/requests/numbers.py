@@ -1,4 +1,4 @@
-"""Requests of an engine that tells how many there are and nothing of each: their numbers instead of rows."""
+"""Shown instead of request rows for an engine that reports how many requests there are, but not each one."""
 
 from __future__ import annotations
 

@@ -83,12 +83,12 @@ def _written(mirror: Mirror, row: int, first: int, last: int) -> Iterator[tuple[
 
 def _preempted(mirror: Mirror, row: int, own: list[Event]) -> Iterator[tuple[str, str]]:
     times = int(mirror.requests.num_preemptions[row])
-    told = [event for event in own if event.kind == "preempted"]
-    if not times and not told:
+    preemptions = [event for event in own if event.kind == "preempted"]
+    if not times and not preemptions:
         return
     away_ns = sum(event.data.waited_ns for event in own if event.kind == "resumed" and event.data is not None)
     away = f", resumed after {seconds(away_ns / 1e9)}" if away_ns else ""
-    times = max(times, len(told))
+    times = max(times, len(preemptions))
     yield "Preempted", f"{plural(times, 'time')}{away}"
-    if told and (cause := cause_text(told[-1])):
+    if preemptions and (cause := cause_text(preemptions[-1])):
         yield "Reason" if times == 1 else "The last time", f"{cause[0].upper()}{cause[1:]}."

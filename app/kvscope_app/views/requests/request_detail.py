@@ -121,8 +121,8 @@ class RequestDetail(QTabWidget):
         if seen == self._delays_seen:
             return
         self._delays_seen = seen
-        told = [] if number is None or not missed else delays_of(session, number)
-        links = [f"{link[0].upper()}{link[1:]}." for link in told]
+        delays = [] if number is None or not missed else delays_of(session, number)
+        links = [f"{link[0].upper()}{link[1:]}." for link in delays]
         lines = [f"Missed: {'; '.join(missed)}.", *links] if missed else []
         self.delays.setText(linked(lines, number))
         self.delays.setVisible(bool(lines))
@@ -132,12 +132,12 @@ class RequestDetail(QTabWidget):
 
     def _show_phases(self) -> None:
         session, number = self._session, self._session.selected_request
-        told: list[tuple[str, str]] = []
+        shown_phases: list[tuple[str, str]] = []
         if number is not None and session.mirror.epoch is not None:
             events = [entry.event for entry in session.history.events.of_request(session.mirror.epoch, number)]
             find = partial(find_first_token, session, self.first_tokens, number)
-            told = list(phases(session.mirror, session.history.request_times, events, number, find))
-        text = "\n".join(f"{name}: {value}" for name, value in told)
+            shown_phases = list(phases(session.mirror, session.history.request_times, events, number, find))
+        text = "\n".join(f"{name}: {value}" for name, value in shown_phases)
         if text != self.phases.text():
             self.phases.setText(text)
         self.phases.setVisible(bool(text))
@@ -212,8 +212,8 @@ def delays_of(session: Session, number: int) -> tuple[str, ...]:
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None:
         return ()
-    told = history.events.of_kinds(KINDS, _MAX_EVENTS)
-    events = (entry.event for entry in told if entry.epoch == mirror.epoch)
+    causes = history.events.of_kinds(KINDS, _MAX_EVENTS)
+    events = (entry.event for entry in causes if entry.epoch == mirror.epoch)
     numbers = np.array([number])
     last_ns = history.request_times.last_token_ns(numbers)[0]
     moments = Moments(

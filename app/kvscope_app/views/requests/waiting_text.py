@@ -101,6 +101,6 @@ def queue_note(mirror: Mirror, log: EventLog, wall_ns: int) -> str:
     if refused:
         last = refused[-1]
         who = f"#{count(last.event.number)} " if last.event.number else ""
-        told = "1 was refused" if len(refused) == 1 else f"{count(len(refused))} were refused, the last"
-        parts.append(f"{told} at {clock_text(last.time_ns + wall_ns)[:8]}: {who}{why_text(last.event)}")
+        refusals = "1 was refused" if len(refused) == 1 else f"{count(len(refused))} were refused, the last"
+        parts.append(f"{refusals} at {clock_text(last.time_ns + wall_ns)[:8]}: {who}{why_text(last.event)}")
     return "  ".join(parts)

@@ -1,1 +1,1 @@
-"""The roofline: what steps did of what the device can do."""
+"""The roofline: each step's work against the device's limits."""

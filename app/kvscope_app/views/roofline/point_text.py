@@ -1,4 +1,4 @@
-"""A step against the limits of its device, in words. Knows no Qt."""
+"""Describes a step against the limits of its device. Knows no Qt."""
 
 from __future__ import annotations
 

@@ -156,11 +156,11 @@ class RooflineView(View):
             self._tell(-1)
 
     def _why_nothing(self, has_run: bool) -> str:
-        told = self.session.mirror.capabilities
-        if has_run or not told.steps:
-            if self.session.timeline.is_file and told.steps:
+        capabilities = self.session.mirror.capabilities
+        if has_run or not capabilities.steps:
+            if self.session.timeline.is_file and capabilities.steps:
                 return NOT_RECORDED
-            return f"{engine_name(told)} does not report the work of its steps.\nkvscope's own engine does."
+            return f"{engine_name(capabilities)} does not report the work of its steps.\nkvscope's own engine does."
         if self.feed.failure:
             return f"Steps cannot be read: {self.feed.failure}"
         return "Reading…" if self.feed.is_reading and not len(self.feed.steps) else NO_STEPS
@@ -179,8 +179,8 @@ class RooflineView(View):
             self.words.setText(_HELP if len(self.points) else "")
             return
         bound = bound_text(float(self.points.bytes_per_s[at]), float(self.points.flops_per_s[at]), self.device)
-        told = point_text(self.points, at, self.device) + (f" · bound by {bound}" if bound else "")
-        self.words.setText(told)
+        text = point_text(self.points, at, self.device) + (f" · bound by {bound}" if bound else "")
+        self.words.setText(text)
 
     def _choose(self, place: int) -> None:
         """Its step is what every view shows."""

@@ -1,4 +1,6 @@
-"""What a step had to do and how it ran, as facts: bytes, FLOPs, what was achieved of the limits. Knows no Qt."""
+"""A step's work and execution as facts: bytes, FLOPs, and the share of the device's limits that was reached. Knows no
+Qt.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ def how_it_ran(frame: Frame, device: DeviceInfo) -> Iterator[Fact]:
     if not work.flops:
         return
     if work.graph_size:
-        told = f"a CUDA graph of {plural(work.graph_size, 'request')}"
+        launches = f"a CUDA graph of {plural(work.graph_size, 'request')}"
     elif work.graph_tokens:
-        told = f"CUDA graphs of {plural(work.graph_tokens, 'token')}, attention kernel by kernel"
+        launches = f"CUDA graphs of {plural(work.graph_tokens, 'token')}, attention kernel by kernel"
     else:
-        told = "kernel by kernel" if device.kind == "cuda" else "eager"
-    yield Fact("Execution", told, tip="A CUDA graph is launched as one; without it the host launches each kernel")
+        launches = "kernel by kernel" if device.kind == "cuda" else "eager"
+    yield Fact("Execution", launches, tip="A CUDA graph is launched as one; without it the host launches each kernel")
     if work.launches:
         yield Fact("Launches", count(work.launches), tip="Launched by the host")
     if work.wait_ns:

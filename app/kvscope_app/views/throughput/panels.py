@@ -356,11 +356,11 @@ def _range_text(bounds: Range) -> str:
     return f"over {seconds(low)}" if np.isinf(high) else f"{seconds(low)} – {seconds(high)}"
 
 
-def _latest(key: str, drawn: Drawn, history: History, end_ns: int, told: Capabilities) -> dict[str, str]:
+def _latest(key: str, drawn: Drawn, history: History, end_ns: int, capabilities: Capabilities) -> dict[str, str]:
     windows = {"ttft": history.first_token, "itl": history.inter_token, "queue": history.queued}
     latencies = windows.get(key)
     since_ns = end_ns - int(_LATENCY_WINDOW_S * 1e9)
-    if latencies is not None and not told.latencies:
+    if latencies is not None and not capabilities.latencies:
         return {f"{key}_p{p}_s": _range_text(history.range_of(key, p / 100, since_ns)) for p in (50, 95)}
     if latencies is not None:
         p50, p95 = latencies.recent(since_ns)

@@ -1,6 +1,6 @@
 """Throughput: tokens, requests, KV usage and latencies over one time axis.
 
-Owns when the charts are drawn, and from what; what a panel draws is in `throughput.panels`.
+Owns when the charts are drawn and from which data; `throughput.panels` says what a panel draws.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ class ThroughputCharts(ChartStack):
         panel.show_gaps(self._silent)
         if name == "requests":
             in_seconds = window.bin_ns != BIN_NS
-            told = marks_of_overview(window, first_s, last_s) if in_seconds else None
-            panel.show_marks(preemption_marks(self.session.history, first_s, last_s) if told is None else told)
+            marks = marks_of_overview(window, first_s, last_s) if in_seconds else None
+            panel.show_marks(preemption_marks(self.session.history, first_s, last_s) if marks is None else marks)
 
     def texts_at(self, name: str, at_s: float) -> Mapping[str, str]:
         if name not in self._drawn:

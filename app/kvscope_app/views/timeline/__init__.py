@@ -1,1 +1,1 @@
-"""The whole overview of a session over time: lanes of what happened, and a lane a request."""
+"""The timeline of a whole session: lanes of what happened, and a lane for each request."""

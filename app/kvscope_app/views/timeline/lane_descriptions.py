@@ -1,4 +1,4 @@
-"""What is under a point of the timeline, in words, and whom it is about. Knows no widget."""
+"""Describes what is under a point of the timeline, and which request or block it is about. Knows no widget."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ def _step_found(shown: ShownLanes, time_ns: int, reach_ns: int, second: int) -> 
     if steps is None or place is None:
         if second < 0:
             return Found(time_ns, "no data for this second")
-        told = {name: float(shown.overview.column(name)[second]) for name in _TOKENS}
-        numbers = {name: int(np.nan_to_num(value)) for name, value in told.items()}
+        counts = {name: float(shown.overview.column(name)[second]) for name in _TOKENS}
+        numbers = {name: int(np.nan_to_num(value)) for name, value in counts.items()}
         tokens = f"{count(numbers['prefill_tokens'])} prefill and {count(numbers['decode_tokens'])} decode tokens"
-        if np.isnan(told["num_steps"]):
+        if np.isnan(counts["num_steps"]):
             return Found(time_ns, f"in this second: {tokens}")
         return Found(time_ns, f"{plural(numbers['num_steps'], 'step')} in this second: {tokens}")
     return found_step(steps, place)
@@ -122,11 +122,11 @@ def _span_found(place: int, shown: ShownLanes, time_ns: int) -> Found:
     words = f"#{count(number)} {PHASE_WORDS[phase]}{lasted}{going_on}"
     at_ns = end if phase is LanePhase.QUEUED and end != OPEN_NS else begin  # its cause is told when it ends
     causes = shown.overview.events.find(at_ns, at_ns, request=(epoch, number))
-    told = [
+    reasons = [
         why_text(shown.overview.events[cause].event) for cause in causes if _is_of(shown.overview.events[cause], number)
     ]
     clamped_ns = min(max(time_ns, begin), end)
-    return Found(clamped_ns, ": ".join([words, *told[:1]]), epoch, number)
+    return Found(clamped_ns, ": ".join([words, *reasons[:1]]), epoch, number)
 
 
 def _is_of(timed: TimedEvent, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""Which lanes there are and where each is, in pixels of the widget. Knows no data."""
+"""Which lanes there are, and where each is in pixels of the widget. Knows no data."""
 
 from __future__ import annotations
 

@@ -73,13 +73,13 @@ def _names(painter: QPainter, shown: ShownLanes, layout: LaneLayout, theme: Them
 def _legend(painter: QPainter, layout: LaneLayout, theme: Theme, *, has_stops: bool) -> None:
     """What the colours of requests mean, as far as there is room."""
     x, middle = gutter(), layout.legend_top + row_height() // 2 - 1
-    told = [
+    entries = [
         (text, PHASE_COLORS[phase], QUEUED_SOFT if phase is LanePhase.QUEUED else 0.0, phase is LanePhase.QUEUED)
         for phase, text in PHASE_LEGEND.items()
     ]
     if has_stops:
-        told.append((STOPPED_WORD, STOPPED_COLOR, STOPPED_SOFT, False))
-    for text, name, soft, is_thin in told:
+        entries.append((STOPPED_WORD, STOPPED_COLOR, STOPPED_SOFT, False))
+    for text, name, soft, is_thin in entries:
         width = painter.fontMetrics().horizontalAdvance(text)
         if x + 14 + width > layout.width:
             return

@@ -40,7 +40,7 @@ class OverviewFollower:
         if fresh is None:
             self._restart(events)
             fresh = self._fresh(events, max_events) or []
-        self.lanes.tells_phases = overview.phases.is_told
+        self.lanes.has_phases = overview.phases.is_told
         self._add(overview, self._take(overview, fresh))
         if len(events):
             self.lanes.forget_before(int(events.time_ns[0]))
@@ -78,8 +78,8 @@ class OverviewFollower:
             late = np.flatnonzero(rows["time_ns"] > fresh[-1].time_ns)
             rows = rows[: int(late[0])] if late.size else rows
         self._num_phases = max(self._num_phases, phases.num_forgotten) + rows.size
-        told = [Turned(*phase) for phase in numbers_of(rows)]
-        return sorted([*fresh, *told], key=lambda thing: thing.time_ns) if told else [*fresh]
+        turns = [Turned(*phase) for phase in numbers_of(rows)]
+        return sorted([*fresh, *turns], key=lambda thing: thing.time_ns) if turns else [*fresh]
 
     def _add(self, overview: SessionOverview, taken: list[Thing]) -> None:
         since_ns = self._known_since(overview)

@@ -1,4 +1,4 @@
-"""The life of each request as spans of time, made of the events of an overview as they come, and packed in rows.
+"""Each request as spans of time, made from an overview's events as they come, and packed into rows.
 
 Owns the spans, which of them still go on, and the row of each request. Knows no Qt and no pixels. Who came and whose
 prompt is done is told by the seconds' turns, a little after the events; where there are none, who waits has a span only
@@ -67,7 +67,7 @@ class RequestLanes:
                 "newest": np.int64,
             }
         )
-        self.tells_phases = False
+        self.has_phases = False
         """Whether turns follow: then who is admitted computes its prompt until one says that it is done."""
         self.version = 0
         """Grows with each change."""
@@ -200,7 +200,7 @@ class RequestLanes:
             self._begin(number, phase, begin_ns)
 
     def _runs_as(self, event: Event) -> LanePhase:
-        if not self.tells_phases:
+        if not self.has_phases:
             return LanePhase.RUNNING
         return LanePhase.DECODE if starts_decoding(event) else LanePhase.PREFILL
 

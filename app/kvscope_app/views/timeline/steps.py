@@ -1,4 +1,6 @@
-"""The steps of a stretch of time: when each was, and with how many tokens of whom. Read from frames; knows no Qt."""
+"""The steps of a stretch of time: when each ran, and with how many tokens of which requests. Read from frames; knows no
+Qt.
+"""
 
 from __future__ import annotations
 
@@ -134,8 +136,8 @@ def _row(frame: Frame, time_ns: int, told_ns: int) -> tuple[int, ...]:
     took = frame.timings
     begin_ns = min(max(time_ns - took.schedule_ns - took.run_ns - took.commit_ns, told_ns), time_ns)
     batch, work = frame.batch, frame.work
-    told = (batch.num_prefill_tokens, batch.num_decode_tokens, work.flops, work.num_bytes, took.forward_ns)
-    return begin_ns, time_ns, frame.epoch, frame.step, *told
+    figures = (batch.num_prefill_tokens, batch.num_decode_tokens, work.flops, work.num_bytes, took.forward_ns)
+    return begin_ns, time_ns, frame.epoch, frame.step, *figures
 
 
 def _as_long(packed: bytes, size: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The part of a timeline that is seen, and how it is zoomed and moved. Knows no Qt."""
+"""The part of a timeline that is visible, and how it is zoomed and moved. Knows no Qt."""
 
 from __future__ import annotations
 

@@ -192,8 +192,8 @@ class TimelineView(View):
     def _tell(self, words: str) -> None:
         """What the pointer is on; where it is on nothing, why there are no steps, or what can be done."""
         failure = self.steps.failure
-        told = words or (f"Steps cannot be read: {failure}" if failure else "")
-        self.pointed.set_lengths(*((told,) if told else _HELPS))
+        text = words or (f"Steps cannot be read: {failure}" if failure else "")
+        self.pointed.set_lengths(*((text,) if text else _HELPS))
 
     def _on_steps(self) -> None:
         self._show_steps()

@@ -1,6 +1,6 @@
-"""Comparisons worked out by `kvscope-engine what-if`. At most one question is open.
+"""Runs comparisons with `kvscope-engine what-if`. At most one question is open.
 
-Owns what was set up and asked; the child and its lines are `LineChild`'s.
+Owns what was set up and asked; `LineChild` owns the child and its lines.
 """
 
 from __future__ import annotations

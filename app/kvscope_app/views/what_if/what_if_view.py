@@ -91,8 +91,8 @@ class WhatIfView(View):
         if not in_sight(self):
             return
         memory = memory_of(self.session.mirror)
-        told = self.session.mirror.capabilities
-        reason = why_no_addresses(told) or why_no_requests(told)
+        capabilities = self.session.mirror.capabilities
+        reason = why_no_addresses(capabilities) or why_no_requests(capabilities)
         if memory is None:
             self._say(NO_ENGINE)
         elif reason:

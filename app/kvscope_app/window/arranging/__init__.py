@@ -1,1 +1,1 @@
-"""Layouts of a window: kept under names, and what was changed in one taken back."""
+"""Layouts of a window: named layouts, and undo of layout changes."""

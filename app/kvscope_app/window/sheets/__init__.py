@@ -1,1 +1,1 @@
-"""Sheets and dialogs over a window: what it asks, and what it explains."""
+"""Sheets and dialogs over a window: they ask or explain something."""

@@ -1,4 +1,4 @@
-"""The fields of the attach sheet: which there are for each kind of engine. Knows no address."""
+"""Which fields the attach sheet has for each kind of engine. Knows no address."""
 
 from __future__ import annotations
 

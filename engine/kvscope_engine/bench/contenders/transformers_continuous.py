@@ -87,7 +87,7 @@ class BatchingSession:
         self._manager = manager
         self._is_stopped = False
         config = manager.continuous_batching_config
-        self.told = {
+        self.settings = {
             "attention": str(manager.model.config._attn_implementation),
             "max_batch_tokens": config.max_batch_tokens,
             "num_blocks": config.num_blocks,

@@ -29,17 +29,17 @@ def heat_cost(config: EngineConfig, ids: list[int], batch: int, num_steps: int, 
     blocks = batch * (-(-(len(ids) + num_steps) // config.block_size) + _ROOM)
     config = replace(config, page_heat=_EVERY, num_gpu_blocks_override=blocks, enable_prefix_caching=False)
     sampling = SamplingParams(temperature=0.0, max_tokens=num_steps, ignore_eos=True)
-    told = NewestStep()
-    with Engine(config, publish=told.take) as engine:
+    newest = NewestStep()
+    with Engine(config, publish=newest.take) as engine:
         for number in range(batch):
             engine.submit(Submit(request_id=str(number), prompt_token_ids=tuple(ids), sampling=sampling))
         took: dict[bool, list[float]] = {True: [], False: []}
         while engine.has_unfinished:
             started = time.perf_counter()
-            told.begin(engine)
+            newest.begin(engine)
             engine.step()
-            if told.num_decodes == batch:
-                took[told.is_measured].append(time.perf_counter() - started)
+            if newest.num_decodes == batch:
+                took[newest.is_measured].append(time.perf_counter() - started)
     measured, others = (statistics.median(took[is_measured]) for is_measured in (True, False))
     return {
         "every": every,

@@ -58,19 +58,21 @@ def html(report: dict[str, Any]) -> str:
 
 def bars(figure: Figure, rows: Sequence[Measurement]) -> str:
     """A bar for each row that has the figure; nothing where none has."""
-    told = [(row["method"], value) for row in rows if (value := figure.value(row)) is not None and math.isfinite(value)]
-    if not told:
+    values = [
+        (row["method"], value) for row in rows if (value := figure.value(row)) is not None and math.isfinite(value)
+    ]
+    if not values:
         return ""
-    highest = max((value for _, value in told), default=0.0) or 1.0
+    highest = max((value for _, value in values), default=0.0) or 1.0
     room = _WIDTH - _NAME_WIDTH - _VALUE_WIDTH
     parts = []
-    for place, (name, value) in enumerate(told):
+    for place, (name, value) in enumerate(values):
         y, width = place * _LINE, max(1.0, room * value / highest)
         parts.append(
             f'<text class="label end" x="{_NAME_WIDTH - 8}" y="{y + 14}">{clean(name)}</text>'
             f'<rect class="bar prefill" x="{_NAME_WIDTH}" y="{y + 3}" width="{width:.1f}" height="{_LINE - 6}"/>'
             f'<text class="label" x="{_NAME_WIDTH + width + 6:.1f}" y="{y + 14}">{clean(figure.text(value))}</text>'
         )
-    words = "; ".join(f"{name} {figure.text(value)}" for name, value in told)
-    size = f'viewBox="0 0 {_WIDTH} {len(told) * _LINE}"'
+    words = "; ".join(f"{name} {figure.text(value)}" for name, value in values)
+    size = f'viewBox="0 0 {_WIDTH} {len(values) * _LINE}"'
     return f'<svg role="img" aria-label="{clean(figure.title + ": " + words)}" {size}>{"".join(parts)}</svg>'

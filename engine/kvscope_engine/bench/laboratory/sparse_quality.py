@@ -78,7 +78,7 @@ def sparse_quality(
 class _Answers:
     """What the steps of one fraction predict."""
 
-    told: torch.Tensor
+    log_probs: torch.Tensor
     """(n, vocabulary) float32 log-probabilities, on the host."""
     surprises: torch.Tensor
     """(n,) float64: minus the log-probability of the token that follows."""
@@ -95,7 +95,7 @@ def _row(fraction: float, num_attended_blocks: int, answers: _Answers, full: _An
         "perplexity": math.exp(float(answers.surprises.mean())),
         "perplexity_change": ratio - 1.0,
         "perplexity_error": ratio * float(more.std()) / math.sqrt(len(more)) if len(more) > 1 else None,
-        "divergence": float(kl_div(answers.told, full.told, reduction="batchmean", log_target=True)),
+        "divergence": float(kl_div(answers.log_probs, full.log_probs, reduction="batchmean", log_target=True)),
         "step_ms": answers.step_s * 1e3,
     }
 
@@ -123,16 +123,16 @@ class _Reading:
 
     def decode(self, start: int, choice: PageChoice) -> _Answers:
         """The tokens behind `start`, one by one."""
-        told, took = [], []
+        predictions, took = [], []
         for place in range(start, len(self._ids) - 1):
             slots = torch.tensor([place], device=self._ids.device)
             batch = DecodeBatch(self._tables, self._ints(place + 1), place + 1)
             context = PagedContext(self._storage, self.ops, slots, 1, batch, None, choice=choice)
             began = time.perf_counter()
             logits = self._forward.logits(self._ids[place : place + 1], slots, context)
-            told.append(logits[0].float().log_softmax(-1).cpu())
+            predictions.append(logits[0].float().log_softmax(-1).cpu())
             took.append(time.perf_counter() - began)
-        rows, following = torch.stack(told), self._ids[start + 1 :, None].cpu()
+        rows, following = torch.stack(predictions), self._ids[start + 1 :, None].cpu()
         return _Answers(rows, -rows.gather(1, following)[:, 0].double(), statistics.median(took))
 
     def _ints(self, *numbers: int) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""Two methods that models are trained with, on a model that was not: what is lost says what training is for."""
+"""Two methods that need a model trained with them, on a model that was not: their loss shows what the
+training is for.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What `bench gpu` measures, and what all of it is measured on."""
+"""The measurements of `bench gpu`, and the setting that they share."""

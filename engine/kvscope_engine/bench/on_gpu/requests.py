@@ -194,7 +194,7 @@ def _transformers(
         if not found.num_tokens:
             raise _TooSlow(f"no token was there after {limit_s:g} s")
         made = {"version": transformers.__version__, "is_stopped": not found.is_whole}
-        return _rated(found.num_tokens, found.seconds) | made | session.told
+        return _rated(found.num_tokens, found.seconds) | made | session.settings
 
 
 def _rated(num_tokens: int, seconds: float) -> dict[str, Any]:

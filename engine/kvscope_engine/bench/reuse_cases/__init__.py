@@ -1,1 +1,1 @@
-"""What `bench reuse` measures: prefixes that come back, preempted requests that come back, completions that share."""
+"""The cases of `bench reuse`: prefixes found again, preempted requests that resume, completions that share a prompt."""

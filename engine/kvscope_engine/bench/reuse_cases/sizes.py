@@ -1,4 +1,4 @@
-"""Sizes that the cases share: how many places a tier needs, and how many bytes these are."""
+"""Sizes that the cases share: how many places a tier needs, and their bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Time spent, by two clocks: the wall's, and the process's, on which others on the machine do not count."""
+"""Time spent, by two clocks: wall time, and the process's CPU time, which other processes on the machine do
+not affect.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is read from a command line or a file of prompts, and becomes settings. No command is run here."""
+"""Turns command lines and prompt files into settings. Runs no command."""

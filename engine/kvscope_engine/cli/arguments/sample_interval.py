@@ -1,4 +1,4 @@
-"""How often devices are looked at: the option that an engine and the publisher without one share."""
+"""The option for how often devices are sampled, shared by an engine and `kvscope-engine sample`."""
 
 from __future__ import annotations
 

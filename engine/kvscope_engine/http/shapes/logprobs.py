@@ -9,28 +9,28 @@ from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_telemetry.messages.commands import TokenLogprobs, Tokens
 
 
-def chat_logprobs(said: Tokens, tokenizer: Tokenizer | None) -> ChatLogprobs | None:
+def chat_logprobs(tokens: Tokens, tokenizer: Tokenizer | None) -> ChatLogprobs | None:
     """Of a chat's new tokens; None where none were asked for."""
-    if not said.logprobs:
+    if not tokens.logprobs:
         return None
     return ChatLogprobs(
-        [_of_chat(one, texts) for one, texts in zip(said.logprobs, _texts(said, tokenizer), strict=True)]
+        [_of_chat(one, texts) for one, texts in zip(tokens.logprobs, _texts(tokens, tokenizer), strict=True)]
     )
 
 
-def completion_logprobs(said: Tokens, tokenizer: Tokenizer | None, offset: int) -> CompletionLogprobs | None:
+def completion_logprobs(tokens: Tokens, tokenizer: Tokenizer | None, offset: int) -> CompletionLogprobs | None:
     """Of a completion's new tokens, the first at character `offset` of its text; None where none were asked for."""
-    if not said.logprobs:
+    if not tokens.logprobs:
         return None
-    texts = _texts(said, tokenizer)
+    texts = _texts(tokens, tokenizer)
     offsets = []
     for own in texts:
         offsets.append(offset)
         offset += len(own[0])
     return CompletionLogprobs(
         tokens=[own[0] for own in texts],
-        token_logprobs=[_finite(one.logprob) for one in said.logprobs],
-        top_logprobs=[_top(one, own) for one, own in zip(said.logprobs, texts, strict=True)],
+        token_logprobs=[_finite(one.logprob) for one in tokens.logprobs],
+        top_logprobs=[_top(one, own) for one, own in zip(tokens.logprobs, texts, strict=True)],
         text_offset=offsets,
     )
 
@@ -47,12 +47,12 @@ def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs | None:
     )
 
 
-def _texts(said: Tokens, tokenizer: Tokenizer | None) -> Sequence[Sequence[str]]:
+def _texts(tokens: Tokens, tokenizer: Tokenizer | None) -> Sequence[Sequence[str]]:
     """For each position the text of its token, then of each of its `top`: the engine's, or made here."""
-    told: Sequence[Sequence[str]] = getattr(said, "logprob_texts", ())
-    if len(told) == len(said.logprobs):
-        return told
-    return [[_text(token, tokenizer) for token in (one.token_id, *(t for t, _ in one.top))] for one in said.logprobs]
+    texts: Sequence[Sequence[str]] = getattr(tokens, "logprob_texts", ())
+    if len(texts) == len(tokens.logprobs):
+        return texts
+    return [[_text(token, tokenizer) for token in (one.token_id, *(t for t, _ in one.top))] for one in tokens.logprobs]
 
 
 def _text(token_id: int, tokenizer: Tokenizer | None) -> str:

@@ -48,10 +48,10 @@ class ToolCallReader:
             self._held = ""
             return "", self._take()
         self._is_whole = False
-        told = self._scan()
+        text = self._scan()
         while self._held:  # a span without its end, or what might have become a mark
-            told += self._end_of_held()
-        return told, self._take()
+            text += self._end_of_held()
+        return text, self._take()
 
     def _look_at_start(self) -> None:
         begin = self._held.lstrip()
@@ -65,7 +65,7 @@ class ToolCallReader:
 
     def _scan(self) -> str:
         """Take whole spans out of what is held; the text around them."""
-        told = ""
+        text = ""
         while True:
             if self._is_after_call:
                 self._held = self._held.lstrip()  # what parts one call from the next is no text
@@ -73,9 +73,9 @@ class ToolCallReader:
             place, mark = self._first_mark()
             if not mark:
                 keep = max((_overlap(self._held, mark) for mark in self._marks), default=0)
-                told, self._held = told + self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-                return told
-            told, self._held = told + self._held[:place], self._held[place:]
+                text, self._held = text + self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+                return text
+            text, self._held = text + self._held[:place], self._held[place:]
             if mark in self._format.silent:
                 self._held, self._is_after_call = (
                     self._held.removeprefix(mark),
@@ -84,8 +84,8 @@ class ToolCallReader:
                 continue
             end = self._held.find(self._format.end, len(mark)) if self._format.end else -1
             if end < 0:
-                return told
-            told += self._span(self._held[: end + len(self._format.end)], mark)
+                return text
+            text += self._span(self._held[: end + len(self._format.end)], mark)
 
     def _span(self, span: str, mark: str) -> str:
         """Take it out of what is held; its mark as text where it is no call, so that the rest is looked at again."""
@@ -100,8 +100,8 @@ class ToolCallReader:
         place, mark = self._first_mark()
         if place == 0 and mark:
             return self._span(self._held, mark) + self._scan()
-        told, self._held = self._held, ""
-        return told
+        text, self._held = self._held, ""
+        return text
 
     @property
     def _marks(self) -> tuple[str, ...]:

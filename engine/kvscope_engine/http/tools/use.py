@@ -1,4 +1,4 @@
-"""What one chat wants of tools: which may be called, whether they must be, and how its answers are read."""
+"""How one chat uses tools: which may be called, whether they must be, and how calls are read from its answers."""
 
 from __future__ import annotations
 
@@ -127,11 +127,11 @@ class MarkedText:
 
         self._decoder = IncrementalDecoder(decode)
 
-    def add(self, said: Tokens | Finished) -> str:
+    def add(self, reply: Tokens | Finished) -> str:
         """What it adds."""
-        if isinstance(said, Finished):
+        if isinstance(reply, Finished):
             return self._decoder.flush()
-        return "".join(map(self._decoder.add, said.token_ids))
+        return "".join(map(self._decoder.add, reply.token_ids))
 
 
 def hidden_tokens(tool_format: ToolFormat, tokenizer: Tokenizer) -> frozenset[int] | None:

@@ -1,1 +1,1 @@
-"""What is proven at load: that our attention, and whatever replaces a part, gives what transformers gives."""
+"""Checks at load that our attention, and every replaced part of the model, gives what transformers gives."""

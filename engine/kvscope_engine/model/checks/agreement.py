@@ -1,4 +1,4 @@
-"""How far two results are from each other: the one place where the proofs at load read what a device computed.
+"""Measures how far two results differ; the only place where the checks at load read what a device computed.
 
 Owns the measures, each a share of what was expected. NaN where either holds one, which no bound accepts.
 """

@@ -1,4 +1,4 @@
-"""What each layer was given and gave, token by token, however the tokens were batched.
+"""Records the input and output of each layer, token by token, however the tokens were batched.
 
 Owns the hooks that see it. Each layer may be given what it was given in another run, so that a difference is that of
 one layer alone: rounding does not add up over the layers, and a small fault is not hidden by it.

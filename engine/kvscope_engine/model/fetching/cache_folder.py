@@ -39,7 +39,7 @@ def exclusive(path: Path) -> Iterator[None]:
     lock = path.with_name(f"{path.name}.lock")
     fd = _opened_lock(lock)
     try:
-        with told(lock):
+        with errors_named(lock):
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
@@ -49,7 +49,7 @@ def exclusive(path: Path) -> Iterator[None]:
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
     """A new folder on the same file system as `parent`; gone at the end with what is left in it."""
-    with told(parent):
+    with errors_named(parent):
         parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="tmp-", dir=parent))
     try:
@@ -59,7 +59,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
+def errors_named(path: Path) -> Iterator[None]:
     """What the file system refuses inside is a KvscopeError that names `path` and what can be done."""
     try:
         yield
@@ -72,7 +72,7 @@ def told(path: Path) -> Iterator[None]:
 
 def _opened_lock(lock: Path) -> int:
     """Never waits for who reads a pipe, and never follows a link out of the cache."""
-    with told(lock):
+    with errors_named(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
         if lock.is_symlink() or (lock.exists() and not lock.is_file()):
             raise KvscopeError(f"{str(lock)!r} is not a regular file and cannot be a lock: remove it and start again")

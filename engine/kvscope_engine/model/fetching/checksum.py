@@ -1,4 +1,4 @@
-"""sha256 of files, remembered: a large file that has not changed is not read again at each start."""
+"""Computes and remembers sha256 sums of files, so that an unchanged large file is not read again at each start."""
 
 from __future__ import annotations
 

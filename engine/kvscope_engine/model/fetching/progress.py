@@ -1,4 +1,4 @@
-"""How far a download, a conversion or a load is: told at a bounded rate, and shown on a terminal."""
+"""Progress of a download, a conversion or a load: reported at a bounded rate, and shown on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeping transformers from talking: its log, its bars; and turning its bars into our progress."""
+"""Silences transformers' log and progress bars, and turns its bars into our progress."""
 
 from __future__ import annotations
 

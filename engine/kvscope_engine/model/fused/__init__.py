@@ -1,1 +1,1 @@
-"""Parts of a model in fewer operations: joined and packed projections, fused layers."""
+"""Parts of a model in fewer operations: fused and packed projections, fused layers."""

@@ -13,7 +13,7 @@ from torch import nn
 from kvscope_engine.model.fused.released_weight import ReleasedWeight
 from kvscope_kernels.grouped.product import grouped_product
 from kvscope_kernels.grouped.weight import GroupedWeight
-from kvscope_kernels.native.weight_buffer import WeightRoom
+from kvscope_kernels.native.weight_buffer import WeightBuffer
 
 
 class GroupedLinear(nn.Module):
@@ -26,7 +26,7 @@ class GroupedLinear(nn.Module):
         plain: Any,
         weight: GroupedWeight,
         dtype: torch.dtype | None = None,
-        room: WeightRoom | None = None,
+        buffer: WeightBuffer | None = None,
         *,
         rounds_activations: bool = False,
     ) -> None:
@@ -39,7 +39,7 @@ class GroupedLinear(nn.Module):
         self.bits = weight.bits
         self._dtype = dtype
         self.grouped = grouped_product(
-            weight, plain.bias, plain.weight.device, room, rounds_activations=rounds_activations
+            weight, plain.bias, plain.weight.device, buffer, rounds_activations=rounds_activations
         )
         for number, tensor in enumerate(self.grouped.tensors):  # counted with the model's memory
             self.register_buffer(f"grouped_{number}", tensor, persistent=False)

@@ -11,7 +11,7 @@ from torch import nn
 from kvscope_engine.model.fused.released_weight import ReleasedWeight
 from kvscope_kernels.native.library import library
 from kvscope_kernels.native.linear import Int8Weight, int8_product_torch
-from kvscope_kernels.native.weight_buffer import WeightRoom
+from kvscope_kernels.native.weight_buffer import WeightBuffer
 
 
 class Int8Linear(nn.Module):
@@ -25,7 +25,7 @@ class Int8Linear(nn.Module):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         dtype: torch.dtype | None = None,
-        room: WeightRoom | None = None,
+        buffer: WeightBuffer | None = None,
     ) -> None:
         """`dtype` is that of the result; None: that of the input. `room` is where the model's weights are kept."""
         super().__init__()
@@ -33,7 +33,7 @@ class Int8Linear(nn.Module):
         self.weight = ReleasedWeight(weight)
         self.bias = bias
         self._dtype = dtype
-        self.weight_of_8_bits = Int8Weight(weight.detach(), bias, room)
+        self.weight_of_8_bits = Int8Weight(weight.detach(), bias, buffer)
         for number, tensor in enumerate(self.weight_of_8_bits.tensors):  # counted with the model's memory
             self.register_buffer(f"int8_{number}", tensor, persistent=False)
 

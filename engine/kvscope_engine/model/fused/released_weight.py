@@ -1,4 +1,4 @@
-"""What stands where a weight was that is kept in another layout: its shape and type, and nothing to compute with."""
+"""Stands in for a weight that is kept in another layout: has its shape and dtype, but no numbers."""
 
 from __future__ import annotations
 

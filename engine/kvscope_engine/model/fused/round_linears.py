@@ -19,7 +19,7 @@ from kvscope_engine.model.fused.int8_linear import Int8Linear, can_round
 from kvscope_engine.model.fused.packed_linear import FusedLinear
 from kvscope_engine.model.quantized.filed_weight import filed_weight
 from kvscope_kernels.grouped.weight import GroupedWeight, rounded
-from kvscope_kernels.native.weight_buffer import WeightRoom
+from kvscope_kernels.native.weight_buffer import WeightBuffer
 
 _FEW_OUTPUTS: Final = 128
 """A layer that is this small is a router or a gate: it decides much and costs little."""
@@ -40,10 +40,10 @@ def round_linears(module: nn.Module, called: Container[nn.Module], quantization:
     model: Any = module
     head = model.get_output_embeddings()
     counts: Counter[int] = Counter()
-    room = WeightRoom()
+    buffer = WeightBuffer()
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            made = _made(child, called, quantization, room, is_head=child is head)
+            made = _made(child, called, quantization, buffer, is_head=child is head)
             if made is not None:
                 setattr(parent, name, made)
                 counts[made.bits] += 1
@@ -51,7 +51,7 @@ def round_linears(module: nn.Module, called: Container[nn.Module], quantization:
 
 
 def _made(
-    child: Any, called: Container[nn.Module], quantization: str, room: WeightRoom, *, is_head: bool
+    child: Any, called: Container[nn.Module], quantization: str, buffer: WeightBuffer, *, is_head: bool
 ) -> Rounded | None:
     is_plain = type(child) is nn.Linear and child in called and child.out_features > _FEW_OUTPUTS
     if not (is_plain or isinstance(child, FusedLinear | Float32Head)):
@@ -62,9 +62,9 @@ def _made(
     dtype = torch.float32 if isinstance(child, Float32Head) else None
     weight = _weight(child, quantization, is_head=is_head)
     if weight is not None:
-        return GroupedLinear(child, weight, dtype, room, rounds_activations=quantization != "filed")
+        return GroupedLinear(child, weight, dtype, buffer, rounds_activations=quantization != "filed")
     rounds = device == "cpu" and quantization != "filed" and can_round()
-    return Int8Linear(child.weight, child.bias, dtype, room) if rounds else None
+    return Int8Linear(child.weight, child.bias, dtype, buffer) if rounds else None
 
 
 def _weight(child: Any, quantization: str, *, is_head: bool) -> GroupedWeight | None:

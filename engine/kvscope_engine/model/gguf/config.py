@@ -66,26 +66,26 @@ def config_of(gguf: Path, header: GgufHeader) -> Any:
     from transformers import AutoConfig
 
     _check_file(header)
-    said = _said(header)
+    metadata = _metadata_of(header)
     config: Any = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
-    rope = _apply(header, said, config)
+    rope = _apply(header, metadata, config)
     if isinstance(config.pad_token_id, int) and config.pad_token_id >= config.vocab_size:
         config.pad_token_id = None  # the architecture's own default, not the file's
     apply_rope(header, rope, gguf, config)
     return config
 
 
-def _apply(header: GgufHeader, said: dict[str, Scalar], config: Any) -> dict[str, Scalar]:
+def _apply(header: GgufHeader, metadata: dict[str, Scalar], config: Any) -> dict[str, Scalar]:
     """All but what is said of rotation, which is returned."""
-    for key in [key for key in said if key in PLACES]:
-        _place(header, config, key, said.pop(key))
-    _apply_head_dim(header, config, said)
-    _apply_window(header, config, said)
+    for key in [key for key in metadata if key in PLACES]:
+        _place(header, config, key, metadata.pop(key))
+    _apply_head_dim(header, config, metadata)
+    _apply_window(header, config, metadata)
     _apply_biases(header, config)
     if config.model_type in _LARGEST_GEMMA:
         config.query_pre_attn_scalar = _gemma_scalar(config)
-    rope = {key: said.pop(key) for key in list(said) if key in ROPE_KEYS}
-    _check_rest(header, config, said)
+    rope = {key: metadata.pop(key) for key in list(metadata) if key in ROPE_KEYS}
+    _check_rest(header, config, metadata)
     return rope
 
 
@@ -98,7 +98,7 @@ def _check_file(header: GgufHeader) -> None:
         raise BadInput(f"it is not accepted: it is one of {parts} parts; `llama-gguf-split --merge` joins them")
 
 
-def _said(header: GgufHeader) -> dict[str, Scalar]:
+def _metadata_of(header: GgufHeader) -> dict[str, Scalar]:
     """The keys of the architecture without its name."""
     prefix = f"{header.architecture}."
     array = next((key for key in header.arrays if key.startswith(prefix)), None)
@@ -115,10 +115,10 @@ def _place(header: GgufHeader, config: Any, key: str, value: Scalar) -> None:
         setattr(config, name, value)
 
 
-def _apply_head_dim(header: GgufHeader, config: Any, said: dict[str, Scalar]) -> None:
+def _apply_head_dim(header: GgufHeader, config: Any, metadata: dict[str, Scalar]) -> None:
     """Not said, it is the hidden size over the heads."""
     usual = config.hidden_size // config.num_attention_heads
-    sizes = {key: said.pop(key) for key in _HEAD_KEYS if key in said}
+    sizes = {key: metadata.pop(key) for key in _HEAD_KEYS if key in metadata}
     wanted = sizes.get(_HEAD_KEYS[0], usual)
     for key, value in sizes.items():
         if value != wanted or (value != usual and not hasattr(config, "head_dim")):
@@ -127,9 +127,9 @@ def _apply_head_dim(header: GgufHeader, config: Any, said: dict[str, Scalar]) ->
         config.head_dim = wanted
 
 
-def _apply_window(header: GgufHeader, config: Any, said: dict[str, Scalar]) -> None:
+def _apply_window(header: GgufHeader, config: Any, metadata: dict[str, Scalar]) -> None:
     """Not said, there is none, whatever the architecture's default is."""
-    window = said.pop(_WINDOW, 0)
+    window = metadata.pop(_WINDOW, 0)
     if config.model_type in _WITH_WINDOW:
         config.sliding_window = window or None
     elif window:
@@ -149,8 +149,8 @@ def _gemma_scalar(config: Any) -> int:
     return int(config.hidden_size // config.num_attention_heads if is_largest else config.head_dim)
 
 
-def _check_rest(header: GgufHeader, config: Any, said: dict[str, Scalar]) -> None:
-    for key, value in said.items():
+def _check_rest(header: GgufHeader, config: Any, metadata: dict[str, Scalar]) -> None:
+    for key, value in metadata.items():
         if key in HARMLESS or value in EXPECTED.get(key, ()):
             continue
         if key == _GATING_KEY and _GATING.get(config.model_type) == value:

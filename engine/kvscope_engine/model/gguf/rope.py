@@ -46,50 +46,50 @@ _PARTIAL: Final = frozenset({"phi3", "stablelm", "nemotron", "minimax_m2"})
 _UNROTATED: Final = frozenset({"gpt2", "bloom"})
 
 
-def apply_rope(header: GgufHeader, said: dict[str, Scalar], gguf: Path, config: Any) -> None:
+def apply_rope(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, config: Any) -> None:
     """Put keys and tensors of rotation into `config`. Raises BadInput, naming them, for what cannot be said there."""
     for key, accepted in _NEUTRAL.items():
-        if said.get(key, accepted[0]) not in accepted:
-            raise _refusal(header, key, said[key])
+        if metadata.get(key, accepted[0]) not in accepted:
+            raise _refusal(header, key, metadata[key])
     parameters = getattr(config, "rope_parameters", None)
     if config.model_type in _UNROTATED or not parameters:
-        if any(key != "rope.scaling.finetuned" for key in said):
-            raise _refusal(header, *next(iter(said.items())))
+        if any(key != "rope.scaling.finetuned" for key in metadata):
+            raise _refusal(header, *next(iter(metadata.items())))
         return
-    scaling = _scaling(header, said, gguf, config)
+    scaling = _scaling(header, metadata, gguf, config)
     if "rope_type" in parameters:
-        config.rope_parameters = _parameters(header, said, config, parameters, scaling)
+        config.rope_parameters = _parameters(header, metadata, config, parameters, scaling)
         return
     if any(tensor in header.shapes for tensor in ROPE_TENSORS):
         raise BadInput("it is not accepted: it scales the frequencies of layers that rotate differently")
-    full = _parameters(header, said, config, parameters["full_attention"], scaling)
+    full = _parameters(header, metadata, config, parameters["full_attention"], scaling)
     sliding = dict(parameters["sliding_attention"])
-    sliding["rope_theta"] = said.get("rope.freq_base_swa", sliding["rope_theta"])
+    sliding["rope_theta"] = metadata.get("rope.freq_base_swa", sliding["rope_theta"])
     config.rope_parameters = parameters | {"full_attention": full, "sliding_attention": sliding}
 
 
 def _parameters(
-    header: GgufHeader, said: dict[str, Scalar], config: Any, parameters: dict[str, Any], scaling: dict[str, Any]
+    header: GgufHeader, metadata: dict[str, Scalar], config: Any, parameters: dict[str, Any], scaling: dict[str, Any]
 ) -> dict[str, Any]:
     """Those of one kind of layer; 10,000 is what the format means where no base is given."""
     kept = {key: value for key, value in parameters.items() if key == "partial_rotary_factor"}
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    count = said.get("rope.dimension_count", head_dim)
+    count = metadata.get("rope.dimension_count", head_dim)
     if config.model_type in _PARTIAL:
         kept["partial_rotary_factor"] = float(count) / head_dim
     elif count != head_dim:
         raise _refusal(header, "rope.dimension_count", count)
-    return kept | {"rope_theta": float(said.get("rope.freq_base", 10000.0))} | scaling
+    return kept | {"rope_theta": float(metadata.get("rope.freq_base", 10000.0))} | scaling
 
 
-def _scaling(header: GgufHeader, said: dict[str, Scalar], gguf: Path, config: Any) -> dict[str, Any]:
+def _scaling(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, config: Any) -> dict[str, Any]:
     """The type of scaling and its numbers. A factor without a type is linear."""
-    kind, factor = _kind(header, said), float(said.get(_FACTOR, said.get(_OLD_FACTOR, 1.0)) or 1.0)
-    attention = said.get(_ATTENTION, 1.0)
+    kind, factor = _kind(header, metadata), float(metadata.get(_FACTOR, metadata.get(_OLD_FACTOR, 1.0)) or 1.0)
+    attention = metadata.get(_ATTENTION, 1.0)
     if kind != "longrope" and attention not in (0.0, 1.0):
         raise _refusal(header, _ATTENTION, attention)
     if kind == "longrope":
-        return _longrope(header, said, gguf, config)
+        return _longrope(header, metadata, gguf, config)
     if FACTORS in header.shapes and (kind == "none" or factor == 1.0):
         return _scaled_frequencies(_values(gguf, FACTORS), config)
     if FACTORS in header.shapes:
@@ -98,29 +98,29 @@ def _scaling(header: GgufHeader, said: dict[str, Scalar], gguf: Path, config: An
         return {"rope_type": "default"}
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
-    original = said.get(_ORIGINAL) or int(config.max_position_embeddings / factor)
-    betas = {name: float(said.get(key) or usual) for key, (name, usual) in _YARN.items()}
+    original = metadata.get(_ORIGINAL) or int(config.max_position_embeddings / factor)
+    betas = {name: float(metadata.get(key) or usual) for key, (name, usual) in _YARN.items()}
     return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original} | betas
 
 
-def _kind(header: GgufHeader, said: dict[str, Scalar]) -> str:
-    kind = said.get(_TYPE, "longrope" if LONG_FACTORS in header.shapes else "linear")
+def _kind(header: GgufHeader, metadata: dict[str, Scalar]) -> str:
+    kind = metadata.get(_TYPE, "longrope" if LONG_FACTORS in header.shapes else "linear")
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise _refusal(header, _TYPE, kind)
     return str(kind)
 
 
-def _longrope(header: GgufHeader, said: dict[str, Scalar], gguf: Path, config: Any) -> dict[str, Any]:
+def _longrope(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, config: Any) -> dict[str, Any]:
     if LONG_FACTORS not in header.shapes or SHORT_FACTORS not in header.shapes:
         raise BadInput(f"it is not accepted: its rotation is of type 'longrope', and it lacks {LONG_FACTORS}")
-    original = said.get(_ORIGINAL) or config.max_position_embeddings
+    original = metadata.get(_ORIGINAL) or config.max_position_embeddings
     if hasattr(config, "original_max_position_embeddings"):
         config.original_max_position_embeddings = original
     return {
         "rope_type": "longrope",
         "short_factor": _values(gguf, SHORT_FACTORS),
         "long_factor": _values(gguf, LONG_FACTORS),
-        "attention_factor": float(said.get(_ATTENTION) or 1.0),
+        "attention_factor": float(metadata.get(_ATTENTION) or 1.0),
         "factor": config.max_position_embeddings / original,
         "original_max_position_embeddings": original,
     }

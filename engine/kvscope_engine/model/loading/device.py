@@ -1,4 +1,4 @@
-"""Where a model runs and in what numbers: decided once, at load."""
+"""Chooses the device and dtype of a model, once, at load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells one model from another: for KV that outlives the process that computed it.
+"""A fingerprint that tells one model from another, for KV that outlives the process that computed it.
 
 Owns what counts: the whole configuration, every byte of every weight, and the versions of the code that computes
 with them. Bytes are summed up where they are, so weights on a GPU are not read back. Knows no files and no blocks.
@@ -40,8 +40,8 @@ def model_fingerprint(module: nn.Module) -> str:
 
 def config_text(config: Any) -> str:
     """All that a configuration says about the numbers, the same text for the same numbers."""
-    said = {key: value for key, value in config.to_dict().items() if key not in _IRRELEVANT}
-    return json.dumps(said, sort_keys=True, default=repr)
+    fields = {key: value for key, value in config.to_dict().items() if key not in _IRRELEVANT}
+    return json.dumps(fields, sort_keys=True, default=repr)
 
 
 @torch.inference_mode()

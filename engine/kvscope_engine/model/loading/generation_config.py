@@ -1,4 +1,4 @@
-"""How a model's makers would have it sampled: from its `generation_config.json`, or the keys of a GGUF file.
+"""A model's recommended sampling options, from its `generation_config.json` or the keys of a GGUF file.
 
 Owns which fields of those are done here. vLLM's `--generation-config auto` takes the same ones; where it drops the
 others without a word, one that would change what is generated is refused here by its name.
@@ -77,12 +77,12 @@ def model_sampling(wanted: str, folder: Path, file: GgufFile | None) -> ModelSam
     if wanted != "auto":
         return ModelSampling()
     path = folder / FILE
-    said = _sampling(read_json(path), DONE, NOT_DONE, str(path)) if path.is_file() else ModelSampling()
+    sampling = _sampling(read_json(path), DONE, NOT_DONE, str(path)) if path.is_file() else ModelSampling()
     if file is None:
-        return said
+        return sampling
     fields = {key.removeprefix(_GGUF): value for key, value in file.header.fields.items() if key.startswith(_GGUF)}
     _check_window(fields, str(file.path))
-    return _sampling(fields, GGUF_DONE, GGUF_NOT_DONE, str(file.path)) if fields else said
+    return _sampling(fields, GGUF_DONE, GGUF_NOT_DONE, str(file.path)) if fields else sampling
 
 
 def _sampling(

@@ -1,4 +1,4 @@
-"""A model's configuration as transformers understands it, from a `config.json` nobody has checked before."""
+"""Reads a model's configuration as transformers understands it, from a `config.json` that nobody has checked."""
 
 from __future__ import annotations
 

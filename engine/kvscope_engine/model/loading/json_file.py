@@ -1,4 +1,4 @@
-"""Reading JSON objects out of files that nobody has checked before."""
+"""Reads JSON objects from files that nobody has checked."""
 
 from __future__ import annotations
 

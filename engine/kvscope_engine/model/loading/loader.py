@@ -260,10 +260,10 @@ def _check_gpu_memory(
     """Of what others leave of our share; where the KV cache's size is given, of all that is free."""
     total, free = memory.total_bytes, memory.free_bytes()
     is_sized = config.kv_memory_bytes is not None or config.num_gpu_blocks_override is not None
-    room = free if is_sized else min(free, int(total * config.gpu_memory_utilization) - (total - free))
+    headroom = free if is_sized else min(free, int(total * config.gpu_memory_utilization) - (total - free))
     share = plan.num_parameters // config.tensor_parallel_size
     on_host = round(config.cpu_offload_gb * GIB) if config.tensor_parallel_size == 1 else None
-    check_weights_fit(name.text, share, dtype.itemsize, max(room, 0), total, "the GPU", on_host)
+    check_weights_fit(name.text, share, dtype.itemsize, max(headroom, 0), total, "the GPU", on_host)
 
 
 def _make_ready(module: torch.nn.Module) -> None:

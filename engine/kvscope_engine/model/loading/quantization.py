@@ -1,4 +1,4 @@
-"""How many bits a model's weights have when it runs: decided once, at load."""
+"""Chooses how many bits a model's weights have when it runs, once, at load."""
 
 from __future__ import annotations
 

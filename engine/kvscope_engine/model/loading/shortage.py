@@ -1,4 +1,4 @@
-"""Telling that memory is short from that a file is bad: libraries say both with errors of their own kinds."""
+"""Distinguishes a lack of memory from a bad file: libraries report both with errors of their own kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused before any weight is read: by the configuration, and by the modules it would make.
+"""Refuses unsupported models before any weight is read: by the configuration, and by the modules it would make.
 
 Whether attention is really ours is proven later by running it (`hook_check`); here is what can be said early and
 by name. Knows no weights.

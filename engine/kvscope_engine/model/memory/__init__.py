@@ -1,1 +1,1 @@
-"""What the model, a step and the KV cache take of a device's memory, and whether it fits."""
+"""What the model, a step and the KV cache take of a device's memory, and whether all of it fits."""

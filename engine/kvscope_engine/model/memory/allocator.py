@@ -39,12 +39,12 @@ def allocator_use(
     """How it stands on `device` now."""
     if device.type != "cuda":
         return AllocatorUse()
-    told = statistics(device)
+    stats = statistics(device)
     return AllocatorUse(
-        allocated=int(told.get("allocated_bytes.all.current", -1)),
-        reserved=int(told.get("reserved_bytes.all.current", -1)),
-        split=int(told.get("inactive_split_bytes.all.current", -1)),
-        peak=int(told.get("allocated_bytes.all.peak", -1)),
+        allocated=int(stats.get("allocated_bytes.all.current", -1)),
+        reserved=int(stats.get("reserved_bytes.all.current", -1)),
+        split=int(stats.get("inactive_split_bytes.all.current", -1)),
+        peak=int(stats.get("allocated_bytes.all.peak", -1)),
     )
 
 

@@ -1,6 +1,6 @@
-"""What a device's memory is asked: how much there is, how much is free, what we hold, and what we held at most.
+"""Reads a device's memory: its size, what is free, what we hold, and our peak.
 
-Owns the questions, so that a start can be rehearsed with answers of a device that is not there. Knows no model.
+Owns these queries, so that a start can be rehearsed with the answers of a device that is not there. Knows no model.
 """
 
 from __future__ import annotations

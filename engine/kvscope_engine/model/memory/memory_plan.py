@@ -1,4 +1,4 @@
-"""Where a GPU's memory goes, by name, and what is said when it does not suffice.
+"""Plans a GPU's memory, by named parts, and makes the error message when it does not suffice.
 
 Owns the sum: what is left of the share that the engine may take, after all that a step needs, is for the KV cache.
 """
@@ -106,10 +106,10 @@ class MemoryPlan:
         if self.fits:
             return
         asked = self.needed + self.kv_min
-        room = self.allowed - self.others
+        headroom = self.allowed - self.others
         raise KvscopeError(
             f"no memory for model {model!r}: it needs {gib(asked)} ({self.parts()}),"
-            f" {gib(room)} of the {gib(self.total)} of {device} may be used"
+            f" {gib(headroom)} of the {gib(self.total)} of {device} may be used"
             f" (--gpu-memory-utilization {self.utilization:g}, others hold {gib(self.others)}): {self._way_out(asked)}"
         )
 
@@ -129,27 +129,27 @@ class MemoryPlan:
 
 
 def check_weights_fit(
-    name: str, num_parameters: int, itemsize: int, room: int, total: int, device: str, on_host: int | None = None
+    name: str, num_parameters: int, itemsize: int, spare: int, total: int, device: str, on_host: int | None = None
 ) -> None:
     """Before anything is loaded: raise KvscopeError, on one line, when the weights alone are more than `room`.
 
     `on_host` bytes of them are kept in host memory; None: none can be.
     """
     needed = max(0, num_parameters * itemsize - (on_host or 0))
-    if needed > room:
+    if needed > spare:
         beside = f"beside {gib(on_host)} in host memory" if on_host else "alone"
         raise KvscopeError(
             f"no memory for model {name!r}: its {num_parameters / 1e9:.1f} billion parameters take {gib(needed)}"
-            f" {beside}, {gib(room)} of the {gib(total)} of {device} may be used: a step and some KV cache included, a"
-            f" model of about {WEIGHTS_SHARE * room / itemsize / 1e9:.0f} billion fits there, and this one a GPU of"
-            f" {gib(needed / WEIGHTS_SHARE * total / max(room, 1))}{_offload_that_fits(on_host, needed, room)}"
+            f" {beside}, {gib(spare)} of the {gib(total)} of {device} may be used: a step and some KV cache included, a"
+            f" model of about {WEIGHTS_SHARE * spare / itemsize / 1e9:.0f} billion fits there, and this one a GPU of"
+            f" {gib(needed / WEIGHTS_SHARE * total / max(spare, 1))}{_offload_that_fits(on_host, needed, spare)}"
         )
 
 
-def _offload_that_fits(on_host: int | None, needed: int, room: int) -> str:
+def _offload_that_fits(on_host: int | None, needed: int, headroom: int) -> str:
     if on_host is None:
         return ""
-    num_gib = math.ceil((on_host + needed - WEIGHTS_SHARE * room) / GIB)
+    num_gib = math.ceil((on_host + needed - WEIGHTS_SHARE * headroom) / GIB)
     return f", or --cpu-offload-gb {num_gib} (slower: copied from host memory in each step)"
 
 

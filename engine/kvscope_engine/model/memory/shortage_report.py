@@ -1,4 +1,4 @@
-"""Why memory ran out and which option would have prevented it, in one line a person can act on. Plain arithmetic.
+"""Explains in one line why memory ran out, and which option would have prevented it. Plain arithmetic.
 
 Causes are weighed by bytes: what other programs took since the start, what the allocator holds in pieces that fit
 nothing, and a step that took more than was set aside for it.
@@ -54,8 +54,8 @@ def _holders(shortage: Shortage) -> str:
         "other programs and contexts": _others(shortage),
         "free": shortage.free,
     }
-    told = ", ".join(f"{name} {gib(size)}" for name, size in named.items() if size > 0)
-    return f"of {gib(shortage.total)} there are {told}" if shortage.total > 0 else told
+    sizes = ", ".join(f"{name} {gib(size)}" for name, size in named.items() if size > 0)
+    return f"of {gib(shortage.total)} there are {sizes}" if shortage.total > 0 else sizes
 
 
 def _remedy(shortage: Shortage) -> str:

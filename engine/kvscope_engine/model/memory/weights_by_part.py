@@ -1,4 +1,4 @@
-"""Bytes of a model's weights by what they are of, told by the names that models give their parts."""
+"""Bytes of a model's weights by part, which is recognised by the names that models give their parts."""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""Tensor parallel: one model on several ranks (processes, each with a device), each with its heads of every block."""
+"""Tensor parallelism: one model on several ranks (processes, each with a device); each rank has its heads of every
+block.
+"""

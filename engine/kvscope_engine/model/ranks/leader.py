@@ -204,7 +204,7 @@ class Leader:
         for channel in self._channels.values():
             channel.close()
         self._listener.close()
-        self.processes.close(told=self._channels)
+        self.processes.close(reached=self._channels)
 
     # Below.
 

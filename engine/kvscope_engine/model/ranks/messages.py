@@ -1,4 +1,4 @@
-"""What rank 0 and the others tell each other.
+"""The messages between rank 0 and the other ranks.
 
 A step is told as the arrays that the model is run on: block ids are the same on all ranks, so there is one scheduler
 and one ledger, and only the bytes behind an id differ. Nothing is ever unpickled.

@@ -77,11 +77,11 @@ class RankProcesses:
             return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return ""
 
-    def close(self, told: Container[int] = ()) -> None:
+    def close(self, reached: Container[int] = ()) -> None:
         """End all that are left: those that were told to may do it by themselves, the rest by signals. Idempotent."""
         deadline_s = time.monotonic() + END_S
         for rank, child in self.children.items():
-            if rank not in told or not self.ended(rank, max(0.0, deadline_s - time.monotonic())):
+            if rank not in reached or not self.ended(rank, max(0.0, deadline_s - time.monotonic())):
                 child.terminate()
         deadline_s = time.monotonic() + END_S
         for rank, child in self.children.items():

@@ -1,4 +1,4 @@
-"""Which of how many ranks a process is, and which heads and rows are its own. Pure numbers."""
+"""The number of a rank among all ranks, and which heads and rows belong to it. Pure numbers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a step has to move and to compute at least, and what the device can do at most."""
+"""The least that a step has to move and compute, and the most that the device can do."""

@@ -1,4 +1,4 @@
-"""What the work of steps is reckoned from, of a model that is loaded and ready to run."""
+"""The figures of a loaded model from which the work of its steps is computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sizes of CUDA graphs that could not be captured: each costs itself alone, is said once, and is seldom tried again.
+"""Remembers the sizes of CUDA graphs that could not be captured: each failure affects its own size alone, is reported
+once, and is seldom retried.
 
 Knows no graphs.
 """

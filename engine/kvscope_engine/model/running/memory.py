@@ -63,14 +63,14 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
         plan = plan_memory(config, loaded, memory, one_block)
         plan.check(loaded.info.name, str(loaded.device))
         return PoolSize(plan.kv // one_block, plan)
-    room = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
-    if room < one_block:
+    headroom = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
+    if headroom < one_block:
         raise KvscopeError(
-            f"no memory for the KV cache: {max(room, 0) / MIB:.0f} MiB are left for it on {loaded.device}"
+            f"no memory for the KV cache: {max(headroom, 0) / MIB:.0f} MiB are left for it on {loaded.device}"
             f" ({free / MIB:.0f} MiB free), one block takes {one_block / MIB:.2f} MiB;"
             " free some, or give --kv-memory, a smaller model or --dtype bfloat16"
         )
-    return PoolSize(room // one_block)
+    return PoolSize(headroom // one_block)
 
 
 def plan_memory(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory, one_block: int) -> MemoryPlan:

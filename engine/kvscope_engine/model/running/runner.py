@@ -171,13 +171,13 @@ class ModelRunner:
         inputs = build_inputs(plan, self._rows, self._storage.block_size, after.rows() if after is not None else None)
         if self._others is not None:
             self._others.tell(inputs, plan.copies)
-        sampling, num_said = sampled_places(plan.scheduled)
+        sampling, num_output_tokens = sampled_places(plan.scheduled)
         measures = self._measures(self._measured.is_due(inputs.num_single_token))
         graphs, size = self._graphs_for(inputs) if measures.skips is None else (None, 0)
         buffer = self._buffer
         buffer.begin()
         tensors = put_inputs(inputs, buffer) if graphs is None else graphs.put(inputs, size)
-        options = self._sampler.inputs(sampling, buffer, self._vocab_size, num_said)
+        options = self._sampler.inputs(sampling, buffer, self._vocab_size, num_output_tokens)
         pairs = buffer.put(np.array(plan.copies, np.int64)) if plan.copies else None
         awaited = buffer.put(inputs.awaited) if inputs.awaited is not None else None
         buffer.send()
@@ -333,7 +333,7 @@ class InFlight:
         """What came out; waits until it is here."""
         scheduled, asked_ns = self._plan.scheduled, time.monotonic_ns()
         shares, skips = self._measures
-        told = shares.rows() if shares is not None else None
+        rows = shares.rows() if shares is not None else None
         skipped = skips.rows() if skips is not None else None
         if self._sampled is None or self._landing is None:
             forward_ns = self._timer.elapsed_ns()
@@ -341,7 +341,7 @@ class InFlight:
             return StepResult(
                 token_ids=((),) * len(scheduled),
                 forward_ns=forward_ns,
-                block_shares=told,
+                block_shares=rows,
                 graph_tokens=self._graph_tokens,
                 wait_ns=wait_ns,
                 block_skips=skipped,
@@ -354,7 +354,7 @@ class InFlight:
             token_ids=(said := _spread(scheduled, token_ids)),
             logprobs=_spread_logprobs(scheduled, said, logprobs),
             forward_ns=self._timer.elapsed_ns(),
-            block_shares=told,
+            block_shares=rows,
             graph_size=self._graph_size,
             graph_tokens=self._graph_tokens,
             wait_ns=wait_ns,
@@ -405,14 +405,14 @@ def _said(drafts: tuple[int, ...], tokens: Iterator[int]) -> tuple[int, ...]:
 
 
 def _spread_logprobs(
-    scheduled: Sequence[Scheduled], said: Sequence[tuple[int, ...]], logprobs: Sequence[TokenLogprobs | None]
+    scheduled: Sequence[Scheduled], token_ids: Sequence[tuple[int, ...]], logprobs: Sequence[TokenLogprobs | None]
 ) -> tuple[tuple[TokenLogprobs, ...], ...]:
     """Empty stays empty: nobody asked."""
     if not logprobs:
         return ()
     sampled = iter(logprobs)
     entries = (islice(sampled, 1 + len(item.drafts)) if item.samples else () for item in scheduled)
-    found = (tuple(of_item)[: len(tokens)] for of_item, tokens in zip(entries, said, strict=True))
+    found = (tuple(of_item)[: len(tokens)] for of_item, tokens in zip(entries, token_ids, strict=True))
     return tuple(tuple(entry for entry in of_item if entry is not None) for of_item in found)
 
 

@@ -165,13 +165,13 @@ def _token_ids(
 def sampled_places(scheduled: Sequence[Scheduled]) -> tuple[list[Request], list[int]]:
     """For each row of logits that is sampled from: whose it is, and how many tokens that one will have said before."""
     requests: list[Request] = []
-    num_said: list[int] = []
+    num_output_tokens: list[int] = []
     for item in scheduled:
         if item.samples:
             last = item.start + item.num_tokens - item.request.num_prompt_tokens
             requests += [item.request] * (1 + len(item.drafts))
-            num_said += range(last - len(item.drafts), last + 1)
-    return requests, num_said
+            num_output_tokens += range(last - len(item.drafts), last + 1)
+    return requests, num_output_tokens
 
 
 def _sample_rows(scheduled: Sequence[Scheduled], ends: Int64, samples: NDArray[np.bool_]) -> Int64:

@@ -26,7 +26,7 @@ class PenaltyInputs:
 
     places: torch.Tensor
     """(n,) int64, row * vocabulary + token; each once."""
-    num_said: torch.Tensor
+    output_counts: torch.Tensor
     """(n,) float32, how often it was generated."""
     options: torch.Tensor
     """(3, n) float32: repetition, presence and frequency penalty of each one's request."""
@@ -46,9 +46,9 @@ class Penalties:
         counts = [self._counts_of(requests[row]) for row in rows]
         sizes = [count.size for count in counts]
         places, places_tensor = buffer.reserve((sum(sizes),), np.int64)
-        said, said_tensor = buffer.reserve((sum(sizes),), np.float32)
+        counts_buffer, said_tensor = buffer.reserve((sum(sizes),), np.float32)
         np.concatenate([count.token_ids for count in counts], out=places)
-        np.concatenate([count.num_said for count in counts], out=said)
+        np.concatenate([count.output_counts for count in counts], out=counts_buffer)
         places += np.repeat(np.array(rows, np.int64) * vocab_size, sizes)
         each, each_tensor = buffer.reserve((3, sum(sizes)), np.float32)
         each[...] = np.repeat(_options(requests[row].sampling for row in rows), sizes, axis=1)
@@ -79,7 +79,7 @@ class _TokenCounts:
         self.request = request
         prompt = sorted(set(request.prompt_token_ids))
         self._token_ids = np.array(prompt, np.int64)
-        self._num_said = np.zeros(len(prompt), np.float32)
+        self._output_counts = np.zeros(len(prompt), np.float32)
         self._index = {token: index for index, token in enumerate(prompt)}
         self._num_counted = 0
 
@@ -92,8 +92,8 @@ class _TokenCounts:
         return self._token_ids[: self.size]
 
     @property
-    def num_said(self) -> NDArray[np.float32]:
-        return self._num_said[: self.size]
+    def output_counts(self) -> NDArray[np.float32]:
+        return self._output_counts[: self.size]
 
     def update(self) -> None:
         """Count the tokens generated since the last time."""
@@ -102,13 +102,13 @@ class _TokenCounts:
             if index == len(self._token_ids):
                 self._grow()
             self._token_ids[index] = token
-            self._num_said[index] += 1
+            self._output_counts[index] += 1
         self._num_counted = len(self.request.output_token_ids)
 
     def _grow(self) -> None:
         added = max(64, len(self._token_ids))
         self._token_ids = np.concatenate((self._token_ids, np.zeros(added, np.int64)))
-        self._num_said = np.concatenate((self._num_said, np.zeros(added, np.float32)))
+        self._output_counts = np.concatenate((self._output_counts, np.zeros(added, np.float32)))
 
 
 def apply_penalties(logits: torch.Tensor, inputs: PenaltyInputs) -> None:
@@ -117,7 +117,9 @@ def apply_penalties(logits: torch.Tensor, inputs: PenaltyInputs) -> None:
     flat = logits.view(-1)
     values = flat.index_select(0, inputs.places)
     values = torch.where(values > 0, values / repetition, values * repetition)
-    flat.index_copy_(0, inputs.places, values - frequency * inputs.num_said - presence * (inputs.num_said > 0))
+    flat.index_copy_(
+        0, inputs.places, values - frequency * inputs.output_counts - presence * (inputs.output_counts > 0)
+    )
 
 
 def _options(options: Iterable[SamplingParams]) -> NDArray[np.float32]:

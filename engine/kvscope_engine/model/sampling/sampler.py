@@ -55,15 +55,17 @@ class Sampler:
         requests: Sequence[Request],
         buffer: StepBuffer,
         vocab_size: int | None = None,
-        num_said: Sequence[int] | None = None,
+        num_output_tokens: Sequence[int] | None = None,
     ) -> SamplingInputs:
         """What `draw` needs of the requests, put into `buffer`. `vocab_size` is that of the logits.
 
-        `num_said`: tokens that each will have said before this one, where some are still on their way; None: those
+        `num_output_tokens`: output tokens of each before this one, where some are still on their way; None: those
         that it knows.
         """
         width = vocab_size or self._vocab_size
-        said = [len(request.output_token_ids) for request in requests] if num_said is None else num_said
+        said = (
+            [len(request.output_token_ids) for request in requests] if num_output_tokens is None else num_output_tokens
+        )
         return sampling_inputs(requests, said, self._eos, width, self._penalties, self._biases, buffer)
 
     def forget(self, request: Request) -> None:

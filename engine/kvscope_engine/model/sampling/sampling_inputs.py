@@ -1,6 +1,7 @@
-"""What sampling needs of the requests: numbers and rows, decided on the host and sent up with the step.
+"""The inputs that sampling needs of the requests: numbers and rows, chosen on the host and sent with the step.
 
-Owns which rows ask for what. All branches of sampling are taken on these, never on what the device has computed.
+Owns which rows need which operation. All branches of sampling are decided by these, never by what the device has
+computed.
 """
 
 from __future__ import annotations
@@ -78,18 +79,18 @@ class SamplingInputs:
 
 def sampling_inputs(
     requests: Sequence[Request],
-    num_said: Sequence[int],
+    num_output_tokens: Sequence[int],
     eos_token_ids: Sequence[int],
     vocab_size: int,
     penalties: Penalties,
     biases: LogitBiases,
     buffer: StepBuffer,
 ) -> SamplingInputs:
-    """Everything put into `buffer`, which the caller sends. `num_said`: tokens that each will have said by then.
+    """Everything put into `buffer`, which the caller sends. `num_output_tokens`: output tokens of each by then.
 
     A request whose next token depends on what its last one was (`Request.follows_its_tokens`) must know that one.
     """
-    early = _early_ends(requests, num_said, eos_token_ids, vocab_size)
+    early = _early_ends(requests, num_output_tokens, eos_token_ids, vocab_size)
     drawn = [row for row, request in enumerate(requests) if request.sampling.temperature >= MIN_TEMPERATURE]
     return SamplingInputs(
         num_rows=len(requests),
@@ -97,14 +98,14 @@ def sampling_inputs(
         biases=biases.inputs(requests, vocab_size, buffer),
         penalties=penalties.inputs(requests, vocab_size, buffer),
         forbidden=buffer.put(np.array(early, np.int64)) if early else None,
-        forms=_form_inputs(requests, num_said, vocab_size, buffer),
-        draw=_draw_inputs(requests, num_said, drawn, vocab_size, buffer) if drawn else None,
+        forms=_form_inputs(requests, num_output_tokens, vocab_size, buffer),
+        draw=_draw_inputs(requests, num_output_tokens, drawn, vocab_size, buffer) if drawn else None,
         logprobs=_logprob_inputs(requests, buffer),
     )
 
 
 def _draw_inputs(
-    requests: Sequence[Request], num_said: Sequence[int], rows: list[int], vocab_size: int, buffer: StepBuffer
+    requests: Sequence[Request], num_output_tokens: Sequence[int], rows: list[int], vocab_size: int, buffer: StepBuffer
 ) -> DrawInputs:
     drawn = [requests[row] for row in rows]
     options = [request.sampling for request in drawn]
@@ -112,7 +113,7 @@ def _draw_inputs(
     return DrawInputs(
         where=None if len(rows) == len(requests) else buffer.put(np.array(rows, np.int64)),
         temperatures=buffer.put(np.array([[option.temperature] for option in options], np.float32)),
-        keys=buffer.put(keys(seeds, [num_said[row] for row in rows])),
+        keys=buffer.put(keys(seeds, [num_output_tokens[row] for row in rows])),
         options=options,
         filter=filter_inputs(options, vocab_size, buffer) if any(map(has_filter, options)) else None,
     )
@@ -127,7 +128,7 @@ def _logprob_inputs(requests: Sequence[Request], buffer: StepBuffer) -> LogprobI
 
 
 def _form_inputs(
-    requests: Sequence[Request], num_said: Sequence[int], vocab_size: int, buffer: StepBuffer
+    requests: Sequence[Request], num_output_tokens: Sequence[int], vocab_size: int, buffer: StepBuffer
 ) -> FormInputs | None:
     rows = [row for row, request in enumerate(requests) if request.matcher is not None]
     if not rows:
@@ -136,21 +137,21 @@ def _form_inputs(
     for index, row in enumerate(rows):
         matcher = requests[row].matcher
         assert matcher is not None
-        matcher.fill(words, index, may_end=not _is_early(requests[row], num_said[row]))
+        matcher.fill(words, index, may_end=not _is_early(requests[row], num_output_tokens[row]))
     return FormInputs(buffer.put(np.array(rows, np.int64)), allowed)
 
 
 def _early_ends(
-    requests: Sequence[Request], num_said: Sequence[int], eos_token_ids: Sequence[int], vocab_size: int
+    requests: Sequence[Request], num_output_tokens: Sequence[int], eos_token_ids: Sequence[int], vocab_size: int
 ) -> list[int]:
     """Places of what may not be sampled below `min_tokens`, where no form says it already."""
     places: list[int] = []
     for row, request in enumerate(requests):
-        if request.matcher is None and _is_early(request, num_said[row]):
+        if request.matcher is None and _is_early(request, num_output_tokens[row]):
             ends = {*eos_token_ids, *request.sampling.stop_token_ids}
             places += [row * vocab_size + token for token in sorted(ends)]
     return places
 
 
-def _is_early(request: Request, num_said: int) -> bool:
-    return num_said < request.sampling.min_tokens
+def _is_early(request: Request, num_output_tokens: int) -> bool:
+    return num_output_tokens < request.sampling.min_tokens

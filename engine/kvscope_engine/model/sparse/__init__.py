@@ -1,1 +1,3 @@
-"""Decodes that read a part of their blocks: which layers may, which blocks they choose, what is told of the rest."""
+"""Sparse decode: which layers read only a part of their blocks, which blocks they choose, and what is reported of the
+others.
+"""

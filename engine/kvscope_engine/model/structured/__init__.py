@@ -1,1 +1,1 @@
-"""Text in the form that was asked for: JSON, a regex, a grammar, a choice, by XGrammar."""
+"""Structured output: text in a requested form (JSON, a regex, a grammar, a choice), by XGrammar."""

@@ -42,9 +42,9 @@ class BlockMover:
         return self._disk.failure if self._disk is not None else ""
 
     @property
-    def num_sinkable(self) -> int:
+    def num_offloadable(self) -> int:
         """How many places `offload` takes now without waiting for the drive."""
-        return self._disk.num_sinkable if self._disk is not None else 0
+        return self._disk.num_offloadable if self._disk is not None else 0
 
     @property
     def keeps(self) -> bool:

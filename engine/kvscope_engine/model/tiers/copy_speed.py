@@ -1,4 +1,4 @@
-"""How long copying takes, from the copies themselves: recent ones count most, large ones more than small ones."""
+"""Estimates how long a copy takes from earlier copies: recent ones count most, and large ones more than small ones."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def open_disk_file(path: Path | None, num_bytes: int, *, keep: bool) -> OpenFile
     Raises BadInput when there is no such room, when another engine has it, or when it is somebody else's.
     """
     is_new = path is not None and not os.path.lexists(path)
-    with _told(path):
+    with _errors_named(path):
         fd = _temporary() if path is None else os.open(path, _FLAGS, 0o600)
     try:
         found_bytes = os.fstat(fd).st_size
@@ -100,7 +100,7 @@ def _take(fd: int, path: Path) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise BadInput(f"--kv-disk-path {str(path)!r} is in use by another engine") from error
-    with _told(path):
+    with _errors_named(path):
         os.fchmod(fd, 0o600)
 
 
@@ -116,7 +116,7 @@ def _check_room(fd: int, path: Path | None, num_bytes: int) -> None:
 
 
 def _allocate(fd: int, path: Path | None, num_bytes: int) -> None:
-    with _told(path, num_bytes):
+    with _errors_named(path, num_bytes):
         os.ftruncate(fd, num_bytes)
         os.posix_fallocate(fd, 0, num_bytes)
 
@@ -149,7 +149,7 @@ def _name(path: Path | None) -> str:
 
 
 @contextmanager
-def _told(path: Path | None, num_bytes: int | None = None) -> Iterator[None]:
+def _errors_named(path: Path | None, num_bytes: int | None = None) -> Iterator[None]:
     """An OSError in words for a person."""
     try:
         yield

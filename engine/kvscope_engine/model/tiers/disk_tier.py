@@ -70,7 +70,7 @@ class DiskTier:
         return self._writer.failure
 
     @property
-    def num_sinkable(self) -> int:
+    def num_offloadable(self) -> int:
         """How many places `offload` takes now without waiting."""
         return self._writer.num_free
 

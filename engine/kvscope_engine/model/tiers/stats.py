@@ -1,4 +1,4 @@
-"""What the lower tiers did and what they take."""
+"""Counts what the lower tiers did and what they take."""
 
 from __future__ import annotations
 

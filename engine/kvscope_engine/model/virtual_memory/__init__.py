@@ -1,1 +1,1 @@
-"""Memory for the allocator `virtual`: addresses reserved at the start, pages put behind them as blocks are used."""
+"""Memory for the allocator `virtual`: addresses are reserved at the start, and pages are mapped as blocks are used."""

@@ -1,1 +1,3 @@
-"""Where a request's next block comes from: `paged`, and the policies it is compared with."""
+"""Allocation policies: where a request's next block comes from. `paged` is the default, and is compared with the
+others.
+"""

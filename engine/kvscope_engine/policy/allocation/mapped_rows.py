@@ -72,7 +72,7 @@ class MappedRows:
         """Nobody may be given just any row."""
         raise AssertionError("rows of address space are taken by name")
 
-    def take(self, count: int) -> NoReturn:
+    def popleft_n(self, count: int) -> NoReturn:
         """Nobody may be given just any row."""
         raise AssertionError(f"{count} rows of address space are to be taken: they are taken by name")
 

@@ -56,7 +56,7 @@ class PageSlots:
         """How many of them its request needs."""
         return int(self._needed[slot])
 
-    def take(self, num_groups: int) -> int:
+    def allocate_slot(self, num_groups: int) -> int:
         """The free slot that suits a request for `num_groups`: the fewest of those mapped that are enough, else the
         most there are. There must be a free slot."""
         free = np.flatnonzero(~self._is_taken)

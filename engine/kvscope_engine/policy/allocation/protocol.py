@@ -1,4 +1,6 @@
-"""Where a request's next blocks come from. The scheduler asks; it does not know how they are chosen."""
+"""The interface of allocation policies, which choose a request's next blocks. The scheduler does not know how they
+choose.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ class AllocationPolicy(Protocol):
         The old ones go to nobody else until `settle`: they are copied from in this step.
         """
 
-    def take(self, request: Request, count: int) -> list[int]:
+    def allocate(self, request: Request, count: int) -> list[int]:
         """The next `count` blocks of the request's table, at most `num_available`."""
 
     def release(self, request: Request, step: int) -> None:
@@ -109,7 +111,7 @@ class PagedAllocation(TableAllocation):
         """Every block that no request holds, whoever asks."""
         return self._pool.num_available
 
-    def take(self, request: Request, count: int) -> list[int]:
+    def allocate(self, request: Request, count: int) -> list[int]:
         """The next `count` blocks, no two of them necessarily neighbours."""
         return self._pool.allocate(count, request.number)
 

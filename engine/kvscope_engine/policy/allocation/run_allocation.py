@@ -41,7 +41,7 @@ class RunAllocation:
         self._pool = pool
         self._max_model_len = max_model_len
         self._max_run = pool.longest_run
-        self._held: dict[int, Reservation] = {}
+        self._reservations: dict[int, Reservation] = {}
         self._left: dict[int, list[int]] = {}
 
     @property
@@ -72,21 +72,21 @@ class RunAllocation:
 
     def num_available(self, request: Request) -> int:
         """What is left of its run, or of a longer one it could move to; of its first run before it has any."""
-        held = self._held.get(request.number)
+        reservation = self._reservations.get(request.number)
         length, table = self._run_length(request), len(request.block_table)
-        if held is None:
+        if reservation is None:
             return length if length <= self._pool.longest_run else 0
-        return (length if self._can_lengthen(held.run, length) else len(held.run)) - table
+        return (length if self._can_lengthen(reservation.run, length) else len(reservation.run)) - table
 
     def num_held(self, request: Request) -> int:
         """Blocks that `release` would let go of."""
-        held = self._held.get(request.number)
-        return (len(held.run) if held else 0) + len(self._left.get(request.number, ()))
+        reservation = self._reservations.get(request.number)
+        return (len(reservation.run) if reservation else 0) + len(self._left.get(request.number, ()))
 
     def num_reserved_tokens(self, request: Request) -> int:
         """Slots set aside for the request, 0 when it has no run."""
-        held = self._held.get(request.number)
-        return held.num_tokens if held else 0
+        reservation = self._reservations.get(request.number)
+        return reservation.num_tokens if reservation else 0
 
     def num_set_aside(self, request: Request) -> int:
         """Its run."""
@@ -94,27 +94,27 @@ class RunAllocation:
 
     def move(self, request: Request, count: int) -> list[int] | None:
         """Where the blocks of the request's table go so that `count` more fit; None when they fit as it is."""
-        held = self._held.get(request.number)
-        if held is None or len(request.block_table) + count <= len(held.run):
+        reservation = self._reservations.get(request.number)
+        if reservation is None or len(request.block_table) + count <= len(reservation.run):
             return None
-        self._lengthen(held, self._run_length(request), request.number)
-        places = held.run[: len(request.block_table)]
+        self._lengthen(reservation, self._run_length(request), request.number)
+        places = reservation.run[: len(request.block_table)]
         return places if places != request.block_table else None
 
-    def take(self, request: Request, count: int) -> list[int]:
+    def allocate(self, request: Request, count: int) -> list[int]:
         """The next `count` blocks of the request's run, which is reserved here when it has none."""
-        held = self._held.get(request.number)
-        if held is None:
-            held = Reservation(self._pool.allocate_run(self._run_length(request), request.number), 0)
-            self._held[request.number] = held
-        room = len(held.run) * self._pool.block_size
-        held.num_tokens = min(max(held.num_tokens, self._num_tokens(request)), room)
+        reservation = self._reservations.get(request.number)
+        if reservation is None:
+            reservation = Reservation(self._pool.allocate_run(self._run_length(request), request.number), 0)
+            self._reservations[request.number] = reservation
+        num_slots = len(reservation.run) * self._pool.block_size
+        reservation.num_tokens = min(max(reservation.num_tokens, self._num_tokens(request)), num_slots)
         first = len(request.block_table)
-        return held.run[first : first + count]
+        return reservation.run[first : first + count]
 
     def release(self, request: Request, step: int) -> None:
         """Let go of the whole run, and of one it moved from in this step."""
-        self._pool.release(self._held.pop(request.number).run, step)
+        self._pool.release(self._reservations.pop(request.number).run, step)
         if request.number in self._left:
             self._pool.release(self._left.pop(request.number), step)
 
@@ -126,16 +126,16 @@ class RunAllocation:
 
     def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:
         """Every list of blocks that holds each of its blocks once: the runs, of which tables are the beginnings."""
-        without_run = set(self._held)
+        without_run = set(self._reservations)
         for request in requests:
-            held, table = self._held.get(request.number), request.block_table
-            run = held.run if held else []
+            reservation, table = self._reservations.get(request.number), request.block_table
+            run = reservation.run if reservation else []
             assert table == run[: len(table)], f"request {request.number} has blocks outside its run"
             assert bool(run) == bool(table), f"request {request.number} has a run and no table, or a table and no run"
             assert request.num_reserved_tokens == self.num_reserved_tokens(request) <= len(run) * self._pool.block_size
             without_run.discard(request.number)
         assert not without_run, f"requests {sorted(without_run)} ended and have a run"
-        return [*(held.run for held in self._held.values()), *self._left.values()]
+        return [*(reservation.run for reservation in self._reservations.values()), *self._left.values()]
 
     def _can_lengthen(self, run: list[int], length: int) -> bool:
         """Whether a run of `length` blocks can take the place of `run`."""
@@ -143,13 +143,13 @@ class RunAllocation:
             return False
         return length <= self._pool.longest_run or (length == 2 * len(run) and self._pool.can_extend_run(run))
 
-    def _lengthen(self, held: Reservation, length: int, number: int) -> None:
-        if length == 2 * len(held.run) and self._pool.can_extend_run(held.run):
-            held.run = self._pool.extend_run(held.run, number)
+    def _lengthen(self, reservation: Reservation, length: int, number: int) -> None:
+        if length == 2 * len(reservation.run) and self._pool.can_extend_run(reservation.run):
+            reservation.run = self._pool.extend_run(reservation.run, number)
             return
         assert number not in self._left, f"request {number} moves twice in a step"
-        self._left[number] = held.run
-        held.run = self._pool.allocate_run(length, number)
+        self._left[number] = reservation.run
+        reservation.run = self._pool.allocate_run(length, number)
 
     def _num_tokens(self, request: Request) -> int:
         """Tokens to reserve: what the rule wishes, bounded by what can be, and never less than what is known."""

@@ -115,7 +115,7 @@ class BuddyList(AllMapped):
         """A free block. There must be one."""
         return self.take_run(1)
 
-    def take(self, count: int) -> list[int]:
+    def popleft_n(self, count: int) -> list[int]:
         """Any `count` free blocks, at most `len(self)`, not in a row."""
         assert 0 <= count <= self._count, f"{count} blocks were taken from a buddy list of {self._count}"
         return [self.take_run(1) for _ in range(count)]

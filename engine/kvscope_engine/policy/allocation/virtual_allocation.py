@@ -91,12 +91,12 @@ class VirtualAllocation(TableAllocation):
         backed = min(self._space.num_backed(max(0, groups)), self._space.slot_blocks)
         return backed - len(request.block_table)
 
-    def take(self, request: Request, count: int) -> list[int]:
+    def allocate(self, request: Request, count: int) -> list[int]:
         """The next `count` blocks of the request's slot, which it gets here when it has none."""
         slot = self._slots.get(request.number)
         if slot is None:
             known = num_blocks_for(request.num_tokens, self._pool.block_size)
-            slot = self._slots[request.number] = self._pages.take(self._space.num_groups_for(known))
+            slot = self._slots[request.number] = self._pages.allocate_slot(self._space.num_groups_for(known))
         held = len(request.block_table)
         self._back(slot, self._space.num_groups_for(held + count))
         first = slot * self._space.slot_blocks + held

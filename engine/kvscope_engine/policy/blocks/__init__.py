@@ -1,1 +1,3 @@
-"""The block pool: who may have a block, what is in it, and which rows changed. Knows no requests' service."""
+"""The block pool: who may have a block, what is in it, and which rows changed. Knows nothing of the order
+of service.
+"""

@@ -1,4 +1,4 @@
-"""What tokens a block holds, for who asks about a block of the page map."""
+"""Returns the tokens that a block holds, for a person who asks about a block of the page map."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class FreeBlocks(Protocol):
     def take_one(self) -> int:
         """A free block. There must be one."""
 
-    def take(self, count: int) -> list[int]:
+    def popleft_n(self, count: int) -> list[int]:
         """`count` free blocks, at most `len(self)`."""
 
     def give(self, ids: Ids) -> None:
@@ -100,7 +100,7 @@ class FreeList(AllMapped):
         self._count -= 1
         return int(self._stack[self._count])
 
-    def take(self, count: int) -> list[int]:
+    def popleft_n(self, count: int) -> list[int]:
         """The next `count` free blocks, at most `len(self)`."""
         assert 0 <= count <= self._count, f"{count} blocks were taken from a free list of {self._count}"
         low = self._count - count
@@ -230,7 +230,7 @@ class BlockPool:
             self._activate_one(block, owner)
             return [block]
         from_free = min(count, len(self._free))
-        blocks = self._free.take(from_free)
+        blocks = self._free.popleft_n(from_free)
         if count > from_free:
             blocks += self._evict(count - from_free)
         self._activate(np.array(blocks, np.int64), owner)
@@ -354,7 +354,7 @@ class BlockPool:
 
     def take_changed(self) -> npt.NDArray[np.uint32]:
         """Ids of the rows touched since the last call, sorted, each once."""
-        return self._changed.take()
+        return self._changed.drain()
 
     @property
     def has_changes(self) -> bool:
@@ -463,7 +463,7 @@ class ChangedRows:
         self._marks_array[fresh] = True
         self._ids += fresh.tolist()
 
-    def take(self) -> npt.NDArray[np.uint32]:
+    def drain(self) -> npt.NDArray[np.uint32]:
         """The rows marked since the last call, sorted; nothing is marked after it."""
         rows = np.array(self._ids, np.uint32)
         rows.sort()

@@ -1,4 +1,4 @@
-"""What entered and left the prefix cache since it was last asked, as KV events, in order.
+"""Logs what entered and left the prefix cache since the last call, as KV events, in order.
 
 Owns how changes of blocks become events: consecutive blocks of one text are one event. Knows prefixes, and neither
 blocks nor who reads this.
@@ -46,7 +46,7 @@ class CacheLog:
         self._end_run()
         self._events.append(AllBlocksCleared())
 
-    def take(self) -> list[KvEvent]:
+    def drain(self) -> list[KvEvent]:
         """What happened since the last call."""
         self._end_run()
         events, self._events = self._events, []

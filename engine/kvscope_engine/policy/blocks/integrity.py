@@ -1,4 +1,4 @@
-"""Whether a block pool is whole: what its parts say of each block must agree, and with the block tables.
+"""Checks a block pool: its parts must agree about each block, with each other and with the block tables.
 
 Reads everything, changes nothing. O(pool): for tests, the debug switch and after a failure, not each step.
 """

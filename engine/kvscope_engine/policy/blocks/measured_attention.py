@@ -1,4 +1,4 @@
-"""What was measured of a step by blocks, from rows of requests to rows of the ledger. Knows no tensors."""
+"""Maps measured attention from rows of requests to rows of the ledger. Knows no tensors."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from kvscope_engine.policy.plan import StepPlan
 from kvscope_telemetry.ledger import attention_units
 
 
-def tell_attention(pool: BlockPool, plan: StepPlan, shares: NDArray[np.float32], step: int) -> None:
+def store_attention(pool: BlockPool, plan: StepPlan, shares: NDArray[np.float32], step: int) -> None:
     """`shares` (num_single_token, blocks) of the plan's decodes, whose tables are as they were when it ran."""
-    ids, told = _by_block(pool, plan, shares)
+    ids, values = _by_block(pool, plan, shares)
     if len(ids):
-        pool.measure(ids, attention_units(told), step)
+        pool.measure(ids, attention_units(values), step)
 
 
-def tell_skips(pool: BlockPool, plan: StepPlan, skips: NDArray[np.float32]) -> None:
+def store_skips(pool: BlockPool, plan: StepPlan, skips: NDArray[np.float32]) -> None:
     """`skips` (num_single_token, blocks), alike."""
-    ids, told = _by_block(pool, plan, skips)
+    ids, values = _by_block(pool, plan, skips)
     if len(ids):
-        pool.skip(ids, attention_units(told))
+        pool.skip(ids, attention_units(values))
 
 
 def _by_block(

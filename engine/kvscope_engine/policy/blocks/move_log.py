@@ -1,4 +1,6 @@
-"""Which blocks changed hands or places since the last frame. Bounded; whoever drives a scheduler takes it each step."""
+"""Logs which blocks changed owners or places since the last frame. Bounded; whoever drives a scheduler drains it each
+step.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ class MoveLog:
         """They were read back from below."""
         _extend(self._loaded, rows)
 
-    def take(self) -> Moves:
+    def drain(self) -> Moves:
         """Everything since the last call."""
         lists = (self._evicted, self._copied, self._saved, self._loaded)
         if not any(lists):

@@ -1,1 +1,1 @@
-"""Tokens guessed ahead of the model, to be checked by it several at a time."""
+"""Speculative decoding: guesses tokens, which the model then checks several at a time."""

@@ -1,1 +1,1 @@
-"""Which block holds which prefix, and why one is not there any more. Knows no pool."""
+"""Which block holds which prefix, and why a prefix is no longer cached. Knows no pool."""

@@ -61,7 +61,7 @@ class BlockTables:
             self._move(request, count, step, builder)
         if count > copies:
             self._changes.table(request, len(request.block_table))
-            request.block_table += self._allocation.take(request, count - copies)
+            request.block_table += self._allocation.allocate(request, count - copies)
             if self._reserves:
                 request.num_reserved_tokens = self._allocation.num_reserved_tokens(request)
         self._note_evictions(evicted_before, request, builder)
@@ -148,9 +148,9 @@ class BlockTables:
         pool, size = self._pool, self._pool.block_size
         places = [place for place, source in enumerate(found.sources) if source >= pool.num_blocks]
         rows = [found.sources[place] for place in places]
-        self._tiers.hold(rows)
+        self._tiers.acquire(rows)
         pool.hit(found.hits, step)
-        own = [self._unless_source(block, builder) for block in self._allocation.take(request, len(rows))]
+        own = [self._unless_source(block, builder) for block in self._allocation.allocate(request, len(rows))]
         whole = self._tiers.load(rows, own)
         lost = [place for place, is_whole in zip(places, whole, strict=True) if not is_whole]
         end = lost[0] if lost else len(found.sources)
@@ -203,7 +203,7 @@ class BlockTables:
             return 0
         place = request.num_computed_tokens // self._pool.block_size
         shared = request.block_table[place]
-        (own,) = self._allocation.take(request, 1)
+        (own,) = self._allocation.allocate(request, 1)
         own = self._unless_source(own, builder)
         self._pool.release([shared], step)
         request.block_table[place] = own

@@ -1,4 +1,4 @@
-"""What happened to requests since the last frame: written by the scheduler, taken by the frame builder.
+"""Logs what happened to requests since the last frame: the scheduler writes it, the frame builder drains it.
 
 Owns only the record of changes; the state itself is the scheduler's. Whoever drives a scheduler takes the
 changes after each step, or they pile up (events are bounded: the oldest go first).
@@ -70,9 +70,9 @@ class ChangeLog:
         self._events.clear()
         return events
 
-    def take(self) -> RequestChanges:
+    def drain(self) -> RequestChanges:
         """Everything since the last take."""
-        touched, moves = tuple(self._touched.values()), self._moves.take()
+        touched, moves = tuple(self._touched.values()), self._moves.drain()
         changes = RequestChanges(tuple(self._added), touched, self._tables, self.take_events(), moves)
         self._added.clear()
         self._touched.clear()

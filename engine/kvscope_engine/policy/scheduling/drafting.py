@@ -1,4 +1,4 @@
-"""Drafts in a step: who gets how many, and what is left of them once the step was run.
+"""Drafts in a step: how many tokens each request gets guessed, and which of them remain after the step.
 
 Comes last in a plan, so that nobody else is short of blocks or budget for it. Owns which requests may hold blocks for
 drafts until the step is committed; block tables are written by `BlockTables`.

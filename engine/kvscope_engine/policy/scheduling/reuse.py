@@ -1,4 +1,4 @@
-"""What a waiting request can start with: blocks of the pool, and rows of lower tiers where they are worth loading.
+"""Finds what a waiting request can start with: blocks of the pool, and rows of lower tiers where loading them pays.
 
 Reads everything, changes nothing.
 """

@@ -331,7 +331,7 @@ class Scheduler:
 
     def take_changes(self) -> RequestChanges:
         """What happened since the last call, events among it."""
-        return self._changes.take()
+        return self._changes.drain()
 
     def take_events(self) -> tuple[Event, ...]:
         """Only the events since the last call, for who wants no more."""

@@ -1,4 +1,4 @@
-"""What a step that was run leaves behind: tokens counted as computed, slots filled, full blocks sealed."""
+"""Updates the state after a step: counts tokens as computed, fills slots, seals full blocks."""
 
 from __future__ import annotations
 

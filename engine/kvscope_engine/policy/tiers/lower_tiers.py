@@ -79,12 +79,12 @@ class LowerTiers:
         """
         known = [None if prefix is None else self.host.find(prefix.digest) for prefix in prefixes]
         held = [row for row in known if row is not None]
-        self.host.hold(held)
+        self.host.acquire(held)
         missing = [i for i, row in enumerate(known) if row is None]
         if self._make_room(len(missing), demote=True) < len(missing):
             self.host.release(held)
             return False
-        rows = self.host.take(len(missing), [request.number] * len(missing))
+        rows = self.host.allocate(len(missing), [request.number] * len(missing))
         self._mover.save([blocks[i] for i in missing], self.host.places(rows))
         size, tokens = self._pool.block_size, request.num_computed_tokens
         self.host.fill(rows, [min(size, tokens - i * size) for i in missing], [prefixes[i] for i in missing])
@@ -96,10 +96,10 @@ class LowerTiers:
         self._swapped[request.number] = request
         return True
 
-    def hold(self, rows: Sequence[int]) -> None:
+    def acquire(self, rows: Sequence[int]) -> None:
         """They are about to be loaded: nothing may take their place."""
         for tier in (self.host, self.disk):
-            tier.hold([row for row in rows if row in tier])
+            tier.acquire([row for row in rows if row in tier])
 
     def release(self, rows: Sequence[int]) -> None:
         """They are no longer held."""
@@ -187,7 +187,7 @@ class LowerTiers:
 
     def _save(self, blocks: list[int], prefixes: list[Prefix]) -> None:
         owners = self._pool.ledger.owner[blocks].tolist()
-        rows = self.host.take(len(blocks), owners)
+        rows = self.host.allocate(len(blocks), owners)
         self._mover.save(blocks, self.host.places(rows))
         self.host.fill(rows, [self._pool.block_size] * len(rows), prefixes)
         self.host.release(rows)
@@ -228,7 +228,7 @@ class LowerTiers:
         A drive that is behind gets only what it takes at once: nobody waits for what is merely cached.
         """
         missing = [row for row in rows if not self._is_on_disk_too(row)]
-        at_once = len(missing) if self._waits_for_disk else min(len(missing), self._mover.num_sinkable)
+        at_once = len(missing) if self._waits_for_disk else min(len(missing), self._mover.num_offloadable)
         room = self._make_disk_room(at_once)
         targets = self._write_to_disk(missing[len(missing) - room :])
         self.disk.release([target for target in targets if target is not None])
@@ -246,7 +246,7 @@ class LowerTiers:
         if not rows:
             return []
         owners = [int(owner) for owner in self._pool.ledger.owner[rows]]
-        targets = self.disk.take(len(rows), owners)
+        targets = self.disk.allocate(len(rows), owners)
         prefixes = [self.host.prefix(row) for row in rows]
         good = self._mover.offload(self.host.places(rows), self.disk.places(targets), prefixes)
         filled = [self.filled(row) for row in rows]
@@ -282,7 +282,7 @@ class LowerTiers:
         whole: list[bool] = []
         while len(whole) < len(rows):
             low = len(whole)
-            bounce = self.host.take(min(len(rows) - low, self.host.num_free), NO_OWNER)
+            bounce = self.host.allocate(min(len(rows) - low, self.host.num_free), NO_OWNER)
             assert bounce, "no host place is free for blocks on their way up"
             part = rows[low : low + len(bounce)]
             good = self._mover.rise(self.disk.places(part), self.host.places(bounce))

@@ -29,7 +29,7 @@ class TierMover(Protocol):
         """Whether the disk tier can be written; False once it failed (full, vanished), for good."""
 
     @property
-    def num_sinkable(self) -> int:
+    def num_offloadable(self) -> int:
         """How many places `offload` takes now without waiting for the drive."""
 
     def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:

@@ -64,7 +64,7 @@ class TierPlaces:
         """The at most `count` cached rows that are evicted next."""
         return [row for row, _ in zip(self._idle, range(count), strict=False)]
 
-    def take(self, count: int, owners: Sequence[int] | int) -> list[int]:
+    def allocate(self, count: int, owners: Sequence[int] | int) -> list[int]:
         """`count` free rows, at most `num_free`, held once, for what requests `owners` (or one for all) wrote."""
         rows = [self._free.pop() for _ in range(count)]
         for row, owner in zip(rows, [owners] * count if isinstance(owners, int) else owners, strict=True):
@@ -90,7 +90,7 @@ class TierPlaces:
                 if self._pool.cache_log is not None:
                     self._pool.cache_log.stored(prefix, self._tier)
 
-    def hold(self, rows: Sequence[int]) -> None:
+    def acquire(self, rows: Sequence[int]) -> None:
         """One more holds these cached or active rows (each once)."""
         columns, step = self._columns, self._pool.step
         for row in rows:

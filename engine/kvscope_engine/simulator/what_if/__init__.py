@@ -1,1 +1,1 @@
-"""What the requests of a running engine would take of its memory under other allocation policies."""
+"""Compares the memory that a running engine's requests would take under other allocation policies."""

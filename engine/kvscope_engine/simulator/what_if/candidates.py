@@ -1,4 +1,4 @@
-"""Which policies are compared: a table, to which a policy is added by adding a line."""
+"""The table of compared policies; a line adds a policy."""
 
 from __future__ import annotations
 

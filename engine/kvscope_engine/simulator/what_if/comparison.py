@@ -1,4 +1,4 @@
-"""All shadows of one engine, and the answer they make together."""
+"""Runs all shadows of one engine, and makes their common answer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Comparison:
         for shadow in self.shadows:
             shadow.follow(now)
         return WhatIfAnswer(
-            policies=[self._told(candidate, shadow) for candidate, shadow in self._shadows],
+            policies=[self._policy_use(candidate, shadow) for candidate, shadow in self._shadows],
             slot_bytes=self._slot_bytes,
             slots_per_cell=slots_per_cell(self._memory.num_slots),
             page_bytes=self._memory.page_bytes,
@@ -47,7 +47,7 @@ class Comparison:
         except BadInput as refusal:
             return str(refusal)
 
-    def _told(self, candidate: Candidate, shadow: Shadow | str) -> PolicyUse:
+    def _policy_use(self, candidate: Candidate, shadow: Shadow | str) -> PolicyUse:
         if isinstance(shadow, str):
             return PolicyUse(
                 allocator=candidate.allocator,

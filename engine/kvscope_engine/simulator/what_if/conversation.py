@@ -1,4 +1,6 @@
-"""Lines in, lines out. Owns what a line must be like, and that a bad one changes nothing but is told."""
+"""Reads lines and answers them. Owns the format of a line; a bad line changes nothing and is answered with
+a complaint.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ class Conversation:
         return asked
 
 
-def converse(asked: BinaryIO, told: BinaryIO) -> None:
+def converse(asked: BinaryIO, output: BinaryIO) -> None:
     """Answer each line of `asked` on `told`, until it ends."""
     conversation = Conversation()
     for number, line in enumerate(_lines(asked), 1):
@@ -53,8 +55,8 @@ def converse(asked: BinaryIO, told: BinaryIO) -> None:
         except BadInput as refusal:
             answer = Complaint(f"line {number}: {refusal}")
         if answer is not None:
-            told.write(msgspec.json.encode(answer) + b"\n")
-            told.flush()
+            output.write(msgspec.json.encode(answer) + b"\n")
+            output.flush()
 
 
 def _lines(asked: BinaryIO) -> Iterator[bytes]:

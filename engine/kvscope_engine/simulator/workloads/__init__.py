@@ -1,1 +1,1 @@
-"""What a simulation is to serve: traces, generators, recordings."""
+"""Workloads of a simulation: traces, generators, recordings."""

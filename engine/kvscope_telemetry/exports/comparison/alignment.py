@@ -1,6 +1,6 @@
-"""Which moment of one timeline lies beside which of another, and by what moments two are laid side by side.
+"""Maps moments of one timeline to another's, and finds the named moments by which the two can be aligned.
 
-Times are nanoseconds since 1970, each by its own recording's clock. Knows no files.
+Times are nanoseconds since 1970, on each recording's own clock. Knows no files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PEAK: Final = "peak of KV usage"
 
 @dataclass(frozen=True, slots=True)
 class AlignedMoment:
-    """A moment with a name: of the overview itself, or a bookmark."""
+    """A moment with a name: from the overview, or a bookmark."""
 
     name: str
     time_ns: int
@@ -29,26 +29,26 @@ class AlignedMoment:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """How much later the moments of B are than those of A that they lie beside."""
+    """The offset from A's moments to the moments of B beside them."""
 
     offset_ns: int = 0
 
     @classmethod
     def of(cls, moment_a_ns: int, moment_b_ns: int) -> Alignment:
-        """These two lie side by side; equal ones: one clock for both."""
+        """Align these two moments; equal ones mean that both runs share one clock."""
         return cls(moment_b_ns - moment_a_ns)
 
     def to_b(self, time_ns: int) -> int:
-        """The moment of B beside A's."""
+        """Return the moment of B beside this moment of A."""
         return time_ns + self.offset_ns
 
     def to_a(self, time_ns: int) -> int:
-        """The moment of A beside B's."""
+        """Return the moment of A beside this moment of B."""
         return time_ns - self.offset_ns
 
 
 def moments(overview: SessionOverview, bookmarks: Iterable[AlignedMoment] = ()) -> list[AlignedMoment]:
-    """The named moments of a timeline, `bookmarks` last; of those with one name the first."""
+    """Return the named moments of a timeline, `bookmarks` last; of moments with the same name the first."""
     found = [
         AlignedMoment(name, time_ns)
         for kind, name in _FIRST_OF.items()
@@ -64,7 +64,7 @@ def moments(overview: SessionOverview, bookmarks: Iterable[AlignedMoment] = ()) 
 
 
 def shared(a: Sequence[AlignedMoment], b: Sequence[AlignedMoment]) -> list[tuple[AlignedMoment, Alignment]]:
-    """Moments that both have, as they are in A, and how the two lie side by side then."""
+    """Return the moments that both runs have, as they are in A, each with the alignment by it."""
     of_b = {moment.name: moment.time_ns for moment in b}
     return [(each, Alignment.of(each.time_ns, of_b[each.name])) for each in a if each.name in of_b]
 

@@ -1,4 +1,4 @@
-"""Two runs side by side: the key figures of each, how far they are apart, and what that is beside their own spread.
+"""Compares two runs: the key figures of each, their difference, and that difference beside the spread of the runs.
 
 Made of the overviews alone: it costs no replaying. Knows no words but the figures' own, and no files.
 """
@@ -48,7 +48,7 @@ _RATIO_UNITS: Final = ("s", "tokens/s", "1/min")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One of the two: a range of a recording, with the recording's overview."""
+    """One of the two runs: a range of a recording, with the recording's overview."""
 
     recording: Exported
     overview: SessionOverview
@@ -56,7 +56,7 @@ class Run:
 
 
 class RunParts(msgspec.Struct, frozen=True):
-    """A figure taken in up to `NUM_PARTS` parts of a run of equal length, in its own unit: quantiles of these."""
+    """Quantiles of a figure taken in up to `NUM_PARTS` parts of a run of equal length, in its own unit."""
 
     p5: float
     p50: float
@@ -64,7 +64,7 @@ class RunParts(msgspec.Struct, frozen=True):
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure of both. None: not known."""
+    """A figure of both runs; None means not known."""
 
     key: str
     label: str
@@ -87,7 +87,7 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What was not alike before anything ran."""
+    """A setting in which the two engines differ."""
 
     name: str
     a: str
@@ -95,7 +95,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """All of it."""
+    """The whole result."""
 
     a: Digest
     b: Digest
@@ -105,7 +105,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def compare(a: Run, b: Run) -> Comparison:
-    """The figures of both."""
+    """Compare the figures of both runs."""
     of_a, of_b = (digest(run.recording, run.overview, run.span) for run in (a, b))
     return Comparison(of_a, of_b, _unlike(of_a, of_b), tuple(_row(figure, a, b) for figure in FIGURES))
 

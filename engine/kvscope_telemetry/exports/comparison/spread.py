@@ -38,7 +38,7 @@ _NOTHING: Final = 1e-9
 
 
 class Verdict(StrEnum):
-    """What a difference is beside how much the runs vary by themselves."""
+    """Whether a difference is larger than the runs' own variation."""
 
     EQUAL = "equal"
     OPEN = "not significant"
@@ -51,7 +51,7 @@ class Verdict(StrEnum):
 
 
 class Method(StrEnum):
-    """By what it was judged."""
+    """The test by which a difference was judged."""
 
     RATIO = "Welch's t of logarithms"
     DIFFERENCE = "Welch's t"
@@ -60,7 +60,7 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A difference, by which test, and between what it lies in 19 of 20 cases."""
+    """A difference, the test that judged it, and its 95 % interval."""
 
     verdict: Verdict
     test: Method = Method.NONE
@@ -73,8 +73,9 @@ class Judged:
 
 
 def judge(a: float | None, b: float | None, of_a: FloatArray, of_b: FloatArray, *, is_ratio: bool) -> Judged:
-    """What `b` is beside `a`, the figures of two whole runs. `of_a`, `of_b`: the figure in each run's windows, shape
-    (windows,), NaN where not known. `is_ratio`: it is a time or a rate."""
+    """Judge the difference between `a` and `b`, the figures of two whole runs. `of_a`, `of_b`: the figure in each run's
+    windows, shape (windows,), NaN where not known. `is_ratio`: the figure is a time or a rate.
+    """
     if a is None or b is None:
         return Judged(Verdict.NONE)
     of_a, of_b = of_a[np.isfinite(of_a)], of_b[np.isfinite(of_b)]

@@ -120,11 +120,11 @@ def event_rows(overview: SessionOverview, span: Span, count: int) -> tuple[list[
     places = overview.events.find(span.from_ns, span.until_ns, kinds=NOTABLE).tolist()
     first = [place for place in places if overview.events[place].event.kind in STOP_KINDS][: count // 2]
     others = [place for place in places if place not in first][: count - len(first)]
-    told = [(int(overview.events.time_ns[place]), *_words(overview, place)) for place in (*first, *others)]
+    words = [(int(overview.events.time_ns[place]), *_words(overview, place)) for place in (*first, *others)]
     gaps = list(_gaps(overview, span))
     rows = [
         [f"{max(0.0, span.seconds(time_ns)):,.2f} s", clean(what), clean(_short(why, _MAX_WORDS))]
-        for time_ns, what, why in sorted([*told, *gaps])
+        for time_ns, what, why in sorted([*words, *gaps])
     ]
     return rows[:count], len(places) + len(gaps)
 

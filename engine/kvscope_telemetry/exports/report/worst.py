@@ -1,4 +1,4 @@
-"""Which requests had the worst of it, and why: in words that are made of what happened to them."""
+"""Finds which requests had the worst delays, and describes their causes from events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOTABLE_NS = 50_000_000
 
 @dataclass(frozen=True, slots=True)
 class WorstRequest:
-    """One, and how much of its time went by without it being served."""
+    """A request, and how much of its time passed without it being served."""
 
     history: RequestHistory
     lost_ns: int

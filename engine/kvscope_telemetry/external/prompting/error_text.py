@@ -1,4 +1,4 @@
-"""What a server says that went wrong, whichever way it says it: one line for a person. Knows no sockets."""
+"""Extracts one line for a person from a server's error answer, in any of the usual forms. Knows no sockets."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _MAX_DEPTH: Final = 4
 def error_text(body: bytes) -> str:
     """Of OpenAI's error object, of FastAPI's, of plain text; empty where it says nothing that can be read."""
     try:
-        told = msgspec.json.decode(body)
+        document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         text = body.decode("utf-8", errors="replace").strip()
         return "" if text.startswith("<") else one_line(text)
-    return error_text_of_body(told)
+    return error_text_of_body(document)
 
 
-def error_text_of_body(told: Any, depth: int = 0) -> str:
+def error_text_of_body(document: Any, depth: int = 0) -> str:
     """The same, decoded."""
-    if isinstance(told, str):
-        return one_line(told)
+    if isinstance(document, str):
+        return one_line(document)
     if depth == _MAX_DEPTH:
         return ""
-    if isinstance(told, list) and told:
-        return error_text_of_body(told[0], depth + 1)
-    if isinstance(told, Mapping):
-        return next(filter(None, (error_text_of_body(told.get(name), depth + 1) for name in _NAMES)), "")
+    if isinstance(document, list) and document:
+        return error_text_of_body(document[0], depth + 1)
+    if isinstance(document, Mapping):
+        return next(filter(None, (error_text_of_body(document.get(name), depth + 1) for name in _NAMES)), "")
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Answers that wait for who asked. Owns them; holds up those who read more where too many wait."""
+"""A queue of answers for whoever asked. Owns the answers; makes readers wait while too many are queued."""
 
 from __future__ import annotations
 

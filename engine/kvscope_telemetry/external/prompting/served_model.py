@@ -1,4 +1,4 @@
-"""The name that a server wants its model called by, and how old it is: asked once, by whoever needs it first."""
+"""The name and version under which a server serves its model. It is asked once, by the first who needs it."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ class ServedModel:
 
     def _asked_version(self) -> Version:
         try:
-            told = msgspec.json.decode(self._http.get(VERSION)[1], type=_Version).version
+            version = msgspec.json.decode(self._http.get(VERSION)[1], type=_Version).version
         except (NoAnswer, msgspec.DecodeError, UnicodeError, RecursionError):
             return NEWEST
-        major, minor, *_ = [*told.split("."), "", ""]
+        major, minor, *_ = [*version.split("."), "", ""]
         is_number = all(part.isascii() and part.isdigit() and len(part) < 10 for part in (major, minor))
         return (int(major), int(minor)) if is_number else NEWEST
 

@@ -149,7 +149,7 @@ class StreamedAnswer:
     def _end(self, index: int, reason: str, total_s: float) -> Finished:
         completion, usage = self._completions[index], self._usage
         is_only = len(self._completions) == 1  # usage is of all of them
-        told = usage.completion_tokens if is_only else None
+        num_tokens = usage.completion_tokens if is_only else None
         details = usage.prompt_tokens_details or _Details()
         return Finished(
             request_id=self._request_id,
@@ -158,7 +158,7 @@ class StreamedAnswer:
             usage=Usage(
                 prompt_tokens=usage.prompt_tokens or 0,
                 cached_tokens=details.cached_tokens or 0,
-                completion_tokens=completion.num_tokens if told is None else told,
+                completion_tokens=completion.num_tokens if num_tokens is None else num_tokens,
             ),
             timing=RequestTiming(ttft_s=completion.first_s, total_s=total_s),
         )

@@ -66,12 +66,12 @@ def test_one_that_fails_is_over_and_says_why(reading, kept, qtbot):
 
 
 def test_one_that_is_closed_tells_nothing(reading, kept, qtbot):
-    told = []
-    reading.over.connect(lambda: told.append(True))
+    received = []
+    reading.over.connect(lambda: received.append(True))
     reading.begin(lambda recorded, watch: recorded)
     reading.close()
     qtbot.waitUntil(lambda: not reading.is_reading, timeout=WAIT_MS)
-    assert not told
+    assert not received
 
 
 def test_where_nothing_was_recorded_nothing_begins(qapp):
@@ -100,16 +100,16 @@ def test_steps_that_cannot_be_read_are_not_asked_for_without_end(kept, qtbot, mo
     """Whoever draws asks again as soon as it is told."""
     monkeypatch.setattr(step_feed, "AFTER_FAILURE_S", 1e9)
     monkeypatch.setattr(step_feed, "read_steps", lambda *_: NO_STEPS)
-    feed, span, told = StepFeed(kept), TimeSpan(0, 10**9), []
+    feed, span, received = StepFeed(kept), TimeSpan(0, 10**9), []
 
     def ask():
-        told.append(feed.failure)
+        received.append(feed.failure)
         feed.want(span, span)
 
     feed.changed.connect(ask)
     feed.want(span, span)
-    qtbot.waitUntil(lambda: bool(told) and not feed.is_reading, timeout=WAIT_MS)
-    assert told == ["it is gone"]
+    qtbot.waitUntil(lambda: bool(received) and not feed.is_reading, timeout=WAIT_MS)
+    assert received == ["it is gone"]
     assert kept.num_opened == 1
     monkeypatch.setattr(step_feed, "AFTER_FAILURE_S", 0.0)
     kept.is_broken = False

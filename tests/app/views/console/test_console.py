@@ -201,9 +201,9 @@ def test_the_link_tells_an_epoch_of_63_bits(talk, qtbot, poll):
     talk.session.status_changed.emit()
     type_and_send(talk, qtbot, "x")
     talk.accept()
-    with qtbot.waitSignal(talk.page.transcript.request_wanted) as told:
+    with qtbot.waitSignal(talk.page.transcript.request_wanted) as signal:
         talk.card.link.click()
-    assert told.args == [4_812_049_538_478_226_247, 3]
+    assert signal.args == [4_812_049_538_478_226_247, 3]
 
 
 def test_two_conversations_are_answered_at_once(talk, qtbot):
@@ -297,7 +297,7 @@ def test_empty_fields_show_and_send_what_the_models_makers_say(talk, qtbot):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "message"),
     [
         ("temperature", "-1", "temperature=-1.0 is not accepted: a number from 0 to 100"),
         ("temperature", "warm", "temperature='warm' is not accepted: a number from 0 to 100"),
@@ -307,11 +307,11 @@ def test_empty_fields_show_and_send_what_the_models_makers_say(talk, qtbot):
         ("top_k", "x", "top_k='x' is not accepted: a whole number from -1 to 2147483648"),
     ],
 )
-def test_what_is_not_accepted_is_said_and_not_sent(talk, qtbot, name, text, told):
+def test_what_is_not_accepted_is_said_and_not_sent(talk, qtbot, name, text, message):
     field = talk.page.options.fields[name]
     field.setText(text)
     talk.page.options._on_edited()
-    assert talk.page.options.error.text() == told
+    assert talk.page.options.error.text() == message
     assert talk.page.options.error.isVisible()
     type_and_send(talk, qtbot, "x")
     assert talk.submits == []

@@ -55,10 +55,10 @@ def test_the_state_of_a_gpu_in_words(gpu, state):
 
 def test_a_link_is_explained_by_its_lanes_and_errors_by_what_became_of_them():
     gpu = Gpu(index=0, pcie_generation=5, pcie_width=16, pcie_sent_bytes_s=1, ecc_corrected=3, ecc_uncorrected=0)
-    told = {told.name: told for told in gpu_figures(gpu)}
-    assert told["PCIe"].meaning == "Sent ↑ and received ↓ by the GPU per second, over 16 lanes of generation 5"
-    assert told["ECC errors"].value == "3 corrected, 0 uncorrected"
+    figures = {figures.name: figures for figures in gpu_figures(gpu)}
+    assert figures["PCIe"].meaning == "Sent ↑ and received ↓ by the GPU per second, over 16 lanes of generation 5"
+    assert figures["ECC errors"].value == "3 corrected, 0 uncorrected"
 
 
 def test_nothing_known_is_unknown_and_never_zero():
-    assert {told.value for told in gpu_figures(Gpu(index=0))} == {"unknown"}
+    assert {figure.value for figure in gpu_figures(Gpu(index=0))} == {"unknown"}

@@ -99,9 +99,9 @@ def test_the_tooltip_has_all_of_it_and_wraps(table):
 
 
 def test_any_epoch_can_be_told(table, qtbot):
-    with qtbot.waitSignal(table.request_chosen) as told:
+    with qtbot.waitSignal(table.request_chosen) as signal:
         table.clicked.emit(table.model().index(1, WHY))
-    assert told.args == [EPOCH, 51]
+    assert signal.args == [EPOCH, 51]
 
 
 def test_evictions_can_be_left_out(table, log):

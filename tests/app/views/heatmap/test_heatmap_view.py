@@ -237,12 +237,12 @@ def test_hovering_tells_what_is_there(engine, filled, overview, make_view, secon
     x = round(view.map.x_of(begin_ns + 12 * SECOND_NS + SECOND_NS // 2))
     y = round(5.5 * view.map.height() / 64)
     hover(view.map, x, y)
-    told = view._words.text()
-    assert told == cell_words(overview, view.pools, begin_ns + 12 * SECOND_NS + SECOND_NS // 2, 5)
-    assert "Block 5" in told
-    assert "active" in told
-    assert "50 % of slots used" in told
-    assert "request #42" in told
+    words = view._words.text()
+    assert words == cell_words(overview, view.pools, begin_ns + 12 * SECOND_NS + SECOND_NS // 2, 5)
+    assert "Block 5" in words
+    assert "active" in words
+    assert "50 % of slots used" in words
+    assert "request #42" in words
 
 
 def test_a_cell_of_several_blocks_is_named_as_it_is_binned(make_engine, overview, make_view, qtbot, second):

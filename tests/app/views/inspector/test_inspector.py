@@ -33,7 +33,7 @@ def show(qtbot):
     return make
 
 
-def told(view):
+def shown_facts(view):
     """Names and values of the table."""
     facts = [view.table.facts.fact_at(row) for row in range(view.table.facts.rowCount())]
     return [(fact.name, fact.value) for fact in facts if fact is not None]
@@ -73,7 +73,7 @@ def test_nothing_selected_says_how_to(session, show):
 def test_a_block_is_told_with_who_holds_it_and_what_is_next_to_it(shared, show):
     view = show(shared)
     shared.select_block(7)
-    facts = told(view)
+    facts = shown_facts(view)
     assert view.heading.text() == "Block 7"
     assert ("State", "shared") in facts
     assert ("Request #2", "1 of 2 blocks, tokens 0 to 15") in facts
@@ -94,27 +94,27 @@ def test_where_attention_fell_is_told_of_blocks_and_of_requests(engine, shared, 
     view = show(shared)
     shared.select_block(20)
     ago = shared.mirror.step - 2
-    assert ("Attention", f"0.02 % of request #2's, {ago} steps ago") in told(view)
+    assert ("Attention", f"0.02 % of request #2's, {ago} steps ago") in shown_facts(view)
     shared.select_block(7)
-    assert ("Attention", f"3.1 % of a request's, {ago} steps ago") in told(view)
+    assert ("Attention", f"3.1 % of a request's, {ago} steps ago") in shown_facts(view)
     shared.select_request(2)
     words = "2 of 2 blocks get less than a tenth of an even share; together 3.1 % of the attention"
-    assert ("Cold blocks", words) in told(view)
-    assert ("Coldest block", "Block 20, 0.02 %") in told(view)
+    assert ("Cold blocks", words) in shown_facts(view)
+    assert ("Coldest block", "Block 20, 0.02 %") in shown_facts(view)
     shared.select_block(6)
-    assert "Attention" not in dict(told(view))
+    assert "Attention" not in dict(shown_facts(view))
 
 
 def test_guesses_are_told_of_a_request_that_has_some(engine, shared, show, poll):
     view = show(shared)
     shared.select_request(2)
-    assert "Speculation" not in dict(told(view))
+    assert "Speculation" not in dict(shown_facts(view))
     standing = shared.mirror.requests.pack(np.array([0]), np.array([2]))
     guessed = msgspec.structs.replace(standing, num_draft_tokens=b"\x08\0\0\0", num_accepted_tokens=b"\6\0\0\0")
     engine.frame(requests=(guessed,))
     poll(shared)
     view.refresh()
-    assert ("Speculation", "6 of 8 drafts accepted, 75.0 %") in told(view)
+    assert ("Speculation", "6 of 8 drafts accepted, 75.0 %") in shown_facts(view)
 
 
 def test_how_many_passed_a_block_over_is_told(engine, shared, show, poll):
@@ -124,11 +124,11 @@ def test_how_many_passed_a_block_over_is_told(engine, shared, show, poll):
     poll(shared)
     view = show(shared)
     shared.select_block(7)
-    assert ("Skipped by attention", "by 25.0 % of the sparse layers and heads") in told(view)
+    assert ("Skipped by attention", "by 25.0 % of the sparse layers and heads") in shown_facts(view)
     shared.select_block(20)
-    assert ("Skipped by attention", "by none") in told(view)
+    assert ("Skipped by attention", "by none") in shown_facts(view)
     shared.select_block(6)
-    assert "Skipped by attention" not in dict(told(view))
+    assert "Skipped by attention" not in dict(shown_facts(view))
 
 
 def test_links_lead_to_blocks_and_requests(shared, show, qtbot):
@@ -141,7 +141,7 @@ def test_links_lead_to_blocks_and_requests(shared, show, qtbot):
     assert shared.selected_request == 2
     assert view.subject == REQUEST
     assert view.heading.text() == "Request #2"
-    assert ("Holds", "Request #2: 2 blocks, 720.0 KiB, 21 of 32 slots filled") in told(view)
+    assert ("Holds", "Request #2: 2 blocks, 720.0 KiB, 21 of 32 slots filled") in shown_facts(view)
     click(view, qtbot, "First block")
     assert (shared.selected_block, view.subject) == (7, BLOCK)
 
@@ -170,7 +170,7 @@ def test_rows_are_copied_as_tab_separated_lines(shared, show, qtbot):
     text = QGuiApplication.clipboard().text()
     assert "State\tactive\n" in text
     assert "Filled\t5 of 16 tokens" in text
-    assert len(text.splitlines()) == len(told(view))
+    assert len(text.splitlines()) == len(shown_facts(view))
     view.table.selectRow(row_of(view, "Filled"))
     qtbot.keyClick(view.table, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
     assert QGuiApplication.clipboard().text() == "Filled\t5 of 16 tokens"
@@ -184,7 +184,7 @@ def test_values_follow_and_the_selected_row_stays(engine, shared, show, poll):
     engine.hold([20], owner=2, filled=9)
     poll(shared)
     view.refresh()
-    assert ("Filled", "9 of 16 tokens") in told(view)
+    assert ("Filled", "9 of 16 tokens") in shown_facts(view)
     assert {index.row() for index in view.table.selectedIndexes()} == {row}
 
 
@@ -197,9 +197,9 @@ def test_an_operator_reads_the_text(engine, shared, show, poll, qtbot):
     content = BlockContent(block=20, start=16, token_ids=(4, 5), text=" blue\nsky")
     engine.source.replies.append(BlockText(contents=(content,), tag=question.tag))
     poll(shared)
-    assert ("Text", " blue⏎\nsky") in told(view)
-    assert ("Tokens", "16 to 17") in told(view)
-    assert ("Token ids", "4 5") in told(view)
+    assert ("Text", " blue⏎\nsky") in shown_facts(view)
+    assert ("Tokens", "16 to 17") in shown_facts(view)
+    assert ("Token ids", "4 5") in shown_facts(view)
 
 
 def test_a_block_of_the_past_is_not_asked_about(engine, shared, show, poll, qtbot):
@@ -226,7 +226,7 @@ def test_a_step_tells_its_parts_and_that_time_must_stand_for_more(engine, sessio
     engine.hold([1, 2], counters=Counters(num_running=4))
     poll(session)
     view.refresh()
-    facts = dict(told(view))
+    facts = dict(shown_facts(view))
     assert facts["Running"] == "4 requests"
     assert facts["Requests run"].startswith("pause (Space) to list them")
     assert view.heading.text() == f"Step {session.mirror.step}"
@@ -248,7 +248,7 @@ def test_a_large_pool_costs_no_more(make_engine, make_session, show, poll):
     poll(session)
     view = show(session)
     session.select_block(500_050)
-    assert ("Request #1", "51 of 100 blocks, tokens 800 to 815") in told(view)
+    assert ("Request #1", "51 of 100 blocks, tokens 800 to 815") in shown_facts(view)
     assert int(session.mirror.ledger.state[500_050]) == BlockState.ACTIVE
 
 

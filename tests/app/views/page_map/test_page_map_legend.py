@@ -70,12 +70,12 @@ def test_what_finds_no_room_is_counted(legend, width, is_low):
     legend.show_mode(STATE, DARK, ALL)
     legend.set_low(is_low)
     legend.resize(width, 20)
-    told, shown = STATE.legend(DARK, ALL), [swatch for swatch, *_ in legend.fitting]
-    assert shown == told[: len(shown)]
-    hidden = len(told) - len(shown)
+    swatches, shown = STATE.legend(DARK, ALL), [swatch for swatch, *_ in legend.fitting]
+    assert shown == swatches[: len(shown)]
+    hidden = len(swatches) - len(shown)
     assert legend.more_words == (f"+{hidden} more" if hidden else "")
     assert hidden == 0 or width < 2000
-    assert all(swatch.word in legend.toolTip() for swatch in told)
+    assert all(swatch.word in legend.toolTip() for swatch in swatches)
     assert legend.grab().toImage().width() > 0
 
 
@@ -129,10 +129,10 @@ def test_owners_have_their_colours_and_the_others_are_counted(legend, width):
     shown = ShownItems(owners=(3, 5, 17), num_more_owners=40)
     legend.show_mode(OWNER, DARK, shown)
     legend.resize(width, 20)
-    told = [swatch for swatch, *_ in legend.fitting]
-    for swatch, number in zip(told, shown.owners, strict=False):
+    swatches = [swatch for swatch, *_ in legend.fitting]
+    for swatch, number in zip(swatches, shown.owners, strict=False):
         assert (swatch.word, swatch.color) == (f"#{number}", owner_color(number, DARK).name())
-    assert legend.more_words == f"+{40 + 4 - len(told)} more", "free blocks have a colour as well"
+    assert legend.more_words == f"+{40 + 4 - len(swatches)} more", "free blocks have a colour as well"
     assert "#17" in legend.toolTip()
     assert legend.sizeHint().height() == PageMapLegend().sizeHint().height(), (
         "requests come and go: the map stays where it is"

@@ -279,9 +279,9 @@ def test_choices_of_decodes_are_explained_where_attention_is_not_measured(make_e
     view = show(session)
     view.set_mode(ATTENTION)
     assert view.mode is ATTENTION
-    told = view.legend.accessibleName()
-    assert "from selected by few heads to by all" in told
-    assert "skipped by all" in told
+    name = view.legend.accessibleName()
+    assert "from selected by few heads to by all" in name
+    assert "skipped by all" in name
     assert color_at(view, 3) == ATTENTION.colors(DARK)[PASSED_OVER]
     assert color_at(view, 4) == ATTENTION.colors(DARK)[UNMEASURED]
 

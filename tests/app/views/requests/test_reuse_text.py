@@ -21,7 +21,7 @@ def admitted(data, num_tokens=0, **fields):
 
 
 @pytest.mark.parametrize(
-    ("event", "told"),
+    ("event", "sentence"),
     [
         (
             admitted(HIT, 96),
@@ -43,20 +43,22 @@ def admitted(data, num_tokens=0, **fields):
         (admitted(None), "Reused none of its 140 prompt tokens."),
     ],
 )
-def test_how_a_request_began(event, told):
-    assert reuse_text([event], 7, PROMPT) == told
+def test_how_a_request_began(event, sentence):
+    assert reuse_text([event], 7, PROMPT) == sentence
 
 
 def test_without_a_prefix_cache_it_says_so():
-    told = reuse_text([admitted(EventData(kind="started", num_known_tokens=140))], 7, Prompt(140, 0, has_cache=False))
-    assert told == "Reused nothing: prefix caching is off. All 140 prompt tokens computed."
+    sentence = reuse_text(
+        [admitted(EventData(kind="started", num_known_tokens=140))], 7, Prompt(140, 0, has_cache=False)
+    )
+    assert sentence == "Reused nothing: prefix caching is off. All 140 prompt tokens computed."
 
 
 def test_how_it_came_back_is_told_too():
     data = EventData(kind="started", waited_ns=5_000_000, num_known_tokens=366, num_loaded_blocks=23)
     back = Event(kind="resumed", time_ns=2, number=7, data=data, num_tokens=365)
-    told = reuse_text([admitted(MISS), back], 7, PROMPT).splitlines()
-    assert told[1] == "Came back with 365 tokens already cached; 23 blocks loaded from lower tiers."
+    lines = reuse_text([admitted(MISS), back], 7, PROMPT).splitlines()
+    assert lines[1] == "Came back with 365 tokens already cached; 23 blocks loaded from lower tiers."
 
 
 def test_events_of_others_are_not_taken_for_its_own():

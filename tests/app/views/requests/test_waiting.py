@@ -104,7 +104,7 @@ def rows(number, tokens):
     )
 
 
-def told(mirror, number, events=(), times=None, first=-1):
+def phases_of(mirror, number, events=(), times=None, first=-1):
     return dict(phases(mirror, times or RequestTimes(), events, number, lambda _: first))
 
 
@@ -122,7 +122,7 @@ def test_phases_come_from_events_and_what_was_seen(engine, session, poll):
         Event(kind="preempted", time_ns=4 * SECOND_NS, number=4, other=1, num_blocks=2, num_tokens=20, data=cause),
         Event(kind="resumed", time_ns=5 * SECOND_NS, number=4, data=EventData(kind="started", waited_ns=SECOND_NS)),
     )
-    found = told(mirror, 4, events, first=int(3.5 * SECOND_NS))
+    found = phases_of(mirror, 4, events, first=int(3.5 * SECOND_NS))
     assert found["Queued"] == "2.00 s"
     assert found["Prefill"] == "500 ms, until its first token: 20 of 20 prompt tokens, 0 cached"
     assert found["Decode"] == "4.50 s, 11 tokens, 450 ms between tokens"
@@ -130,7 +130,7 @@ def test_phases_come_from_events_and_what_was_seen(engine, session, poll):
     assert found["Reason"].startswith(
         "Request #1 needed 2 blocks and only 1 was available; request #4 was chosen, being the newest"
     )
-    assert "not seen" in told(mirror, 4, events)["Prefill"]
+    assert "not seen" in phases_of(mirror, 4, events)["Prefill"]
 
 
 def test_when_a_request_was_admitted_is_known_from_its_event():

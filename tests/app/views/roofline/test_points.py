@@ -76,12 +76,12 @@ def test_ticks_say_no_more_than_they_must():
 
 def test_what_a_step_did_is_told_with_its_limits():
     work = Work(flops=800, attention_flops=200, weights_bytes=150, kv_read_bytes=50, graph_size=8, wait_ns=2_000)
-    told = {fact.name: fact.value for fact in work_facts(work, 10**9, DEVICE)}
-    assert told["Weights"] == "150 B, 75 %"
-    assert told["Computed"] == "800 FLOP, attention 25 %"
-    assert told["Memory"] == "200 B/s, 20 % of memory bandwidth"
-    assert told["Compute"] == "800 FLOP/s, 10 % of peak FLOP/s"
-    assert told["Bound by"] == "memory"
+    values = {fact.name: fact.value for fact in work_facts(work, 10**9, DEVICE)}
+    assert values["Weights"] == "150 B, 75 %"
+    assert values["Computed"] == "800 FLOP, attention 25 %"
+    assert values["Memory"] == "200 B/s, 20 % of memory bandwidth"
+    assert values["Compute"] == "800 FLOP/s, 10 % of peak FLOP/s"
+    assert values["Bound by"] == "memory"
     assert bound_text(100, 4_000, DEVICE) == "compute"
     assert bound_text(100, 400, DEVICE) == "neither: overhead"
     frame = Frame(epoch=1, seq=1, step=1, time_ns=1, work=work)
@@ -93,9 +93,9 @@ def test_what_a_step_did_is_told_with_its_limits():
 
 def test_weights_from_host_memory_are_told_with_their_speed():
     work = Work(flops=800, weights_bytes=150, streamed_bytes=3_000)
-    told = {fact.name: fact.value for fact in work_facts(work, 10**9, DEVICE)}
-    assert told["Streamed"] == f"{num_bytes(3_000)}, 3.00 kB/s"
-    assert told["Moved"] == "150 B", "over the bus, not within the device"
+    values = {fact.name: fact.value for fact in work_facts(work, 10**9, DEVICE)}
+    assert values["Streamed"] == f"{num_bytes(3_000)}, 3.00 kB/s"
+    assert values["Moved"] == "150 B", "over the bus, not within the device"
     assert "Streamed" not in {fact.name for fact in work_facts(Work(flops=1, weights_bytes=1), 10**9, DEVICE)}
 
 
@@ -115,9 +115,9 @@ def test_nothing_is_told_of_an_engine_that_tells_nothing():
     frame = Frame(epoch=1, seq=1, step=1, time_ns=1)
     assert [*how_it_ran(frame, DEVICE), *work_facts(frame.work, 10**9, DEVICE)] == []
     unknown = DeviceInfo(kind="cpu")
-    told = {fact.name: fact.value for fact in work_facts(Work(flops=8, weights_bytes=4), 10**9, unknown)}
-    assert told["Memory"] == "4.00 B/s"
-    assert "Bound by" not in told
+    values = {fact.name: fact.value for fact in work_facts(Work(flops=8, weights_bytes=4), 10**9, unknown)}
+    assert values["Memory"] == "4.00 B/s"
+    assert "Bound by" not in values
 
 
 def test_phases_never_take_more_than_the_step():

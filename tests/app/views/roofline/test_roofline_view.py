@@ -40,7 +40,7 @@ def without_work(message):
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def recording_with_work(tmp_path_factory):
     """The sample's first seconds with the work of each step."""
     return write(tmp_path_factory.mktemp("roofline") / "told.mcap", with_work)
 
@@ -94,8 +94,8 @@ def pixel(view, place):
     return QPointF(across.at(float(points.intensity[place])), up.at(float(points.flops_per_s[place])))
 
 
-def test_a_step_that_is_clicked_is_shown_everywhere(show, told, qtbot):
-    view = show(told)
+def test_a_step_that_is_clicked_is_shown_everywhere(show, recording_with_work, qtbot):
+    view = show(recording_with_work)
     session, points = view.session, view.points
     assert len(points) > 3
     inspector = InspectorView(session)
@@ -128,8 +128,8 @@ def test_a_step_that_is_clicked_is_shown_everywhere(show, told, qtbot):
     inspector.shut_down()
 
 
-def test_keys_go_from_step_to_step(show, told, qtbot):
-    view = show(told)
+def test_keys_go_from_step_to_step(show, recording_with_work, qtbot):
+    view = show(recording_with_work)
     chosen = []
     view.canvas.chosen.disconnect()
     view.canvas.chosen.connect(chosen.append)
@@ -140,8 +140,8 @@ def test_keys_go_from_step_to_step(show, told, qtbot):
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])
-def test_points_and_roofs_are_drawn_in_the_colours_of_the_theme(show, told, theme):
-    view = show(told)
+def test_points_and_roofs_are_drawn_in_the_colours_of_the_theme(show, recording_with_work, theme):
+    view = show(recording_with_work)
     view.apply_theme(theme)
     view.draw_all()
     image = view.canvas.grab().toImage()
@@ -162,9 +162,9 @@ def test_a_recording_without_the_work_of_steps_is_said_to_be_one(show, untold):
     assert view.words.text() == ""
 
 
-def test_its_time_is_remembered(show, told, qtbot, tmp_path):
+def test_its_time_is_remembered(show, recording_with_work, qtbot, tmp_path):
     settings = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
-    view = show(told)
+    view = show(recording_with_work)
     view.ranges.chosen.emit(1)
     view.remember(settings)
     other = RooflineView(view.session)
@@ -174,8 +174,8 @@ def test_its_time_is_remembered(show, told, qtbot, tmp_path):
     other.shut_down()
 
 
-def test_pointing_tells_of_a_point_and_of_nothing_elsewhere(show, told, qtbot):
-    view = show(told)
+def test_pointing_tells_of_a_point_and_of_nothing_elsewhere(show, recording_with_work, qtbot):
+    view = show(recording_with_work)
     place = len(view.points) - 1
     assert view.canvas.point_at(pixel(view, place)) >= 0
     assert view.canvas.point_at(QPointF(-500, -500)) == -1

@@ -52,11 +52,11 @@ def test_figures_are_those_of_the_whole_seconds_that_are_touched():
     overview = SessionOverview()
     overview.extend([second(at, decode_tokens=10 * at, finished=1, preemptions=at % 2) for at in range(20)])
     found = measured(overview, RequestLanes(), span(4.2, 6.9), UNTIL_NS)
-    told = dict(found.rows)
+    rows = dict(found.rows)
     assert found.title.startswith("2.7")
-    assert told["Requests finished"] == "3"
-    assert told["Preemptions"] == "1"
-    assert told["Decode tokens per second"] == "50.0 tokens/s"
+    assert rows["Requests finished"] == "3"
+    assert rows["Preemptions"] == "1"
+    assert rows["Decode tokens per second"] == "50.0 tokens/s"
     whole = WholeSeconds.of(span(4.2, 6.9))
     assert BY_KEY["decode_tokens_per_s"].of(overview, whole) == pytest.approx(50)
     assert BY_KEY["finished"].of(overview, WholeSeconds.of(span(4, 5))) == 1, "its end is not in it"
@@ -72,9 +72,9 @@ def test_latencies_have_their_largest():
         0.2, rel=0.01
     )
     assert largest_of(overview, "inter_token", slice(0, 2)) is None
-    told = dict(measured(overview, RequestLanes(), span(0, 2), UNTIL_NS).rows)
-    assert told["First token, p50 / p95 / max"].count("/") == 2
-    assert "unknown" in told["Between tokens, p50 / p95 / max"]
+    rows = dict(measured(overview, RequestLanes(), span(0, 2), UNTIL_NS).rows)
+    assert rows["First token, p50 / p95 / max"].count("/") == 2
+    assert "unknown" in rows["Between tokens, p50 / p95 / max"]
 
 
 def test_a_largest_that_no_bucket_tells_is_unknown():

@@ -199,7 +199,7 @@ def started(at, number, known=100, kept=0, kind="admitted"):
 
 def test_a_turn_says_when_the_prompt_was_done_even_after_the_end():
     lanes = RequestLanes()
-    lanes.tells_phases = True
+    lanes.has_phases = True
     lanes.add([started(1, 5), timed(3, "preempted", 5), started(4, 5, kind="resumed"), timed(9, "finished", 5)])
     lanes.add([phase(5, 5, PhaseKind.DECODE), phase(2, 5, PhaseKind.DECODE), phase(2, 5, PhaseKind.DECODE)])
     assert told_by(lanes) == {
@@ -215,14 +215,14 @@ def test_a_turn_says_when_the_prompt_was_done_even_after_the_end():
 
 def test_who_comes_back_with_all_its_blocks_decodes_at_once():
     lanes = RequestLanes()
-    lanes.tells_phases = True
+    lanes.has_phases = True
     lanes.add([started(1, 5, known=100, kept=99), phase(1.5, 5, PhaseKind.DECODE)])
     assert told_by(lanes) == {5: [(LanePhase.DECODE, 1.0, None)]}
 
 
 def test_who_waits_has_a_lane_before_it_runs_and_when_it_never_does():
     lanes = RequestLanes()
-    lanes.tells_phases = True
+    lanes.has_phases = True
     lanes.add([phase(1, 5, PhaseKind.WAITS), phase(1, 6, PhaseKind.WAITS), phase(0, 7, PhaseKind.DECODE)])
     assert told_by(lanes) == {
         5: [(LanePhase.QUEUED, 1, None)],
@@ -261,7 +261,7 @@ def test_however_late_turns_come_lives_are_the_same(data):
         expected[number] = [*spans, *again] if second > first else [spans[0], (LanePhase.DECODE, at + first, at + 9)]
     late = data.draw(st.permutations(phases))
     lanes = RequestLanes()
-    lanes.tells_phases = True
+    lanes.has_phases = True
     cut = data.draw(st.integers(0, len(late)))
     lanes.add(events)
     lanes.add([phase(*each) for each in late[:cut]])

@@ -152,11 +152,11 @@ def test_a_step_tells_its_batch_and_a_click_selects_it_everywhere(view, session,
     view.refresh()
     assert view.canvas.batch == tuple(numbers)
 
-    def told():
+    def shown_rows():
         inspector.refresh()
         return {fact.name for group in inspector._page().groups for fact in group.facts}
 
-    qtbot.waitUntil(lambda: {f"Request #{number}" for number in numbers} <= told(), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: {f"Request #{number}" for number in numbers} <= shown_rows(), timeout=WAIT_MS)
     session.select_request(numbers[0])
     assert session.selected_batch == ()
 

@@ -217,7 +217,7 @@ def test_when_all_has_ended_it_says_so_and_the_shadows_are_told(make_view, busy,
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "message"),
     [
         ("import sys; sys.stderr.write('x\\nkvscope-engine: no memory\\n'); sys.exit(1)", "stopped: no memory."),
         ("import sys; sys.stdin.readline(); sys.exit(3)", "stopped: it ended with exit code 3."),
@@ -225,11 +225,11 @@ def test_when_all_has_ended_it_says_so_and_the_shadows_are_told(make_view, busy,
         ('print(\'{"error": "line 2: bad"}\', flush=True); input(); input(); input()', "stopped: line 2: bad."),
     ],
 )
-def test_a_child_that_fails_is_told_calmly_and_tried_again_when_shown_again(make_view, busy, qtbot, code, told):
+def test_a_child_that_fails_is_told_calmly_and_tried_again_when_shown_again(make_view, busy, qtbot, code, message):
     view = make_view(code)
     with qtbot.waitSignal(view.process.failed, timeout=120_000):
         view.refresh()
-    assert told in view.empty.text()
+    assert message in view.empty.text()
     assert view.empty.isVisible()
     view.refresh()
     assert not view.process.is_running
@@ -274,9 +274,9 @@ def test_the_window_asks_only_while_the_panel_is_seen_and_ends_it_when_it_closes
     view = window.views["what_if"]
     view.refresh()
     assert not view.process.is_running
-    with qtbot.waitSignal(view.process.answered, timeout=120_000) as told:
+    with qtbot.waitSignal(view.process.answered, timeout=120_000) as signal:
         window.focus_view("what_if")
-    assert [use.block_size for use in told.args[0].policies if use.allocator == "paged"] == [8, 16, 32, 64, 128]
+    assert [use.block_size for use in signal.args[0].policies if use.allocator == "paged"] == [8, 16, 32, 64, 128]
     window.close()
     assert not view.process.is_running
 
@@ -292,16 +292,16 @@ def test_the_real_process_places_the_requests(session, engine, busy, poll, qtbot
     view = WhatIfView(session)
     qtbot.addWidget(view)
     view.show()
-    with qtbot.waitSignal(view.process.answered, timeout=120_000) as told:
+    with qtbot.waitSignal(view.process.answered, timeout=120_000) as signal:
         view.refresh()
-    uses = {(use.allocator, use.block_size): use for use in told.args[0].policies}
+    uses = {(use.allocator, use.block_size): use for use in signal.args[0].policies}
     current = uses["paged", 16]
     assert (current.is_current, current.num_used, current.num_internal) == (True, 56, 8)
     assert uses["contiguous", 16].num_waiting == 0
     assert uses["contiguous", 16].num_used + uses["contiguous", 16].num_wasted == 512
     assert uses["paged", 8].num_wasted == 0
     assert view.grid.cards[0].summary == "180.0 KiB, wasted, 12.5 %, all 2 running, in use now"
-    assert {"virtual", "buddy"} < {use.allocator for use in told.args[0].policies}
+    assert {"virtual", "buddy"} < {use.allocator for use in signal.args[0].policies}
     view.shut_down()
 
 

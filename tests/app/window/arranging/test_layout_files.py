@@ -146,10 +146,10 @@ def test_what_cannot_be_used_is_refused_in_one_line_and_changes_nothing(window, 
     was = window.saveState()
     path = written(**said)
     window.layouts.read(str(path))
-    told = window.banner.accessibleName()
-    assert "The layout cannot be opened" in told
-    assert words in told
-    assert "\n" not in told
+    message = window.banner.accessibleName()
+    assert "The layout cannot be opened" in message
+    assert words in message
+    assert "\n" not in message
     assert window.saveState() == was
 
 

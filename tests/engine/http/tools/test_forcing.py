@@ -36,7 +36,7 @@ def compiler() -> Any:
 def walk(compiler: Any, tag: str, seed: int) -> str:
     """A text of the form, by chance: its end where that may come."""
     matcher = xgrammar.GrammarMatcher(compiler.compile_structural_tag(tag))
-    chance, told = random.Random(seed), bytearray()
+    chance, text = random.Random(seed), bytearray()
     while not matcher.is_terminated():
         words = np.full((1, 9), -1, np.int32)
         matcher.fill_next_token_bitmask(words, 0)
@@ -44,9 +44,9 @@ def walk(compiler: Any, tag: str, seed: int) -> str:
         solid = [token for token in allowed if token == END or token not in b" \t\r"] or list(allowed)
         token = END if END in allowed and chance.random() < 0.5 else int(chance.choice(solid))
         assert matcher.accept_token(token)
-        told += bytes([token]) if token != END else b""
-        assert len(told) < 20_000
-    return told.decode()
+        text += bytes([token]) if token != END else b""
+        assert len(text) < 20_000
+    return text.decode()
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))

@@ -44,14 +44,14 @@ def test_marks_are_shown_and_calls_are_read() -> None:
     hidden = hidden_tokens(mistral, TOKENIZER)
     assert hidden == {0, 6}
     marked, reader = MarkedText(TOKENIZER, hidden), ToolCallReader(mistral, {"time": {}})
-    told, calls = "", []
+    shown, calls = "", []
     for token in (5, 1, 3, 2, 4, 6):
         text, more = reader.add(marked.add(Tokens(request_id="a", token_ids=(token,), text="")))
-        told, calls = told + text, calls + more
+        shown, calls = shown + text, calls + more
     last = Finished(request_id="a", finish_reason="stop", usage=Usage(), timing=RequestTiming())
     text, more = reader.add(marked.add(last))
     rest, others = reader.flush()
-    assert told + text + rest == "Well, "
+    assert shown + text + rest == "Well, "
     assert [(call.function.name, call.function.arguments) for call in [*calls, *more, *others]] == [("time", "{}")]
 
 

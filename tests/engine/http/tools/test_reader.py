@@ -120,12 +120,12 @@ def cut(text: str, data: st.DataObject) -> list[str]:
     return [text[start:end] for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
 
 
-@pytest.mark.parametrize(("name", "text", "told", "called"), CASES)
+@pytest.mark.parametrize(("name", "text", "expected", "called"), CASES)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_an_answer_in_pieces(name: str, text: str, told: str, called: list[object], data: st.DataObject) -> None:
+def test_an_answer_in_pieces(name: str, text: str, expected: str, called: list[object], data: st.DataObject) -> None:
     content, calls = read(name, cut(text, data))
-    assert content == told
+    assert content == expected
     assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == called
     assert [call.index for call in calls] == list(range(len(called)))
     assert len({call.id for call in calls}) == len(calls)
@@ -147,16 +147,16 @@ PIECES = st.sampled_from(
 @given(data=st.data())
 def test_nonsense_is_told_and_cuts_change_nothing(name: str, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.one_of(PIECES, st.text(max_size=3)), max_size=12)))
-    told, calls = read(name, [text])
+    whole, calls = read(name, [text])
     again, same = read(name, cut(text, data))
-    assert (told, [call.function for call in calls]) == (again, [call.function for call in same])
-    assert calls or set(told) == set(text) or any(mark in text for mark in BY_NAME[name].silent)
+    assert (whole, [call.function for call in calls]) == (again, [call.function for call in same])
+    assert calls or set(whole) == set(text) or any(mark in text for mark in BY_NAME[name].silent)
     assert all(isinstance(json.loads(call.function.arguments), dict) for call in calls)
 
 
 def test_calls_beyond_those_that_may_be_are_dropped() -> None:
-    told, calls = read("hermes", [f"{HERMES}\n{HERMES} Done."], max_calls=1)
-    assert (told, len(calls)) == ("Done.", 1)
+    text, calls = read("hermes", [f"{HERMES}\n{HERMES} Done."], max_calls=1)
+    assert (text, len(calls)) == ("Done.", 1)
 
 
 def test_ids_are_those_that_templates_accept() -> None:

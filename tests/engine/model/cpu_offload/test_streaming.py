@@ -68,9 +68,9 @@ def test_parts_are_joined_wherever_their_weights_are(load_on_host: Load) -> None
     assert streamed.stage_bytes == 2 * layer_bytes
     assert weights_bytes(split.module) == weights_bytes(whole.module) - 2 * layer_bytes
     assert sum(part.num_bytes for part in weights_by_part(split.module)) == weights_bytes(split.module)
-    told, of_whole = model_work(split, torch.float32), model_work(whole, torch.float32)
-    assert (told.streamed_bytes, of_whole.streamed_bytes) == (streamed.pass_bytes, 0)
-    assert told.weights_bytes == of_whole.weights_bytes
+    of_split, of_whole = model_work(split, torch.float32), model_work(whole, torch.float32)
+    assert (of_split.streamed_bytes, of_whole.streamed_bytes) == (streamed.pass_bytes, 0)
+    assert of_split.weights_bytes == of_whole.weights_bytes
     close_streaming(split.module)
     assert streamed_weights(split.module) is None
 
@@ -166,13 +166,13 @@ def test_an_engine_tells_what_it_streams(load_on_host: Load, monkeypatch: pytest
     tokens = []
     for loaded, options in ((whole, {}), (split, {"cpu_offload_gb": 1.0})):
         monkeypatch.setattr(components, "load_model", lambda *_, loaded=loaded: loaded)
-        told: list[TelemetryMessage] = []
-        with Engine(replace(config, **options), publish=told.append) as engine:
+        messages: list[TelemetryMessage] = []
+        with Engine(replace(config, **options), publish=messages.append) as engine:
             tokens.append([completion.token_ids for completion in engine.generate([submit])])
             streamed = streamed_weights(loaded.module)
             expected = streamed.pass_bytes if streamed is not None else 0
             assert engine.memory().host_weights_bytes == expected
-        works = [message.work for message in told if isinstance(message, Frame) and message.work.flops]
+        works = [message.work for message in messages if isinstance(message, Frame) and message.work.flops]
         assert works
         assert {work.streamed_bytes for work in works} == {expected}
     assert tokens[0] == tokens[1]

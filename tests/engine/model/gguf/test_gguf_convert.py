@@ -49,10 +49,10 @@ def test_progress_and_silence(
     tiny_gguf: Callable[..., Path], tmp_path: Path, heard: list[Progress], capfd: pytest.CaptureFixture[str]
 ) -> None:
     convert_gguf(tiny_gguf(), torch.float32, tmp_path / "converted", heard.append)
-    told = [progress for progress in heard if progress.unit == "tensors"]
+    tensors = [progress for progress in heard if progress.unit == "tensors"]
     assert {progress.stage for progress in heard} == {"convert"}
-    assert told[0].done == 0
-    assert any(progress.done == progress.total == 20 for progress in told)
+    assert tensors[0].done == 0
+    assert any(progress.done == progress.total == 20 for progress in tensors)
     assert capfd.readouterr() == ("", "")
 
 

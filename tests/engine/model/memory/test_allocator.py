@@ -50,20 +50,20 @@ SNAPSHOT = [
 
 
 def test_a_snapshot_becomes_columns() -> None:
-    told = allocator_map(torch.device("cuda", 0), 6, lambda: SNAPSHOT)
-    private, small = unpack_map(told)
-    assert (told.tag, told.device, told.num_segments, told.num_blocks) == (6, "cuda:0", 2, 4)
+    packed = allocator_map(torch.device("cuda", 0), 6, lambda: SNAPSHOT)
+    private, small = unpack_map(packed)
+    assert (packed.tag, packed.device, packed.num_segments, packed.num_blocks) == (6, "cuda:0", 2, 4)
     assert (private.pool, private.stream, private.num_bytes) == (AllocatorPool.PRIVATE, 93_824_992, 20 * MIB)
     assert (small.pool, small.address) == (AllocatorPool.SMALL, BASE)
     assert small.offsets.tolist() == [0, 512, 1536]
     assert small.states.tolist() == [State.ALLOCATED, State.PENDING, State.CACHED]
-    assert (told.allocated_bytes, told.pending_bytes) == (512, 1024)
-    assert (told.split_bytes, told.largest_cached_bytes) == (2 * MIB - 1536, 20 * MIB)
+    assert (packed.allocated_bytes, packed.pending_bytes) == (512, 1024)
+    assert (packed.split_bytes, packed.largest_cached_bytes) == (2 * MIB - 1536, 20 * MIB)
 
 
 def test_a_gpu_of_which_torch_has_nothing() -> None:
-    told = allocator_map(torch.device("cuda", 5), 1, lambda: SNAPSHOT)
-    assert (told.num_segments, unpack_map(told)) == (0, [])
+    packed = allocator_map(torch.device("cuda", 5), 1, lambda: SNAPSHOT)
+    assert (packed.num_segments, unpack_map(packed)) == (0, [])
 
 
 def test_a_cpu_has_none() -> None:
@@ -76,8 +76,8 @@ def test_torchs_own_snapshot_adds_up() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     held = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
-    told = allocator_map(held.device, 1)
-    assert told.total_bytes == torch.cuda.memory_reserved()
-    assert told.allocated_bytes == torch.cuda.memory_allocated() > 0
-    assert told.split_bytes == torch.cuda.memory_stats()["inactive_split_bytes.all.current"]
-    assert sum(one.num_bytes for one in unpack_map(told)) == told.total_bytes
+    packed = allocator_map(held.device, 1)
+    assert packed.total_bytes == torch.cuda.memory_reserved()
+    assert packed.allocated_bytes == torch.cuda.memory_allocated() > 0
+    assert packed.split_bytes == torch.cuda.memory_stats()["inactive_split_bytes.all.current"]
+    assert sum(one.num_bytes for one in unpack_map(packed)) == packed.total_bytes

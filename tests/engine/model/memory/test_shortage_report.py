@@ -70,13 +70,13 @@ def test_at_the_start_something_to_do_is_told() -> None:
 
 
 def test_the_allocator_is_read_by_its_names() -> None:
-    told = {
+    stats = {
         "allocated_bytes.all.current": 5,
         "reserved_bytes.all.current": 9,
         "inactive_split_bytes.all.current": 2,
         "allocated_bytes.all.peak": 7,
     }
-    assert allocator_use(torch.device("cuda"), lambda device: told) == AllocatorUse(5, 9, 2, 7)
+    assert allocator_use(torch.device("cuda"), lambda device: stats) == AllocatorUse(5, 9, 2, 7)
     assert allocator_use(torch.device("cuda"), lambda device: {}) == AllocatorUse()
     assert allocator_use(torch.device("cpu")) == AllocatorUse()
 

@@ -27,14 +27,14 @@ def step(num_tokens: int, num_seqs: int, width: int) -> StepInputs:
 @pytest.mark.parametrize("copies", [[], [(3, 7), (1 << 40, 2)]])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (9, 3, 5)])
 def test_round_trip(sizes: tuple[int, int, int], copies: list[tuple[int, int]]) -> None:
-    told = step(*sizes)
-    message = decode_to_rank(encode(step_of(told, copies)))
+    sent = step(*sizes)
+    message = decode_to_rank(encode(step_of(sent, copies)))
     assert isinstance(message, Step)
     heard, copied = inputs_of(message)
     assert copied == copies
-    assert heard.num_single_token == told.num_single_token
+    assert heard.num_single_token == sent.num_single_token
     for name in ("input_ids", "positions", "slot_mapping", "block_tables", "seq_lens", "query_start"):
-        found, expected = getattr(heard, name), getattr(told, name)
+        found, expected = getattr(heard, name), getattr(sent, name)
         assert found.dtype == expected.dtype
         assert np.array_equal(found, expected)
         found[...] = 0  # torch takes arrays that may be written to

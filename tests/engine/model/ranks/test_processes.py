@@ -33,12 +33,14 @@ class Deaf:
         self.is_killed = True
 
 
-@pytest.mark.parametrize("told", [(), (1, 2, 3, 4, 5)])
-def test_ranks_that_do_not_end_are_waited_for_together(told: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reached", [(), (1, 2, 3, 4, 5)])
+def test_ranks_that_do_not_end_are_waited_for_together(
+    reached: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(processes_module, "END_S", 0.2)
     ranks = RankProcesses(6)
     children = [Deaf() for _ in range(5)]
     ranks.children.update(dict(enumerate(children, 1)))  # type: ignore[arg-type]
-    ranks.close(told)
+    ranks.close(reached)
     assert all(child.is_killed for child in children)
     assert sum(child.waited_s for child in children) <= 0.4 + 1e-6, "once to end by themselves, once after a signal"

@@ -28,18 +28,18 @@ def test_the_words_follow_what_became_of_the_layers(tiny_loaded: Load) -> None:
     loaded, work = tiny_loaded("llama"), ModelWork(kinds={}, weights_bytes=66_000_000, head_bytes=32_000_000)
     name_format(loaded.module, "Q4_1")
 
-    def told(quantization: str, *, int8: int = 0, int4: int = 0) -> str:
+    def line_of(quantization: str, *, int8: int = 0, int4: int = 0) -> str:
         found = replace(loaded, quantization=quantization)
         return weights_line(found, replace(PLAIN, int8=int8, int4=int4), work)
 
-    assert told("none") == "weights: float32, widened from the file (Q4_1), 98 MB read a step"
+    assert line_of("none") == "weights: float32, widened from the file (Q4_1), 98 MB read a step"
     rounded = "8-bit activations, 98 MB read a step"
-    assert told("int8", int8=9) == f"weights: 8 bits (int8, as asked for), {rounded}"
-    assert told("int4", int8=1, int4=8) == f"weights: 4 bits (int4, as asked for), {rounded}"
-    assert told(FILED, int8=1, int4=8) == "weights: the file's own 4 bits (Q4_1), 98 MB read a step"
-    assert told("a8", int8=1, int4=8) == f"weights: the file's own 4 bits (Q4_1), {rounded}"
+    assert line_of("int8", int8=9) == f"weights: 8 bits (int8, as asked for), {rounded}"
+    assert line_of("int4", int8=1, int4=8) == f"weights: 4 bits (int4, as asked for), {rounded}"
+    assert line_of(FILED, int8=1, int4=8) == "weights: the file's own 4 bits (Q4_1), 98 MB read a step"
+    assert line_of("a8", int8=1, int4=8) == f"weights: the file's own 4 bits (Q4_1), {rounded}"
     name_format(loaded.module, "Q8_0")
-    assert told(FILED, int8=9) == "weights: the file's own 8 bits (Q8_0), 98 MB read a step"
+    assert line_of(FILED, int8=9) == "weights: the file's own 8 bits (Q8_0), 98 MB read a step"
     name_format(loaded.module, "")
     assert weights_line(loaded, PLAIN, None) == "weights: float32"
 

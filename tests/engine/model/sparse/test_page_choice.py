@@ -97,8 +97,8 @@ def test_each_head_attends_to_its_best_blocks_and_no_other(name: str, fraction: 
     for row, length in enumerate(lengths):
         for head in range(KV_HEADS):
             wanted = decodes.best(choice, row, head)
-            told = chosen.columns[row, head].tolist()
-            assert told[: len(wanted)] == wanted
+            taken = chosen.columns[row, head].tolist()
+            assert taken[: len(wanted)] == wanted
             places = [c * BLOCK_SIZE + i for c in wanted for i in range(BLOCK_SIZE) if c * BLOCK_SIZE + i < length]
             blocks = [(int(decodes.tables[row, at // BLOCK_SIZE]), at % BLOCK_SIZE) for at in places]
             assert int(chosen.seq_lens[row * KV_HEADS + head]) == len(places)
@@ -155,13 +155,13 @@ def test_skips_are_the_share_of_heads_and_layers_that_passed_over() -> None:
     for _ in range(2):
         decodes.attend(choice, ops, skips)
     decodes.attend(choice_of(1.0, ops), ops, skips)
-    told = skips.rows()
-    assert told is not None
-    for head_share, column in zip(told[0], range(10), strict=False):
+    shares = skips.rows()
+    assert shares is not None
+    for head_share, column in zip(shares[0], range(10), strict=False):
         num_heads = sum(column in decodes.best(choice, 0, head) for head in range(KV_HEADS))
         assert head_share == pytest.approx(2 / 3 * (1 - num_heads / KV_HEADS))
-    assert told[0, 0] == told[0, 9] == 0.0
-    assert told[1, :3].tolist() == [0.0, 0.0, 0.0]
+    assert shares[0, 0] == shares[0, 9] == 0.0
+    assert shares[1, :3].tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("is_hnd", [False, True])
@@ -191,12 +191,12 @@ def test_no_attention_falls_on_what_all_heads_passed_over(name: str) -> None:
     skips, shares, full = BlockSkips(), AttentionScores(ops), AttentionScores(ops)
     decodes.attend(choice_of(0.3, ops), ops, skips, shares)
     decodes.attend(None, ops, None, full)
-    told, passed_over, before = shares.rows(), skips.rows(), full.rows()
-    assert told is not None
+    of_chosen, passed_over, before = shares.rows(), skips.rows(), full.rows()
+    assert of_chosen is not None
     assert passed_over is not None
     assert before is not None
-    assert told.sum(1) == pytest.approx([0.0, *[1.0] * (len(LENGTHS) - 1)], abs=1e-5)
+    assert of_chosen.sum(1) == pytest.approx([0.0, *[1.0] * (len(LENGTHS) - 1)], abs=1e-5)
     by_all = (passed_over == 1.0) & (before > 0.0)
     assert by_all.any()
-    assert not told[by_all].any()
-    assert ((told > 0.0) == (passed_over < 1.0))[before > 0.0].all()
+    assert not of_chosen[by_all].any()
+    assert ((of_chosen > 0.0) == (passed_over < 1.0))[before > 0.0].all()

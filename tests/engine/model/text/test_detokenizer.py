@@ -132,28 +132,28 @@ def test_broken_bytes_are_not_waited_for_without_end(default_tokenizer: Tokenize
 @settings(max_examples=examples(300), deadline=None)
 def test_text_ends_before_the_first_stop_string(text: str, stop: list[str]) -> None:
     detokenizer = Detokenizer(by_character(text), stop)
-    told, ended = "", None
+    shown, ended = "", None
     for token in range(len(text)):
-        told += detokenizer.add(token)
-        assert text.startswith(told)
+        shown += detokenizer.add(token)
+        assert text.startswith(shown)
         if detokenizer.stopped:
             ended = token
             break
-    told += detokenizer.flush()
+    shown += detokenizer.flush()
     ends = [text.find(string) + len(string) for string in stop if string in text]
     if not ends:
-        assert (told, ended) == (text, None)
+        assert (shown, ended) == (text, None)
         return
     assert ended == min(ends) - 1
     first = min(text[: min(ends)].find(string) for string in stop if string in text[: min(ends)])
-    assert told == text[:first]
+    assert shown == text[:first]
 
 
 def test_a_stop_string_over_token_borders(default_tokenizer: Tokenizer) -> None:
     ids = default_tokenizer.encode("One two three STOPPED four")
     detokenizer = default_tokenizer.detokenizer(("e STOP",))
-    told = "".join(streamed(detokenizer, ids))
-    assert told == "One two thre"
+    text = "".join(streamed(detokenizer, ids))
+    assert text == "One two thre"
     assert detokenizer.stopped
 
 
@@ -172,8 +172,8 @@ def test_held_text_comes_at_the_end() -> None:
 
 def test_no_stop_below_min_tokens() -> None:
     detokenizer = Detokenizer(by_character("a.b.c"), (".",))
-    told = [detokenizer.add(token, may_stop=token >= 2) for token in range(5)]
-    assert told == ["a", ".", "b", "", ""]
+    pieces = [detokenizer.add(token, may_stop=token >= 2) for token in range(5)]
+    assert pieces == ["a", ".", "b", "", ""]
     assert detokenizer.stopped
 
 

@@ -64,7 +64,7 @@ def test_blocks_come_back_in_any_order_and_from_several_runs() -> None:
 def test_single_blocks_can_be_taken_as_from_a_free_list() -> None:
     free = BuddyList(5)
     assert free.take_one() == 4
-    assert sorted(free.take(3)) == [0, 1, 2]
+    assert sorted(free.popleft_n(3)) == [0, 1, 2]
     assert (len(free), free.ids.tolist()) == (1, [3])
 
 

@@ -35,7 +35,7 @@ def test_from_unmapped_to_free_to_used_and_back() -> None:
         lambda rows: rows.give(ids(0)),
         lambda rows: rows.give(ids(2)),
         lambda rows: rows.take_one(),
-        lambda rows: rows.take(1),
+        lambda rows: rows.popleft_n(1),
     ],
 )
 def test_what_cannot_be_is_an_error(wrong: Callable[[MappedRows], None]) -> None:

@@ -42,8 +42,8 @@ def test_contiguous_holds_the_maximum_from_the_start(reserve: Make) -> None:
     assert (ledger.ref_count[:32] == 1).all()
     assert (first.num_reserved_tokens, second.num_reserved_tokens) == (64, 64)
     assert one.pool.num_free == 8
-    told = [event.cause for event in one.scheduler.take_events() if event.kind == "admitted"]
-    assert ["a run of 16 blocks reserved for it, " in cause for cause in told] == [True] * 2
+    causes = [event.cause for event in one.scheduler.take_events() if event.kind == "admitted"]
+    assert ["a run of 16 blocks reserved for it, " in cause for cause in causes] == [True] * 2
 
 
 def test_contiguous_admits_what_has_a_run_and_no_more(reserve: Make) -> None:

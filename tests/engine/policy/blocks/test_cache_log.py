@@ -33,12 +33,12 @@ def test_blocks_of_one_text_in_a_row_are_one_event() -> None:
     for prefix in (*first[:2], *second, first[2]):
         log.stored(prefix)
     hashes = {prefix: published_hash(prefix.digest) for prefix in (*first, *second)}
-    assert log.take() == [
+    assert log.drain() == [
         BlockStored((hashes[first[0]], hashes[first[1]]), None, (1, 2, 3, 4), 2, medium="GPU"),
         BlockStored((hashes[second[0]], hashes[second[1]]), None, (7, 8, 9, 10), 2, medium="GPU"),
         BlockStored((hashes[first[2]],), hashes[first[1]], (5, 6), 2, medium="GPU"),
     ]
-    assert log.take() == []
+    assert log.drain() == []
 
 
 def test_a_salt_is_told_of_the_first_block_of_a_text_alone() -> None:
@@ -47,7 +47,7 @@ def test_a_salt_is_told_of_the_first_block_of_a_text_alone() -> None:
         log.stored(prefix)
     log.cleared()
     log.stored(rest[0])
-    stored, _, later = log.take()
+    stored, _, later = log.drain()
     assert isinstance(stored, BlockStored)
     assert stored.extra_keys is not None
     assert read_extra_keys(stored.extra_keys) == (("mine",), None, None)
@@ -62,7 +62,7 @@ def test_what_happens_in_between_stays_in_between() -> None:
     log.removed([])
     log.stored(second, Tier.HOST)
     log.cleared()
-    kinds = [type(event) for event in log.take()]
+    kinds = [type(event) for event in log.drain()]
     assert kinds == [BlockStored, BlockRemoved, BlockStored, AllBlocksCleared]
 
 
@@ -83,7 +83,7 @@ def test_the_events_of_an_engine_give_its_cache(
             driven.scheduler.reset_prefix_cache(driven.now_ns)
         else:
             driven.step()
-        _apply(driven.pool.cache_log.take(), cached)
+        _apply(driven.pool.cache_log.drain(), cached)
         assert cached == _held(driven.pool)
 
 
@@ -113,6 +113,6 @@ def _held(pool: BlockPool) -> set[tuple[str, int]]:
 def test_each_tier_has_a_medium(tier: Tier) -> None:
     log, (prefix,) = CacheLog(2), text([1, 2])
     log.stored(prefix, tier)
-    (event,) = log.take()
+    (event,) = log.drain()
     assert isinstance(event, BlockStored)
     assert event.medium == {Tier.HBM: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE"}[tier]

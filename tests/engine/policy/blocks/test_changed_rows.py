@@ -12,7 +12,7 @@ def test_rows_come_out_sorted_and_once() -> None:
     changed.add_one(7)
     changed.add(np.array([9, 2, 7]))
     changed.add_one(2)
-    rows = changed.take()
+    rows = changed.drain()
     assert rows.dtype == np.uint32
     assert rows.tolist() == [2, 7, 9]
 
@@ -21,11 +21,11 @@ def test_taking_forgets() -> None:
     changed = ChangedRows(10)
     changed.add(np.array([3, 1]))
     assert changed
-    changed.take()
+    changed.drain()
     assert not changed
-    assert changed.take().tolist() == []
+    assert changed.drain().tolist() == []
     changed.add_one(3)
-    assert changed.take().tolist() == [3]
+    assert changed.drain().tolist() == [3]
 
 
 def test_it_never_holds_more_than_the_rows_there_are() -> None:

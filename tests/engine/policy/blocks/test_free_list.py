@@ -10,7 +10,7 @@ from kvscope_engine.policy.blocks.block_pool import FreeList
 
 def test_a_fresh_list_hands_out_the_lowest_ids_first() -> None:
     free = FreeList(6)
-    assert free.take(3) == [0, 1, 2]
+    assert free.popleft_n(3) == [0, 1, 2]
     assert free.take_one() == 3
     assert len(free) == 2
     assert sorted(free.ids.tolist()) == [4, 5]
@@ -18,22 +18,22 @@ def test_a_fresh_list_hands_out_the_lowest_ids_first() -> None:
 
 def test_what_was_given_back_last_goes_out_first() -> None:
     free = FreeList(6)
-    free.take(6)
+    free.popleft_n(6)
     free.give(np.array([4, 2]))
-    assert free.take(2) == [2, 4]
+    assert free.popleft_n(2) == [2, 4]
 
 
 def test_taking_nothing_changes_nothing() -> None:
     free = FreeList(2)
-    assert free.take(0) == []
+    assert free.popleft_n(0) == []
     assert len(free) == 2
 
 
 def test_more_than_there_is_cannot_be_taken() -> None:
     free = FreeList(2)
     with pytest.raises(AssertionError, match="3 blocks were taken from a free list of 2"):
-        free.take(3)
-    free.take(2)
+        free.popleft_n(3)
+    free.popleft_n(2)
     with pytest.raises(AssertionError, match="empty"):
         free.take_one()
 

@@ -17,7 +17,7 @@ def test_a_table_is_unchanged_up_to_the_first_of_its_changes() -> None:
     log, request = ChangeLog(MoveLog()), make_request(1)
     for unchanged in (5, 3, 7):
         log.table(request, unchanged)
-    assert log.take().tables == {1: 3}
+    assert log.drain().tables == {1: 3}
 
 
 def test_each_request_is_told_once_in_order() -> None:
@@ -25,7 +25,7 @@ def test_each_request_is_told_once_in_order() -> None:
     log.add(two)
     log.table(one, 0)
     log.touch(two)
-    changes = log.take()
+    changes = log.drain()
     assert changes.added == (two,)
     assert changes.touched == (two, one)
 
@@ -34,9 +34,9 @@ def test_taking_forgets() -> None:
     log = ChangeLog(MoveLog())
     log.add(make_request(1))
     log.event(Event(kind="note", time_ns=1))
-    first = log.take()
+    first = log.drain()
     assert first
-    assert not log.take()
+    assert not log.drain()
     assert len(first.events) == len(first.added) == 1
 
 

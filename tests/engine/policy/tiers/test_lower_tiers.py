@@ -171,7 +171,7 @@ def test_evicted_prefixes_sink_and_come_back(drive: Make) -> None:
 def test_a_drive_that_is_behind_is_not_waited_for(drive: Make, expected_completion: Make) -> None:
     """Prefixes are dropped rather; what a swapped request needs is written all the same."""
     one = drive(num_blocks=14, block_size=4, num_host=6, num_disk=20)
-    one.mover.num_sinkable = 0
+    one.mover.num_offloadable = 0
     for family in range(5):
         one.submit([family] * 40 + [9], 1)
         one.run()

@@ -371,13 +371,13 @@ def test_a_layer_is_ten_launches(fake_gpu: Any, operations: Any, architecture: s
 
 def test_a_step_tells_what_it_was_launched_in(fake_gpu: Any) -> None:
     """Counted at the first step of its kind; a graph is one launch."""
-    told = []
+    received = []
     for num_layers in (2, 4):
         runner = fake_gpu.make_runner(num_layers=num_layers, enforce_eager=True)
         plan = StepPlan((decode(1, 1000, temperature=0.0),), 1)
-        told.append([runner.run(plan).launches for _ in range(2)])
-    assert told[0][0] == told[0][1] > 0
-    assert told[1][0] - told[0][0] == 2 * 10
+        received.append([runner.run(plan).launches for _ in range(2)])
+    assert received[0][0] == received[0][1] > 0
+    assert received[1][0] - received[0][0] == 2 * 10
     captured = fake_gpu.make_runner()
     captured.warm_up(lambda _: None)
     captured.run(plan)  # a graph of this size is captured when it is wanted again

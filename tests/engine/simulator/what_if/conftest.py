@@ -37,7 +37,7 @@ def running() -> Callable[..., list[Running]]:
 
 
 @pytest.fixture
-def told() -> Callable[[WhatIfAnswer, str], PolicyUse]:
+def policy_use() -> Callable[[WhatIfAnswer, str], PolicyUse]:
     """What an answer says of `contiguous`, `buddy`, `virtual` or `paged 16`."""
 
     def find(answer: WhatIfAnswer, name: str) -> PolicyUse:

@@ -25,9 +25,9 @@ def test_groups_are_those_of_the_engine(page_bytes, layer_bytes):
         max_model_len=2048,
         max_num_seqs=16,
     )
-    told = next(candidate for candidate in candidates(memory) if candidate.allocator == VIRTUAL)
-    assert told.block_size == int(space.group_blocks * 16)
-    assert told.num_blocks == space.num_groups
+    virtual = next(candidate for candidate in candidates(memory) if candidate.allocator == VIRTUAL)
+    assert virtual.block_size == int(space.group_blocks * 16)
+    assert virtual.num_blocks == space.num_groups
 
 
 def test_without_the_size_of_a_page_there_is_none():

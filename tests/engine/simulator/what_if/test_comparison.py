@@ -33,8 +33,10 @@ def parts(use: PolicyUse) -> list[int]:
         ("paged 32", [5, 0, 27, 0, 0, 0]),
     ],
 )
-def test_one_request_by_hand(make_comparison, running, told, name, used_reserved_internal_rounding_external_outside):  # type: ignore[no-untyped-def]
-    use = told(make_comparison().follow(running((1, 5, 7, 3))), name)
+def test_one_request_by_hand(
+    make_comparison, running, policy_use, name, used_reserved_internal_rounding_external_outside
+):  # type: ignore[no-untyped-def]
+    use = policy_use(make_comparison().follow(running((1, 5, 7, 3))), name)
     assert parts(use) == used_reserved_internal_rounding_external_outside
     wasted = use.num_reserved + use.num_internal + use.num_rounding
     assert use.wasted_bytes == wasted * MIB // 2
@@ -42,12 +44,12 @@ def test_one_request_by_hand(make_comparison, running, told, name, used_reserved
     assert (use.num_placed, use.num_waiting) == (1, 0)
 
 
-def test_a_map_of_few_slots_shows_each(make_comparison, running, told):  # type: ignore[no-untyped-def]
+def test_a_map_of_few_slots_shows_each(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     answer = make_comparison().follow(running((1, 5, 7, 3)))
     assert answer.slots_per_cell == 1
-    assert told(answer, "contiguous").cells == bytes([1] * 5 + [2] * 2 + [3] * 9 + [0] * 16)
-    assert told(answer, "buddy").cells == bytes([1] * 5 + [2] * 2 + [4] + [0] * 24)
-    assert told(answer, "paged 16").cells == bytes([1] * 5 + [3] * 11 + [0] * 16)
+    assert policy_use(answer, "contiguous").cells == bytes([1] * 5 + [2] * 2 + [3] * 9 + [0] * 16)
+    assert policy_use(answer, "buddy").cells == bytes([1] * 5 + [2] * 2 + [4] + [0] * 24)
+    assert policy_use(answer, "paged 16").cells == bytes([1] * 5 + [3] * 11 + [0] * 16)
 
 
 def test_what_is_compared(make_comparison, running, paged_sizes):  # type: ignore[no-untyped-def]
@@ -70,60 +72,60 @@ def test_what_is_not_known_is_not_compared(make_comparison, running, paged_sizes
     assert [use.block_size for use in answer.policies] == list(paged_sizes)
 
 
-def test_requests_that_do_not_fit_wait_and_come_in_later(make_comparison, running, told):  # type: ignore[no-untyped-def]
+def test_requests_that_do_not_fit_wait_and_come_in_later(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
     now = running((1, 1, 2), (2, 1, 2), (3, 1, 2), (4, 1, 2))
-    contiguous = told(comparison.follow(now), "contiguous")  # 2 runs of 16 slots
+    contiguous = policy_use(comparison.follow(now), "contiguous")  # 2 runs of 16 slots
     assert (contiguous.num_placed, contiguous.num_waiting) == (2, 2)
     answer = comparison.follow(running((2, 1, 2), (3, 1, 2), (4, 1, 2)))
-    assert (told(answer, "contiguous").num_placed, told(answer, "contiguous").num_waiting) == (2, 1)
-    assert told(answer, "paged 4").num_waiting == 0
+    assert (policy_use(answer, "contiguous").num_placed, policy_use(answer, "contiguous").num_waiting) == (2, 1)
+    assert policy_use(answer, "paged 4").num_waiting == 0
 
 
-def test_one_that_grows_takes_from_the_newest(make_comparison, running, told):  # type: ignore[no-untyped-def]
+def test_one_that_grows_takes_from_the_newest(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison(num_blocks=4)
     comparison.follow(running((1, 8, 16), (2, 4, 16), (3, 4, 16)))
-    grown = told(comparison.follow(running((1, 9, 16), (2, 4, 16), (3, 4, 16))), "paged 4")
+    grown = policy_use(comparison.follow(running((1, 9, 16), (2, 4, 16), (3, 4, 16))), "paged 4")
     assert (grown.num_used, grown.num_placed, grown.num_waiting) == (9 + 4, 2, 1)
-    alone = told(comparison.follow(running((3, 4, 16))), "paged 4")
+    alone = policy_use(comparison.follow(running((3, 4, 16))), "paged 4")
     assert (alone.num_used, alone.num_waiting) == (4, 0)
 
 
-def test_coming_and_going_leaves_holes(make_comparison, running, told):  # type: ignore[no-untyped-def]
+def test_coming_and_going_leaves_holes(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
     four = [(number, 7, 8, 7) for number in (1, 2, 3, 4)]
     comparison.follow(running(*four))
-    buddy = told(comparison.follow(running(four[1], four[3])), "buddy")
+    buddy = policy_use(comparison.follow(running(four[1], four[3])), "buddy")
     assert buddy.external_fragmentation == pytest.approx(0.5), "two holes of the same size"
     assert buddy.cells == bytes([*[0] * 8, *[1] * 7, 2, *[0] * 8, *[1] * 7, 2])
 
 
-def test_a_run_moves_when_it_cannot_grow_where_it_is(make_comparison, running, told):  # type: ignore[no-untyped-def]
+def test_a_run_moves_when_it_cannot_grow_where_it_is(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
     comparison.follow(running((1, 4, 16, 3), (2, 4, 16, 3), (3, 4, 16, 3)))
-    buddy = told(comparison.follow(running((1, 9, 16, 3), (2, 4, 16, 3), (3, 4, 16, 3))), "buddy")
+    buddy = policy_use(comparison.follow(running((1, 9, 16, 3), (2, 4, 16, 3), (3, 4, 16, 3))), "buddy")
     assert (buddy.num_placed, buddy.num_used) == (3, 17)
     for shadow in comparison.shadows:
         shadow.check_integrity()
 
 
-def test_tokens_that_get_fewer_are_placed_anew(make_comparison, running, told):  # type: ignore[no-untyped-def]
+def test_tokens_that_get_fewer_are_placed_anew(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
     comparison.follow(running((1, 12, 16)))
-    assert told(comparison.follow(running((1, 3, 16))), "paged 4").num_used == 3
+    assert policy_use(comparison.follow(running((1, 3, 16))), "paged 4").num_used == 3
 
 
-def test_a_longest_request_beyond_the_memory_is_refused(make_comparison, running, told):  # type: ignore[no-untyped-def]
-    use = told(make_comparison(max_model_len=64).follow(running((1, 5, 7))), "contiguous")
+def test_a_longest_request_beyond_the_memory_is_refused(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
+    use = policy_use(make_comparison(max_model_len=64).follow(running((1, 5, 7))), "contiguous")
     assert "max_model_len=64" in use.refused
     assert use.cells == b""
 
 
-def test_the_end_of_the_memory_where_no_block_fits(make_comparison, running, told):  # type: ignore[no-untyped-def]
-    use = told(make_comparison(num_blocks=9).follow(running((1, 5, 7))), "paged 16")
+def test_the_end_of_the_memory_where_no_block_fits(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
+    use = policy_use(make_comparison(num_blocks=9).follow(running((1, 5, 7))), "paged 16")
     assert parts(use) == [5, 0, 11, 0, 16, 4]
     assert use.cells[-4:] == bytes([MapKind.ROUNDING] * 4)
-    virtual = told(make_comparison(num_blocks=9).follow(running((1, 5, 7))), "virtual")
+    virtual = policy_use(make_comparison(num_blocks=9).follow(running((1, 5, 7))), "virtual")
     assert parts(virtual) == [5, 0, 3, 0, 24, 4]
 
 
@@ -187,7 +189,7 @@ def of_scheduler(request: Request) -> Running:
 
 
 @pytest.mark.parametrize("allocator", ["paged", "contiguous"])
-def test_the_engines_own_policy_is_as_the_scheduler_has_it(make_simulation, make_comparison, told, allocator):  # type: ignore[no-untyped-def]
+def test_the_engines_own_policy_is_as_the_scheduler_has_it(make_simulation, make_comparison, policy_use, allocator):  # type: ignore[no-untyped-def]
     requests = [(number * 0.5, 3 + number % 7, 2 + number % 11) for number in range(40)]
     simulation = make_simulation(requests, allocator, num_blocks=1024, enable_prefix_caching=False)
     comparison: Callable = make_comparison(num_blocks=1024, max_model_len=32)  # type: ignore[type-arg]
@@ -195,7 +197,7 @@ def test_the_engines_own_policy_is_as_the_scheduler_has_it(make_simulation, make
     while simulation.advance():
         placed = [request for request in simulation.scheduler.requests.values() if request.block_table]
         answer = comparison.follow(sorted(map(of_scheduler, placed), key=lambda r: r.number))  # type: ignore[attr-defined]
-        use, real = told(answer, f"{allocator} 4"), kv_use(simulation.pool, placed)
+        use, real = policy_use(answer, f"{allocator} 4"), kv_use(simulation.pool, placed)
         assert parts(use)[:5] == [
             real.num_used,
             real.num_reserved,

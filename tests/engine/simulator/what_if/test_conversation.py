@@ -14,9 +14,9 @@ SETUP = b'{"setup": {"num_blocks": 8, "block_size": 4, "max_model_len": 16}}'
 
 
 def said(*lines: bytes) -> list[dict]:  # type: ignore[type-arg]
-    told = io.BytesIO()
-    converse(io.BytesIO(b"\n".join(lines)), told)
-    return [msgspec.json.decode(line) for line in told.getvalue().splitlines()]
+    output = io.BytesIO()
+    converse(io.BytesIO(b"\n".join(lines)), output)
+    return [msgspec.json.decode(line) for line in output.getvalue().splitlines()]
 
 
 def test_each_now_is_answered_and_a_setup_is_not() -> None:

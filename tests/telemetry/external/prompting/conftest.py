@@ -38,8 +38,8 @@ class Call:
     def piece(self, data: bytes) -> None:
         self._handler.wfile.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
-    def event(self, **told: Any) -> None:
-        self.piece(event(**told))
+    def event(self, **data: Any) -> None:
+        self.piece(event(**data))
 
     def done(self) -> None:
         self.piece(b"data: [DONE]\n\n")
@@ -58,8 +58,8 @@ class Call:
         self._handler.end_headers()
 
 
-def event(**told: Any) -> bytes:
-    return b"data: " + json.dumps(told).encode() + b"\n\n"
+def event(**data: Any) -> bytes:
+    return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
 def piece_of(text: str, index: int = 0, **more: Any) -> dict[str, Any]:
@@ -85,9 +85,9 @@ class FakeOpenAI:
 
             def do_GET(self) -> None:
                 fake.num_asked_models += self.path == "/v1/models"
-                told = fake.version if self.path == "/version" else fake.models
-                status = 200 if self.path == "/v1/models" or (self.path == "/version" and told is not None) else 404
-                body = told if isinstance(told, bytes) else json.dumps(told).encode()
+                document = fake.version if self.path == "/version" else fake.models
+                status = 200 if self.path == "/v1/models" or (self.path == "/version" and document is not None) else 404
+                body = document if isinstance(document, bytes) else json.dumps(document).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.send_header("Connection", "close")

@@ -78,13 +78,13 @@ def test_a_close_hangs_up(served: Served) -> None:
 
 def test_what_it_refuses(source: ExternalSource, served: Served) -> None:
     source.send(submit("", max_tokens=1))
-    (told,) = to_the_end(source)
-    assert isinstance(told, Refused)
-    assert "HTTP 400: the prompt is empty" in told.reason
+    (reply,) = to_the_end(source)
+    assert isinstance(reply, Refused)
+    assert "HTTP 400: the prompt is empty" in reply.reason
     host, port = served.address
     with open_source(f"vllm://{host}:{port}", api_key="wrong") as stranger:
         assert isinstance(stranger, ExternalSource)
         stranger.send(submit("abc"))
-        (told,) = to_the_end(stranger)
-    assert isinstance(told, Refused)
-    assert "does not accept the API key (HTTP 401)" in told.reason
+        (reply,) = to_the_end(stranger)
+    assert isinstance(reply, Refused)
+    assert "does not accept the API key (HTTP 401)" in reply.reason

@@ -166,10 +166,10 @@ def test_what_is_not_taken_is_refused(
     fake.script = lambda call: call.answer(status, body, kind)
     prompter = prompt(fake.address)
     prompter.send(HELLO)
-    told = last_words(prompter)
-    assert isinstance(told, Refused)
-    assert told.reason.startswith(f"{fake.url}/v1/chat/completions ")
-    assert words in told.reason
+    last = last_words(prompter)
+    assert isinstance(last, Refused)
+    assert last.reason.startswith(f"{fake.url}/v1/chat/completions ")
+    assert words in last.reason
 
 
 def test_a_model_that_is_gone_is_asked_for_again(fake: FakeOpenAI, prompt: Prompt) -> None:

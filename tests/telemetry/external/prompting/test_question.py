@@ -48,29 +48,29 @@ def test_prompts_in_each_form() -> None:
 @pytest.mark.parametrize("engine", [VLLM, SGLANG])
 def test_what_decides_what_is_drawn_is_said_or_left_to_the_model(engine: str) -> None:
     """Their own defaults are what its makers say."""
-    told = fields(engine)
-    assert not {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"} & told.keys()
+    body = fields(engine)
+    assert not {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"} & body.keys()
     said = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     assert fields(engine, **said, top_k=0).items() >= (said | {"top_k": -1, "max_tokens": 256}).items()
-    assert told["stream_options"] == {"include_usage": True}
-    assert not {"seed", "n", "stop", "min_tokens", "ignore_eos", "logit_bias", "priority", "cache_salt"} & told.keys()
+    assert body["stream_options"] == {"include_usage": True}
+    assert not {"seed", "n", "stop", "min_tokens", "ignore_eos", "logit_bias", "priority", "cache_salt"} & body.keys()
 
 
 def test_options_by_name() -> None:
     options = {"seed": 3, "n": 2, "min_tokens": 4, "ignore_eos": True, "top_k": 5}
-    told = fields(**options, stop=("x",), stop_token_ids=(7,), logit_bias={8: -1.5})
-    assert {name: told[name] for name in options} == options
-    assert (told["stop"], told["stop_token_ids"], told["logit_bias"]) == (["x"], [7], {"8": -1.5})
+    body = fields(**options, stop=("x",), stop_token_ids=(7,), logit_bias={8: -1.5})
+    assert {name: body[name] for name in options} == options
+    assert (body["stop"], body["stop_token_ids"], body["logit_bias"]) == (["x"], [7], {"8": -1.5})
     submit = Submit(request_id="a", prompt="x", priority=-2, cache_salt="s")
-    told = question_of(submit, SGLANG).fields
-    assert (told["priority"], told["cache_salt"]) == (-2, "s")
+    body = question_of(submit, SGLANG).fields
+    assert (body["priority"], body["cache_salt"]) == (-2, "s")
     assert "max_tokens" not in fields(raw=False, max_tokens=None)
 
 
 def test_forms_of_text() -> None:
     schema = Structured(kind="json_schema", text='{"type":"object"}')
-    told = fields(structured=schema)["response_format"]
-    assert told == {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
+    response_format = fields(structured=schema)["response_format"]
+    assert response_format == {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
     assert fields(structured=Structured(kind="json_object"))["response_format"] == {"type": "json_object"}
     regex, grammar = Structured(kind="regex", text="a+"), Structured(kind="grammar", text="root ::= [a]")
     assert fields(structured=regex)["structured_outputs"] == {"regex": "a+"}

@@ -35,8 +35,8 @@ def test_an_event_without_an_end_is_not_kept(piece: bytes) -> None:
         lines.feed(piece)
 
 
-def data(**told: object) -> bytes:
-    return event(**told).removeprefix(b"data: ").strip()
+def data(**body: object) -> bytes:
+    return event(**body).removeprefix(b"data: ").strip()
 
 
 def test_text_token_ids_and_usage() -> None:
@@ -77,7 +77,7 @@ def test_reasoning_is_told_as_models_write_it(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "event",
     [
         b"",
         b"no json",
@@ -93,15 +93,15 @@ def test_reasoning_is_told_as_models_write_it(name: str) -> None:
         b'{"usage": {"completion_tokens": -1}}',
     ],
 )
-def test_what_is_no_answer(told: bytes) -> None:
+def test_what_is_no_answer(event: bytes) -> None:
     with pytest.raises(ProtocolError, match="its answer"):
-        StreamedAnswer("a", 1).take(told)
+        StreamedAnswer("a", 1).take(event)
 
 
 def test_errors_in_the_middle() -> None:
-    for told in ({"error": {"message": "out of\nmemory"}}, {"object": "error", "message": "out of memory"}):
+    for body in ({"error": {"message": "out of\nmemory"}}, {"object": "error", "message": "out of memory"}):
         with pytest.raises(AnswerError, match=r"^out of memory$"):
-            StreamedAnswer("a", 1).take(data(**told))
+            StreamedAnswer("a", 1).take(data(**body))
 
 
 @pytest.mark.parametrize(

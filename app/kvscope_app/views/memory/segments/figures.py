@@ -27,23 +27,33 @@ _COLUMNS: Final = (
 )
 
 
-def fragmentation(told: AllocatorMap) -> float | None:
+def fragmentation(allocator_map: AllocatorMap) -> float | None:
     """1 − largest cached block / cached: how much of what is cached is not in one piece; None with nothing cached."""
-    return 1 - told.largest_cached_bytes / told.cached_bytes if told.cached_bytes > 0 else None
+    return (
+        1 - allocator_map.largest_cached_bytes / allocator_map.cached_bytes if allocator_map.cached_bytes > 0 else None
+    )
 
 
-def figure_rows(told: AllocatorMap) -> list[Row]:
+def figure_rows(allocator_map: AllocatorMap) -> list[Row]:
     """Name, value and meaning."""
-    scattered = fragmentation(told)
+    scattered = fragmentation(allocator_map)
     return [
-        ("Segments", count(told.num_segments), "Device memory segments held by torch"),
-        ("Blocks", count(told.num_blocks), "Subdivisions of segments"),
-        ("Held", num_bytes(told.total_bytes), "All segments together"),
-        ("Allocated", num_bytes(told.allocated_bytes), "In blocks of tensors, rounded up as torch does"),
-        ("Pending", num_bytes(told.pending_bytes), "Freed, waiting for a stream that may still read them"),
-        ("Cached", num_bytes(told.cached_bytes), "Kept for new tensors"),
-        ("Split", num_bytes(told.split_bytes), "Cached, in partly used segments: cannot be returned to the device"),
-        ("Largest cached", num_bytes(told.largest_cached_bytes), "Largest allocation possible without a new segment"),
+        ("Segments", count(allocator_map.num_segments), "Device memory segments held by torch"),
+        ("Blocks", count(allocator_map.num_blocks), "Subdivisions of segments"),
+        ("Held", num_bytes(allocator_map.total_bytes), "All segments together"),
+        ("Allocated", num_bytes(allocator_map.allocated_bytes), "In blocks of tensors, rounded up as torch does"),
+        ("Pending", num_bytes(allocator_map.pending_bytes), "Freed, waiting for a stream that may still read them"),
+        ("Cached", num_bytes(allocator_map.cached_bytes), "Kept for new tensors"),
+        (
+            "Split",
+            num_bytes(allocator_map.split_bytes),
+            "Cached, in partly used segments: cannot be returned to the device",
+        ),
+        (
+            "Largest cached",
+            num_bytes(allocator_map.largest_cached_bytes),
+            "Largest allocation possible without a new segment",
+        ),
         (
             "Fragmentation",
             "nothing is cached" if scattered is None else percent(scattered),
@@ -52,14 +62,16 @@ def figure_rows(told: AllocatorMap) -> list[Row]:
     ]
 
 
-def left_out(told: AllocatorMap, segments: list[TorchSegment]) -> str:
+def left_out(allocator_map: AllocatorMap, segments: list[TorchSegment]) -> str:
     """What is not drawn as it is; empty where everything is."""
     words = []
-    if len(segments) < told.num_segments:
-        words.append(f"the largest {count(len(segments))} of {plural(told.num_segments, 'segment')} are shown")
+    if len(segments) < allocator_map.num_segments:
+        words.append(f"the largest {count(len(segments))} of {plural(allocator_map.num_segments, 'segment')} are shown")
     drawn = sum(len(one.sizes) for one in segments)
-    if drawn < told.num_blocks and len(segments) == told.num_segments:
-        words.append(f"{count(told.num_blocks)} blocks are drawn as {count(drawn)}: the smallest neighbours are merged")
+    if drawn < allocator_map.num_blocks and len(segments) == allocator_map.num_segments:
+        words.append(
+            f"{count(allocator_map.num_blocks)} blocks are drawn as {count(drawn)}: the smallest neighbours are merged"
+        )
     return "; ".join(words)
 
 
@@ -82,8 +94,10 @@ def segment_name(one: TorchSegment) -> str:
 def segment_tip(one: TorchSegment) -> str:
     """A segment as a whole."""
     parts = ((state, one.bytes_of(state)) for state in State)
-    told = ", ".join(f"{num_bytes(size)} {state_words(state)}" for state, size in parts if size)
-    return f"{segment_name(one)}, at {one.address:#x}: {plural(len(one.sizes), 'block')}; {told or 'not reported'}"
+    parts_text = ", ".join(f"{num_bytes(size)} {state_words(state)}" for state, size in parts if size)
+    return (
+        f"{segment_name(one)}, at {one.address:#x}: {plural(len(one.sizes), 'block')}; {parts_text or 'not reported'}"
+    )
 
 
 def block_tip(one: TorchSegment, block: int) -> str:

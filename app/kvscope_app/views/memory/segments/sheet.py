@@ -121,16 +121,20 @@ class SegmentsSheet(Sheet):
             return
         self._show(reply, segments)
 
-    def _show(self, told: AllocatorMap, segments: list[TorchSegment]) -> None:
+    def _show(self, allocator_map: AllocatorMap, segments: list[TorchSegment]) -> None:
         if not segments:
             self._say("PyTorch holds no device memory")
             return
         self._segments = segments
         self._rest()
-        for place, (name, value, meaning) in enumerate(figure_rows(told)):
+        for place, (name, value, meaning) in enumerate(figure_rows(allocator_map)):
             self._show_figure(place, name, value, meaning)
-        took = f"{told.device}, read in {seconds(told.took_ns / 1e9)}" if told.took_ns else told.device
-        self.note.setText("; ".join(filter(None, (took, left_out(told, segments)))))
+        took = (
+            f"{allocator_map.device}, read in {seconds(allocator_map.took_ns / 1e9)}"
+            if allocator_map.took_ns
+            else allocator_map.device
+        )
+        self.note.setText("; ".join(filter(None, (took, left_out(allocator_map, segments)))))
         self.bars.show_segments(segments)
         self.copy.setEnabled(True)
         self._stack.setCurrentIndex(1)

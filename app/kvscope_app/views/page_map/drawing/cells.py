@@ -47,7 +47,7 @@ class Cells:
         self.grid = grid
         self.block_size = block_size
         self.mode = mode
-        self.tells_filled = True
+        self.has_filled = True
         """Otherwise cells are drawn whole: how full they are nobody knows."""
         self.step = 0
         self.selected: Ids = _NO_IDS
@@ -101,7 +101,7 @@ class Cells:
 
     def fill_share(self, ids: Ids) -> npt.NDArray[np.float32]:
         """Share of each block's slots that hold a token, 0 to 1; 1 for one without content, which is drawn whole."""
-        if not self.tells_filled:
+        if not self.has_filled:
             return np.ones(ids.size, np.float32)
         filled = self.ledger.filled[ids].astype(np.float32) / np.float32(self.block_size)
         return np.where(HAS_CONTENT[self.ledger.state[ids]], filled, np.float32(1))

@@ -38,7 +38,7 @@ class Scene:
         self.pixels: Pixels = np.zeros((1, 1), np.uint32)
         self.mode = STATE
         self.flashing = True
-        self.tells_filled = True
+        self.has_filled = True
         """Whether the ledger says how full blocks are; for what is shown next."""
         self.tells_addresses = True
         """Whether rows are places in memory: otherwise their numbers say nothing at the left edge."""
@@ -81,7 +81,7 @@ class Scene:
             self.grid, self.camera = self._fit(ledger.num_blocks)
             self._flashes = Flashes(ledger.num_blocks)
         self.cells = Cells(ledger, self.grid, block_size, self.mode)
-        self.cells.tells_filled = self.tells_filled
+        self.cells.has_filled = self.has_filled
         self.cells.step = step
         self._flashes.clear()
         self.cells.select(selected)
@@ -209,7 +209,7 @@ class Scene:
         assert self.cells is not None, "only a shown ledger has a grid"
         old, self.grid = self.cells, grid
         self.cells = Cells(old.ledger, grid, old.block_size, self.mode)
-        self.cells.tells_filled, self.cells.step = old.tells_filled, old.step
+        self.cells.has_filled, self.cells.step = old.has_filled, old.step
         self.cells.refresh_all()
         self.cells.select(old.selected if old.has_selection else None)
 

@@ -62,9 +62,9 @@ def ask(make_view):
 def test_the_sheet_shows_what_the_engine_answers(ask):
     sheet, answer = ask()
     assert not sheet.again.isEnabled()
-    told = synthetic_allocator_map(0)
-    answer(told)
-    assert sheet.value("Segments") == str(told.num_segments)
+    allocator_map = synthetic_allocator_map(0)
+    answer(allocator_map)
+    assert sheet.value("Segments") == str(allocator_map.num_segments)
     assert sheet.value("Held") == "8.02 GiB"
     assert sheet.again.isEnabled()
     assert sheet.copy.isEnabled()
@@ -95,11 +95,11 @@ def test_each_place_has_its_words(ask):
 
 def test_the_text_has_a_line_a_block(ask):
     sheet, answer = ask()
-    told = synthetic_allocator_map(0)
-    answer(told)
+    allocator_map = synthetic_allocator_map(0)
+    answer(allocator_map)
     sheet.copy.click()
     lines = QGuiApplication.clipboard().text().splitlines()
-    assert len(lines) == told.num_blocks + 1
+    assert len(lines) == allocator_map.num_blocks + 1
     assert lines[1].split("\t") == ["0x7f0000000000", str(4 << 30), "large", "0", "0", str(4 << 30), "allocated"]
 
 
@@ -145,8 +145,8 @@ def test_a_recording_is_not_asked():
 
 def test_what_is_not_drawn_is_said():
     whole = synthetic_allocator_map(0)
-    told = pack_map(unpack_map(whole), max_blocks=100)
-    assert "the smallest neighbours are merged" in left_out(told, unpack_map(told))
+    allocator_map = pack_map(unpack_map(whole), max_blocks=100)
+    assert "the smallest neighbours are merged" in left_out(allocator_map, unpack_map(allocator_map))
     assert left_out(whole, unpack_map(whole)) == ""
     cut = pack_map(unpack_map(whole), max_segments=3)
     assert "the largest 3 of 26 segments" in left_out(cut, unpack_map(cut))

@@ -96,17 +96,17 @@ def test_an_engine_starts_and_serves(start: Start, lanes: Any, fake_gpu: Any, kv
 def test_a_graph_that_cannot_be_captured_in_service_is_an_event_and_a_note_at_once(
     start: Any, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    notes: list[str] = []
     published: list[Any] = []
     config = EngineConfig(model=str(start.folder), device="cuda", num_gpu_blocks_override=64, max_num_seqs=8)
-    engine = Engine(config, on_note=told.append, publish=published.append)
+    engine = Engine(config, on_note=notes.append, publish=published.append)
 
     def capture(graph: Any, **options: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.cuda, "graph", capture)
     assert sum(step.replays for step in serve(engine, lanes, fake_gpu)) > 0, "the next larger graph is taken"
-    (note,) = told
+    (note,) = notes
     assert note.startswith("no CUDA graph for batches of 4, which run slower: OutOfMemoryError")
     assert engine.notes == (note,)
     events = [event for message in published for event in getattr(message, "events", ())]
