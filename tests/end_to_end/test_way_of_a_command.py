@@ -38,7 +38,7 @@ WAY: Final = (
     "engine/kvscope_telemetry/messages/roles.py",
     "engine/kvscope_engine/server/command_receiver.py",
     "engine/kvscope_engine/server/dispatcher.py",
-    "engine/kvscope_engine/server/interventions.py",
+    "engine/kvscope_engine/server/client_interventions.py",
     "engine/kvscope_telemetry/sockets/reply_sender.py",
     "engine/kvscope_telemetry/sources/liveness.py",
     "app/kvscope_app/debugger/paused_bar.py",

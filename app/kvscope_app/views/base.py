@@ -18,8 +18,9 @@ HINT: Final = "hint"
 class View(QWidget):
     """One panel of the window.
 
-    The main window calls `refresh` at most `refresh_hz` times a second, only while the view is in sight, the
-    session is not paused and something changed; `apply_theme` once at the start and whenever the theme changes.
+    `window/refresher.py` calls `refresh` at most `refresh_hz` times a second, only while the view is in sight and what
+    is shown changed (the page map with every update, which `session/pace.py` bounds to one each 16 ms); `apply_theme`
+    once at the start and whenever the theme changes.
     """
 
     title: ClassVar[str] = ""

@@ -22,7 +22,7 @@ from typing import Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from kvscope_engine.server.interventions import HeartbeatFacts, Pauses
+from kvscope_engine.server.client_interventions import HeartbeatFacts, Pauses
 from kvscope_engine.server.limits import Allowance, ServiceLimits, behind
 from kvscope_engine.server.preparation import Prepared
 from kvscope_engine.server.served_engine import ServedEngine

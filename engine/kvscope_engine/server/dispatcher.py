@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from kvscope_engine.server.client_interventions import ClientInterventions, HeartbeatFacts
 from kvscope_engine.server.command_receiver import BlockTextQuery, ClientJoined, ClientLost, CommandReceiver, Task, Tick
-from kvscope_engine.server.interventions import HeartbeatFacts, Intervening
 from kvscope_engine.server.limits import ServiceLimits, behind
 from kvscope_engine.server.preparation import Preparation, Prepared, TokenIdsOf
 from kvscope_engine.server.served_engine import ServedEngine
@@ -59,7 +59,7 @@ class Dispatcher:
         self._open = OpenRequests(limits)
         self._pending = PendingSubmits(engine.prompt_token_ids, engine.has_form, receiver.put_prepared, limits)
         self._sessions = ClientSessions()
-        self._intervening = Intervening(engine, receiver.pauses, self._tell_all, reply, receiver.name_of)
+        self._intervening = ClientInterventions(engine, receiver.pauses, self._tell_all, reply, receiver.name_of)
         self._snapshots = SharedSnapshots(engine, reply, limits.client_snapshots, lambda: self.has_work)
 
     @property

@@ -42,7 +42,9 @@ class ExternalEngine:
     """What a person is told who attaches to one: what to type, and how to start it so that there is much to see."""
 
     metrics_prefix: str
-    """Which its metrics' names at /metrics begin with."""
+    """Which its metrics' names begin with."""
+    metrics_path: str = "/metrics"
+    """Where its server has them, in Prometheus' format."""
     rank_label: str
     """Label of its metrics with the data-parallel rank; those without it are of all ranks together."""
     replica_labels: tuple[str, ...] = ()
@@ -50,7 +52,7 @@ class ExternalEngine:
     read: Callable[[Page], EngineReading]
     """What its metrics say."""
     without_metrics: str = ""
-    """What a person can do where its server has no /metrics."""
+    """What a person can do where its server has no metrics."""
 
     ask_facts: Callable[[Ask], ServerFacts]
     """What its server says beside its metrics, where its KV events are among it: endpoints as the server binds them."""

@@ -36,7 +36,7 @@ class EngineReading:
     block_size: int | None = None
     cache_dtype: str = ""
     prompt_tokens: int | None = None
-    """With those from the prefix cache."""
+    """With those from the prefix cache, unlike `Counters.prompt_tokens`."""
     cached_tokens: int | None = None
     generation_tokens: int | None = None
     preemptions: int | None = None

@@ -26,7 +26,6 @@ EVERY_S: Final = 1.0
 PAUSES_S: Final = (1.0, 30.0)
 """After a failure, then twice as long each time."""
 ASK_FACTS_AGAIN_S: Final = 300.0
-METRICS: Final = "/metrics"
 _OF_ALL: Final = "process_start_time_seconds"
 """A metric of whatever program has Prometheus' client."""
 _END_S: Final = 1.0
@@ -63,7 +62,7 @@ class Scraper:
         self._facts: ServerFacts | None = None
         self._facts_s = 0.0
         self._before: EngineReading | None = None
-        self.why = f"{address.url(METRICS)} has not answered yet"
+        self.why = f"{address.url(address.engine.metrics_path)} has not answered yet"
         """Why there are no metrics, in one sentence; empty while there are."""
         self.is_refused = False
         """Whether the server is there, and does not let us in."""
@@ -110,7 +109,7 @@ class Scraper:
             self._fail(self._with_advice(error), is_refused=error.is_refusal)
             return False
         except ProtocolError as error:
-            self._fail(f"{self._address.url(METRICS)}: {error}")
+            self._fail(f"{self._address.url(self._address.engine.metrics_path)}: {error}")
             return False
         self._before = reading
         self._taken = Scraped(time.monotonic_ns(), reading, facts)
@@ -129,7 +128,7 @@ class Scraper:
 
     def _read_metrics(self) -> EngineReading:
         address, engine = self._address, self._address.engine
-        kind, body = self._http.get(METRICS)
+        kind, body = self._http.get(engine.metrics_path)
         if kind == "text/html":
             raise ProtocolError("it is a web page, not metrics")
         page = Page(

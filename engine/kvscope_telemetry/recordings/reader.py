@@ -2,7 +2,7 @@
 
 Owns where seconds count from, the first message, and what is said of the file. What is damaged is left out and counted
 once: a chunk whose checksum fails, a message that cannot be read or is of another time than its chunk. What opening may
-cost is `budget`'s, what it finds `survey`'s, how chunks are read `stored_chunks`'.
+cost is `read_budget`'s, what it finds `survey`'s, how chunks are read `stored_chunks`'.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Recording:
     def open(cls, path: Path | str, watch: ProgressCallback | None = None) -> Recording:
         """A file that a `RecordingWriter` wrote or is writing. Raises BadInput, in one line, for any other.
 
-        Takes at most the effort that `budget` states: a file that is larger than it looks is opened in part. `watch`
-        is told how far it is, and may end it: then OpeningCancelled is raised.
+        Reads within the bounds of `read_budget`: a file that is larger than it looks is opened in part. `watch` is told
+        how far it is, and may end it: then OpeningCancelled is raised.
         """
         return cls(Path(path), watch)
 

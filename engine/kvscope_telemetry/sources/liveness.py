@@ -37,7 +37,7 @@ class Liveness:
         self.rejection = ""
         """Why the newest message that was not accepted was not."""
         self.rejected_ns = 0
-        """Why the latest message could not be read."""
+        """When that was, by our monotonic clock."""
         self._paused_by = ""
         self._is_known = False  # a snapshot of the present engine came
         self._loading: str | None = None

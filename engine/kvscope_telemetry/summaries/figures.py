@@ -57,7 +57,8 @@ class Share:
 
 
 PROMPTS: Final = ("prompt_tokens", "cached_tokens")
-"""Together the prompts of requests that ran for the first time, each counted once."""
+"""Together the prompts of requests that ran for the first time, each counted once: `prompt_tokens` are those computed,
+without the cached ones."""
 HIT_RATE: Final = Share(("cached_tokens",), PROMPTS)
 USAGE: Final = Share(("active",), ("pool",))
 """Of the pool's blocks, those that requests hold."""

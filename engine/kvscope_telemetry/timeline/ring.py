@@ -2,7 +2,7 @@
 
 Owns the folder and what it says of itself. One thread writes, through a bounded queue (`RecordingWriter`); where that
 cannot go on the session does, without a ring, and `failure` says why. While the disk takes no more `pause` says so, and
-the ring begins again with the whole state when it does. Knows nobody who reads: `Tape` does.
+the ring begins again with the whole state when it does. Knows nobody who reads: `RingRecording` does.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class HeartbeatFacts:
     max_num_batched_tokens: int = 0
 
 
-class Intervening:
+class ClientInterventions:
     """One for an engine. `tell` is given what a heartbeat says, `reply` what is answered later; `name_of` says what a
     client is called."""
 
