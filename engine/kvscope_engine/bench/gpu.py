@@ -106,20 +106,25 @@ def run(args: argparse.Namespace) -> int:
     others = {text: engine_options(text) for text in args.others or ()}
     most = max(tokens_a_step(options) for options in ({}, *others.values()))
     longest = max(LONGEST if args.ttft else 0, room(args, _batches(args), args.steps, most))
-    with setting_of(args, longest) as setting:
-        for options in others.values():
-            setting.engine_config(**options)  # what does not go together is refused before anything is measured
-        tell("reads memory")
-        report["read_gb_per_s"] = read_gb_per_s(args.device)
-        if _has_steps(args):
-            report["context"] = args.context
-            report |= decode_steps(args, setting, _batches(args), _kinds(args) | others, tell)
-        if args.ttft:
-            report["ttft"] = ttft(setting, {"kvscope": {}} | others, report["read_gb_per_s"], tell)
-        if args.requests is not None:
-            report["requests"] = requests(setting, others, args.requests, args.limit, tell)
-        if args.telemetry:
-            report["telemetry"] = telemetry(args, setting, args.batch or [64], tell)
+    try:
+        with setting_of(args, longest) as setting:
+            for options in others.values():
+                setting.engine_config(**options)  # what does not go together is refused before anything is measured
+            tell("reads memory")
+            report["read_gb_per_s"] = read_gb_per_s(args.device)
+            if _has_steps(args):
+                report["context"] = args.context
+                decode_steps(args, setting, _batches(args), _kinds(args) | others, tell, report)
+            if args.ttft:
+                report["ttft"] = ttft(setting, {"kvscope": {}} | others, report["read_gb_per_s"], tell)
+            if args.requests is not None:
+                report["requests"] = requests(setting, others, args.requests, args.limit, tell)
+            if args.telemetry:
+                report["telemetry"] = telemetry(args, setting, args.batch or [64], tell)
+    except BaseException:  # interrupted, or an engine that does not start: what others took is told all the same
+        if report.get("steps") and not args.json:
+            print(_text(report))
+        raise
     print(json.dumps(report) if args.json else _text(report))
     return 0
 

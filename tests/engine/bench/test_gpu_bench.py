@@ -57,6 +57,15 @@ def test_samplings_and_turns_can_be_chosen(on_cpu: list[str], capsys: pytest.Cap
     assert report["engines"]["turns"]["overlaps"].startswith("while 0 of ")
 
 
+def test_what_was_measured_is_told_where_another_engine_does_not_start(
+    on_cpu: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*on_cpu, "--batch", "1", "--with", "num-gpu-blocks-override=1"]) == 2
+    printed = capsys.readouterr()
+    assert "graphs" in printed.out.splitlines()[-1]
+    assert "blocks" in printed.err
+
+
 def test_shares_are_of_a_read_and_of_the_data_sheet() -> None:
     """As a GPU would have it: 16 GB in 8 ms are 2,000 GB/s."""
     step = {"kind": "graphs", "batch": 1, "sampling": "greedy", "step_ms": 8.0, "p99_ms": 9.0, "forward_ms": 7.5}
@@ -137,6 +146,6 @@ def test_ours_is_told_where_transformers_fails(
 )
 def test_what_is_not_accepted_is_said(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "gpu", "--device", "cpu", *option]) == 2
-    told = capsys.readouterr().err
-    assert option[0] in told
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert option[0] in printed
+    assert printed.count("\n") == 1

@@ -38,9 +38,10 @@ def decode_steps(
     batches: list[int],
     engines: Mapping[str, dict[str, Any]],
     tell: Callable[[str], None],
-) -> dict[str, Any]:
-    """What the start of each engine took, and a row for each of its batches and samplings."""
-    report: dict[str, Any] = {"engines": {}, "steps": []}
+    report: dict[str, Any],
+) -> None:
+    """Into `report`: what the start of each engine took, and a row for each of its batches and samplings."""
+    report |= {"engines": {}, "steps": []}
     for kind, options in engines.items():
         tell(f"{kind}: starts")
         started, rows = _engine(args, setting, options, batches, telling_of(kind, tell))
@@ -49,7 +50,6 @@ def decode_steps(
     if args.transformers:
         report["steps"] += _transformers(args, setting, batches, tell)
         empty()
-    return report
 
 
 def decode_steps_text(report: dict[str, Any]) -> str:
