@@ -1,4 +1,6 @@
-"""Refreshes the views: each at most `refresh_hz`, only while it is seen and something changed.
+"""Refreshes the views: each about `refresh_hz` times a second at most, only while it is seen and something changed.
+
+The page map follows every update, which `session/pace.py` takes at most each 16 ms.
 
 An engine that does nothing still gives signs of life. They move the curves' time alone: views follow them at leisure.
 
