@@ -23,9 +23,9 @@ from kvscope_kernels.benchmark.rows import (
     write_rows,
 )
 from kvscope_kernels.benchmark.stream_read import stream_read, stream_read_torch, sums_for
-from kvscope_kernels.benchmark.workload import Workload, make_pool
+from kvscope_kernels.benchmark.workload import AttentionWorkload, make_pool
 
-SMALL = Workload(name="small", seq_lens=(40, 17), num_heads=6, num_kv_heads=2, head_dim=64)
+SMALL = AttentionWorkload(name="small", seq_lens=(40, 17), num_heads=6, num_kv_heads=2, head_dim=64)
 QUANTIZED = [replace(SMALL, name=str(dtype), kv_dtype=dtype) for dtype in (torch.int8, torch.float8_e4m3fn)]
 
 
@@ -41,8 +41,12 @@ def host_timer(contenders: Mapping[str, Sequence[Any]]) -> dict[str, float]:
 
 def test_every_row_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     ops = ops_for("cpu")
-    whole = Workload(name="whole", seq_lens=(20, 20), query_lens=(20, 20), num_heads=6, num_kv_heads=2, head_dim=64)
-    continued = Workload(name="continued", seq_lens=(40,), query_lens=(3,), num_heads=6, num_kv_heads=2, head_dim=64)
+    whole = AttentionWorkload(
+        name="whole", seq_lens=(20, 20), query_lens=(20, 20), num_heads=6, num_kv_heads=2, head_dim=64
+    )
+    continued = AttentionWorkload(
+        name="continued", seq_lens=(40,), query_lens=(3,), num_heads=6, num_kv_heads=2, head_dim=64
+    )
     rows = [
         *decode_rows(ops, "cpu", host_timer, [SMALL]),
         *skew_rows(ops, "cpu", host_timer, SMALL),
@@ -64,8 +68,8 @@ def test_every_row_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bytes_and_operations_are_counted_once() -> None:
     assert SMALL.kv_bytes == 57 * 2 * 64 * 2 * 2
     assert QUANTIZED[0].kv_bytes == 57 * 2 * 2 * (64 + 4)
-    assert Workload(name="", seq_lens=(3,), query_lens=(3,), num_heads=1, head_dim=1).flops == 4 * (1 + 2 + 3)
-    assert Workload(name="", seq_lens=(10,), query_lens=(2,), num_heads=1, head_dim=1).flops == 4 * (9 + 10)
+    assert AttentionWorkload(name="", seq_lens=(3,), query_lens=(3,), num_heads=1, head_dim=1).flops == 4 * (1 + 2 + 3)
+    assert AttentionWorkload(name="", seq_lens=(10,), query_lens=(2,), num_heads=1, head_dim=1).flops == 4 * (9 + 10)
 
 
 def test_tables_name_each_block_once() -> None:
@@ -75,7 +79,7 @@ def test_tables_name_each_block_once() -> None:
 
 
 def test_last_slots_are_those_of_the_last_tokens() -> None:
-    work = Workload(name="", seq_lens=(18, 3), query_lens=(4, 1), num_heads=2, num_kv_heads=1, head_dim=16)
+    work = AttentionWorkload(name="", seq_lens=(18, 3), query_lens=(4, 1), num_heads=2, num_kv_heads=1, head_dim=16)
     pool = make_pool(work, "cpu", is_permuted=False)
     assert pool.last_slots().tolist() == [14, 15, 16, 17, 2 * 16 + 2]
 

@@ -165,7 +165,7 @@ def test_a_captured_step_quantizes_and_reads_back(ops: Ops, form: torch.dtype) -
 def test_benchmark_rows_are_sane(ops: Ops) -> None:
     from kvscope_kernels.benchmark.rows import decode_rows
     from kvscope_kernels.benchmark.timing import time_on_gpu
-    from kvscope_kernels.benchmark.workload import Workload
+    from kvscope_kernels.benchmark.workload import AttentionWorkload
 
-    rows = list(decode_rows(ops, "cuda", time_on_gpu, [Workload(name="8 x 4k", seq_lens=(4096,) * 8)]))
+    rows = list(decode_rows(ops, "cuda", time_on_gpu, [AttentionWorkload(name="8 x 4k", seq_lens=(4096,) * 8)]))
     assert all(0 < row.rate < 20 and row.ratio is not None and 0.05 < row.ratio < 2 for row in rows), rows

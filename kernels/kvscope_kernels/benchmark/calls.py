@@ -7,7 +7,7 @@ import torch
 
 from kvscope_kernels.attention_args import QueryRuns
 from kvscope_kernels.benchmark.timing import Call
-from kvscope_kernels.benchmark.workload import Pool, Workload, make_pool
+from kvscope_kernels.benchmark.workload import AttentionWorkload, Pool, make_pool
 from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.dispatch import Ops
 from kvscope_kernels.gated_activation import SILU
@@ -17,7 +17,7 @@ from kvscope_kernels.rotate_write import Rotation, Turn, rotate_torch
 _CYCLE_BYTES: Final = 512 << 20  # several times any L2
 
 
-def pools_of(work: Workload, device: str) -> list[Pool]:
+def pools_of(work: AttentionWorkload, device: str) -> list[Pool]:
     """At least two, and enough that reading them all leaves nothing of the first in L2."""
     count = 1 if device == "cpu" else max(2, -(-_CYCLE_BYTES // work.kv_bytes))
     return [make_pool(work, device) for _ in range(count)]

@@ -13,36 +13,38 @@ from torch.nn.functional import scaled_dot_product_attention
 from kvscope_kernels.benchmark.calls import decode_call, layer_calls, pools_of, prefill_call, write_call
 from kvscope_kernels.benchmark.stream_read import stream_read, stream_read_torch, sums_for
 from kvscope_kernels.benchmark.timing import Call, Timer
-from kvscope_kernels.benchmark.workload import Pool, Workload, make_pool
+from kvscope_kernels.benchmark.workload import AttentionWorkload, Pool, make_pool
 from kvscope_kernels.dispatch import Ops, torch_ops
 
 _LAYERS: Final = 32
 
 DECODE: Final = (
-    Workload(name="8 x 32k", seq_lens=(32768,) * 8),
-    Workload(name="64 x 4k", seq_lens=(4096,) * 64),
-    Workload(name="32 x 4k", seq_lens=(4096,) * 32),
-    Workload(name="8 x 4k", seq_lens=(4096,) * 8),
-    Workload(name="1 x 32k", seq_lens=(32768,)),
-    Workload(name="64 x 2k, 9/3/64", seq_lens=(2048,) * 64, num_heads=9, num_kv_heads=3, head_dim=64),
+    AttentionWorkload(name="8 x 32k", seq_lens=(32768,) * 8),
+    AttentionWorkload(name="64 x 4k", seq_lens=(4096,) * 64),
+    AttentionWorkload(name="32 x 4k", seq_lens=(4096,) * 32),
+    AttentionWorkload(name="8 x 4k", seq_lens=(4096,) * 8),
+    AttentionWorkload(name="1 x 32k", seq_lens=(32768,)),
+    AttentionWorkload(name="64 x 2k, 9/3/64", seq_lens=(2048,) * 64, num_heads=9, num_kv_heads=3, head_dim=64),
 )
 QUANTIZED: Final = tuple(
     replace(work, name=f"{work.name}, {name}", kv_dtype=dtype)
     for dtype, name in ((torch.int8, "int8"), (torch.float8_e4m3fn, "fp8"))
     for work in (DECODE[0], DECODE[3], DECODE[5])
 )
-SKEWED: Final = Workload(name="1 x 32k + 31 x 1k", seq_lens=(32768,) + (1024,) * 31)
+SKEWED: Final = AttentionWorkload(name="1 x 32k + 31 x 1k", seq_lens=(32768,) + (1024,) * 31)
 WRITE: Final = (
-    Workload(name="32 tokens", seq_lens=(512,) * 32),
-    Workload(name="8k tokens", seq_lens=(2048,) * 8, query_lens=(1024,) * 8),
-    Workload(name="8k tokens, int8", seq_lens=(2048,) * 8, query_lens=(1024,) * 8, kv_dtype=torch.int8),
-    Workload(name="8k tokens, fp8", seq_lens=(2048,) * 8, query_lens=(1024,) * 8, kv_dtype=torch.float8_e4m3fn),
+    AttentionWorkload(name="32 tokens", seq_lens=(512,) * 32),
+    AttentionWorkload(name="8k tokens", seq_lens=(2048,) * 8, query_lens=(1024,) * 8),
+    AttentionWorkload(name="8k tokens, int8", seq_lens=(2048,) * 8, query_lens=(1024,) * 8, kv_dtype=torch.int8),
+    AttentionWorkload(
+        name="8k tokens, fp8", seq_lens=(2048,) * 8, query_lens=(1024,) * 8, kv_dtype=torch.float8_e4m3fn
+    ),
 )
 PREFILL: Final = (
-    Workload(name="1 x 4k", seq_lens=(4096,), query_lens=(4096,)),
-    Workload(name="8 x 2k", seq_lens=(2048,) * 8, query_lens=(2048,) * 8),
-    Workload(name="8 x 1k", seq_lens=(1024,) * 8, query_lens=(1024,) * 8),
-    Workload(
+    AttentionWorkload(name="1 x 4k", seq_lens=(4096,), query_lens=(4096,)),
+    AttentionWorkload(name="8 x 2k", seq_lens=(2048,) * 8, query_lens=(2048,) * 8),
+    AttentionWorkload(name="8 x 1k", seq_lens=(1024,) * 8, query_lens=(1024,) * 8),
+    AttentionWorkload(
         name="16 x 1k, 9/3/64",
         seq_lens=(1024,) * 16,
         query_lens=(1024,) * 16,
@@ -50,7 +52,7 @@ PREFILL: Final = (
         num_kv_heads=3,
         head_dim=64,
     ),
-    Workload(
+    AttentionWorkload(
         name="4 x 1k, 8/4/256",
         seq_lens=(1024,) * 4,
         query_lens=(1024,) * 4,
@@ -58,17 +60,17 @@ PREFILL: Final = (
         num_kv_heads=4,
         head_dim=256,
     ),
-    Workload(name="512 after 16k", seq_lens=(16384,), query_lens=(512,)),
-    Workload(name="512 after 16k, int8", seq_lens=(16384,), query_lens=(512,), kv_dtype=torch.int8),
-    Workload(name="512 after 16k, fp8", seq_lens=(16384,), query_lens=(512,), kv_dtype=torch.float8_e4m3fn),
+    AttentionWorkload(name="512 after 16k", seq_lens=(16384,), query_lens=(512,)),
+    AttentionWorkload(name="512 after 16k, int8", seq_lens=(16384,), query_lens=(512,), kv_dtype=torch.int8),
+    AttentionWorkload(name="512 after 16k, fp8", seq_lens=(16384,), query_lens=(512,), kv_dtype=torch.float8_e4m3fn),
 )
 TURNS: Final = (
-    Workload(name="16 after 32k", seq_lens=(32768,), query_lens=(16,)),
-    Workload(name="64 after 32k", seq_lens=(32768,), query_lens=(64,)),
-    Workload(name="128 after 32k", seq_lens=(32768,), query_lens=(128,)),
-    Workload(name="16 after 32k, int8", seq_lens=(32768,), query_lens=(16,), kv_dtype=torch.int8),
-    Workload(name="8 x 5 after 8k", seq_lens=(8192,) * 8, query_lens=(5,) * 8),
-    Workload(name="16 after 32k + 7 after 1k", seq_lens=(32768,) + (1024,) * 7, query_lens=(16,) * 8),
+    AttentionWorkload(name="16 after 32k", seq_lens=(32768,), query_lens=(16,)),
+    AttentionWorkload(name="64 after 32k", seq_lens=(32768,), query_lens=(64,)),
+    AttentionWorkload(name="128 after 32k", seq_lens=(32768,), query_lens=(128,)),
+    AttentionWorkload(name="16 after 32k, int8", seq_lens=(32768,), query_lens=(16,), kv_dtype=torch.int8),
+    AttentionWorkload(name="8 x 5 after 8k", seq_lens=(8192,) * 8, query_lens=(5,) * 8),
+    AttentionWorkload(name="16 after 32k + 7 after 1k", seq_lens=(32768,) + (1024,) * 7, query_lens=(16,) * 8),
 )
 """Short turns, and drafts to be verified, behind long contexts."""
 
@@ -86,7 +88,7 @@ class Row:
     against: str = ""
 
 
-def decode_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] = DECODE) -> Iterator[Row]:
+def decode_rows(ops: Ops, device: str, timer: Timer, works: Sequence[AttentionWorkload] = DECODE) -> Iterator[Row]:
     """Bytes a second of decode over those of reading the same bytes, and what scattering the blocks costs."""
     for work in works:
         pools = pools_of(work, device)
@@ -103,7 +105,7 @@ def decode_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] =
         yield _row(f"decode {work.name}, in a row", times, "in a row", terabytes, "TB/s", "scattered")
 
 
-def skew_rows(ops: Ops, device: str, timer: Timer, work: Workload = SKEWED) -> Iterator[Row]:
+def skew_rows(ops: Ops, device: str, timer: Timer, work: AttentionWorkload = SKEWED) -> Iterator[Row]:
     """One long request among short ones, against as many bytes in equal requests."""
     length = sum(work.seq_lens) // len(work.seq_lens)
     even = replace(work, name="equal lengths", seq_lens=(length,) * len(work.seq_lens))
@@ -111,7 +113,9 @@ def skew_rows(ops: Ops, device: str, timer: Timer, work: Workload = SKEWED) -> I
     yield _row(f"decode {work.name}", times, work.name, work.kv_bytes / 1e12, "TB/s", even.name)
 
 
-def quantized_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] = QUANTIZED) -> Iterator[Row]:
+def quantized_rows(
+    ops: Ops, device: str, timer: Timer, works: Sequence[AttentionWorkload] = QUANTIZED
+) -> Iterator[Row]:
     """Decode over a cache of 8 bits, against the same requests over one that is not quantized."""
     for work in works:
         plain = replace(work, name="not quantized", kv_dtype=None)
@@ -121,7 +125,7 @@ def quantized_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload
         yield _row(f"decode {work.name}", times, work.name, work.kv_bytes / 1e12, "TB/s", plain.name)
 
 
-def write_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] = WRITE) -> Iterator[Row]:
+def write_rows(ops: Ops, device: str, timer: Timer, works: Sequence[AttentionWorkload] = WRITE) -> Iterator[Row]:
     """Bytes a second, read and written, of writing keys and values."""
     for work in works:
         times = timer({"write": [write_call(ops, pool) for pool in pools_of(work, device)]})
@@ -141,7 +145,7 @@ def layer_rows(ops: Ops, device: str, timer: Timer, counts: Sequence[int] = (1, 
             yield _row(f"{name} {count:,} tokens", times, "ours", moved / 1e12, "TB/s", "torch")
 
 
-def prefill_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] = PREFILL) -> Iterator[Row]:
+def prefill_rows(ops: Ops, device: str, timer: Timer, works: Sequence[AttentionWorkload] = PREFILL) -> Iterator[Row]:
     """Arithmetic a second of prefill, beside torch's own attention on dense keys where that does the same."""
     for work in works:
         pools = pools_of(work, device)
@@ -153,7 +157,7 @@ def prefill_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] 
         yield _row(f"prefill {work.name}", times, "ours", work.flops / 1e12, "TFLOP/s", against)
 
 
-def turn_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] = TURNS) -> Iterator[Row]:
+def turn_rows(ops: Ops, device: str, timer: Timer, works: Sequence[AttentionWorkload] = TURNS) -> Iterator[Row]:
     """Bytes a second of prefill in short runs over those of reading all keys and values once."""
     for work in works:
         pools = pools_of(work, device)
@@ -179,7 +183,7 @@ def _read(pool: Pool, device: str) -> Call:
     return partial(op, pool.words, sums_for(pool.words))
 
 
-def _dense(work: Workload, device: str) -> Call:
+def _dense(work: AttentionWorkload, device: str) -> Call:
     shape = (len(work.seq_lens), work.num_heads, work.seq_lens[0], work.head_dim)
     query = torch.randn(shape, device=device, dtype=work.dtype)
     key, value = (torch.randn_like(query[:, : work.num_kv_heads]) for _ in range(2))

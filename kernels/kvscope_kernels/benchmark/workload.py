@@ -10,7 +10,7 @@ from kvscope_kernels.attention_args import AttentionArgs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class AttentionWorkload:
     """A batch: lengths of its requests, and the attention heads of one layer."""
 
     name: str
@@ -116,7 +116,7 @@ class Pool:
         return block * block_size + position % block_size
 
 
-def make_pool(work: Workload, device: str, *, is_permuted: bool = True, storage: Tensor | None = None) -> Pool:
+def make_pool(work: AttentionWorkload, device: str, *, is_permuted: bool = True, storage: Tensor | None = None) -> Pool:
     """Blocks in random places, or in a row; in `storage` of another pool of the same size, if given."""
     cuts = [-(-length // work.block_size) for length in work.seq_lens]
     num_blocks = sum(cuts)
@@ -143,7 +143,7 @@ def make_pool(work: Workload, device: str, *, is_permuted: bool = True, storage:
     )
 
 
-def _random_storage(shape: tuple[int, ...], device: str, work: Workload) -> Tensor:
+def _random_storage(shape: tuple[int, ...], device: str, work: AttentionWorkload) -> Tensor:
     if work.kv_dtype is None:
         return torch.randn(shape, device=device, dtype=work.dtype)
     return torch.randint(0, 0x7F, shape, device=device, dtype=torch.uint8).view(work.kv_dtype)  # all finite

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.attention_args import QueryRuns
-from kvscope_kernels.benchmark.workload import Pool, Workload, make_pool
+from kvscope_kernels.benchmark.workload import AttentionWorkload, Pool, make_pool
 from kvscope_kernels.dispatch import Ops
 from kvscope_kernels.host_lengths import HostLengths
 from kvscope_kernels.libraries.flash_attention import FlashAttention2, FlashAttention3
@@ -124,7 +124,7 @@ def by_events(call: Call) -> float:
     return float(start.elapsed_time(end)) / 1e3
 
 
-def host_lengths(work: Workload) -> HostLengths:
+def host_lengths(work: AttentionWorkload) -> HostLengths:
     """Of a batch that is measured."""
     starts = torch.tensor([0, *(work.query_lens or ())]).cumsum(0).to(torch.int32)
     return HostLengths(starts.numpy(), torch.tensor(work.seq_lens, dtype=torch.int32).numpy())
@@ -135,7 +135,7 @@ def _makers(wanted: str) -> list[tuple[str, Callable[[], Library]]]:
     return [each for makers in chosen for each in makers.items()]
 
 
-def prefill_of(work: Workload, pool: Pool) -> Prefill:
+def prefill_of(work: AttentionWorkload, pool: Pool) -> Prefill:
     """The same as libraries take it."""
     runs = QueryRuns(pool.query_start, pool.max_query_len, host_lengths(work))
     return Prefill(pool.attention_args(), runs, host_lengths(work))
@@ -164,9 +164,9 @@ def _tried(
     return total[True] / total[False]
 
 
-def _works(shape: AttentionShape) -> tuple[Workload, ...]:
+def _works(shape: AttentionShape) -> tuple[AttentionWorkload, ...]:
     makes = partial(
-        Workload,
+        AttentionWorkload,
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
@@ -180,7 +180,7 @@ def _works(shape: AttentionShape) -> tuple[Workload, ...]:
     )
 
 
-def _run(ops: Ops, pool: Pool, work: Workload, sliding_window: int | None, softcap: float | None) -> Tensor:
+def _run(ops: Ops, pool: Pool, work: AttentionWorkload, sliding_window: int | None, softcap: float | None) -> Tensor:
     args = pool.attention_args(sliding_window=sliding_window, softcap=softcap)
     return ops.prefill(args, QueryRuns(pool.query_start, pool.max_query_len, host_lengths(work)))
 

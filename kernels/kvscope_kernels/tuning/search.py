@@ -11,7 +11,7 @@ import torch
 from kvscope_kernels.benchmark.calls import decode_call, prefill_call
 from kvscope_kernels.benchmark.side_by_side.contest import Contender, Sampler
 from kvscope_kernels.benchmark.timing import Call
-from kvscope_kernels.benchmark.workload import Pool, Workload
+from kvscope_kernels.benchmark.workload import AttentionWorkload, Pool
 from kvscope_kernels.dispatch import Ops
 from kvscope_kernels.launch import DotTiles, compute_capability, decode_tiles, num_multiprocessors, prefill_tiles
 from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, as_entry, forcing, table_key
@@ -22,7 +22,7 @@ _ROUNDS: Final = 5
 _TOLERANCE: Final = 0.02
 
 
-def _cases() -> Iterator[Workload]:
+def _cases() -> Iterator[AttentionWorkload]:
     shapes: tuple[tuple[str, dict[str, Any]], ...] = (
         ("32/8/128", {}),
         ("9/3/64", {"num_heads": 9, "num_kv_heads": 3, "head_dim": 64}),
@@ -30,8 +30,8 @@ def _cases() -> Iterator[Workload]:
         ("64/8/64", {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64}),
     )
     for (name, heads), kv_dtype in product(shapes, (None, torch.int8)):  # tables know 8 bits of one kind
-        yield Workload(name=name, seq_lens=(4096,) * 32, kv_dtype=kv_dtype, **heads)
-        yield Workload(name=name, seq_lens=(2048,) * 4, query_lens=(2048,) * 4, kv_dtype=kv_dtype, **heads)
+        yield AttentionWorkload(name=name, seq_lens=(4096,) * 32, kv_dtype=kv_dtype, **heads)
+        yield AttentionWorkload(name=name, seq_lens=(2048,) * 4, query_lens=(2048,) * 4, kv_dtype=kv_dtype, **heads)
 
 
 CASES: Final = tuple(_cases())
@@ -61,12 +61,12 @@ class Found:
         return as_entry(self.best) | times
 
 
-def kernel_of(work: Workload) -> str:
+def kernel_of(work: AttentionWorkload) -> str:
     """Which kernel a workload is for."""
     return DECODE if work.query_lens is None else PREFILL
 
 
-def reckoned(work: Workload, device: torch.device) -> DotTiles:
+def reckoned(work: AttentionWorkload, device: torch.device) -> DotTiles:
     """What launches take without a table."""
     group, is_quantized = work.num_heads // work.num_kv_heads, work.kv_dtype is not None
     shape = work.head_dim, work.head_dim, group, work.dtype.itemsize
@@ -96,7 +96,7 @@ def candidates(kernel: str, given: DotTiles, group: int) -> Iterator[DotTiles]:
 
 
 def search(
-    work: Workload,
+    work: AttentionWorkload,
     pools: list[Pool],
     ops: Ops,
     make_sampler: Callable[[Contender], Sampler],

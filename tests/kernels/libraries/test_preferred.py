@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kvscope_kernels.attention_args import QueryRuns
-from kvscope_kernels.benchmark.workload import Pool, Workload, make_pool
+from kvscope_kernels.benchmark.workload import AttentionWorkload, Pool, make_pool
 from kvscope_kernels.dispatch import torch_ops
 from kvscope_kernels.libraries.choice import host_lengths
 from kvscope_kernels.libraries.flash_attention import FlashAttention2, FlashAttention3
@@ -25,9 +25,9 @@ LIBRARIES = [(FlashInfer, 16), (FlashAttention3, 16), (FlashAttention2, 256)]
 HEADS: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 64, "dtype": torch.bfloat16}
 
 
-def work(block_size: int = 16, **changes: Any) -> Workload:
+def work(block_size: int = 16, **changes: Any) -> AttentionWorkload:
     """A prompt, a chunk behind cached tokens, one token in a block of its own."""
-    return Workload(
+    return AttentionWorkload(
         name="p", seq_lens=(21, 300, 17), query_lens=(21, 40, 1), block_size=block_size, **(HEADS | changes)
     )
 
@@ -67,7 +67,7 @@ def test_plans_once_a_step_for_layers_that_are_alike(stand_ins: Any) -> None:
     for window in (None, None, 20, None, 20):
         prefill(ops, pool, sliding_window=window, lengths=host_lengths(batch))
     assert stand_ins.wrapper.plans == 2
-    longer = Workload(name="l", seq_lens=(33, 64), query_lens=(33, 2), **HEADS)
+    longer = AttentionWorkload(name="l", seq_lens=(33, 64), query_lens=(33, 2), **HEADS)
     pool = make_pool(longer, "cpu")
     found = prefill(ops, pool, lengths=host_lengths(longer))
     torch.testing.assert_close(found, prefill(torch_ops(), pool), rtol=0, atol=0)

@@ -17,12 +17,12 @@ from kvscope_kernels.benchmark.side_by_side import peers
 from kvscope_kernels.benchmark.side_by_side.contest import OURS, REFERENCE, Absent
 from kvscope_kernels.benchmark.side_by_side.contests import KERNELS, decode, prefill
 from kvscope_kernels.benchmark.side_by_side.samplers import sampler_on
-from kvscope_kernels.benchmark.workload import Workload, make_pool
+from kvscope_kernels.benchmark.workload import AttentionWorkload, make_pool
 from kvscope_kernels.dispatch import ops_for, torch_ops
 
 HEADS: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 32, "dtype": torch.float32}
-DECODE = Workload(name="d", seq_lens=(37, 37), **HEADS)
-PREFILL = Workload(name="p", seq_lens=(21, 21), query_lens=(21, 21), **HEADS)
+DECODE = AttentionWorkload(name="d", seq_lens=(37, 37), **HEADS)
+PREFILL = AttentionWorkload(name="p", seq_lens=(21, 21), query_lens=(21, 21), **HEADS)
 CASES = [(DECODE, decode_call), (PREFILL, prefill_call)]
 
 
@@ -69,7 +69,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("peer", [peers.sdpa, peers.flash_attn, peers.flashinfer])
 @pytest.mark.parametrize(("work", "call"), CASES)
-def test_gives_our_result(work: Workload, call: Any, peer: Any, libraries: None) -> None:
+def test_gives_our_result(work: AttentionWorkload, call: Any, peer: Any, libraries: None) -> None:
     pool = make_pool(work, "cpu")
     expected = call(torch_ops(), pool)()
     torch.testing.assert_close(peer(work, pool)(), expected, rtol=1e-4, atol=1e-5)
@@ -78,8 +78,8 @@ def test_gives_our_result(work: Workload, call: Any, peer: Any, libraries: None)
 def test_says_why_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     monkeypatch.setitem(sys.modules, "flashinfer", None)
-    uneven = Workload(name="u", seq_lens=(9, 20), **HEADS)
-    chunk = Workload(name="c", seq_lens=(20,), query_lens=(4,), **HEADS)
+    uneven = AttentionWorkload(name="u", seq_lens=(9, 20), **HEADS)
+    chunk = AttentionWorkload(name="c", seq_lens=(20,), query_lens=(4,), **HEADS)
     for work, peer, why in (
         (DECODE, peers.flash_attn, "not installed"),
         (DECODE, peers.flashinfer, "not installed"),

@@ -11,12 +11,12 @@ import torch
 
 from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.benchmark.side_by_side.contest import Contender
-from kvscope_kernels.benchmark.workload import Workload, make_pool
+from kvscope_kernels.benchmark.workload import AttentionWorkload, make_pool
 from kvscope_kernels.launch import DotTiles, decode_tiles, prefill_tiles
 from kvscope_kernels.tuning.search import CASES, candidates, kernel_of, reckoned, search
 from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, forcing, from_entry, tuned
 
-WORK = Workload(name="w", seq_lens=(20, 20), num_heads=8, num_kv_heads=2, head_dim=64)
+WORK = AttentionWorkload(name="w", seq_lens=(20, 20), num_heads=8, num_kv_heads=2, head_dim=64)
 GIVEN = decode_tiles(64, 64, 4, 2)
 
 

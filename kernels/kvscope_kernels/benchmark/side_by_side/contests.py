@@ -12,33 +12,35 @@ from kvscope_kernels.benchmark.rows import DECODE, PREFILL, QUANTIZED, SKEWED, T
 from kvscope_kernels.benchmark.side_by_side.contest import OURS, REFERENCE, Contender, Contest, first_line
 from kvscope_kernels.benchmark.side_by_side.peers import PEERS
 from kvscope_kernels.benchmark.timing import Call
-from kvscope_kernels.benchmark.workload import Pool, Workload, make_pool
+from kvscope_kernels.benchmark.workload import AttentionWorkload, Pool, make_pool
 from kvscope_kernels.copy_rows import row_tensors
 from kvscope_kernels.dispatch import Ops, torch_ops
 
 _CPU_CYCLE_BYTES: Final = 128 << 20
 _SMALL: Final = {"num_heads": 9, "num_kv_heads": 3, "head_dim": 64}
 CPU_DECODE: Final = (
-    Workload(name="8 x 1k", seq_lens=(1024,) * 8),
-    Workload(name="1 x 4k", seq_lens=(4096,)),
-    Workload(name="8 x 2k, 9/3/64", seq_lens=(2048,) * 8, num_heads=9, num_kv_heads=3, head_dim=64),
-    Workload(name="1 x 4k + 7 x 512", seq_lens=(4096,) + (512,) * 7),
+    AttentionWorkload(name="8 x 1k", seq_lens=(1024,) * 8),
+    AttentionWorkload(name="1 x 4k", seq_lens=(4096,)),
+    AttentionWorkload(name="8 x 2k, 9/3/64", seq_lens=(2048,) * 8, num_heads=9, num_kv_heads=3, head_dim=64),
+    AttentionWorkload(name="1 x 4k + 7 x 512", seq_lens=(4096,) + (512,) * 7),
 )
 CPU_PREFILL: Final = (
-    Workload(name="1 x 512", seq_lens=(512,), query_lens=(512,)),
-    Workload(
+    AttentionWorkload(name="1 x 512", seq_lens=(512,), query_lens=(512,)),
+    AttentionWorkload(
         name="4 x 256, 9/3/64", seq_lens=(256,) * 4, query_lens=(256,) * 4, num_heads=9, num_kv_heads=3, head_dim=64
     ),
-    Workload(name="64 after 2k", seq_lens=(2048,), query_lens=(64,)),
+    AttentionWorkload(name="64 after 2k", seq_lens=(2048,), query_lens=(64,)),
 )
 CPU_WRITE: Final = (
-    Workload(name="8 tokens", seq_lens=(512,) * 8),
-    Workload(name="512 tokens, int8", seq_lens=(512,), query_lens=(512,), kv_dtype=torch.int8),
+    AttentionWorkload(name="8 tokens", seq_lens=(512,) * 8),
+    AttentionWorkload(name="512 tokens, int8", seq_lens=(512,), query_lens=(512,), kv_dtype=torch.int8),
 )
 Make = Callable[[Ops, str, torch.dtype], Iterator[Contest]]
 
 
-def decode(ops: Ops, device: str, dtype: torch.dtype, works: Sequence[Workload] | None = None) -> Iterator[Contest]:
+def decode(
+    ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
+) -> Iterator[Contest]:
     """One new token for each request."""
     chosen = works or (CPU_DECODE if device == "cpu" else (*DECODE, *QUANTIZED, SKEWED))
     for work in (replace(each, dtype=dtype) for each in chosen):
@@ -47,7 +49,9 @@ def decode(ops: Ops, device: str, dtype: torch.dtype, works: Sequence[Workload] 
         yield _without_twins(contest, ops, "decode")
 
 
-def prefill(ops: Ops, device: str, dtype: torch.dtype, works: Sequence[Workload] | None = None) -> Iterator[Contest]:
+def prefill(
+    ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
+) -> Iterator[Contest]:
     """Runs of new tokens: whole prompts, chunks of them, short turns."""
     chosen = works or (CPU_PREFILL if device == "cpu" else (*PREFILL, *TURNS))
     for work in (replace(each, dtype=dtype) for each in chosen):
@@ -57,7 +61,9 @@ def prefill(ops: Ops, device: str, dtype: torch.dtype, works: Sequence[Workload]
         yield _without_twins(contest, ops, "prefill")
 
 
-def write(ops: Ops, device: str, dtype: torch.dtype, works: Sequence[Workload] | None = None) -> Iterator[Contest]:
+def write(
+    ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
+) -> Iterator[Contest]:
     """Keys and values into their blocks, rounded to 8 bits where the cache is of these."""
     for work in (replace(each, dtype=dtype) for each in works or (CPU_WRITE if device == "cpu" else WRITE)):
         pools = _pools(work, device)
@@ -116,7 +122,9 @@ def forms(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -
     yield _without_twins(contest, ops, "allow_tokens")
 
 
-def heat(ops: Ops, device: str, dtype: torch.dtype, works: Sequence[Workload] | None = None) -> Iterator[Contest]:
+def heat(
+    ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
+) -> Iterator[Contest]:
     """The share of attention that fell on each block: another pass over the keys."""
     for work in (replace(each, dtype=dtype) for each in works or (CPU_DECODE[2:3] if device == "cpu" else DECODE[3:4])):
         pools = _pools(work, device)
@@ -142,7 +150,7 @@ KERNELS: Final[dict[str, Make]] = {
 
 def _attention(
     kernel: str,
-    work: Workload,
+    work: AttentionWorkload,
     device: str,
     ours: Callable[[Pool], Call],
     call: Callable[[Ops, Pool], Call],
@@ -176,7 +184,7 @@ def _without_twins(contest: Contest, ops: Ops, field: str) -> Contest:
     return contest
 
 
-def _pools(work: Workload, device: str) -> list[Pool]:
+def _pools(work: AttentionWorkload, device: str) -> list[Pool]:
     """On a CPU too more than its caches hold, but for what is small anyway."""
     if device != "cpu":
         return pools_of(work, device)

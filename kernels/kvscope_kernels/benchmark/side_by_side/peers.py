@@ -18,18 +18,18 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvscope_kernels.benchmark.side_by_side.contest import Absent
 from kvscope_kernels.benchmark.timing import Call
-from kvscope_kernels.benchmark.workload import Pool, Workload
+from kvscope_kernels.benchmark.workload import AttentionWorkload, Pool
 from kvscope_kernels.libraries.choice import prefill_of
 from kvscope_kernels.libraries.flash_attention import FlashAttention2, FlashAttention3
 from kvscope_kernels.libraries.library import Library, Missing
 from kvscope_kernels.libraries.preferred import shape_of
 
-Peer = Callable[[Workload, Pool], Call]
+Peer = Callable[[AttentionWorkload, Pool], Call]
 _SHAPES: Final = 64
 _WORKSPACE_BYTES: Final = 256 << 20  # what FlashInfer's documentation asks for
 
 
-def sdpa(work: Workload, pool: Pool) -> Call:
+def sdpa(work: AttentionWorkload, pool: Pool) -> Call:
     """torch's own, on keys and values in a row."""
     keys, values = (each.transpose(1, 2) for each in in_a_row(work, pool))
     if work.query_lens is None:  # the heads of one KV head are rows of one product: nothing is read twice
@@ -40,7 +40,7 @@ def sdpa(work: Workload, pool: Pool) -> Call:
     return lambda: attend(query, keys, values).transpose(1, 2).reshape(pool.query.shape)
 
 
-def flex_attention(work: Workload, pool: Pool) -> Call:
+def flex_attention(work: AttentionWorkload, pool: Pool) -> Call:
     """torch's, which is compiled for the case; on a CPU that takes longer than all the rest."""
     if pool.query.device.type != "cuda":
         raise Absent("compiled for a GPU only")
@@ -58,7 +58,7 @@ def flex_attention(work: Workload, pool: Pool) -> Call:
     return lambda: attend(query, keys, values).transpose(1, 2).reshape(pool.query.shape)
 
 
-def flash_attn(work: Workload, pool: Pool) -> Call:
+def flash_attn(work: AttentionWorkload, pool: Pool) -> Call:
     """FlashAttention-2, on keys and values in a row: its pages hold 256 tokens or more."""
     library = _library("flash_attn")
     keys, values = in_a_row(work, pool)
@@ -71,7 +71,7 @@ def flash_attn(work: Workload, pool: Pool) -> Call:
     return lambda: attend(query, keys, values).view_as(pool.query)
 
 
-def flash_attn_paged(work: Workload, pool: Pool) -> Call:
+def flash_attn_paged(work: AttentionWorkload, pool: Pool) -> Call:
     """FlashAttention of the version that takes our pages as they lie, as `--attention-backend` would take it."""
     if work.query_lens is None:
         raise Absent("taken for prefill only")
@@ -90,7 +90,7 @@ def flash_attn_paged(work: Workload, pool: Pool) -> Call:
     raise Absent("; ".join(refused))
 
 
-def flashinfer(work: Workload, pool: Pool) -> Call:
+def flashinfer(work: AttentionWorkload, pool: Pool) -> Call:
     """FlashInfer, on our own pages as they lie; planned beforehand, as an engine does once a step."""
     library = _library("flashinfer")
     if work.kv_dtype is not None:
@@ -132,7 +132,7 @@ def peer_versions() -> dict[str, str]:
     return found
 
 
-def in_a_row(work: Workload, pool: Pool) -> tuple[Tensor, Tensor]:
+def in_a_row(work: AttentionWorkload, pool: Pool) -> tuple[Tensor, Tensor]:
     """Keys and values (requests, tokens, num_kv_heads, head_dim), copied out of their blocks."""
     if len(set(work.seq_lens)) > 1:
         raise Absent("requests of one length only")
@@ -145,7 +145,7 @@ def in_a_row(work: Workload, pool: Pool) -> tuple[Tensor, Tensor]:
     return keys, values
 
 
-def _whole_prompts(work: Workload, pool: Pool) -> Tensor:
+def _whole_prompts(work: AttentionWorkload, pool: Pool) -> Tensor:
     """Queries (requests, tokens, num_heads, head_dim)."""
     if work.query_lens != work.seq_lens:
         raise Absent("whole prompts only")
