@@ -189,7 +189,7 @@ def test_a_moment_is_written_in_peace_and_then_the_keys_are_the_maps_again(make_
 def test_aligned_by_bookmarks_and_by_moments_that_both_have(make_compared):
     window = make_compared()
     for session in window.sessions:
-        session.bookmarks.told([new_bookmark(session.timeline.range_ns[0] + 1, "the load begins")])
+        session.bookmarks.load([new_bookmark(session.timeline.range_ns[0] + 1, "the load begins")])
     window.refresh_overview()
     names = [window.align.itemText(index) for index in range(window.align.count())]
     assert names[:2] == ["Starts together", "By the clock"]
