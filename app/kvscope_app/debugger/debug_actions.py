@@ -36,82 +36,119 @@ _NOTICE_MS: Final = 6000
 
 def debug_actions(window: WindowBody) -> list[ActionSpec]:
     """Everything there is to do to the engine, and why not where it cannot be done."""
-    session, control, acts = window.session, window.debugger.control, _Acts(window)
+    acts = _Acts(window)
+    return [*_of_engine(window), *_of_request(window, acts), *_of_block(window, acts), *_of_pool(window, acts)]
 
-    def selected(
-        name: str, text: str, run: Callable[[], object], why_not: Callable[[], str], **more: Any
-    ) -> ActionSpec:
-        """Done to the request or block that is selected, which its text names."""
-        return ActionSpec(
-            *(name, text, DEBUG, run),
-            why_not=lambda: permission.why_not_act(session) or why_not(),
-            text_now=lambda: acts.named(text),
-            **more,
-        )
+
+def _of_engine(window: WindowBody) -> list[ActionSpec]:
+    """Pause, single steps, resume."""
+    session, control = window.session, window.debugger.control
+    step = partial(permission.why_not_step, session)
+    more = f"Run {NUM_STEPS} steps"
+    return [
+        ActionSpec(
+            "pause_engine",
+            "Pause engine",
+            DEBUG,
+            partial(control, "pause"),
+            ("F9",),
+            "pause",
+            why_not=lambda: permission.why_not_control(session),
+        ),
+        ActionSpec("step", "Run one step", DEBUG, partial(control, "step"), ("F10",), "frame-forward", why_not=step),
+        ActionSpec("step_more", more, DEBUG, partial(control, "step", NUM_STEPS), ("Ctrl+F10",), why_not=step),
+        ActionSpec(
+            "resume",
+            "Resume engine",
+            DEBUG,
+            partial(control, "resume"),
+            ("Shift+F9",),
+            "play",
+            why_not=lambda: permission.why_not_resume(session, is_ours=window.debugger.is_ours),
+        ),
+    ]
+
+
+def _of_request(window: WindowBody, acts: _Acts) -> list[ActionSpec]:
+    """`OF_REQUEST`: what is done to the selected one."""
+    session = window.session
 
     def why_not_preempt() -> str:
         return permission.why_not_preempt(session.mirror, session.selected_request)
 
-    def why_not_pin() -> str:
-        return permission.why_not_pin(session.mirror, current_block(window))
-
-    step, unpin = partial(permission.why_not_step, session), partial(permission.why_not_unpin_all, session)
     return [
-        ActionSpec(
-            *("pause_engine", "Pause engine", DEBUG, partial(control, "pause"), ("F9",), "pause"),
-            why_not=lambda: permission.why_not_control(session),
+        acts.to_selected(
+            "preempt_swap", "Preempt the selected request (swap)", partial(acts.preempt, "swap"), why_not_preempt
         ),
-        ActionSpec(*("step", "Run one step", DEBUG, partial(control, "step"), ("F10",), "frame-forward"), why_not=step),
-        ActionSpec(
-            *("step_more", f"Run {NUM_STEPS} steps", DEBUG, partial(control, "step", NUM_STEPS), ("Ctrl+F10",)),
-            why_not=step,
-        ),
-        ActionSpec(
-            *("resume", "Resume engine", DEBUG, partial(control, "resume"), ("Shift+F9",), "play"),
-            why_not=lambda: permission.why_not_resume(session, is_ours=window.debugger.is_ours),
-        ),
-        selected(
-            *("preempt_swap", "Preempt the selected request (swap)", partial(acts.preempt, "swap"), why_not_preempt)
-        ),
-        selected(
-            *("preempt_recompute", "Preempt the selected request (recompute)", partial(acts.preempt, "recompute")),
+        acts.to_selected(
+            "preempt_recompute",
+            "Preempt the selected request (recompute)",
+            partial(acts.preempt, "recompute"),
             why_not_preempt,
         ),
-        selected(
-            *("abort_request", "Abort the selected request…", acts.abort),
+        acts.to_selected(
+            "abort_request",
+            "Abort the selected request…",
+            acts.abort,
             lambda: permission.why_not_abort(session.mirror, session.selected_request),
             shortcuts=("Del",),
             tip="Abort the selected request, whoever submitted it",
             within="requests",
             question=acts.what_abort_ends,
         ),
-        selected(
-            *("pin_request", "Pin cached blocks of the selected request", acts.pin_request),
+        acts.to_selected(
+            "pin_request",
+            "Pin cached blocks of the selected request",
+            acts.pin_request,
             lambda: _limited(cached_blocks(window), acts.nothing_cached()),
         ),
-        selected(
-            *("evict_request", "Evict cached blocks of the selected request", acts.evict_request),
+        acts.to_selected(
+            "evict_request",
+            "Evict cached blocks of the selected request",
+            acts.evict_request,
             lambda: _limited(idle_blocks(window), acts.nothing_cached(" that are unused and not pinned")),
         ),
-        selected("pin_block", "Pin the block", partial(acts.pin, with_prefix=False), why_not_pin),
-        selected("pin_prefix", "Pin the block and its prefix", acts.pin, why_not_pin),
-        selected(
-            *("unpin_block", "Unpin the block", acts.unpin),
+    ]
+
+
+def _of_block(window: WindowBody, acts: _Acts) -> list[ActionSpec]:
+    """`OF_BLOCK`: what is done to the current one."""
+    session = window.session
+
+    def why_not_pin() -> str:
+        return permission.why_not_pin(session.mirror, current_block(window))
+
+    return [
+        acts.to_selected("pin_block", "Pin the block", partial(acts.pin, with_prefix=False), why_not_pin),
+        acts.to_selected("pin_prefix", "Pin the block and its prefix", acts.pin, why_not_pin),
+        acts.to_selected(
+            "unpin_block",
+            "Unpin the block",
+            acts.unpin,
             lambda: permission.why_not_unpin(session.mirror, current_block(window)),
         ),
-        selected(
-            *("evict_block", "Evict the block from the prefix cache", acts.evict),
+        acts.to_selected(
+            "evict_block",
+            "Evict the block from the prefix cache",
+            acts.evict,
             lambda: permission.why_not_evict(session.mirror, current_block(window)),
         ),
+    ]
+
+
+def _of_pool(window: WindowBody, acts: _Acts) -> list[ActionSpec]:
+    """All pins, and the limits of a batch."""
+    unpin = partial(permission.why_not_unpin_all, window.session)
+    ours, anyones = partial(acts.unpin_all, anyones=False), partial(acts.unpin_all, anyones=True)
+    return [
+        ActionSpec("unpin_all", "Unpin all (this window's)", DEBUG, ours, why_not=unpin),
+        ActionSpec("unpin_anyones", "Unpin all (everyone's)", DEBUG, anyones, why_not=unpin),
         ActionSpec(
-            *("unpin_all", "Unpin all (this window's)", DEBUG, partial(acts.unpin_all, anyones=False)), why_not=unpin
-        ),
-        ActionSpec(
-            *("unpin_anyones", "Unpin all (everyone's)", DEBUG, partial(acts.unpin_all, anyones=True)), why_not=unpin
-        ),
-        ActionSpec(
-            *("limits", "Batch limits…", DEBUG, lambda: LimitsSheet(window, window.debugger).show()),
-            why_not=lambda: permission.why_not_intervene(session),
+            "limits",
+            "Batch limits…",
+            DEBUG,
+            lambda: LimitsSheet(window, window.debugger).show(),
+            why_not=lambda: permission.why_not_intervene(window.session),
         ),
     ]
 
@@ -123,6 +160,20 @@ class _Acts:
         self._window = window
         self._asked: int | None = None
         """The request that a person is asked about."""
+
+    def to_selected(
+        self, name: str, text: str, run: Callable[[], object], why_not: Callable[[], str], **more: Any
+    ) -> ActionSpec:
+        """An action on the request or block that is selected, which its text names."""
+        return ActionSpec(
+            name,
+            text,
+            DEBUG,
+            run,
+            why_not=lambda: permission.why_not_act(self._window.session) or why_not(),
+            text_now=lambda: self.named(text),
+            **more,
+        )
 
     def preempt(self, how: str) -> None:
         number = self._window.session.selected_request

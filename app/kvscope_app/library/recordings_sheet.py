@@ -92,7 +92,10 @@ class RecordingsSheet(Sheet):
         """Ask where the missing recording is now."""
         entry = self.chosen[0]
         ask_open(
-            *(self, f"Where is {entry.name} now?", "", _FILES),
+            self,
+            f"Where is {entry.name} now?",
+            "",
+            _FILES,
             lambda path: self._library.relocate(entry.path, Path(path)),
         )
 

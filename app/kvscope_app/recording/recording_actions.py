@@ -47,7 +47,10 @@ def recording_actions(window: WindowBody) -> list[ActionSpec]:
         ActionSpec("keep_last", "Save recent history…", TIME, partial(ask_minutes, window), ("Ctrl+S",)),
         ActionSpec("record", "Start recording…", TIME, partial(ask_recording, window), ("Ctrl+R",)),
         ActionSpec(
-            *("stop_recording", "Stop recording", TIME, partial(stop_recording, window)),
+            "stop_recording",
+            "Stop recording",
+            TIME,
+            partial(stop_recording, window),
             enabled=lambda: window.session.recorder is not None,
         ),
         ActionSpec("kept_bounds", "History length…", TIME, partial(_ask_bounds, window)),

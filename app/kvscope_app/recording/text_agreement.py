@@ -29,7 +29,10 @@ def text_actions(window: WindowBody, group: str) -> list[ActionSpec]:
     """A check mark beside what records."""
     return [
         ActionSpec(
-            *(NAME, "Include prompt text in recordings", group, partial(set_texts, window)),
+            NAME,
+            "Include prompt text in recordings",
+            group,
+            partial(set_texts, window),
             checkable=True,
             checked=lambda: _keeps_texts(window),
         )

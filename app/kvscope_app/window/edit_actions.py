@@ -24,12 +24,20 @@ def edit_actions(window: WindowBody) -> list[ActionSpec]:
     """In this order. Undo and Redo say what, and are there only when there is something."""
     return [
         ActionSpec(
-            *("undo", "Undo", EDIT, window.undo.undo, ("Ctrl+Z",)),
+            "undo",
+            "Undo",
+            EDIT,
+            window.undo.undo,
+            ("Ctrl+Z",),
             enabled=lambda: bool(window.undo.undoText()),
             text_now=lambda: f"Undo {window.undo.undoText()}".strip(),
         ),
         ActionSpec(
-            *("redo", "Redo", EDIT, window.undo.redo, ("Ctrl+Shift+Z", "Ctrl+Y")),
+            "redo",
+            "Redo",
+            EDIT,
+            window.undo.redo,
+            ("Ctrl+Shift+Z", "Ctrl+Y"),
             enabled=lambda: bool(window.undo.redoText()),
             text_now=lambda: f"Redo {window.undo.redoText()}".strip(),
         ),

@@ -137,7 +137,11 @@ def build_menus(window: WindowBody, actions: Actions, layouts: KeptLayouts) -> N
 
 def _link(window: WindowBody) -> ActionSpec:
     return ActionSpec(
-        *("link_times", "Link times", TIME, window.linking.emit, ("Ctrl+Shift+L",)),
+        "link_times",
+        "Link times",
+        TIME,
+        window.linking.emit,
+        ("Ctrl+Shift+L",),
         checkable=True,
         tip=_LINK,
         enabled=lambda: window.may_link,
@@ -148,7 +152,10 @@ def _link(window: WindowBody) -> ActionSpec:
 def _engine(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
     session, openers = window.session, window.openers
     control = ActionSpec(
-        *("reset_cache", "Reset prefix cache", ENGINE, partial(window.debugger.control, "reset_prefix_cache")),
+        "reset_cache",
+        "Reset prefix cache",
+        ENGINE,
+        partial(window.debugger.control, "reset_prefix_cache"),
         question=lambda: "Reset the prefix cache? Cached prefixes are recomputed when needed.",
         enabled=lambda: session.may_operate,
         why_not=lambda: FOR_OPERATORS if session.is_viewer else "",
@@ -177,13 +184,17 @@ def _own_engine(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
     return [
         ActionSpec("restart", "Restart engine", ENGINE, notices.restart, ("Ctrl+Shift+R",), "restart", question=asks),
         ActionSpec(
-            *("activations_8_bits", "Round activations to 8 bits…", ENGINE),
+            "activations_8_bits",
+            "Round activations to 8 bits…",
+            ENGINE,
             partial(notices.restart_with, QUANTIZATION, "a8"),
             question=lambda: f"{_A8_COSTS} {asks()}".rstrip(),
             enabled=lambda: _rounds_activations(window) is False,
         ),
         ActionSpec(
-            *("activations_as_they_are", "Keep full-precision activations…", ENGINE),
+            "activations_as_they_are",
+            "Keep full-precision activations…",
+            ENGINE,
             partial(notices.restart_with, QUANTIZATION, "auto"),
             question=lambda: f"{_A8_ENDS} {asks()}".rstrip(),
             enabled=lambda: _rounds_activations(window) is True,
@@ -231,7 +242,10 @@ def _map(window: WindowBody) -> list[ActionSpec]:
     return [
         *color_actions(MAP, view.set_mode, lambda: view.mode, view.why_not),
         ActionSpec(
-            *("flash", "Flash changed cells", MAP, partial(_flash, window)),
+            "flash",
+            "Flash changed cells",
+            MAP,
+            partial(_flash, window),
             checkable=True,
             checked=lambda: view.scene.flashing,
         ),

@@ -38,9 +38,7 @@ class KeptLayouts(QObject):
             ActionSpec("save_layout", "Save layout as…", LAYOUTS, self._ask_name),
             ActionSpec("export_layout", "Save layout to file…", LAYOUTS, self._ask_target),
             ActionSpec("open_layout", "Open layout…", LAYOUTS, self._ask_file),
-            ActionSpec(
-                *("forget_layout", "Delete layout…", LAYOUTS, self._ask_which), enabled=lambda: bool(self._names)
-            ),
+            ActionSpec("forget_layout", "Delete layout…", LAYOUTS, self._ask_which, enabled=lambda: bool(self._names)),
             ActionSpec("reset_layout", "Reset to default layout", LAYOUTS, self._reset, (), "layout"),
         ):
             actions.add(spec)

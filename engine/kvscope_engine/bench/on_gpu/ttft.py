@@ -42,11 +42,11 @@ def ttft(
                     left_out.append(
                         f"{kind}: {missing} new behind {cached:,} cached: there is room for {limit:,} tokens"
                     )
-                rows += [{"kind": kind, **row} for row in _behind(probe, cached, fitting, tell)]
-            for row in rows:
-                num_bytes = (row["cached"] + row["new"]) * cache.block_bytes // BLOCK_SIZE
-                if row["kind"] == kind and read_gb_per_s is not None:
-                    row["kv_read_ms"] = num_bytes / read_gb_per_s / 1e6
+                for row in _behind(probe, cached, fitting, tell):
+                    if read_gb_per_s is not None:
+                        num_bytes = (cached + row["new"]) * cache.block_bytes // BLOCK_SIZE
+                        row["kv_read_ms"] = num_bytes / read_gb_per_s / 1e6
+                    rows.append({"kind": kind, **row})
         del probe
         empty()
     return {"repeats": REPEATS, "rows": rows, "left_out": left_out}
