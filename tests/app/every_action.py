@@ -20,6 +20,8 @@ from tests.app.window_driver import has_all_views
 
 LEAVES = ("close", "quit")
 """What ends the window comes last, and is triggered by itself."""
+CHILD = ["/bin/sh", "-c", """while read -r _; do echo '{"error": "nothing is worked out here"}'; done"""]
+"""In place of the engine's commands: importing torch would take longer than all that a window does."""
 WAIT_S = 120.0
 
 
@@ -29,16 +31,18 @@ def run(folder, themes):
 
     from kvscope_app.command_line import Options
     from kvscope_app.desktop import Desktop, make_application
+    from kvscope_app.planning import plan_process
     from kvscope_telemetry.synthetic.engine import SyntheticEngine
     from kvscope_telemetry.synthetic.server import SyntheticServer
 
-    done, problems = [], []
+    done, problems, commands = [], [], []
+    plan_process.engine_command = lambda *words: commands.append(words) or CHILD
     qInstallMessageHandler(lambda _kind, _where, text: done.append(text))
     sys.excepthook = lambda *error: problems.append("".join(traceback.format_exception(*error)))  # of slots
     app = QCoreApplication.instance() or make_application()
     settings = QSettings(str(folder / "s.ini"), QSettings.Format.IniFormat)
     engine = SyntheticEngine(num_blocks=120, num_running=6)
-    server = SyntheticServer(engine, f"ipc://{folder}/telemetry", rate=60.0)
+    server = SyntheticServer(engine, f"ipc://{folder}/telemetry", rate=20.0)
     desktop = Desktop(app, Options(theme=themes[0]), settings)
     num_threads = threading.active_count()
     try:
@@ -63,6 +67,7 @@ def run(folder, themes):
         "warnings": [text for text in done if harmless not in text],
         "windows": windows,
         "left": _left(*stood),
+        "commands": commands,
     }
 
 
@@ -138,7 +143,7 @@ def _wait(app, is_so):
 
 def _left(first, *others):
     """What there is more of after the last window than after the first: before, and then."""
-    return {key: (first[key], last[key]) for last in others[-1:] for key in last if last[key] > first.get(key, 0)}
+    return {key: (first.get(key, 0), last[key]) for last in others[-1:] for key in last if last[key] > first.get(key, 0)}
 
 
 def _standing(app, desktop, num_threads):

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+from kvscope_engine.cli.main import build_parser
+
 ENOUGH = 60
 """Actions that there are at least."""
 FACTOR = 2
@@ -29,6 +31,8 @@ def test_every_action(tmp_path):
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["problems"] == []
     assert answer["warnings"] == []
+    for words in answer["commands"]:
+        assert build_parser("plan").parse_args(words).lines
     assert answer["left"] == {}, "windows, widgets, timers, threads or objects of the second window stayed"
     for window in answer["windows"]:
         assert window["ratio"] == FACTOR

@@ -59,12 +59,17 @@ class PanelGrid(QWidget):
             self.grid.removeWidget(panel)
             panel.hide()
             panel.deleteLater()
-        self.panels, self.shown = dict(panels), ()
-        for panel in self.panels.values():
+        self.panels, self.shown = {}, ()
+        self.add_panels(panels)
+
+    def add_panels(self, panels: Mapping[str, ChartPanel]) -> None:
+        """Have these panels, too."""
+        self.panels.update(panels)
+        for panel in panels.values():
             panel.setParent(self)
             panel.hide()
-        self.apply_theme(self.theme)
-        self.lie_in(self._area)
+            panel.apply_theme(self.theme)
+            panel.plot.area = self._area
 
     def show_panels(self, names: Collection[str]) -> None:
         """Show these panels, in this order, and no others."""
@@ -225,9 +230,10 @@ class ChartStack(PanelGrid):
         """Whether a chart is not scrolled away."""
         return not self.panels[name].visibleRegion().isEmpty()
 
-    def set_panels(self, panels: Mapping[str, ChartPanel]) -> None:
-        super().set_panels(panels)
-        for panel in self.panels.values():
+    def add_panels(self, panels: Mapping[str, ChartPanel]) -> None:
+        super().add_panels(panels)
+        for panel in panels.values():
+            panel.show_cursor(self.hover_s)
             panel.hovered.connect(self.read_at)
             panel.range_dragged.connect(self.look_back)
             panel.chosen.connect(self._go_to)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -110,10 +110,14 @@ class ThroughputCharts(ChartStack):
         self._silent: Sequence[tuple[float, float]] = ()
         self._silent_state: SourceState | None = None
         self._silent_s = 0.0
-        self.set_panels({spec.key: spec.make_panel() for spec in PANELS})
         self.show_panels([spec.key for spec in PANELS if not spec.needs])
         session.status_changed.connect(self._on_status)
         session.overview_changed.connect(self._on_overview)
+
+    def show_panels(self, names: Collection[str]) -> None:
+        """A panel is made when it is first shown: making one takes some 10 ms, and few sources tell what all show."""
+        self.add_panels({spec.key: spec.make_panel() for spec in PANELS if spec.key in {*names} - self.panels.keys()})
+        super().show_panels(names)
 
     def refresh(self) -> None:
         now_s = time.monotonic()

@@ -67,7 +67,7 @@ def test_values_and_curves(session, view):
 def test_the_share_of_right_guesses_has_a_panel_once_there_are_guesses(session, view):
     feed(session)
     view.refresh()
-    assert not view.charts.panels["drafts"].isVisible()
+    assert "drafts" not in view.charts.shown
     end_ns = feed(session, ago_s=1)
     for second, (drafts, accepted) in enumerate(((8, 4), (16, 10))):
         counters = Counters(draft_tokens=drafts, accepted_tokens=accepted)
@@ -320,7 +320,7 @@ def test_panels_of_the_overview_are_there_whatever_the_history_saw(session, view
     )
     feed(session, decode_tokens=4)
     view.charts.refresh_all()
-    assert not view.charts.panels["hits"].isVisible()
+    assert "hits" not in view.charts.shown
     view.charts.show_last(math.inf)
     shown = {key: view.charts.panels[key].legend.values for key in ("hits", "evicted", "copied")}
     assert [list(values.values()) for values in shown.values()] == [["25.0 %"], ["2/s"], ["1/s"]]
