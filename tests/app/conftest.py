@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import threading
 import weakref
 from collections import deque
@@ -200,27 +199,11 @@ class FakeEngine:
 
 ENDING_S = 60.0
 WAIT_MS = 120_000
-MANY_MODULES = 50
-"""So many that are new make it worth looking at everything once more."""
-
-_num_modules_frozen = 0
 
 
 @pytest.fixture(scope="session")
 def qapp_args():
     return ["kvscope-tests"]
-
-
-@pytest.fixture(autouse=True)
-def _what_is_loaded_stays(qapp):
-    """What imports made is never garbage: without it each collection takes ten times as long. Again whenever tests of
-    other folders, in the same process, have loaded more: torch and transformers are three times all that is ours."""
-    global _num_modules_frozen
-    if len(sys.modules) - _num_modules_frozen < MANY_MODULES:
-        return
-    gc.collect()
-    gc.freeze()
-    _num_modules_frozen = len(sys.modules)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -238,8 +221,12 @@ def _nobodys_own_files(tmp_path, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_behind(_what_is_loaded_stays, monkeypatch):
-    """Cyclic garbage is collected between tests, never in the middle of a paint; then all must be gone."""
+def _nothing_is_left_behind(qapp, monkeypatch):
+    """Cyclic garbage is collected between tests, never in the middle of a paint; then all must be gone.
+
+    What is there after that was loaded, by this test or one of another folder, and stays: the next need not look through
+    it again, torch and transformers among it.
+    """
     started = _note_started_timers(monkeypatch)
     threads_before = set(threading.enumerate())
     gc.disable()
@@ -252,6 +239,7 @@ def _nothing_is_left_behind(_what_is_loaded_stays, monkeypatch):
     QCoreApplication.processEvents()
     gc.enable()
     gc.collect()
+    gc.freeze()
     assert not [w for w in QApplication.topLevelWidgets() if w.isVisible()], "a window was left open"
     assert not _running(started), "a timer was left running"
     others = [t for t in threading.enumerate() if t not in threads_before and "pytest" not in t.name]
