@@ -143,7 +143,9 @@ def _wait(app, is_so):
 
 def _left(first, *others):
     """What there is more of after the last window than after the first: before, and then."""
-    return {key: (first.get(key, 0), last[key]) for last in others[-1:] for key in last if last[key] > first.get(key, 0)}
+    return {
+        key: (first.get(key, 0), last[key]) for last in others[-1:] for key in last if last[key] > first.get(key, 0)
+    }
 
 
 def _standing(app, desktop, num_threads):

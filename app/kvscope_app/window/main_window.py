@@ -25,6 +25,7 @@ from kvscope_app.recording.text_agreement import follow_agreement
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import window_group
 from kvscope_app.views.docks import DOCKS
+from kvscope_app.views.in_sight import in_sight
 from kvscope_app.window import layout
 from kvscope_app.window.arranging.kept_layouts import KeptLayouts
 from kvscope_app.window.arranging.layout_watch import LayoutWatch
@@ -195,7 +196,8 @@ class MainWindow(WindowBody):
         view = self.views[name]
         if name == "requests" and (table := getattr(view, "table", None)) is not None:
             add_to_requests(table, self.actions_by_name)
-        self._keep_sizes()
+        if in_sight(view):  # those behind a tab wait until all are there: it takes 10 ms, and nobody sees it
+            self._keep_sizes()
         if name == DOCKS[0].name and not self.session.timeline.is_file:
             view.setFocus()  # the prompt is where one begins
 
