@@ -2,7 +2,7 @@
 
 Importing takes seconds, all else of a small engine's start a tenth of one. What is started is a process as any other:
 it has its own number, environment, folder and files, and is killed and waited for as others are. `warm_server.py` is
-what forks.
+what forks. What a desktop starts beside itself is forked from a Python that has imported that alone.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,13 +32,14 @@ LOOK_S = 0.005
 class Process:
     """As `subprocess.Popen`, of a process that the server waits for."""
 
-    def __init__(self, warm: WarmPython, words: Sequence[str], out: IO[Any], errors: IO[Any]) -> None:
+    def __init__(self, warm: WarmPython, words: Sequence[str], *files: IO[Any]) -> None:
+        """`files`: output and errors; before them input, which otherwise gives nothing."""
         self.args = words
         self.returncode: int | None = None
         self.stderr: IO[str] | None = None
         self._warm = warm
-        files = (out.fileno(), errors.fileno())
-        self.pid: int = warm.ask(files, words=words, folder=os.getcwd(), environment=dict(os.environ))
+        numbers = [file.fileno() for file in files]
+        self.pid: int = warm.ask(numbers, words=words, folder=os.getcwd(), environment=dict(os.environ))
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -60,14 +63,34 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
 
-class WarmPython:
-    """Starts processes, for one thread."""
+class Piped(Process):
+    """Of which input and output are pipes."""
 
-    def __init__(self) -> None:
+    def __init__(self, warm: WarmPython, words: Sequence[str]) -> None:
+        (read_in, write_in), (read_out, write_out) = os.pipe(), os.pipe()
+        self.stdin, self.stdout = open(write_in, "wb"), open(read_out, "rb")  # noqa: SIM115
+        with open(read_in, "rb") as given, open(write_out, "wb") as out:
+            super().__init__(warm, words, given, out, sys.__stderr__)  # pytest's own has no number
+        self._ended = os.pidfd_open(self.pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Nobody asks again and again."""
+        select.select([self._ended], [], [], timeout)
+        return super().wait(timeout)
+
+    def __del__(self) -> None:
+        os.close(self._ended)
+
+
+class WarmPython:
+    """Starts processes that have imported `modules`; without any, the engine."""
+
+    def __init__(self, *modules: str) -> None:
         self._environment = _read_early(os.environ)
+        self._asking = threading.Lock()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, str(Path(__file__).with_name("warm_server.py")), str(theirs.fileno())]
+            command = [sys.executable, str(Path(__file__).with_name("warm_server.py")), str(theirs.fileno()), *modules]
             self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
 
     def start(self, words: Sequence[str]) -> Process | subprocess.Popen[bytes]:
@@ -89,8 +112,9 @@ class WarmPython:
     def ask(self, files: Sequence[int] = (), **question: Any) -> Any:
         """What the server answers."""
         try:
-            socket.send_fds(self._channel, [json.dumps(question).encode()], list(files))
-            answer = self._channel.recv(MAX_ANSWER_BYTES)
+            with self._asking:
+                socket.send_fds(self._channel, [json.dumps(question).encode()], list(files))
+                answer = self._channel.recv(MAX_ANSWER_BYTES)
         except BaseException:  # a test that takes too long is stopped anywhere: the answer would be the next one's
             self._channel.close()
             raise

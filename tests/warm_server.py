@@ -1,4 +1,4 @@
-"""What `WarmPython` starts: imports the engine, then forks itself for each process that is asked for.
+"""What `WarmPython` starts: imports the engine, or what it is told, then forks itself for each process that is asked for.
 
 Nothing was computed before it forks, and no thread of ours was started, so what it forks is as if it had imported all
 by itself. It tells how many threads libraries have started: with more than one nobody should ask for a fork. Ends when
@@ -31,7 +31,7 @@ def serve(channel: socket.socket) -> list[str]:
     """Answers until there is a fork; returns in each fork, with its words."""
     answer: int | None
     while True:
-        message, ends, _, _ = socket.recv_fds(channel, MAX_QUESTION_BYTES, 2)
+        message, ends, _, _ = socket.recv_fds(channel, MAX_QUESTION_BYTES, 3)
         if not message:
             sys.exit()
         question = json.loads(message)
@@ -58,7 +58,7 @@ def _returncode(pid: int) -> int | None:
 def _be(ends: list[int], words: list[str], folder: str, environment: dict[str, str]) -> list[str]:
     """Become a process of its own."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number, end in enumerate(ends, 1):
+    for number, end in enumerate(ends, 3 - len(ends)):
         os.dup2(end, number)
         os.close(end)
     os.chdir(folder)
@@ -80,7 +80,10 @@ def run(words: list[str]) -> Any:
 
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as asked:
-        import_all()
+        for name in sys.argv[2:]:
+            importlib.import_module(name)
+        if not sys.argv[2:]:
+            import_all()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks ends it
         own = serve(asked)
     run(own)

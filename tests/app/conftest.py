@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import threading
 import weakref
 from collections import deque
+from types import SimpleNamespace
 
 os.environ["QT_QPA_PLATFORM"] = "offscreen"
 
@@ -19,6 +21,7 @@ from PySide6.QtCore import QCoreApplication, QEvent, QSettings, QTimer
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 from tests.app.window_driver import load_only
+from tests.warm_python import Piped, WarmPython
 from zmq.utils.garbage import GarbageCollectorThread
 
 from kvscope_telemetry.ledger import COLUMNS, BlockState, Ledger, Tier
@@ -220,12 +223,36 @@ def _nobodys_own_files(tmp_path, monkeypatch):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / "home" / name.lower()))
 
 
+RING = "import os; os.setpgid(0, 0); from kvscope_telemetry.timeline.ring_process import main; main()"
+
+
+@pytest.fixture(scope="session")
+def _warm_rings():
+    """Started with the first ring."""
+    started = []
+
+    def warm():
+        started.extend([] if started else [WarmPython("kvscope_telemetry.timeline.ring_process")])
+        return started[0]
+
+    yield warm
+    for each in started:
+        each.close()
+
+
+@pytest.fixture(autouse=True)
+def _rings_start_warm(_warm_rings, monkeypatch):
+    """The process that writes a ring imports for longer than most tests last; tests/telemetry/timeline starts it cold."""
+    popen = SimpleNamespace(Popen=lambda *_, **__: Piped(_warm_rings(), ["-c", RING]), PIPE=subprocess.PIPE)
+    monkeypatch.setattr("kvscope_telemetry.timeline.ring_client.subprocess", popen)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(qapp, monkeypatch):
     """Cyclic garbage is collected between tests, never in the middle of a paint; then all must be gone.
 
-    What is there after that was loaded, by this test or one of another folder, and stays: the next need not look through
-    it again, torch and transformers among it.
+    What is there after that was loaded, by this test or one of another folder, and stays: the next need not look
+    through it again, torch and transformers among it.
     """
     started = _note_started_timers(monkeypatch)
     threads_before = set(threading.enumerate())
