@@ -70,7 +70,8 @@ class Piped(Process):
         (read_in, write_in), (read_out, write_out) = os.pipe(), os.pipe()
         self.stdin, self.stdout = open(write_in, "wb"), open(read_out, "rb")  # noqa: SIM115
         with open(read_in, "rb") as given, open(write_out, "wb") as out:
-            super().__init__(warm, words, given, out, sys.__stderr__)  # pytest's own has no number
+            assert sys.__stderr__ is not None, "pytest's own has no number"
+            super().__init__(warm, words, given, out, sys.__stderr__)
         self._ended = os.pidfd_open(self.pid)
 
     def wait(self, timeout: float | None = None) -> int:

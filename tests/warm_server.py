@@ -1,4 +1,4 @@
-"""What `WarmPython` starts: imports the engine, or what it is told, then forks itself for each process that is asked for.
+"""What `WarmPython` starts: imports the engine, or what it is told, then forks itself for each process it is asked for.
 
 Nothing was computed before it forks, and no thread of ours was started, so what it forks is as if it had imported all
 by itself. It tells how many threads libraries have started: with more than one nobody should ask for a fork. Ends when

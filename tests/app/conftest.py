@@ -242,7 +242,7 @@ def _warm_rings():
 
 @pytest.fixture(autouse=True)
 def _rings_start_warm(_warm_rings, monkeypatch):
-    """The process that writes a ring imports for longer than most tests last; tests/telemetry/timeline starts it cold."""
+    """Its process imports for longer than most tests last. tests/telemetry/timeline starts it cold."""
     popen = SimpleNamespace(Popen=lambda *_, **__: Piped(_warm_rings(), ["-c", RING]), PIPE=subprocess.PIPE)
     monkeypatch.setattr("kvscope_telemetry.timeline.ring_client.subprocess", popen)
 

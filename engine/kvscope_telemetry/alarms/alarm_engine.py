@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_telemetry.alarms.expression import Expression
+from kvscope_telemetry.alarms.expression import expression_of
 from kvscope_telemetry.alarms.figures import value_text
 from kvscope_telemetry.alarms.rules import Rule, complaint
 from kvscope_telemetry.summaries.bookmark import Bookmark
@@ -107,7 +107,7 @@ class _Watch:
 
     def __init__(self, rule: Rule) -> None:
         self.alarm: Alarm | None = None
-        self._rule, self._expression = rule, Expression(rule.expression)
+        self._rule, self._expression = rule, expression_of(rule.expression)
         self._since_ns: int | None = None
         self._calm_since_ns: int | None = None
         self._worst = math.nan
@@ -168,7 +168,7 @@ def alarm_text(alarm: Alarm) -> str:
     """Describe the alarm's worst value: `up to 97.0 %`."""
     if not math.isfinite(alarm.worst):
         return ""
-    expression = Expression(alarm.rule.expression)
+    expression = expression_of(alarm.rule.expression)
     return f"{'up' if expression.rises else 'down'} to {value_text(alarm.worst, expression.unit)}"
 
 

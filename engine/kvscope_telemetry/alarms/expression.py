@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -78,6 +79,12 @@ class Expression:
         names = {node.id for node in _nodes(self._measured) if isinstance(node, ast.Name)} - set(_FUNCTIONS)
         is_plain = not any(isinstance(node, ast.BinOp) for node in _nodes(self._measured))
         return SECOND_FIGURES[names.pop()].unit if is_plain and len(names) == 1 else ""
+
+
+@lru_cache(maxsize=256)
+def expression_of(text: str) -> Expression:
+    """As `Expression`, read once: every window judges by the same rules."""
+    return Expression(text)
 
 
 # What is accepted

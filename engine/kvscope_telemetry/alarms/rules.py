@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from kvscope_telemetry.alarms.expression import Expression
+from kvscope_telemetry.alarms.expression import expression_of
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.summaries.bookmark import NOTE
@@ -71,7 +71,7 @@ def complaint(rule: Rule) -> str:
     if not (math.isfinite(rule.seconds) and 0 <= rule.seconds <= MAX_SECONDS):
         return f"{rule.seconds:g} seconds are not accepted: 0 to {MAX_SECONDS:g}"
     try:
-        Expression(rule.expression)
+        expression_of(rule.expression)
     except BadInput as error:
         return str(error)
     return ""
@@ -87,7 +87,7 @@ def parse_rule(text: str) -> Rule:
         seconds = float(found["number"] or 0) * _UNITS[found["unit"] or "s"]
     except ValueError:
         raise BadInput(f"{found['number']!r} is not accepted: a number of seconds, such as for 10 s") from None
-    Expression(expression)
+    expression_of(expression)
     return checked([Rule(name=name, expression=expression, seconds=seconds)])[0]
 
 
@@ -99,4 +99,4 @@ def rule_text(rule: Rule) -> str:
 
 def unreported_figures(rule: Rule, capabilities: Capabilities) -> tuple[str, ...]:
     """Return the figures of a valid rule that an engine with these capabilities does not report."""
-    return tuple(figure.name for figure in Expression(rule.expression).figures if not figure.is_told(capabilities))
+    return tuple(figure.name for figure in expression_of(rule.expression).figures if not figure.is_told(capabilities))

@@ -23,7 +23,7 @@ WAIT_MS = 120_000
 def window(make_window, settings, tmp_path, qtbot):
     """On a synthetic engine, with two seconds kept; its docks' views are loaded."""
     endpoint = f"ipc://{tmp_path}/telemetry"
-    with closing(SyntheticServer(SyntheticEngine(num_blocks=100, num_running=6), endpoint, rate=60.0)):
+    with closing(SyntheticServer(SyntheticEngine(num_blocks=100, num_running=6), endpoint, rate=25.0)):
         source = LiveSource(endpoint)
         session = Session(source)
         session.keep(KeptTimeline(make_ring(settings), source.set_sink))

@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QApplication, QFileDialog
-from tests.telemetry.conftest import record
+from tests.telemetry.conftest import record_in
 
 from kvscope_app.pictures import picture_actions
 from kvscope_app.pictures.picture_actions import ask_picture, ask_video, save_taken, view_in_focus
@@ -16,7 +16,6 @@ from kvscope_app.pictures.video_making import make_video
 from kvscope_app.session.session import Session
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 
-__all__ = ["record"]
 WAIT_MS = 120_000
 
 
@@ -25,10 +24,15 @@ def window(session, make_window):
     return make_window(session)
 
 
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return record_in(tmp_path_factory.mktemp("recorded"), 400, "session.mcap").path
+
+
 @pytest.fixture
-def player(record, make_window, qtbot):
+def player(path, make_window, qtbot):
     """A window on a recording."""
-    session = Session(PlaybackSource.open(record(400).path))
+    session = Session(PlaybackSource.open(path))
     window = make_window(session)
     session.start()
     qtbot.waitUntil(lambda: session.mirror.hello is not None, timeout=WAIT_MS)

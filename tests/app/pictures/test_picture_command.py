@@ -14,19 +14,17 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from PIL import Image
-from tests.telemetry.conftest import record
+from tests.telemetry.conftest import record_in
 
 from kvscope_app.main import main
 from kvscope_app.pictures import stage
 from kvscope_app.pictures.picture_command import moments
 from kvscope_telemetry.exports.span import Span
 
-__all__ = ["record"]
 
-
-@pytest.fixture
-def path(record):
-    return str(record(400).path)
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return str(record_in(tmp_path_factory.mktemp("recorded"), 400, "session.mcap").path)
 
 
 def export(path, out, *words):
@@ -107,7 +105,7 @@ def test_nothing_is_left_of_what_failed(qapp, path, tmp_path, capsys):
     assert main(["export", path, "--out", str(tmp_path / "x.apng"), "--from", "1", "--until", "1.01"]) == 2
     assert "one frame" in capsys.readouterr().err
     assert main(["export", path, "--out", str(tmp_path / "x.png"), "--at", "900"]) == 2
-    assert os.listdir(tmp_path) == ["session.mcap"]
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_machine_that_is_elsewhere_meanwhile_changes_no_picture(qapp, path, tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ def window(make_window, settings, tmp_path, qtbot):
     """On a synthetic engine, with two seconds kept."""
     agree_texts(settings, False)
     endpoint = f"ipc://{tmp_path}/telemetry"
-    with closing(SyntheticServer(SyntheticEngine(num_blocks=200, num_running=6), endpoint, rate=60.0)):
+    with closing(SyntheticServer(SyntheticEngine(num_blocks=200, num_running=6), endpoint, rate=25.0)):
         source = LiveSource(endpoint)
         session = Session(source)
         session.keep(KeptTimeline(make_ring(settings), source.set_sink))

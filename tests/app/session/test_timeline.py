@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
 from PySide6.QtCore import QSettings
+from PySide6.QtTest import QTest
 from tests.telemetry.conftest import assert_same_state
 
 from kvscope_app.session.kept.kept_timeline import KeptTimeline
@@ -34,22 +35,65 @@ def settings(tmp_path):
 
 def make_server(folder):
     engine = SyntheticEngine(num_blocks=200, num_running=6)
-    return SyntheticServer(engine, f"ipc://{folder}/telemetry", rate=60.0)
+    return SyntheticServer(engine, f"ipc://{folder}/telemetry", rate=25.0)
 
 
-@pytest.fixture
-def live(qapp, qtbot, settings, tmp_path):
+@contextmanager
+def kept_session(folder):
     """A session on a synthetic engine, that has kept three seconds."""
-    with closing(make_server(tmp_path)):
-        source = LiveSource(f"ipc://{tmp_path}/telemetry")
+    with closing(make_server(folder)):
+        source = LiveSource(f"ipc://{folder}/telemetry")
         session = Session(source)
+        settings = QSettings(str(folder / "s.ini"), QSettings.Format.IniFormat)
         session.keep(KeptTimeline(make_ring(settings), source.set_sink))
         session.start()
-        qtbot.waitUntil(lambda: len(session.overview) >= 3, timeout=WAIT_MS)
-        assert session.kept.ring.flush(60.0)  # what is gone to can be read, however late the ring is
+        until = time.monotonic() + WAIT_MS / 1000
+        while len(session.overview) < 3:
+            assert time.monotonic() < until
+            QTest.qWait(20)
         yield session
         session.close()
         session.deleteLater()
+
+
+@pytest.fixture(scope="module")
+def shared(qapp, tmp_path_factory):
+    """One for all tests that leave it as it was."""
+    folder = tmp_path_factory.mktemp("live")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        with kept_session(folder) as session:
+            yield session
+
+
+@pytest.fixture
+def live(shared, qtbot):
+    """`shared`, at its end."""
+    assert shared.kept.ring.flush(60.0)  # what is gone to can be read, however late the ring is
+    yield shared
+    shared.timeline.go_live()
+    shared.timeline.set_speed(1.0)
+    assert shared.timeline.player is None
+
+
+@pytest.fixture
+def threads_before():
+    """Those of `shared`, say."""
+    return set(threading.enumerate())
+
+
+@pytest.fixture
+def own(qapp, tmp_path, threads_before):
+    """For one test, which may end it."""
+    with kept_session(tmp_path) as session:
+        assert session.kept.ring.flush(60.0)
+        yield session
+
+
+def early(session):
+    """Some seconds before the end."""
+    first_ns, last_ns = session.timeline.range_ns
+    return max(first_ns, last_ns - 3 * SECOND_NS)
 
 
 def arrive(session, qtbot):
@@ -119,7 +163,7 @@ def test_every_moment_is_as_it_was_live(live, qtbot, assert_same_state):
         was.append(live.mirror)
         live.timeline.go_live()
     live.timeline.pause()
-    live.timeline.go_to(live.timeline.range_ns[0])
+    live.timeline.go_to(early(live))
     arrive(live, qtbot)
     for mirror in (*reversed(was), *was):
         live.timeline._cursor._source.step(mirror.seq - live.mirror.seq)
@@ -130,7 +174,7 @@ def test_every_moment_is_as_it_was_live(live, qtbot, assert_same_state):
 
 
 def test_frame_by_frame(live, qtbot):
-    live.timeline.go_to(live.timeline.range_ns[0] + 2 * SECOND_NS)
+    live.timeline.go_to(early(live) + 2 * SECOND_NS)
     arrive(live, qtbot)
     for num_frames in (1, 1, -1, -3, 5):
         seq = live.mirror.seq
@@ -168,7 +212,7 @@ def test_playing_on_goes_from_here_and_never_jumps(live, qtbot):
 
 def test_who_plays_faster_catches_up_and_is_live(live, qtbot):
     live.timeline.set_speed(64.0)
-    live.timeline.go_to(live.timeline.range_ns[0])
+    live.timeline.go_to(early(live))
     live.timeline.play()
     qtbot.waitUntil(lambda: not live.timeline.paused, timeout=WAIT_MS)
     assert live.mirror is live.live_mirror
@@ -199,7 +243,7 @@ def test_a_jump_to_an_event_shows_it(live, qtbot):
 def test_while_away_replies_and_commands_go_on(live, qtbot):
     from kvscope_telemetry.messages.commands import Control
 
-    live.timeline.go_to(live.timeline.range_ns[0])
+    live.timeline.go_to(early(live))
     arrive(live, qtbot)
     with qtbot.waitSignal(live.replies, timeout=WAIT_MS):
         assert live.send(Control(action="reset_prefix_cache", tag=7))
@@ -233,7 +277,7 @@ def test_a_ring_that_cannot_be_written_is_said_once_and_pausing_is_a_copy(qapp, 
 def test_a_past_that_cannot_be_read_any_further_is_told_and_opened_anew(live, qtbot):
     received = []
     live.noticed.connect(received.append)
-    first_ns = live.timeline.range_ns[0]
+    first_ns = early(live)
     live.timeline.go_to(first_ns)
     arrive(live, qtbot)
     seq, source = live.mirror.seq, live.timeline.player
@@ -254,15 +298,17 @@ def test_a_past_that_cannot_be_read_any_further_is_told_and_opened_anew(live, qt
     assert len(received) == 1
 
 
-def test_the_end_leaves_no_ring_and_no_thread(live, qtbot):
-    live.timeline.go_to(live.timeline.range_ns[0])
-    arrive(live, qtbot)
-    folder = live.kept.ring.folder
+def test_the_end_leaves_no_ring_and_no_thread(own, threads_before, qtbot):
+    own.timeline.go_to(own.timeline.range_ns[0])
+    arrive(own, qtbot)
+    folder = own.kept.ring.folder
     assert folder.is_dir()
-    live.close()
+    own.close()
     assert not folder.exists()
     ours = {"recording", "kvscope-playback", "kvscope-reader", "kvscope-ring-recording", "kvscope-let-go"}
-    qtbot.waitUntil(lambda: not ours & {thread.name for thread in threading.enumerate()}, timeout=WAIT_MS)
+    qtbot.waitUntil(
+        lambda: not ours & {thread.name for thread in {*threading.enumerate()} - threads_before}, timeout=WAIT_MS
+    )
 
 
 def test_the_last_seconds_are_kept_in_a_file(live, qtbot, tmp_path):
@@ -292,9 +338,9 @@ def test_recording_from_now_on_is_whole_and_the_ring_goes_on(live, qtbot, tmp_pa
     assert state_by_the_ring(live, time.time_ns()).seq > newest
 
 
-def test_closing_the_session_ends_a_recording_whole(live, qtbot, tmp_path):
-    live.kept.start_recording(tmp_path / "now.mcap")
-    writer = live.recorder.writer
+def test_closing_the_session_ends_a_recording_whole(own, qtbot, tmp_path):
+    own.kept.start_recording(tmp_path / "now.mcap")
+    writer = own.recorder.writer
     qtbot.waitUntil(lambda: writer.num_written > 60, timeout=WAIT_MS)
-    live.close()
+    own.close()
     assert Recording.open(tmp_path / "now.mcap").info.is_complete

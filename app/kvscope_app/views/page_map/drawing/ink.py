@@ -7,6 +7,7 @@ pixel, then the key's own order. A pixel is `0xffRRGGBB`.
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -47,6 +48,12 @@ class Ink:
         """Shape (coverage, flash level, rank)."""
         self.hollow: Pixels = _table([hollow(color, theme) for color in colors], theme)
         """The same for the part of a cell whose slots hold no token."""
+
+
+@lru_cache(maxsize=4)
+def ink_of(mode: ColorMode, theme: Theme) -> Ink:
+    """Made once for all windows; nobody writes into its tables."""
+    return Ink(mode, theme)
 
 
 def pixel(color: str) -> int:

@@ -18,7 +18,7 @@ from kvscope_app.views.page_map.drawing.cells import CellRaster, Cells, DenseRas
 from kvscope_app.views.page_map.drawing.flash_kinds import FIRST_MOVE_LEVEL, FlashKind
 from kvscope_app.views.page_map.drawing.flashes import Flashes, LitCells
 from kvscope_app.views.page_map.drawing.grid import MIN_CELL_PITCH, Camera, Grid
-from kvscope_app.views.page_map.drawing.ink import Ink, Pixels
+from kvscope_app.views.page_map.drawing.ink import Pixels, ink_of
 from kvscope_telemetry.ledger import Ledger
 
 MAX_FIT_PITCH: Final = 48
@@ -47,7 +47,7 @@ class Scene:
         self.camera = Camera(1.0, 0.0, 0.0)
         self.cells: Cells | None = None
         self._theme = DARK
-        self._ink = Ink(self.mode, self._theme)
+        self._ink = ink_of(self.mode, self._theme)
         self._raster: CellRaster | DenseRaster | None = None
         self._flashes = Flashes(0)
         self._sizes: tuple[int, ...] = ()
@@ -214,7 +214,7 @@ class Scene:
         self.cells.select(old.selected if old.has_selection else None)
 
     def _recolor(self) -> Span:
-        self._ink = Ink(self.mode, self._theme)
+        self._ink = ink_of(self.mode, self._theme)
         return self._redraw(fresh_ranks=True)
 
     def _redraw(self, fresh_ranks: bool = False) -> Span:
