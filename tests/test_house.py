@@ -37,15 +37,20 @@ def test_no_circle_between_files(imports: dict[str, set[str]]) -> None:
     assert not left, f"in a circle, or on a way from one to another: {sorted(left)}"
 
 
+@pytest.fixture(scope="module")
+def present() -> set[str]:
+    """Our files and folders, tests and scripts too."""
+    files = [*sources(), *ROOT.glob("tests/**/*.py"), *ROOT.glob("scripts/*.py")]
+    folders = {parent for path in files for parent in path.parents if ROOT in parent.parents}
+    return {str(path.relative_to(ROOT)) for path in files} | {f"{folder.relative_to(ROOT)}/" for folder in folders}
+
+
 INTERNALS = sorted(f"docs/internals/{path.name}" for path in ROOT.glob("docs/internals/*.md"))
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "ARCHITECTURE.md", *INTERNALS])
-def test_paths_that_are_named_exist(name: str) -> None:
+def test_paths_that_are_named_exist(name: str, present: set[str]) -> None:
     named = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", (ROOT / name).read_text("utf-8")))
     assert named
-    files = [*sources(), *ROOT.glob("tests/**/*.py"), *ROOT.glob("scripts/*.py")]
-    present = {str(path.relative_to(ROOT)) for path in files}
-    present |= {f"{parent.relative_to(ROOT)}/" for path in files for parent in path.parents if ROOT in parent.parents}
     missing = [path for path in named if not any(f"/{known}".endswith(f"/{path}") for known in present)]
     assert not missing, f"{name} names what is not there: {missing}"
