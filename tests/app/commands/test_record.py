@@ -42,7 +42,7 @@ def test_so_many_seconds_are_recorded(
     capsys: pytest.CaptureFixture[str],  # type: ignore[type-arg]
 ) -> None:
     endpoint = make_endpoint()
-    serve(endpoint)
+    serve(endpoint, rate=60.0)
     assert main(["record", endpoint, "--out", str(tmp_path / "x.mcap"), "--seconds", "1.5"]) == 0
     recording = Recording.open(tmp_path / "x.mcap")
     assert_unbroken(recording)
@@ -60,7 +60,7 @@ def test_texts_are_in_the_file_when_they_are_asked_for_alone(
     with_texts: bool,  # type: ignore[type-arg]
 ) -> None:
     endpoint, path = make_endpoint(), tmp_path / "x.mcap"
-    serve(endpoint, num_blocks=200)
+    serve(endpoint, rate=60.0, num_blocks=200)
     for seconds in ("2.5", "10", "40"):  # texts are asked for beside: on a slow machine they take their time
         path.unlink(missing_ok=True)
         words = ["record", endpoint, "--out", str(path), "--seconds", seconds, *["--record-text"] * with_texts]
@@ -205,7 +205,7 @@ def test_alarms_are_in_the_file_on_the_terminal_and_posted(
     capsys: pytest.CaptureFixture[str],  # type: ignore[type-arg]
 ) -> None:
     endpoint, path = make_endpoint(), tmp_path / "x.mcap"
-    serve(endpoint)
+    serve(endpoint, rate=60.0)
     with receiving() as receiver:
         words = ["record", endpoint, "--out", str(path), "--alarm", "Busy: running > 0 for 1 s"]
         for seconds in ("5", "30", "90"):  # on a slow machine a second is told late

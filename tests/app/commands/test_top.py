@@ -58,7 +58,7 @@ READING = EngineReading(
 
 def test_one_reading_as_json_without_qt_and_torch(serve: Callable, make_endpoint: Callable) -> None:  # type: ignore[type-arg]
     endpoint = make_endpoint()
-    serve(endpoint)
+    serve(endpoint, rate=60.0)
     program = (
         "import sys\nfrom kvscope_app.main import main\n"
         f"code = main(['top', '--json', '--wait', '100', {endpoint!r}])\n"
@@ -80,7 +80,7 @@ def test_one_reading_as_json_without_qt_and_torch(serve: Callable, make_endpoint
 
 def test_it_says_what_the_engine_has(serve: Callable, make_endpoint: Callable) -> None:  # type: ignore[type-arg]
     endpoint = make_endpoint()
-    server = serve(endpoint)
+    server = serve(endpoint, rate=60.0)
     engine = WatchedEngine(Address(endpoint))
     try:
         read_until(engine, lambda reading: reading.num_running is not None and engine.has_settled)
@@ -115,7 +115,7 @@ def test_where_nobody_is_the_reason_is_said(
     capsys: pytest.CaptureFixture[str],  # type: ignore[type-arg]
 ) -> None:
     endpoint, nowhere = make_endpoint(), make_endpoint()
-    serve(endpoint)
+    serve(endpoint, rate=60.0)
     assert main(["top", endpoint, nowhere, "--wait", "4"]) == 1, "no terminal here: as with --once"
     printed = capsys.readouterr().out
     assert f"{endpoint}  Live" in printed
@@ -142,7 +142,7 @@ def test_what_is_not_accepted_is_one_line(words: list[str], named: str, capsys: 
 
 def test_who_reads_one_line_only_gets_no_complaint(serve: Callable, make_endpoint: Callable) -> None:  # type: ignore[type-arg]
     endpoint = make_endpoint()
-    serve(endpoint)
+    serve(endpoint, rate=60.0)
     command = f"{sys.executable} -m kvscope_app.main top --once {endpoint} | true"
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=WAIT_S)
     assert done.stderr == ""
@@ -236,7 +236,7 @@ def terminal(words: list[str], size: tuple[int, int] = (30, 100), **environment:
 
 def test_keys_a_resize_and_an_engine_that_dies(serve: Callable, make_endpoint: Callable) -> None:  # type: ignore[type-arg]
     first, second = make_endpoint(), make_endpoint()
-    server = serve(first)
+    server = serve(first, rate=60.0)
     with terminal([first, second]) as shown:
         shown.await_text("running")
         shown.await_text("▾blocks")
