@@ -139,6 +139,7 @@ def test_a_desktop_that_is_closed_offers_nothing_any_more(desktop):
 def test_a_recording_opens_at_a_moment_that_its_link_names(desktop, qtbot):
     recording = Recording.open(sample_recording())
     window = desktop.open_recording(recording, 12.5)
+    load_only(window)
     session = window.session
     moment_ns = recording.start_ns + 12_500_000_000
     qtbot.waitUntil(lambda: session.mirror.num_active > 0, timeout=120_000)
@@ -152,6 +153,7 @@ def test_a_recording_opens_at_a_moment_that_its_link_names(desktop, qtbot):
 
 def test_a_link_to_a_moment_takes_along_what_is_selected(desktop, qtbot):
     first = desktop.open_recording(Recording.open(sample_recording()), 12.5)
+    load_only(first)
     qtbot.waitUntil(lambda: first.session.mirror.num_active > 0, timeout=120_000)
     number = int(first.session.mirror.requests.number[0])
     first.session.select_request(number)
@@ -159,6 +161,7 @@ def test_a_link_to_a_moment_takes_along_what_is_selected(desktop, qtbot):
     first.actions_by_name["copy_moment"].trigger()
     options = parse(shlex.split(QGuiApplication.clipboard().text())[1:])
     again = desktop.open_recording(Recording.open(sample_recording()), options.at_s, options.selects)
+    load_only(again)
     qtbot.waitUntil(lambda: again.session.selected_request == number, timeout=120_000)
     assert again.session.selected_block == 3
     assert again.session.timeline.cursor_ns == pytest.approx(first.session.timeline.cursor_ns, abs=2_000_000)
@@ -167,6 +170,7 @@ def test_a_link_to_a_moment_takes_along_what_is_selected(desktop, qtbot):
 def test_what_a_link_selects_and_is_not_there_is_told(desktop, qtbot):
     selects = (("request", 99_999), ("block", 5))
     window = desktop.open_recording(Recording.open(sample_recording()), 12.5, selects)
+    load_only(window)
     qtbot.waitUntil(lambda: window.session.selected_block == 5, timeout=120_000)
     assert window.session.selected_request is None
     assert "no request 99999" in window.banner.accessibleName()

@@ -8,7 +8,7 @@ import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QSettings
 from PySide6.QtWidgets import QLabel
 from tests.app.compare.conftest import BEGAN_NS, record
-from tests.app.window_driver import has_all_views, load_only
+from tests.app.window_driver import load_only
 
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
@@ -45,15 +45,14 @@ def desktop(qapp, tmp_path):
 
 @pytest.fixture
 def open_paused(desktop, qtbot):
-    """Windows on recordings that stand still, with all their views or none."""
+    """Windows on recordings that stand still, with some of their views."""
 
-    def open_them(*paths, with_views=False):
+    def open_them(*paths, with_views=()):
         made = [desktop.open_recording(Recording.open(path), at_s=0.5) for path in paths]
         for window in made:
-            if with_views:
-                qtbot.waitUntil(lambda window=window: has_all_views(window), timeout=WAIT_MS)
-            else:
-                load_only(window)
+            load_only(window, with_views)
+        for window in made:
+            qtbot.waitUntil(lambda window=window: {*with_views} <= {*window.views}, timeout=WAIT_MS)
             qtbot.waitUntil(lambda window=window: window.session.mirror.hello is not None, timeout=WAIT_MS)
         return made
 
@@ -132,9 +131,10 @@ def test_they_play_at_the_same_speed_and_stop_together(open_paused, paths, qtbot
 
 
 def test_the_visible_range_and_the_selection_are_the_same(open_paused, paths, qtbot):
-    first, second = open_paused(*paths[:2], with_views=True)
+    names = ("timeline", "heatmap")
+    first, second = open_paused(*paths[:2], with_views=names)
     link(first, qtbot)
-    for name in ("timeline", "heatmap"):
+    for name in names:
         first.docks[name].show()
         second.docks[name].show()
         second.docks[name].raise_()

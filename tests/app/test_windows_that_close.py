@@ -15,7 +15,7 @@ import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSettings
 from PySide6.QtGui import QPixmap, QPixmapCache
 from PySide6.QtWidgets import QApplication
-from tests.app.window_driver import has_all_views
+from tests.app.window_driver import has_all_views, load_only
 
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
@@ -143,8 +143,7 @@ def open_and_close_fleet(desktop, qtbot):
 def test_windows_of_fleets_leave_nothing(desktop, endpoint, amount, qtbot):
     desktop.attach(endpoint)
     watched = desktop.windows[-1]
-    with qtbot.waitSignal(watched.views_loaded, timeout=120_000):
-        pass
+    load_only(watched)
     qtbot.waitUntil(lambda: len(watched.session.overview) >= 1, timeout=120_000)
     gone = open_and_close_fleet(desktop, qtbot)
     wait_until_gone(gone, qtbot)

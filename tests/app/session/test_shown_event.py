@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from PySide6.QtCore import Qt
-from tests.app.session.test_timeline import SECOND_NS, live, settings
+from tests.app.session.test_timeline import SECOND_NS, live, shared
 from tests.app.session.test_timeline import arrive as arrive_live
 
 from kvscope_app.library.sample import sample_recording
@@ -19,7 +21,7 @@ from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 
-__all__ = ["live", "settings"]
+__all__ = ["live", "shared"]
 
 
 @pytest.fixture
@@ -49,10 +51,15 @@ def blocks_of(session, number):
     return int((session.mirror.requests.table(number) < session.mirror.hello.cache.num_blocks).sum())
 
 
+@cache
+def events_of_sample():
+    """What each frame tells, by its number, read from the file by other code."""
+    return {frame.seq: frame.events for frame in Recording.open(sample_recording()).frames()}
+
+
 def told_in(session, kind, seq):
-    """Events of `kind` that the frame `seq` tells, read from the file by other code."""
-    frames = Recording.open(sample_recording()).frames()
-    return [event for frame in frames if frame.seq == seq for event in frame.events if event.kind == kind]
+    """Events of `kind` that the frame `seq` tells."""
+    return [event for event in events_of_sample().get(seq, ()) if event.kind == kind]
 
 
 def facts_of(view):
