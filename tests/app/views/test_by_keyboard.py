@@ -32,8 +32,12 @@ TEXT_FIELDS = (QLineEdit, QPlainTextEdit, QTextEdit, QAbstractSpinBox)
 PRESSES = {KEYS.Key_Space: (QAbstractButton, QComboBox), KEYS.Key_Home: (QComboBox,), KEYS.Key_End: (QComboBox,)}
 
 
+on_time = pytest.mark.parametrize("window", [("timeline", "throughput", "heatmap")], indirect=True)
+"""A test that looks at these views alone."""
+
+
 @pytest.fixture
-def window(engine, session, make_window, poll, qtbot):
+def window(engine, session, make_window, poll, qtbot, request):
     for step in range(6):
         engine.request(step + 1, blocks=[step])
         engine.hold([step], owner=step + 1)
@@ -42,7 +46,7 @@ def window(engine, session, make_window, poll, qtbot):
     poll(session)
     session.overview.extend([second(at, num_running=1, active_blocks=6, num_rows=64) for at in range(60)])
     session.bookmarks.add(START_NS)
-    made = make_window(session, with_views=True, size=(1500, 900))
+    made = make_window(session, with_views=getattr(request, "param", True), size=(1500, 900))
     made.activateWindow()
     qtbot.waitUntil(made.isActiveWindow)
     return made
@@ -118,6 +122,7 @@ def test_no_two_actions_share_a_key(window):
     assert [key for key, times in keys.items() if times > 1] == []
 
 
+@on_time
 def test_the_zoom_keys_zoom_what_has_the_focus(window, qtbot):
     views, actions = window.views, window.actions_by_name
     timeline, plot, heat = (
@@ -147,6 +152,7 @@ def test_the_zoom_keys_zoom_what_has_the_focus(window, qtbot):
     assert window.page_map.scene.camera.pitch > pitch
 
 
+@on_time
 def test_end_in_the_timeline_goes_live(window, qtbot, session):
     canvas = window.views["timeline"].canvas
     window.focus_view("timeline")
@@ -159,6 +165,7 @@ def test_end_in_the_timeline_goes_live(window, qtbot, session):
     assert not session.timeline.paused
 
 
+@on_time
 def test_the_focus_is_seen(window, qtbot):
     """The pixel in the corner is the accent's."""
     plot = window.views["throughput"].charts.panels["decode"].plot
@@ -173,6 +180,7 @@ def test_the_focus_is_seen(window, qtbot):
         assert widget.grab().toImage().pixelColor(0, 0).name() != window.themes.theme.accent
 
 
+@on_time
 def test_arrows_in_a_chart(window, qtbot):
     view = window.views["throughput"]
     window.focus_view("throughput")
@@ -189,6 +197,7 @@ def test_arrows_in_a_chart(window, qtbot):
     assert view.charts.bar.time.text()
 
 
+@on_time
 def test_esc_closes_what_is_measured_before_it_clears_the_selection(window, qtbot, session):
     view = window.views["timeline"]
     window.focus_view("timeline")
