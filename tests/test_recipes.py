@@ -68,7 +68,8 @@ class Recipe:
         check = self._folder / "check.py"
         check.write_text(_PREAMBLE.replace("FILES", repr(modules)) + textwrap.dedent(script), encoding="utf-8")
         home = {f"XDG_{name}_HOME": str(self._folder / name.lower()) for name in ("CONFIG", "DATA", "CACHE", "STATE")}
-        env = {**os.environ, **home, "QT_QPA_PLATFORM": "offscreen", "PYTHONPATH": str(ROOT)}
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = {**os.environ, **home, "QT_QPA_PLATFORM": "offscreen", "PYTHONPATH": path}
         done = subprocess.run([sys.executable, str(check)], cwd=self._folder, capture_output=True, text=True, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
 
