@@ -20,6 +20,7 @@ from kvscope_engine.bench.measure import teller
 from kvscope_engine.bench.shapes import SHAPES
 from kvscope_engine.bench.workloads import SAMPLINGS
 from kvscope_engine.cli.parser import parse_size
+from kvscope_telemetry.devices.data_sheets import DATA_SHEET_GB_PER_S
 from kvscope_telemetry.errors import BadInput
 
 
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     _check(args)
-    from kvscope_engine.bench.on_gpu.card import DATA_SHEET_GB_PER_S, read_gb_per_s
+    from kvscope_engine.bench.on_gpu.card import read_gb_per_s
     from kvscope_engine.bench.on_gpu.decode_steps import decode_steps, room, tokens_a_step
     from kvscope_engine.bench.on_gpu.requests import requests
     from kvscope_engine.bench.on_gpu.setting import DEFAULT_SHAPE, engine_options, setting_of
