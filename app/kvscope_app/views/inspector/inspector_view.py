@@ -76,9 +76,10 @@ class InspectorView(View):
         self._swatch = label()
         self._nothing = empty_state(EMPTY_TEXTS[BLOCK])
         self._newest: Series = {}
-        self._selected = (session.selected_block, session.selected_request)
+        self._selected: tuple[int | None, int | None] = (None, None)
         self._lay_out()
         self._connect()
+        self._on_selection()  # what was selected before this view was made
         self.setFocusProxy(self.table)
 
     def show_subject(self, subject: int) -> None:

@@ -163,6 +163,11 @@ def test_what_was_selected_last_is_what_is_told(shared, show):
     assert view._nothing.isVisible()
 
 
+def test_what_was_selected_before_it_was_made_is_what_is_told(shared, show):
+    shared.select_request(5)
+    assert show(shared).heading.text() == "Request #5"
+
+
 def test_rows_are_copied_as_tab_separated_lines(shared, show, qtbot):
     view = show(shared)
     shared.select_block(20)
