@@ -154,7 +154,7 @@ class Engine:
         self._check_open()
         requests = self._requests_of(submit, token_ids or partial(self.prompt_token_ids, submit))
         for request in requests:
-            self.components.scheduler.add(request)
+            self.components.scheduler.add_request(request)
             self._streams[request.number] = self._stream(request, submit)
         self._clients[submit.request_id] = requests
         return Accepted(
@@ -433,7 +433,7 @@ class Engine:
         for num_emitted, (token_id, token_logprobs) in enumerate(zip_longest(token_ids, details), 1):
             error = ""
             try:
-                reason = stream.add(token_id, token_logprobs, now_ns)
+                reason = stream.add_token(token_id, token_logprobs, now_ns)
             except KvscopeError as failure:
                 reason, error = "error", str(failure)
             except Exception as failure:  # its text cannot be made: nobody else's is, and the step's state is whole

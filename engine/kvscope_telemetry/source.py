@@ -163,7 +163,7 @@ class Source(Protocol):
     def status(self) -> SourceStatus:
         """How it is now."""
 
-    def take(self) -> Update | None:
+    def take_update(self) -> Update | None:
         """What came since the last call, None when nothing did."""
 
     def close(self) -> None:

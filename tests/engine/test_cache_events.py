@@ -63,8 +63,8 @@ def items(engine: Engine, stream: KvEventStream) -> list[StreamItem]:
     while stream.status.seq < last or stream.status.state is not StreamState.LIVE:
         assert time.monotonic() < deadline, stream.status
         time.sleep(0.005)
-        taken += stream.take()
-    return taken + stream.take()
+        taken += stream.take_items()
+    return taken + stream.take_items()
 
 
 def cached(all_items: list[StreamItem]) -> set[int]:

@@ -71,7 +71,7 @@ def test_a_detokenizer_that_fails_at_the_end_ends_it_all_the_same(make_engine: M
     class Evil:
         stopped = False
 
-        def add(self, token_id: int, *, may_stop: bool = True) -> str:
+        def add_token(self, token_id: int, *, may_stop: bool = True) -> str:
             return "a"
 
         def flush(self) -> str:

@@ -140,7 +140,7 @@ class CompareWindow(CompareBody):
     def _connect(self) -> None:
         parts = zip(self.sessions, self.sides, self._refreshers, strict=True)
         for place, (session, side, refresher) in enumerate(parts):
-            refresher.add(side.map)
+            refresher.add_view(side.map)
             session.overview_changed.connect(self._on_overview)
             session.status_changed.connect(self.bar.follow_end)
             session.status_changed.connect(self._on_cursor)  # a recording that is read, or written, is told of

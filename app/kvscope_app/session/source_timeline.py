@@ -334,13 +334,13 @@ class SourceTimeline(QObject):
         """Apply what `point` has; whether anything happens there."""
         player = point.player
         is_busy = player is not None and player.is_playing
-        update = point.source.take()
+        update = point.source.take_update()
         while update is not None:
             is_busy = is_busy or not update.is_sign_of_life
             has_jumped = player is not None and player.has_jumped
             if point.apply(update):
                 self._tell(point, update, has_jumped=has_jumped)
-            update = None if player is None else point.source.take()  # a recording gives short spans
+            update = None if player is None else point.source.take_update()  # a recording gives short spans
         return is_busy
 
     def _tell(self, point: Viewpoint, update: Update, *, has_jumped: bool) -> None:
@@ -418,12 +418,12 @@ class Viewpoint:
         if update.snapshot is not None:
             self.failure = ""
         if self.player is None:
-            self.history.add(update, self.mirror, time.monotonic_ns())
+            self.history.add_update(update, self.mirror, time.monotonic_ns())
         elif has_jumped:
             self.history.begin(update, self.mirror, self.player.now_ns)
             self.fill_past()
         else:
-            self.history.add(update, self.mirror, self.player.taken_ns)
+            self.history.add_update(update, self.mirror, self.player.taken_ns)
         self.has_state = True
         return True
 

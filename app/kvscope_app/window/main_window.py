@@ -82,7 +82,7 @@ class MainWindow(WindowBody):
         self._corner = self._build_corner()
         self._status = StatusBar(session, self, is_own=keeper is not None)
         self.setStatusBar(self._status)
-        self.docked.add("page_map", self.page_map)
+        self.docked.add_view("page_map", self.page_map)
         self._has_own_layout, self.has_own_place = self._restore_layout()
         self._follow_state()
         self._paint_parts(themes.theme)

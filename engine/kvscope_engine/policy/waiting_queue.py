@@ -57,7 +57,7 @@ class WaitingQueue:
         """The next to be served. There must be one."""
         return self._requests[self._batches[self._clients.first].first].first
 
-    def add(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         """Put a request in its place. It must not be here."""
         batch = batch_of(request)
         waiting = self._requests.setdefault(batch, _Ranking())

@@ -44,7 +44,7 @@ class EngineRecorder:
         self._ask_s = 0.0
         self._begun_s = 0.0
 
-    def take(self, message: TelemetryMessage, data: bytes) -> None:
+    def record(self, message: TelemetryMessage, data: bytes) -> None:
         """`message` is published, as `data`."""
         if self._has_told:
             return
@@ -64,7 +64,7 @@ class EngineRecorder:
     def give_texts(self, contents: Iterable[BlockContent]) -> None:
         """What these blocks hold now."""
         if self._texts is not None:
-            self._texts.take(contents)
+            self._texts.add_contents(contents)
 
     @property
     def wants_snapshot(self) -> bool:

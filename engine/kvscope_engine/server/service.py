@@ -76,7 +76,7 @@ class EngineService:
             keys=keys,
             keyless=keyless,
             on_client_lost=self._receiver.lose,
-            on_published=recorder.take if recorder is not None else None,
+            on_published=recorder.record if recorder is not None else None,
         )
         self._receiver.serve(self._sockets)
         self.is_loading = True

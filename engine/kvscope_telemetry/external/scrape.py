@@ -72,7 +72,7 @@ class Scraper:
         self._thread = threading.Thread(target=self._run, name="kvscope-scraper", daemon=True)
         self._thread.start()
 
-    def take(self) -> Scraped | None:
+    def take_scraped(self) -> Scraped | None:
         """The newest that was not taken yet."""
         taken, self._taken = self._taken, None
         return taken

@@ -90,9 +90,9 @@ class KvEventStream:
         """How it is now; items that were taken before are at least as old."""
         return self._status
 
-    def take(self) -> list[StreamItem]:
+    def take_items(self) -> list[StreamItem]:
         """What came since the last call, in order. From one thread."""
-        items = self._pending.take()
+        items = self._pending.take_items()
         if items:
             self._wakeup.signal()  # there is room again
         return items
@@ -261,7 +261,7 @@ class PendingItems:
             self._items.append(item)
             self._num_bytes += num_bytes + _ITEM_BYTES
 
-    def take(self) -> list[StreamItem]:
+    def take_items(self) -> list[StreamItem]:
         """All that waits."""
         with self._lock:
             items, self._items = self._items, []

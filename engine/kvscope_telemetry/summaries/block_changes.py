@@ -122,7 +122,7 @@ class BlockChanges:
         if self._size:
             self._add(time_ns, int(self._data["epoch"][self._size - 1]), 0, _NOTHING, how=ChangeKind.LOST)
 
-    def take(self, update: Update, wall_offset_ns: int) -> None:
+    def add_update(self, update: Update, wall_offset_ns: int) -> None:
         """What a source gave; `wall_offset_ns` makes its engine's times wall clock."""
         if not update.series:
             return

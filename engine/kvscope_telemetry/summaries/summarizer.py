@@ -83,7 +83,7 @@ class Summarizer:
         self._newest_ns = self._stops_told_ns = 0
         self._begin()
 
-    def add(self, message: TelemetryMessage, log_time_ns: int) -> list[Summary]:
+    def add_message(self, message: TelemetryMessage, log_time_ns: int) -> list[Summary]:
         """The next message, recorded at `log_time_ns`."""
         second = log_time_ns // SECOND_NS
         self._began_ns = min(self._began_ns, log_time_ns)

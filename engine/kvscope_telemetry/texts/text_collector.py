@@ -81,7 +81,7 @@ class TextCollector:
         self._asked = {block: (int(ledger.owner[block]), int(ledger.hash[block])) for block in asked}
         return tuple(asked)
 
-    def take(self, contents: Iterable[BlockContent]) -> None:
+    def add_contents(self, contents: Iterable[BlockContent]) -> None:
         """What was answered."""
         self._answers += [content for content in contents if content.block in self._asked]
 

@@ -32,7 +32,7 @@ def engine() -> SyntheticEngine:
 
 
 def take(recorder: EngineRecorder, message: TelemetryMessage) -> None:
-    recorder.take(message, encode(message))
+    recorder.record(message, encode(message))
 
 
 def test_it_begins_with_a_state_and_is_whole(engine: SyntheticEngine, tmp_path: Path) -> None:

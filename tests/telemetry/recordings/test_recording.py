@@ -143,7 +143,7 @@ def test_a_full_queue_drops_and_counts(tmp_path: Path, make_messages: Callable[.
 def test_a_full_disk_ends_the_recording_and_keeps_what_was_written(
     tmp_path: Path, make_messages: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    messages, add = make_messages(300), McapFile.add
+    messages, add = make_messages(300), McapFile.add_message
 
     def full(file: McapFile, *message: Any) -> None:
         if writer.num_written == 150:
@@ -151,7 +151,7 @@ def test_a_full_disk_ends_the_recording_and_keeps_what_was_written(
             raise OSError(28, "No space left on device")
         add(file, *message)
 
-    monkeypatch.setattr(McapFile, "add", full)
+    monkeypatch.setattr(McapFile, "add_message", full)
     writer = RecordingWriter(tmp_path / "full.mcap")
     for message in messages:
         writer.write(message, wait=True)

@@ -41,7 +41,7 @@ class KeptLayouts(QObject):
             ActionSpec("forget_layout", "Delete layout…", LAYOUTS, self._ask_which, enabled=lambda: bool(self._names)),
             ActionSpec("reset_layout", "Reset to default layout", LAYOUTS, self._reset, (), "layout"),
         ):
-            actions.add(spec)
+            actions.add_action(spec)
         self._follow()
         self._choices.changed.connect(self._on_settings)
 
@@ -130,7 +130,7 @@ class KeptLayouts(QObject):
         for name in wanted:
             words = name.replace("&", "&&")
             spec = ActionSpec(f"layout_{name}", f"Layout: {words}", LAYOUTS, partial(self.show, name))
-            action = self._actions.add(spec)
+            action = self._actions.add_action(spec)
             if self._menu is not None:
                 self._menu.addAction(action)
         self._names = wanted

@@ -159,7 +159,7 @@ class Scheduler:
         self._allocation.check_fits(request)
         check_fits_beside_pins(self._pool, request)
 
-    def add(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         """Take a new request into the queue. Raises BadInput, and notes the refusal, as `check_fits` does."""
         assert request.number not in self._requests, f"request {request.number} was added twice"
         try:
@@ -168,7 +168,7 @@ class Scheduler:
             self.refuse(str(error), request.arrival_ns, number=request.number)
             raise
         self._requests[request.number] = request
-        (self._held if self._is_held_back(request) else self._waiting).add(request)
+        (self._held if self._is_held_back(request) else self._waiting).add_request(request)
         self._changes.add(request)
 
     def list_aborted(self, request: Request, now_ns: int) -> None:
@@ -279,7 +279,7 @@ class Scheduler:
         not run, as many requests run as may, or the policy reserves blocks (nothing is shared then), the child waits
         in the queue like any other. Raises BadInput as `add` does.
         """
-        self.add(child)
+        self.add_request(child)
         self._fork(parent, child, now_ns)
 
     def reset_prefix_cache(self, now_ns: int) -> int:
@@ -495,7 +495,7 @@ class Scheduler:
         victim.preempted_ns = now_ns
         victim.state = RequestState.PREEMPTED
         self._changes.touch(victim)
-        self._waiting.add(victim)
+        self._waiting.add_request(victim)
         self.totals.preemptions += 1
 
     def _is_held_back(self, child: Request) -> bool:
@@ -506,7 +506,7 @@ class Scheduler:
     def _fork_held(self, parent: Request, now_ns: int) -> None:
         """The parent's prompt is computed, or never will be: those that waited for it go on."""
         for child in self._held.take(parent):
-            self._waiting.add(child)
+            self._waiting.add_request(child)
             self._fork(parent, child, now_ns)
 
     def _fork(self, parent: Request, child: Request, now_ns: int) -> None:
@@ -546,7 +546,7 @@ class Scheduler:
         del self._requests[request.number]
         self._changes.touch(request)
         for child in self._held.take(request):
-            self._waiting.add(child)
+            self._waiting.add_request(child)
         return num_blocks
 
 
@@ -573,7 +573,7 @@ class HeldForks:
         """Whether anybody waits for `parent`."""
         return parent.number in self._children
 
-    def add(self, child: Request) -> None:
+    def add_request(self, child: Request) -> None:
         """`child.parent` says whom it waits for."""
         self._children.setdefault(child.parent, []).append(child)
         self._count += 1

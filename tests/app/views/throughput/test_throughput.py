@@ -39,7 +39,7 @@ def feed(session, events=(), seconds=3, ago_s=0, **columns):
     for index in range(seconds * 10):
         now_ns = end_ns - (seconds * 10 - 1 - index) * BIN_NS
         update = Update(series=frames(now_ns, 10, **columns), events=events if index == 5 else ())
-        session.history.add(update, session.mirror, now_ns)
+        session.history.add_update(update, session.mirror, now_ns)
     return end_ns
 
 
@@ -72,7 +72,7 @@ def test_the_share_of_right_guesses_has_a_panel_once_there_are_guesses(session, 
     for second, (drafts, accepted) in enumerate(((8, 4), (16, 10))):
         counters = Counters(draft_tokens=drafts, accepted_tokens=accepted)
         now_ns = end_ns - (2 - second) * SECOND_NS
-        session.history.add(Update(series=frames(now_ns, 1), counters=counters), session.mirror, now_ns)
+        session.history.add_update(Update(series=frames(now_ns, 1), counters=counters), session.mirror, now_ns)
     view.charts.look_back(end_ns / 1e9 - 5, end_ns / 1e9)
     assert view.charts.panels["drafts"].isVisible()
     assert view.charts.panels["drafts"].legend.values == {"draft_share": "75.0 %"}
@@ -184,8 +184,8 @@ def test_hovering_shows_the_values_of_that_moment_everywhere(session, view):
 def test_a_lone_value_is_a_dot(session, view):
     end_ns = feed(session, ago_s=1)
     update = Update(series=frames(end_ns, 1), first_token_ns=np.array([250_000_000]))
-    session.history.add(update, session.mirror, end_ns)
-    session.history.add(Update(), session.mirror, end_ns + BIN_NS)
+    session.history.add_update(update, session.mirror, end_ns)
+    session.history.add_update(Update(), session.mirror, end_ns + BIN_NS)
     view.charts.look_back(end_ns / 1e9 - 2, end_ns / 1e9 + 0.5)
     _, y = view.charts.panels["ttft"]._dots["ttft_p50_s"].getData()
     assert y.tolist() == [0.25]
@@ -194,7 +194,7 @@ def test_a_lone_value_is_a_dot(session, view):
 def test_preemptions_are_marked_with_who_and_why(session, view):
     end_ns = feed(session, decode_tokens=1)
     event = Event(kind="preempted", time_ns=end_ns, number=12, cause="no free block for request 14")
-    session.history.add(Update(events=(event,)), session.mirror, end_ns + 1)
+    session.history.add_update(Update(events=(event,)), session.mirror, end_ns + 1)
     view.charts.refresh_all()
     points = view.charts.panels["requests"]._marks.points()
     assert [point.data().text for point in points] == ["Request 12 preempted: no free block for request 14"]
@@ -204,7 +204,7 @@ def test_preemptions_are_marked_with_who_and_why(session, view):
 def test_preemptions_that_lie_on_top_of_each_other_share_a_mark(session, view):
     end_ns = feed(session, seconds=2, decode_tokens=1)
     events = tuple(Event(kind="preempted", time_ns=end_ns, number=n, cause="no free block") for n in range(1, 301))
-    session.history.add(Update(events=events), session.mirror, end_ns + 1)
+    session.history.add_update(Update(events=events), session.mirror, end_ns + 1)
     view.charts.refresh_all()
     (mark,) = view.charts.panels["requests"]._marks.points()
     lines = mark.data().text.splitlines()
@@ -215,7 +215,7 @@ def test_preemptions_that_lie_on_top_of_each_other_share_a_mark(session, view):
 def test_a_silence_is_shaded(session, view):
     end_ns = feed(session, seconds=1, ago_s=4, decode_tokens=1)
     later_ns = end_ns + 4_000_000_000
-    session.history.add(Update(series=frames(later_ns, 1, decode_tokens=1)), session.mirror, later_ns)
+    session.history.add_update(Update(series=frames(later_ns, 1, decode_tokens=1)), session.mirror, later_ns)
     view.charts.look_back(end_ns / 1e9 - 2, later_ns / 1e9)
     ((first, last),) = view.charts.panels["decode"].gap_bands.gaps
     assert 3.5 < last - first < 4.5
