@@ -150,7 +150,7 @@ class Update:
 
 
 class Source(Protocol):
-    """One place frames come from. `take` and `status` never block; `close` is idempotent.
+    """One place frames come from. `take_update` and `status` never block; `close` is idempotent.
 
     What it can tell and be asked for is in the hello of its snapshots (`Capabilities`).
     """

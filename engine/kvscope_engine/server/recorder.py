@@ -30,7 +30,7 @@ class EngineRecorder:
     """Records to `path`; `tell` is given a line when that ends before its time. Raises BadInput for a path that will
     not do. With `texts` it holds what blocks hold, too: prompts and answers.
 
-    `take` belongs to the thread that publishes, `wants_snapshot` and `give` to the engine's.
+    `record` belongs to the thread that publishes, `wants_snapshot` and `give` to the engine's.
     """
 
     def __init__(self, path: Path, tell: Callable[[str], None] = lambda line: None, *, texts: bool = False) -> None:

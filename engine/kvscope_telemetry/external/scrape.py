@@ -42,7 +42,7 @@ class Scraped:
 
 
 class Scraper:
-    """Of one rank. `take`, `why` and `close` are for another thread.
+    """Of one rank. `take_scraped`, `why` and `close` are for another thread.
 
     Raises BadInput for a file of certificates that will not do.
     """

@@ -23,7 +23,7 @@ from kvscope_telemetry.state.extras import Extras
 
 
 class UpdateQueue:
-    """`take` and `set_sink` are for any thread."""
+    """`take_update` and `set_sink` are for any thread."""
 
     def __init__(self, sink: Sink | None = None) -> None:
         self._feed = SinkFeed(sink)

@@ -241,7 +241,7 @@ class KvEventStream:
 class PendingItems:
     """Items of a stream on their way from the reading thread to who follows it, bounded by the bytes they came in.
 
-    `give` on one thread, `take` on another.
+    `give` on one thread, `take_items` on another.
     """
 
     def __init__(self, max_bytes: int = MAX_PENDING_BYTES) -> None:
