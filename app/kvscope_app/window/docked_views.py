@@ -53,7 +53,7 @@ class DockedViews(QObject):
         self._session, self._themes, self._settings = session, themes, settings
         self._refresher, self._undo = refresher, undo
         self.views: dict[str, View] = {}
-        """Those that are loaded, and what else `add` was given, by name."""
+        """Those that are loaded, and what else `add_view` was given, by name."""
         self.docks = {spec.name: Dock(spec.title, spec.name, window) for spec in DOCKS}
         for name, dock in self.docks.items():
             dock.apply_theme(themes.theme)

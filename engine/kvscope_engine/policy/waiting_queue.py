@@ -36,7 +36,7 @@ class Held:
 
 
 class WaitingQueue:
-    """`start` and `stop` say who runs, `add` and `remove` who waits."""
+    """`start` and `stop` say who runs, `add_request` and `remove` who waits."""
 
     def __init__(self) -> None:
         self._num_waiting = 0

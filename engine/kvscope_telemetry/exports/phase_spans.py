@@ -133,7 +133,7 @@ class RequestHistory:
 
 
 class RequestHistoryReader:
-    """Call `add` with every message in order; `histories` are all requests, in the order they were announced.
+    """Call `add_message` with every message in order; `histories` are all requests, in the order they were announced.
 
     `before` are events from before the first message: what they tell of the requests that are there is used.
     """

@@ -276,7 +276,7 @@ class RecordingWriter:
 
 
 class _Annotations:
-    """Call `add` with every message as it is recorded; take from `glance` what is due after it."""
+    """Call `add_message` with every message as it is recorded; take from `glance` what is due after it."""
 
     def __init__(self, keyframe_interval_ns: int = INTERVAL_NS) -> None:
         self.follower = Follower()

@@ -455,7 +455,7 @@ class LiveSource:
 
     @property
     def position(self) -> tuple[int | None, int]:
-        """Epoch and sequence number of the newest frame received whole; `take` gives everything up to it."""
+        """Epoch and sequence number of the newest frame received whole; `take_update` gives everything up to it."""
         return self._reader.position
 
     def take_update(self) -> Update | None:

@@ -59,7 +59,7 @@ Rows = npt.NDArray[np.void]
 
 
 class BlockChanges:
-    """Of `block`, as `feed` and `take` tell it; at most `max_rows` of it."""
+    """Of `block`, as `feed` and `add_update` tell it; at most `max_rows` of it."""
 
     def __init__(self, block: int, max_rows: int = MAX_ROWS) -> None:
         self.block = block

@@ -24,7 +24,7 @@ IdArray = npt.NDArray[np.uint32]
 
 
 class TextCollector:
-    """Tell it with `changed` which rows changed; ask for what `due` gives, `take` the answers, write what is
+    """Tell it with `changed` which rows changed; ask for what `due` gives, `add_contents` takes the answers, write what is
     `confirmed`."""
 
     def __init__(self) -> None:

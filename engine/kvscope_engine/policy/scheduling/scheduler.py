@@ -12,7 +12,7 @@ The rules, in the order they are applied in each step:
    priority one of the client that holds the most, of its the one least often preempted, of those the newest) and goes
    back to the queue, where its rank puts it before all of its batch and client that were never admitted. It keeps its
    tokens; what was computed of them moves to a lower tier, or is computed again, less what the prefix cache still holds
-   (`preemption`). It ends all the same: `add` refused what could not run alone, and each preemption follows tokens
+   (`preemption`). It ends all the same: `add_request` refused what could not run alone, and each preemption follows tokens
    generated since the victim came.
 4. Waiting requests are admitted in the order of the queue (priority, then clients and their batches in turn, then rank:
    `waiting_queue`) while tokens of the budget are left (so no running prefill is still short of blocks), all blocks for
@@ -36,7 +36,7 @@ whoever has the blocks next, and what they hold is found by nobody, since only a
 cache.
 
 Between two steps a person may preempt a running request (`preempt`), evict and pin cached blocks (`evict`, `pin`) and
-change the limits (`set_limits`). Rule 3 holds beside pinned blocks: `add` and `pin` refuse what could not run alone.
+change the limits (`set_limits`). Rule 3 holds beside pinned blocks: `add_request` and `pin` refuse what could not run alone.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Scheduler:
 
     @property
     def max_request_tokens(self) -> int:
-        """The longest prompt and output together that `add` takes, of a text that begins with no pinned block."""
+        """The longest prompt and output together that `add_request` takes, of a text that begins with no pinned block."""
         beside_pins = self._allocation.max_request_tokens - len(self._pool.pinned) * self._pool.block_size
         return min(self._max_model_len, beside_pins)
 
@@ -179,7 +179,7 @@ class Scheduler:
         self._changes.event(causes.aborted(request, now_ns, 0, "requested by the client before its prompt was read"))
 
     def refuse(self, cause: str, now_ns: int, *, number: int = 0) -> None:
-        """Note that a request was refused before it got here (`add` notes its own refusals)."""
+        """Note that a request was refused before it got here (`add_request` notes its own refusals)."""
         self.totals.refused += 1
         self._changes.event(causes.refused(number, now_ns, cause))
 
@@ -277,7 +277,7 @@ class Scheduler:
         Its tokens must start with the parent's computed ones; one of its own at least is left to compute. Full blocks
         stay shared; a partial last block is copied (`StepPlan.copies`) once either writes to it. When the parent does
         not run, as many requests run as may, or the policy reserves blocks (nothing is shared then), the child waits
-        in the queue like any other. Raises BadInput as `add` does.
+        in the queue like any other. Raises BadInput as `add_request` does.
         """
         self.add_request(child)
         self._fork(parent, child, now_ns)
