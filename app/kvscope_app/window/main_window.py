@@ -201,7 +201,7 @@ class MainWindow(WindowBody):
 
     def _on_all_loaded(self) -> None:
         self._keep_sizes()
-        self.show_what_is_told()
+        self.show_capabilities()
         self.layout_watch.begin()
         self.views_loaded.emit()
 

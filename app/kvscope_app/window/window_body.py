@@ -109,9 +109,9 @@ class WindowBody(QMainWindow):
             self._stack.setCurrentWidget(middle)
             self.refresher.touch(self.page_map)
             self.setWindowTitle(self._title())
-            self.show_what_is_told()
+            self.show_capabilities()
 
-    def show_what_is_told(self) -> None:
+    def show_capabilities(self) -> None:
         """Where devices are all that the source tells of, they are in sight, wherever the docks were left."""
         mirror = self.session.live_mirror
         if mirror.hello is not None and not mirror.capabilities.blocks:

@@ -59,7 +59,7 @@ _SAMPLED: Final = ("utilization", "power_watts", "temperature_celsius", "process
 
 
 class Summarizer:
-    """Call `add_message` with every message, before `follower` is fed with it; what it gives are the seconds that ended.
+    """Call `add_message` with every message, before `follower` is fed with it; it gives the seconds that ended.
 
     `events` gathers what happened since it was taken last.
     """

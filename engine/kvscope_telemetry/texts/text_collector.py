@@ -24,8 +24,8 @@ IdArray = npt.NDArray[np.uint32]
 
 
 class TextCollector:
-    """Tell it with `changed` which rows changed; ask for what `due` gives, `add_contents` takes the answers, write what is
-    `confirmed`."""
+    """Tell it with `changed` which rows changed; ask for what `due` gives, give the answers to `add_contents`, and
+    write what is `confirmed`."""
 
     def __init__(self) -> None:
         self.num_confirmed = 0

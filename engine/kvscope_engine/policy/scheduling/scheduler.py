@@ -12,8 +12,8 @@ The rules, in the order they are applied in each step:
    priority one of the client that holds the most, of its the one least often preempted, of those the newest) and goes
    back to the queue, where its rank puts it before all of its batch and client that were never admitted. It keeps its
    tokens; what was computed of them moves to a lower tier, or is computed again, less what the prefix cache still holds
-   (`preemption`). It ends all the same: `add_request` refused what could not run alone, and each preemption follows tokens
-   generated since the victim came.
+   (`preemption`). It ends all the same: `add_request` refused what could not run alone, and each preemption
+   follows tokens generated since the victim came.
 4. Waiting requests are admitted in the order of the queue (priority, then clients and their batches in turn, then rank:
    `waiting_queue`) while tokens of the budget are left (so no running prefill is still short of blocks), all blocks for
    the tokens they know fit in what is available, less a watermark of 1 % of the pool (at least a block; none when
@@ -36,7 +36,8 @@ whoever has the blocks next, and what they hold is found by nobody, since only a
 cache.
 
 Between two steps a person may preempt a running request (`preempt`), evict and pin cached blocks (`evict`, `pin`) and
-change the limits (`set_limits`). Rule 3 holds beside pinned blocks: `add_request` and `pin` refuse what could not run alone.
+change the limits (`set_limits`). Rule 3 holds beside pinned blocks: `add_request` and `pin` refuse what could not
+run alone.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class Scheduler:
 
     @property
     def max_request_tokens(self) -> int:
-        """The longest prompt and output together that `add_request` takes, of a text that begins with no pinned block."""
+        """The longest prompt and output together that is accepted, of a text that begins with no pinned block."""
         beside_pins = self._allocation.max_request_tokens - len(self._pool.pinned) * self._pool.block_size
         return min(self._max_model_len, beside_pins)
 

@@ -109,11 +109,11 @@ def test_a_step_that_is_clicked_is_shown_everywhere(show, recording_with_work, q
     qtbot.waitUntil(lambda: session.selected_batch == tuple(numbers.tolist()), timeout=WAIT_MS)
     assert inspector.subject == STEP
 
-    def is_told():
+    def is_available():
         view.refresh()
         return view.words.text().startswith("Step ")
 
-    qtbot.waitUntil(is_told, timeout=WAIT_MS)  # steps around it may be read once more
+    qtbot.waitUntil(is_available, timeout=WAIT_MS)  # steps around it may be read once more
     assert view.canvas.selected == view.points.of_step(session.mirror.epoch, step) is not None
     assert "of memory bandwidth" in view.words.text()
 
