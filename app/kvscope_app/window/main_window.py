@@ -80,8 +80,8 @@ class MainWindow(WindowBody):
         for strip in (self.banner, self.alarm_strip, self.paused_bar):
             strip.heir = self.page_map.canvas
         self._corner = self._build_corner()
-        self._status = StatusBar(session, self, is_own=keeper is not None)
-        self.setStatusBar(self._status)
+        self.status_bar = StatusBar(session, self, is_own=keeper is not None)
+        self.setStatusBar(self.status_bar)
         self.docked.add_view("page_map", self.page_map)
         self._has_own_layout, self.has_own_place = self._restore_layout()
         self._follow_state()
@@ -147,7 +147,7 @@ class MainWindow(WindowBody):
             self.actions_by_name.refresh()
 
     def _on_link(self) -> None:
-        self._status.show_linked(self.link_words)
+        self.status_bar.show_linked(self.link_words)
 
     def _build_corner(self) -> Corner:
         actions = self.actions_by_name
@@ -214,7 +214,7 @@ class MainWindow(WindowBody):
     def _paint_parts(self, theme: Theme) -> None:
         """All but docks and views."""
         parts = (
-            *(self.actions_by_name, self._corner, self._status, self.banner, self.alarm_strip),
+            *(self.actions_by_name, self._corner, self.status_bar, self.banner, self.alarm_strip),
             *(self.welcome, self.playback, self.paused_bar),
         )
         for part in parts:

@@ -71,7 +71,7 @@ def settle(session):
     deadline = time.monotonic() + WAIT_MS / 1000
     while not session.is_overview_whole:
         assert time.monotonic() < deadline
-        session._extend_overview()
+        session.extend_overview()
     assert session.source.wait(lambda: not session.source.is_seeking, WAIT_MS / 1000)
     session.poll()
 
@@ -281,11 +281,11 @@ def test_every_panel_is_drawn_where_it_stands_still(session, make_window):
     window = make_window(session, with_views=("throughput",), size=(1500, 1000))
     session.poll()
     view = window.views["throughput"]
-    view.charts._drawn.clear()
+    view.charts.drawn.clear()
     go(session, 6.0)
     session._status_told_ns = 0
     session.poll()
-    assert set(view.charts._drawn) == set(view.charts.shown)
+    assert set(view.charts.drawn) == set(view.charts.shown)
 
 
 def test_the_desktop_opens_a_recording_and_starts_no_engine(path, qapp, qtbot, tmp_path):

@@ -32,7 +32,7 @@ class KeptLayouts(QObject):
         super().__init__(window)
         self._window, self._actions, self._watch = window, actions, watch
         self._choices = window.themes.settings
-        self._menu: QMenu | None = None
+        self.menu: QMenu | None = None
         self._names: list[str] = []
         for spec in (
             ActionSpec("save_layout", "Save layout as…", LAYOUTS, self._ask_name),
@@ -47,7 +47,7 @@ class KeptLayouts(QObject):
 
     def fill(self, menu: QMenu) -> None:
         """Keep the entries of `menu` up to date from now on."""
-        self._menu = menu
+        self.menu = menu
         for spec in self._actions.in_group(LAYOUTS):
             menu.addAction(self._actions[spec.name])
 
@@ -131,8 +131,8 @@ class KeptLayouts(QObject):
             words = name.replace("&", "&&")
             spec = ActionSpec(f"layout_{name}", f"Layout: {words}", LAYOUTS, partial(self.show, name))
             action = self._actions.add_action(spec)
-            if self._menu is not None:
-                self._menu.addAction(action)
+            if self.menu is not None:
+                self.menu.addAction(action)
         self._names = wanted
         self._actions.refresh()
 

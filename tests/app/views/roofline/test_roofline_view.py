@@ -157,7 +157,7 @@ def test_points_and_roofs_are_drawn_in_the_colours_of_the_theme(show, recording_
 def test_a_recording_without_the_work_of_steps_is_said_to_be_one(show, untold):
     view = show(untold)
     assert len(view.points) == 0
-    assert view._nothing.isVisible()
+    assert view.empty_label.isVisible()
     assert NOT_RECORDED in driver.lines(view)
     assert view.words.text() == ""
 
