@@ -56,8 +56,8 @@ def run(engine: Engine, *prompts: list[int], max_tokens: int = 8) -> None:
 
 def items(engine: Engine, stream: KvEventStream) -> list[StreamItem]:
     """All that was published so far."""
-    assert engine._cache_events is not None
-    last = engine._cache_events._publisher.next_seq - 1
+    assert engine.cache_events is not None
+    last = engine.cache_events._publisher.next_seq - 1
     taken: list[StreamItem] = []
     deadline = time.monotonic() + WAIT_S
     while stream.status.seq < last or stream.status.state is not StreamState.LIVE:

@@ -183,7 +183,7 @@ def test_who_hangs_up_is_aborted_before_the_next_step(
     served = serving(step_s=0.002)
     connection = served.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1_000_000, "stream": True})
     assert connection.recv(1)
-    engine, receiver, gate = served.engine, served.service._receiver, Gate()
+    engine, receiver, gate = served.engine, served.service.receiver, Gate()
     asked: list[Abort] = []
     aborted_at: list[int] = []
     answer, abort = receiver.answer, engine.abort

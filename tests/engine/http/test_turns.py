@@ -107,7 +107,7 @@ def test_many_prompts_of_one_do_not_hold_up_another(
     """The engine's thread is given a client's next submission after one of each other's."""
     served = serving(api_key="first,second", step_s=0.002)
     seen, came, gate = submits_of(served), list[Command](), threading.Event()
-    receiver = served.service._receiver
+    receiver = served.service.receiver
     answer = receiver.answer
 
     def noted_answer(client: bytes, command: Command) -> Reply | None:

@@ -73,7 +73,7 @@ def test_a_keyframe_is_where_seeking_begins(record: Callable[..., Any]) -> None:
     recording = Recording.open(recorded.path)
     assert 0.9 * recording.info.duration_s - 1 <= len(keyframes) <= recording.info.duration_s
     at_end = recording.state_at(1e9)
-    next(chunk for chunk in recording._chunks.message_chunks if chunk.num_frames).crc ^= 1
+    next(chunk for chunk in recording.chunks.message_chunks if chunk.num_frames).crc ^= 1
     assert recording.state_at(1e9).ledger.equals(at_end.ledger)
     assert recording.num_damaged == 0
     assert list(recording.frames())[-1].seq == 400

@@ -112,15 +112,13 @@ class Scheduler:
         """By the clock of its callers; whoever drives the scheduler tells it when the engine stood still."""
         self.rate = PrefillRate()
         """Whoever runs the steps tells it how long they took."""
-        self._tiers = None if mover is None else LowerTiers(pool, mover, self.totals, self._saved_rows_moved)
-        self._tables = BlockTables(pool, allocation, self._changes, self._tiers)
-        self._preemption = Preemption(self._tables, self._tiers, self.rate, pool.block_size, preemption)
+        self.tiers = None if mover is None else LowerTiers(pool, mover, self.totals, self._saved_rows_moved)
+        self.tables = BlockTables(pool, allocation, self._changes, self.tiers)
+        self._preemption = Preemption(self.tables, self.tiers, self.rate, pool.block_size, preemption)
         watermark = 0 if allocation.reserves else max(1, pool.num_blocks // 100)
-        self._admission = Admission(
-            pool, self._tables, self._tiers, self.rate, self.totals, watermark, self.running_time
-        )
+        self._admission = Admission(pool, self.tables, self.tiers, self.rate, self.totals, watermark, self.running_time)
         self._disk_failure = ""
-        self._drafting = None if drafter is None or self._reserves else Drafting(drafter, self._tables)
+        self.drafting = None if drafter is None or self._reserves else Drafting(drafter, self.tables)
 
     @property
     def num_running(self) -> int:
@@ -147,7 +145,7 @@ class Scheduler:
         """What can be found in a row of the ledger, whichever tier it is of; None for every other."""
         if row < self._pool.num_blocks:
             return self._pool.prefix(row)
-        return None if self._tiers is None else self._tiers.prefix(row)
+        return None if self.tiers is None else self.tiers.prefix(row)
 
     def check_fits(self, request: Request) -> None:
         """Raise BadInput, with the numbers, when the request could not even run alone. Changes nothing."""
@@ -206,11 +204,11 @@ class Scheduler:
         if self._reserves:
             return ahead_of.RESERVED
         forks = bool(self._held) and any(self._held.any_of(item.request) for item in running.scheduled)
-        if forks or self._tables.any_shares_tail:
+        if forks or self.tables.any_shares_tail:
             return ahead_of.FORKED
         if ahead_of.follows_in_flight(running):
             return ahead_of.FOLLOWED
-        if self._drafting is not None and self._drafting.is_wanted_after(running):
+        if self.drafting is not None and self.drafting.is_wanted_after(running):
             return ahead_of.DRAFTED
         if self._waiting and self._pool.index is not None and ahead_of.computes_prompts(running):
             return ahead_of.SHARED
@@ -233,24 +231,24 @@ class Scheduler:
         if not builder.has_preempted:
             self._admit(builder, self._way() if builder.budget and not ahead else [])
         assert not (ahead and builder.has_preempted), "a request in flight was preempted"
-        if self._drafting is not None and not ahead and not builder.has_preempted:
-            self._drafting.add(builder, self._pool.step, self.max_num_seqs)
+        if self.drafting is not None and not ahead and not builder.has_preempted:
+            self.drafting.add(builder, self._pool.step, self.max_num_seqs)
         if builder.evicted_for:
             count = self._pool.evicted_blocks - evicted_before
             num_offloaded = self.totals.offloaded_blocks - offloaded_before
             self._changes.event(causes.evicted(count, num_offloaded, builder.evicted_for, now_ns))
         self.totals.copied_blocks += builder.num_copied
-        if self._tiers is not None:
-            self._flush(self._tiers, now_ns)
+        if self.tiers is not None:
+            self._flush(self.tiers, now_ns)
         return builder.plan()
 
     def commit(self, plan: StepPlan, step: int, now_ns: int) -> None:
         """The plan was run: its tokens are in their blocks. Requests that ended meanwhile are left alone."""
         self._pool.step = step
         self.totals.recomputed_tokens += write_down(plan, self._pool, step)
-        self._tables.settle(step)
-        if self._drafting is not None:
-            self._drafting.settle(plan, step, self.totals)
+        self.tables.settle(step)
+        if self.drafting is not None:
+            self.drafting.settle(plan, step, self.totals)
         if self._held:
             for item in plan.scheduled:
                 if item.request.num_computed_tokens >= item.request.num_prompt_tokens:
@@ -286,8 +284,8 @@ class Scheduler:
     def reset_prefix_cache(self, now_ns: int) -> int:
         """Forget every cached prefix; returns how many idle blocks became free."""
         count = self._pool.reset_prefix_cache()
-        if self._tiers is not None:
-            self._tiers.reset()
+        if self.tiers is not None:
+            self.tiers.reset()
         self._changes.event(causes.cache_reset(count, now_ns))
         return count
 
@@ -301,8 +299,8 @@ class Scheduler:
         if given_up is not None:
             self._changes.event(causes.preempted_by(request, by, given_up, now_ns))
             self._send_back(request, now_ns)
-            if self._tiers is not None:
-                self._flush(self._tiers, now_ns)
+            if self.tiers is not None:
+                self._flush(self.tiers, now_ns)
         return given_up
 
     def evict(self, blocks: list[int], by: str, now_ns: int) -> int:
@@ -311,8 +309,8 @@ class Scheduler:
         self._pool.evict(blocks)
         num_offloaded = self.totals.offloaded_blocks - offloaded_before
         self._changes.event(causes.evicted_by(len(blocks), num_offloaded, by, now_ns))
-        if self._tiers is not None:
-            self._flush(self._tiers, now_ns)
+        if self.tiers is not None:
+            self._flush(self.tiers, now_ns)
         return num_offloaded
 
     def pin(self, blocks: list[int]) -> None:
@@ -327,8 +325,8 @@ class Scheduler:
 
     def put_away(self, may_go_on: Callable[[], bool]) -> None:
         """At the end, when nothing is scheduled any more: cached prefixes go to disk, to be kept, while `may_go_on`."""
-        if self._tiers is not None:
-            self._tiers.put_away(may_go_on)
+        if self.tiers is not None:
+            self.tiers.put_away(may_go_on)
 
     def take_changes(self) -> RequestChanges:
         """What happened since the last call, events among it."""
@@ -341,8 +339,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError, saying what is wrong and where, unless pool and requests agree."""
         self._pool.check_integrity(self._allocation.holders(self._requests.values()))
-        if self._tiers is not None:
-            self._tiers.check_integrity(self._requests.values())
+        if self.tiers is not None:
+            self.tiers.check_integrity(self._requests.values())
 
     def _continue_decodes(self, builder: PlanBuilder, ahead: Ahead) -> list[Request]:
         """Schedule running requests that miss one token; returns the others."""
@@ -379,8 +377,8 @@ class Scheduler:
         needed = available = 0
         for request in self._running:
             if not ahead.ends(request):
-                needed += self._tables.num_needed(request, ahead.num_tokens(request))
-                available = self._tables.num_available(request)
+                needed += self.tables.num_needed(request, ahead.num_tokens(request))
+                available = self.tables.num_available(request)
         return needed <= available
 
     def _admit(self, builder: PlanBuilder, way: list[Request]) -> None:
@@ -467,10 +465,10 @@ class Scheduler:
 
     def _make_room(self, request: Request, stop: int, builder: PlanBuilder) -> bool:
         """Slots of its own up to position `stop`, preempting where needed. False: it was preempted itself."""
-        while needed := self._tables.num_needed(request, stop):
-            available = self._tables.num_available(request)
+        while needed := self.tables.num_needed(request, stop):
+            available = self.tables.num_available(request)
             if needed <= available:
-                self._tables.grow(request, needed, self._pool.step, builder)
+                self.tables.grow(request, needed, self._pool.step, builder)
                 return True
             victim = min(self._running, key=self._victim_order)
             self._preempt(victim, request, needed, available, builder)
@@ -517,7 +515,7 @@ class Scheduler:
         self._waiting.remove(child)
         child.num_computed_tokens = child.num_cached_tokens = min(parent.num_computed_tokens, child.num_tokens - 1)
         self.totals.begin(child.num_prompt_tokens, child.num_cached_tokens)
-        self._tables.share(parent, child)
+        self.tables.share(parent, child)
         self._run(child, now_ns)
         self._changes.event(causes.forked(parent, child, now_ns, self.running_time))
 
@@ -533,17 +531,17 @@ class Scheduler:
 
     def _end(self, request: Request, reason: FinishReason) -> int:
         """Take a request out of wherever it is; returns how many blocks it held."""
-        num_blocks = self._tables.num_held(request)
+        num_blocks = self.tables.num_held(request)
         if request.state is RequestState.RUNNING:
             self._running.remove(request)
             self._waiting.stop(request)
         else:
             (self._held if request in self._held else self._waiting).remove(request)
-        self._tables.release(request, self._pool.step)
+        self.tables.release(request, self._pool.step)
         request.state = RequestState.FINISHED
         request.finish_reason = reason
-        if self._drafting is not None:
-            self._drafting.forget(request)
+        if self.drafting is not None:
+            self.drafting.forget(request)
         del self._requests[request.number]
         self._changes.touch(request)
         for child in self._held.take(request):
