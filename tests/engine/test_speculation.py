@@ -138,7 +138,7 @@ def test_each_request_tells_how_many_were_right(make_engine: Make, jobs: list[Su
     said_by(engine, jobs)
     heard = [msgspec.msgpack.decode(encode(frame), type=Frame) for frame in heard]
     for frame in heard:
-        histories.add(frame, frame.time_ns)
+        histories.add_message(frame, frame.time_ns)
     for begin in range(0, len(heard), 3):
         mirror.apply(coalesce(heard[begin : begin + 3]))
     totals = engine.snapshot().counters
