@@ -38,9 +38,9 @@ CHOICE_BYTES_A_BLOCK: Final = 24
 """What choosing blocks holds at once for one block, request and KV head: scores, and what ranking makes of them."""
 CHOICE_BYTES_A_CHOSEN: Final = 96
 """The same for each that is chosen: its score and place, ranked and in order, and the compact tables."""
-SAMPLING_BYTES_A_LOGIT: Final = 48
-"""What sampling with every option holds at once for one logit: raw log-probabilities and scaled logits (4 each),
-weights (4), sorted values and their places (12), sums in double precision (16), and masks (8)."""
+SAMPLING_BYTES_A_LOGIT: Final = 16
+"""What sampling with every option holds at once for one logit: raw logits of those whose log-probabilities are asked
+for, these, what is looked through for the largest of them, and a row filled up to whole pieces (4 each)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
