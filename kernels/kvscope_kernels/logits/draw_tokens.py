@@ -81,11 +81,18 @@ def _draw_tokens_kernel(
         floor = tl.maximum(floor, kth)
     if top_p < 1.0:
         start = tl.maximum(floor, tl.maximum(lowest, top - 126.0 / scale))  # all below weighs nothing in float32
-        total, _, _, _, _ = _sums(
-            values, vocabulary, top, scale, start, top, start, start, start, False, TILE_R, TILE_C
+        # The largest weighs 1: tokens that weigh less than (1 - top-p) / vocabulary are not needed, all together.
+        near = tl.maximum(start, top - temperature * tl.log(2.0 * vocabulary / (1.0 - top_p)))
+        middle = near + 0.5 * (top - near)
+        total, above_near, above_middle, _, _ = _sums(
+            values, vocabulary, top, scale, start, top, start, near, middle, False, TILE_R, TILE_C
         )
-        found = _search(values, vocabulary, top, scale, start, total, top_p * total, False, TILE_R, TILE_C)
-        floor = tl.maximum(floor, found)
+        wanted = top_p * total
+        is_above = above_middle >= wanted
+        low = tl.where(is_above, middle, near)
+        most = tl.where(is_above, above_middle, above_near)
+        found = _search(values, vocabulary, top, scale, low, most, wanted, False, TILE_R, TILE_C)
+        floor = tl.maximum(floor, tl.where(above_near >= wanted, found, start))
     key = tl.load(keys + index).to(tl.uint64, bitcast=True)
     winner = _fastest_piece(values, vocabulary, top, scale, floor, key, PIECE, TILE_P)
     places = tl.arange(0, PIECE)
@@ -134,19 +141,26 @@ def _search(  # type: ignore[no-untyped-def]
     """The largest value v of the row for which the sum at or above v is at least `wanted`; from `lowest`, of which that
     sum is `most`, on.
 
-    It lies in [low, high], whole numbers that are ordered as the floats are. Three values are tried at once: in turns
-    those that quarter the interval, and some near where the sum would be `wanted` if it fell evenly. Both are by value;
-    where that does not end soon, since values are of very different sizes, by the whole numbers.
+    It lies in [low, high], whole numbers that are ordered as the floats are. Three values are tried at once: near where
+    the sum would be `wanted` if it fell exponentially; behind a pass that gained less than two bits those that quarter
+    the interval, and where that does not end soon, since values are of very different sizes, the whole numbers'
+    quarters. Seven passes are usual for 128,256 logits.
     """
     low, high = _ordered(lowest), _ordered(top)
     above_low, above_high = most, most * 0.0
     num_passes = 0
+    was_plain = 0
+    gain = most * 0.0 + 16.0
     while (low < high) & (num_passes < 72):
         bottom, width = _value(low), _value(high) - _value(low)
-        share = (above_low - wanted) / tl.maximum(above_low - above_high, 1e-30)
-        is_plain = num_passes % 2 == 0
+        evenly = (above_low - wanted) / tl.maximum(above_low - above_high, 1e-30)
+        ratio = above_low / tl.maximum(above_high, 1e-30)
+        falling = tl.log(above_low / tl.maximum(wanted, 1e-30)) / tl.log(tl.maximum(ratio, 1.001))
+        share = tl.where((above_high > 0.0) & (ratio > 1.001), falling, evenly)
+        is_plain = (gain < 4.0) & (was_plain == 0)
+        was_plain = tl.where(is_plain, 1, 0)
         middle = bottom + width * tl.where(is_plain, 0.5, share)
-        step = width * tl.where(is_plain, 0.25, 0.0625)
+        step = width * tl.where(is_plain, 0.25, 0.125)
         quarter = (high - low) // 4
         is_by_number = num_passes >= 24
         first = tl.where(is_by_number, low + quarter, _ordered(middle - step))
@@ -184,6 +198,7 @@ def _search(  # type: ignore[no-untyped-def]
         above_high = tl.maximum(above_high, tl.where(c < wanted, c, 0.0))
         low = tl.maximum(low, _ordered(smallest))
         high = tl.minimum(high, _ordered(largest))
+        gain = width / tl.maximum(_value(high) - _value(low), 1e-30)
         num_passes += 1
     return _value(low)
 
