@@ -204,6 +204,11 @@ class Engine:
         self.step_started_ns = 0
         return self._take_outputs()
 
+    def while_idle(self) -> None:
+        """What is better done while nobody waits; may take as long as some steps. Nothing is to be unfinished."""
+        self._check_open()
+        self.components.runner.while_idle()
+
     def settle(self) -> list[Tokens | Finished]:
         """What a step that was begun ahead has to say, once it is over: the engine stands still afterwards."""
         self._check_open()

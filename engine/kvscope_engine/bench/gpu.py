@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="OPTIONS",
         help="also measure an engine with these options of `serve`, without dashes, such as quantization=int4,"
-        " page-heat=16, piecewise-graphs or 'speculative-config={\"num_speculative_tokens\":4}'; several with spaces"
+        " page-heat=16, no-piecewise-graphs or 'speculative-config={\"num_speculative_tokens\":4}'; several with spaces"
         " between; repeatable",
     )
     parser.add_argument("--no-eager", action="store_true", help="skip steps without CUDA graphs")

@@ -350,6 +350,12 @@ class CommandQueue(Generic[_Task]):
                 return None
             self._bell.get()
 
+    @property
+    def has_any(self) -> bool:
+        """Whether anything of anybody waits."""
+        with self._lock:
+            return bool(self._clients)
+
     def has(self, client: bytes) -> bool:
         """Whether anything of the client waits."""
         with self._lock:
