@@ -62,7 +62,7 @@ def measure(run: int) -> tuple[float, float, float, float]:
     translator.read(EngineReading(num_blocks=BLOCKS + 64, block_size=TOKENS), ServerFacts(), 1, are_events_live=True)
     for _ in range(FILLING):
         payload = history.batch(BLOCKS // run // FILLING, with_removals=False)
-        translator.take([Received(0, decode_batch(payload))], 1)
+        translator.apply_events([Received(0, decode_batch(payload))], 1)
     apply(mirror, translator, 2)
     parts: list[tuple[float, float, float]] = []
     for number in range(FRAMES):
@@ -70,7 +70,7 @@ def measure(run: int) -> tuple[float, float, float, float]:
         started = time.process_time()
         items = [Received(number, decode_batch(payload)) for payload in payloads]
         decoded = time.process_time()
-        translator.take(items, number + 3)
+        translator.apply_events(items, number + 3)
         update = updates(translator, number + 3)
         translated = time.process_time()
         mirror.apply(update)

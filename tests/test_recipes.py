@@ -106,7 +106,7 @@ def test_a_colour_mode_of_the_page_map(recipe: Recipe) -> None:
             lambda ledger, rows, block_size, step: (np.arange(ledger.num_blocks)[rows] % 2 + 3).astype(np.uint8),
             lambda theme: {3: theme.good, 4: theme.bad},
             lambda theme, shown: [Swatch(theme.good, "even"), Swatch(theme.bad, "odd")],
-            is_told=lambda told: told.physical_rows,
+            is_available=lambda told: told.physical_rows,
             needs="block numbers",
         )
 

@@ -77,8 +77,8 @@ class Desktop(QObject):
         super().__init__(app)
         self._settings, self._options = settings, options
         self._slots = WindowSlots(Path(settings.fileName()))
-        self._themes = ThemeKeeper(app, settings, options.theme)
-        self.error_notices = None if errors is None else ErrorNotices(errors, self._themes, self)
+        self.themes = ThemeKeeper(app, settings, options.theme)
+        self.error_notices = None if errors is None else ErrorNotices(errors, self.themes, self)
         self.windows: list[MainWindow] = []
         self.comparisons: list[CompareWindow] = []
         self.failures: list[str] = []
@@ -162,7 +162,7 @@ class Desktop(QObject):
         is_live = beside is not None and not beside.session.timeline.is_file
         names = ("live" if is_live else a.path.name, b.path.name)
         slot = self._slots.take(KIND)
-        window = CompareWindow(a, b, names, self._themes)
+        window = CompareWindow(a, b, names, self.themes)
         group = window_group(KIND, slot)
         restore_place(window, self._settings, group)
         window.closing.connect(partial(save_place, settings=self._settings, group=group))
@@ -214,7 +214,7 @@ class Desktop(QObject):
         if self._fleets is None:
             from kvscope_app.fleet.fleet_keeper import FleetKeeper  # most desktops have none
 
-            self._fleets = FleetKeeper(self._themes, self._settings, self._slots, self.show_engine, self)
+            self._fleets = FleetKeeper(self.themes, self._settings, self._slots, self.show_engine, self)
         return self._fleets
 
     def open_fleet(self) -> None:
@@ -248,7 +248,7 @@ class Desktop(QObject):
         session = self.sessions.open(source)
         slot = self._slots.take(window_kind(session))
         openers = Openers(self.attach, self.open_recording, self.compare, self.open_fleet, self._library)
-        window = MainWindow(session, self._themes, self._settings, keeper, openers, slot)
+        window = MainWindow(session, self.themes, self._settings, keeper, openers, slot)
         window.alarms.use(self._options.alarms, self._options.alarm_webhook)
         layout.place_beside(window, self.windows, window.has_own_place)
         window.closing.connect(self._closed)

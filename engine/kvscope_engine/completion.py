@@ -57,7 +57,7 @@ class Completion:
     logprob_texts: list[tuple[str, ...]] = field(default_factory=list)
     """For each of `logprobs` the text of its token, then of each of its `top`."""
 
-    def take(self, message: Tokens | Finished) -> None:
+    def add_output(self, message: Tokens | Finished) -> None:
         """Add what the engine said of it."""
         if isinstance(message, Tokens):
             self.token_ids.extend(message.token_ids)
@@ -85,7 +85,7 @@ def collect(engine: Steps, prompts: Sequence[str | Submit], sampling: SamplingPa
                 yield waiting.pop(0)
             if waiting:
                 for message in engine.step():
-                    by_key[message.request_id, message.index].take(message)
+                    by_key[message.request_id, message.index].add_output(message)
     finally:
         for completion in waiting:
             engine.abort(f"generate-{completion.index}")

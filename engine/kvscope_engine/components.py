@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Final
 
 import msgspec
 import torch
@@ -69,6 +70,12 @@ PUT_AWAY_S = 5.0
 """For what is cached to reach a file that is kept: nobody waits for an engine's end for longer."""
 
 
+NO_ROOM_FOR_PIECES: Final = (
+    "no CUDA graphs for steps with prefills, which run slower: they would leave too little of the GPU's memory for the"
+    " KV cache"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineComponents:
     """What an engine is made of."""
@@ -119,7 +126,7 @@ class EngineComponents:
             kv_resident_bytes=resident_bytes,
             workspace_bytes=_workspace_bytes(use, self.runner.weights_bytes, torch_kv_bytes),
             step_bytes=self.plan.step if self.plan is not None else -1,
-            graphs_bytes=self.plan.reserves.graphs if self.plan is not None else -1,
+            graphs_bytes=self.plan.graphs if self.plan is not None else -1,
             staging_bytes=self.plan.staging if self.plan is not None else -1,
             modules=self.modules,
             allocated_bytes=use.allocated,
@@ -217,8 +224,12 @@ def build_components(
         scheduler = _build_scheduler(config, loaded, cache)
         streamed = streamed_weights(loaded.module)
         notes = model.attention.failures  # a library that fails in service is added, as what the runner gives up is
+        has_pieces = config.wants_piecewise_graphs
+        if has_pieces and size.plan is not None and not size.plan.reserves.piecewise_graphs:
+            has_pieces = False
+            notes.append(NO_ROOM_FOR_PIECES)
         notes += [*loaded.notes, *bent, *(streamed.notes if streamed is not None else ()), *cache.notes(config)]
-        runner = _build_runner(config, loaded, cache.storage, model.attention, leader, notes)
+        runner = _build_runner(config, loaded, cache.storage, model.attention, leader, notes, has_pieces)
         runner.warm_up(progress)
         for note in notes:
             scheduler.note(note, time.monotonic_ns())
@@ -366,6 +377,7 @@ def _build_runner(
     attention: Choice,
     leader: Leader | None,
     notes: list[str],
+    has_pieces: bool,
 ) -> ModelRunner:
     return ModelRunner(
         loaded,
@@ -373,7 +385,7 @@ def _build_runner(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
         enforce_eager=config.enforce_eager,
-        piecewise_graphs=config.piecewise_graphs,
+        piecewise_graphs=has_pieces,
         page_heat=config.page_heat,
         sparse_decode=config.sparse_decode,
         others=leader,

@@ -86,7 +86,7 @@ class Engine:
         self._config = config
         self._epoch = secrets.randbits(63)
         self._publish = publish or _discard
-        self._cache_events = make_cache_events(config)
+        self.cache_events = make_cache_events(config)
         try:
             self.components: EngineComponents = build_components(
                 config, self._epoch, progress or _discard, self._cache_log
@@ -94,10 +94,10 @@ class Engine:
         except BaseException:
             self._close_cache_events()
             raise
-        if self._cache_events is not None:
-            self.components.notes.append(self._cache_events.note)
-            self._cache_events.publish()  # what a kept file holds
-        self._frame_builder = FrameBuilder(
+        if self.cache_events is not None:
+            self.components.notes.append(self.cache_events.note)
+            self.cache_events.publish()  # what a kept file holds
+        self.frame_builder = FrameBuilder(
             self._epoch,
             self.components.pool,
             self.components.scheduler,
@@ -114,7 +114,7 @@ class Engine:
             self.components.pool, self.components.scheduler, self._record_idle, self._settle
         )
         self.stops = EngineStops(self.components.scheduler, self._record_idle)
-        self._streams: dict[int, OutputStream] = {}
+        self.streams: dict[int, OutputStream] = {}
         self._spoken: dict[int, OutputStream] = {}
         """Those of them with something to hand out: thousands may wait in the queue and say nothing."""
         self._clients: dict[str, list[Request]] = {}
@@ -154,8 +154,8 @@ class Engine:
         self._check_open()
         requests = self._requests_of(submit, token_ids or partial(self.prompt_token_ids, submit))
         for request in requests:
-            self.components.scheduler.add(request)
-            self._streams[request.number] = self._stream(request, submit)
+            self.components.scheduler.add_request(request)
+            self.streams[request.number] = self._stream(request, submit)
         self._clients[submit.request_id] = requests
         return Accepted(
             request_id=submit.request_id,
@@ -169,7 +169,7 @@ class Engine:
         for request in self._clients.get(request_id, ()):
             if not request.is_finished:
                 self.components.scheduler.abort(request, now_ns)
-                stream = self._spoken[request.number] = self._streams[request.number]
+                stream = self._spoken[request.number] = self.streams[request.number]
                 stream.finish("abort", now_ns)
 
     def list_aborted(self, submit: Submit) -> None:
@@ -204,6 +204,11 @@ class Engine:
         self.step_started_ns = 0
         return self._take_outputs()
 
+    def while_idle(self) -> None:
+        """What is better done while nobody waits; may take as long as some steps. Nothing is to be unfinished."""
+        self._check_open()
+        self.components.runner.while_idle()
+
     def settle(self) -> list[Tokens | Finished]:
         """What a step that was begun ahead has to say, once it is over: the engine stands still afterwards."""
         self._check_open()
@@ -221,7 +226,7 @@ class Engine:
 
     def snapshot(self, tag: int = 0) -> Snapshot:
         """The whole state, exact after the last published frame."""
-        return self._frame_builder.snapshot(self.hello, tag, time.monotonic_ns())
+        return self.frame_builder.snapshot(self.hello, tag, time.monotonic_ns())
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
         """What blocks hold, in the order asked. Ids outside the pool hold nothing."""
@@ -297,7 +302,7 @@ class Engine:
     @property
     def has_unfinished(self) -> bool:
         """Whether a step has something to do, or something to say."""
-        return self.num_unfinished > 0 or bool(self._streams)
+        return self.num_unfinished > 0 or bool(self.streams)
 
     @property
     def num_unfinished(self) -> int:
@@ -307,14 +312,14 @@ class Engine:
     @property
     def last_seq(self) -> int:
         """The last frame published."""
-        return self._frame_builder.seq
+        return self.frame_builder.seq
 
     def close(self) -> None:
         """Give the memory back; the engine is of no use afterwards. Idempotent."""
         if self.is_closed:
             return
         self.is_closed = True
-        self._streams.clear()
+        self.streams.clear()
         self._spoken.clear()
         self._clients.clear()
         self._close_cache_events()
@@ -382,7 +387,7 @@ class Engine:
         if ran.result.block_skips is not None:
             store_skips(self.components.pool, ran.plan, ran.result.block_skips)
         for request in ran.failed:
-            self._finish(request, self._streams[request.number], "error", ran.ended_ns, ran.reason)
+            self._finish(request, self.streams[request.number], "error", ran.ended_ns, ran.reason)
         new_notes = self.components.notes[self._num_noted :]
         self._num_noted += len(new_notes)
         for note in new_notes:
@@ -401,7 +406,7 @@ class Engine:
         copied_s, before_s = self.components.copied_seconds, self._copied_s
         self._copied_s = copied_s
         work = self.components.work_of(ran.plan, ran.result, copied_s - before_s)
-        self._frame_builder.record(plan, result, timings, self.step_count, ran.ended_ns, work)
+        self.frame_builder.record(plan, result, timings, self.step_count, ran.ended_ns, work)
         self._tell_cache_events()
         self._record_ns = time.monotonic_ns() - committed_ns
         self._loop.wrote_down(time.monotonic_ns() - ran.ended_ns)
@@ -422,18 +427,18 @@ class Engine:
             plan, result = keep_emitted(plan, result, num_emitted)
         self.components.scheduler.commit(plan, self.step_count, now_ns)
         for request, reason, error in ends:
-            self._finish(request, self._streams[request.number], reason, now_ns, error)
+            self._finish(request, self.streams[request.number], reason, now_ns, error)
         return plan, result
 
     def _say(
         self, request: Request, token_ids: tuple[int, ...], details: tuple[TokenLogprobs, ...], now_ns: int
     ) -> tuple[int, FinishReason | None, str]:
         """What a request sampled goes to its stream, up to its end: how many tokens, why it ends and what failed."""
-        stream = self._spoken[request.number] = self._streams[request.number]
+        stream = self._spoken[request.number] = self.streams[request.number]
         for num_emitted, (token_id, token_logprobs) in enumerate(zip_longest(token_ids, details), 1):
             error = ""
             try:
-                reason = stream.add(token_id, token_logprobs, now_ns)
+                reason = stream.add_token(token_id, token_logprobs, now_ns)
             except KvscopeError as failure:
                 reason, error = "error", str(failure)
             except Exception as failure:  # its text cannot be made: nobody else's is, and the step's state is whole
@@ -456,20 +461,20 @@ class Engine:
 
     def _record_idle(self) -> None:
         self.stops.notice()
-        self._frame_builder.record_idle(self.step_count, time.monotonic_ns())
+        self.frame_builder.record_idle(self.step_count, time.monotonic_ns())
         self._tell_cache_events()
 
     @property
     def _cache_log(self) -> CacheLog | None:
-        return self._cache_events.log if self._cache_events is not None else None
+        return self.cache_events.log if self.cache_events is not None else None
 
     def _tell_cache_events(self) -> None:
-        if self._cache_events is not None:
-            self._cache_events.publish()
+        if self.cache_events is not None:
+            self.cache_events.publish()
 
     def _close_cache_events(self) -> None:
-        if self._cache_events is not None:
-            self._cache_events.close()
+        if self.cache_events is not None:
+            self.cache_events.close()
 
     def _take_outputs(self) -> list[Tokens | Finished]:
         outputs: list[Tokens | Finished] = []
@@ -477,14 +482,14 @@ class Engine:
         for number, stream in spoken.items():
             outputs += stream.drain()
             if stream.request.is_finished:
-                del self._streams[number]
+                del self.streams[number]
                 self._forget(stream)
         return outputs
 
     def _forget(self, stream: OutputStream) -> None:
         """Free the client's id once its last completion ended."""
         requests = self._clients.get(stream.client_id, [])
-        if all(request.is_finished and request.number not in self._streams for request in requests):
+        if all(request.is_finished and request.number not in self.streams for request in requests):
             self._clients.pop(stream.client_id, None)
 
 

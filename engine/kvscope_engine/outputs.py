@@ -34,7 +34,7 @@ class OutputStream:
     """Of the engine, in which its times are told."""
     pending: list[Tokens | Finished] = field(default_factory=list)
 
-    def add(self, token_id: int, logprobs: TokenLogprobs | None, now_ns: int) -> FinishReason | None:
+    def add_token(self, token_id: int, logprobs: TokenLogprobs | None, now_ns: int) -> FinishReason | None:
         """Take a sampled token; the reason when it ends the completion, else None."""
         request = self.request
         request.output_token_ids.append(token_id)
@@ -95,7 +95,7 @@ class OutputStream:
             return "stop", ""
         text, stopped = "", False
         if self.detokenizer is not None:
-            text = self.detokenizer.add(token_id, may_stop=may_stop)
+            text = self.detokenizer.add_token(token_id, may_stop=may_stop)
             stopped = self.detokenizer.stopped
         if stopped or (request.matcher is not None and request.matcher.has_ended):
             return "stop", text

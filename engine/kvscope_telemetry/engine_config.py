@@ -160,12 +160,13 @@ class EngineConfig:
         help="on a GPU: run every step without CUDA graphs (slower; starts sooner and takes less memory)",
         brief="on a GPU: run without CUDA graphs (slower; starts sooner and takes less memory)",
     )
-    piecewise_graphs: bool = option(
-        False,
-        Switch(),
+    piecewise_graphs: bool | None = option(
+        None,
+        OnOff(),
         group=_MODEL,
-        help="on a GPU: also run steps with prefills as CUDA graphs (all but attention), up to 512 tokens per step",
-        brief="on a GPU: also run steps with prefills as CUDA graphs, up to 512 tokens a step",
+        help="also run steps with prefills of up to 512 tokens as CUDA graphs, all but attention (default: on a GPU, "
+        "unless --enforce-eager or --sparse-decode, or where they would leave little memory for the KV cache)",
+        brief="also run steps with prefills as CUDA graphs, up to 512 tokens a step (default: on a GPU)",
     )
     attention_backend: str = option(
         "auto",
@@ -374,6 +375,11 @@ class EngineConfig:
     def prefix_caching(self) -> bool:
         """Whether prompts that begin alike share blocks."""
         return self.allocator == "paged" if self.enable_prefix_caching is None else self.enable_prefix_caching
+
+    @property
+    def wants_piecewise_graphs(self) -> bool:
+        """Whether a GPU runs steps with prefills as CUDA graphs, if its memory suffices."""
+        return not self.enforce_eager and self.sparse_decode is None and self.piecewise_graphs is not False
 
     @property
     def publishes_kv_events(self) -> bool:

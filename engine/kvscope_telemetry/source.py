@@ -150,7 +150,7 @@ class Update:
 
 
 class Source(Protocol):
-    """One place frames come from. `take` and `status` never block; `close` is idempotent.
+    """One place frames come from. `take_update` and `status` never block; `close` is idempotent.
 
     What it can tell and be asked for is in the hello of its snapshots (`Capabilities`).
     """
@@ -163,7 +163,7 @@ class Source(Protocol):
     def status(self) -> SourceStatus:
         """How it is now."""
 
-    def take(self) -> Update | None:
+    def take_update(self) -> Update | None:
         """What came since the last call, None when nothing did."""
 
     def close(self) -> None:

@@ -18,6 +18,8 @@ from kvscope_kernels.launch import DotTiles, attention_constants, block_tiles, d
 from kvscope_kernels.linear.skinny_linear import _skinny_linear_kernel, linear_constants, linear_tiles
 from kvscope_kernels.logits.allow_tokens import _TILE as _TOKENS_TILE
 from kvscope_kernels.logits.allow_tokens import _allow_tokens_kernel
+from kvscope_kernels.logits.draw_tokens import _WARPS as _DRAW_WARPS
+from kvscope_kernels.logits.draw_tokens import _draw_tokens_kernel, draw_constants
 from kvscope_kernels.merge_splits import _merge_splits_kernel, merge_constants
 from kvscope_kernels.offline_compile import Launch, varying_arguments
 from kvscope_kernels.paged_decode_attention import _paged_decode_attention_kernel
@@ -38,6 +40,8 @@ _TYPES: Final = {
     **dict.fromkeys(("block_tables", "seq_lens", "query_start", "parts", "ranges"), "*i32"),
     **dict.fromkeys(("slot_mapping", "pairs", "addresses", "row_words", "rows"), "*i64"),
     "allowed": "*i32",
+    **dict.fromkeys(("keys", "tokens"), "*i64"),
+    "asked": "*fp64",
     "logits": "*fp32",
     **dict.fromkeys(("partial", "partial_lse", "sums", "k_scale", "v_scale"), "*fp32"),
     **dict.fromkeys(("x", "total", "weight", "norm_weight", "eps"), "*fp32"),
@@ -191,7 +195,14 @@ def memory_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     yield write_case(heads, dtype)
     yield _launch("copy_rows", "every shape", _copy_rows_kernel, {"TILE": _TILE_WORDS}, dtype)
     yield _launch("allow_tokens", "every vocabulary", _allow_tokens_kernel, {"TILE": _TOKENS_TILE}, dtype)
+    yield draw_case()
     yield from layer_cases(heads, dtype)
+
+
+def draw_case() -> Launch:
+    """Drawing tokens, from a vocabulary of a multiple of 16."""
+    shapes = draw_constants()
+    return _launch("draw_tokens", "every vocabulary", _draw_tokens_kernel, shapes, "fp32", num_warps=_DRAW_WARPS)
 
 
 def write_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS) -> Launch:

@@ -22,6 +22,7 @@ from kvscope_kernels.gated_activation import gated_activation, gated_activation_
 from kvscope_kernels.kv_write import kv_write, kv_write_torch
 from kvscope_kernels.linear.skinny_linear import linear, linear_torch
 from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
+from kvscope_kernels.logits.draw_tokens import draw_tokens, draw_tokens_torch
 from kvscope_kernels.native.decode import paged_decode_attention_native
 from kvscope_kernels.native.layers import (
     add_rms_norm_native,
@@ -153,6 +154,12 @@ class AllowTokens(Protocol):
     def __call__(self, logits: Tensor, rows: Tensor, allowed: Tensor) -> None: ...
 
 
+class DrawTokens(Protocol):
+    """See `logits.draw_tokens.draw_tokens`."""
+
+    def __call__(self, logits: Tensor, options: Tensor, keys: Tensor, rows: Tensor) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ops:
     """The operations of one device type."""
@@ -167,6 +174,7 @@ class Ops:
     gated_activation: GatedActivation
     linear: Linear
     allow_tokens: AllowTokens
+    draw_tokens: DrawTokens
     block_attention: BlockAttention
     block_bounds: BlockBounds
     block_scores: BlockScores
@@ -183,6 +191,7 @@ _CPU: Final = Ops(
     gated_activation_torch,
     linear_torch,
     allow_tokens_torch,
+    draw_tokens_torch,
     block_attention_torch,
     block_bounds_torch,
     block_scores_torch,
@@ -198,6 +207,7 @@ _CUDA: Final = Ops(
     gated_activation,
     linear,
     allow_tokens,
+    draw_tokens,
     block_attention,
     block_bounds,
     block_scores,

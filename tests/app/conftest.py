@@ -57,7 +57,7 @@ class FakeSource:
         self.num_resyncs = 0
         self.status = SourceStatus(SourceState.CONNECTING)
 
-    def take(self):
+    def take_update(self):
         return self.updates.popleft() if self.updates else None
 
     def send(self, command):

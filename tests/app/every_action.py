@@ -48,7 +48,7 @@ def run(folder, themes):
     try:
         windows, stood = [], []
         for theme in themes:
-            desktop._themes.choose(theme)
+            desktop.themes.choose(theme)
             windows.append(_one_window(app, desktop, folder, problems))
             stood.append(_standing(app, desktop, num_threads))
         until = time.monotonic() + WAIT_S
@@ -93,7 +93,7 @@ def _one_window(app, desktop, folder, problems):
         triggered.append(name)
         _close_what_was_opened(app, desktop, window)
     window.layouts.forget("of a test")
-    desktop._themes.settings.change(zoom_percent=100, palette="usual")
+    desktop.themes.settings.change(zoom_percent=100, palette="usual")
     ratio = window.devicePixelRatioF()
     for name in LEAVES[:1]:
         actions[name].trigger()

@@ -108,19 +108,19 @@ def test_the_mode_that_was_chosen_comes_back_with_an_engine_that_tells_it(
 
 def test_a_card_says_unknown_and_not_0(watched, make_window):
     page_map = make_window(watched).page_map
-    facts = page_map._facts(1)
+    facts = page_map.facts_of(1)
     rows = dict(facts.rows)
     assert facts.title == "Slot 1"
     for name in ("Owner", "Held by", "Filled", "Last used"):
         assert rows[name].startswith("unknown"), name
-    assert "This engine reports blocks only while" in page_map._facts(5).empty
+    assert "This engine reports blocks only while" in page_map.facts_of(5).empty
 
 
 def test_requests_are_numbers(watched, qtbot):
     view = RequestsView(watched)
     qtbot.addWidget(view)
     view.refresh()
-    assert view._stack.currentWidget() is view.numbers
+    assert view.stack.currentWidget() is view.numbers
     assert [view.numbers.value(name) for name in ("num_running", "num_waiting", "finished")] == ["3", "2", "7"]
 
 
@@ -130,7 +130,7 @@ def test_views_on_addresses_say_why_there_are_none(kind, watched, qtbot):
     qtbot.addWidget(view)
     view.show()
     view.refresh()
-    words = view._no_addresses.text() if kind is HeatmapView else view.empty.text()
+    words = view.no_addresses_label.text() if kind is HeatmapView else view.empty.text()
     assert "vLLM does not report where blocks are in memory" in words
     view.shut_down()
 
@@ -139,7 +139,7 @@ def test_memory_leaves_out_what_needs_more(watched, qtbot):
     view = MemoryView(watched)
     qtbot.addWidget(view)
     view.refresh()
-    assert "Internal fragmentation" not in view.details._rows
+    assert "Internal fragmentation" not in view.details.rows
     assert view.details.value("Available") == "unknown"
     assert view.details.value("Saved by sharing") == "unknown"
     assert view.table.value("kv_free") == "unknown"
@@ -162,12 +162,12 @@ def test_the_console_takes_prompts_where_they_can_be_sent(watched, make_engine, 
     console = ConsoleView(watched, folder=tmp_path)
     qtbot.addWidget(console)
     console.refresh()
-    assert not console.page._blocked()
+    assert not console.page.why_blocked()
     mute = make_session(make_engine(capabilities=Capabilities(engine="sglang", commands=False, completions=False)))
     silent = ConsoleView(mute, folder=tmp_path)
     qtbot.addWidget(silent)
     silent.refresh()
-    assert silent.page._blocked() == "SGLang accepts no prompts"
+    assert silent.page.why_blocked() == "SGLang accepts no prompts"
     assert silent.load.button.toolTip() == "SGLang accepts no prompts"
     for view in (console, silent):
         view.shut_down()

@@ -449,7 +449,7 @@ class Watchers:
         self.began_s = time.monotonic()
 
     def take(self) -> None:
-        while (update := self.source.take()) is not None:
+        while (update := self.source.take_update()) is not None:
             assert self.view.apply(update)
 
     def are_there(self) -> bool:

@@ -76,12 +76,12 @@ def test_a_frame_goes_through_few_files(tmp_path: Path) -> None:
         mirror = Mirror()
         with PlaybackSource(Recording.open(tmp_path / "recorded.mcap"), is_playing=False) as source:
             _wait(source)
-            while source.take() is not None:
+            while source.take_update() is not None:
                 pass
             trace.begin()
             source.seek(7.3, with_past=False)
             _wait(source)
-            while (update := source.take()) is not None:
+            while (update := source.take_update()) is not None:
                 mirror.apply(update)
             trace.end()
     assert 7.3 - STEP_NS / 1e9 < (mirror.time_ns - snapshot.time_ns) / 1e9 <= 7.3

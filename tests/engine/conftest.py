@@ -238,7 +238,7 @@ class Drive:
     def submit(self, prompt: Sequence[int], max_tokens: int, **options: Any) -> Request:
         """A new request in the queue; `options` are those of `request`."""
         request = self.request(prompt, max_tokens, **options)
-        self.scheduler.add(request)
+        self.scheduler.add_request(request)
         return request
 
     def fork(self, parent: Request) -> Request:
@@ -254,7 +254,7 @@ class Drive:
         children = [self.request(prompt, max_tokens, batch=parent.batch) for _ in range(count)]
         for child in children:
             child.parent = parent.number
-            self.scheduler.add(child)
+            self.scheduler.add_request(child)
         return [parent, *children]
 
     def step(self, abort: Request | None = None, *, ahead: bool = False) -> tuple[StepPlan, StepResult]:

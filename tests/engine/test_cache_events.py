@@ -56,15 +56,15 @@ def run(engine: Engine, *prompts: list[int], max_tokens: int = 8) -> None:
 
 def items(engine: Engine, stream: KvEventStream) -> list[StreamItem]:
     """All that was published so far."""
-    assert engine._cache_events is not None
-    last = engine._cache_events._publisher.next_seq - 1
+    assert engine.cache_events is not None
+    last = engine.cache_events._publisher.next_seq - 1
     taken: list[StreamItem] = []
     deadline = time.monotonic() + WAIT_S
     while stream.status.seq < last or stream.status.state is not StreamState.LIVE:
         assert time.monotonic() < deadline, stream.status
         time.sleep(0.005)
-        taken += stream.take()
-    return taken + stream.take()
+        taken += stream.take_items()
+    return taken + stream.take_items()
 
 
 def cached(all_items: list[StreamItem]) -> set[int]:

@@ -71,7 +71,7 @@ def test_a_detokenizer_that_fails_at_the_end_ends_it_all_the_same(make_engine: M
     class Evil:
         stopped = False
 
-        def add(self, token_id: int, *, may_stop: bool = True) -> str:
+        def add_token(self, token_id: int, *, may_stop: bool = True) -> str:
             return "a"
 
         def flush(self) -> str:
@@ -79,7 +79,7 @@ def test_a_detokenizer_that_fails_at_the_end_ends_it_all_the_same(make_engine: M
 
     engine = make_engine()
     numbers = engine.submit(Submit(request_id="bad", prompt_token_ids=PROMPTS["bad"], sampling=GREEDY)).numbers
-    engine._streams[numbers[0]].detokenizer = Evil()  # type: ignore[assignment]
+    engine.streams[numbers[0]].detokenizer = Evil()  # type: ignore[assignment]
     engine.step()
     engine.abort("bad")
     said = engine.step()
@@ -95,7 +95,7 @@ def test_what_is_of_no_single_request_is_raised(phase: str, make_engine: Make, m
         "schedule": parts.scheduler,
         "run": parts.runner,
         "commit": parts.scheduler,
-        "record": engine._frame_builder,
+        "record": engine.frame_builder,
     }
 
     def evil(*values: Any) -> None:

@@ -59,7 +59,7 @@ class Watcher:
             self.sync.sent(tag, self._now_ns)
             answer: Any = decode_reply(encode(engine.snapshot(tag)))
             self.sync.snapshot(answer, self._now_ns)
-        for run in self.sync.take():
+        for run in self.sync.take_runs():
             self.mirror.apply(coalesce(run.frames, snapshot=run.snapshot))
 
     def settle(self, engine: Engine) -> None:

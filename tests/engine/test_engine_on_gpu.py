@@ -210,9 +210,49 @@ def test_weights_of_four_bits_change_something_not_all(
     check(found, "float32", FOUR_BITS_NEAR, FOUR_BITS_EXACT)
 
 
-def test_prompts_in_graphs_too_say_the_same(device: str, folder: str, check: Any) -> None:
-    found, _ = serve(folder, device, piecewise_graphs=True, max_num_batched_tokens=64)
-    check(found, "float32")
+@pytest.mark.parametrize("piecewise_graphs", [None, False], ids=["prompts in graphs", "prompts without graphs"])
+def test_prompts_in_graphs_say_the_same(device: str, folder: str, check: Any, piecewise_graphs: bool | None) -> None:
+    """Every step that has a prefill, from the first on; nothing is noted, so that all sizes were captured."""
+    published: list[Any] = []
+    config = EngineConfig(
+        model=folder,
+        device=device,
+        dtype="float32",
+        kv_memory_bytes=32 << 20,
+        piecewise_graphs=piecewise_graphs,
+        max_num_batched_tokens=64,
+    )
+    submits = [Submit(request_id="-", prompt_token_ids=prompt, sampling=GREEDY) for prompt in PROMPTS]
+    with Engine(config, publish=published.append) as engine:
+        check(list(engine.generate(submits)), "float32")
+        engine.while_idle()
+        assert engine.notes == ()
+    works = [message.work for message in published if getattr(message, "work", None) is not None]
+    sizes = [work.graph_tokens for work in works if work.graph_tokens]
+    assert bool(sizes) == (piecewise_graphs is None and not REHEARSAL)
+    assert set(sizes) <= {16, 32, 64}
+    assert not sizes or works[0].graph_tokens == 64, "nobody waits for a capture"
+
+
+def test_seeded_tokens_are_those_of_each_alone(device: str, folder: str) -> None:
+    """Every filter, in a batch beside greedy ones and alone; twice the same."""
+    wanted = [
+        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=place, **options)
+        for place, options in enumerate(
+            ({"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"temperature": 0.0}, {"top_k": 40, "top_p": 0.5}, {})
+        )
+    ]
+    submits = [
+        Submit(request_id="-", prompt_token_ids=prompt, sampling=sampling)
+        for prompt, sampling in zip(PROMPTS, wanted, strict=True)
+    ]
+    config = EngineConfig(model=folder, device=device, dtype="float32", kv_memory_bytes=32 << 20)
+    with Engine(config) as engine:
+        together = [completion.token_ids for completion in engine.generate(submits)]
+        assert [completion.token_ids for completion in engine.generate(submits)] == together
+        alone = [next(iter(engine.generate([submit]))).token_ids for submit in submits]
+    same = [mine == all_of_them for mine, all_of_them in zip(alone, together, strict=True)]
+    assert sum(same) >= len(same) - 1, "sums of another batch size may turn one near tie"
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])

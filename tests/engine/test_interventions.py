@@ -57,7 +57,7 @@ class Person:
 
     def look(self) -> None:
         self.replies += self.source.take_replies()
-        update = self.source.take()
+        update = self.source.take_update()
         if update is not None:
             self.mirror.apply(update)
             self.causes += [event.cause for event in update.events]

@@ -23,7 +23,7 @@ def _stream(sampling: SamplingParams, max_tokens: int = 10) -> OutputStream:
 def _feed(stream: OutputStream, ids: list[int]) -> tuple[str | None, str]:
     reason = None
     for time_ns, token in enumerate(ids, start=2_000):
-        reason = stream.add(token, None, time_ns)
+        reason = stream.add_token(token, None, time_ns)
         if reason is not None:
             break
     stream.finish(reason or "abort", 9_000)
@@ -55,7 +55,7 @@ def test_a_stop_token_ends_it_and_says_nothing_also_where_the_end_is_ignored() -
 def test_log_probabilities_come_with_the_texts_of_their_tokens() -> None:
     stream = _stream(SamplingParams(logprobs=2))
     stream.token_text = lambda token: LETTERS[token]
-    stream.add(1, TokenLogprobs(token_id=1, logprob=-1.0, top=((3, -0.5), (1, -1.0))), 2_000)
+    stream.add_token(1, TokenLogprobs(token_id=1, logprob=-1.0, top=((3, -0.5), (1, -1.0))), 2_000)
     (said,) = stream.drain()
     assert isinstance(said, Tokens)
     assert said.logprob_texts == (("b", "d", "b"),)
@@ -77,7 +77,7 @@ def test_stop_string_before_min_tokens_does_not_stop() -> None:
 def test_last_message_has_usage_and_times() -> None:
     stream = _stream(SamplingParams(), max_tokens=2)
     stream.request.admitted_ns = 1_500
-    _feed_result = [stream.add(token, None, 2_000 + token * 500) for token in (0, 1)]
+    _feed_result = [stream.add_token(token, None, 2_000 + token * 500) for token in (0, 1)]
     assert _feed_result == [None, "length"]
     stream.finish("length", 3_000)
     last = stream.drain()[-1]

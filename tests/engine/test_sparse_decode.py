@@ -35,7 +35,7 @@ def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def submit(engine: Engine, ids: range | tuple[int, ...], max_tokens: int, **sampling: Any) -> None:
     options = {"temperature": 0.0, "ignore_eos": True, **sampling}
-    name = str(len(engine._streams))
+    name = str(len(engine.streams))
     while any(request.request_id == name for request in engine.components.scheduler.requests.values()):
         name += "'"
     sampling_params = SamplingParams(max_tokens=max_tokens, **options)

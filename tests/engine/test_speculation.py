@@ -66,9 +66,9 @@ def expected(make_small: Make, jobs: list[Submit]) -> Said:
 
 def knowing(make: Make, jobs: list[Submit], expected: Said, **options: Any) -> Engine:
     engine = make(speculative_config=GUESSING, **options)
-    drafting = engine.components.scheduler._drafting
+    drafting = engine.components.scheduler.drafting
     assert drafting is not None
-    drafting._drafter = Knowing(jobs, expected)
+    drafting.drafter = Knowing(jobs, expected)
     return engine
 
 
@@ -134,11 +134,11 @@ def test_each_request_tells_how_many_were_right(make_engine: Make, jobs: list[Su
     engine = knowing(make_engine, jobs, expected, publish=hear, num_gpu_blocks_override=2048, max_num_seqs=96)
     snapshot = engine.snapshot()
     mirror.reset(snapshot)
-    histories.add(snapshot, 0)
+    histories.add_message(snapshot, 0)
     said_by(engine, jobs)
     heard = [msgspec.msgpack.decode(encode(frame), type=Frame) for frame in heard]
     for frame in heard:
-        histories.add(frame, frame.time_ns)
+        histories.add_message(frame, frame.time_ns)
     for begin in range(0, len(heard), 3):
         mirror.apply(coalesce(heard[begin : begin + 3]))
     totals = engine.snapshot().counters

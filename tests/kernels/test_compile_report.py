@@ -10,7 +10,16 @@ import pytest
 
 KERNELS = {
     *("paged_decode", "paged_prefill", "merge_splits", "kv_write", "copy_rows"),
-    *("rms_norm", "add_rms_norm", "gate", "rotate_write", "allow_tokens", "block_attention", "plan_decode"),
+    *(
+        "rms_norm",
+        "add_rms_norm",
+        "gate",
+        "rotate_write",
+        "allow_tokens",
+        "draw_tokens",
+        "block_attention",
+        "plan_decode",
+    ),
     *("block_bounds", "block_scores", "grouped_product", "skinny_linear"),
 }
 FEW = {"paged_decode", "kv_write", "plan_decode"}

@@ -70,7 +70,7 @@ def test_layers_of_a_captured_step_share_a_plan(shape: Any, build: Any, referenc
         for out in outs:
             args = AttentionArgs(query, *caches, tables, seq_lens, longest.scale, max_seq_len=1900, out=out)
             paged_decode_attention(args, plans)
-        return len(plans._plans)
+        return len(plans.plans)
 
     assert step() == 1
     graph = torch.cuda.CUDAGraph()

@@ -52,7 +52,7 @@ def two_layers(args: AttentionArgs, runs: QueryRuns, outs: list[torch.Tensor]) -
     plans = DecodePlans()
     for out in outs:
         paged_prefill_attention(args._replace(out=out), runs._replace(plans=plans))
-    (plan,) = (plan for _, plan in plans._plans.values())
+    (plan,) = (plan for _, plan in plans.plans.values())
     ranges: list[list[int]] = plan.ranges.tolist()
     return ranges
 
@@ -117,7 +117,7 @@ def test_at_real_sizes(name: str, shape: Any, build: Any, assert_close: Any) -> 
     batch = build(shape(**heads), "cuda", seed=len(name))
     plans, out = DecodePlans(), batch.poisoned_out()
     paged_prefill_attention(batch.args(out=out), batch.runs._replace(plans=plans))
-    assert max(int(plan.ranges[:, 1].max()) for _, plan in plans._plans.values()) > 2
+    assert max(int(plan.ranges[:, 1].max()) for _, plan in plans.plans.values()) > 2
     assert_close(out, exact(batch.args(), batch.runs))
 
 

@@ -67,7 +67,7 @@ def test_the_time_queued_ends_with_the_first_run() -> None:
     at_ns = begun.time_ns
     frame = Frame(epoch=begun.hello.epoch, seq=begun.seq + 1, step=1, time_ns=at_ns + 1, events=events)
     for message in (begun, frame):
-        assert not summarizer.add(message, at_ns)
+        assert not summarizer.add_message(message, at_ns)
         follower.feed(message)
     (second,) = summarizer.close()
     assert (second.queued.count, second.queued.p95_s) == (1, 0.05)

@@ -141,7 +141,7 @@ class _Watch:
             if self._alarms is not None:
                 self._alarms.look()
             if self._texts is None:
-                self._source.take()  # nobody looks at it here
+                self._source.take_update()  # nobody looks at it here
             else:
                 self._texts.look(len(self._writer.paths))
             status, now_s = self._source.status, time.monotonic()
@@ -230,7 +230,7 @@ class TextAsker:
             self._collector.changed(None if update.snapshot is not None else update.block_ids)
         for reply in self._source.take_replies():
             if isinstance(reply, BlockText) and reply.tag == self._tag:
-                self._collector.take(reply.contents)
+                self._collector.add_contents(reply.contents)
         mirror, now_s = self._source.mirror, time.monotonic()
         if mirror.epoch is None or now_s < self._next_s:
             return

@@ -136,7 +136,7 @@ class WatchedEngine:
         """
         if self._source is None:
             return EngineReading(address=self._address.text, state=SourceState.REFUSED, reason=self._refusal)
-        self._source.take()  # the notes are made of what the sink is given
+        self._source.take_update()  # the notes are made of what the sink is given
         status = self._source.status
         reading = EngineReading(address=self._source.name, state=status.state, reason=status.reason)
         return self._notes.enriched(reading, status, ORDERS[order], limit)
@@ -172,7 +172,7 @@ class _Notes:
             now_ns = time.monotonic_ns()
             if isinstance(message, Snapshot) and message.hello.epoch != self._epoch:
                 self._begin(message.hello.epoch, now_ns)
-            summaries = self._summarizer.add(message, now_ns)
+            summaries = self._summarizer.add_message(message, now_ns)
             self._summarizer.take_events()
             if summaries:
                 self._overview.extend(msgspec.structs.replace(summary, bins=None) for summary in summaries)

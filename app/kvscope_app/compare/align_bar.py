@@ -31,7 +31,7 @@ class AlignBox(QComboBox):
     def __init__(self, pair: Pair) -> None:
         super().__init__()
         self._pair = pair
-        self._ways: dict[str, _Way | None] = {}
+        self.ways: dict[str, _Way | None] = {}
         self.setAccessibleName("Align by")
         self.setToolTip("How the two runs are aligned in time")
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
@@ -41,12 +41,12 @@ class AlignBox(QComboBox):
     def refresh(self) -> None:
         """Update the list, since the overviews may have grown."""
         ways = self._find()
-        if list(ways) != list(self._ways):
+        if list(ways) != list(self.ways):
             current = self.currentText() or STARTS
             self.clear()
             self.addItems(list(ways))
             self.setCurrentText(current if current in ways else CHOSEN)
-        self._ways = ways
+        self.ways = ways
 
     def show_chosen(self) -> None:
         """Show that the person aligned the timelines by hand."""
@@ -64,7 +64,7 @@ class AlignBox(QComboBox):
         return ways
 
     def _on_activated(self, name: str) -> None:
-        way = self._ways.get(name)
+        way = self.ways.get(name)
         self.chosen.emit(*((self._pair.alignment, None) if way is None else way))
 
 

@@ -34,7 +34,7 @@ def add_compare_actions(window: CompareBody, actions: Actions) -> None:
     jumps = EventJumps(window.pair, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
     time = (*playback_actions(window.pair, jumps), *event_kind_actions(jumps, EVENTS))
     for spec in (*_comparison(window), *time, *_view(window), *_help(window, actions)):
-        actions.add(spec)
+        actions.add_action(spec)
     _build_menus(window, actions)
 
 

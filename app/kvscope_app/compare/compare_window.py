@@ -121,7 +121,7 @@ class CompareWindow(CompareBody):
         self.pair.align(Alignment.of(a_ns, b_ns), a_ns)
         self.align.show_chosen()
 
-    def _show_words(self) -> None:
+    def show_texts(self) -> None:
         for view, side in zip(self.sides, self.pair.sides, strict=True):
             view.show_at(side, self.pair.cursor_ns)
 
@@ -140,7 +140,7 @@ class CompareWindow(CompareBody):
     def _connect(self) -> None:
         parts = zip(self.sessions, self.sides, self._refreshers, strict=True)
         for place, (session, side, refresher) in enumerate(parts):
-            refresher.add(side.map)
+            refresher.add_view(side.map)
             session.overview_changed.connect(self._on_overview)
             session.status_changed.connect(self.bar.follow_end)
             session.status_changed.connect(self._on_cursor)  # a recording that is read, or written, is told of
@@ -152,7 +152,7 @@ class CompareWindow(CompareBody):
         self.curves.shown_changed.connect(self._on_shown)
         self.figures.range_chosen.connect(self.refresh_figures)
         self._soon.timeout.connect(self.refresh_overview)
-        self._words.timeout.connect(self._show_words)
+        self._words.timeout.connect(self.show_texts)
         self.themes.changed.connect(self._apply_theme)
 
     def _apply_theme(self, theme: Theme) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from PySide6.QtCore import QObject, QSettings
@@ -21,9 +22,10 @@ from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.entries import MAX_ENTRIES, FleetEntry
 from kvscope_telemetry.fleet.fleet import Fleet
-from kvscope_telemetry.fleet.known import remembered
 from kvscope_telemetry.fleet.list_reader import ListReader
 from kvscope_telemetry.fleet.list_texts import ListText
+from kvscope_telemetry.keys.api_keys import read_api_keys
+from kvscope_telemetry.keys.connections import Connection, read_connections
 
 KIND: Final = "fleet"
 """Of its place among the windows; see `window_slots`."""
@@ -51,7 +53,7 @@ class FleetKeeper(QObject):
 
     def open_known(self, attached: tuple[Address, ...]) -> FleetWindow:
         """Watch the engines `attached` to, and those remembered; one window, brought up where it is open."""
-        known, trouble = remembered()
+        known, trouble = _remembered()
         names = {entry.address.text: entry.name for entry in known}
         entries = {address.text: FleetEntry(address, names.get(address.text, "")) for address in attached}
         entries = {entry.address.text: entry for entry in known} | entries
@@ -104,6 +106,32 @@ def _end(fleet: Fleet, reader: ListReader | None) -> None:
     if reader is not None:
         reader.close()
     fleet.close()
+
+
+def _remembered() -> tuple[tuple[FleetEntry, ...], str]:
+    """Those that can be watched, and why some cannot, in one line."""
+    try:
+        connections, kept = read_connections(), read_api_keys()
+    except BadInput as error:
+        return (), str(error)
+    entries, trouble = [], ""
+    for connection in connections:
+        address = _address(connection, kept.get(connection.endpoint, ""))
+        try:
+            address.check()
+        except BadInput as error:
+            trouble = trouble or str(error)
+            continue
+        entries.append(FleetEntry(address, connection.label))
+    return tuple(entries), trouble
+
+
+def _address(connection: Connection, api_key: str) -> Address:
+    address = Address(connection.endpoint)  # its key is found by its endpoint
+    if not address.is_external:
+        return address
+    ca = Path(connection.ca) if connection.ca else None
+    return Address(connection.endpoint, None, connection.kv_events, api_key, connection.tls, ca)
 
 
 class Watched:

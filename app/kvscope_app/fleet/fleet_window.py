@@ -83,7 +83,7 @@ class FleetWindow(QMainWindow):
         add: Callable[[FleetEntry], None],
     ) -> None:
         super().__init__()
-        self.fleet, self._themes, self._attach, self._reader, self._add = fleet, themes, attach, reader, add
+        self.fleet, self._themes, self._attach, self.list_reader, self._add = fleet, themes, attach, reader, add
         self.trouble = ""
         """Of a list that nobody reads again."""
         self._settled_s = 0.0
@@ -157,14 +157,18 @@ class FleetWindow(QMainWindow):
     # private
 
     def _show_status(self) -> None:
-        listed = "" if self._reader is None else list_text(self._reader.name, self._reader.listed, time.monotonic_ns())
+        listed = (
+            ""
+            if self.list_reader is None
+            else list_text(self.list_reader.name, self.list_reader.listed, time.monotonic_ns())
+        )
         self.status_label.setText("\n".join(filter(None, (self._complaint, self.fleet.failure, self.trouble, listed))))
 
     def _show_middle(self) -> None:
         if self.fleet.rows:
             self._empty.setText(NOTHING_FOUND)
         else:
-            self._empty.setText(NOTHING_KNOWN if self._reader is None else NOTHING_LISTED)
+            self._empty.setText(NOTHING_KNOWN if self.list_reader is None else NOTHING_LISTED)
         self._middle.setCurrentIndex(0 if self.table.proxy.rowCount() else 1)
         if self._waits_for_rows and self.table.isVisible():
             self._waits_for_rows = False
@@ -189,8 +193,8 @@ class FleetWindow(QMainWindow):
             self.table.selectRow(0)
 
     def _read_again(self) -> None:
-        if self._reader is not None:
-            self._reader.read_now()
+        if self.list_reader is not None:
+            self.list_reader.read_now()
 
     def _connect(self) -> None:
         self._timer.timeout.connect(self.refresh)
@@ -227,7 +231,7 @@ class FleetWindow(QMainWindow):
         self.open_button.setToolTip("Watch it in its own window (Enter)")
         self.add_button.setToolTip("Watch another engine and remember it")
         self.again.setToolTip("Reload the list now (F5)")
-        self.again.setVisible(self._reader is not None)
+        self.again.setVisible(self.list_reader is not None)
         foot.addWidget(self.status_label, 1)
         foot.addWidget(self.again, 0, Qt.AlignmentFlag.AlignBottom)
         foot.addWidget(self.add_button, 0, Qt.AlignmentFlag.AlignBottom)

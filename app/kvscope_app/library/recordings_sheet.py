@@ -51,7 +51,7 @@ class RecordingsSheet(Sheet):
         self._empty = empty_state(NOTHING_YET)
         self._middle = QStackedLayout()
         self.undo = QPushButton("Undo")
-        self._buttons: dict[str, QPushButton] = {}
+        self.buttons: dict[str, QPushButton] = {}
         self._lay_out()
         self._connect()
         library.watch()
@@ -159,8 +159,8 @@ class RecordingsSheet(Sheet):
             "remove": bool(chosen),
         }
         for name, enabled in wanted.items():
-            self._buttons[name].setEnabled(enabled)
-        self._buttons["find"].setVisible(any(entry.is_missing for entry in self._library.status.entries))
+            self.buttons[name].setEnabled(enabled)
+        self.buttons["find"].setVisible(any(entry.is_missing for entry in self._library.status.entries))
 
     def _edited(self, path: str, column: int, words: str) -> None:
         (self._library.set_tags if column == TAGS else self._library.set_notes)(path, words)
@@ -220,10 +220,10 @@ class RecordingsSheet(Sheet):
             button.setToolTip(tip)
             button.setAutoDefault(False)
             button.clicked.connect(run)
-            self._buttons[name] = button
+            self.buttons[name] = button
             row.addWidget(button)
-        self._buttons["open"].setProperty("look", "primary")
-        self._buttons["compare"].setVisible(self._compare is not None)
+        self.buttons["open"].setProperty("look", "primary")
+        self.buttons["compare"].setVisible(self._compare is not None)
         row.addStretch()
         sample, other = QPushButton("Sample recording"), QPushButton("Open another file…")
         sample.setToolTip(SAMPLE_TEXT)

@@ -62,7 +62,7 @@ class LoadGenerator(QObject):
         self._is_news = False
         self._timer = QTimer(self)
         self._timer.setInterval(TICK_MS)
-        self._timer.timeout.connect(self._tick)
+        self._timer.timeout.connect(self.tick)
         session.replies.connect(self._on_replies)
         session.status_changed.connect(self._on_status)
 
@@ -90,7 +90,7 @@ class LoadGenerator(QObject):
         self._epoch = self._session.live_mirror.epoch
         self._next_s = time.monotonic()
         self._timer.start()
-        self._tick()
+        self.tick()
         self.changed.emit()
 
     def stop(self) -> None:
@@ -100,7 +100,7 @@ class LoadGenerator(QObject):
             self._send(Abort(request_id=request_id))
         self.changed.emit()
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
         if self._running:
             self._submit_due(time.monotonic())
         elif not self._unfinished:

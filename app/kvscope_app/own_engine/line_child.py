@@ -32,24 +32,24 @@ class LineChild(QObject):
     def __init__(self, command: Sequence[str] | None, max_line_bytes: int, parent: QObject | None = None) -> None:
         """`command` None: it is not installed, so that `send` gives False."""
         super().__init__(parent)
-        self._command = command
+        self.command = command
         self._max_line_bytes = max_line_bytes
-        self._process: QProcess | None = None
+        self.process: QProcess | None = None
         self._received = bytearray()
 
     @property
     def is_running(self) -> bool:
         """Whether the child is there."""
-        return self._process is not None and self._process.state() is not QProcess.ProcessState.NotRunning
+        return self.process is not None and self.process.state() is not QProcess.ProcessState.NotRunning
 
     @property
     def is_installed(self) -> bool:
         """Whether there is a command to run."""
-        return self._command is not None
+        return self.command is not None
 
     def send(self, message: object) -> bool:
         """Send `message` as a line of JSON; returns whether there is a child that may answer it."""
-        process = self._process or self._start()
+        process = self.process or self._start()
         if process is None:
             return False
         process.write(msgspec.json.encode(message) + b"\n")
@@ -57,7 +57,7 @@ class LineChild(QObject):
 
     def close(self) -> None:
         """End the child; the next line starts another."""
-        process, self._process = self._process, None
+        process, self.process = self.process, None
         self._received.clear()
         if process is None:
             return
@@ -75,18 +75,18 @@ class LineChild(QObject):
         self.failed.emit(reason)
 
     def _start(self) -> QProcess | None:
-        if self._command is None:
+        if self.command is None:
             return None
-        process = self._process = QProcess(self)
+        process = self.process = QProcess(self)
         process.readyReadStandardOutput.connect(self._read)
         process.errorOccurred.connect(self._on_error)
         process.finished.connect(self._on_end)
-        process.start(self._command[0], list(self._command[1:]))
-        return process if self._process is process else None  # it may have failed at once
+        process.start(self.command[0], list(self.command[1:]))
+        return process if self.process is process else None  # it may have failed at once
 
     def _read(self) -> None:
-        assert self._process is not None, "output of a child that is not there"
-        self._received += self._process.readAllStandardOutput().data()
+        assert self.process is not None, "output of a child that is not there"
+        self._received += self.process.readAllStandardOutput().data()
         *lines, rest = bytes(self._received).split(b"\n")
         self._received = bytearray(rest)
         if len(rest) > self._max_line_bytes:
@@ -96,12 +96,12 @@ class LineChild(QObject):
             self.line_came.emit(line)
 
     def _on_error(self, error: QProcess.ProcessError) -> None:
-        if error is QProcess.ProcessError.FailedToStart and self._process is not None:
-            self.fail(f"it cannot be started: {self._process.errorString()}")
+        if error is QProcess.ProcessError.FailedToStart and self.process is not None:
+            self.fail(f"it cannot be started: {self.process.errorString()}")
 
     def _on_end(self, code: int, status: QProcess.ExitStatus) -> None:
-        assert self._process is not None, "the end of a child that is not there"
-        said = bytes(self._process.readAllStandardError().data()).decode("utf-8", "replace").strip().splitlines()
+        assert self.process is not None, "the end of a child that is not there"
+        said = bytes(self.process.readAllStandardError().data()).decode("utf-8", "replace").strip().splitlines()
         self.fail(said[-1].removeprefix("kvscope-engine: ")[:300] if said else f"it ended with exit code {code}")
 
 

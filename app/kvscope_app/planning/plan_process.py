@@ -34,9 +34,9 @@ class PlanProcess(QObject):
     def __init__(self, parent: QObject | None = None, command: Sequence[str] | None = None) -> None:
         """`command` replaces the engine's."""
         super().__init__(parent)
-        self._child = LineChild(command or engine_command("plan", "--lines"), MAX_ANSWER_BYTES, self)
-        self._child.line_came.connect(self._take)
-        self._child.failed.connect(self._on_failure)
+        self.child = LineChild(command or engine_command("plan", "--lines"), MAX_ANSWER_BYTES, self)
+        self.child.line_came.connect(self._take)
+        self.child.failed.connect(self._on_failure)
         self._is_asked = False
         self._next: Question | None = None
         self._idle = QTimer(self, singleShot=True, interval=_KEPT_MS)
@@ -52,10 +52,10 @@ class PlanProcess(QObject):
         self._idle.stop()
         if self._is_asked:
             self._next = question
-        elif not self._child.is_installed:
+        elif not self.child.is_installed:
             self.failed.emit(NOT_INSTALLED)
         else:
-            self._is_asked = self._child.send(question)
+            self._is_asked = self.child.send(question)
 
     def rest(self) -> None:
         """Nobody asks for now: what is still being worked out is told to nobody, and the child ends after a while."""
@@ -67,7 +67,7 @@ class PlanProcess(QObject):
         """End the child; the next question starts another."""
         self._idle.stop()
         self._is_asked, self._next = False, None
-        self._child.close()
+        self.child.close()
 
     def _take(self, line: bytes) -> None:
         answer, failure = _read(line)

@@ -25,7 +25,7 @@ class PlanSheet(Sheet):
 
     def __init__(self, parent: QWidget, theme: Theme, model: str, process: PlanProcess) -> None:
         super().__init__("Plan memory", parent)
-        self._process = process
+        self.process = process
         self._shown: Question | None = None
         self.form, self.view = PlanForm(model), PlanView(theme)
         self.column.addWidget(
@@ -41,8 +41,8 @@ class PlanSheet(Sheet):
         self._settled.timeout.connect(self.ask)
         self.form.changed.connect(self._settled.start)
         self.finished.connect(self.end)  # by Escape too
-        self._process.answered.connect(self.view.show_answer)
-        self._process.failed.connect(self._complain)
+        self.process.answered.connect(self.view.show_answer)
+        self.process.failed.connect(self._complain)
         self.resize_comfortably(980, 720)
         self.ask()
 
@@ -53,7 +53,7 @@ class PlanSheet(Sheet):
             return
         self._shown = question
         self.view.say("Calculating… The first result can take a few seconds.")
-        self._process.ask(question)
+        self.process.ask(question)
 
     def _complain(self, words: str) -> None:
         self.view.say(words, "warning")
@@ -61,7 +61,7 @@ class PlanSheet(Sheet):
     def end(self, *_: object) -> None:
         """The sheet goes."""
         self._settled.stop()
-        self._process.rest()
+        self.process.rest()
 
     def _sides(self) -> QHBoxLayout:
         left = QScrollArea()

@@ -81,13 +81,13 @@ class LeftRings(QObject):
             _words(ring, "The newest" if more else "Recovered session")
             + (f". {_deleted(found.discarded)}" if found.discarded else ""),
             (
-                ("Open the newest" if more else "Open", lambda: self._open(ring)),
-                (discard, lambda: self._discard(rings)),
+                ("Open the newest" if more else "Open", lambda: self.open_ring(ring)),
+                (discard, lambda: self.discard_rings(rings)),
             ),
             is_offer=True,
         )
 
-    def _open(self, ring: LeftRing) -> None:
+    def open_ring(self, ring: LeftRing) -> None:
         from kvscope_telemetry.timeline.ring_recording import RingRecording
 
         self._hide()
@@ -104,7 +104,7 @@ class LeftRings(QObject):
         elif self._window in self._windows() and self._window is not None:
             self._window.banner.tell("The recovered session cannot be opened", opening.failure)
 
-    def _discard(self, rings: list[LeftRing]) -> None:
+    def discard_rings(self, rings: list[LeftRing]) -> None:
         self._hide()
 
         def discard(_: object) -> None:

@@ -180,7 +180,7 @@ class History:
         """An event of the log by the wall clock."""
         return TimedEvent(self.wall_ns(entry.time_ns), entry.epoch, entry.event)
 
-    def add(self, update: Update, mirror: BlockCounts, now_ns: int | None = None) -> None:
+    def add_update(self, update: Update, mirror: BlockCounts, now_ns: int | None = None) -> None:
         """Take in an update that `mirror` has applied already. `now_ns` is the time of receipt, for tests."""
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         self._follow_epoch(update, mirror)

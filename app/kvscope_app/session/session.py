@@ -90,8 +90,8 @@ class Session(QObject):
         self._selects_whom = False
         """Whether the request of the event that is shown is to be selected, once its engine start is what is shown."""
         self._told_failure = ""
-        self._pace = Pace(self)
-        self._pace.timeout.connect(self.poll)
+        self.pace = Pace(self)
+        self.pace.timeout.connect(self.poll)
         self.timeline.moved.connect(self._look_often)
         self.timeline.epoch_changed.connect(self.clear_selection)
         self.timeline.shown.connect(self._select_whom)
@@ -102,7 +102,7 @@ class Session(QObject):
 
     def start(self) -> None:
         """Begin to take updates."""
-        self._pace.start()
+        self.pace.start()
 
     def keep(self, kept: KeptTimeline) -> None:
         """From now on `kept` is what there is to go back to. It is ours to end."""
@@ -112,7 +112,7 @@ class Session(QObject):
 
     def close(self) -> None:
         """Stop, close the source and delete what was kept; idempotent."""
-        self._pace.stop()
+        self.pace.stop()
         self.timeline.close()
         if self._reading is not None:
             self._reading.close()
@@ -134,7 +134,7 @@ class Session(QObject):
         if self._contents is not None and (answered := self._contents.take_replies()):
             self.replies.emit(answered)
         counters = self.live_mirror.counters
-        self._pace.keep(is_busy, is_waiting=bool(counters.num_running + counters.num_waiting))
+        self.pace.keep(is_busy, is_waiting=bool(counters.num_running + counters.num_waiting))
         self._tell_status()
 
     def tell_end(self, reason: str) -> None:
@@ -242,7 +242,7 @@ class Session(QObject):
             return True
         if self._link is None or not self._takes(command):
             return False
-        self._pace.keep(is_busy=True)
+        self.pace.keep(is_busy=True)
         try:
             self._link.send(command)
         except EngineDead:
@@ -305,7 +305,7 @@ class Session(QObject):
     # private
 
     def _look_often(self) -> None:
-        self._pace.keep(is_busy=True)
+        self.pace.keep(is_busy=True)
 
     def _on_event_chosen(self, timed: TimedEvent) -> None:
         """The request that it happened to is selected, once the engine start it is of is what is shown."""
@@ -333,7 +333,7 @@ class Session(QObject):
         if self._is_status_due(status, now_ns):
             self.status = status
             self._status_told_ns = now_ns
-            self._extend_overview()
+            self.extend_overview()
             if self.kept is not None:
                 self._tell_failures(self.kept)
             self.status_changed.emit()
@@ -344,16 +344,16 @@ class Session(QObject):
             return True
         if now_ns - told_ns < STATUS_EVERY_NS:
             return False
-        is_at_rest = self._pace.interval() != FRAME_MS and status.reason == before.reason
+        is_at_rest = self.pace.interval() != FRAME_MS and status.reason == before.reason
         return not is_at_rest or self._second(now_ns) != self._second(told_ns)
 
     def _second(self, time_ns: int) -> int:
         """By the wall clock."""
         return self.timeline.end.history.wall_ns(time_ns) // 1_000_000_000
 
-    def _extend_overview(self) -> None:
+    def extend_overview(self) -> None:
         now_ns, has_grown = time.monotonic_ns(), False
-        if self.kept is not None and (not self._pace.is_calm or now_ns - self._overview_taken_ns >= OVERVIEW_CALM_NS):
+        if self.kept is not None and (not self.pace.is_calm or now_ns - self._overview_taken_ns >= OVERVIEW_CALM_NS):
             self._overview_taken_ns = now_ns
             has_grown = self.kept.take_into(self.overview)
         if self.kept is not None and self.kept.ring.start_ns is not None:

@@ -69,7 +69,7 @@ class SourceTimeline(QObject):
         player = player_of(source)
         self.end = Viewpoint(source, overview, player, resync_of(source))
         """The state at the source, wherever the cursor is."""
-        self._cursor = Cursor(overview)
+        self.cursor = Cursor(overview)
         self.loop = Loop(self, self)
         self.shown_event: TimedEvent | None = None
         """The event that a person went to; None once they go anywhere else."""
@@ -85,7 +85,7 @@ class SourceTimeline(QObject):
 
     def close(self) -> None:
         """Let go of what is read of the past."""
-        self._cursor.close(wait=True)
+        self.cursor.close(wait=True)
         self._kept = None
 
     # What is shown
@@ -93,38 +93,38 @@ class SourceTimeline(QObject):
     @property
     def mirror(self) -> Mirror:
         """The state to show: as it is, as it was when paused, or as it was at the cursor."""
-        if self._cursor.reached is not None:
-            return self._cursor.reached.mirror
-        return self.end.mirror if self._cursor.frozen is None else self._cursor.frozen
+        if self.cursor.reached is not None:
+            return self.cursor.reached.mirror
+        return self.end.mirror if self.cursor.frozen is None else self.cursor.frozen
 
     @property
     def history(self) -> History:
         """What was lately at what is shown."""
-        return (self._cursor.reached or self.end).history
+        return (self.cursor.reached or self.end).history
 
     @property
     def player(self) -> Player | None:
         """Who moves what is shown in time: None at the end, and where a pause has not been left yet."""
-        return self.end.player if self.is_file else self._cursor.player
+        return self.end.player if self.is_file else self.cursor.player
 
     @property
     def paused(self) -> bool:
         """Whether a live session's cursor is not at the end."""
-        return self._cursor.is_away
+        return self.cursor.is_away
 
     @property
     def is_live(self) -> bool:
         """Whether the cursor is at an end that goes on."""
-        return not self.is_file and not self._cursor.is_away
+        return not self.is_file and not self.cursor.is_away
 
     @property
     def shown_until_ns(self) -> int:
         """Our monotonic time of what is shown."""
         if self.player is not None:
             return self.player.now_ns
-        if self._cursor.wanted_ns is not None:
-            return self._cursor.wanted_ns - self._wall_offset_ns
-        return self._cursor.stood_ns if self._cursor.is_away else time.monotonic_ns()
+        if self.cursor.wanted_ns is not None:
+            return self.cursor.wanted_ns - self._wall_offset_ns
+        return self.cursor.stood_ns if self.cursor.is_away else time.monotonic_ns()
 
     @property
     def cursor_ns(self) -> int:
@@ -137,7 +137,7 @@ class SourceTimeline(QObject):
     @property
     def behind_seconds(self) -> float:
         """How far what is shown lies behind the present; 0 where there is none."""
-        return max(0.0, (time.monotonic_ns() - self.shown_until_ns) / 1e9) if self._cursor.is_away else 0.0
+        return max(0.0, (time.monotonic_ns() - self.shown_until_ns) / 1e9) if self.cursor.is_away else 0.0
 
     @property
     def range_ns(self) -> tuple[int, int] | None:
@@ -171,7 +171,7 @@ class SourceTimeline(QObject):
         """Whether what is shown goes on: at the end it does."""
         if self.player is not None:
             return self.player.is_playing
-        return self._cursor.wants_play if self._cursor.is_away else True
+        return self.cursor.wants_play if self.cursor.is_away else True
 
     @property
     def speed(self) -> float:
@@ -189,10 +189,10 @@ class SourceTimeline(QObject):
         """Stand still here and now; what comes is still taken in."""
         if self.player is not None:
             self.player.pause()
-        elif self._cursor.is_away:
-            self._cursor.wants_play = False
+        elif self.cursor.is_away:
+            self.cursor.wants_play = False
         elif not self.is_file:
-            self._cursor.stand(self.end.mirror)
+            self.cursor.stand(self.end.mirror)
             self.paused_changed.emit()
         self.moved.emit()
 
@@ -205,10 +205,10 @@ class SourceTimeline(QObject):
                 player.play()
             elif not self.is_file:
                 self.go_live()
-        elif self._cursor.is_away and self.range_ns is None:
+        elif self.cursor.is_away and self.range_ns is None:
             self.go_live()
-        elif self._cursor.is_away:
-            self._cursor.wants_play = True
+        elif self.cursor.is_away:
+            self.cursor.wants_play = True
             self._leave(self.cursor_ns)
         self.moved.emit()
 
@@ -217,8 +217,8 @@ class SourceTimeline(QObject):
         self._leave_event()
         if self.end.player is not None:
             self.end.player.seek(self.end.player.duration, with_past=False)
-        if self._cursor.is_away:
-            self._cursor.come_back()
+        if self.cursor.is_away:
+            self.cursor.come_back()
             self._follow_epoch()
             self.paused_changed.emit()
             self.cursor_changed.emit()
@@ -235,7 +235,7 @@ class SourceTimeline(QObject):
         elif time_ns >= around[1] - _AT_END_NS:
             self.go_live()
         else:
-            if not self._cursor.is_away:
+            if not self.cursor.is_away:
                 self.pause()
             self._leave(max(time_ns, around[0]))
         self.moved.emit()
@@ -255,9 +255,9 @@ class SourceTimeline(QObject):
         if self.player is not None:
             self.player.step(num_frames)
         else:
-            shown = self._cursor.wanted_seq or self.mirror.seq
+            shown = self.cursor.wanted_seq or self.mirror.seq
             self._leave(self.cursor_ns)
-            self._cursor.wanted_seq = max(shown + num_frames, 0)
+            self.cursor.wanted_seq = max(shown + num_frames, 0)
         self.moved.emit()
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
@@ -306,7 +306,7 @@ class SourceTimeline(QObject):
     def take_updates(self) -> bool:
         """Take what came, at the end and at the cursor, and apply it; whether anything happens there."""
         is_busy = self._take(self.end)
-        if self._cursor.is_away:
+        if self.cursor.is_away:
             is_busy = self._look_after_cursor() or is_busy
         return is_busy
 
@@ -323,7 +323,7 @@ class SourceTimeline(QObject):
             player.seek_event((timed.time_ns - player.recording.start_ns) / 1e9, timed.event, before=before)
         else:
             assert self._kept is not None, "nothing is kept to go to"
-            self._cursor.go_to(time_ns, self._kept, timed, before=before)
+            self.cursor.go_to(time_ns, self._kept, timed, before=before)
 
     def _leave_event(self) -> None:
         if self.shown_event is not None:
@@ -334,19 +334,19 @@ class SourceTimeline(QObject):
         """Apply what `point` has; whether anything happens there."""
         player = point.player
         is_busy = player is not None and player.is_playing
-        update = point.source.take()
+        update = point.source.take_update()
         while update is not None:
             is_busy = is_busy or not update.is_sign_of_life
             has_jumped = player is not None and player.has_jumped
             if point.apply(update):
                 self._tell(point, update, has_jumped=has_jumped)
-            update = None if player is None else point.source.take()  # a recording gives short spans
+            update = None if player is None else point.source.take_update()  # a recording gives short spans
         return is_busy
 
     def _tell(self, point: Viewpoint, update: Update, *, has_jumped: bool) -> None:
         if point is self.end:
             self.updated.emit(update)
-        if point is self._cursor.point or not self._cursor.is_away:
+        if point is self.cursor.point or not self.cursor.is_away:
             self._follow_epoch()
             self.shown.emit(update)
             if has_jumped:
@@ -361,21 +361,21 @@ class SourceTimeline(QObject):
     def _leave(self, time_ns: int) -> None:
         """Show `time_ns` on the cursor's mirror; it is made when there is none yet."""
         assert self._kept is not None, "nothing is kept to go to"
-        self._cursor.go_to(time_ns, self._kept)
+        self.cursor.go_to(time_ns, self._kept)
 
     def _look_after_cursor(self) -> bool:
-        failure = self._cursor.take_opened(self._speed) or self._cursor.take_failure()
+        failure = self.cursor.take_opened(self._speed) or self.cursor.take_failure()
         if failure:
             self.failed.emit(f"What was kept cannot be read: {failure}")
-        point, player = self._cursor.point, self._cursor.player
+        point, player = self.cursor.point, self.cursor.player
         if point is None or player is None:
-            return self._cursor.is_opening
+            return self.cursor.is_opening
         is_busy = self._take(point)
-        self._cursor.step_as_wanted()
+        self.cursor.step_as_wanted()
         behind_ns = time.monotonic_ns() - player.now_ns
         if player.is_playing and player.speed > 1 and player.is_at_end and behind_ns < _CAUGHT_UP_NS:
             self.go_live()
-        return is_busy or self._cursor.is_seeking
+        return is_busy or self.cursor.is_seeking
 
 
 class Viewpoint:
@@ -418,12 +418,12 @@ class Viewpoint:
         if update.snapshot is not None:
             self.failure = ""
         if self.player is None:
-            self.history.add(update, self.mirror, time.monotonic_ns())
+            self.history.add_update(update, self.mirror, time.monotonic_ns())
         elif has_jumped:
             self.history.begin(update, self.mirror, self.player.now_ns)
             self.fill_past()
         else:
-            self.history.add(update, self.mirror, self.player.taken_ns)
+            self.history.add_update(update, self.mirror, self.player.taken_ns)
         self.has_state = True
         return True
 

@@ -104,7 +104,7 @@ class Actions(QObject):
     def __iter__(self) -> Iterator[ActionSpec]:
         return iter(self._specs.values())
 
-    def add(self, spec: ActionSpec, place: QWidget | None = None) -> QAction:
+    def add_action(self, spec: ActionSpec, place: QWidget | None = None) -> QAction:
         """Make the action and give it to the window, so that its shortcuts work; to `place` where it is `within`."""
         assert spec.name not in self._specs, f"two actions are named {spec.name}"
         kind = YieldingAction if spec.yields else QAction

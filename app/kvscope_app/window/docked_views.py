@@ -53,7 +53,7 @@ class DockedViews(QObject):
         self._session, self._themes, self._settings = session, themes, settings
         self._refresher, self._undo = refresher, undo
         self.views: dict[str, View] = {}
-        """Those that are loaded, and what else `add` was given, by name."""
+        """Those that are loaded, and what else `add_view` was given, by name."""
         self.docks = {spec.name: Dock(spec.title, spec.name, window) for spec in DOCKS}
         for name, dock in self.docks.items():
             dock.apply_theme(themes.theme)
@@ -69,11 +69,11 @@ class DockedViews(QObject):
             QTimer.singleShot(_FIRST_VIEW_MS, self, self._load_next)
         return bool(self._unloaded)
 
-    def add(self, name: str, view: View) -> None:
+    def add_view(self, name: str, view: View) -> None:
         """From now on `view` is one of them, wherever it lies."""
         self.views[name] = view
         view.recall(self._settings)
-        self._refresher.add(view)
+        self._refresher.add_view(view)
         view.done.connect(self._undo.did)
 
     def focus(self, name: str) -> None:
@@ -120,7 +120,7 @@ class DockedViews(QObject):
         placeholder = dock.widget()
         dock.setWidget(view)
         placeholder.deleteLater()
-        self.add(spec.name, view)
+        self.add_view(spec.name, view)
         remember_view(view, self._themes.settings)
         self.loaded.emit(spec.name)
 

@@ -225,8 +225,8 @@ class ErrorNotices(QObject):
         newest = self.errors.newest
         if newest is None:
             return
-        is_told = self.strip is not None and bool(self.strip.text)
-        if not is_told and newest.trace in self._reported_errors:
+        is_available = self.strip is not None and bool(self.strip.text)
+        if not is_available and newest.trace in self._reported_errors:
             return
         if self.strip is None:
             window = _window_in_front()

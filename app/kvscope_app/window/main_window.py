@@ -81,9 +81,9 @@ class MainWindow(WindowBody):
         for strip in (self.banner, self.alarm_strip, self.paused_bar):
             strip.heir = self.page_map.canvas
         self._corner = self._build_corner()
-        self._status = StatusBar(session, self, is_own=keeper is not None)
-        self.setStatusBar(self._status)
-        self.docked.add("page_map", self.page_map)
+        self.status_bar = StatusBar(session, self, is_own=keeper is not None)
+        self.setStatusBar(self.status_bar)
+        self.docked.add_view("page_map", self.page_map)
         self._has_own_layout, self.has_own_place = self._restore_layout()
         self._follow_state()
         self._paint_parts(themes.theme)
@@ -148,7 +148,7 @@ class MainWindow(WindowBody):
             self.actions_by_name.refresh()
 
     def _on_link(self) -> None:
-        self._status.show_linked(self.link_words)
+        self.status_bar.show_linked(self.link_words)
 
     def _build_corner(self) -> Corner:
         actions = self.actions_by_name
@@ -203,7 +203,7 @@ class MainWindow(WindowBody):
 
     def _on_all_loaded(self) -> None:
         self._keep_sizes()
-        self.show_what_is_told()
+        self.show_capabilities()
         self.layout_watch.begin()
         self.views_loaded.emit()
 
@@ -216,7 +216,7 @@ class MainWindow(WindowBody):
     def _paint_parts(self, theme: Theme) -> None:
         """All but docks and views."""
         parts = (
-            *(self.actions_by_name, self._corner, self._status, self.banner, self.alarm_strip),
+            *(self.actions_by_name, self._corner, self.status_bar, self.banner, self.alarm_strip),
             *(self.welcome, self.playback, self.paused_bar),
         )
         for part in parts:

@@ -70,7 +70,7 @@ class Refresher(QObject):
         session.timeline.paused_changed.connect(self.touch_all)
         session.timeline.cursor_changed.connect(self.touch_all)
 
-    def add(self, view: View) -> None:
+    def add_view(self, view: View) -> None:
         """Refresh this view from now on."""
         self._last_ns[view] = 0
         self.touch(view)

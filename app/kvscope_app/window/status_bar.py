@@ -149,8 +149,8 @@ class StatusBar(QStatusBar):
             self._labels["state"].setToolTip(tip)
         self._set("role", "viewer" if self._session.is_viewer else "")
         self._set("model", _model(mirror.hello))
-        is_told = status.state in (SourceState.LIVE, SourceState.PLAYBACK)
-        self._set("device", self._device() if is_told else "")
+        is_available = status.state in (SourceState.LIVE, SourceState.PLAYBACK)
+        self._set("device", self._device() if is_available else "")
         self._set("rate", self._step_rate() if status.state is SourceState.LIVE and mirror.capabilities.steps else "")
         player = self._session.timeline.player if self._session.timeline.is_file else None
         if player is not None:

@@ -54,13 +54,13 @@ class Welcome(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._title, self._detail = PlainLabel("Starting the engine"), PlainLabel()
+        self.title, self._detail = PlainLabel("Starting the engine"), PlainLabel()
         self._bar = QProgressBar()
         self._bar.setTextVisible(False)
         self._signs = [PlainLabel() for _ in _TOLD]
         self._mark = PlainLabel()
-        self._card, self._steps_list = QFrame(), QWidget()
-        self._column, self._grid = QVBoxLayout(self._card), self._make_list()
+        self.card, self.steps_list = QFrame(), QWidget()
+        self._column, self._grid = QVBoxLayout(self.card), self._make_list()
         self._offers = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         self._choices = QHBoxLayout()
         self._build()
@@ -84,7 +84,7 @@ class Welcome(QWidget):
         """Something is waited for; nobody knows how long. `choices`: what can be done beside waiting, the first of them
         what most people want."""
         self._show_choices(choices)
-        self._title.setText(title)
+        self.title.setText(title)
         self._detail.setText(detail)
         self._bar.setRange(0, 0)
         self._bar.show()
@@ -93,7 +93,7 @@ class Welcome(QWidget):
     def show_ended(self, title: str, detail: str) -> None:
         """Nothing is waited for."""
         self._show_choices(())
-        self._title.setText(title)
+        self.title.setText(title)
         self._detail.setText(detail)
         self._bar.hide()
         self._fit()
@@ -101,7 +101,7 @@ class Welcome(QWidget):
     def show_progress(self, progress: Progress) -> None:
         """A download, conversion or load goes on."""
         self._show_choices(())
-        self._title.setText(_STAGES.get(progress.stage, progress.stage.capitalize()))
+        self.title.setText(_STAGES.get(progress.stage, progress.stage.capitalize()))
         self._detail.setText(progress_text(progress))
         self._bar.setRange(0, _STEPS if progress.total else 0)
         self._bar.setValue(_STEPS * progress.done // progress.total if progress.total else 0)
@@ -127,33 +127,33 @@ class Welcome(QWidget):
         is_narrow = self._buttons_width() > wide - 2 * _WITHIN
         directions = QBoxLayout.Direction
         self._offers.setDirection(directions.TopToBottom if is_narrow else directions.LeftToRight)
-        self._steps_list.hide()
+        self.steps_list.hide()
         self._column.invalidate()
         without = self._column.heightForWidth(wide) + self._column.spacing()
         listed = self._grid.heightForWidth(wide - 2 * _WITHIN)
-        self._steps_list.setVisible(without + listed <= self.height())
+        self.steps_list.setVisible(without + listed <= self.height())
 
     def _buttons_width(self) -> int:
-        buttons = self._card.findChildren(QPushButton)
+        buttons = self.card.findChildren(QPushButton)
         return sum(button.sizeHint().width() + self._offers.spacing() for button in buttons)
 
     def _build(self) -> None:
-        card = self._card
+        card = self.card
         card.setProperty("look", "card")
         card.setMaximumWidth(_WIDEST)
         column = self._column
         column.setContentsMargins(_WITHIN, 24, _WITHIN, 24)
         column.setSpacing(10)
-        self._title.setFont(sans(1.35))
-        self._title.setProperty("look", "heading")
-        self._title.setWordWrap(True)
+        self.title.setFont(sans(1.35))
+        self.title.setProperty("look", "heading")
+        self.title.setWordWrap(True)
         self._detail.setProperty("look", "muted")
         self._detail.setWordWrap(True)
         head = QHBoxLayout()
         head.setSpacing(16)
         words = QVBoxLayout()
         words.setSpacing(3)
-        words.addWidget(self._title)
+        words.addWidget(self.title)
         words.addWidget(self._detail)
         head.addWidget(self._mark, 0, Qt.AlignmentFlag.AlignTop)
         head.addLayout(words, 1)
@@ -162,8 +162,8 @@ class Welcome(QWidget):
         column.addWidget(self._bar)
         column.addLayout(self._choices)
         column.addSpacing(14)
-        self._steps_list.setLayout(self._grid)
-        column.addWidget(self._steps_list)
+        self.steps_list.setLayout(self._grid)
+        column.addWidget(self.steps_list)
         column.addSpacing(12)
         self._offers.setSpacing(8)
         self._offers.addStretch(1)

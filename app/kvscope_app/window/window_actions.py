@@ -99,14 +99,14 @@ def add_actions(window: WindowBody, actions: Actions, notices: EngineNotices) ->
         *_map(window),
         *_panels(window),
     ):
-        actions.add(spec, window.docks[spec.within] if spec.within else None)
+        actions.add_action(spec, window.docks[spec.within] if spec.within else None)
     for spec in (*_zoom(window), *_theme(window), *_palette(window)):
-        actions.add(spec)
+        actions.add_action(spec)
     for spec in _in_docks(window):
-        actions.add(spec, window.docks[spec.within])
+        actions.add_action(spec, window.docks[spec.within])
     _add_dock_toggles(window, actions)
     for spec in _help(window):
-        actions.add(spec)
+        actions.add_action(spec)
     add_selection_menus(window, actions)
 
     def keys() -> None:

@@ -95,7 +95,7 @@ class WindowBody(QMainWindow):
         self.welcome = Welcome()
         self.page_map = PageMapView(session)
         self.refresher = Refresher(session, self)
-        self._no_pool = empty_state(DEVICES_ALONE)
+        self.no_pool_label = empty_state(DEVICES_ALONE)
         self._build_middle()
         layout.prepare(self)
         self.docked = DockedViews(self, session, themes, settings, self.refresher, self.undo)
@@ -104,14 +104,14 @@ class WindowBody(QMainWindow):
     def show_map(self) -> None:
         """There is a pool to look at."""
         live = self.session.live_mirror
-        middle = self.page_map if live.hello is None or live.capabilities.blocks else self._no_pool
+        middle = self.page_map if live.hello is None or live.capabilities.blocks else self.no_pool_label
         if self._stack.currentWidget() is not middle:
             self._stack.setCurrentWidget(middle)
             self.refresher.touch(self.page_map)
             self.setWindowTitle(self._title())
-            self.show_what_is_told()
+            self.show_capabilities()
 
-    def show_what_is_told(self) -> None:
+    def show_capabilities(self) -> None:
         """Where devices are all that the source tells of, they are in sight, wherever the docks were left."""
         mirror = self.session.live_mirror
         if mirror.hello is not None and not mirror.capabilities.blocks:
@@ -149,7 +149,7 @@ class WindowBody(QMainWindow):
 
     def _build_middle(self) -> None:
         self._stack = QStackedWidget()
-        for middle in (self.welcome, self.page_map, self._no_pool):
+        for middle in (self.welcome, self.page_map, self.no_pool_label):
             self._stack.addWidget(middle)
         body = QWidget()
         body.setObjectName("central")

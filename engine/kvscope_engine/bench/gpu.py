@@ -20,6 +20,7 @@ from kvscope_engine.bench.measure import teller
 from kvscope_engine.bench.shapes import SHAPES
 from kvscope_engine.bench.workloads import SAMPLINGS
 from kvscope_engine.cli.parser import parse_size
+from kvscope_telemetry.devices.data_sheets import DATA_SHEET_GB_PER_S
 from kvscope_telemetry.errors import BadInput
 
 
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="OPTIONS",
         help="also measure an engine with these options of `serve`, without dashes, such as quantization=int4,"
-        " page-heat=16, piecewise-graphs or 'speculative-config={\"num_speculative_tokens\":4}'; several with spaces"
+        " page-heat=16, no-piecewise-graphs or 'speculative-config={\"num_speculative_tokens\":4}'; several with spaces"
         " between; repeatable",
     )
     parser.add_argument("--no-eager", action="store_true", help="skip steps without CUDA graphs")
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     _check(args)
-    from kvscope_engine.bench.on_gpu.card import DATA_SHEET_GB_PER_S, read_gb_per_s
+    from kvscope_engine.bench.on_gpu.card import read_gb_per_s
     from kvscope_engine.bench.on_gpu.decode_steps import decode_steps, room, tokens_a_step
     from kvscope_engine.bench.on_gpu.requests import requests
     from kvscope_engine.bench.on_gpu.setting import DEFAULT_SHAPE, engine_options, setting_of

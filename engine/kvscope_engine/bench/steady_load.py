@@ -103,7 +103,7 @@ class SteadyLoad:
     def _fill(self) -> None:
         """Requests at every age, so that as many end in one step as in another."""
         for _ in range(self.num_running):
-            self._scheduler.add(self._request(self._random.randint(1, OUTPUT_TOKENS[1])))
+            self._scheduler.add_request(self._request(self._random.randint(1, OUTPUT_TOKENS[1])))
         while self._scheduler.totals.admitted < self.num_running:
             self._advance(Cost())
         if self.kind != "free":
@@ -142,7 +142,7 @@ class SteadyLoad:
         finishing = clock()
         for request, next_request in zip(done, following, strict=True):
             scheduler.finish(request, "length", self._step)
-            scheduler.add(next_request)
+            scheduler.add_request(next_request)
         finished = clock()
         scheduler.take_changes()
         self._pool.take_changed()

@@ -43,7 +43,7 @@ class PrintedAnswer:
         """Of the submission."""
         return self.submit.request_id
 
-    def take(self, output: Tokens | Finished) -> None:
+    def add_output(self, output: Tokens | Finished) -> None:
         """Add what the engine said."""
         if isinstance(output, Tokens):
             self.token_ids += output.token_ids

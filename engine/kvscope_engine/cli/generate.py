@@ -105,7 +105,7 @@ def _generate(engine: Engine, submits: list[Submit], printer: Printer) -> int:
                     engine.abort(submit.request_id)
             for output in engine.step():
                 answer = by_key[output.request_id, output.index]
-                answer.take(output)
+                answer.add_output(output)
             printer.show(answers)
     printer.close(answers)
     if interrupted:

@@ -87,7 +87,7 @@ def _stage(stage: StagePlan, plan: InferencePlan) -> StageUse:
         ("activations", memory.activations, f"a step of {question.max_num_batched_tokens:,} tokens, run without data"),
         ("logits and sampling", memory.sampling, f"of {question.max_num_seqs} requests, every option on"),
         ("attention's partial results", reserves.attention_partials, "a long sequence, split"),
-        ("graphs", reserves.graphs, "CUDA graphs, and the buffers they read"),
+        ("graphs", memory.graphs, "CUDA graphs, and the buffers they read"),
         ("staging", memory.staging, "for blocks on their way to host memory"),
         ("context and others", memory.others, "the driver's, as measured on H100 and H200"),
         ("KV cache", max(0, memory.kv), f"{stage.num_blocks:,} blocks of {gib(stage.block_bytes)}"),

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvscope_engine.model.checks.hook_check import LayerCall, seen_calls
 from kvscope_engine.model.loading.hf_config import position_limit
-from kvscope_engine.model.memory.memory_plan import MemoryPlan, StepReserves
+from kvscope_engine.model.memory.memory_plan import MemoryPlan, StepReserves, with_room_for_blocks
 from kvscope_engine.model.memory.step_memory import (
     FLOAT32_BYTES,
     GPU_BATCHED_TOKENS,
@@ -25,6 +25,7 @@ from kvscope_engine.model.memory.step_memory import (
     Processors,
     StepLimits,
     graph_tensor_bytes,
+    piecewise_bytes,
     sampling_bytes,
     split_partials_bytes,
     step_buffer_bytes,
@@ -200,16 +201,18 @@ def _stage_plan(
 ) -> StagePlan:
     dtype = storage_dtype(question.kv_cache_dtype, question.activations)
     one_block = block_bytes(stage.kv, question.block_size, dtype)
-    memory = MemoryPlan(
-        total=question.gpu_memory,
-        utilization=question.gpu_memory_utilization,
-        others=question.others,
-        weights=max(0, weight_bytes(stage, question.dtype) - question.weights_on_host),
-        activations=_activations(skeleton, shape, question, tokens),
-        logits=0,
-        reserves=_reserves(skeleton, stage, shape, question, length),
-        staging=2 * STAGING_BYTES if question.kv_host_memory else 0,
-        kv_min=one_block,
+    memory = with_room_for_blocks(
+        MemoryPlan(
+            total=question.gpu_memory,
+            utilization=question.gpu_memory_utilization,
+            others=question.others,
+            weights=max(0, weight_bytes(stage, question.dtype) - question.weights_on_host),
+            activations=_activations(skeleton, shape, question, tokens),
+            logits=0,
+            reserves=_reserves(skeleton, stage, shape, question, length),
+            staging=2 * STAGING_BYTES if question.kv_host_memory else 0,
+            kv_min=one_block,
+        )
     )
     blocks = max(0, memory.kv) // one_block if memory.fits else 0
     return StagePlan(stage, memory, one_block, blocks, question.kv_host_memory // one_block)
@@ -246,10 +249,12 @@ def _reserves(
         is_quantized=question.kv_cache_dtype != "auto",
     )
     vocab = int(skeleton.config.vocab_size) if stage.has_head else 0
-    graphs = 0 if question.enforce_eager else GRAPH_BYTES + graph_tensor_bytes(limits, vocab)
+    is_eager = question.enforce_eager
+    graphs = 0 if is_eager else GRAPH_BYTES + graph_tensor_bytes(limits, vocab)
     return StepReserves(
         attention_partials=split_partials_bytes(limits, heads, PROCESSORS),
         graphs=graphs + step_buffer_bytes(limits, vocab),
+        piecewise_graphs=0 if is_eager else piecewise_bytes(limits, heads),
         sampling=sampling_bytes(limits, vocab),
     )
 

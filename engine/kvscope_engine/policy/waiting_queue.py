@@ -36,7 +36,7 @@ class Held:
 
 
 class WaitingQueue:
-    """`start` and `stop` say who runs, `add` and `remove` who waits."""
+    """`start` and `stop` say who runs, `add_request` and `remove` who waits."""
 
     def __init__(self) -> None:
         self._num_waiting = 0
@@ -57,7 +57,7 @@ class WaitingQueue:
         """The next to be served. There must be one."""
         return self._requests[self._batches[self._clients.first].first].first
 
-    def add(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         """Put a request in its place. It must not be here."""
         batch = batch_of(request)
         waiting = self._requests.setdefault(batch, _Ranking())

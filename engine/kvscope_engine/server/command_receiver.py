@@ -105,7 +105,7 @@ class CommandReceiver:
         sockets = self._sockets
         assert sockets is not None, "set before the event"
         caller = sockets.caller(client)
-        reply = self.take(client, command)
+        reply = self.answer(client, command)
         if isinstance(reply, Status) and caller is not None:
             since_ns = self.busy_since_ns
             busy_s = (time.monotonic_ns() - since_ns) / 1e9 if since_ns else 0.0
@@ -117,7 +117,7 @@ class CommandReceiver:
             if refusal is not None:
                 sockets.reply(client, refusal)
 
-    def take(self, client: bytes, command: Command) -> Reply | None:
+    def answer(self, client: bytes, command: Command) -> Reply | None:
         """The answer that can be given at once, None when the engine's thread gives it."""
         self.was_asked = True
         self.pauses.renew(client)
@@ -349,6 +349,12 @@ class CommandQueue(Generic[_Task]):
             if not wait or self.is_stopped:
                 return None
             self._bell.get()
+
+    @property
+    def has_any(self) -> bool:
+        """Whether anything of anybody waits."""
+        with self._lock:
+            return bool(self._clients)
 
     def has(self, client: bytes) -> bool:
         """Whether anything of the client waits."""

@@ -68,6 +68,11 @@ class Dispatcher:
         may_step = not self._receiver.pauses.any or self._intervening.steps.any
         return may_step and (self._engine.has_unfinished or self.touched)
 
+    def while_idle(self) -> None:
+        """What the engine puts off until nobody waits: nothing is unfinished, and no command has come."""
+        if not self._engine.has_unfinished and not self._receiver.tasks.has_any:
+            self._engine.while_idle()
+
     def do(self, client: bytes, task: Task) -> None:
         """Whatever a client wants, or is to be done about it."""
         if isinstance(task, ClientLost):

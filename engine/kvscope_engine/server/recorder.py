@@ -30,12 +30,12 @@ class EngineRecorder:
     """Records to `path`; `tell` is given a line when that ends before its time. Raises BadInput for a path that will
     not do. With `texts` it holds what blocks hold, too: prompts and answers.
 
-    `take` belongs to the thread that publishes, `wants_snapshot` and `give` to the engine's.
+    `record` belongs to the thread that publishes, `wants_snapshot` and `give` to the engine's.
     """
 
     def __init__(self, path: Path, tell: Callable[[str], None] = lambda line: None, *, texts: bool = False) -> None:
-        self._writer = RecordingWriter(path)
-        self._texts = PublishedTexts(self._writer.write_texts) if texts else None
+        self.writer = RecordingWriter(path)
+        self.texts = PublishedTexts(self.writer.write_texts) if texts else None
         self._tell = tell
         self._has_told = self._has_begun = False
         self._sequence = Continuity()
@@ -44,7 +44,7 @@ class EngineRecorder:
         self._ask_s = 0.0
         self._begun_s = 0.0
 
-    def take(self, message: TelemetryMessage, data: bytes) -> None:
+    def record(self, message: TelemetryMessage, data: bytes) -> None:
         """`message` is published, as `data`."""
         if self._has_told:
             return
@@ -53,18 +53,18 @@ class EngineRecorder:
         if isinstance(message, Frame):
             self._frame(message, data)
         elif self._has_begun and not isinstance(message, Hello):  # the state has it
-            self._writer.write(message, data)
+            self.writer.write(message, data)
         self._look()
 
     @property
     def wants_texts(self) -> tuple[int, ...]:
         """Blocks whose contents `give_texts` should be given, once no step runs; empty while none are due."""
-        return () if self._texts is None or self._has_told else self._texts.due()
+        return () if self.texts is None or self._has_told else self.texts.due()
 
     def give_texts(self, contents: Iterable[BlockContent]) -> None:
         """What these blocks hold now."""
-        if self._texts is not None:
-            self._texts.take(contents)
+        if self.texts is not None:
+            self.texts.add_contents(contents)
 
     @property
     def wants_snapshot(self) -> bool:
@@ -77,12 +77,12 @@ class EngineRecorder:
 
     def close(self) -> None:
         """Make the file whole; one without any state goes. Idempotent."""
-        if self._texts is not None:
-            self._texts.write()
+        if self.texts is not None:
+            self.texts.write()
         with contextlib.suppress(KvscopeError):
-            self._writer.close()
+            self.writer.close()
             if not self._has_begun:
-                self._writer.path.unlink(missing_ok=True)
+                self.writer.path.unlink(missing_ok=True)
         self._look()
 
     def __enter__(self) -> Self:
@@ -96,9 +96,9 @@ class EngineRecorder:
     def _begin(self, snapshot: Snapshot) -> None:
         self._sequence.takes(snapshot)
         self._begun_s = time.monotonic()
-        if self._texts is not None:
-            self._texts.follow(snapshot)
-        if self._writer.write(snapshot):
+        if self.texts is not None:
+            self.texts.follow(snapshot)
+        if self.writer.write(snapshot):
             self._has_begun = True
         else:
             self._lose()
@@ -106,9 +106,9 @@ class EngineRecorder:
     def _frame(self, frame: Frame, data: bytes) -> None:
         was_lost = self._sequence.is_lost
         if self._sequence.takes(frame):
-            if self._texts is not None:
-                self._texts.follow(frame)
-            if not self._writer.write(frame, data):
+            if self.texts is not None:
+                self.texts.follow(frame)
+            if not self.writer.write(frame, data):
                 self._lose()
         elif self._sequence.is_lost and not was_lost:
             self._lose()
@@ -121,8 +121,8 @@ class EngineRecorder:
         self._sequence.lose()
 
     def _look(self) -> None:
-        if self._writer.failure and not self._has_told:
+        if self.writer.failure and not self._has_told:
             self._has_told = True
             self._tell(
-                f"recording {str(self._writer.path)!r} stopped early: {self._writer.failure}; the engine continues"
+                f"recording {str(self.writer.path)!r} stopped early: {self.writer.failure}; the engine continues"
             )

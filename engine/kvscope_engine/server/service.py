@@ -68,31 +68,31 @@ class EngineService:
         self._on_progress = on_progress
         self._on_ready = on_ready
         self._engine: ServedEngine | None = None
-        self._receiver = CommandReceiver(interrupt, self._limits)
-        self._sockets = ServerSockets(
+        self.receiver = CommandReceiver(interrupt, self._limits)
+        self.sockets = ServerSockets(
             endpoint,
-            on_command=self._receiver.receive,
+            on_command=self.receiver.receive,
             heartbeat=self._heartbeat,
             keys=keys,
             keyless=keyless,
-            on_client_lost=self._receiver.lose,
-            on_published=recorder.take if recorder is not None else None,
+            on_client_lost=self.receiver.lose,
+            on_published=recorder.record if recorder is not None else None,
         )
-        self._receiver.serve(self._sockets)
+        self.receiver.serve(self.sockets)
         self.is_loading = True
         """Whether only an `Interrupted` on the engine's thread can stop it at once."""
 
     @property
     def telemetry_endpoint(self) -> str:
         """What a desktop attaches to."""
-        return self._sockets.telemetry_endpoint
+        return self.sockets.telemetry_endpoint
 
     def stop(self) -> None:
         """End in an orderly way, from any thread or a signal handler; after the load, while a model loads.
 
         What waits is refused, not served: the last words follow the step, or the command, in progress.
         """
-        self._receiver.tasks.stop()
+        self.receiver.tasks.stop()
 
     def run(self) -> None:
         """Load, serve, and end. Returns after an orderly stop; raises what the engine died of."""
@@ -113,27 +113,27 @@ class EngineService:
     def _load(self) -> ServedEngine | None:
         """The engine, None when a stop came first."""
         try:
-            engine = self._build(self._progress, self._sockets.publish, lambda: self._sockets.messages_dropped)
+            engine = self._build(self._progress, self.sockets.publish, lambda: self.sockets.messages_dropped)
             self.is_loading = False
         except Interrupted:
             return None
         self._engine = engine
-        self._receiver.ready(engine.hello)
+        self.receiver.ready(engine.hello)
         self._on_ready(engine.hello)
         return engine
 
     def _serve(self, engine: ServedEngine) -> None:
-        sockets = self._sockets
-        dispatcher = Dispatcher(engine, self._receiver, sockets.reply, sockets.cut, self._limits)
-        sampling = DeviceWatch(engine.hello, engine.memory, self._sockets.publish, sample_s=self._sample_s)
+        sockets = self.sockets
+        dispatcher = Dispatcher(engine, self.receiver, sockets.reply, sockets.cut, self._limits)
+        sampling = DeviceWatch(engine.hello, engine.memory, self.sockets.publish, sample_s=self._sample_s)
         try:
             step_s = 0.0
             while self._tasks(dispatcher, step_s):
                 if dispatcher.has_work:
                     started = time.monotonic()
-                    self._receiver.busy_since_ns = time.monotonic_ns()
+                    self.receiver.busy_since_ns = time.monotonic_ns()
                     dispatcher.step()
-                    self._receiver.busy_since_ns = 0
+                    self.receiver.busy_since_ns = 0
                     step_s = time.monotonic() - started
             if dispatcher.abort_all() or dispatcher.stopping:
                 time.sleep(LAST_WORDS_S)
@@ -149,19 +149,21 @@ class EngineService:
         """Serve what waits; sleeps while there is nothing else to do. False: it is time to end."""
         deadline = time.monotonic() + min(max(step_s / 2, TASKS_S[0]), TASKS_S[1])
         self._record_state()
-        while not self._receiver.tasks.is_stopped:
+        if not dispatcher.has_work:
+            dispatcher.while_idle()
+        while not self.receiver.tasks.is_stopped:
             idle = not dispatcher.has_work
-            task = self._receiver.tasks.next(wait=idle)
+            task = self.receiver.tasks.next(wait=idle)
             if task is None:
                 break
-            self._receiver.busy_since_ns = time.monotonic_ns()
+            self.receiver.busy_since_ns = time.monotonic_ns()
             dispatcher.do(*task)
-            self._receiver.busy_since_ns = 0
+            self.receiver.busy_since_ns = 0
             if dispatcher.stopping:
                 return False
             if not idle and time.monotonic() >= deadline:
                 break
-        return not self._receiver.tasks.is_stopped
+        return not self.receiver.tasks.is_stopped
 
     def _record_state(self) -> None:
         if self._recorder is not None and self._engine is not None and self._recorder.wants_snapshot:
@@ -171,17 +173,17 @@ class EngineService:
 
     def _fail(self, reason: str) -> None:
         """From now on every command is refused with the reason; those that wait get it too."""
-        self._receiver.fail(reason)
-        for client, reply in self._receiver.refuse_waiting():
-            self._sockets.reply(client, reply)
+        self.receiver.fail(reason)
+        for client, reply in self.receiver.refuse_waiting():
+            self.sockets.reply(client, reply)
 
     def _end(self, reason: str) -> None:
         engine, self._engine = self._engine, None
         self._fail(reason or "it was stopped")
-        self._sockets.publish(Goodbye(epoch=engine.hello.epoch if engine is not None else 0, reason=reason))
-        if reason and self._receiver.was_asked:
+        self.sockets.publish(Goodbye(epoch=engine.hello.epoch if engine is not None else 0, reason=reason))
+        if reason and self.receiver.was_asked:
             time.sleep(FAILED_GRACE_S)
-        self._sockets.close()
+        self.sockets.close()
         if engine is not None:
             with contextlib.suppress(Exception):  # it may be the very engine that broke
                 engine.close()
@@ -189,18 +191,18 @@ class EngineService:
     # Called on other threads.
 
     def _progress(self, progress: Progress) -> None:
-        self._receiver.progress = progress
-        self._sockets.publish(progress)
+        self.receiver.progress = progress
+        self.sockets.publish(progress)
         self._on_progress(progress)
 
     def _heartbeat(self) -> Heartbeat | None:
         engine = self._engine
         if engine is None:
             return None
-        if engine.stops.beat() or self._receiver.wants_ticks:
-            self._receiver.wants_ticks = False  # until the engine's thread has had this one
-            self._receiver.tick()
-        facts = self._receiver.facts
+        if engine.stops.beat() or self.receiver.wants_ticks:
+            self.receiver.wants_ticks = False  # until the engine's thread has had this one
+            self.receiver.tick()
+        facts = self.receiver.facts
         return Heartbeat(
             epoch=engine.hello.epoch,
             time_ns=time.monotonic_ns(),
@@ -208,7 +210,7 @@ class EngineService:
             step=engine.step_count,
             num_unfinished=engine.num_unfinished,
             step_started_ns=engine.step_started_ns,
-            paused_by=self._receiver.pauses.names,
+            paused_by=self.receiver.pauses.names,
             pinned=facts.pinned,
             pinned_by=facts.pinned_by,
             max_num_seqs=facts.max_num_seqs,

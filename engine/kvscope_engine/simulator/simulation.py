@@ -199,7 +199,7 @@ class Simulation:
             expected_tokens=coming.num_prompt_tokens + coming.num_output_tokens,
         )
         try:
-            self.scheduler.add(request)
+            self.scheduler.add_request(request)
         except BadInput as refusal:
             self.tally.refuse(str(refusal))
 

@@ -54,7 +54,7 @@ class Expression:
         """That it names, each once."""
         if not self.figures:
             raise BadInput(f"{self.text!r} names no figure; accepted: {', '.join(SECOND_FIGURES)}")
-        self._measured, self.rises = _what_is_told(self._root)
+        self._measured, self.rises = _what_is_measured(self._root)
         self._bounded = any(figure.read_low is not None for figure in self.figures)
 
     def holds(self, overview: SessionOverview, rows: slice, slack: float = 0.0) -> FloatArray:
@@ -216,7 +216,7 @@ def _nodes(root: ast.expr) -> Iterator[ast.AST]:
     return ast.walk(root)
 
 
-def _what_is_told(root: ast.expr) -> tuple[ast.expr, bool]:
+def _what_is_measured(root: ast.expr) -> tuple[ast.expr, bool]:
     """Of the first comparison with a figure, the side with it, and whether it is worse the greater it is."""
     comparisons = [node for node in _nodes(root) if isinstance(node, ast.Compare)]
     first = min(comparisons, key=lambda node: (not _has_figure(node), node.lineno, node.col_offset))

@@ -59,7 +59,7 @@ class SecondFigure:
     outlives_stops: bool = False
     """Whether it means something while the engine is paused."""
 
-    def is_told(self, capabilities: Capabilities) -> bool:
+    def is_available(self, capabilities: Capabilities) -> bool:
         """Whether an engine with these capabilities reports the figure."""
         return (unknown_fields(capabilities) - _TOLD_BY_USAGE).isdisjoint(self.columns)
 

@@ -99,4 +99,5 @@ def rule_text(rule: Rule) -> str:
 
 def unreported_figures(rule: Rule, capabilities: Capabilities) -> tuple[str, ...]:
     """Return the figures of a valid rule that an engine with these capabilities does not report."""
-    return tuple(figure.name for figure in expression_of(rule.expression).figures if not figure.is_told(capabilities))
+    told = expression_of(rule.expression).figures
+    return tuple(figure.name for figure in told if not figure.is_available(capabilities))

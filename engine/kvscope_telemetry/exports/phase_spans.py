@@ -133,7 +133,7 @@ class RequestHistory:
 
 
 class RequestHistoryReader:
-    """Call `add` with every message in order; `histories` are all requests, in the order they were announced.
+    """Call `add_message` with every message in order; `histories` are all requests, in the order they were announced.
 
     `before` are events from before the first message: what they tell of the requests that are there is used.
     """
@@ -147,7 +147,7 @@ class RequestHistoryReader:
         self._running = RunningTime()
         """Of the engine start that is read."""
 
-    def add(self, message: TelemetryMessage, log_time_ns: int) -> None:
+    def add_message(self, message: TelemetryMessage, log_time_ns: int) -> None:
         """The next message, recorded at `log_time_ns`."""
         if isinstance(message, Snapshot):
             self._restate(message, log_time_ns)
@@ -269,7 +269,7 @@ def read_request_histories(
     """The requests in `messages` (log time, message), in the order they were announced."""
     reader = RequestHistoryReader(before)
     for time_ns, message in messages:
-        reader.add(message, time_ns)
+        reader.add_message(message, time_ns)
     return list(reader.histories.values())
 
 

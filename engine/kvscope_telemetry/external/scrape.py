@@ -42,7 +42,7 @@ class Scraped:
 
 
 class Scraper:
-    """Of one rank. `take`, `why` and `close` are for another thread.
+    """Of one rank. `take_scraped`, `why` and `close` are for another thread.
 
     Raises BadInput for a file of certificates that will not do.
     """
@@ -72,7 +72,7 @@ class Scraper:
         self._thread = threading.Thread(target=self._run, name="kvscope-scraper", daemon=True)
         self._thread.start()
 
-    def take(self) -> Scraped | None:
+    def take_scraped(self) -> Scraped | None:
         """The newest that was not taken yet."""
         taken, self._taken = self._taken, None
         return taken

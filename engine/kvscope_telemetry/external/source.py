@@ -95,13 +95,13 @@ class ExternalSource:
             last_message_ns=self._heard_ns,
         )
 
-    def take(self) -> Update | None:
+    def take_update(self) -> Update | None:
         """What came since the last call, None when nothing did."""
-        return self._hand_over.take()
+        return self._hand_over.take_update()
 
     def update_mirror(self) -> Update | None:
         """Take what came and apply it to `mirror`; what was applied, None when nothing was."""
-        update = self.take()
+        update = self.take_update()
         if update is None:
             return None
         try:
@@ -178,12 +178,12 @@ class ExternalSource:
 
     def _pass(self, now_ns: int) -> None:
         translator = self._translator
-        scraped = self._scraper.take()
+        scraped = self._scraper.take_scraped()
         if scraped is not None:
             self._events.learn(scraped.facts)
             translator.read(scraped.reading, scraped.facts, now_ns, are_events_live=self._events.is_live)
         if self._may_take_events(now_ns):
-            translator.take(self._events.take(), now_ns)
+            translator.apply_events(self._events.take_items(), now_ns)
         if self._hand_over.wants_snapshot(now_ns) or self._resync_wanted:
             self._resync_wanted = False
             translator.restate()
@@ -322,12 +322,12 @@ class EventPart:
         if not self._address.kv_events and facts.kv_events:
             self._open(facts.kv_events, facts.replay, self._address.topic or facts.topic)
 
-    def take(self) -> list[StreamItem]:
+    def take_items(self) -> list[StreamItem]:
         """What came since the last call, in order."""
         if self.failure and time.monotonic() >= self._retry_s:
             self._open(*self._where)
         moved, self._moved = self._moved, []
-        return moved if self._stream is None else [*moved, *self._stream.take()]
+        return moved if self._stream is None else [*moved, *self._stream.take_items()]
 
     def close(self) -> None:
         """Stop reading. Idempotent."""

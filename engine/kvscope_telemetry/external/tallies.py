@@ -26,7 +26,7 @@ class Tallies:
         self.counters, self.latencies, self._before = Counters(), (), None
         self._num_prefill = self._num_decode = 0
 
-    def take(self, reading: EngineReading) -> None:
+    def count(self, reading: EngineReading) -> None:
         """The newest."""
         before, self._before = self._before, reading
         old = self.counters

@@ -93,7 +93,7 @@ class Translator:
 
     # What comes
 
-    def take(self, items: Iterable[StreamItem], now_ns: int) -> None:
+    def apply_events(self, items: Iterable[StreamItem], now_ns: int) -> None:
         """Of the stream of KV events, in order."""
         for item in items:
             if isinstance(item, Received):
@@ -114,7 +114,7 @@ class Translator:
             self._begin_epoch()
         self._reading, self._facts, self._has_reading, self.has_begun = reading, facts, True, True
         self._learn_sizes()
-        self._tallies.take(reading)
+        self._tallies.count(reading)
         self._others = [*self._said_of(now_ns)]
 
     def _take_batch(self, batch: EventBatch, now_ns: int) -> None:

@@ -23,7 +23,7 @@ from kvscope_telemetry.state.extras import Extras
 
 
 class UpdateQueue:
-    """`take` and `set_sink` are for any thread."""
+    """`take_update` and `set_sink` are for any thread."""
 
     def __init__(self, sink: Sink | None = None) -> None:
         self._feed = SinkFeed(sink)
@@ -61,9 +61,9 @@ class UpdateQueue:
                 self._keep(message)
         self._flush()
 
-    def take(self) -> Update | None:
+    def take_update(self) -> Update | None:
         """What came since the last call, None when nothing did."""
-        return self._pending.take()
+        return self._pending.take_update()
 
     def discard(self) -> None:
         """Drop what waits: only a snapshot makes a new beginning."""

@@ -183,7 +183,7 @@ class Continuity:
             return False
         self._pass(seq, payload)
         self.ts, self.rank = batch.ts, batch.data_parallel_rank
-        self.counts.take(batch)
+        self.counts.count(batch)
         self._judge(seq, batch)
         self._give(Received(seq, batch), len(payload))
         return True
@@ -366,7 +366,7 @@ class StreamCounts:
     restarts: int = 0
     replays: int = 0
 
-    def take(self, batch: EventBatch) -> None:
+    def count(self, batch: EventBatch) -> None:
         """Count a batch that was passed on."""
         self.batches += 1
         self.events += len(batch.events)

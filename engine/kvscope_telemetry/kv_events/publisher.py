@@ -51,7 +51,7 @@ class KvEventPublisher:
     def __init__(self, config: KvEventsConfig, rank: int = 0) -> None:
         self._topic = config.topic.encode()
         self._rank = rank
-        self._queue = BatchQueue(config.max_queue_size)
+        self.queue = BatchQueue(config.max_queue_size)
         self._buffer = ReplayBuffer(config.buffer_steps)
         self._wakeup = Wakeup()
         self._is_closing = False
@@ -73,18 +73,18 @@ class KvEventPublisher:
     @property
     def num_dropped(self) -> int:
         """Batches that there was no room for."""
-        return self._queue.num_dropped
+        return self.queue.num_dropped
 
     @property
     def next_seq(self) -> int:
         """Of the batch that comes next."""
-        return self._queue.next_seq
+        return self.queue.next_seq
 
     def publish(self, events: Sequence[KvEvent], ts: float | None = None) -> None:
         """One batch, of time `ts` (seconds since 1970; None: now). From one thread; returns at once."""
         if self._is_closing or not events:
             return
-        self._queue.put(EventBatch(time.time() if ts is None else ts, tuple(events), self._rank))
+        self.queue.put(EventBatch(time.time() if ts is None else ts, tuple(events), self._rank))
         self._wakeup.signal()
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class KvEventPublisher:
     def _publish_some(self) -> bool:
         """Whether more may wait."""
         for _ in range(AT_A_GO):
-            item = self._queue.take()
+            item = self.queue.take()
             if item is None:
                 return False
             seq, batch = item

@@ -90,9 +90,9 @@ class KvEventStream:
         """How it is now; items that were taken before are at least as old."""
         return self._status
 
-    def take(self) -> list[StreamItem]:
+    def take_items(self) -> list[StreamItem]:
         """What came since the last call, in order. From one thread."""
-        items = self._pending.take()
+        items = self._pending.take_items()
         if items:
             self._wakeup.signal()  # there is room again
         return items
@@ -241,7 +241,7 @@ class KvEventStream:
 class PendingItems:
     """Items of a stream on their way from the reading thread to who follows it, bounded by the bytes they came in.
 
-    `give` on one thread, `take` on another.
+    `give` on one thread, `take_items` on another.
     """
 
     def __init__(self, max_bytes: int = MAX_PENDING_BYTES) -> None:
@@ -261,7 +261,7 @@ class PendingItems:
             self._items.append(item)
             self._num_bytes += num_bytes + _ITEM_BYTES
 
-    def take(self) -> list[StreamItem]:
+    def take_items(self) -> list[StreamItem]:
         """All that waits."""
         with self._lock:
             items, self._items = self._items, []

@@ -66,7 +66,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             "prefix_hits": self.prefix_hits,
             "last_used_step": self.last_used,
         }
-        return frozenset(name for name, is_told in known.items() if not is_told)
+        return frozenset(name for name, is_available in known.items() if not is_available)
 
 
 OWN_ENGINE: Final = Capabilities()

@@ -78,14 +78,14 @@ class PlaybackReader:
         while self._spans.continuity.epoch is None and (ahead := self._next()) is not None:
             self._take(ahead)
         self._spans.pass_time(to_ns)
-        spans = self._spans.take()
+        spans = self._spans.take_spans()
         return [replace(spans[0], jumped=True), *spans[1:]] if spans else []
 
     def read_until(self, until_ns: int) -> list[Span]:
         """Return the updates up to and including `until_ns`."""
         self._read(until_ns, lambda: True)
         self._spans.pass_time(until_ns)
-        return self._spans.take()
+        return self._spans.take_spans()
 
     def frame_near(self, at_ns: int, num_frames: int) -> int:
         """When the frame was that comes `num_frames` after what is shown at `at_ns`, or before it with a negative
@@ -159,7 +159,7 @@ class PlaybackReader:
         at_ns, message = ahead
         if isinstance(message, MemoryBreakdown):
             self._memories[message.epoch] = message
-        self._spans.add(at_ns, message)
+        self._spans.add_message(at_ns, message)
         self._is_behind = True
 
     def _advance(self) -> None:
@@ -188,7 +188,7 @@ class PlaybackReader:
         epoch = self._spans.continuity.epoch
         devices = None if epoch is None else self._recording.devices_before(time_ns / 1e9, epoch)
         if devices is not None:
-            self._spans.add(time_ns, devices)
+            self._spans.add_message(time_ns, devices)
 
     def _memory_before(self, time_ns: int, epoch: int) -> MemoryBreakdown | None:
         """Of the epoch, what was met last; before any was, what the file says."""
@@ -241,7 +241,7 @@ class Spans:
         self.close()
         self._is_short, self._handed_out_ns = True, at_ns
 
-    def add(self, at_ns: int, message: TelemetryMessage) -> None:
+    def add_message(self, at_ns: int, message: TelemetryMessage) -> None:
         """The next message, recorded at `at_ns` since the start."""
         if isinstance(message, Frame):
             self._add_frame(at_ns, message)
@@ -287,7 +287,7 @@ class Spans:
         while not self._has_heartbeats and until_ns - self._handed_out_ns >= BEAT_NS and not self.continuity.is_lost:
             self._beat(self._handed_out_ns + BEAT_NS)
 
-    def take(self) -> list[Span]:
+    def take_spans(self) -> list[Span]:
         """Return the spans made from the messages since the last call."""
         self.close()
         done, self._done = self._done, []

@@ -213,7 +213,7 @@ class PlaybackSource:
         with self._changed:
             self._is_refused = True
 
-    def take(self) -> Update | None:
+    def take_update(self) -> Update | None:
         """The next update, None when there is none yet. Take until then: each covers a short span of time."""
         with self._changed:
             if not self._spans:

@@ -86,7 +86,9 @@ class RecordingFile(Protocol):
     def holds_back(self) -> bool:
         """Whether something was added that is not handed to the system."""
 
-    def add(self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None) -> None:
+    def add_message(
+        self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None
+    ) -> None:
         """Append a message of about so many bytes; `data` where it came as those."""
 
     def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None:
@@ -155,7 +157,9 @@ class McapFile:
         """It never asks for that."""
         raise AssertionError("one file is one file")
 
-    def add(self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None) -> None:
+    def add_message(
+        self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None
+    ) -> None:
         """Append a message of about so many bytes. A snapshot has chunks of its own. What a later version said, and
         columns would lose, stays as it came."""
         if data is not None and isinstance(message, Frame | Snapshot) and data == encode(message):

@@ -124,7 +124,7 @@ def computed_parts(
     for count, (at_s, message) in enumerate(recording.messages(begin_s, until_s, keyframes=True)):
         if watch is not None and count % _LOOK_EVERY == 0 and not watch(min(1.0, (at_s - begin_s) / length_s)):
             raise OpeningCancelled
-        done = summarizer.add(message, recording.start_ns + round(at_s * 1e9))
+        done = summarizer.add_message(message, recording.start_ns + round(at_s * 1e9))
         part.summaries += [summary for summary in done if summary.time_ns >= from_ns]
         part.events += [event for event in summarizer.take_events() if event.time_ns >= from_ns]
         follower.feed(message)

@@ -38,18 +38,18 @@ class Recording:
     """A recording that was opened; `info` says what is in it."""
 
     def __init__(self, path: Path, watch: ProgressCallback | None = None) -> None:
-        self._chunks = StoredChunks(path)
-        self._found, self._file = self._chunks.found, self._chunks.file
+        self.chunks = StoredChunks(path)
+        self._found, self._file = self.chunks.found, self.chunks.file
         self._end_ns = self._num_frames = 0
         self._is_written = self._file.is_written()  # asked first: who lets go has written all by then
-        new = self._chunks.look(watch)
+        new = self.chunks.look(watch)
         self._is_written = self._is_written or self._file.is_written()  # it may have been begun between the two
         if not self._found.hellos:
             reason = self._found.limit or next(iter(self._found.damages), "")
             raise BadInput(
                 f"recording {str(path)!r} holds no telemetry that can be read" + (f": {reason}" if reason else "")
             )
-        self._start_ns = min(chunk.start_ns for chunk in self._chunks.message_chunks)
+        self._start_ns = min(chunk.start_ns for chunk in self.chunks.message_chunks)
         self.info = self._info(new)
 
     @classmethod
@@ -69,7 +69,7 @@ class Recording:
     @property
     def unknowns(self) -> Unknowns:
         """What a later version recorded that has no name here, each time it was met."""
-        return self._chunks.unknowns
+        return self.chunks.unknowns
 
     @property
     def may_grow(self) -> bool:
@@ -88,14 +88,14 @@ class Recording:
         self._is_written = self._file.is_written()
         if not self._file.has_grown():
             return False
-        new = self._chunks.look()
+        new = self.chunks.look()
         self.info = self._info(new)
         return bool(new) or self.info.is_complete
 
     @property
     def num_damaged(self) -> int:
         """Chunks and messages left out so far because they cannot be read, each once."""
-        return len(self._found.damages) + self._chunks.num_bad_messages
+        return len(self._found.damages) + self.chunks.num_bad_messages
 
     @property
     def note(self) -> str:
@@ -112,8 +112,8 @@ class Recording:
         lines = [f"Opened in part: {self._found.limit}."] if self._found.limit else []
         if self._found.damages:
             lines.append(f"{len(self._found.damages)} damaged and left out: {self._found.damages[0]}.")
-        if self._chunks.num_bad_messages:
-            lines.append(f"{self._chunks.num_bad_messages} unreadable messages left out.")
+        if self.chunks.num_bad_messages:
+            lines.append(f"{self.chunks.num_bad_messages} unreadable messages left out.")
         if self.unknowns.num_skipped:
             lines.append("Events and messages of unknown kinds left out.")
         if not self.info.is_complete and not self._found.limit:
@@ -137,20 +137,20 @@ class Recording:
 
     def overview_items(self, from_ns: int = 0) -> Iterator[Summary | TimedEvent]:
         """Summaries and events in the file, in the order they were written, of chunks that reach beyond `from_ns`."""
-        return self._chunks.glances_from(from_ns)
+        return self.chunks.glances_from(from_ns)
 
     def bookmarks(self) -> list[Bookmark]:
         """All that was said of bookmarks, in the order it was written."""
-        return self._chunks.bookmarks()
+        return self.chunks.bookmarks()
 
     @property
     def has_texts(self) -> bool:
         """Whether prompts and answers can be read in it."""
-        return bool(self._chunks.texts)
+        return bool(self.chunks.texts)
 
     def texts(self, from_ns: int = 0) -> Iterator[RecordedText]:
         """What blocks held, in the order it was written, from about `from_ns` on."""
-        return self._chunks.texts_from(from_ns)
+        return self.chunks.texts_from(from_ns)
 
     def frames(self, from_s: float = 0.0, until_s: float | None = None) -> Iterator[Frame]:
         """Frames from `from_s` until `until_s`, both included."""
@@ -169,13 +169,13 @@ class Recording:
         """The same by the wall clock. With keyframes there is one more behind each damage that delta checkpoints lead
         past."""
         kinds = (*CAME, KEYFRAMES) if keyframes else CAME
-        messages = self._chunks.messages(kinds, from_ns, until_ns)
+        messages = self.chunks.messages(kinds, from_ns, until_ns)
         return self._past_damage(messages, from_ns) if keyframes else messages
 
     def messages_about(self, block: int, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
         """All that was written in this time, by the wall clock, keyframes too. Empty delta checkpoints are in the place
         of many frames that say nothing of the block."""
-        return self._chunks.messages_about(block, from_ns, until_ns)
+        return self.chunks.messages_about(block, from_ns, until_ns)
 
     def state_at(self, seconds: float) -> Mirror:
         """The state after the last frame until `seconds`; as it was before, where frames are missing then.
@@ -198,7 +198,7 @@ class Recording:
         place = StatePlace()
         place.go_to(snapshot)
         yield from_ns, snapshot
-        yield from self._chunks.state_on(place, from_ns, until_ns)
+        yield from self.chunks.state_on(place, from_ns, until_ns)
 
     def snapshot_before(self, seconds: float) -> float | None:
         """When the newest snapshot or keyframe not after `seconds` was; None before the first."""
@@ -207,7 +207,7 @@ class Recording:
 
     def memory_before(self, seconds: float, epoch: int) -> MemoryBreakdown | None:
         """Where the memory went, as an epoch told last not after `seconds`."""
-        for _, message in self._chunks.newest_first((MESSAGES,), self._log_time_ns(seconds)):
+        for _, message in self.chunks.newest_first((MESSAGES,), self._log_time_ns(seconds)):
             if isinstance(message, MemoryBreakdown) and message.epoch == epoch:
                 return message
         return None
@@ -215,7 +215,7 @@ class Recording:
     def devices_before(self, seconds: float, epoch: int) -> Devices | None:
         """How the devices were, as an epoch told last not after `seconds`, and not long before."""
         until_ns = self._log_time_ns(seconds)
-        for log_time_ns, message in self._chunks.newest_first((MESSAGES,), until_ns):
+        for log_time_ns, message in self.chunks.newest_first((MESSAGES,), until_ns):
             if isinstance(message, Devices) and message.epoch == epoch:
                 return message
             if log_time_ns < until_ns - _DEVICES_NS:
@@ -224,7 +224,7 @@ class Recording:
 
     def requests(self) -> list[RecordedRequest]:
         """Every request, in the order they were announced; reads the whole recording."""
-        return RequestReader().read(self._chunks.messages((*CAME, KEYFRAMES), 0, _FOREVER_NS))
+        return RequestReader().read(self.chunks.messages((*CAME, KEYFRAMES), 0, _FOREVER_NS))
 
     def _state_at_ns(self, until_ns: int) -> Mirror:
         follower = Follower()
@@ -234,7 +234,7 @@ class Recording:
         return follower.mirror
 
     def _snapshots_before(self, until_ns: int) -> Iterator[tuple[int, Snapshot]]:
-        for log_time_ns, found in self._chunks.newest_first((HELLOS, SNAPSHOTS, KEYFRAMES), until_ns):
+        for log_time_ns, found in self.chunks.newest_first((HELLOS, SNAPSHOTS, KEYFRAMES), until_ns):
             if isinstance(found, Snapshot):
                 yield log_time_ns, found
 
@@ -251,7 +251,7 @@ class Recording:
                     if state is not None:
                         place.go_to(state)
                         yield log_time_ns, state
-                    due_ns = 1 + (self._chunks.checkpoint_from(log_time_ns) or _FOREVER_NS)
+                    due_ns = 1 + (self.chunks.checkpoint_from(log_time_ns) or _FOREVER_NS)
                 if place.is_before(message):
                     place.advance(message)
             yield log_time_ns, message
@@ -288,6 +288,6 @@ class Recording:
             epochs=tuple(dict.fromkeys(hello.epoch for hello in found.hellos)),
             duration_s=(self._end_ns - self._start_ns) / 1e9,
             num_frames=self._num_frames,
-            num_chunks=len(self._chunks.message_chunks),
+            num_chunks=len(self.chunks.message_chunks),
             is_complete=found.is_complete and not found.limit,
         )

@@ -197,11 +197,11 @@ class RecordingWriter:
         log_time_ns = self._clock.log_time_ns(message) if given_ns is None else given_ns
         if not self._file.holds_back:
             self._since_s = queued.given_s
-        self._file.add(message, log_time_ns, queued.num_bytes, data)
+        self._file.add_message(message, log_time_ns, queued.num_bytes, data)
         self._newest_ns = log_time_ns
         self.num_written += 1
         self._num_lost -= 1
-        for state in self._annotations.add(message, log_time_ns):
+        for state in self._annotations.add_message(message, log_time_ns):
             self._file.add_state(log_time_ns, state)
         if self._file.wants_state and isinstance(message, Frame | Snapshot):
             self._begin_anew(log_time_ns)
@@ -243,7 +243,7 @@ class RecordingWriter:
         self._file.add_together(self._annotations.glance(is_due=True))
         self._flush()
         self._file.begin_anew()
-        self._file.add(state.hello, log_time_ns, approximate_bytes(state.hello))
+        self._file.add_message(state.hello, log_time_ns, approximate_bytes(state.hello))
         self._file.add_state(log_time_ns, state)
 
     def _tell(self) -> None:
@@ -276,7 +276,7 @@ class RecordingWriter:
 
 
 class _Annotations:
-    """Call `add` with every message as it is recorded; take from `glance` what is due after it."""
+    """Call `add_message` with every message as it is recorded; take from `glance` what is due after it."""
 
     def __init__(self, keyframe_interval_ns: int = INTERVAL_NS) -> None:
         self.follower = Follower()
@@ -289,9 +289,9 @@ class _Annotations:
         self.new: list[Summary | TimedEvent] = []
         """Since somebody emptied it."""
 
-    def add(self, message: TelemetryMessage, log_time_ns: int) -> list[Snapshot | DeltaCheckpoint]:
+    def add_message(self, message: TelemetryMessage, log_time_ns: int) -> list[Snapshot | DeltaCheckpoint]:
         """`message` was written; the delta checkpoint and the keyframe that belong after it, if one does."""
-        for summary in self._summarizer.add(message, log_time_ns):
+        for summary in self._summarizer.add_message(message, log_time_ns):
             self._note_summary(summary)
         for event in self._summarizer.take_events():
             self._note_event(event)

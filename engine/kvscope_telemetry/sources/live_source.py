@@ -365,10 +365,10 @@ class LiveReader:
 
     def _hand_over(self, num_bytes: int) -> None:
         if self._taker is not None:
-            self._taker(self._sync.take())
+            self._taker(self._sync.take_runs())
             self._extras = Extras()
             return
-        for run in self._sync.take():
+        for run in self._sync.take_runs():
             blocks = None if run.snapshot is None else self._ready(run.snapshot)
             self.pending.put(coalesce(run.frames, snapshot=run.snapshot, blocks=blocks), num_bytes)
             num_bytes = 0
@@ -455,21 +455,21 @@ class LiveSource:
 
     @property
     def position(self) -> tuple[int | None, int]:
-        """Epoch and sequence number of the newest frame received whole; `take` gives everything up to it."""
+        """Epoch and sequence number of the newest frame received whole; `take_update` gives everything up to it."""
         return self._reader.position
 
-    def take(self) -> Update | None:
+    def take_update(self) -> Update | None:
         """What came since the last call, None when nothing did."""
         if self._reader.pending.take_overflow():
             self._reader.resync()
-        return self._reader.pending.take()
+        return self._reader.pending.take_update()
 
     def update_mirror(self) -> Update | None:
         """Take what came and apply it to `mirror`; what was applied, None when nothing was.
 
         What does not fit is refused whole, and a snapshot makes it good: see `status.resyncs`.
         """
-        update = self.take()
+        update = self.take_update()
         if update is None:
             return None
         try:

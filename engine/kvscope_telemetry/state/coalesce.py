@@ -279,7 +279,7 @@ class Pending:
                 self._discard()
                 self._overflowed = True
 
-    def take(self) -> Update | None:
+    def take_update(self) -> Update | None:
         """What waits, merged, up to the next snapshot: that begins the update after."""
         with self._lock:
             ready: list[Update] = []

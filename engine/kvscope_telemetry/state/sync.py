@@ -181,7 +181,7 @@ class Sync:
         self._interval_ns = REQUEST_INTERVAL_NS
         self._wants = self._wants or not self.in_sync
 
-    def take(self) -> list[Run]:
+    def take_runs(self) -> list[Run]:
         """What may be applied since the last call, in order."""
         runs, self._runs = self._runs, []
         return runs

@@ -59,7 +59,7 @@ Rows = npt.NDArray[np.void]
 
 
 class BlockChanges:
-    """Of `block`, as `feed` and `take` tell it; at most `max_rows` of it."""
+    """Of `block`, as `feed` and `add_update` tell it; at most `max_rows` of it."""
 
     def __init__(self, block: int, max_rows: int = MAX_ROWS) -> None:
         self.block = block
@@ -122,7 +122,7 @@ class BlockChanges:
         if self._size:
             self._add(time_ns, int(self._data["epoch"][self._size - 1]), 0, _NOTHING, how=ChangeKind.LOST)
 
-    def take(self, update: Update, wall_offset_ns: int) -> None:
+    def add_update(self, update: Update, wall_offset_ns: int) -> None:
         """What a source gave; `wall_offset_ns` makes its engine's times wall clock."""
         if not update.series:
             return

@@ -134,7 +134,7 @@ class PhaseLog:
 
     def __init__(self, max_phases: int = MAX_PHASES) -> None:
         self.num_forgotten = 0
-        self.is_told = False
+        self.is_available = False
         """Whether summaries tell of turns: older engines and recordings do not."""
         self._max_phases = max_phases
         self._rows: PhaseRows = np.empty(64, _KEPT)
@@ -150,7 +150,7 @@ class PhaseLog:
 
     def add(self, packed: bytes | None, epoch: int) -> None:
         """Those of a summary; None where it does not tell."""
-        self.is_told = packed is not None
+        self.is_available = packed is not None
         fresh = np.frombuffer(packed or b"", PHASE, count=len(packed or b"") // PHASE.itemsize)
         if not fresh.size:
             return

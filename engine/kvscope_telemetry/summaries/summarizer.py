@@ -59,7 +59,7 @@ _SAMPLED: Final = ("utilization", "power_watts", "temperature_celsius", "process
 
 
 class Summarizer:
-    """Call `add` with every message, before `follower` is fed with it; what it gives are the seconds that ended.
+    """Call `add_message` with every message, before `follower` is fed with it; it gives the seconds that ended.
 
     `events` gathers what happened since it was taken last.
     """
@@ -83,7 +83,7 @@ class Summarizer:
         self._newest_ns = self._stops_told_ns = 0
         self._begin()
 
-    def add(self, message: TelemetryMessage, log_time_ns: int) -> list[Summary]:
+    def add_message(self, message: TelemetryMessage, log_time_ns: int) -> list[Summary]:
         """The next message, recorded at `log_time_ns`."""
         second = log_time_ns // SECOND_NS
         self._began_ns = min(self._began_ns, log_time_ns)

@@ -57,10 +57,10 @@ class PublishedTexts:
         with self._lock:
             return self._collector.due(self._ledger, self._epoch, MAX_ASKED)
 
-    def take(self, contents: Iterable[BlockContent]) -> None:
+    def add_contents(self, contents: Iterable[BlockContent]) -> None:
         """What those blocks hold."""
         with self._lock:
-            self._collector.take(contents)
+            self._collector.add_contents(contents)
 
     def write(self) -> None:
         """Write what was answered and is still so."""

@@ -24,8 +24,8 @@ IdArray = npt.NDArray[np.uint32]
 
 
 class TextCollector:
-    """Tell it with `changed` which rows changed; ask for what `due` gives, `take` the answers, write what is
-    `confirmed`."""
+    """Tell it with `changed` which rows changed; ask for what `due` gives, give the answers to `add_contents`, and
+    write what is `confirmed`."""
 
     def __init__(self) -> None:
         self.num_confirmed = 0
@@ -81,7 +81,7 @@ class TextCollector:
         self._asked = {block: (int(ledger.owner[block]), int(ledger.hash[block])) for block in asked}
         return tuple(asked)
 
-    def take(self, contents: Iterable[BlockContent]) -> None:
+    def add_contents(self, contents: Iterable[BlockContent]) -> None:
         """What was answered."""
         self._answers += [content for content in contents if content.block in self._asked]
 

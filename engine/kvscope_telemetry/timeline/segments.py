@@ -109,13 +109,15 @@ class Segments:
         """Whether something was added that is not handed to the system."""
         return self._file is not None and self._file.holds_back
 
-    def add(self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None) -> None:
+    def add_message(
+        self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None
+    ) -> None:
         """Append a message; the first begins a segment."""
         if self._is_resting:
             self.num_missed += 1
             return
         with self._resting():
-            self._writable(log_time_ns).add(message, log_time_ns, num_bytes, data)
+            self._writable(log_time_ns).add_message(message, log_time_ns, num_bytes, data)
             self._added(log_time_ns)
 
     def add_state(self, log_time_ns: int, state: Snapshot | DeltaCheckpoint) -> None:

@@ -40,7 +40,7 @@ class DecodePlans:
     """
 
     def __init__(self) -> None:
-        self._plans: dict[tuple[int, ...], tuple[Tensor, DecodePlan]] = {}
+        self.plans: dict[tuple[int, ...], tuple[Tensor, DecodePlan]] = {}
         self._rooms: dict[tuple[int, ...], SplitBuffers] = {}
 
     def plan(
@@ -51,12 +51,12 @@ class DecodePlans:
         `window`: how many of a request's last tokens are seen by any of its queries; see `part_bounds` for the rest.
         """
         key = (id(seq_lens), max_visible, window, programs_each, tile_n, num_warps)
-        known = self._plans.get(key)
+        known = self.plans.get(key)
         if known is None:
             processors = num_multiprocessors(seq_lens.device)
             bounds = part_bounds(len(seq_lens), max_visible, programs_each, tile_n, processors, num_warps)
             # The lengths are kept, so that their id is not given to another tensor.
-            known = self._plans[key] = seq_lens, _planned(seq_lens, bounds, window, tile_n)
+            known = self.plans[key] = seq_lens, _planned(seq_lens, bounds, window, tile_n)
         return known[1]
 
     def room(self, plan: DecodePlan, num_rows: int, value_dim: int) -> SplitBuffers:

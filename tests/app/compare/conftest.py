@@ -75,6 +75,6 @@ def settle(pair):
     for session in (pair.a, pair.b):
         while not session.is_overview_whole:
             assert time.monotonic() < deadline_s
-            session._extend_overview()
+            session.extend_overview()
         assert session.source.wait(lambda session=session: not session.source.is_seeking, WAIT_S)
         session.poll()

@@ -82,7 +82,7 @@ def test_both_are_named_and_where_they_differ_is_said(make_compared):
     window = make_compared()
     assert window.windowTitle() == "paged.mcap | other.mcap – kvscope"
     assert "blocks 120 | 300" in driver.text(window.figures)
-    window._show_words()
+    window.show_texts()
     assert "120 blocks of 16" in driver.text(window.sides[0])
     assert "300 blocks of 16" in driver.text(window.sides[1])
 
@@ -90,13 +90,13 @@ def test_both_are_named_and_where_they_differ_is_said(make_compared):
 def test_where_a_run_was_not_recorded_is_said(make_compared):
     window = make_compared()
     window.pair.go_live()
-    window._show_words()
+    window.show_texts()
     assert "after the end of this recording" in driver.lines(window.sides[1])
     assert "synthetic" in driver.text(window.sides[0])
     window.pair.align(Alignment.of(window.pair.a.timeline.range_ns[1], window.pair.b.timeline.range_ns[0]))
     window.pair.go_live()
     window.pair.go_to(window.pair.origin_ns)
-    window._show_words()
+    window.show_texts()
     assert "before the start of this recording" in driver.lines(window.sides[1])
 
 
@@ -167,14 +167,14 @@ def test_a_moment_that_is_chosen_lies_beside_what_the_other_shows(make_compared)
 
 def test_a_moment_is_written_in_peace_and_then_the_keys_are_the_maps_again(make_compared, qtbot):
     window = make_compared()
-    window._show_words()
+    window.show_texts()
     field = window.sides[1].moment
     window.activateWindow()
     field.setFocus()
     qtbot.waitUntil(field.hasFocus, timeout=WAIT_MS)
     field.selectAll()
     qtbot.keyClicks(field, "2.5")
-    window._show_words()
+    window.show_texts()
     assert field.text().startswith("2.5")
     qtbot.keyClick(field, Qt.Key.Key_Return)
     settle(window.pair)
@@ -182,7 +182,7 @@ def test_a_moment_is_written_in_peace_and_then_the_keys_are_the_maps_again(make_
     assert window.focusWidget() is window.sides[1].map.canvas
     window.pair.jump_by(0.5)
     settle(window.pair)
-    window._show_words()
+    window.show_texts()
     assert field.value() == pytest.approx(3.0, abs=0.05)
 
 
@@ -197,7 +197,7 @@ def test_aligned_by_bookmarks_and_by_moments_that_both_have(make_compared):
     assert "Peak of KV usage" in names
     window.align.textActivated.emit("Peak of KV usage")
     settle(window.pair)
-    peaks = [moments["Peak of KV usage"] for moments in [window.align._ways]]
+    peaks = [moments["Peak of KV usage"] for moments in [window.align.ways]]
     assert window.pair.cursor_ns == peaks[0][1]
     assert window.pair.alignment == peaks[0][0]
 
@@ -216,9 +216,9 @@ def test_figures_of_the_time_shown(make_compared):
 def test_curves_are_of_both_and_tell_them_apart(make_compared):
     window = make_compared()
     panel = window.curves.panels["usage"]
-    shapes = [panel._items[look.name].getData()[0].size for look in SIDES]
+    shapes = [panel.curve_items[look.name].getData()[0].size for look in SIDES]
     assert shapes[0] > shapes[1] > 2
-    styles = [panel._items[look.name].opts["pen"].style() for look in SIDES]
+    styles = [panel.curve_items[look.name].opts["pen"].style() for look in SIDES]
     assert styles == [Qt.PenStyle.SolidLine, Qt.PenStyle.DashLine]
     window.pair.go_to(window.pair.origin_ns + 2_000_000_000)
     assert panel.legend.values["A"].endswith("%")
@@ -351,7 +351,7 @@ def test_a_recording_without_a_overview_gets_one(make_compared, tmp_path, paths)
     cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
     window = make_compared(b=cut)
     assert len(window.sessions[1].overview)
-    window._show_words()
+    window.show_texts()
     assert "truncated" in driver.text(window.sides[1])
     assert cell(window, "KV usage, mean", 2).endswith("%")
 

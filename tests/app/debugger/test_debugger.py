@@ -56,7 +56,7 @@ def window(engine, session, make_window, poll):
 
 
 def choose(window, block):
-    window.page_map.canvas._cursor = block
+    window.page_map.canvas.cursor_block = block
     window.session.status_changed.emit()
 
 
@@ -184,7 +184,7 @@ def test_a_block_is_pinned_unpinned_and_evicted(engine, session, window, poll):
     beat(engine, poll, session, pinned=pack(8), pinned_by="ann")
     be(engine, session)
     assert "pinned: unpin" in actions["evict_block"].toolTip()
-    assert ("Pinned", "by ann: protected from eviction") in window.page_map._facts(8).rows
+    assert ("Pinned", "by ann: protected from eviction") in window.page_map.facts_of(8).rows
     actions["unpin_block"].trigger()
     assert engine.source.sent[-1] == Unpin(blocks=(8,), anyones=True, tag=engine.source.sent[-1].tag)
     beat(engine, poll, session)

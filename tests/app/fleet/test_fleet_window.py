@@ -170,11 +170,11 @@ def test_what_cannot_be_opened_is_said(window):
 
 def test_the_list_is_told_of(window):
     assert "Reading list.txt" in window.status_label.text()
-    window._reader.listed = Listed(trouble="'ls' failed (exit code 1)", is_old=True, read_ns=1, num_tries=2)
+    window.list_reader.listed = Listed(trouble="'ls' failed (exit code 1)", is_old=True, read_ns=1, num_tries=2)
     window.refresh()
     assert "'ls' failed" in window.status_label.text()
     window.again.click()
-    assert window._reader.num_asked == 1
+    assert window.list_reader.num_asked == 1
     show(window, ())
     assert NOTHING_LISTED in driver.lines(window)
 

@@ -96,7 +96,7 @@ def test_removing_can_be_undone(sheet, qtbot):
     select_rows(sheet, [0])
     path = Path(sheet.chosen[0].path)
     sheet.table.setFocus()
-    sheet._buttons["remove"].click()
+    sheet.buttons["remove"].click()
     wait(sheet, qtbot, lambda entries: len(entries) == 1)
     assert path.exists()
     assert sheet.focusWidget() is sheet.table, "and not the button that comes next"
@@ -113,8 +113,8 @@ def test_a_missing_file_is_said_and_found_again(sheet, library, qtbot, tmp_path)
     sheet.search.setText("first")
     select_rows(sheet, [0])
     assert "(missing)" in cell(sheet, 0, NAME).data()
-    assert sheet._buttons["find"].isEnabled()
-    assert not sheet._buttons["open"].isEnabled()
+    assert sheet.buttons["find"].isEnabled()
+    assert not sheet.buttons["open"].isEnabled()
     library.relocate(str(path), tmp_path / "elsewhere.mcap")
     wait(sheet, qtbot, lambda entries: not any(entry.is_missing for entry in entries))
 
@@ -126,9 +126,9 @@ def test_two_can_be_compared_where_that_is_offered(window, library, record, qtbo
     sheet = show_recordings(window, lambda first, second: compared.append((first.name, second.name)))
     wait(sheet, qtbot, lambda entries: len(entries) == 2)
     select_rows(sheet, [0])
-    assert not sheet._buttons["compare"].isEnabled()
+    assert not sheet.buttons["compare"].isEnabled()
     select_rows(sheet, [0, 1])
-    sheet._buttons["compare"].click()
+    sheet.buttons["compare"].click()
     assert sorted(compared[0]) == ["a.mcap", "b.mcap"]
     sheet.close()
 
@@ -144,7 +144,7 @@ def test_the_folder_is_shown(sheet, monkeypatch, tmp_path):
     shown = []
     monkeypatch.setattr(QDesktopServices, "openUrl", shown.append)
     select_rows(sheet, [1])
-    sheet._buttons["reveal"].click()
+    sheet.buttons["reveal"].click()
     assert [url.toLocalFile() for url in shown] == [str(tmp_path)]
 
 

@@ -38,14 +38,14 @@ def finish(engine, request_id, reason="length"):
 def test_holds_the_number_of_requests(engine, session, generator):
     generator.start(LoadSettings(concurrency=3))
     assert len(submitted(engine)) == 3
-    generator._tick()
+    generator.tick()
     assert len(submitted(engine)) == 3
     first = submitted(engine)[0]
     engine.source.replies.append(Accepted(request_id=first, numbers=(1,), num_prompt_tokens=4))
     engine.source.replies.append(Tokens(request_id=first, token_ids=(5, 6), text="a b"))
     finish(engine, first)
     session.poll()
-    generator._tick()
+    generator.tick()
     assert len(submitted(engine)) == 4
     assert generator.num_unfinished == 3
     assert (generator.counts.sent, generator.counts.finished, generator.counts.tokens) == (4, 1, 2)
@@ -78,7 +78,7 @@ def test_stop_aborts_each_and_ends_when_the_engine_says_so(engine, session, gene
     session.poll()
     assert not generator.is_stopping
     assert generator.counts.aborted == 2
-    generator._tick()
+    generator.tick()
     assert not generator._timer.isActive()
 
 
@@ -86,12 +86,12 @@ def test_a_refusal_is_told_and_not_repeated_at_once(engine, session, generator):
     generator.start(LoadSettings(concurrency=1))
     engine.source.replies.append(Refused(request_id=submitted(engine)[0], reason="too long: 90 of 64 tokens"))
     session.poll()
-    generator._tick()
+    generator.tick()
     assert len(submitted(engine)) == 1
     assert generator.counts.refused == 1
     assert generator.message == "refused: too long: 90 of 64 tokens"
     generator._next_s = 0.0
-    generator._tick()
+    generator.tick()
     assert len(submitted(engine)) == 2
 
 
@@ -142,7 +142,7 @@ def test_a_rate_is_kept_on_average_and_bounded(engine, session, generator, monke
     generator.start(LoadSettings(pace=Pace.RATE, rate=10.0))
     for _ in range(400):
         now[0] += 0.05
-        generator._tick()
+        generator.tick()
         for request_id in list(generator._unfinished):
             finish(engine, request_id)
         session.poll()

@@ -30,7 +30,7 @@ def sizes(window):
     view = window.views
     return {
         "label": driver.status(window, "model").font().pointSizeF(),
-        "own font": window.welcome._title.font().pointSizeF(),
+        "own font": window.welcome.title.font().pointSizeF(),
         "icon": window.findChild(QToolButton).iconSize().width(),
         "row": view["requests"].table.verticalHeader().defaultSectionSize(),
         "column": view["requests"].table.columnWidth(0),

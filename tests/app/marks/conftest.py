@@ -70,9 +70,9 @@ def arrive(qtbot):
         qtbot.waitUntil(
             lambda: (
                 session.timeline.player is not None
-                and session.timeline._cursor.point.has_state
-                and not session.timeline._cursor.is_seeking
-                and not session.timeline._cursor._source._spans  # and what it found is applied
+                and session.timeline.cursor.point.has_state
+                and not session.timeline.cursor.is_seeking
+                and not session.timeline.cursor._source._spans  # and what it found is applied
             ),
             timeout=WAIT_MS,
         )

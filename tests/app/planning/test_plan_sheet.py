@@ -117,7 +117,7 @@ def test_the_newest_question_is_answered(make_sheet, qtbot):
         sheet.form.model.setText(model)
         sheet.ask()
     qtbot.waitUntil(lambda: "three, 8.03" in sheet.view.words)
-    assert not sheet._process.is_busy
+    assert not sheet.process.is_busy
 
 
 def test_errors_are_one_line_and_the_next_question_is_answered(make_sheet, qtbot):
@@ -158,33 +158,33 @@ def test_the_first_part_is_shown_while_the_rest_is_worked_out(make_sheet, qtbot)
     qtbot.waitUntil(lambda: "slow, 8.03" in sheet.view.words)
     assert "Fits in" in sheet.view.words
     assert "--kv-cache-dtype fp8" not in sheet.view.words
-    assert sheet._process.is_busy
-    sheet._process._child.send(["go on"])
+    assert sheet.process.is_busy
+    sheet.process.child.send(["go on"])
     qtbot.waitUntil(lambda: "--kv-cache-dtype fp8" in sheet.view.words)
-    assert not sheet._process.is_busy
+    assert not sheet.process.is_busy
 
 
 def test_the_child_is_kept_for_the_next_sheet_and_ends_with_the_window(make_sheet, qtbot):
     sheet = make_sheet()
-    process = sheet._process
+    process = sheet.process
     qtbot.waitUntil(lambda: "Some, 8.03" in sheet.view.words)
     sheet.show()
     sheet.reject()
-    assert process._child.is_running, "another sheet is answered at once"
+    assert process.child.is_running, "another sheet is answered at once"
     other = PlanSheet(process.parent(), DARK, "Other", process)
     qtbot.waitUntil(lambda: "Other, 8.03" in other.view.words)
     other.end()
     process._idle.timeout.emit()  # nobody asked for minutes
-    assert not process._child.is_running
+    assert not process.child.is_running
 
 
 def test_what_a_sheet_that_went_had_asked_is_not_told_to_the_next(make_sheet, qtbot):
     sheet = make_sheet("slow")
-    process = sheet._process
+    process = sheet.process
     qtbot.waitUntil(lambda: "slow, 8.03" in sheet.view.words)
     sheet.end()
     other = PlanSheet(process.parent(), DARK, "Other", process)
-    process._child.send(["go on"])
+    process.child.send(["go on"])
     qtbot.waitUntil(lambda: "Other, 8.03" in other.view.words)
     other.end()
     process.close()

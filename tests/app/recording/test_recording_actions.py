@@ -26,9 +26,9 @@ def arrive(session, qtbot):
     qtbot.waitUntil(
         lambda: (
             session.timeline.player is not None
-            and session.timeline._cursor.point.has_state
-            and not session.timeline._cursor.is_seeking
-            and not session.timeline._cursor._source._spans  # and what it found is applied
+            and session.timeline.cursor.point.has_state
+            and not session.timeline.cursor.is_seeking
+            and not session.timeline.cursor._source._spans  # and what it found is applied
         ),
         timeout=WAIT_MS,
     )
@@ -101,12 +101,12 @@ def test_before_anything_is_kept_the_bar_is_there_and_waits(session, make_window
 def test_recording_shows_a_dot_and_ends_whole(window, qtbot, tmp_path):
     label = driver.status(window, "recording")
     record(window, str(tmp_path / "now"))
-    window._status.refresh()
+    window.status_bar.refresh()
     assert label.text().startswith("● 0:")
     qtbot.waitUntil(lambda: window.session.kept.recorder.writer.num_written > 5, timeout=WAIT_MS)
     window.actions_by_name["stop_recording"].trigger()
     qtbot.waitUntil(lambda: (tmp_path / "now.mcap").exists(), timeout=WAIT_MS)
-    window._status.refresh()
+    window.status_bar.refresh()
     assert label.text() == ""
     qtbot.waitUntil(lambda: "now.mcap" in window.statusBar().currentMessage(), timeout=WAIT_MS)
     assert Recording.open(tmp_path / "now.mcap").info.is_complete
@@ -196,12 +196,12 @@ def test_what_a_crashed_session_left_is_offered_opened_and_discarded(window, set
     offer.begin()
     qtbot.waitUntil(lambda: "ended unexpectedly" in window.banner.text, timeout=WAIT_MS)
     (ring,) = offer._finding.made.kept
-    offer._open(ring)
+    offer.open_ring(ring)
     qtbot.waitUntil(lambda: bool(shown), timeout=WAIT_MS)
     assert isinstance(shown[0], RingRecording)
     assert shown[0].info.num_frames == 30
     assert window.banner.text == ""
-    offer._discard([ring])
+    offer.discard_rings([ring])
     qtbot.waitUntil(lambda: list(rings_folder().iterdir()) == [window.session.kept.ring.folder], timeout=WAIT_MS)
 
 

@@ -104,7 +104,7 @@ def played(tmp_path, qtbot):
             if message is not engine.hello:
                 texts.follow(message)
                 texts._next_s = -1.0
-                texts.take(
+                texts.add_contents(
                     BlockContent(block=block, token_ids=(1,) * 16, text=f"words of block {block}")
                     for block in texts.due()
                 )

@@ -71,7 +71,7 @@ def snapshot(epoch, **totals):
 def test_tokens_of_a_bin_are_added_and_become_a_rate():
     history = History()
     frames = [frame(i, START + i * 10_000_000, decode=3, prefill=5) for i in range(1, 9)]
-    history.add(coalesce(frames), mirror(), START + 85_000_000)
+    history.add_update(coalesce(frames), mirror(), START + 85_000_000)
     window = history.window(1.0, START + 85_000_000)
     assert window.columns["decode_tokens"][-1] == 24
     assert window.rate("prefill_tokens")[-1] == pytest.approx(40 * SECOND / BIN_NS)
@@ -80,7 +80,7 @@ def test_tokens_of_a_bin_are_added_and_become_a_rate():
 
 def test_what_nobody_reported_is_not_zero():
     history = History()
-    history.add(coalesce([frame(1, START, decode=1)]), mirror(), START)
+    history.add_update(coalesce([frame(1, START, decode=1)]), mirror(), START)
     window = history.window(1.0, START)
     assert np.isnan(window.columns["decode_tokens"][:-1]).all()
     assert np.isnan(window.columns["blocks_free"][:-1]).all()
@@ -88,8 +88,8 @@ def test_what_nobody_reported_is_not_zero():
 
 def test_a_quiet_engine_holds_its_gauges_and_has_no_tokens():
     history = History()
-    history.add(coalesce([frame(1, START, decode=1, running=4)]), mirror(active=9), START)
-    history.add(heartbeat(START + SECOND // 2), mirror(active=9), START + SECOND // 2)
+    history.add_update(coalesce([frame(1, START, decode=1, running=4)]), mirror(active=9), START)
+    history.add_update(heartbeat(START + SECOND // 2), mirror(active=9), START + SECOND // 2)
     window = history.window(0.4, START + SECOND // 2)
     assert window.columns["num_running"].tolist() == [4] * 5
     assert window.columns["blocks_active"].tolist() == [9] * 5
@@ -98,14 +98,14 @@ def test_a_quiet_engine_holds_its_gauges_and_has_no_tokens():
 
 def test_a_snapshot_says_how_many_requests_there_are():
     history = History()
-    history.add(snapshot(7, num_running=2), mirror(), START)
+    history.add_update(snapshot(7, num_running=2), mirror(), START)
     assert history.window(1.0, START).columns["num_running"][-1] == 2
 
 
 def test_silence_leaves_a_gap():
     history = History()
-    history.add(coalesce([frame(1, START, decode=1)]), mirror(), START)
-    history.add(coalesce([frame(2, START + 5 * SECOND, decode=1)]), mirror(), START + 5 * SECOND)
+    history.add_update(coalesce([frame(1, START, decode=1)]), mirror(), START)
+    history.add_update(coalesce([frame(2, START + 5 * SECOND, decode=1)]), mirror(), START + 5 * SECOND)
     column = history.window(5.0, START + 5 * SECOND).columns["decode_tokens"]
     assert np.isfinite(column[[0, -1]]).all()
     assert np.isnan(column[1:-1]).all()
@@ -113,10 +113,10 @@ def test_silence_leaves_a_gap():
 
 def test_the_load_of_the_next_engine_says_nothing_of_the_last_ones_cache():
     history = History()
-    history.add(coalesce([frame(1, START, decode=1)]), mirror(active=9), START)
+    history.add_update(coalesce([frame(1, START, decode=1)]), mirror(active=9), START)
     for seconds in range(1, 6):
         now_ns = START + seconds * SECOND
-        history.add(Update(progress=Progress(stage="load")), mirror(active=9), now_ns)
+        history.add_update(Update(progress=Progress(stage="load")), mirror(active=9), now_ns)
     column = history.window(5.0, START + 5 * SECOND).columns["blocks_active"]
     assert column[0] == 9
     assert np.isnan(column[1:]).all()
@@ -124,8 +124,8 @@ def test_the_load_of_the_next_engine_says_nothing_of_the_last_ones_cache():
 
 def test_late_frames_count_in_the_bin_they_happened_in():
     history = History()
-    history.add(coalesce([frame(1, START, decode=1, running=1)]), mirror(), START)
-    history.add(coalesce([frame(2, START + 150_000_000, decode=7, running=5)]), mirror(), START + 320_000_000)
+    history.add_update(coalesce([frame(1, START, decode=1, running=1)]), mirror(), START)
+    history.add_update(coalesce([frame(2, START + 150_000_000, decode=7, running=5)]), mirror(), START + 320_000_000)
     window = history.window(0.3, START + 320_000_000)
     assert window.columns["decode_tokens"].tolist() == [1, 7, 0, 0]
     assert window.columns["num_running"].tolist() == [1, 5, 5, 5]
@@ -137,16 +137,16 @@ def test_a_clock_that_differs_is_moved_onto_ours():
     for i in range(20):
         now = START + i * 50_000_000
         late = (i % 3) * 20_000_000
-        history.add(coalesce([frame(i + 1, now - late + ahead, decode=1)]), mirror(), now)
+        history.add_update(coalesce([frame(i + 1, now - late + ahead, decode=1)]), mirror(), now)
     assert np.nansum(history.window(1.0, START + SECOND).columns["decode_tokens"]) == 20
 
 
 def test_an_epoch_ends_nothing_and_times_go_on():
     history = History()
-    history.add(snapshot(7), mirror(7), START)
-    history.add(coalesce([frame(1, 5, decode=11)]), mirror(7), START)
-    history.add(snapshot(8), mirror(8), START + SECOND)
-    history.add(coalesce([frame(1, 1, decode=13)]), mirror(8), START + SECOND)
+    history.add_update(snapshot(7), mirror(7), START)
+    history.add_update(coalesce([frame(1, 5, decode=11)]), mirror(7), START)
+    history.add_update(snapshot(8), mirror(8), START + SECOND)
+    history.add_update(coalesce([frame(1, 1, decode=13)]), mirror(8), START + SECOND)
     column = history.window(1.0, START + SECOND).columns["decode_tokens"]
     assert column[0] == 11
     assert column[-1] == 13
@@ -154,19 +154,19 @@ def test_an_epoch_ends_nothing_and_times_go_on():
 
 def test_preemptions_count_from_what_was_there_and_over_a_resync():
     history = History()
-    history.add(snapshot(7, preemptions=40), mirror(), START)
-    history.add(coalesce([frame(1, START, preemptions=41)]), mirror(), START)
-    history.add(snapshot(7, preemptions=45), mirror(), START)
-    history.add(coalesce([frame(9, START, preemptions=46)]), mirror(), START)
+    history.add_update(snapshot(7, preemptions=40), mirror(), START)
+    history.add_update(coalesce([frame(1, START, preemptions=41)]), mirror(), START)
+    history.add_update(snapshot(7, preemptions=45), mirror(), START)
+    history.add_update(coalesce([frame(9, START, preemptions=46)]), mirror(), START)
     assert np.nansum(history.window(1.0, START).columns["preemptions"]) == 6
 
 
 def test_totals_of_another_engine_are_not_taken_for_events():
     history = History()
-    history.add(snapshot(7), mirror(7), START)
-    history.add(coalesce([frame(1, START, preemptions=3)]), mirror(7), START)
-    history.add(snapshot(8, preemptions=1000), mirror(8), START)
-    history.add(coalesce([frame(1, START, preemptions=1001)]), mirror(8), START)
+    history.add_update(snapshot(7), mirror(7), START)
+    history.add_update(coalesce([frame(1, START, preemptions=3)]), mirror(7), START)
+    history.add_update(snapshot(8, preemptions=1000), mirror(8), START)
+    history.add_update(coalesce([frame(1, START, preemptions=1001)]), mirror(8), START)
     assert np.nansum(history.window(1.0, START).columns["preemptions"]) == 4
 
 
@@ -177,11 +177,11 @@ def _started(number):
 
 def test_evictions_and_copies_count_from_what_was_there():
     history = History()
-    history.add(snapshot(7, evicted_blocks=40, copied_blocks=5), mirror(), START)
+    history.add_update(snapshot(7, evicted_blocks=40, copied_blocks=5), mirror(), START)
     assert not history.known
     counters = Counters(evicted_blocks=43, copied_blocks=5)
     later = Frame(epoch=7, seq=1, step=1, time_ns=START, batch=Batch(), counters=counters)
-    history.add(coalesce([later]), mirror(), START)
+    history.add_update(coalesce([later]), mirror(), START)
     columns = history.window(1.0, START).columns
     assert np.nansum(columns["evicted_blocks"]) == 3
     assert np.nansum(columns["copied_blocks"]) == 0
@@ -191,8 +191,8 @@ def test_evictions_and_copies_count_from_what_was_there():
 def test_the_time_in_the_queue_is_kept():
     history = History()
     started = [_started(n) for n in (1, 2, 3)]
-    history.add(Update(series=coalesce([frame(1, START)]).series, events=tuple(started)), mirror(), START)
-    history.add(heartbeat(START + SECOND // 2), mirror(), START + SECOND // 2)
+    history.add_update(Update(series=coalesce([frame(1, START)]).series, events=tuple(started)), mirror(), START)
+    history.add_update(heartbeat(START + SECOND // 2), mirror(), START + SECOND // 2)
     assert history.window(1.0, START + SECOND // 2).latest("queue_p50_s") == pytest.approx(2.0)
     assert "queue_p50_s" in history.known
 
@@ -200,8 +200,8 @@ def test_the_time_in_the_queue_is_kept():
 def test_latencies_are_percentiles_of_their_bin():
     history = History()
     values = (np.arange(1, 101) * 1_000_000).astype("<u8")
-    history.add(coalesce([frame(1, START, inter_token_ns=values.tobytes())]), mirror(), START)
-    history.add(heartbeat(START + SECOND // 2), mirror(), START + SECOND // 2)
+    history.add_update(coalesce([frame(1, START, inter_token_ns=values.tobytes())]), mirror(), START)
+    history.add_update(heartbeat(START + SECOND // 2), mirror(), START + SECOND // 2)
     window = history.window(1.0, START + SECOND // 2)
     assert window.latest("itl_p50_s") == pytest.approx(0.0505)
     assert window.latest("itl_p95_s") == pytest.approx(0.09505)
@@ -224,7 +224,7 @@ def test_more_than_the_ring_forgets_the_oldest():
     history = History(max_seconds=1)
     for i in range(30):
         now = START + i * BIN_NS
-        history.add(coalesce([frame(i + 1, now, decode=i)]), mirror(), now)
+        history.add_update(coalesce([frame(i + 1, now, decode=i)]), mirror(), now)
     column = history.window(2.0, START + 29 * BIN_NS).columns["decode_tokens"]
     assert np.isnan(column[:-10]).all()
     assert column[-10:].tolist() == list(range(20, 30))
@@ -236,8 +236,8 @@ def test_events_are_found_by_time_and_by_request():
         Event(kind="preempted", time_ns=START, number=3, other=5, cause="no free block"),
         Event(kind="admitted", time_ns=START + SECOND, number=4),
     )
-    history.add(snapshot(7), mirror(), START)
-    history.add(coalesce([frame(1, START + SECOND, events=events)]), mirror(), START + SECOND)
+    history.add_update(snapshot(7), mirror(), START)
+    history.add_update(coalesce([frame(1, START + SECOND, events=events)]), mirror(), START + SECOND)
     assert [e.event.number for e in history.events.between(START, START)] == [3]
     assert [e.event.kind for e in history.events.of_request(7, 5)] == ["preempted"]
     assert history.events.of_request(8, 5) == []
@@ -281,7 +281,7 @@ def test_tokens_have_the_time_of_their_frame_however_many_come_together():
     history, numbers = History(), np.array([1, 2])
     counts = [(1, rows([1, 2], [0, 0])), (2, rows([1], [1])), (3, rows([1, 2], [2, 1])), (4, rows([1], [2]))]
     frames = [frame(seq, START + seq, requests=changed) for seq, changed in counts]
-    history.add(merge([coalesce(frames[:2]), coalesce(frames[2:])]), mirror(), START)
+    history.add_update(merge([coalesce(frames[:2]), coalesce(frames[2:])]), mirror(), START)
     times = history.request_times
     assert times.first_token_ns(numbers).tolist() == [START + 2, START + 3]
     assert times.last_token_ns(numbers).tolist() == [START + 3, START + 3]
@@ -297,17 +297,19 @@ def test_request_times_forget_the_oldest_numbers():
 def test_a_latency_stands_for_its_moment_alone():
     history = History()
     update = Update(heartbeat=heartbeat(START).heartbeat, first_token_ns=np.array([SECOND]))
-    history.add(update, mirror(), START)
-    history.add(Update(), mirror(), START + 2 * BIN_NS)  # no sign of life: the bin is closed while it is the newest
-    history.add(heartbeat(START + SECOND), mirror(), START + SECOND)
+    history.add_update(update, mirror(), START)
+    history.add_update(
+        Update(), mirror(), START + 2 * BIN_NS
+    )  # no sign of life: the bin is closed while it is the newest
+    history.add_update(heartbeat(START + SECOND), mirror(), START + SECOND)
     column = history.window(2.0, START + SECOND).columns["ttft_p50_s"]
     assert column[np.isfinite(column)].tolist() == [1.0]
 
 
 def test_the_temperature_of_the_device_is_kept():
     history = History()
-    history.add(heartbeat(START), mirror(), START)
+    history.add_update(heartbeat(START), mirror(), START)
     sample = DeviceSample(epoch=7, time_ns=1, temperature_celsius=64.0)
-    history.add(Update(samples=(sample,)), mirror(), START)
+    history.add_update(Update(samples=(sample,)), mirror(), START)
     assert history.window(1.0, START).latest("temperature_celsius") == 64.0
     assert "temperature_celsius" in history.known

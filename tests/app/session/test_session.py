@@ -139,7 +139,7 @@ def test_while_only_signs_of_life_come_it_looks_less_often(engine, session, poll
         now_ns[0] += 400_000_000
         happens()
         poll(session)
-        return session._pace.interval()
+        return session.pace.interval()
 
     assert interval_ms(engine.frame) == pace.FRAME_MS
     assert [interval_ms(engine.heartbeat) for _ in range(4)] == [pace.FRAME_MS] * 2 + [pace.IDLE_MS] * 2

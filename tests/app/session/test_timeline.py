@@ -100,7 +100,7 @@ def arrive(session, qtbot):
     """Wait until what is shown is where the cursor is."""
 
     def there():
-        cursor = session.timeline._cursor
+        cursor = session.timeline.cursor
         return (
             cursor.point is not None and cursor.point.has_state and not cursor.is_seeking and not cursor._source._spans
         )
@@ -166,7 +166,7 @@ def test_every_moment_is_as_it_was_live(live, qtbot, assert_same_state):
     live.timeline.go_to(early(live))
     arrive(live, qtbot)
     for mirror in (*reversed(was), *was):
-        live.timeline._cursor._source.step(mirror.seq - live.mirror.seq)
+        live.timeline.cursor._source.step(mirror.seq - live.mirror.seq)
         arrive(live, qtbot)
         qtbot.waitUntil(lambda mirror=mirror: live.mirror.seq == mirror.seq, timeout=WAIT_MS)
         assert set(live.mirror.requests.number.tolist()) <= set(mirror.requests.number.tolist())
@@ -188,8 +188,8 @@ def test_a_frame_back_from_the_end_pauses_there(live, qtbot):
     assert live.kept.ring.flush(60.0)  # a machine that is busy lets it be late
     live.timeline.step_frames(-1)
     live.timeline.step_frames(-1)
-    frozen = live.timeline._cursor.frozen.seq
-    qtbot.waitUntil(lambda: live.timeline._cursor.wanted_seq is None, timeout=WAIT_MS)
+    frozen = live.timeline.cursor.frozen.seq
+    qtbot.waitUntil(lambda: live.timeline.cursor.wanted_seq is None, timeout=WAIT_MS)
     arrive(live, qtbot)
     assert live.mirror.seq == frozen - 2
 

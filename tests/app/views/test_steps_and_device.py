@@ -45,7 +45,7 @@ def test_the_parts_of_a_step_have_a_panel_once_they_are_told(engine, session, vi
     poll(session)
     view.charts.refresh_all()
     assert view.charts.panels["step"].isVisible()
-    drawn = {name: values[np.isfinite(values)] for name, values in view.charts._drawn["step"].values.items()}
+    drawn = {name: values[np.isfinite(values)] for name, values in view.charts.drawn["step"].values.items()}
     if all(values.size for values in drawn.values()):  # the bin in progress is not drawn yet
         assert drawn["forward_s"][-1] <= 0.008
 
@@ -82,7 +82,7 @@ def test_blocks_that_went_and_were_copied_are_counted_in_the_memory_view(engine,
     view = MemoryView(session)
     qtbot.addWidget(view)
     view.refresh()
-    assert "Evicted" not in view.details._rows
+    assert "Evicted" not in view.details.rows
     engine.frame(counters=Counters(admitted=3, evicted_blocks=1234, copied_blocks=1, preemptions=2))
     poll(session)
     view.refresh()

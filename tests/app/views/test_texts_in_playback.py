@@ -48,7 +48,7 @@ def make_recording(path, *, with_texts):
             if with_texts and message is not engine.hello:
                 texts.follow(message)
                 texts._next_s = -1.0
-                texts.take(
+                texts.add_contents(
                     BlockContent(block=block, token_ids=(1,) * int(engine.ledger.filled[block]), text=word(block))
                     for block in texts.due()
                 )

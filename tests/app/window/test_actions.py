@@ -21,7 +21,7 @@ def nothing(*_):
 
 def test_an_action_is_so_from_the_start_and_after_each_look(actions):
     now = {"can": False, "on": True, "text": "Undo closing"}
-    action = actions.add(
+    action = actions.add_action(
         ActionSpec(
             *("undo", "Undo", "Edit", nothing),
             checkable=True,
@@ -39,7 +39,7 @@ def test_an_action_is_so_from_the_start_and_after_each_look(actions):
 def test_why_not_is_its_tip_while_it_cannot_be_done_whatever_keys_it_has(actions, themes):
     now = {"why": "The engine is not paused"}
     spec = ActionSpec("step", "Run one step", "Debug", nothing, ("F10",), why_not=lambda: now["why"])
-    action = actions.add(spec)
+    action = actions.add_action(spec)
     assert (action.isEnabled(), action.toolTip()) == (False, "The engine is not paused")
     themes.settings.change(shortcuts={"step": ("F11",)})
     assert action.toolTip() == "The engine is not paused"
@@ -51,7 +51,7 @@ def test_why_not_is_its_tip_while_it_cannot_be_done_whatever_keys_it_has(actions
 def test_of_exclusive_actions_the_one_that_is_so_is_checked(actions):
     now = {"theme": "dark"}
     for name in ("dark", "light"):
-        actions.add(
+        actions.add_action(
             ActionSpec(
                 *(name, name, "Theme", nothing),
                 checkable=True,

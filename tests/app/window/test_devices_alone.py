@@ -16,8 +16,8 @@ def test_the_middle_says_what_there_is(make_engine, make_session, make_window, p
     window = make_window(session)
     poll(session)
     assert not window.page_map.isVisible()
-    assert window._no_pool.isVisible()
-    assert window._no_pool.text() == DEVICES_ALONE
+    assert window.no_pool_label.isVisible()
+    assert window.no_pool_label.text() == DEVICES_ALONE
     assert window.docks["devices"].isVisible()
 
 

@@ -37,19 +37,19 @@ def test_the_welcome_shows_whole_buttons_and_whole_sentences(shown, width, heigh
         welcome.offer(QAction(text, welcome))
     shown(welcome, width, height)
     welcome.show_waiting("Starting the engine", "default: 272 of 272 tensors")
-    welcome._card.layout().activate()
+    welcome.card.layout().activate()
     buttons = [button for button in welcome.findChildren(QPushButton) if button.isVisible()]
     assert len(buttons) == 2
     wide = min(width, 560)
     for button in buttons:
         assert button.width() >= min(button.sizeHint().width(), wide - 120)
-    for words in welcome._steps_list.findChildren(QLabel):
+    for words in welcome.steps_list.findChildren(QLabel):
         if words.isVisible() and words.wordWrap():
             assert words.height() >= words.heightForWidth(words.width())
 
 
 def test_there_is_room_for_the_list_of_views_where_there_is_room(shown):
-    assert shown(Welcome(), 700, 600)._steps_list.isVisible()
+    assert shown(Welcome(), 700, 600).steps_list.isVisible()
 
 
 def test_no_key_is_cut_in_the_sheet(qtbot):

@@ -35,7 +35,7 @@ def setup(session, qtbot):
     views = [Counting(session, host, hz) for hz in (60.0, 5.0, 5.0)]
     for view in views:
         column.addWidget(view)
-        refresher.add(view)
+        refresher.add_view(view)
     host.show()
     return host, refresher, views
 
@@ -143,7 +143,7 @@ def test_a_frame_that_comes_alone_is_shown_in_step(setup, clock, engine, session
     counted = Counting(session, host, 5.0)
     counted.in_step = True
     host.layout().addWidget(counted)
-    refresher.add(counted)
+    refresher.add_view(counted)
     shown = {}
     for view in (fast, counted):
         view.refresh = lambda view=view: shown.update({view: session.mirror.seq})

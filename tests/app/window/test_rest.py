@@ -110,7 +110,7 @@ def test_while_requests_are_under_way_it_looks_more_often(engine, session, poll,
         now_ns[0] += 2_000_000_000
         engine.heartbeat()
         poll(session)
-        return session._pace.interval()
+        return session.pace.interval()
 
     assert interval_after(1) == WAITING_MS
     assert interval_after(0) == IDLE_MS

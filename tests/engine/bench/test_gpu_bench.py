@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from kvscope_engine.bench.contenders.transformers_continuous import TransformersContinuous
-from kvscope_engine.bench.on_gpu import card, ttft
+from kvscope_engine.bench.on_gpu import ttft
 from kvscope_engine.bench.on_gpu.decode_steps import decode_steps_text
 from kvscope_engine.bench.shapes import SHAPES
 from kvscope_engine.cli.main import main
+from kvscope_telemetry.devices.data_sheets import DATA_SHEET_GB_PER_S
 
 TINY = {
     "vocab_size": 5000,
@@ -71,7 +72,7 @@ def test_shares_are_of_a_read_and_of_the_data_sheet() -> None:
     step = {"kind": "graphs", "batch": 1, "sampling": "greedy", "step_ms": 8.0, "p99_ms": 9.0, "forward_ms": 7.5}
     step |= {"tokens_per_second": 125.0, "host_ms": 1.3, "launches": 1, "read_once_bytes": 16_000_000_000}
     step |= {"sm_clock_mhz": 1980, "memory_clock_mhz": 2619}
-    sheet = card.DATA_SHEET_GB_PER_S["NVIDIA H100 80GB HBM3"]
+    sheet = DATA_SHEET_GB_PER_S["NVIDIA H100 80GB HBM3"]
     report = {"read_gb_per_s": 3000.0, "data_sheet_gb_per_s": sheet, "context": 8, "engines": {}}
     report["steps"] = [step, step | {"kind": "eager", "launches": 330}]
     text = decode_steps_text(report).splitlines()

@@ -183,13 +183,13 @@ def test_who_hangs_up_is_aborted_before_the_next_step(
     served = serving(step_s=0.002)
     connection = served.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1_000_000, "stream": True})
     assert connection.recv(1)
-    engine, receiver, gate = served.engine, served.service._receiver, Gate()
+    engine, receiver, gate = served.engine, served.service.receiver, Gate()
     asked: list[Abort] = []
     aborted_at: list[int] = []
-    take, abort = receiver.take, engine.abort
+    answer, abort = receiver.answer, engine.abort
 
-    def noted_take(client: bytes, command: Command) -> Reply | None:
-        reply = take(client, command)
+    def noted_answer(client: bytes, command: Command) -> Reply | None:
+        reply = answer(client, command)
         asked.extend([command] if isinstance(command, Abort) else [])
         return reply
 
@@ -197,7 +197,7 @@ def test_who_hangs_up_is_aborted_before_the_next_step(
         aborted_at.append(engine.step_count)
         abort(request_id)
 
-    monkeypatch.setattr(receiver, "take", noted_take)
+    monkeypatch.setattr(receiver, "answer", noted_answer)
     monkeypatch.setattr(engine, "abort", noted_abort)
     engine.may_step = gate
     wait_for(gate.is_waited_for.is_set, "a step that lasts")

@@ -107,15 +107,15 @@ def test_many_prompts_of_one_do_not_hold_up_another(
     """The engine's thread is given a client's next submission after one of each other's."""
     served = serving(api_key="first,second", step_s=0.002)
     seen, came, gate = submits_of(served), list[Command](), threading.Event()
-    receiver = served.service._receiver
-    take = receiver.take
+    receiver = served.service.receiver
+    answer = receiver.answer
 
-    def noted_take(client: bytes, command: Command) -> Reply | None:
-        reply = take(client, command)
+    def noted_answer(client: bytes, command: Command) -> Reply | None:
+        reply = answer(client, command)
         came.extend([command] if isinstance(command, Submit) else [])
         return reply
 
-    monkeypatch.setattr(receiver, "take", noted_take)
+    monkeypatch.setattr(receiver, "answer", noted_answer)
     served.engine.may_step = gate
     try:
         running = served.post(COMPLETIONS, ENDLESS, bearer("first"))

@@ -133,7 +133,7 @@ def shape_of(tree: PrefixTree, node: int = ROOT) -> Shape:
 
 def expected_shape(one: Any) -> Shape:
     """The same, from the digests that the pool and the tiers are searched by."""
-    tiers = one.scheduler._tiers
+    tiers = one.scheduler.tiers
     held = [*one.pool.index.items()]
     held += [] if tiers is None else [*tiers.host._prefix_of.items(), *tiers.disk._prefix_of.items()]
     rows: dict[bytes, list[int]] = defaultdict(list)

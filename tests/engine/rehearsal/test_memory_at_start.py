@@ -16,7 +16,7 @@ from kvscope_engine.model.fetching.names import ModelName
 from kvscope_engine.model.loading.loader import LoadedModel, _check_gpu_memory, _keep_on_host, _make_ready
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.loading.support import blueprint
-from kvscope_engine.model.memory.memory_plan import MemoryPlan, StepReserves
+from kvscope_engine.model.memory.memory_plan import MemoryPlan, StepReserves, with_room_for_blocks
 from kvscope_engine.model.running.kv_storage import block_bytes
 from kvscope_engine.model.running.memory import plan_memory
 from kvscope_engine.model.running.storage_for_model import storage_for_model
@@ -217,13 +217,37 @@ def _check_kv(gpu: Any, loaded: LoadedModel, moments: Moments) -> MemoryPlan:
     before = gpu.held_bytes()
     storage = storage_for_model(loaded, plan.kv // one_block, CONFIG.block_size)
     moments.end("blocks")
-    step = plan.step + plan.reserves.graphs
+    step = plan.step + plan.graphs
+    assert plan.reserves.piecewise_graphs > 0, "they fit on the smallest card that is promised"
     moments.end("capture and step", step)
     assert gpu.held_bytes() - before == pytest.approx(plan.kv, rel=0.01)
     assert 0.95 * plan.allowed <= CONTEXT_BYTES + gpu.held_bytes() + step <= plan.allowed
     assert plan.activations > 1 << 28, "a step of 8,192 tokens was run"
     storage.close()
     return plan
+
+
+def test_graphs_of_prefills_are_left_out_where_they_leave_little_for_blocks() -> None:
+    plan = MemoryPlan(
+        total=24 * GIB,
+        utilization=1.0,
+        others=0,
+        weights=20 * GIB,
+        activations=GIB,
+        logits=0,
+        reserves=StepReserves(piecewise_graphs=GIB // 2),
+        staging=0,
+        kv_min=2 << 20,
+    )
+    assert with_room_for_blocks(plan) is plan, "half a GiB of three"
+    tight = replace(plan, weights=plan.weights + 2 * GIB)
+    assert with_room_for_blocks(tight).kv == tight.kv + GIB // 2 == GIB
+    assert with_room_for_blocks(tight, 1.0) is tight, "asked for"
+    full = replace(plan, weights=23 * GIB - (GIB // 2))
+    assert not full.fits
+    assert with_room_for_blocks(full, 1.0).kv == GIB // 2
+    assert "graphs 0.5 GiB" in plan.parts()
+    assert "graphs" not in with_room_for_blocks(tight).parts()
 
 
 def test_what_is_missing_is_said_by_name(rehearsed: Callable[..., Any]) -> None:

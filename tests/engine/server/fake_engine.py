@@ -149,6 +149,8 @@ class FakeEngine:
     may_step: threading.Event = field(default_factory=threading.Event)
     """Cleared by a test that needs a step to last until it says."""
     closed: bool = False
+    num_idle: int = 0
+    """Times that it was left to itself."""
     is_ahead: bool = False
     """Whether a step may be in flight."""
     running: list[Completion] = field(default_factory=list)
@@ -210,6 +212,10 @@ class FakeEngine:
 
     def list_aborted(self, submit: Submit) -> None:
         self.listed.append(submit.request_id)
+
+    def while_idle(self) -> None:
+        assert not self.has_unfinished, "somebody waits"
+        self.num_idle += 1
 
     def settle(self) -> list[Tokens | Finished]:
         self.is_ahead = False

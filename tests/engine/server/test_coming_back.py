@@ -152,7 +152,7 @@ def test_a_lease_ends_a_pause_of_one_that_hangs(
     site = start()
     client.wait_ready()
     process = pauser(3.0)
-    ((_, pause),) = site.service._receiver.pauses._pauses.items()
+    ((_, pause),) = site.service.receiver.pauses._pauses.items()
     heard_ns = pause.heard_ns
     wait_for(lambda: pause.heard_ns > heard_ns)  # its library renews the lease
     assert client.ask(GetStatus(), Status).paused
@@ -363,8 +363,8 @@ def test_one_that_was_lost_for_not_reading_comes_back_and_hears_the_rest(
 
         source.send(submit("mine", max_tokens=300))
         assert source.wait(lambda: has(Tokens, 20), WAIT_S)
-        for client in set(site.service._sockets._spoke_last.values()):
-            site.service._receiver.lose(client)  # as when too much waits for it, though it is there
+        for client in set(site.service.sockets._spoke_last.values()):
+            site.service.receiver.lose(client)  # as when too much waits for it, though it is there
         assert source.wait(lambda: has(Finished, 1), WAIT_S)
     ids = [i for reply in replies if isinstance(reply, Tokens) for i in reply.token_ids]
     assert ids == list(range(ids[0], ids[0] + 300))

@@ -34,7 +34,7 @@ def waiting(receiver: CommandReceiver) -> list[tuple[bytes, object]]:
 
 def test_a_loss_is_heard_before_the_commands_of_who_is_lost() -> None:
     receiver = ready_receiver()
-    receiver.take(b"a", SUBMIT)
+    receiver.answer(b"a", SUBMIT)
     receiver.lose(b"a")
     assert isinstance(waiting(receiver)[0][1], ClientLost)
 
@@ -42,15 +42,15 @@ def test_a_loss_is_heard_before_the_commands_of_who_is_lost() -> None:
 def test_who_is_gone_for_good_is_refused_all_and_who_may_return_its_questions() -> None:
     for may_return, kinds in ((False, [Refused, Failed]), (True, [Failed])):
         receiver = ready_receiver()
-        receiver.take(b"a", SUBMIT)
-        receiver.take(b"a", GetSnapshot(tag=1))
+        receiver.answer(b"a", SUBMIT)
+        receiver.answer(b"a", GetSnapshot(tag=1))
         assert [type(reply) for reply in receiver.refuse_lost(b"a", may_return=may_return)] == kinds
         assert waiting(receiver) == ([(b"a", SUBMIT)] if may_return else [])
 
 
 def test_a_submission_that_waits_goes_over_and_the_loss_of_its_connection_does_not() -> None:
     receiver = ready_receiver()
-    receiver.take(b"old", SUBMIT)
+    receiver.answer(b"old", SUBMIT)
     receiver.lose(b"old")
     receiver.move(b"old", b"new")
     assert receiver.submits_of(b"new") == {"mine"}
@@ -59,7 +59,7 @@ def test_a_submission_that_waits_goes_over_and_the_loss_of_its_connection_does_n
 
 def test_an_introduction_is_taken_however_much_the_others_wait_for() -> None:
     receiver = ready_receiver(ServiceLimits(all_commands=Bound(1, MIB)))
-    receiver.take(b"a", SUBMIT)
+    receiver.answer(b"a", SUBMIT)
     hello = GetStatus(session="s", awaited=(Awaited(request_id="mine"),))
     assert receiver.join(b"b", hello, "me") is None
     assert isinstance(receiver.join(b"b", hello, "me"), Failed), "a second one at once counts as any command does"

@@ -44,7 +44,7 @@ def updates_until(source: LiveSource, is_enough: Callable[[Update], bool]) -> li
     found: list[Update] = []
     deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s:
-        update = source.take()
+        update = source.take_update()
         if update is None:
             time.sleep(0.005)
             continue

@@ -32,7 +32,7 @@ def engine() -> SyntheticEngine:
 
 
 def take(recorder: EngineRecorder, message: TelemetryMessage) -> None:
-    recorder.take(message, encode(message))
+    recorder.record(message, encode(message))
 
 
 def test_it_begins_with_a_state_and_is_whole(engine: SyntheticEngine, tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_texts_are_asked_for_between_steps_and_written(engine: SyntheticEngine, 
         recorder.give(engine.snapshot())
         for _ in range(30):
             take(recorder, engine.advance())
-            assert recorder._texts is not None
-            recorder._texts._next_s = 0.0
+            assert recorder.texts is not None
+            recorder.texts._next_s = 0.0
             recorder.give_texts(
                 BlockContent(block=block, token_ids=(1, 2), text="hi") for block in recorder.wants_texts
             )
@@ -107,7 +107,7 @@ def test_an_end_before_its_time_is_told_once(engine: SyntheticEngine, tmp_path: 
     recorder = EngineRecorder(tmp_path / "x.mcap", received.append)
     recorder.give(engine.snapshot())
     take(recorder, engine.advance())
-    recorder._writer._fail("No space left on device")  # as a full disk does
+    recorder.writer._fail("No space left on device")  # as a full disk does
     for _ in range(3):
         take(recorder, engine.advance())
     recorder.close()

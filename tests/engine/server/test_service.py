@@ -118,6 +118,22 @@ def test_a_request_is_accepted_streamed_and_finished(start: Callable[..., Runnin
     assert (finished.finish_reason, finished.usage.completion_tokens) == ("length", 5)
 
 
+def test_an_engine_is_left_to_itself_while_nothing_is_unfinished(start: Callable[..., Running], client: Client) -> None:
+    """Once before the first request and again behind it; the engine refuses it beside one."""
+    running = start(step_s=0.001)
+    client.wait_ready()
+    wait_for(lambda: running.engine.num_idle > 0)
+    before = running.engine.num_idle
+    client.run(submit("a", max_tokens=5))
+    wait_for(lambda: running.engine.num_idle > before)
+    client.send(submit("b", max_tokens=ENDLESS))
+    client.receive(Tokens)
+    client.ask(Control(action="pause", tag=1), Done)
+    client.ask(Control(action="resume", tag=2), Done)
+    client.ask(Abort(request_id="b"), Done)
+    assert running.error is None
+
+
 def test_several_completions_and_clients_do_not_mix(
     start: Callable[..., Running], new_client: Callable[[], Client]
 ) -> None:

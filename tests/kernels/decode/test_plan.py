@@ -131,7 +131,7 @@ def decode_twice(args: AttentionArgs, later: torch.Tensor, outs: list[torch.Tens
     paged_decode_attention(args._replace(out=outs[0]), plans)
     args.seq_lens.copy_(later)
     paged_decode_attention(args._replace(out=outs[1]), plans)
-    return len(plans._plans)
+    return len(plans.plans)
 
 
 def test_layers_share_a_plan(interpret: Any, shape: Any, build: Any, reference: Any, assert_close: Any) -> None:

@@ -99,6 +99,7 @@ def test_every_operation_has_a_contest_that_runs() -> None:
         "layer": {"counts": [3]},
         "copy": {"num_blocks": 2},
         "forms": {"vocabulary": 100},
+        "draws": {"vocabulary": 100},
         "heat": {"works": [DECODE]},
     }
     assert small.keys() == KERNELS.keys()
@@ -110,7 +111,7 @@ def test_every_operation_has_a_contest_that_runs() -> None:
             assert REFERENCE in contest.contenders or REFERENCE in contest.absent
             for contender in contest.contenders.values():
                 contender.calls[0]()
-    assert len(operations) == 9
+    assert len(operations) == 10
 
 
 def test_bytes_are_of_the_pool_queries_and_results() -> None:

@@ -175,7 +175,7 @@ def test_playing_it_tells_its_readings(watched):
         deadline = time.monotonic() + 60
         mirror = Mirror()
         while mirror.used_share < 0 and time.monotonic() < deadline:
-            update = source.take()
+            update = source.take_update()
             if update is not None:
                 mirror.apply(update)
             elif mirror.hello is not None:

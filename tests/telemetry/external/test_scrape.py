@@ -131,7 +131,7 @@ def test_one_sentence_each_and_tried_again(
     assert scraper.is_refused == (status in (401, 403))
     server.tell("/metrics", VllmPage().text())
     wait_for(lambda: not scraper.why, scraper)
-    assert scraper.take() is not None
+    assert scraper.take_scraped() is not None
 
 
 def test_a_key_is_sent_and_its_refusal_does_not_show_it(server: FakeServer, scrape: Callable[..., Scraper]) -> None:
@@ -185,7 +185,7 @@ def test_a_proxy_of_the_environment_is_in_the_way(
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{server.port}")
     server.tell("http://gpu-box.invalid:8000/metrics", VllmPage().text())
     scraper = scrape("vllm://gpu-box.invalid:8000")
-    wait_for(scraper.take, scraper)
+    wait_for(scraper.take_scraped, scraper)
     server.close()
     reason = f"nobody listens at the proxy 127.0.0.1:{server.port}, which is in the way to http://gpu-box.invalid:8000"
     assert reason in why(scraper)
@@ -200,7 +200,7 @@ def test_this_machine_is_asked_by_no_proxy(
     server.tell("/metrics", VllmPage().text())
     for host in ("127.0.0.1", "localhost"):
         scraper = scrape(f"vllm://{host}:{server.port}")
-        wait_for(scraper.take, scraper)
+        wait_for(scraper.take_scraped, scraper)
 
 
 def test_tls_that_is_trusted_only_where_its_authority_is_named(
@@ -233,7 +233,7 @@ def facts(scraper: Scraper) -> ServerFacts:
     found: list[Scraped] = []
 
     def has_taken() -> bool:
-        found.extend(filter(None, [scraper.take()]))
+        found.extend(filter(None, [scraper.take_scraped()]))
         return bool(found)
 
     wait_for(has_taken, scraper)

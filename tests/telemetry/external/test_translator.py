@@ -51,7 +51,7 @@ class TranslatorDriver:
 
     def give(self, *events: KvEvent) -> None:
         self.seq += 1
-        self.translator.take([Received(self.seq, EventBatch(1.0, events))], self.now_ns)
+        self.translator.apply_events([Received(self.seq, EventBatch(1.0, events))], self.now_ns)
         self.tell()
 
     def tell(self) -> list[TelemetryMessage]:
@@ -120,7 +120,7 @@ def test_a_gap_is_told_and_keeps_what_there_is() -> None:
     driver = TranslatorDriver()
     driver.read()
     driver.give(stored(1))
-    driver.translator.take([Gap(2, 4, "not kept any more")], driver.now_ns)
+    driver.translator.apply_events([Gap(2, 4, "not kept any more")], driver.now_ns)
     driver.tell()
     assert driver.cached() == {1}
     assert "3 batches, 2 to 4, of KV events cannot be had (not kept any more)" in driver.causes()[-1]
@@ -131,7 +131,9 @@ def test_a_reset_begins_anew() -> None:
     driver.read()
     driver.give(stored(1))
     epoch = driver.follower.mirror.epoch
-    driver.translator.take([Reset("the engine restarted"), Received(0, EventBatch(1.0, (stored(9),)))], driver.now_ns)
+    driver.translator.apply_events(
+        [Reset("the engine restarted"), Received(0, EventBatch(1.0, (stored(9),)))], driver.now_ns
+    )
     driver.tell()
     assert driver.cached() == {9}
     assert driver.follower.mirror.epoch != epoch
@@ -203,7 +205,7 @@ def test_no_frame_is_missing_whatever_grows() -> None:
         driver.translator.read(READING, ServerFacts(version=str(number // 9)), driver.now_ns, are_events_live=True)
         driver.tell()
     for message in driver.messages:
-        follower += sum(summary.num_lost_frames for summary in summarizer.add(message, driver.now_ns))
+        follower += sum(summary.num_lost_frames for summary in summarizer.add_message(message, driver.now_ns))
     lost = follower + sum(summary.num_lost_frames for summary in summarizer.close())
     assert lost == 0
 
@@ -230,7 +232,7 @@ def test_what_cannot_be_read_is_said() -> None:
     driver = TranslatorDriver()
     driver.read()
     batch = EventBatch(1.0, (stored(1),), num_unreadable_events=2, unreadable="expected int")
-    driver.translator.take([Received(1, batch)], driver.now_ns)
+    driver.translator.apply_events([Received(1, batch)], driver.now_ns)
     driver.tell()
     assert "2 KV events could not be read (expected int)" in driver.causes()[-1]
     assert driver.cached() == {1}
@@ -286,7 +288,7 @@ def test_a_recorded_session_is_played_back_the_same(tmp_path: Path) -> None:
             if number % 10 == 0:
                 driver.read(replace(reading, generation_tokens=5 + number, num_waiting=number))
             if number == 70:
-                driver.translator.take([Reset("asked again")], driver.now_ns)
+                driver.translator.apply_events([Reset("asked again")], driver.now_ns)
         for message in driver.messages:
             assert writer.write(message, wait=True)
     live = driver.follower.mirror

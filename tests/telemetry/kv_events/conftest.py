@@ -105,7 +105,7 @@ class Watched:
         def look() -> object:
             if publisher is not None:
                 publisher.answer()
-            self.follower.take(self.stream.take())
+            self.follower.take(self.stream.take_items())
             return condition()
 
         wait_for(look, lambda: (self.stream.status, self.follower.items[-3:]))

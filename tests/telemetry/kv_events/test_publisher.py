@@ -175,9 +175,9 @@ def test_a_consumer_sees_that_batches_were_dropped(
     publish: Callable[..., KvEventPublisher], watch: Callable[..., Watched]
 ) -> None:
     publisher = publish()
-    publisher._queue.next_seq = 4
+    publisher.queue.next_seq = 4
     publisher.publish([stored(0)])
-    publisher._queue.next_seq = 9
+    publisher.queue.next_seq = 9
     publisher.publish([stored(1)])
     watched = watch(publisher.endpoint, publisher.replay_endpoint)
     watched.until(lambda: watched.stream.status.seq == 9)

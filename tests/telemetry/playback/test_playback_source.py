@@ -44,7 +44,7 @@ class Watcher:
     def take(self) -> Mirror:
         """Everything there is, once it is of the position."""
         assert self.source.wait(lambda: not self.source.is_seeking, WAIT_S)
-        while (update := self.source.take()) is not None:
+        while (update := self.source.take_update()) is not None:
             if self.source.has_jumped:
                 self.mirror, self.updates = Mirror(), []
                 self.num_jumps += 1
@@ -280,7 +280,7 @@ def test_after_a_damaged_chunk_it_goes_on_with_the_next_keyframe(
 ) -> None:
     watcher = watch(record(400).path)
     source = watcher.source
-    for chunk in source.recording._chunks.message_chunks[4:6]:
+    for chunk in source.recording.chunks.message_chunks[4:6]:
         chunk.crc ^= 1
     watcher.play_to_the_end()
     assert_same_state(watcher.take(), source.recording.state_at(1e9))

@@ -93,7 +93,7 @@ def test_as_it_comes_it_is_the_mirrors_too(make_messages: Callable[..., Any]) ->
         del frames[:count]
         mirror.apply(update)
         for block_history in block_histories:
-            block_history.take(update, 5)
+            block_history.add_update(update, 5)
             last = block_history.rows[-1]
             assert tuple(int(last[name]) for name in LASTING) == row_of(mirror, block_history.block)
             assert last["time_ns"] <= mirror.time_ns + 5

@@ -117,7 +117,7 @@ def test_who_goes_on_from_a_damaged_second_has_the_state_again(tmp_path: Path, a
     path = written(tmp_path)
     whole = Recording.open(path)
     at_ns = whole.start_ns + at_s * 1e9
-    damaged = next(chunk for chunk in whole._chunks.message_chunks if chunk.start_ns <= at_ns <= chunk.end_ns)
+    damaged = next(chunk for chunk in whole.chunks.message_chunks if chunk.start_ns <= at_ns <= chunk.end_ns)
     data = bytearray(path.read_bytes())
     data[damaged.offset + damaged.stored_bytes // 2] ^= 1
     path.write_bytes(data)

@@ -26,10 +26,10 @@ class HeldFile(McapFile):
         super().__init__(path)
         self.is_held, self.may_go_on = threading.Event(), threading.Event()
 
-    def add(self, *given: Any, **named: Any) -> None:
+    def add_message(self, *given: Any, **named: Any) -> None:
         self.is_held.set()
         self.may_go_on.wait(PATIENCE_S)
-        super().add(*given, **named)
+        super().add_message(*given, **named)
 
 
 def test_what_came_with_a_state_is_handed_over_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def test_chunks_of_zeros_are_looked_at_once_and_not_for_ever(
 def test_a_chunk_that_turns_out_damaged_is_inflated_once(record: Record, tmp_path: Path, monkeypatch: Any) -> None:
     """Its times and counts hold, so that opening does not look into it; every pass over the file meets it."""
     recorded = record(300)
-    bad = [chunk for chunk in Recording.open(recorded.path)._chunks.message_chunks if chunk.num_frames][1]
+    bad = [chunk for chunk in Recording.open(recorded.path).chunks.message_chunks if chunk.num_frames][1]
     data = bytearray(recorded.path.read_bytes())
     data[bad.offset + bad.stored_bytes // 2] ^= 1
     path = tmp_path / "bad.mcap"
@@ -214,7 +214,7 @@ def test_a_flipped_byte_in_the_times_of_a_chunk_changes_nothing(record: Record, 
     data = recorded.path.read_bytes()
     whole = Recording.open(recorded.path)
     path = tmp_path / "flipped.mcap"
-    for each in whole._chunks.message_chunks[:6] + whole._chunks.message_chunks[-1:]:
+    for each in whole.chunks.message_chunks[:6] + whole.chunks.message_chunks[-1:]:
         head = data.rindex(struct.pack("<QII", each.inflated_bytes, each.crc, 4), 0, each.offset) - 16
         for byte in range(16):
             flipped = bytearray(data)
@@ -242,7 +242,7 @@ def test_times_that_lie_everywhere_are_not_believed(tmp_path: Path, make_message
 def test_a_message_of_another_time_than_its_chunk_is_left_out_once(record: Record) -> None:
     recording = Recording.open(record(100).path)
     assert isinstance(next(iter(recording.messages()))[1], Hello)
-    first = next(each for each in recording._chunks.message_chunks if each.num_frames)
+    first = next(each for each in recording.chunks.message_chunks if each.num_frames)
     first.end_ns = first.start_ns
     before = len(list(recording.frames()))
     damaged = recording.num_damaged

@@ -73,7 +73,7 @@ def test_a_keyframe_is_where_seeking_begins(record: Callable[..., Any]) -> None:
     recording = Recording.open(recorded.path)
     assert 0.9 * recording.info.duration_s - 1 <= len(keyframes) <= recording.info.duration_s
     at_end = recording.state_at(1e9)
-    next(chunk for chunk in recording._chunks.message_chunks if chunk.num_frames).crc ^= 1
+    next(chunk for chunk in recording.chunks.message_chunks if chunk.num_frames).crc ^= 1
     assert recording.state_at(1e9).ledger.equals(at_end.ledger)
     assert recording.num_damaged == 0
     assert list(recording.frames())[-1].seq == 400
@@ -143,7 +143,7 @@ def test_a_full_queue_drops_and_counts(tmp_path: Path, make_messages: Callable[.
 def test_a_full_disk_ends_the_recording_and_keeps_what_was_written(
     tmp_path: Path, make_messages: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    messages, add = make_messages(300), McapFile.add
+    messages, add = make_messages(300), McapFile.add_message
 
     def full(file: McapFile, *message: Any) -> None:
         if writer.num_written == 150:
@@ -151,7 +151,7 @@ def test_a_full_disk_ends_the_recording_and_keeps_what_was_written(
             raise OSError(28, "No space left on device")
         add(file, *message)
 
-    monkeypatch.setattr(McapFile, "add", full)
+    monkeypatch.setattr(McapFile, "add_message", full)
     writer = RecordingWriter(tmp_path / "full.mcap")
     for message in messages:
         writer.write(message, wait=True)

@@ -93,7 +93,7 @@ class World:
 
     def _look(self) -> None:
         """Apply what may be applied: at any moment the picture is one the engine once had."""
-        for run in self.sync.take():
+        for run in self.sync.take_runs():
             self.mirror.apply(coalesce(run.frames, snapshot=run.snapshot))
             rows = self.mirror.ledger.pack_all()
             shown = b"".join(getattr(rows, n) for n in rows.__struct_fields__)

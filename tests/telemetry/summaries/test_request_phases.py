@@ -61,7 +61,7 @@ def test_they_are_those_of_a_plain_model_and_the_same_when_computed(record: Call
     recording = Recording.open(record(700).path)
     overview, computed = read_overview(recording), SessionOverview()
     computed_part(recording, recording.start_ns).into(computed)
-    assert overview.phases.is_told
+    assert overview.phases.is_available
     assert turns_of(overview) == turns_of(computed)
     found = set(turns_of(overview))
     plain = plain_phases(recording)
@@ -74,11 +74,11 @@ def test_they_are_those_of_a_plain_model_and_the_same_when_computed(record: Call
 def test_a_log_keeps_the_newest_and_says_how_many_went() -> None:
     log = PhaseLog(max_phases=100)
     log.add(None, 1)
-    assert not log.is_told
+    assert not log.is_available
     assert not len(log)
     for second in range(30):
         log.add(np.array([(second * 10 + place, place + 1, 2) for place in range(10)], PHASE).tobytes(), second)
-    assert log.is_told
+    assert log.is_available
     assert log.num_forgotten + len(log) == 300
     assert len(log) <= 100
     assert log.rows["time_ns"].tolist() == list(range(300 - len(log), 300))

@@ -45,7 +45,7 @@ def test_it_is_paused_stepped_and_told_as_a_real_one_is(server: SyntheticServer)
 
         def look() -> None:
             replies.extend(reply for reply in source.take_replies() if not isinstance(reply, Status))
-            update = source.take()
+            update = source.take_update()
             if update is not None:
                 mirror.apply(update)
 

@@ -40,7 +40,7 @@ def content(block, num_tokens=16, number=1):
 
 
 def answer(collector, ledger, *contents):
-    collector.take(contents)
+    collector.add_contents(contents)
     return collector.confirmed(ledger, EPOCH)
 
 
@@ -184,7 +184,7 @@ def recorded(path, with_texts=True):
             if message is not engine.hello and with_texts:
                 texts.follow(message)
                 texts._next_s = -1.0
-                texts.take(content(block) for block in texts.due())
+                texts.add_contents(content(block) for block in texts.due())
         if with_texts:
             texts.write()
     return Recording.open(path)

@@ -252,7 +252,7 @@ def test_it_is_played_while_it_is_written(
         def follow() -> Mirror:
             nonlocal mirror
             assert source.wait(lambda: not source.is_seeking, WAIT_S)
-            while (update := source.take()) is not None:
+            while (update := source.take_update()) is not None:
                 mirror = Mirror() if source.has_jumped else mirror
                 mirror.apply(update)
             return mirror

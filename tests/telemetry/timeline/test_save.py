@@ -100,7 +100,7 @@ def test_who_watches_may_end_it(written: Any, tmp_path: Path) -> None:
 
 def test_a_full_disk_is_told(written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, ring_recording = written
-    write, written_to = McapFile.add, []
+    write, written_to = McapFile.add_message, []
 
     def full(file: McapFile, *given: Any) -> None:
         written_to.append(file)
@@ -108,7 +108,7 @@ def test_a_full_disk_is_told(written: Any, tmp_path: Path, monkeypatch: pytest.M
             raise OSError(28, "No space left on device")
         write(file, *given)
 
-    monkeypatch.setattr(McapFile, "add", full)
+    monkeypatch.setattr(McapFile, "add_message", full)
     with pytest.raises(KvscopeError, match=r"part\.mcap' cannot be written: No space left on device"):
         save(ring_recording, tmp_path / "part.mcap", 0.0)
     assert list(tmp_path.glob("*.mcap*")) == []

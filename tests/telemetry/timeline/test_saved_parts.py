@@ -76,7 +76,7 @@ def test_a_part_is_what_was(written: Any, tmp_path: Path, assert_same_state: Mak
 def test_damage_is_left_out_and_told(written: Any, tmp_path: Path, assert_same_state: Make) -> None:
     session, recorded = written
     file = recorded.segments[1]
-    bad = max(file._chunks.message_chunks, key=lambda chunk: chunk.num_frames or 0)
+    bad = max(file.chunks.message_chunks, key=lambda chunk: chunk.num_frames or 0)
     data = bytearray(file.path.read_bytes())
     data[bad.offset + bad.stored_bytes // 2] ^= 1
     file.path.write_bytes(data)

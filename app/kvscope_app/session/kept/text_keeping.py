@@ -98,4 +98,4 @@ class TextKeeping(QObject):
     def _take(self, replies: list[Reply]) -> None:
         for reply in replies:
             if isinstance(reply, BlockText) and reply.tag == self._tag:
-                self._collector.take(reply.contents)
+                self._collector.add_contents(reply.contents)

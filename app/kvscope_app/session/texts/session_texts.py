@@ -195,8 +195,8 @@ class SessionTexts(QObject):
         contents_of = dict(zip(asked, contents, strict=False))
         for each in asked:
             content = contents_of.get(each)
-            is_told = content is not None and content.block == each.block and content.token_ids
-            self._note(each, content if is_told and self._is_live(each) else None)
+            is_available = content is not None and content.block == each.block and content.token_ids
+            self._note(each, content if is_available and self._is_live(each) else None)
         self.arrived.emit()
         self.look()
 

@@ -101,16 +101,16 @@ class ChartPanel(QWidget):
         self.legend = ChartLegend(title, [LegendEntry(c.name, c.label, c.dashed) for c in self.curves])
         self._time_axis = time_axis or TimeAxis()
         self.plot = Plot(ValueAxis(axis_text), self._time_axis)
-        self._dots: dict[str, pg.ScatterPlotItem] = {}
+        self.dot_items: dict[str, pg.ScatterPlotItem] = {}
         """Points that no line reaches."""
-        self._items = {curve.name: self._add_curve(curve) for curve in self.curves}
+        self.curve_items = {curve.name: self._add_curve(curve) for curve in self.curves}
         self._filled = {curve.name: curve.filled for curve in self.curves}
         self.gap_bands = GapBands()
         """Stretches where nothing was heard of the engine."""
         self.stop_bands = StopBands()
-        self._marks = pg.ScatterPlotItem(symbol="t1", size=8, pen=None, hoverable=True, tip=_mark_tip)
-        self._shown_marks: tuple[float, tuple[Mark, ...]] = (0.0, ())
-        self._cursor = pg.InfiniteLine(angle=90, movable=False)
+        self.mark_points = pg.ScatterPlotItem(symbol="t1", size=8, pen=None, hoverable=True, tip=_mark_tip)
+        self.shown_marks: tuple[float, tuple[Mark, ...]] = (0.0, ())
+        self.cursor_line = pg.InfiniteLine(angle=90, movable=False)
         self._place = pg.InfiniteLine(angle=90, movable=False)
         self._set_up_plot()
         layout = QVBoxLayout(self)
@@ -143,7 +143,7 @@ class ChartPanel(QWidget):
             return
         (first, last), _ = self.plot.view_box.viewRange()
         share = _KEY_ZOOM**steps
-        middle = float(self._cursor.value()) if self._cursor.isVisible() else (first + last) / 2
+        middle = float(self.cursor_line.value()) if self.cursor_line.isVisible() else (first + last) / 2
         self.range_dragged.emit(middle - (middle - first) * share, middle + (last - middle) * share)
 
     def clock_text(self, x: float) -> str:
@@ -173,13 +173,13 @@ class ChartPanel(QWidget):
         step = (x[-1] - x[0]) / max(x.size - 1, 1) if x.size else 0.0
         x, y, joined = join_near(x, y, max(self._join_gap_s, 3.5 * step))
         alone = ~joined & ~np.roll(joined, 1)
-        self._dots[name].setData(x[alone], y[alone])
+        self.dot_items[name].setData(x[alone], y[alone])
         highest = float(y.max()) if y.size else 0.0
         if self._filled[name]:
             below = -_OUT_OF_SIGHT * max(highest, self._fixed_top or self._top, 1.0)
             x, y, joined = close_areas(x, y, joined, below)
         connect = "all" if joined[:-1].all() else joined.astype(np.uint8)
-        self._items[name].setData(x, y, connect=connect, skipFiniteCheck=True)
+        self.curve_items[name].setData(x, y, connect=connect, skipFiniteCheck=True)
         return highest
 
     def fit(self, highest: float) -> None:
@@ -204,15 +204,15 @@ class ChartPanel(QWidget):
         """Draw marks near the bottom; hovering one shows its text."""
         y = self._top * 0.06 if self._fixed_top is None else self._fixed_top * 0.06
         shown = (y, tuple(marks))
-        if shown != self._shown_marks:
-            self._shown_marks = shown
-            self._marks.setData([mark.x for mark in marks], [y] * len(marks), data=list(marks))
+        if shown != self.shown_marks:
+            self.shown_marks = shown
+            self.mark_points.setData([mark.x for mark in marks], [y] * len(marks), data=list(marks))
 
     def show_cursor(self, x: float | None) -> None:
         """The hover line, the same in every panel."""
-        self._cursor.setVisible(x is not None)
+        self.cursor_line.setVisible(x is not None)
         if x is not None:
-            self._cursor.setPos(x)
+            self.cursor_line.setPos(x)
 
     def show_place(self, x: float | None) -> None:
         """Where in time the session's cursor is, where that is not the right edge."""
@@ -230,13 +230,13 @@ class ChartPanel(QWidget):
         for curve in self.curves:
             color = curve.color_of(theme)
             style = Qt.PenStyle.DashLine if curve.dashed else Qt.PenStyle.SolidLine
-            self._items[curve.name].setPen(pg.mkPen(color, width=1, style=style))
-            self._dots[curve.name].setBrush(pg.mkBrush(color))
+            self.curve_items[curve.name].setPen(pg.mkPen(color, width=1, style=style))
+            self.dot_items[curve.name].setBrush(pg.mkBrush(color))
             if curve.filled:
-                self._items[curve.name].setBrush(pg.mkBrush(mix(theme.base, color, 0.45)))
-        self._marks.setBrush(pg.mkBrush(theme.bad))
+                self.curve_items[curve.name].setBrush(pg.mkBrush(mix(theme.base, color, 0.45)))
+        self.mark_points.setBrush(pg.mkBrush(theme.bad))
         self._place.setPen(pg.mkPen(theme.accent))
-        self._cursor.setPen(pg.mkPen(theme.muted, style=Qt.PenStyle.DashLine))
+        self.cursor_line.setPen(pg.mkPen(theme.muted, style=Qt.PenStyle.DashLine))
         self.gap_bands.set_color(mix(theme.base, theme.muted, 0.10))
         self.stop_bands.apply_theme(theme)
         self.legend.apply_theme(theme, {curve.name: curve.color_of(theme) for curve in self.curves})
@@ -244,8 +244,8 @@ class ChartPanel(QWidget):
     def _add_curve(self, curve: CurveSpec) -> CurveItem:
         item = CurveItem(antialias=False, fillLevel=0.0 if curve.filled else None)
         self.plot.view_box.addItem(item)
-        self._dots[curve.name] = pg.ScatterPlotItem(symbol="o", size=4, pen=None)
-        self.plot.view_box.addItem(self._dots[curve.name])
+        self.dot_items[curve.name] = pg.ScatterPlotItem(symbol="o", size=4, pen=None)
+        self.plot.view_box.addItem(self.dot_items[curve.name])
         return item
 
     def _set_up_plot(self) -> None:
@@ -255,9 +255,9 @@ class ChartPanel(QWidget):
         view.disableAutoRange()
         self._leave_room()
         view.setYRange(0, self._fixed_top or 1.0, padding=0)
-        for item in (self.gap_bands, self.stop_bands, self._marks, self._cursor, self._place):
+        for item in (self.gap_bands, self.stop_bands, self.mark_points, self.cursor_line, self._place):
             view.addItem(item, ignoreBounds=True)
-        self._cursor.hide()
+        self.cursor_line.hide()
         self._place.hide()
         plot.scene().sigMouseMoved.connect(self._on_mouse_moved)
         plot.scene().sigMouseClicked.connect(self._on_clicked)
@@ -276,8 +276,8 @@ class ChartPanel(QWidget):
         self.plot.setAccessibleDescription(self._sentence())
 
     def _sentence(self) -> str:
-        when = f"{self.clock_text(float(self._cursor.value()))}: " if self._cursor.isVisible() else ""
-        stopped = self.stop_bands.words_at(float(self._cursor.value())) if self._cursor.isVisible() else ""
+        when = f"{self.clock_text(float(self.cursor_line.value()))}: " if self.cursor_line.isVisible() else ""
+        stopped = self.stop_bands.words_at(float(self.cursor_line.value())) if self.cursor_line.isVisible() else ""
         return when + self.legend.description + (f", engine {stopped}" if stopped else "")
 
     def leaveEvent(self, event: object) -> None:
@@ -296,7 +296,9 @@ class ChartPanel(QWidget):
         if click.button() is not Qt.MouseButton.LeftButton or not view.sceneBoundingRect().contains(click.scenePos()):
             return
         at = view.mapSceneToView(click.scenePos())
-        about = next((spot.data().about for spot in self._marks.pointsAt(at) if spot.data().about is not None), None)
+        about = next(
+            (spot.data().about for spot in self.mark_points.pointsAt(at) if spot.data().about is not None), None
+        )
         if about is not None:
             self.mark_chosen.emit(about)
         else:
@@ -313,13 +315,13 @@ class ChartPanel(QWidget):
         if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
             by = length * (_KEY_READ if shift else _KEY_SHARE) * (1 if key == Qt.Key.Key_Right else -1)
             if shift:
-                at = self._cursor.value() if self._cursor.isVisible() else last
+                at = self.cursor_line.value() if self.cursor_line.isVisible() else last
                 self.hovered.emit(min(max(float(at) + by, first), last))
                 announce(self.plot, self._sentence())
             else:
                 self.range_dragged.emit(first + by, last + by)
-        elif self._cursor.isVisible():
-            self.chosen.emit(float(self._cursor.value()))
+        elif self.cursor_line.isVisible():
+            self.chosen.emit(float(self.cursor_line.value()))
 
 
 def _mark_tip(x: float, y: float, data: Mark) -> str:

@@ -75,7 +75,7 @@ class Chat(QObject):
         self._keeper.messages_changed.connect(self.messages_changed)
         self._keeper.listed.connect(self._on_kept)
         self._flush_timer = QTimer(self, interval=FLUSH_MS)
-        self._flush_timer.timeout.connect(self._flush)
+        self._flush_timer.timeout.connect(self.flush)
         session.replies.connect(self._on_replies)
         session.status_changed.connect(self._on_status)
 
@@ -176,7 +176,7 @@ class Chat(QObject):
         for answer in self._answers.values():
             if not answer.is_ended:
                 answer.end("interrupted", "the window was closed")
-        self._flush()
+        self.flush()
         return self._keeper.shut_down()
 
     def _submit(self, conversation: Conversation) -> None:
@@ -239,7 +239,7 @@ class Chat(QObject):
         if self.follow_on_map and answer.message.stats.number:
             self._session.select_request(answer.message.stats.number)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Hand on text that came, then the ends."""
         for answer in list(self._answers.values()):
             key = answer.conversation.key

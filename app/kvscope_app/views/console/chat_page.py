@@ -72,8 +72,8 @@ class ChatPage(QWidget):
         self._deleted: Conversation | None = None
         self._stats_s = 0.0
         self._model = ConversationModel(chat, self)
-        self.list = ConversationList(self._model, self._on_row)
-        self.combo = ConversationCombo(self._model, self._on_row)
+        self.list = ConversationList(self._model, self.show_row)
+        self.combo = ConversationCombo(self._model, self.show_row)
         self.transcript = Transcript()
         self.starters = Starters()
         self.options = OptionsPanel()
@@ -121,7 +121,7 @@ class ChatPage(QWidget):
         self.composer.show_state(
             is_writing=answer is not None,
             is_stopping=answer is not None and answer.phase is AnswerPhase.STOPPING,
-            blocked=self._blocked(),
+            blocked=self.why_blocked(),
         )
         self.starters.offer(self.session.takes_prompts)
         hello, stats = self.session.live_mirror.hello, self.current.last_stats
@@ -129,7 +129,7 @@ class ChatPage(QWidget):
         limit = 0 if hello is None else hello.cache.max_request_tokens or hello.model.max_model_len
         self.context.show_fill(stats.context_tokens if stats else 0, limit)
 
-    def _blocked(self) -> str:
+    def why_blocked(self) -> str:
         if not self.session.takes_prompts:
             return why_no_prompts(self.session.live_mirror.capabilities) or "This engine accepts no prompts"
         if self.session.is_viewer:
@@ -156,7 +156,7 @@ class ChatPage(QWidget):
     def _on_starter(self, prompt: str) -> None:
         """Sent, or put into the composer where nothing can be sent now or somebody writes there already."""
         has_text = bool(self.composer.edit.toPlainText().strip())
-        if self._blocked() or self.chat.answer_of(self.current.key) is not None or has_text:
+        if self.why_blocked() or self.chat.answer_of(self.current.key) is not None or has_text:
             self.composer.set_text(prompt)
         else:
             self._on_send(prompt)
@@ -212,7 +212,7 @@ class ChatPage(QWidget):
         if found is not None:
             self.show_conversation(found)
 
-    def _on_row(self, row: int) -> None:
+    def show_row(self, row: int) -> None:
         if 0 <= row < len(self.chat.conversations):
             self.show_conversation(self.chat.conversations[row])
 

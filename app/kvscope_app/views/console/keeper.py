@@ -45,7 +45,7 @@ class Keeper(QObject):
         parent: QObject,
     ) -> None:
         super().__init__(parent)
-        self._store = store
+        self.store = store
         self._conversations = conversations
         self._is_writing = is_writing
         self._unsaved: set[str] = set()
@@ -70,13 +70,13 @@ class Keeper(QObject):
 
     def is_written_elsewhere(self, key: str) -> bool:
         """Whether another window writes an answer there now."""
-        return key in self._store.written_elsewhere
+        return key in self.store.written_elsewhere
 
     def delete(self, conversation: Conversation) -> None:
         """Remove it from the disk."""
         self._unsaved.discard(conversation.key)
         try:
-            self._store.delete(conversation.key)
+            self.store.delete(conversation.key)
         except KvscopeError as error:
             self.notified.emit(str(error))
 
@@ -97,13 +97,13 @@ class Keeper(QObject):
     def look(self) -> None:
         """Take in what other windows wrote."""
         busy = {c.key for c in self._conversations if self._is_writing(c.key)}
-        before = set(self._store.written_elsewhere)
-        changes = self._store.take_changes(but=self._unsaved | busy)
+        before = set(self.store.written_elsewhere)
+        changes = self.store.take_changes(but=self._unsaved | busy)
         for theirs in changes.written:
             self._take(theirs)
         gone = set(changes.deleted)
         self._conversations[:] = [c for c in self._conversations if c.key not in gone]
-        if changes.written or changes.deleted or before != self._store.written_elsewhere:
+        if changes.written or changes.deleted or before != self.store.written_elsewhere:
             self.listed.emit()
 
     def shut_down(self) -> str:
@@ -113,34 +113,34 @@ class Keeper(QObject):
         if self._unsaved:
             self.save()  # it opens the file anew; there will be no later
         self._save_timer.stop()
-        self._store.close()
+        self.store.close()
         return self._rescue()
 
     def _rescue(self) -> str:
         unsaved = [c for c in self._conversations if c.key in self._unsaved and (c.messages or c.named)]
         if not unsaved:
             return ""
-        paths, is_all = rescue(self._store.folder, unsaved)
-        return rescue_text(paths, is_all, self._store.folder)
+        paths, is_all = rescue(self.store.folder, unsaved)
+        return rescue_text(paths, is_all, self.store.folder)
 
     def _save(self, conversation: Conversation) -> None:
         is_writing = self._is_writing(conversation.key)
         try:
-            self._store.save(conversation, sync=not is_writing, is_writing=is_writing)
+            self.store.save(conversation, sync=not is_writing, is_writing=is_writing)
         except ChangedElsewhere as changed:
             self._join(conversation, changed.theirs)
 
     def _join(self, ours: Conversation, theirs: Conversation) -> None:
         """Both windows wrote: one of them holds all there is, or both are kept."""
         if goes_on_from(ours, theirs):
-            self._store.accept(ours.key)
-            self._store.save(ours, is_writing=self._is_writing(ours.key))
+            self.store.accept(ours.key)
+            self.store.save(ours, is_writing=self._is_writing(ours.key))
         elif goes_on_from(theirs, ours) and not self._is_writing(ours.key):
-            self._store.accept(ours.key)
+            self.store.accept(ours.key)
             self._take(theirs)
             self.listed.emit()
         else:
-            self._store.accept(ours.key)
+            self.store.accept(ours.key)
             self._part(ours, theirs)
 
     def _part(self, ours: Conversation, theirs: Conversation) -> None:

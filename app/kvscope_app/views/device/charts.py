@@ -107,7 +107,7 @@ class DeviceCharts(ChartStack):
             self.set_panels({quantity.title: self._make_panel(quantity) for quantity in QUANTITIES})
 
     def present(self, first_s: float, last_s: float) -> Sequence[str]:
-        return [title for title in self.panels if self._is_told(_BY_TITLE[title])]
+        return [title for title in self.panels if self._is_available(_BY_TITLE[title])]
 
     def draw_curves(self, name: str, first_s: float, last_s: float) -> None:
         panel, quantity, highest = self.panels[name], _BY_TITLE[name], 0.0
@@ -128,7 +128,7 @@ class DeviceCharts(ChartStack):
         begin_s = self.session.history.devices.begin_s
         return min(last_s if begin_s is None else begin_s, last_s - SHORTEST_S), last_s
 
-    def _is_told(self, quantity: Quantity) -> bool:
+    def _is_available(self, quantity: Quantity) -> bool:
         keys = [HOST] if quantity.of_host else [key for key, _ in self._devices]
         return any(bool(np.isfinite(self._curve(key, quantity)[1]).any()) for key in keys)
 

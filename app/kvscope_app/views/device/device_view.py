@@ -86,12 +86,12 @@ class DeviceView(ChartedView):
     def refresh(self) -> None:
         devices = self.session.history.devices.newest
         if devices is None:
-            self._stack.setCurrentIndex(0)
+            self.stack.setCurrentIndex(0)
             return
         if devices is not self._shown:
             self._shown = devices
             self._show(devices)
-        self._stack.setCurrentIndex(1)
+        self.stack.setCurrentIndex(1)
         self.charts.refresh()
 
     def draw_all(self) -> None:
@@ -161,9 +161,9 @@ class DeviceView(ChartedView):
         column.addStretch(1)
         scroll = scrolled(body)
         self.charts.lie_in(scroll)
-        self._stack = QStackedLayout(self)
-        self._stack.addWidget(empty_state(EMPTY_TEXT))
-        self._stack.addWidget(scroll)
+        self.stack = QStackedLayout(self)
+        self.stack.addWidget(empty_state(EMPTY_TEXT))
+        self.stack.addWidget(scroll)
 
 
 # Processes on GPUs and in the host's memory: a table to read, sort and copy.

@@ -95,10 +95,10 @@ class HeatmapView(View):
         reason = why_no_addresses(self.session.mirror.capabilities)
         self._modes.setEnabled(not reason)
         if reason:
-            self._no_addresses.setText(f"{reason}.")
-            self._stack.setCurrentIndex(2)
+            self.no_addresses_label.setText(f"{reason}.")
+            self.stack.setCurrentIndex(2)
             return
-        self._stack.setCurrentIndex(1 if len(overview) else 0)
+        self.stack.setCurrentIndex(1 if len(overview) else 0)
         if not len(overview):
             return
         self._note_pool(overview)
@@ -111,7 +111,7 @@ class HeatmapView(View):
         for part in self._parts:
             part.show_cursor(timeline.cursor_ns)
             part.show_stops(overview.stops)
-        if self._legend.tells_stops != (len(overview.stops) > 0):
+        if self.legend.tells_stops != (len(overview.stops) > 0):
             self._show_legend()
         self._show_cell(self.map.cell if self.map.hasFocus() else None)
 
@@ -182,11 +182,11 @@ class HeatmapView(View):
         device = DeviceInfo(kind="cpu", name="") if mirror.hello is None else mirror.hello.device
         overview = self.session.overview
         gaps, stops = bool(np.any(np.diff(overview.time_ns) > SECOND_NS)), len(overview.stops) > 0
-        self._legend.show_mode(self.mode, self.theme, shown_in(mirror, ()), device, gaps=gaps, stops=stops)
+        self.legend.show_mode(self.mode, self.theme, shown_in(mirror, ()), device, gaps=gaps, stops=stops)
 
     def _show_frame(self) -> None:
-        self._fit.setChecked(self.frame.stance is Stance.FIT)
-        self._follow.setChecked(self.frame.stance is Stance.FOLLOW)
+        self.fit_button.setChecked(self.frame.stance is Stance.FIT)
+        self.follow_button.setChecked(self.frame.stance is Stance.FOLLOW)
 
     def _set_width(self) -> None:
         width = round((self.map.width() - gutter()) * self.devicePixelRatioF())
@@ -197,8 +197,8 @@ class HeatmapView(View):
         """The map first; of the others as many as leave it its height, the most telling first."""
         is_wide = self.width() >= _WIDE
         self._top.setDirection(QBoxLayout.Direction.LeftToRight if is_wide else QBoxLayout.Direction.TopToBottom)
-        self._legend.set_low(self.height() < _LOW)
-        room = self.height() - _MAP_HEIGHT - _OTHERS_HEIGHT - (0 if is_wide else self._fit.sizeHint().height())
+        self.legend.set_low(self.height() < _LOW)
+        room = self.height() - _MAP_HEIGHT - _OTHERS_HEIGHT - (0 if is_wide else self.fit_button.sizeHint().height())
         for part in self._by_worth:
             room -= part.sizeHint().height() + 2
             part.setVisible(room >= 0)
@@ -217,7 +217,7 @@ class HeatmapView(View):
     def _show_cell(self, cell: Cell | None) -> None:
         if cell is None or self._stores is None:
             if self._hover_ns is None:
-                self._words.setText("")
+                self.caption.setText("")
             return
         cells = self._stores[0].num_cells
         address = cell.row * self._num_addresses // max(cells, 1)
@@ -230,8 +230,8 @@ class HeatmapView(View):
         self._say(runs_words(self.session.overview, cell.time_ns, exponent), self.runs)
 
     def _say(self, words: str, by: HeatCanvas) -> None:
-        self._words.setText(words)
-        self._words.setToolTip(words)
+        self.caption.setText(words)
+        self.caption.setToolTip(words)
         if by.hasFocus():
             by.announce(words)
 
@@ -255,11 +255,13 @@ class HeatmapView(View):
         strips = self.strips
         self._by_worth = (strips.external, strips.internal, self.runs, strips.longest, strips.number)
         self._parts: tuple[TimeArea, ...] = (self.map, self.runs, *strips.all, self._ruler)
-        self._words, self._legend = ElidedLabel(), HeatLegend()
+        self.caption, self.legend = ElidedLabel(), HeatLegend()
         self._runs_title = ElidedLabel("Free-run lengths (blocks); darker = more")
         self._modes = Segments([mode.capitalize() for mode in MODES], "Colour by")
-        self._fit = tool_button("Fit", "Show the whole timeline (F, or double-click)", checkable=True, checked=True)
-        self._follow = tool_button("Follow", "Keep the latest data at the right edge", checkable=True)
+        self.fit_button = tool_button(
+            "Fit", "Show the whole timeline (F, or double-click)", checkable=True, checked=True
+        )
+        self.follow_button = tool_button("Follow", "Keep the latest data at the right edge", checkable=True)
 
     def _lay_out(self) -> None:
         self._top = QHBoxLayout()
@@ -267,12 +269,12 @@ class HeatmapView(View):
         for index, tip in enumerate(_TIPS):
             self._modes.set_tip(index, tip)
         line = QHBoxLayout()
-        line.addWidget(self._words, 1)
-        line.addWidget(self._fit)
-        line.addWidget(self._follow)
+        line.addWidget(self.caption, 1)
+        line.addWidget(self.fit_button)
+        line.addWidget(self.follow_button)
         self._top.addWidget(self._modes)
         self._top.addLayout(line, 1)
-        for words in (self._words, self._runs_title):
+        for words in (self.caption, self._runs_title):
             words.setProperty("look", "muted")
         parts = QWidget()
         column = QVBoxLayout(parts)
@@ -281,14 +283,14 @@ class HeatmapView(View):
         strips = self.strips
         over_map: tuple[QWidget, ...] = (strips.external, strips.internal)
         under_map: tuple[QWidget, ...] = (self._ruler, self._runs_title, self.runs, strips.longest, strips.number)
-        for widget in (*over_map, self.map, *under_map, self._legend):
+        for widget in (*over_map, self.map, *under_map, self.legend):
             column.addWidget(widget, 1 if widget is self.map else 0)
         pages = QWidget()
-        self._stack = QStackedLayout(pages)
-        self._stack.addWidget(empty_state(EMPTY_TEXT))
-        self._stack.addWidget(parts)
-        self._no_addresses = empty_state("")
-        self._stack.addWidget(self._no_addresses)
+        self.stack = QStackedLayout(pages)
+        self.stack.addWidget(empty_state(EMPTY_TEXT))
+        self.stack.addWidget(parts)
+        self.no_addresses_label = empty_state("")
+        self.stack.addWidget(self.no_addresses_label)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(_MARGIN, 6, _MARGIN, 6)
         layout.setSizeConstraint(QLayout.SizeConstraint.SetNoConstraint)
@@ -299,9 +301,9 @@ class HeatmapView(View):
 
     def _connect(self) -> None:
         self._modes.chosen.connect(lambda index: self.set_mode(MODES[index]))
-        self._fit.clicked.connect(self.frame.fit)
-        self._fit.clicked.connect(self._show_frame)
-        self._follow.clicked.connect(self.frame.set_following)
+        self.fit_button.clicked.connect(self.frame.fit)
+        self.fit_button.clicked.connect(self._show_frame)
+        self.follow_button.clicked.connect(self.frame.set_following)
         self.frame.changed.connect(self._show_frame)
         for part in self._parts:
             part.chosen.connect(self._go_to)

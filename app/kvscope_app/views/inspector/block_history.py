@@ -141,7 +141,7 @@ class BlockHistory(QObject):
         if update.snapshot is not None:
             block_history.know(mirror.ledger, _wall_ns(mirror), mirror.hello.epoch, mirror.step)
         else:
-            block_history.take(update, mirror.hello.wall_time_ns - mirror.hello.time_ns)
+            block_history.add_update(update, mirror.hello.wall_time_ns - mirror.hello.time_ns)
         if self._live.has_news:
             self._whole = None
             self.changed.emit()

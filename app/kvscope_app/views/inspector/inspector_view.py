@@ -74,11 +74,12 @@ class InspectorView(View):
         self.steps = StepReader(session, self)
         self.first_tokens = FirstTokens(session, self)
         self._swatch = label()
-        self._nothing = empty_state(EMPTY_TEXTS[BLOCK])
+        self.empty_label = empty_state(EMPTY_TEXTS[BLOCK])
         self._newest: Series = {}
-        self._selected = (session.selected_block, session.selected_request)
+        self._selected: tuple[int | None, int | None] = (None, None)
         self._lay_out()
         self._connect()
+        self._on_selection()  # what was selected before this view was made
         self.setFocusProxy(self.table)
 
     def show_subject(self, subject: int) -> None:
@@ -98,7 +99,7 @@ class InspectorView(View):
         if page is None or self.subject != STEP:
             self.strip.show_phases(())
         if page is None:
-            self._nothing.setText(self._why_nothing())
+            self.empty_label.setText(self._why_nothing())
             self.heading.setText("")
         else:
             self.heading.setText(page.title)
@@ -290,7 +291,7 @@ class InspectorView(View):
         self.splitter.setChildrenCollapsible(False)
         body = QWidget()
         self._stack = QStackedLayout(body)
-        self._stack.addWidget(self._nothing)
+        self._stack.addWidget(self.empty_label)
         self._stack.addWidget(self.splitter)
         rows = QVBoxLayout()
         rows.setContentsMargins(0, 0, 0, 0)

@@ -69,8 +69,8 @@ def account(
         *workspace_parts(memory),
     ]
     owned = sum(part.num_bytes or 0 for part in parts)
-    is_told = memory is not None and all(part.num_bytes is not None for part in parts if part.key in _COUNTED)
-    rest = use.taken - owned if use.taken is not None and is_told else None
+    is_available = memory is not None and all(part.num_bytes is not None for part in parts if part.key in _COUNTED)
+    rest = use.taken - owned if use.taken is not None and is_available else None
     parts += [
         MemoryPart("other", "Unattributed", rest, "other", _REST_MEANING),
         MemoryPart("others", "Other processes", use.others, "others", "All other processes on this device"),

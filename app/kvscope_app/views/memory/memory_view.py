@@ -178,7 +178,7 @@ class PartTable(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._grid = _grid(self)
-        self._rows: dict[str, tuple[Swatch, QLabel, QLabel]] = {}
+        self.rows: dict[str, tuple[Swatch, QLabel, QLabel]] = {}
         self._parts: tuple[MemoryPart, ...] = ()
         self._theme: Theme | None = None
 
@@ -188,18 +188,18 @@ class PartTable(QWidget):
             self._clear()  # another engine, with a tier more or less
         self._parts = now.parts
         for part in now.parts:
-            if part.key not in self._rows:
+            if part.key not in self.rows:
                 self._add_row(part.key, part.label, part.meaning)
-            _, size, share = self._rows[part.key]
+            _, size, share = self.rows[part.key]
             _show_value(size, signed_bytes(part.num_bytes))
             _show_value(share, percent(now.share(part)) if now.share(part) is not None else "")
-        if "total" not in self._rows:
+        if "total" not in self.rows:
             self._add_row("total", "Whole device", "All device memory")
-        _show_value(self._rows["total"][1], num_bytes(now.total_bytes))
+        _show_value(self.rows["total"][1], num_bytes(now.total_bytes))
         self._color_swatches()
 
     def _clear(self) -> None:
-        self._rows.clear()
+        self.rows.clear()
         while (item := self._grid.takeAt(0)) is not None:
             if (widget := item.widget()) is not None:
                 widget.hide()
@@ -207,7 +207,7 @@ class PartTable(QWidget):
 
     def value(self, key: str) -> str:
         """The bytes shown for part `key`."""
-        return self._rows[key][1].text()
+        return self.rows[key][1].text()
 
     def apply_theme(self, theme: Theme) -> None:
         """Recolour the swatches."""
@@ -217,7 +217,7 @@ class PartTable(QWidget):
     def _color_swatches(self) -> None:
         if self._theme is not None:
             for part in self._parts:
-                self._rows[part.key][0].set_color(part_color(part, self._theme))
+                self.rows[part.key][0].set_color(part_color(part, self._theme))
 
     def _add_row(self, key: str, text: str, meaning: str) -> None:
         row = self._grid.rowCount()
@@ -228,7 +228,7 @@ class PartTable(QWidget):
             widget.setToolTip(meaning)
             alignment = Qt.AlignmentFlag.AlignVCenter
             self._grid.addWidget(widget, row, column, alignment if column < 2 else Qt.AlignmentFlag(0))
-        self._rows[key] = (swatch, size, share)
+        self.rows[key] = (swatch, size, share)
 
 
 class DetailTable(QWidget):
@@ -237,22 +237,22 @@ class DetailTable(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._grid = _grid(self)
-        self._rows: dict[str, tuple[QLabel, QLabel]] = {}
+        self.rows: dict[str, tuple[QLabel, QLabel]] = {}
 
     def show_rows(self, rows: list[tuple[str, str, str]]) -> None:
         """Rows of name, value and meaning. A name has its place from when it was first shown."""
         shown = {name for name, *_ in rows}
-        for name, (text, value) in self._rows.items():
+        for name, (text, value) in self.rows.items():
             text.setVisible(name in shown)
             value.setVisible(name in shown)
         for name, value_text, meaning in rows:
-            if name not in self._rows:
+            if name not in self.rows:
                 self._add_row(name, meaning)
-            _show_value(self._rows[name][1], value_text)
+            _show_value(self.rows[name][1], value_text)
 
     def value(self, name: str) -> str:
         """The value shown for `name`."""
-        return self._rows[name][1].text()
+        return self.rows[name][1].text()
 
     def _add_row(self, name: str, meaning: str) -> None:
         row = self._grid.rowCount()
@@ -261,7 +261,7 @@ class DetailTable(QWidget):
         value.setToolTip(meaning)
         self._grid.addWidget(text, row, 1)
         self._grid.addWidget(value, row, 2)
-        self._rows[name] = text, value
+        self.rows[name] = text, value
 
 
 def part_color(part: MemoryPart, theme: Theme) -> str:
@@ -302,13 +302,13 @@ class ForecastLine(QWidget):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session
-        self._sign = label()
+        self.sign = label()
         self._text = ElidedLabel()
         self.setToolTip(_TIP)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(8)
-        row.addWidget(self._sign)
+        row.addWidget(self.sign)
         row.addWidget(self._text, 1)
         self.hide()
 
@@ -324,7 +324,7 @@ class ForecastLine(QWidget):
         if left_s is not None:
             about = f"{left_s:.0f} s" if left_s < 60 else seconds(left_s)
             self._text.setText(f"{self._which()} run out in {about} at this rate")
-            self._sign.setVisible(left_s < _SOON_S)
+            self.sign.setVisible(left_s < _SOON_S)
 
     def _which(self) -> str:
         """What is still there to be gone: where no block is free, those in the cache are given up."""
@@ -334,4 +334,4 @@ class ForecastLine(QWidget):
 
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""
-        self._sign.setPixmap(pixmap("warning", theme.warn, 16))
+        self.sign.setPixmap(pixmap("warning", theme.warn, 16))

@@ -93,7 +93,7 @@ class MemoryOverTime(ChartStack):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session, "Over time")
-        self._scales = {chart.title: _Scale() for chart in _CHARTS}
+        self.scales = {chart.title: _Scale() for chart in _CHARTS}
         self._window: HistoryWindow | None = None
         self._values: dict[str, dict[str, FloatArray]] = {}
         """Bytes of each chart's curves, shape (n,) each, of the charts of which something was told."""
@@ -108,7 +108,7 @@ class MemoryOverTime(ChartStack):
         return list(self._values)
 
     def draw_curves(self, name: str, first_s: float, last_s: float) -> None:
-        window, values, panel, scale = self._window, self._values[name], self.panels[name], self._scales[name]
+        window, values, panel, scale = self._window, self._values[name], self.panels[name], self.scales[name]
         assert window is not None, "there are charts"
         time_s = window.time_s + window.end_ns / 1e9
         phase = int(window.end_ns // window.bin_ns) - time_s.size + 1
@@ -148,7 +148,7 @@ class MemoryOverTime(ChartStack):
         return columns
 
     def _make_panel(self, chart: _Chart) -> ChartPanel:
-        panel = ChartPanel(chart.title, chart.curves, self._scales[chart.title].text)
+        panel = ChartPanel(chart.title, chart.curves, self.scales[chart.title].text)
         panel.legend.explain(chart.tip)
         panel.setFixedHeight(_HEIGHT)
         return panel

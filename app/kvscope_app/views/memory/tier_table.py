@@ -34,7 +34,7 @@ class TierTable(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._theme: Theme = DARK
-        self._parts: dict[Tier, _TierPart] = {}
+        self.parts: dict[Tier, _TierPart] = {}
         self._uses: tuple[TierUse, ...] = ()
         self._moved = label(look="muted", wraps=True)
         self._column = QVBoxLayout(self)
@@ -49,11 +49,11 @@ class TierTable(QWidget):
         self._uses = uses
         self.setVisible(bool(uses))
         for use in uses:
-            if use.tier not in self._parts:
-                self._parts[use.tier] = _TierPart(use.title)
-                self._column.insertWidget(self._column.count() - 1, self._parts[use.tier])
-            self._parts[use.tier].show_use(use, self._theme)
-        for tier, part in self._parts.items():
+            if use.tier not in self.parts:
+                self.parts[use.tier] = _TierPart(use.title)
+                self._column.insertWidget(self._column.count() - 1, self.parts[use.tier])
+            self.parts[use.tier].show_use(use, self._theme)
+        for tier, part in self.parts.items():
             part.setVisible(any(use.tier is tier for use in uses))
         self._moved.setText(moved_text(counters, capabilities))
 
@@ -61,11 +61,11 @@ class TierTable(QWidget):
         """Take the colours of `theme`."""
         self._theme = theme
         for use in self._uses:
-            self._parts[use.tier].show_use(use, theme)
+            self.parts[use.tier].show_use(use, theme)
 
     def value(self, tier: Tier, kind: str) -> str:
         """The bytes shown of what `tier` keeps as `kind`: "swapped", "cached" or "free"."""
-        return self._parts[tier].values[kind].text()
+        return self.parts[tier].values[kind].text()
 
     @property
     def moved(self) -> str:
@@ -80,9 +80,9 @@ class _TierPart(QWidget):
         self.values = {kind: number_label() for kind in _KINDS}
         self._counts = {kind: number_label() for kind in _KINDS}
         self._whole = number_label()
-        self._bar = StackedBar()
-        self._bar.setAccessibleName(title)
-        self._bar.setFixedHeight(_BAR_HEIGHT)
+        self.bar = StackedBar()
+        self.bar.setAccessibleName(title)
+        self.bar.setFixedHeight(_BAR_HEIGHT)
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setHorizontalSpacing(10)
@@ -90,7 +90,7 @@ class _TierPart(QWidget):
         self._grid.setColumnStretch(1, 1)
         self._grid.addWidget(label(title, wraps=True), 0, 0, 1, 2)
         self._grid.addWidget(self._whole, 0, 2, 1, 2)
-        self._grid.addWidget(self._bar, 1, 0, 1, 4)
+        self._grid.addWidget(self.bar, 1, 0, 1, 4)
         for row, kind in enumerate(_KINDS, start=2):
             self._add_row(row, kind)
 
@@ -103,8 +103,8 @@ class _TierPart(QWidget):
             self._swatches[kind].set_color(colors[kind])
             self.values[kind].setText(num_bytes(use.num_bytes(places[kind])))
             self._counts[kind].setText(count(places[kind]))
-        self._bar.set_colors(theme.raised, theme.panel)
-        self._bar.show_segments([_segment(kind, places[kind], use, colors[kind]) for kind in ("swapped", "cached")])
+        self.bar.set_colors(theme.raised, theme.panel)
+        self.bar.show_segments([_segment(kind, places[kind], use, colors[kind]) for kind in ("swapped", "cached")])
 
     def _add_row(self, row: int, kind: str) -> None:
         cells = (self._swatches[kind], label(_WORDS[kind], wraps=True), self.values[kind], self._counts[kind])

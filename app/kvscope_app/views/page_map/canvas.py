@@ -68,11 +68,11 @@ class Canvas(QWidget):
         self.scene = scene
         self.theme: Theme = DARK
         self.pointed_block = -1
-        self._selected = -1
+        self.selected_row = -1
         self.clock: Callable[[], int] = time.monotonic_ns
         """By which what lit up fades, in ns."""
         self.headings: tuple[Heading, ...] = ()
-        self._cursor = -1
+        self.cursor_block = -1
         self._pinned: frozenset[int] = frozenset()
         self.gutter = 0
         self._press: QPointF | None = None
@@ -127,9 +127,9 @@ class Canvas(QWidget):
     def show_selected(self, block: int | None) -> None:
         """Ring this block; one that is out of sight is brought into it."""
         wanted = -1 if block is None or self.scene.cells is None or block >= self.scene.grid.num_blocks else block
-        if wanted == self._selected:
+        if wanted == self.selected_row:
             return
-        self._selected = wanted
+        self.selected_row = wanted
         if wanted >= 0:
             self.show_span(self.scene.reveal(wanted))
         self.update()
@@ -165,7 +165,7 @@ class Canvas(QWidget):
     @property
     def current_block(self) -> int:
         """Where the cursor is: the block clicked last, or gone to by keys."""
-        return self._cursor
+        return self.cursor_block
 
     def show_pins(self, pinned: frozenset[int]) -> None:
         """Mark these blocks."""
@@ -239,7 +239,7 @@ class Canvas(QWidget):
         self.unsetCursor()
         if was_click and event.button() == Qt.MouseButton.LeftButton:
             block = self._block_at(event.position())
-            self._cursor = block
+            self.cursor_block = block
             if block >= 0:
                 self.chosen.emit(block)
             else:
@@ -248,10 +248,10 @@ class Canvas(QWidget):
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
         if event.reason() is not QContextMenuEvent.Reason.Keyboard:
-            self._cursor = self._block_at(QPointF(event.pos()))
+            self.cursor_block = self._block_at(QPointF(event.pos()))
         self.update()
-        at_cursor = event.reason() is QContextMenuEvent.Reason.Keyboard and self._cursor >= 0
-        where = self.mapToGlobal(self.cell_rect(self._cursor).bottomRight()) if at_cursor else event.globalPos()
+        at_cursor = event.reason() is QContextMenuEvent.Reason.Keyboard and self.cursor_block >= 0
+        where = self.mapToGlobal(self.cell_rect(self.cursor_block).bottomRight()) if at_cursor else event.globalPos()
         self.menu_wanted.emit(where)
 
     def leaveEvent(self, event: QEvent) -> None:
@@ -266,10 +266,10 @@ class Canvas(QWidget):
         key = Qt.Key(event.key())
         if key in CELL_KEYS and self.scene.cells is not None:
             self._arrow(*CELL_KEYS[key], pan=bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier))
-        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._cursor >= 0:
-            self.chosen.emit(self._cursor)
+        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.cursor_block >= 0:
+            self.chosen.emit(self.cursor_block)
         elif key == Qt.Key.Key_Escape:
-            self._cursor = -1
+            self.cursor_block = -1
             self._point(-1)
             self.dismissed.emit()
         else:
@@ -284,8 +284,8 @@ class Canvas(QWidget):
             self.update()
             return
         grid = self.scene.grid
-        block = grid.step_from(self._cursor, dx, dy)
-        self._cursor = block
+        block = grid.step_from(self.cursor_block, dx, dy)
+        self.cursor_block = block
         self.show_span(self.scene.reveal(block))
         self._point(block)
         self.update()
@@ -326,14 +326,14 @@ class Canvas(QWidget):
 
     def _draw_pointer(self, painter: QPainter) -> None:
         painter.setBrush(Qt.BrushStyle.NoBrush)
-        if 0 <= self._selected < self.scene.grid.num_blocks:
-            self._draw_ring(painter, self.cell_rect(self._selected))
+        if 0 <= self.selected_row < self.scene.grid.num_blocks:
+            self._draw_ring(painter, self.cell_rect(self.selected_row))
         if self.pointed_block >= 0:
             painter.setPen(QPen(self.theme.color("text"), 1.5))
             painter.drawRect(self.cell_rect(self.pointed_block).adjusted(-2, -2, 1, 1))
-        if self._cursor >= 0 and self.hasFocus():
+        if self.cursor_block >= 0 and self.hasFocus():
             painter.setPen(QPen(self.theme.color("accent"), 2))
-            painter.drawRect(self.cell_rect(self._cursor).adjusted(-3, -3, 2, 2))
+            painter.drawRect(self.cell_rect(self.cursor_block).adjusted(-3, -3, 2, 2))
 
     def _draw_ring(self, painter: QPainter, cell: QRect) -> None:
         """Around the selected block; large enough to be seen where cells are single pixels."""

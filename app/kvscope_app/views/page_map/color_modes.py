@@ -46,7 +46,7 @@ class ColorMode:
     """The single colours that a legend explains."""
     scale: Callable[[ShownItems], Scale | None] = lambda shown: None
     """The shades that a legend explains."""
-    is_told: Callable[[Capabilities], bool] = lambda capabilities: True
+    is_available: Callable[[Capabilities], bool] = lambda capabilities: True
     """Whether an engine tells what the mode needs."""
     needs: str = ""
     """What that is, in words."""
@@ -62,7 +62,7 @@ class ColorMode:
 
     def why_not(self, capabilities: Capabilities) -> str:
         """Why blocks of such an engine cannot be coloured by this; empty when they can."""
-        if self.is_told(capabilities):
+        if self.is_available(capabilities):
             return ""
         how = f": {self.hint}" if self.hint and capabilities.commands else ""
         return f"{engine_name(capabilities)} does not tell {self.needs}{how}"
@@ -222,7 +222,7 @@ OWNER: Final = ColorMode(
     _owner_keys,
     _owner_colors,
     _owner_swatches,
-    is_told=lambda capabilities: capabilities.owners,
+    is_available=lambda capabilities: capabilities.owners,
     needs="block owners",
     by_request=True,
 )
@@ -258,7 +258,7 @@ FILL: Final = ColorMode(
     _fill_keys,
     _fill_colors,
     scale=lambda shown: FILL_SCALE,
-    is_told=lambda capabilities: capabilities.filled,
+    is_available=lambda capabilities: capabilities.filled,
     needs="fill of blocks",
 )
 
@@ -299,7 +299,7 @@ SHARING: Final = ColorMode(
     _sharing_colors,
     lambda theme, shown: [Swatch(_unheld(theme), "cached, not held")],
     lambda shown: (_sharing_stops, "1 request", "16 or more"),
-    is_told=lambda capabilities: capabilities.ref_counts,
+    is_available=lambda capabilities: capabilities.ref_counts,
     needs="reference counts",
 )
 
@@ -341,7 +341,7 @@ AGE: Final = ColorMode(
     _age_keys,
     _age_colors,
     scale=lambda shown: (_age_stops, "long unused", "used now"),
-    is_told=lambda capabilities: capabilities.last_used,
+    is_available=lambda capabilities: capabilities.last_used,
     needs="last use of blocks",
     by_step=True,
 )
@@ -409,7 +409,7 @@ ATTENTION: Final = ColorMode(
     _attention_colors,
     _attention_swatches,
     _attention_scale,
-    is_told=lambda capabilities: capabilities.attention or capabilities.sparse_decode,
+    is_available=lambda capabilities: capabilities.attention or capabilities.sparse_decode,
     needs="attention per block",
     hint="start it with --page-heat 16 to measure it",
 )

@@ -74,7 +74,7 @@ class PageMapView(View):
         """What the person chose: drawn where the engine tells what it needs."""
         self._keys: Mapping[str, str] = {}
         self._modes = Segments([mode.name.capitalize() for mode in COLOR_MODES], "Colour by", gives_way=True)
-        self._buttons = [QToolButton() for _ in range(3)]
+        self.pool_buttons = [QToolButton() for _ in range(3)]
         self._build()
         self._connect()
         self._slow = QTimer(self, interval=_SLOW_MS)
@@ -106,7 +106,7 @@ class PageMapView(View):
         self._keys = keys
         for index, mode in enumerate(COLOR_MODES):
             self._modes.set_tip(index, self.why_not(mode) or tip(mode.tip, f"color_{mode}"))
-        for button, (name, words) in zip(self._buttons, _ZOOM_TIPS.items(), strict=True):
+        for button, (name, words) in zip(self.pool_buttons, _ZOOM_TIPS.items(), strict=True):
             button.setToolTip(tip(words, name))
 
     def why_not(self, mode: ColorMode) -> str:
@@ -127,7 +127,7 @@ class PageMapView(View):
 
     def select_holder(self, block: int) -> None:
         """Select who holds the block, or wrote it, unless one of them is selected."""
-        candidates = self._candidates(self._facts(block))
+        candidates = self._candidates(self.facts_of(block))
         if candidates and self.session.selected_request not in candidates:
             self.session.select_request(candidates[0])
 
@@ -161,7 +161,7 @@ class PageMapView(View):
         self.canvas.apply_theme(theme)
         self.usage.apply_theme(theme)
         self.card.apply_theme(theme)
-        for button, name in zip(self._buttons, ("zoom-out", "zoom-in", "fit"), strict=True):
+        for button, name in zip(self.pool_buttons, ("zoom-out", "zoom-in", "fit"), strict=True):
             button.setIcon(icon(name, theme.muted, size=16))
         self._show_legend()
 
@@ -183,7 +183,7 @@ class PageMapView(View):
         bottom = QHBoxLayout()
         bottom.setSpacing(2)
         bottom.addWidget(self.legend, 1)
-        for button, tip in zip(self._buttons, _ZOOM_TIPS.values(), strict=True):
+        for button, tip in zip(self.pool_buttons, _ZOOM_TIPS.values(), strict=True):
             button.setAccessibleName(tip)
             bottom.addWidget(button)
         self.show_keys({})
@@ -200,7 +200,7 @@ class PageMapView(View):
         self.session.timeline.shown.connect(self._remember)
         self.session.selection_changed.connect(self._show_selection)
         self._modes.chosen.connect(lambda index: self.set_mode(COLOR_MODES[index]))
-        for button, slot in zip(self._buttons, (self.zoom_out, self.zoom_in, self.fit_all), strict=True):
+        for button, slot in zip(self.pool_buttons, (self.zoom_out, self.zoom_in, self.fit_all), strict=True):
             button.clicked.connect(slot)
         self.canvas.pointed.connect(self._show_card)
         self.canvas.chosen.connect(self._choose)
@@ -310,14 +310,14 @@ class PageMapView(View):
         )
         self.legend.show_mode(self.scene.mode, self.theme, shown)
 
-    def _facts(self, block: int) -> BlockFacts | None:
+    def facts_of(self, block: int) -> BlockFacts | None:
         mirror = self.session.mirror
         if mirror.hello is None or not 0 <= block < mirror.num_rows:
             return None
         return block_facts(mirror, block, mirror.hello.cache.block_size)
 
     def _show_card(self, block: int) -> None:
-        facts = self._facts(block)
+        facts = self.facts_of(block)
         if facts is None:
             self.card.hide()
             return
@@ -335,7 +335,7 @@ class PageMapView(View):
 
     def _choose(self, block: int) -> None:
         """Select the block and who holds it; another click on a shared block goes on to its next holder."""
-        facts = self._facts(block)
+        facts = self.facts_of(block)
         candidates = self._candidates(facts)
         selected = self.session.selected_request
         if not candidates:

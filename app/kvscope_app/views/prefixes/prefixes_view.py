@@ -87,7 +87,7 @@ class PrefixesView(View):
         self.search.setPlaceholderText("Search text, a block, or #12 for a request")
         self.search.setClearButtonEnabled(True)
         self.count = ElidedLabel()
-        self._empty = empty_state(NOTHING_YET)
+        self.empty_label = empty_state(NOTHING_YET)
         self.note = label(look="muted", wraps=True, elastic=True)
         """Why there are no texts."""
         self._told_time = (-1, -1)
@@ -188,8 +188,8 @@ class PrefixesView(View):
         return Asked(self.session.mirror.epoch or 0, row, 0, 0, block_hash)
 
     def _show_empty(self, why: str) -> None:
-        if self._empty.text() != why:
-            self._empty.setText(why)
+        if self.empty_label.text() != why:
+            self.empty_label.setText(why)
         self._stack.setCurrentIndex(0)
 
     def _show_count(self) -> None:
@@ -302,7 +302,7 @@ class PrefixesView(View):
         column.addWidget(self.table, 1)
         column.addWidget(self.detail)
         self._stack = QStackedLayout(self)
-        self._stack.addWidget(self._empty)
+        self._stack.addWidget(self.empty_label)
         self._stack.addWidget(body)
 
 

@@ -58,8 +58,8 @@ class RequestNumbers(QScrollArea):
         """As of `mirror`."""
         self._why.setText(f"{why_no_requests(mirror.capabilities)}.")
         for name, value in self._values.items():
-            is_told = mirror.capabilities.blocks and (name != "aborted" or mirror.capabilities.aborts)
-            text = count(getattr(mirror.counters, name)) if is_told else NOTHING
+            is_available = mirror.capabilities.blocks and (name != "aborted" or mirror.capabilities.aborts)
+            text = count(getattr(mirror.counters, name)) if is_available else NOTHING
             if value.text() != text:
                 value.setText(text)
 

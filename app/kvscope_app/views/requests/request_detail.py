@@ -62,11 +62,11 @@ class RequestDetail(QTabWidget):
         self.filter.addItems([wanted.value for wanted in EventFilter])
         self.filter.setAccessibleName("Kinds of events")
         self.filter.currentTextChanged.connect(self._on_filter)
-        self._tables = [
+        self.tables = [
             EventTable(self.own_events, "Events of the request"),
             EventTable(self.all_events, "Events"),
         ]
-        for table in self._tables:
+        for table in self.tables:
             table.request_chosen.connect(self.request_chosen)
         self._own_seen: tuple[int | None, int, int] = (None, -1, -1)
         self._lay_out()
@@ -86,7 +86,7 @@ class RequestDetail(QTabWidget):
     def apply_theme(self, theme: Theme) -> None:
         """Hand the colours on."""
         self.strip.apply_theme(theme)
-        for model, table in zip((self.own_events, self.all_events), self._tables, strict=True):
+        for model, table in zip((self.own_events, self.all_events), self.tables, strict=True):
             model.theme = theme
             table.viewport().update()
 
@@ -154,7 +154,7 @@ class RequestDetail(QTabWidget):
     def _lay_out(self) -> None:
         self.setUsesScrollButtons(False)  # a narrow dock shortens words instead
         self.addTab(self._blocks_page(), "Block table")
-        self.addTab(self._tables[0], "Its events")
+        self.addTab(self.tables[0], "Its events")
         self.addTab(self._all_events_page(), "All events")
 
     def _blocks_page(self) -> QWidget:
@@ -189,7 +189,7 @@ class RequestDetail(QTabWidget):
         row.setContentsMargins(0, 0, 0, 0)
         row.addWidget(self.filter)
         row.addStretch(1)
-        return _column(bar, self._tables[1])
+        return _column(bar, self.tables[1])
 
 
 def _column(head: QWidget, body: QWidget) -> QWidget:

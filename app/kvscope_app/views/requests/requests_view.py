@@ -110,11 +110,11 @@ class RequestsView(View):
         self._shown_mirror, self._shown_state = mirror, state
         if not mirror.capabilities.requests:
             self.numbers.show_numbers(mirror)
-            self._stack.setCurrentIndex(2)
+            self.stack.setCurrentIndex(2)
             return
         self.model.show_columns(read_columns(mirror, history.request_times))
         self._show_note()
-        self._stack.setCurrentIndex(1 if self.model.num_requests or len(history.events) else 0)
+        self.stack.setCurrentIndex(1 if self.model.num_requests or len(history.events) else 0)
         self._show_count()
         self.detail.refresh()
 
@@ -149,18 +149,18 @@ class RequestsView(View):
     def _place_detail(self) -> None:
         is_low = self.width() >= scaled(_BESIDE_FROM_WIDTH) and self.height() < scaled(_LOW)
         orientation = Qt.Orientation.Horizontal if is_low else Qt.Orientation.Vertical
-        if self._splitter.orientation() is not orientation:
-            self._splitter.setOrientation(orientation)
+        if self.splitter.orientation() is not orientation:
+            self.splitter.setOrientation(orientation)
             self._was_split_by_hand = False
         if not self._was_split_by_hand:
             self._split()
 
     def _split(self) -> None:
         """Three fifths for the table. Below a low one the details show their tabs alone until somebody wants them."""
-        if self._splitter.orientation() is Qt.Orientation.Horizontal:
-            self._splitter.setSizes([self.width() * 3 // 5, self.width() * 2 // 5])
+        if self.splitter.orientation() is Qt.Orientation.Horizontal:
+            self.splitter.setSizes([self.width() * 3 // 5, self.width() * 2 // 5])
             return
-        whole, rows = self._splitter.height(), self.table.height_of(_ROWS_AT_LEAST)
+        whole, rows = self.splitter.height(), self.table.height_of(_ROWS_AT_LEAST)
         tabs = self.detail.minimumSizeHint().height()
         if whole * 3 // 5 >= rows:
             table = whole * 3 // 5
@@ -168,7 +168,7 @@ class RequestsView(View):
             table = whole // 2
         else:
             table = whole - tabs
-        self._splitter.setSizes([table, whole - table])
+        self.splitter.setSizes([table, whole - table])
 
     def _want_detail(self, is_wanted: bool) -> None:
         if is_wanted != self._is_detail_wanted:
@@ -294,12 +294,12 @@ class RequestsView(View):
         bar.addWidget(self.goals, 1)
         bar.addWidget(self.search, 1)
         bar.addWidget(self.count)
-        self._splitter = QSplitter(Qt.Orientation.Vertical)
-        self._splitter.addWidget(self.table)
-        self._splitter.addWidget(self.detail)
-        self._splitter.setStretchFactor(0, 3)
-        self._splitter.setStretchFactor(1, 2)
-        self._splitter.splitterMoved.connect(self._on_split_by_hand)
+        self.splitter = QSplitter(Qt.Orientation.Vertical)
+        self.splitter.addWidget(self.table)
+        self.splitter.addWidget(self.detail)
+        self.splitter.setStretchFactor(0, 3)
+        self.splitter.setStretchFactor(1, 2)
+        self.splitter.splitterMoved.connect(self._on_split_by_hand)
         self.detail.tabBarClicked.connect(lambda _: self._want_detail(True))
         self.detail.currentChanged.connect(lambda _: self._want_detail(True))  # by keys
         body = QWidget()
@@ -311,11 +311,11 @@ class RequestsView(View):
         noted.setContentsMargins(10, 0, 10, 0)
         noted.addWidget(self.note)
         column.addLayout(noted)
-        column.addWidget(self._splitter, 1)
-        self._stack = QStackedLayout(self)
-        self._stack.addWidget(empty_state(EMPTY_RECORDING if self.session.timeline.is_file else EMPTY_TEXT))
-        self._stack.addWidget(body)
-        self._stack.addWidget(self.numbers)
+        column.addWidget(self.splitter, 1)
+        self.stack = QStackedLayout(self)
+        self.stack.addWidget(empty_state(EMPTY_RECORDING if self.session.timeline.is_file else EMPTY_TEXT))
+        self.stack.addWidget(body)
+        self.stack.addWidget(self.numbers)
 
 
 def _goodput_text(judged: Judged | None) -> str:

@@ -52,10 +52,10 @@ class Points:
 def points_of(steps: Steps, begin_ns: int, end_ns: int) -> Points:
     """Those of the steps that ended from `begin_ns` to `end_ns`."""
     ends = steps.end_ns
-    is_told = np.zeros(len(steps), np.bool_)
+    is_available = np.zeros(len(steps), np.bool_)
     if steps.flops.size == len(steps):
-        is_told = (steps.flops > 0) & (steps.num_bytes > 0) & (steps.forward_ns > 0)
-    place = np.flatnonzero(is_told & (ends >= begin_ns) & (ends <= end_ns))
+        is_available = (steps.flops > 0) & (steps.num_bytes > 0) & (steps.forward_ns > 0)
+    place = np.flatnonzero(is_available & (ends >= begin_ns) & (ends <= end_ns))
     if not place.size:
         return NO_POINTS
     flops, seconds = steps.flops[place].astype(np.float64), steps.forward_ns[place] / 1e9

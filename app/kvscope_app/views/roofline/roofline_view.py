@@ -63,7 +63,7 @@ class RooflineView(View):
         self._choice = Choice(session)
         self._wanted: tuple[int, tuple[int, ...]] | None = None
         """Engine start and requests of the step that was chosen, until that is what is shown."""
-        self._nothing = empty_state(NO_ENGINE)
+        self.empty_label = empty_state(NO_ENGINE)
         self._lay_out()
         self._connect()
         self.setFocusProxy(self.canvas)
@@ -168,7 +168,7 @@ class RooflineView(View):
     def _say_nothing(self, words: str) -> None:
         self.points = NO_POINTS
         self.canvas.show_points(NO_POINTS, self.device, None)
-        self._nothing.setText(words)
+        self.empty_label.setText(words)
         self._stack.setCurrentIndex(0)
         self.words.setText("")
 
@@ -223,7 +223,7 @@ class RooflineView(View):
         top.addWidget(self.legend)
         pages = QWidget()
         self._stack = QStackedLayout(pages)
-        self._stack.addWidget(self._nothing)
+        self._stack.addWidget(self.empty_label)
         self._stack.addWidget(self.canvas)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(8, 6, 8, 6)

@@ -105,7 +105,7 @@ class ThroughputCharts(ChartStack):
         """Of a recording: where it was at the last look, and what of it was taken."""
         self._overview_version: tuple[SessionOverview, int] | None = None
         self._overview_known: set[str] = set()
-        self._drawn: dict[str, Drawn] = {}
+        self.drawn: dict[str, Drawn] = {}
         self._window: HistoryWindow | None = None
         self._silent: Sequence[tuple[float, float]] = ()
         self._silent_state: SourceState | None = None
@@ -145,7 +145,7 @@ class ThroughputCharts(ChartStack):
     def draw_curves(self, name: str, first_s: float, last_s: float) -> None:
         panel, window = self.panels[name], self._window
         assert window is not None, "it was read"
-        self._drawn[name] = draw(panel, name, window, self.session, last_s - first_s)
+        self.drawn[name] = draw(panel, name, window, self.session, last_s - first_s)
         panel.show_gaps(self._silent)
         if name == "requests":
             in_seconds = window.bin_ns != BIN_NS
@@ -153,9 +153,9 @@ class ThroughputCharts(ChartStack):
             panel.show_marks(preemption_marks(self.session.history, first_s, last_s) if marks is None else marks)
 
     def texts_at(self, name: str, at_s: float) -> Mapping[str, str]:
-        if name not in self._drawn:
+        if name not in self.drawn:
             return {}
-        return self._drawn[name].latest if self.hover_s is None else values_at(name, self._drawn[name], at_s)
+        return self.drawn[name].latest if self.hover_s is None else values_at(name, self.drawn[name], at_s)
 
     def end_s(self) -> float:
         """The bin in progress is not drawn: it would look like a drop."""

@@ -40,7 +40,7 @@ class OverviewFollower:
         if fresh is None:
             self._restart(events)
             fresh = self._fresh(events, max_events) or []
-        self.lanes.has_phases = overview.phases.is_told
+        self.lanes.has_phases = overview.phases.is_available
         self._add(overview, self._take(overview, fresh))
         if len(events):
             self.lanes.forget_before(int(events.time_ns[0]))

@@ -32,9 +32,9 @@ class WhatIfProcess(QObject):
     def __init__(self, parent: QObject | None = None, command: Sequence[str] | None = None) -> None:
         """`command` replaces the engine's."""
         super().__init__(parent)
-        self._child = LineChild(command or engine_command("what-if"), _MAX_ANSWER_BYTES, self)
-        self._child.line_came.connect(self._take)
-        self._child.failed.connect(self._on_failure)
+        self.child = LineChild(command or engine_command("what-if"), _MAX_ANSWER_BYTES, self)
+        self.child.line_came.connect(self._take)
+        self.child.failed.connect(self._on_failure)
         self._set_up: tuple[int | None, Memory] | None = None
         self._decoder = msgspec.json.Decoder(WhatIfAnswer)
         self.is_busy = False
@@ -43,7 +43,7 @@ class WhatIfProcess(QObject):
     @property
     def is_running(self) -> bool:
         """Whether the child is there."""
-        return self._child.is_running
+        return self.child.is_running
 
     def ask(self, epoch: int | None, memory: Memory, rows: Rows) -> None:
         """What would become of these requests in this memory? Only while not `is_busy`.
@@ -51,26 +51,26 @@ class WhatIfProcess(QObject):
         With another epoch or memory all begins anew.
         """
         assert not self.is_busy, "one question at a time"
-        if not self._child.is_installed:
+        if not self.child.is_installed:
             self.failed.emit(NOT_INSTALLED)
             return
         if (epoch, memory) != self._set_up:
-            if not self._child.send({"setup": memory}):
+            if not self.child.send({"setup": memory}):
                 return
             self._set_up = epoch, memory
-        self.is_busy = self._child.send({"now": rows})
+        self.is_busy = self.child.send({"now": rows})
 
     def close(self) -> None:
         """End the child; the next question starts another."""
         self._forget()
-        self._child.close()
+        self.child.close()
 
     def _take(self, line: bytes) -> None:
         self.is_busy = False
         try:
             answer = self._decoder.decode(line)
         except msgspec.MsgspecError as error:
-            self._child.fail(complaint(line) or f"its answer cannot be read: {error}")
+            self.child.fail(complaint(line) or f"its answer cannot be read: {error}")
             return
         self.answered.emit(answer)
 

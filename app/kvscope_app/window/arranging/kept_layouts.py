@@ -32,7 +32,7 @@ class KeptLayouts(QObject):
         super().__init__(window)
         self._window, self._actions, self._watch = window, actions, watch
         self._choices = window.themes.settings
-        self._menu: QMenu | None = None
+        self.menu: QMenu | None = None
         self._names: list[str] = []
         for spec in (
             ActionSpec("save_layout", "Save layout as…", LAYOUTS, self._ask_name),
@@ -41,13 +41,13 @@ class KeptLayouts(QObject):
             ActionSpec("forget_layout", "Delete layout…", LAYOUTS, self._ask_which, enabled=lambda: bool(self._names)),
             ActionSpec("reset_layout", "Reset to default layout", LAYOUTS, self._reset, (), "layout"),
         ):
-            actions.add(spec)
+            actions.add_action(spec)
         self._follow()
         self._choices.changed.connect(self._on_settings)
 
     def fill(self, menu: QMenu) -> None:
         """Keep the entries of `menu` up to date from now on."""
-        self._menu = menu
+        self.menu = menu
         for spec in self._actions.in_group(LAYOUTS):
             menu.addAction(self._actions[spec.name])
 
@@ -130,9 +130,9 @@ class KeptLayouts(QObject):
         for name in wanted:
             words = name.replace("&", "&&")
             spec = ActionSpec(f"layout_{name}", f"Layout: {words}", LAYOUTS, partial(self.show, name))
-            action = self._actions.add(spec)
-            if self._menu is not None:
-                self._menu.addAction(action)
+            action = self._actions.add_action(spec)
+            if self.menu is not None:
+                self.menu.addAction(action)
         self._names = wanted
         self._actions.refresh()
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from kvscope_kernels.benchmark.side_by_side.contest import Contest
 
-KERNELS: Final = ("decode", "prefill", "write", "layer", "copy", "forms", "heat")
+KERNELS: Final = ("decode", "prefill", "write", "layer", "copy", "forms", "draws", "heat")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -131,7 +131,7 @@ class MarkedText:
         """What it adds."""
         if isinstance(reply, Finished):
             return self._decoder.flush()
-        return "".join(map(self._decoder.add, reply.token_ids))
+        return "".join(map(self._decoder.add_token, reply.token_ids))
 
 
 def hidden_tokens(tool_format: ToolFormat, tokenizer: Tokenizer) -> frozenset[int] | None:

@@ -6,13 +6,15 @@ Owns the sum: what is left of the share that the engine may take, after all that
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvscope_engine.model.running.kv_storage import MIB
 from kvscope_telemetry.errors import KvscopeError
 
 GIB: Final = 1 << 30
+PIECEWISE_SHARE: Final = 0.25
+"""Of what is left for the KV cache, that graphs of steps with prefills may take where nobody asked for them."""
 WEIGHTS_SHARE: Final = 0.85
 """Of what may be used: what weights leave the rest of a working engine, as a rule of thumb."""
 
@@ -25,6 +27,8 @@ class StepReserves:
     """Partial results of attention over splits of a long sequence."""
     graphs: int = 0
     """Captured graphs, with the tensors that they read and write, and the buffer of a step's inputs."""
+    piecewise_graphs: int = 0
+    """The same for steps with prefills; 0 where these have no graphs."""
     sampling: int = 0
     """What sampling with every option makes of a full batch's logits, these included."""
 
@@ -63,7 +67,7 @@ class MemoryPlan:
     @property
     def needed(self) -> int:
         """All but the KV cache and other programs."""
-        return self.weights + self.step + self.reserves.graphs + self.staging
+        return self.weights + self.step + self.graphs + self.staging
 
     @property
     def kv(self) -> int:
@@ -74,6 +78,15 @@ class MemoryPlan:
     def fits(self) -> bool:
         """Whether a KV cache of some use is left."""
         return self.kv >= self.kv_min
+
+    @property
+    def graphs(self) -> int:
+        """Of all captured graphs."""
+        return self.reserves.graphs + self.reserves.piecewise_graphs
+
+    def without_piecewise_graphs(self) -> MemoryPlan:
+        """The same where steps with prefills have no graphs."""
+        return replace(self, reserves=replace(self.reserves, piecewise_graphs=0))
 
     @property
     def step(self) -> int:
@@ -95,7 +108,7 @@ class MemoryPlan:
             "activations": self.activations,
             "logits and sampling": self.sampling,
             "attention's partial results": self.reserves.attention_partials,
-            "graphs": self.reserves.graphs,
+            "graphs": self.graphs,
             "staging": self.staging,
             "KV cache": max(self.kv, self.kv_min),
         }
@@ -115,7 +128,7 @@ class MemoryPlan:
 
     def _way_out(self, asked: int) -> str:
         there = self.total - self.others
-        if asked - self.activations - self.sampling - self.reserves.graphs > there:
+        if asked - self.activations - self.sampling - self.graphs > there:
             size, weights = gib((asked + self.others) / self.utilization), gib(self._weights_that_fit())
             return f"a GPU of {size} holds it, this one a model whose weights take {weights}"
         if asked <= there:
@@ -126,6 +139,12 @@ class MemoryPlan:
     def _weights_that_fit(self) -> int:
         """With what a step of this model takes beside them."""
         return max(0, self.allowed - self.others - (self.needed - self.weights) - self.kv_min)
+
+
+def with_room_for_blocks(plan: MemoryPlan, share: float = PIECEWISE_SHARE) -> MemoryPlan:
+    """The same without graphs of steps with prefills where these would take more than `share` of the KV cache."""
+    without = plan.without_piecewise_graphs()
+    return plan if plan.fits and plan.reserves.piecewise_graphs <= share * without.kv else without
 
 
 def check_weights_fit(

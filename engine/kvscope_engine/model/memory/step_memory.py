@@ -38,9 +38,9 @@ CHOICE_BYTES_A_BLOCK: Final = 24
 """What choosing blocks holds at once for one block, request and KV head: scores, and what ranking makes of them."""
 CHOICE_BYTES_A_CHOSEN: Final = 96
 """The same for each that is chosen: its score and place, ranked and in order, and the compact tables."""
-SAMPLING_BYTES_A_LOGIT: Final = 48
-"""What sampling with every option holds at once for one logit: raw log-probabilities and scaled logits (4 each),
-weights (4), sorted values and their places (12), sums in double precision (16), and masks (8)."""
+SAMPLING_BYTES_A_LOGIT: Final = 16
+"""What sampling with every option holds at once for one logit: raw logits of those whose log-probabilities are asked
+for, these, what is looked through for the largest of them, and a row filled up to whole pieces (4 each)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +109,10 @@ def step_reserves(config: EngineConfig, loaded: LoadedModel, processors: Process
     if not config.enforce_eager:
         graphs += kept_bytes(config, limits, heads) * loaded.num_layers
     partials = split_partials_bytes(limits, heads, processors) + shares_bytes(config, limits)
-    if config.piecewise_graphs and not config.enforce_eager:
-        graphs += PIECES_BYTES + crossing_bytes(limits, heads)
     return StepReserves(
         attention_partials=partials + choice_bytes(config, limits, heads.num_kv_heads),
         graphs=graphs + step_buffer_bytes(limits, logits_width(loaded)),
+        piecewise_graphs=piecewise_bytes(limits, heads) if config.wants_piecewise_graphs else 0,
         sampling=sampling_bytes(limits, logits_width(loaded)),
     )
 
@@ -132,10 +131,13 @@ def graph_tensor_bytes(limits: StepLimits, vocab_size: int) -> int:
     return FLOAT32_BYTES * captured_sizes(limits.max_num_seqs)[-1] * columns
 
 
-def crossing_bytes(limits: StepLimits, heads: HeadShape) -> int:
-    """Bytes of what graphs and attention between them hand to each other: queries, what they attended to, and what the
-    head is given, which is about as wide."""
-    return 3 * FLOAT32_BYTES * mixed_sizes(limits.max_num_batched_tokens)[-1] * heads.num_heads * heads.head_dim
+def piecewise_bytes(limits: StepLimits, heads: HeadShape) -> int:
+    """Bytes of graphs of steps with prefills, and of what they and attention between them hand to each other: queries,
+    what they attended to, and what the head is given, which is about as wide."""
+    return (
+        PIECES_BYTES
+        + 3 * FLOAT32_BYTES * mixed_sizes(limits.max_num_batched_tokens)[-1] * heads.num_heads * heads.head_dim
+    )
 
 
 def split_partials_bytes(limits: StepLimits, heads: HeadShape, processors: Processors) -> int:

@@ -29,14 +29,18 @@ class CaptureFailures:
         """Whether a capture is worth its time now."""
         return time.monotonic() >= self._not_before_s.get(key, 0.0)
 
+    def refuse(self, key: Hashable, error: Exception) -> None:
+        """The same without a word, where another one's failure says it all."""
+        has_no_memory = isinstance(error, torch.OutOfMemoryError)
+        self._not_before_s[key] = time.monotonic() + RETRY_S if has_no_memory else math.inf
+
     def note(self, key: Hashable, size: str, error: Exception) -> None:
         """A capture raised `error`; what it took is given back. `size`: of the steps that have no graph, in words."""
         is_new = key not in self._not_before_s
-        has_no_memory = isinstance(error, torch.OutOfMemoryError)
-        self._not_before_s[key] = time.monotonic() + RETRY_S if has_no_memory else math.inf
+        self.refuse(key, error)
         torch.cuda.empty_cache()
         if is_new:
-            later = "; it will be retried later" if has_no_memory else ""
+            later = "; it will be retried later" if isinstance(error, torch.OutOfMemoryError) else ""
             self._tell(f"no CUDA graph for {size}, which run slower: {failure_words(error)}{later}")
 
 

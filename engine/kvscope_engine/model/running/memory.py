@@ -13,7 +13,7 @@ import torch
 from kvscope_engine.model.cpu_offload.streaming import streamed_weights
 from kvscope_engine.model.loading.device import free_bytes
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
-from kvscope_engine.model.memory.memory_plan import MemoryPlan
+from kvscope_engine.model.memory.memory_plan import PIECEWISE_SHARE, MemoryPlan, with_room_for_blocks
 from kvscope_engine.model.memory.step_memory import Processors, step_reserves
 from kvscope_engine.model.running.kv_storage import MIB, block_bytes, storage_dtype
 from kvscope_engine.model.running.profile_run import step_profile
@@ -74,11 +74,12 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
 
 
 def plan_memory(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory, one_block: int) -> MemoryPlan:
-    """Where the GPU's memory goes; a full step is run to know. `one_block` is what a block of the KV cache takes."""
+    """Where the GPU's memory goes; a full step is run to know. Graphs of steps with prefills are left out where they
+    would take too much of the KV cache. `one_block` is what a block of the KV cache takes."""
     memory.release_unused()
     profile = step_profile(config, loaded, memory)
     held, streamed = memory.held_bytes(), streamed_weights(loaded.module)
-    return MemoryPlan(
+    plan = MemoryPlan(
         total=memory.total_bytes,
         utilization=config.gpu_memory_utilization,
         others=max(0, memory.total_bytes - memory.free_bytes() - held),
@@ -90,6 +91,7 @@ def plan_memory(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory,
         kv_min=one_block,
         host_weights=streamed.num_bytes if streamed is not None else 0,
     )
+    return with_room_for_blocks(plan, 1.0 if config.piecewise_graphs else PIECEWISE_SHARE)
 
 
 def _checked(num_blocks: int, one_block: int, free: int, device: torch.device, option: str) -> int:

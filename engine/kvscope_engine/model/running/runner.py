@@ -148,15 +148,22 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[Progress], None]) -> None:
-        """Compile every kernel that service can need and capture a graph; on a CPU there is nothing to do."""
+        """Compile every kernel that service can need and capture graphs; on a CPU there is nothing to do."""
         if self._device.type == "cpu":
             return
         nothing = torch.full((1, 2), -1, dtype=torch.int64, device=self._device)
         self._ops.copy_rows(self._storage.rows, nothing)
-        failure = warm_up(self._limits, self._warm_measuring, self._sampler, self._buffer, self._graphs, progress)
+        graphs = self._graphs, self._mixed
+        failure = warm_up(self._limits, self._warm_measuring, self._sampler, self._buffer, *graphs, progress)
         torch.cuda.synchronize(self._device)
         if failure:
             self._give_up_graphs(failure)
+
+    @torch.inference_mode()
+    def while_idle(self) -> None:
+        """What is better done while nobody waits for a step, and none is on the device."""
+        if self._mixed is not None:
+            self._mixed.try_again()
 
     def run(self, plan: StepPlan) -> StepResult:
         """One step: copy blocks, write and attend, sample what is to be sampled."""

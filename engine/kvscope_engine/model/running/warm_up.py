@@ -1,4 +1,4 @@
-"""Before the first request on a GPU: every kernel that service can need is compiled, and one graph is captured.
+"""Before the first request on a GPU: every kernel that service can need is compiled, and graphs are captured.
 
 Owns which steps are tried. They write nowhere and attend to nothing, so that no block of the pool need be there.
 """
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kvscope_engine.model.memory.step_memory import StepLimits
 from kvscope_engine.model.running.attention import DecodeBatch, PrefillBatch
 from kvscope_engine.model.running.decode_graphs import DecodeGraphs
+from kvscope_engine.model.running.pieces.mixed_graphs import MixedGraphs
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_tensors import StepTensors, table_width
 from kvscope_engine.model.sampling.sampler import Sampler
@@ -43,11 +44,12 @@ def warm_up(
     sampler: Sampler,
     buffer: StepBuffer,
     graphs: DecodeGraphs | None,
+    mixed: MixedGraphs | None,
     progress: Callable[[Progress], None],
 ) -> str:
     """Try all; returns why graphs cannot be captured, empty when they can or none are wanted."""
     steps = list(idle_steps(limits))
-    total = len(steps) + (graphs is not None)
+    total = len(steps) + (graphs is not None) + (mixed is not None)
     logits = None
     for done, step in enumerate(steps):
         progress(Progress(stage=STAGE, detail="kernels", done=done, total=total))
@@ -57,7 +59,11 @@ def warm_up(
         logits = run(tensors)
     if logits is not None:
         _sample(logits, sampler, buffer)
-    return _capture(graphs, len(steps), total, progress) if graphs is not None else ""
+    failure = _capture(graphs, len(steps), total, progress) if graphs is not None else ""
+    if mixed is not None and not failure:
+        progress(Progress(stage=STAGE, detail="CUDA graphs of steps with prefills", done=total - 1, total=total))
+        mixed.capture_all()
+    return failure
 
 
 def idle_steps(limits: StepLimits) -> Iterator[Callable[[StepBuffer], StepTensors]]:

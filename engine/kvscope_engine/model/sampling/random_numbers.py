@@ -1,7 +1,8 @@
 """Random numbers by counter: those of a seed and a position, whatever else is drawn.
 
-Owns the hash. A request's numbers depend on nothing but its seed and how far it is, so a batch, its order and a
-preemption cannot change them. Whole numbers are mixed on the host for each request, and on the device for each number.
+A request's numbers depend on nothing but its seed and how far it is, so a batch, its order and a preemption cannot
+change them. Whole numbers are mixed on the host for each request, and on the device for each number
+(`kvscope_kernels.logits`).
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from kvscope_kernels.logits.random_numbers import GOLDEN, MULTIPLIER_1, MULTIPLIER_2
+
 UInt64 = NDArray[np.uint64]
-_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
-_MULTIPLIER_1: Final = np.uint64(0xBF58476D1CE4E5B9)
-_MULTIPLIER_2: Final = np.uint64(0x94D049BB133111EB)
+_GOLDEN: Final = np.uint64(GOLDEN)
+_MULTIPLIER_1: Final = np.uint64(MULTIPLIER_1)
+_MULTIPLIER_2: Final = np.uint64(MULTIPLIER_2)
 _MASK: Final = (1 << 64) - 1
 
 
@@ -31,21 +33,6 @@ def keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.int64]:
         return _mix(_mix(starts + _GOLDEN) + (counters + np.uint64(1)) * _GOLDEN).view(np.int64)
 
 
-def exponentials(keys: torch.Tensor, count: int) -> torch.Tensor:
-    """keys (n,) int64 -> (n, count) float64, each distributed as Exp(1), above 0: of the SplitMix64 sequence that a key
-    starts, with 53 random bits."""
-    counters = torch.arange(1, count + 1, device=keys.device).mul_(_signed(_GOLDEN))
-    state = keys[:, None] + counters
-    spare = torch.empty_like(state)
-    for shift, multiplier in ((30, _MULTIPLIER_1), (27, _MULTIPLIER_2), (31, None)):
-        torch.bitwise_right_shift(state, shift, out=spare)
-        state.bitwise_xor_(spare.bitwise_and_((1 << (64 - shift)) - 1))  # the shift brought the sign along
-        if multiplier is not None:
-            state.mul_(_signed(multiplier))
-    uniforms = state.bitwise_and_((1 << 53) - 1).double().add_(0.5)
-    return uniforms.mul_(-(2.0**-53)).log1p_().neg_()
-
-
 def _as_uint64(values: Sequence[int]) -> UInt64:
     return np.fromiter((value & _MASK for value in values), np.uint64, len(values))
 
@@ -55,7 +42,3 @@ def _mix(state: UInt64) -> UInt64:
     state = (state ^ (state >> np.uint64(30))) * _MULTIPLIER_1
     state = (state ^ (state >> np.uint64(27))) * _MULTIPLIER_2
     return state ^ (state >> np.uint64(31))
-
-
-def _signed(value: np.uint64) -> int:
-    return int(value.astype(np.int64))

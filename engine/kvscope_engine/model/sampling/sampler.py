@@ -1,8 +1,9 @@
 """From logits to tokens, for a whole batch at once.
 
-Owns the order of sampling: biases, penalties, forms, temperature, filters, a race by the row's own random numbers. A
-request's token depends on its own logits, options, seed and position, never on the rest of the batch. Knows no model.
-Nothing is read back here: what is drawn stays on the device, for the next step and for whoever brings it down.
+Owns the order of sampling: biases, penalties, forms, and a draw by temperature, filters and the row's own random
+numbers (`draw_tokens` of the kernels). A request's token depends on its own logits, options, seed and position, never
+on the rest of the batch. Knows no model. Nothing is read back here: what is drawn stays on the device, for the next
+step and for whoever brings it down.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ import torch
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.sampling.logit_bias import LogitBiases, apply_biases
 from kvscope_engine.model.sampling.penalties import Penalties, apply_penalties
-from kvscope_engine.model.sampling.random_numbers import exponentials
 from kvscope_engine.model.sampling.sampling_inputs import DrawInputs, LogprobInputs, SamplingInputs, sampling_inputs
-from kvscope_engine.model.sampling.token_filter import PIECE, in_pieces, thresholds
 from kvscope_engine.policy.request import Request
 from kvscope_kernels import ops_for
+from kvscope_kernels.logits.token_filter import PIECE, in_pieces
 from kvscope_telemetry.messages.commands import TokenLogprobs
 
 
@@ -100,10 +100,9 @@ class Sampler:
 def _tokens(logits: torch.Tensor, inputs: DrawInputs | None) -> torch.Tensor:
     if inputs is None:
         return first_largest(logits)
-    if inputs.where is None:
-        return _draw(logits, inputs)
-    tokens = first_largest(logits)
-    return tokens.index_copy_(0, inputs.where, _draw(logits.index_select(0, inputs.where), inputs))
+    largest = None if len(inputs.rows) == len(logits) else first_largest(logits)
+    drawn = ops_for(logits.device.type).draw_tokens(logits, inputs.options, inputs.keys, inputs.rows)
+    return drawn if largest is None else largest.index_copy_(0, inputs.rows, drawn)
 
 
 def first_largest(values: torch.Tensor) -> torch.Tensor:
@@ -113,20 +112,6 @@ def first_largest(values: torch.Tensor) -> torch.Tensor:
     piece = pieces.amax(-1).argmax(-1)
     rows = torch.arange(len(values), device=values.device)
     return piece * PIECE + pieces[rows, piece].argmax(-1)
-
-
-def _draw(logits: torch.Tensor, inputs: DrawInputs) -> torch.Tensor:
-    """(n, vocabulary) -> (n,), at the requests' temperatures, filtered, with their own random numbers."""
-    scaled = logits.div_(inputs.temperatures)
-    return draw(_weights(scaled, inputs), inputs.keys)
-
-
-def _weights(scaled: torch.Tensor, inputs: DrawInputs) -> torch.Tensor:
-    """Unnormalised probabilities; zero for what is filtered out."""
-    weights = (scaled - scaled.amax(-1, keepdim=True)).exp_()
-    if inputs.filter is not None:
-        weights.mul_(scaled >= thresholds(scaled, weights, inputs.options, inputs.filter)[:, None])
-    return weights
 
 
 class RawLogprobs:
@@ -168,26 +153,3 @@ def unpack(
         pairs = zip(map(int, rest[: min(count, num_top)]), rest[num_top:], strict=False)
         found[row] = TokenLogprobs(token_id=token_ids[row], logprob=own, top=tuple(pairs))
     return token_ids, found
-
-
-def draw(weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Drawing one token a row from weights, by exponential races.
-
-    Of tokens whose times are E / weight, E distributed as Exp(1), each is the first with its weight's share. A race
-    of all needs a number for each: 3.3 ms for 8 rows of 49,152 tokens on one core, where a cumulative sum takes
-    0.08. So pieces of the vocabulary race first, by the sums of their weights, then the tokens of the piece that
-    won: the same shares for a number a piece and one a place in a piece, in 0.10 ms.
-
-    Owns nothing but arithmetic. A row's result depends on its own weights and key alone, and a token's weight moves
-    none of the other pieces' times, as it would move all places behind it in a cumulative sum.
-
-    weights (n, size) >= 0 and not all zero in a row, keys (n,) int64 (`random_numbers`) -> indices (n,).
-
-    An index of weight zero is never drawn.
-    """
-    pieces = in_pieces(weights, 0.0)
-    num_pieces = pieces.shape[1]
-    times = exponentials(keys, num_pieces + PIECE)
-    piece = (pieces.sum(-1).double() / times[:, :num_pieces]).argmax(-1)
-    rows = torch.arange(len(weights), device=weights.device)
-    return piece * PIECE + (pieces[rows, piece].double() / times[:, num_pieces:]).argmax(-1)

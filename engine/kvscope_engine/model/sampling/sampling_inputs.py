@@ -17,10 +17,8 @@ from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.sampling.logit_bias import BiasInputs, LogitBiases
 from kvscope_engine.model.sampling.penalties import Penalties, PenaltyInputs
 from kvscope_engine.model.sampling.random_numbers import keys
-from kvscope_engine.model.sampling.token_filter import FilterInputs, filter_inputs, has_filter
 from kvscope_engine.policy.request import Request
 from kvscope_kernels.logits.allow_tokens import WORD_BITS
-from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 MIN_TEMPERATURE: Final = 1e-5
 """Below it the most likely token is taken, as vLLM does: dividing by less overflows."""
@@ -40,15 +38,12 @@ class LogprobInputs:
 class DrawInputs:
     """Rows that are drawn at random."""
 
-    where: torch.Tensor | None
-    """(n,) int64; None when all are."""
-    temperatures: torch.Tensor
-    """(n, 1) float32."""
+    rows: torch.Tensor
+    """(n,) int64, ascending."""
+    options: torch.Tensor
+    """(n, 4) float64: temperature, top-k, top-p and min-p."""
     keys: torch.Tensor
     """(n,) int64: what each one's random numbers begin with."""
-    options: list[ResolvedSampling]
-    filter: FilterInputs | None
-    """None when nothing is filtered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +94,21 @@ def sampling_inputs(
         penalties=penalties.inputs(requests, vocab_size, buffer),
         forbidden=buffer.put(np.array(early, np.int64)) if early else None,
         forms=_form_inputs(requests, num_output_tokens, vocab_size, buffer),
-        draw=_draw_inputs(requests, num_output_tokens, drawn, vocab_size, buffer) if drawn else None,
+        draw=_draw_inputs(requests, num_output_tokens, drawn, buffer) if drawn else None,
         logprobs=_logprob_inputs(requests, buffer),
     )
 
 
 def _draw_inputs(
-    requests: Sequence[Request], num_output_tokens: Sequence[int], rows: list[int], vocab_size: int, buffer: StepBuffer
+    requests: Sequence[Request], num_output_tokens: Sequence[int], rows: list[int], buffer: StepBuffer
 ) -> DrawInputs:
     drawn = [requests[row] for row in rows]
-    options = [request.sampling for request in drawn]
+    options = [(s.temperature, max(s.top_k, 0), s.top_p, s.min_p) for s in (request.sampling for request in drawn)]
     seeds = [request.number if request.sampling.seed is None else request.sampling.seed for request in drawn]
     return DrawInputs(
-        where=None if len(rows) == len(requests) else buffer.put(np.array(rows, np.int64)),
-        temperatures=buffer.put(np.array([[option.temperature] for option in options], np.float32)),
+        rows=buffer.put(np.array(rows, np.int64)),
+        options=buffer.put(np.array(options, np.float64)),
         keys=buffer.put(keys(seeds, [num_output_tokens[row] for row in rows])),
-        options=options,
-        filter=filter_inputs(options, vocab_size, buffer) if any(map(has_filter, options)) else None,
     )
 
 

@@ -238,7 +238,7 @@ class IncrementalDecoder:
         self._cut = len(self._ids) if self._told == len(text) else 0
         """Where the window can be cut: its tokens from there on start at a whole character. 0: nowhere."""
 
-    def add(self, token_id: int) -> str:
+    def add_token(self, token_id: int) -> str:
         """The text that `token_id` completes."""
         self._ids.append(token_id)
         text = self._decode(self._ids)
@@ -281,11 +281,11 @@ class Detokenizer:
         self.stopped = False
         """Whether a stop string came. Then the text ends before it, and nothing follows."""
 
-    def add(self, token_id: int, *, may_stop: bool = True) -> str:
+    def add_token(self, token_id: int, *, may_stop: bool = True) -> str:
         """The text that can be told now. Without `may_stop` (below `min_tokens`) no stop string counts."""
         if self.stopped:
             return ""
-        return self._take(self._decoder.add(token_id), may_stop)
+        return self._take(self._decoder.add_token(token_id), may_stop)
 
     def flush(self) -> str:
         """The rest, at the end of an answer; nothing after a stop string."""

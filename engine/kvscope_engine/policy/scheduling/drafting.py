@@ -19,7 +19,7 @@ class Drafting:
     """Adds drafts to plans."""
 
     def __init__(self, drafter: Drafter, tables: BlockTables) -> None:
-        self._drafter = drafter
+        self.drafter = drafter
         self._tables = tables
         self._drafted: list[Request] = []
         """Whose tables may reach past their tokens."""
@@ -27,14 +27,14 @@ class Drafting:
     def add(self, plan: PlanBuilder, step: int, max_sampled: int) -> None:
         """Drafts for who decodes, while the step samples `max_sampled` tokens at most, or as many as one request with
         all its drafts: its memory is made for that."""
-        left = max(max_sampled, 1 + self._drafter.most) - plan.num_sampled
+        left = max(max_sampled, 1 + self.drafter.most) - plan.num_sampled
 
         def propose(item: Scheduled, budget: int) -> tuple[int, ...]:
             nonlocal left
             request = item.request
             if not item.samples or item.start < request.num_prompt_tokens:
                 return ()
-            drafts = self._drafter.draft(request, min(budget, left))
+            drafts = self.drafter.draft(request, min(budget, left))
             drafts = drafts[: self._make_room(request, item.start + 1, len(drafts), step, plan)]
             left -= len(drafts)
             return drafts
@@ -58,11 +58,11 @@ class Drafting:
 
     def is_wanted_after(self, running: StepPlan) -> bool:
         """As `Drafter` says."""
-        return self._drafter.is_wanted_after(running)
+        return self.drafter.is_wanted_after(running)
 
     def forget(self, request: Request) -> None:
         """It ended."""
-        self._drafter.forget(request)
+        self.drafter.forget(request)
 
     def _make_room(self, request: Request, stop: int, count: int, step: int, plan: PlanBuilder) -> int:
         """Slots behind position `stop`, in blocks that nobody runs on; returns for how many of `count` drafts."""

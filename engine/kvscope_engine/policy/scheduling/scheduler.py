@@ -12,8 +12,8 @@ The rules, in the order they are applied in each step:
    priority one of the client that holds the most, of its the one least often preempted, of those the newest) and goes
    back to the queue, where its rank puts it before all of its batch and client that were never admitted. It keeps its
    tokens; what was computed of them moves to a lower tier, or is computed again, less what the prefix cache still holds
-   (`preemption`). It ends all the same: `add` refused what could not run alone, and each preemption follows tokens
-   generated since the victim came.
+   (`preemption`). It ends all the same: `add_request` refused what could not run alone, and each preemption
+   follows tokens generated since the victim came.
 4. Waiting requests are admitted in the order of the queue (priority, then clients and their batches in turn, then rank:
    `waiting_queue`) while tokens of the budget are left (so no running prefill is still short of blocks), all blocks for
    the tokens they know fit in what is available, less a watermark of 1 % of the pool (at least a block; none when
@@ -36,7 +36,8 @@ whoever has the blocks next, and what they hold is found by nobody, since only a
 cache.
 
 Between two steps a person may preempt a running request (`preempt`), evict and pin cached blocks (`evict`, `pin`) and
-change the limits (`set_limits`). Rule 3 holds beside pinned blocks: `add` and `pin` refuse what could not run alone.
+change the limits (`set_limits`). Rule 3 holds beside pinned blocks: `add_request` and `pin` refuse what could not
+run alone.
 """
 
 from __future__ import annotations
@@ -111,15 +112,13 @@ class Scheduler:
         """By the clock of its callers; whoever drives the scheduler tells it when the engine stood still."""
         self.rate = PrefillRate()
         """Whoever runs the steps tells it how long they took."""
-        self._tiers = None if mover is None else LowerTiers(pool, mover, self.totals, self._saved_rows_moved)
-        self._tables = BlockTables(pool, allocation, self._changes, self._tiers)
-        self._preemption = Preemption(self._tables, self._tiers, self.rate, pool.block_size, preemption)
+        self.tiers = None if mover is None else LowerTiers(pool, mover, self.totals, self._saved_rows_moved)
+        self.tables = BlockTables(pool, allocation, self._changes, self.tiers)
+        self._preemption = Preemption(self.tables, self.tiers, self.rate, pool.block_size, preemption)
         watermark = 0 if allocation.reserves else max(1, pool.num_blocks // 100)
-        self._admission = Admission(
-            pool, self._tables, self._tiers, self.rate, self.totals, watermark, self.running_time
-        )
+        self._admission = Admission(pool, self.tables, self.tiers, self.rate, self.totals, watermark, self.running_time)
         self._disk_failure = ""
-        self._drafting = None if drafter is None or self._reserves else Drafting(drafter, self._tables)
+        self.drafting = None if drafter is None or self._reserves else Drafting(drafter, self.tables)
 
     @property
     def num_running(self) -> int:
@@ -138,7 +137,7 @@ class Scheduler:
 
     @property
     def max_request_tokens(self) -> int:
-        """The longest prompt and output together that `add` takes, of a text that begins with no pinned block."""
+        """The longest prompt and output together that is accepted, of a text that begins with no pinned block."""
         beside_pins = self._allocation.max_request_tokens - len(self._pool.pinned) * self._pool.block_size
         return min(self._max_model_len, beside_pins)
 
@@ -146,7 +145,7 @@ class Scheduler:
         """What can be found in a row of the ledger, whichever tier it is of; None for every other."""
         if row < self._pool.num_blocks:
             return self._pool.prefix(row)
-        return None if self._tiers is None else self._tiers.prefix(row)
+        return None if self.tiers is None else self.tiers.prefix(row)
 
     def check_fits(self, request: Request) -> None:
         """Raise BadInput, with the numbers, when the request could not even run alone. Changes nothing."""
@@ -159,7 +158,7 @@ class Scheduler:
         self._allocation.check_fits(request)
         check_fits_beside_pins(self._pool, request)
 
-    def add(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         """Take a new request into the queue. Raises BadInput, and notes the refusal, as `check_fits` does."""
         assert request.number not in self._requests, f"request {request.number} was added twice"
         try:
@@ -168,7 +167,7 @@ class Scheduler:
             self.refuse(str(error), request.arrival_ns, number=request.number)
             raise
         self._requests[request.number] = request
-        (self._held if self._is_held_back(request) else self._waiting).add(request)
+        (self._held if self._is_held_back(request) else self._waiting).add_request(request)
         self._changes.add(request)
 
     def list_aborted(self, request: Request, now_ns: int) -> None:
@@ -179,7 +178,7 @@ class Scheduler:
         self._changes.event(causes.aborted(request, now_ns, 0, "requested by the client before its prompt was read"))
 
     def refuse(self, cause: str, now_ns: int, *, number: int = 0) -> None:
-        """Note that a request was refused before it got here (`add` notes its own refusals)."""
+        """Note that a request was refused before it got here (`add_request` notes its own refusals)."""
         self.totals.refused += 1
         self._changes.event(causes.refused(number, now_ns, cause))
 
@@ -205,11 +204,11 @@ class Scheduler:
         if self._reserves:
             return ahead_of.RESERVED
         forks = bool(self._held) and any(self._held.any_of(item.request) for item in running.scheduled)
-        if forks or self._tables.any_shares_tail:
+        if forks or self.tables.any_shares_tail:
             return ahead_of.FORKED
         if ahead_of.follows_in_flight(running):
             return ahead_of.FOLLOWED
-        if self._drafting is not None and self._drafting.is_wanted_after(running):
+        if self.drafting is not None and self.drafting.is_wanted_after(running):
             return ahead_of.DRAFTED
         if self._waiting and self._pool.index is not None and ahead_of.computes_prompts(running):
             return ahead_of.SHARED
@@ -232,24 +231,24 @@ class Scheduler:
         if not builder.has_preempted:
             self._admit(builder, self._way() if builder.budget and not ahead else [])
         assert not (ahead and builder.has_preempted), "a request in flight was preempted"
-        if self._drafting is not None and not ahead and not builder.has_preempted:
-            self._drafting.add(builder, self._pool.step, self.max_num_seqs)
+        if self.drafting is not None and not ahead and not builder.has_preempted:
+            self.drafting.add(builder, self._pool.step, self.max_num_seqs)
         if builder.evicted_for:
             count = self._pool.evicted_blocks - evicted_before
             num_offloaded = self.totals.offloaded_blocks - offloaded_before
             self._changes.event(causes.evicted(count, num_offloaded, builder.evicted_for, now_ns))
         self.totals.copied_blocks += builder.num_copied
-        if self._tiers is not None:
-            self._flush(self._tiers, now_ns)
+        if self.tiers is not None:
+            self._flush(self.tiers, now_ns)
         return builder.plan()
 
     def commit(self, plan: StepPlan, step: int, now_ns: int) -> None:
         """The plan was run: its tokens are in their blocks. Requests that ended meanwhile are left alone."""
         self._pool.step = step
         self.totals.recomputed_tokens += write_down(plan, self._pool, step)
-        self._tables.settle(step)
-        if self._drafting is not None:
-            self._drafting.settle(plan, step, self.totals)
+        self.tables.settle(step)
+        if self.drafting is not None:
+            self.drafting.settle(plan, step, self.totals)
         if self._held:
             for item in plan.scheduled:
                 if item.request.num_computed_tokens >= item.request.num_prompt_tokens:
@@ -277,16 +276,16 @@ class Scheduler:
         Its tokens must start with the parent's computed ones; one of its own at least is left to compute. Full blocks
         stay shared; a partial last block is copied (`StepPlan.copies`) once either writes to it. When the parent does
         not run, as many requests run as may, or the policy reserves blocks (nothing is shared then), the child waits
-        in the queue like any other. Raises BadInput as `add` does.
+        in the queue like any other. Raises BadInput as `add_request` does.
         """
-        self.add(child)
+        self.add_request(child)
         self._fork(parent, child, now_ns)
 
     def reset_prefix_cache(self, now_ns: int) -> int:
         """Forget every cached prefix; returns how many idle blocks became free."""
         count = self._pool.reset_prefix_cache()
-        if self._tiers is not None:
-            self._tiers.reset()
+        if self.tiers is not None:
+            self.tiers.reset()
         self._changes.event(causes.cache_reset(count, now_ns))
         return count
 
@@ -300,8 +299,8 @@ class Scheduler:
         if given_up is not None:
             self._changes.event(causes.preempted_by(request, by, given_up, now_ns))
             self._send_back(request, now_ns)
-            if self._tiers is not None:
-                self._flush(self._tiers, now_ns)
+            if self.tiers is not None:
+                self._flush(self.tiers, now_ns)
         return given_up
 
     def evict(self, blocks: list[int], by: str, now_ns: int) -> int:
@@ -310,8 +309,8 @@ class Scheduler:
         self._pool.evict(blocks)
         num_offloaded = self.totals.offloaded_blocks - offloaded_before
         self._changes.event(causes.evicted_by(len(blocks), num_offloaded, by, now_ns))
-        if self._tiers is not None:
-            self._flush(self._tiers, now_ns)
+        if self.tiers is not None:
+            self._flush(self.tiers, now_ns)
         return num_offloaded
 
     def pin(self, blocks: list[int]) -> None:
@@ -326,8 +325,8 @@ class Scheduler:
 
     def put_away(self, may_go_on: Callable[[], bool]) -> None:
         """At the end, when nothing is scheduled any more: cached prefixes go to disk, to be kept, while `may_go_on`."""
-        if self._tiers is not None:
-            self._tiers.put_away(may_go_on)
+        if self.tiers is not None:
+            self.tiers.put_away(may_go_on)
 
     def take_changes(self) -> RequestChanges:
         """What happened since the last call, events among it."""
@@ -340,8 +339,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError, saying what is wrong and where, unless pool and requests agree."""
         self._pool.check_integrity(self._allocation.holders(self._requests.values()))
-        if self._tiers is not None:
-            self._tiers.check_integrity(self._requests.values())
+        if self.tiers is not None:
+            self.tiers.check_integrity(self._requests.values())
 
     def _continue_decodes(self, builder: PlanBuilder, ahead: Ahead) -> list[Request]:
         """Schedule running requests that miss one token; returns the others."""
@@ -378,8 +377,8 @@ class Scheduler:
         needed = available = 0
         for request in self._running:
             if not ahead.ends(request):
-                needed += self._tables.num_needed(request, ahead.num_tokens(request))
-                available = self._tables.num_available(request)
+                needed += self.tables.num_needed(request, ahead.num_tokens(request))
+                available = self.tables.num_available(request)
         return needed <= available
 
     def _admit(self, builder: PlanBuilder, way: list[Request]) -> None:
@@ -466,10 +465,10 @@ class Scheduler:
 
     def _make_room(self, request: Request, stop: int, builder: PlanBuilder) -> bool:
         """Slots of its own up to position `stop`, preempting where needed. False: it was preempted itself."""
-        while needed := self._tables.num_needed(request, stop):
-            available = self._tables.num_available(request)
+        while needed := self.tables.num_needed(request, stop):
+            available = self.tables.num_available(request)
             if needed <= available:
-                self._tables.grow(request, needed, self._pool.step, builder)
+                self.tables.grow(request, needed, self._pool.step, builder)
                 return True
             victim = min(self._running, key=self._victim_order)
             self._preempt(victim, request, needed, available, builder)
@@ -495,7 +494,7 @@ class Scheduler:
         victim.preempted_ns = now_ns
         victim.state = RequestState.PREEMPTED
         self._changes.touch(victim)
-        self._waiting.add(victim)
+        self._waiting.add_request(victim)
         self.totals.preemptions += 1
 
     def _is_held_back(self, child: Request) -> bool:
@@ -506,7 +505,7 @@ class Scheduler:
     def _fork_held(self, parent: Request, now_ns: int) -> None:
         """The parent's prompt is computed, or never will be: those that waited for it go on."""
         for child in self._held.take(parent):
-            self._waiting.add(child)
+            self._waiting.add_request(child)
             self._fork(parent, child, now_ns)
 
     def _fork(self, parent: Request, child: Request, now_ns: int) -> None:
@@ -516,7 +515,7 @@ class Scheduler:
         self._waiting.remove(child)
         child.num_computed_tokens = child.num_cached_tokens = min(parent.num_computed_tokens, child.num_tokens - 1)
         self.totals.begin(child.num_prompt_tokens, child.num_cached_tokens)
-        self._tables.share(parent, child)
+        self.tables.share(parent, child)
         self._run(child, now_ns)
         self._changes.event(causes.forked(parent, child, now_ns, self.running_time))
 
@@ -532,21 +531,21 @@ class Scheduler:
 
     def _end(self, request: Request, reason: FinishReason) -> int:
         """Take a request out of wherever it is; returns how many blocks it held."""
-        num_blocks = self._tables.num_held(request)
+        num_blocks = self.tables.num_held(request)
         if request.state is RequestState.RUNNING:
             self._running.remove(request)
             self._waiting.stop(request)
         else:
             (self._held if request in self._held else self._waiting).remove(request)
-        self._tables.release(request, self._pool.step)
+        self.tables.release(request, self._pool.step)
         request.state = RequestState.FINISHED
         request.finish_reason = reason
-        if self._drafting is not None:
-            self._drafting.forget(request)
+        if self.drafting is not None:
+            self.drafting.forget(request)
         del self._requests[request.number]
         self._changes.touch(request)
         for child in self._held.take(request):
-            self._waiting.add(child)
+            self._waiting.add_request(child)
         return num_blocks
 
 
@@ -573,7 +572,7 @@ class HeldForks:
         """Whether anybody waits for `parent`."""
         return parent.number in self._children
 
-    def add(self, child: Request) -> None:
+    def add_request(self, child: Request) -> None:
         """`child.parent` says whom it waits for."""
         self._children.setdefault(child.parent, []).append(child)
         self._count += 1

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from kvscope_engine.policy.plan import StepPlan
+from kvscope_telemetry.devices.data_sheets import DATA_SHEET_GB_PER_S
 from kvscope_telemetry.errors import BadInput
 
 MAX_VALUE: Final = 1e21
@@ -96,12 +97,15 @@ def _preset(
     return Preset(cost, num_slots, max_model_len, layers)
 
 
+_A100_40: Final = 1e9 * DATA_SHEET_GB_PER_S["NVIDIA A100-SXM4-40GB"]
+_A100_80: Final = 1e9 * DATA_SHEET_GB_PER_S["NVIDIA A100-SXM4-80GB"]
+_H100: Final = 1e9 * DATA_SHEET_GB_PER_S["NVIDIA H100 80GB HBM3"]
 PRESETS: Final = {
     # PagedAttention, table 1: models, GPUs and KV slots. Rates: NVIDIA's data sheets, dense bf16, all GPUs together.
     # The link to the host is what copies of pinned memory reach: 25 GB/s by PCIe 4.0 x16, 55 GB/s by 5.0, for each GPU.
-    "opt-13b": _preset(12.85e9, 40, 5120, 5120, 1.555e12, 312e12, 15_700, 2048, 25e9),  # 1 x A100 40 GB
-    "opt-66b": _preset(65.7e9, 64, 9216, 9216, 4 * 1.555e12, 4 * 312e12, 9_700, 2048, 4 * 25e9),  # 4 x A100 40 GB
-    "opt-175b": _preset(174.6e9, 96, 12288, 12288, 8 * 2.039e12, 8 * 312e12, 60_100, 2048, 8 * 25e9),  # 8 x A100 80 GB
+    "opt-13b": _preset(12.85e9, 40, 5120, 5120, _A100_40, 312e12, 15_700, 2048, 25e9),  # 1 x A100 40 GB
+    "opt-66b": _preset(65.7e9, 64, 9216, 9216, 4 * _A100_40, 4 * 312e12, 9_700, 2048, 4 * 25e9),  # 4 x A100 40 GB
+    "opt-175b": _preset(174.6e9, 96, 12288, 12288, 8 * _A100_80, 8 * 312e12, 60_100, 2048, 8 * 25e9),  # 8 x A100 80 GB
     # 0.9 x 80 GB less the weights, over 131,072 bytes a token.
-    "llama-3.1-8b": _preset(8.03e9, 32, 4096, 1024, 3.35e12, 989e12, 426_000, 131_072, 55e9),  # 1 x H100 80 GB
+    "llama-3.1-8b": _preset(8.03e9, 32, 4096, 1024, _H100, 989e12, 426_000, 131_072, 55e9),  # 1 x H100 80 GB
 }

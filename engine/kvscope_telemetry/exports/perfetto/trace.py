@@ -159,8 +159,10 @@ def _flow(history: RequestHistory, place: int, uuids: Mapping[tuple[int, int], i
     """The number of the arrow to this phase from whom it was preempted for; 0: there is none."""
     phase = history.phases[place]
     is_aside = phase.kind in (PhaseKind.PREEMPTED, PhaseKind.SWAPPED)
-    is_told = (history.epoch, phase.other) in uuids and span.from_ns <= phase.start_ns <= span.until_ns
-    return uuids[history.epoch, history.info.number] << 20 | place + 1 if is_aside and phase.other and is_told else 0
+    is_available = (history.epoch, phase.other) in uuids and span.from_ns <= phase.start_ns <= span.until_ns
+    return (
+        uuids[history.epoch, history.info.number] << 20 | place + 1 if is_aside and phase.other and is_available else 0
+    )
 
 
 def _request(history: RequestHistory, uuids: Mapping[tuple[int, int], int], span: Span) -> Iterator[bytes]:

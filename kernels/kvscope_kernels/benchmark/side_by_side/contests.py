@@ -122,6 +122,22 @@ def forms(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -
     yield _without_twins(contest, ops, "allow_tokens")
 
 
+def draws(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -> Iterator[Contest]:
+    """A token by top-p for each request, of logits far and near."""
+    for count, spread in ((1, 4.0), (64, 4.0), (64, 1.0)):
+        logits = spread * torch.randn(count, vocabulary, device=device)
+        options = torch.tensor([[1.0, 0.0, 0.9, 0.0]] * count, dtype=torch.float64, device=device)
+        keys = torch.randint(-(2**62), 2**62, (count,), device=device)
+        arguments = logits, options, keys, torch.arange(count, device=device)
+        contenders = {
+            OURS: Contender([partial(ops.draw_tokens, *arguments)]),
+            REFERENCE: Contender([partial(torch_ops().draw_tokens, *arguments)], in_graph=False),
+        }
+        case = f"{count} requests, top-p, logits within {3 * spread:g}"
+        contest = Contest(kernel="draw tokens", case=case, num_bytes=logits.nbytes, contenders=contenders)
+        yield _without_twins(contest, ops, "draw_tokens")
+
+
 def heat(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
 ) -> Iterator[Contest]:
@@ -144,6 +160,7 @@ KERNELS: Final[dict[str, Make]] = {
     "layer": layer,
     "copy": copies,
     "forms": forms,
+    "draws": draws,
     "heat": heat,
 }
 

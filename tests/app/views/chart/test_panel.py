@@ -28,7 +28,7 @@ def test_a_silence_is_no_stretch_of_zeros(qtbot):
     x = np.arange(100.0)
     y = np.where((x > 30) & (x < 60), np.nan, 0.5)
     panel.show_curve("used", x, y, 0)
-    drawn = panel._items["used"].getData()[1]
+    drawn = panel.curve_items["used"].getData()[1]
     assert set(drawn[drawn < 0.5]) == {-0.1}, "what joins both sides is below what is seen"
 
 

@@ -39,7 +39,7 @@ class Talk:
     def reply(self, *replies):
         self.engine.source.replies.extend(replies)
         self.session.poll()
-        self.chat._flush()
+        self.chat.flush()
 
     def accept(self, number=3, request_id=None):
         self.reply(Accepted(request_id=request_id or self.request_id, numbers=(number,), num_prompt_tokens=11))
@@ -172,7 +172,7 @@ def test_an_engine_that_dies_leaves_the_part_that_came(talk, qtbot):
     talk.token("half an ans")
     talk.engine.say(SourceState.ENDED, "killed by signal 9")
     talk.session.poll()
-    talk.chat._flush()
+    talk.chat.flush()
     assert talk.card.message.ending == "interrupted"
     assert talk.card.notice.text() == "Interrupted: killed by signal 9"
     assert talk.card.body.toPlainText() == "half an ans"
@@ -189,7 +189,7 @@ def test_an_engine_that_was_replaced_does_not_answer_for_the_old_one(talk, qtbot
     talk.engine.begin(epoch=8)
     poll(talk.session)
     talk.session.status_changed.emit()
-    talk.chat._flush()
+    talk.chat.flush()
     assert talk.card.message.ending == "interrupted"
     talk.card.link.click()
     assert talk.page.notice.text() == "Request #3 is no longer known to the engine."
@@ -215,7 +215,7 @@ def test_two_conversations_are_answered_at_once(talk, qtbot):
     talk.token("aaa", first)
     talk.token("bbb", second)
     assert talk.card.body.toPlainText() == "bbb"
-    talk.page._on_row(1)
+    talk.page.show_row(1)
     assert talk.page.current.title == "first"
     assert talk.card.body.toPlainText() == "aaa"
     talk.token("AAA", first)
@@ -448,10 +448,10 @@ def test_long_conversations_show_the_newest_first(talk, qtbot):
         talk.chat.ask(talk.page.current, f"p{index}")
         talk.token("a")
         talk.finish()
-    talk.page._on_row(0)
+    talk.page.show_row(0)
     other = talk.chat.add(talk.page.current)
     talk.page.show_conversation(other)
-    talk.page._on_row(1)
+    talk.page.show_row(1)
     assert len(talk.page.transcript.cards) == 40
     talk.page.transcript._earlier.click()
     assert len(talk.page.transcript.cards) == 80

@@ -27,7 +27,7 @@ def keeper(qapp, tmp_path):
 
 def test_what_fails_once_is_tried_again_and_leaves_no_file(keeper, monkeypatch):
     made, ours = keeper
-    real, calls = made._store.save, []
+    real, calls = made.store.save, []
 
     def save(*args, **more):
         calls.append(args)
@@ -35,11 +35,11 @@ def test_what_fails_once_is_tried_again_and_leaves_no_file(keeper, monkeypatch):
             raise KvscopeError("the disk is full")
         return real(*args, **more)
 
-    monkeypatch.setattr(made._store, "save", save)
+    monkeypatch.setattr(made.store, "save", save)
     made.touch(ours)
     assert made.shut_down() == ""
     assert len(calls) == 2
-    assert not list(made._store.folder.glob("*.json"))
+    assert not list(made.store.folder.glob("*.json"))
 
 
 def test_what_still_fails_is_in_a_file_that_the_next_start_takes_in(keeper, monkeypatch):
@@ -48,14 +48,14 @@ def test_what_still_fails_is_in_a_file_that_the_next_start_takes_in(keeper, monk
     def save(*args, **more):
         raise KvscopeError("the disk is full")
 
-    monkeypatch.setattr(made._store, "save", save)
+    monkeypatch.setattr(made.store, "save", save)
     made.touch(ours)
     said = made.shut_down()
-    (path,) = made._store.folder.glob("*.json")
+    (path,) = made.store.folder.glob("*.json")
     assert str(path) in said
     assert "imported at the next start" in said
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    again = ConversationStore(made._store.folder)
+    again = ConversationStore(made.store.folder)
     (found,) = again.load().conversations
     again.close()
     assert found.messages[0].content == "words that matter"

@@ -25,14 +25,14 @@ class Window:
         request_id = self.engine.source.sent[-1].request_id
         self.engine.source.replies.append(Tokens(request_id=request_id, token_ids=(1,), text=text))
         self.session.poll()
-        self.chat._flush()
+        self.chat.flush()
 
     def finish(self):
         request_id = self.engine.source.sent[-1].request_id
         times = {"usage": Usage(), "timing": RequestTiming(queue_s=0.0, ttft_s=0.1, total_s=1.0)}
         self.engine.source.replies.append(Finished(request_id=request_id, finish_reason="stop", **times))
         self.session.poll()
-        self.chat._flush()
+        self.chat.flush()
 
     @property
     def texts(self):

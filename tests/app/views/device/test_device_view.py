@@ -72,7 +72,7 @@ def view(session, qtbot):
 
 def test_before_anything_is_told_there_is_a_sentence(view):
     view.refresh()
-    assert view._stack.currentIndex() == 0
+    assert view.stack.currentIndex() == 0
     assert "kvscope-engine sample" in EMPTY_TEXT
 
 

@@ -135,7 +135,7 @@ def test_a_silence_is_hatched_and_what_is_not_yet_is_empty(engine, overview, mak
     assert len(set(silent.tolist())) == 2
     after = column_of(view, begin_ns + 30 * SECOND_NS)
     assert set(after.tolist()) == {pixel(DARK.base)}
-    assert "not recorded" in view._legend.accessibleName()
+    assert "not recorded" in view.legend.accessibleName()
 
 
 def test_a_second_more_draws_few_columns(make_engine, overview, make_view, second):
@@ -183,7 +183,7 @@ def test_the_wheel_keeps_the_moment_under_the_pointer(engine, filled, overview, 
     wheel(view.map, 300, 5)
     assert view.frame.stance is Stance.STAND
     assert abs(view.map.time_at(300) - moment) <= 2 * view.frame.scale.column_ns
-    assert not view._fit.isChecked()
+    assert not view.fit_button.isChecked()
 
 
 def test_dragging_moves_and_a_double_click_shows_all(engine, filled, overview, make_view, qtbot):
@@ -196,27 +196,27 @@ def test_dragging_moves_and_a_double_click_shows_all(engine, filled, overview, m
     assert view.session.timeline.cursor_ns == 0, "a drag is no click"
     qtbot.mouseDClick(view.map, Qt.MouseButton.LeftButton, pos=QPoint(280, 50))
     assert view.frame.scale == fitted
-    assert view._fit.isChecked()
+    assert view.fit_button.isChecked()
 
 
 def test_following_keeps_the_newest_at_the_right(engine, filled, overview, make_view, second, begin_ns):
     view = make_view(engine, overview)
-    view._follow.click()
+    view.follow_button.click()
     overview.extend([second(12, engine.ledger)])
     view.refresh()
     assert 0 <= view.frame.scale.end_ns - (begin_ns + 13 * SECOND_NS) < view.frame.scale.column_ns
-    assert view._follow.isChecked()
-    assert not view._fit.isChecked()
+    assert view.follow_button.isChecked()
+    assert not view.fit_button.isChecked()
 
 
 def test_the_wheel_zooms_at_the_pointer_while_following(engine, filled, overview, make_view):
     view = make_view(engine, overview)
-    view._follow.click()
+    view.follow_button.click()
     x = view.map.width() * 0.4
     before = view.map.time_at(x)
     wheel(view.map, x, 3)
     assert abs(view.map.time_at(x) - before) <= view.frame.scale.column_ns
-    assert not view._follow.isChecked()
+    assert not view.follow_button.isChecked()
 
 
 def test_a_click_goes_to_how_that_second_ended(engine, filled, overview, make_view, qtbot, begin_ns):
@@ -237,7 +237,7 @@ def test_hovering_tells_what_is_there(engine, filled, overview, make_view, secon
     x = round(view.map.x_of(begin_ns + 12 * SECOND_NS + SECOND_NS // 2))
     y = round(5.5 * view.map.height() / 64)
     hover(view.map, x, y)
-    words = view._words.text()
+    words = view.caption.text()
     assert words == cell_words(overview, view.pools, begin_ns + 12 * SECOND_NS + SECOND_NS // 2, 5)
     assert "Block 5" in words
     assert "active" in words
@@ -253,7 +253,7 @@ def test_a_cell_of_several_blocks_is_named_as_it_is_binned(make_engine, overview
     qtbot.keyClick(view.map, Qt.Key.Key_Down)
     names = []
     for _ in range(5):
-        names.append(view._words.text().split("  ·  ")[1])
+        names.append(view.caption.text().split("  ·  ")[1])
         qtbot.keyClick(view.map, Qt.Key.Key_Down)
     assert names == ["Block 0", "Block 1", "Block 2 to 3", "Block 4", "Block 5 to 6"]
 
@@ -270,7 +270,7 @@ def test_keys_move_a_cell_and_enter_goes_there(engine, filled, overview, make_vi
     qtbot.keyClick(view.map, Qt.Key.Key_Down)
     assert view.map.cell.time_ns // SECOND_NS == begin_ns // SECOND_NS + 4
     assert view.map.cell.row == 1
-    assert "Block 1 " in view._words.text()
+    assert "Block 1 " in view.caption.text()
     qtbot.keyClick(view.map, Qt.Key.Key_Return)
     assert view.session.timeline.cursor_ns == begin_ns + 5 * SECOND_NS - 1
     view.map.zoom_by(1)
@@ -295,11 +295,11 @@ def test_a_larger_pool_after_a_restart(make_engine, overview, make_view, second,
 
 def test_nothing_yet_is_said_in_words(engine, session, overview, make_view, qtbot, second):
     view = make_view(engine, overview)
-    assert view._stack.currentIndex() == 0
-    assert view._stack.currentWidget().text() == EMPTY_TEXT
+    assert view.stack.currentIndex() == 0
+    assert view.stack.currentWidget().text() == EMPTY_TEXT
     overview.extend([second(0, engine.ledger)])
     view.session.overview_changed.emit()
-    assert view._stack.currentIndex() == 1
+    assert view.stack.currentIndex() == 1
 
 
 def test_a_session_without_a_overview_has_nothing_to_show(session, qtbot):
@@ -307,7 +307,7 @@ def test_a_session_without_a_overview_has_nothing_to_show(session, qtbot):
     qtbot.addWidget(view)
     view.show()
     view.refresh()
-    assert view._stack.currentIndex() == 0
+    assert view.stack.currentIndex() == 0
 
 
 def test_small_docks_keep_the_map(engine, filled, overview, make_view, qtbot):

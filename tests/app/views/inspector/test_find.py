@@ -88,7 +88,7 @@ def test_enter_selects_in_every_view(busy, make_window, qtbot):
     assert shown(sheet)[0].block == 7
     qtbot.keyClick(sheet.line, Qt.Key.Key_Return)
     assert (busy.selected_block, busy.selected_request) == (7, 12)
-    assert window.page_map.canvas._selected == 7
+    assert window.page_map.canvas.selected_row == 7
     window.actions_by_name["inspect"].trigger()
     inspector = window.views["inspector"]
     assert inspector.isVisible()

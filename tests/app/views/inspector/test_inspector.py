@@ -160,7 +160,12 @@ def test_what_was_selected_last_is_what_is_told(shared, show):
     shared.select_block(20)
     assert view.heading.text() == "Block 20"
     shared.clear_selection()
-    assert view._nothing.isVisible()
+    assert view.empty_label.isVisible()
+
+
+def test_what_was_selected_before_it_was_made_is_what_is_told(shared, show):
+    shared.select_request(5)
+    assert show(shared).heading.text() == "Request #5"
 
 
 def test_rows_are_copied_as_tab_separated_lines(shared, show, qtbot):
@@ -215,7 +220,7 @@ def test_a_block_of_the_past_is_not_asked_about(engine, shared, show, poll, qtbo
 def test_a_request_that_is_not_known_says_so(shared, show):
     view = show(shared)
     shared.select_request(77)
-    assert "Nothing is known of this request" in view._nothing.text()
+    assert "Nothing is known of this request" in view.empty_label.text()
 
 
 def test_a_step_tells_its_parts_and_that_time_must_stand_for_more(engine, session, show, poll):

@@ -35,14 +35,14 @@ def test_said_while_blocks_are_going(view, session):
     fill(session, rate=10)
     view.refresh()
     assert view.forecast.text == "Cached blocks run out in 22 s at this rate"
-    assert view.forecast._sign.isVisible()
+    assert view.forecast.sign.isVisible()
 
 
 def test_further_away_it_is_no_warning(view, session):
     fill(session, rate=2)
     view.refresh()
     assert view.forecast.text == "Cached blocks run out in 3:10 min at this rate"
-    assert not view.forecast._sign.isVisible()
+    assert not view.forecast.sign.isVisible()
 
 
 def test_nothing_is_said_of_a_steady_pool(view, session):

@@ -85,7 +85,7 @@ def test_the_view_shows_bars_and_bytes(tiered, make_session, show):
     assert view.tiers.moved == "3 blocks swapped out, 1 moved down, 1\u202f200 loaded back"
     for theme in THEMES.values():
         view.apply_theme(theme)
-        bar = view.tiers._parts[Tier.HOST]._bar
+        bar = view.tiers.parts[Tier.HOST].bar
         image = bar.grab().toImage()
         assert image.pixelColor(8, 7).name() == theme.block_host
         at = round(bar.width() * 2.5 / 20)
@@ -96,7 +96,7 @@ def test_the_view_shows_bars_and_bytes(tiered, make_session, show):
 def test_without_lower_tiers_nothing_is_shown(session, show):
     view = show(session)
     assert not view.tiers.isVisible()
-    assert "kv_host" not in view.table._rows
+    assert "kv_host" not in view.table.rows
 
 
 def test_tiers_come_and_go_with_the_engine(tiered, make_engine, make_session, show, poll):
@@ -107,14 +107,14 @@ def test_tiers_come_and_go_with_the_engine(tiered, make_engine, make_session, sh
     poll(session)
     view.refresh()
     assert not view.tiers.isVisible()
-    assert list(view.table._rows)[-1] == "total"
+    assert list(view.table.rows)[-1] == "total"
     again = fill(make_engine(num_host=20, num_disk=10, epoch=11))
     tiered.source.updates.extend(again.source.updates)
     poll(session)
     view.refresh()
     assert view.tiers.isVisible()
     assert view.table.value("kv_host") == "7.03 MiB"
-    assert list(view.table._rows)[-1] == "total"
+    assert list(view.table.rows)[-1] == "total"
 
 
 def test_lost_blocks_are_told_when_there_are_any():

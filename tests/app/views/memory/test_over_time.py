@@ -45,8 +45,8 @@ def test_charts_of_what_was_told(session, view):
     pool, lower, device = view.charts.panels.values()
     assert (pool.isVisible(), lower.isVisible(), device.isVisible()) == (True, False, True)
     assert device.legend.values == {"memory_used_bytes": "900.0 MiB", "process_bytes": "700.0 MiB"}
-    unit = view.charts._scales["KV pool"].unit_bytes
-    cached, active = (pool._items[name].getData()[1][1] for name in ("cached_blocks", "active_blocks"))
+    unit = view.charts.scales["KV pool"].unit_bytes
+    cached, active = (pool.curve_items[name].getData()[1][1] for name in ("cached_blocks", "active_blocks"))
     assert active * unit == pytest.approx(3 * block_bytes)
     assert cached * unit == pytest.approx(4 * block_bytes)  # on top
 

@@ -101,7 +101,7 @@ def test_text_is_asked_for_once_and_kept(engine, session, show, poll, qtbot):
         qtbot.mouseMove(view.canvas, view.canvas.cell_rect(block).center())
     session.texts._give_up.setInterval(60_000)  # however slow the machine, an answer comes in time
 
-    def is_told():
+    def is_available():
         for question in list(engine.source.sent)[len(answered) :]:
             contents = tuple(BlockContent(block=b, token_ids=(1,), text=f"kept {b}") for b in question.blocks)
             engine.source.replies.append(BlockText(contents=contents, tag=question.tag))
@@ -110,7 +110,7 @@ def test_text_is_asked_for_once_and_kept(engine, session, show, poll, qtbot):
         return "kept 7" in driver.lines(view.card)
 
     answered = []
-    qtbot.waitUntil(is_told, timeout=30_000)
+    qtbot.waitUntil(is_available, timeout=30_000)
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(20).center())
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(7).center())
     assert "kept 7" in driver.lines(view.card)

@@ -317,7 +317,7 @@ def test_says_why_there_is_no_tree(engine, make_session, qtbot, caching, parents
     made.apply_theme(THEMES["light"])
     made.show()
     made.refresh()
-    assert made._empty.isVisible()
+    assert made.empty_label.isVisible()
     assert words in driver.lines(made)
 
 
@@ -352,7 +352,7 @@ def test_a_tree_that_cannot_be_made_is_told_and_made_later(engine, session, poll
     qtbot.addWidget(made)
     made.show()
     made.refresh()
-    qtbot.waitUntil(lambda: made._empty.text() == "The tree could not be made: MemoryError: for a tree")
+    qtbot.waitUntil(lambda: made.empty_label.text() == "The tree could not be made: MemoryError: for a tree")
     monkeypatch.undo()
     monkeypatch.setattr(tree_keeper, "AT_ONCE_ROWS", 0)
     qtbot.waitUntil(lambda: made.model.rowCount() == 2)

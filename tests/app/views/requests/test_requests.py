@@ -189,7 +189,7 @@ def test_choosing_an_event_selects_its_request(view, engine, session, poll):
     engine.event(kind="admitted", number=2)
     poll(session)
     view.refresh()
-    view.detail._tables[1].activated.emit(view.detail.all_events.index(0, 0))
+    view.detail.tables[1].activated.emit(view.detail.all_events.index(0, 0))
     assert session.selected_request == 2
 
 
@@ -251,7 +251,7 @@ def test_the_wait_of_each_request_is_in_the_table(view):
 
 def test_in_a_low_narrow_dock_the_rows_have_the_room_until_one_is_selected(view, session, qtbot):
     view.resize(430, 250)
-    splitter = view._splitter
+    splitter = view.splitter
     qtbot.waitUntil(lambda: splitter.orientation() is Qt.Orientation.Vertical, timeout=120_000)
     table, detail = splitter.sizes()
     assert detail <= view.detail.tabBar().sizeHint().height() + 2
@@ -267,11 +267,11 @@ def test_in_a_low_narrow_dock_the_rows_have_the_room_until_one_is_selected(view,
 
 def test_a_split_by_hand_stays(view, session):
     view.resize(430, 250)
-    view._splitter.setSizes([100, 100])
-    view._splitter.splitterMoved.emit(100, 1)
-    before = view._splitter.sizes()
+    view.splitter.setSizes([100, 100])
+    view.splitter.splitterMoved.emit(100, 1)
+    before = view.splitter.sizes()
     session.select_request(2)
-    assert view._splitter.sizes() == before
+    assert view.splitter.sizes() == before
 
 
 def test_tabs_of_the_detail_keep_their_height_as_text_grows(session, qtbot):

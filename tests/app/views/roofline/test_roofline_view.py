@@ -109,11 +109,11 @@ def test_a_step_that_is_clicked_is_shown_everywhere(show, recording_with_work, q
     qtbot.waitUntil(lambda: session.selected_batch == tuple(numbers.tolist()), timeout=WAIT_MS)
     assert inspector.subject == STEP
 
-    def is_told():
+    def is_available():
         view.refresh()
         return view.words.text().startswith("Step ")
 
-    qtbot.waitUntil(is_told, timeout=WAIT_MS)  # steps around it may be read once more
+    qtbot.waitUntil(is_available, timeout=WAIT_MS)  # steps around it may be read once more
     assert view.canvas.selected == view.points.of_step(session.mirror.epoch, step) is not None
     assert "of memory bandwidth" in view.words.text()
 
@@ -157,7 +157,7 @@ def test_points_and_roofs_are_drawn_in_the_colours_of_the_theme(show, recording_
 def test_a_recording_without_the_work_of_steps_is_said_to_be_one(show, untold):
     view = show(untold)
     assert len(view.points) == 0
-    assert view._nothing.isVisible()
+    assert view.empty_label.isVisible()
     assert NOT_RECORDED in driver.lines(view)
     assert view.words.text() == ""
 

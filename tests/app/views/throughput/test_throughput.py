@@ -39,7 +39,7 @@ def feed(session, events=(), seconds=3, ago_s=0, **columns):
     for index in range(seconds * 10):
         now_ns = end_ns - (seconds * 10 - 1 - index) * BIN_NS
         update = Update(series=frames(now_ns, 10, **columns), events=events if index == 5 else ())
-        session.history.add(update, session.mirror, now_ns)
+        session.history.add_update(update, session.mirror, now_ns)
     return end_ns
 
 
@@ -59,7 +59,7 @@ def test_values_and_curves(session, view):
     assert view.charts.panels["decode"].legend.values["decode_tokens"] == "300 tok/s"
     assert view.charts.panels["prefill"].legend.values["prefill_tokens"] == "700 tok/s"
     assert view.charts.panels["requests"].legend.values == {"num_running": "5", "num_waiting": "2"}
-    x, y = view.charts.panels["decode"]._items["decode_tokens"].getData()
+    x, y = view.charts.panels["decode"].curve_items["decode_tokens"].getData()
     assert y[-1] == pytest.approx(300)
     assert 2.5 < x[-1] - x[0] < 3.15
 
@@ -72,7 +72,7 @@ def test_the_share_of_right_guesses_has_a_panel_once_there_are_guesses(session, 
     for second, (drafts, accepted) in enumerate(((8, 4), (16, 10))):
         counters = Counters(draft_tokens=drafts, accepted_tokens=accepted)
         now_ns = end_ns - (2 - second) * SECOND_NS
-        session.history.add(Update(series=frames(now_ns, 1), counters=counters), session.mirror, now_ns)
+        session.history.add_update(Update(series=frames(now_ns, 1), counters=counters), session.mirror, now_ns)
     view.charts.look_back(end_ns / 1e9 - 5, end_ns / 1e9)
     assert view.charts.panels["drafts"].isVisible()
     assert view.charts.panels["drafts"].legend.values == {"draft_share": "75.0 %"}
@@ -82,21 +82,21 @@ def test_every_panel_is_drawn_within_six_refreshes(session, view):
     view.resize(1100, 600)
     feed(session, decode_tokens=1, num_running=1)
     view.refresh()
-    view.charts._drawn.clear()
+    view.charts.drawn.clear()
     for _ in view.charts.shown:
         view.refresh()
-    assert set(view.charts._drawn) == set(view.charts.shown)
+    assert set(view.charts.drawn) == set(view.charts.shown)
 
 
 def test_a_panel_that_is_scrolled_away_is_not_drawn(session, view):
     view.resize(320, 200)
     feed(session, decode_tokens=1)
     view.refresh()
-    view.charts._drawn.clear()
+    view.charts.drawn.clear()
     for _ in view.charts.shown:
         view.refresh()
-    assert "decode" in view.charts._drawn
-    assert "itl" not in view.charts._drawn
+    assert "decode" in view.charts.drawn
+    assert "itl" not in view.charts.drawn
 
 
 def test_a_shorter_range_follows_the_present(session, view, qtbot):
@@ -174,7 +174,7 @@ def test_hovering_shows_the_values_of_that_moment_everywhere(session, view):
     view.charts.panels["kv"].hovered.emit(feed_end - 1.0)
     assert view.charts.panels["requests"].legend.values["num_running"] == "5"
     assert view.charts.bar.time.text()
-    assert all(panel._cursor.isVisible() for panel in view.charts.panels.values())
+    assert all(panel.cursor_line.isVisible() for panel in view.charts.panels.values())
     view.charts.panels["kv"].hovered.emit(feed_end - 30.0)
     assert view.charts.panels["requests"].legend.values["num_running"] == "–"
     view.charts.panels["kv"].hovered.emit(None)
@@ -184,19 +184,19 @@ def test_hovering_shows_the_values_of_that_moment_everywhere(session, view):
 def test_a_lone_value_is_a_dot(session, view):
     end_ns = feed(session, ago_s=1)
     update = Update(series=frames(end_ns, 1), first_token_ns=np.array([250_000_000]))
-    session.history.add(update, session.mirror, end_ns)
-    session.history.add(Update(), session.mirror, end_ns + BIN_NS)
+    session.history.add_update(update, session.mirror, end_ns)
+    session.history.add_update(Update(), session.mirror, end_ns + BIN_NS)
     view.charts.look_back(end_ns / 1e9 - 2, end_ns / 1e9 + 0.5)
-    _, y = view.charts.panels["ttft"]._dots["ttft_p50_s"].getData()
+    _, y = view.charts.panels["ttft"].dot_items["ttft_p50_s"].getData()
     assert y.tolist() == [0.25]
 
 
 def test_preemptions_are_marked_with_who_and_why(session, view):
     end_ns = feed(session, decode_tokens=1)
     event = Event(kind="preempted", time_ns=end_ns, number=12, cause="no free block for request 14")
-    session.history.add(Update(events=(event,)), session.mirror, end_ns + 1)
+    session.history.add_update(Update(events=(event,)), session.mirror, end_ns + 1)
     view.charts.refresh_all()
-    points = view.charts.panels["requests"]._marks.points()
+    points = view.charts.panels["requests"].mark_points.points()
     assert [point.data().text for point in points] == ["Request 12 preempted: no free block for request 14"]
     assert points[0].data().about.event == event
 
@@ -204,9 +204,9 @@ def test_preemptions_are_marked_with_who_and_why(session, view):
 def test_preemptions_that_lie_on_top_of_each_other_share_a_mark(session, view):
     end_ns = feed(session, seconds=2, decode_tokens=1)
     events = tuple(Event(kind="preempted", time_ns=end_ns, number=n, cause="no free block") for n in range(1, 301))
-    session.history.add(Update(events=events), session.mirror, end_ns + 1)
+    session.history.add_update(Update(events=events), session.mirror, end_ns + 1)
     view.charts.refresh_all()
-    (mark,) = view.charts.panels["requests"]._marks.points()
+    (mark,) = view.charts.panels["requests"].mark_points.points()
     lines = mark.data().text.splitlines()
     assert lines[0] == "Request 1 preempted: no free block"
     assert lines[-1] == f"and {300 - len(lines) + 1} more"
@@ -215,7 +215,7 @@ def test_preemptions_that_lie_on_top_of_each_other_share_a_mark(session, view):
 def test_a_silence_is_shaded(session, view):
     end_ns = feed(session, seconds=1, ago_s=4, decode_tokens=1)
     later_ns = end_ns + 4_000_000_000
-    session.history.add(Update(series=frames(later_ns, 1, decode_tokens=1)), session.mirror, later_ns)
+    session.history.add_update(Update(series=frames(later_ns, 1, decode_tokens=1)), session.mirror, later_ns)
     view.charts.look_back(end_ns / 1e9 - 2, later_ns / 1e9)
     ((first, last),) = view.charts.panels["decode"].gap_bands.gaps
     assert 3.5 < last - first < 4.5
@@ -294,12 +294,12 @@ def test_all_reaches_over_the_whole_overview(session, view):
     fill_overview(session, 7200, decode_tokens=40, preemptions=1)
     feed(session, decode_tokens=4)
     view.charts.show_last(math.inf)
-    x, y = view.charts.panels["decode"]._items["decode_tokens"].getData()
+    x, y = view.charts.panels["decode"].curve_items["decode_tokens"].getData()
     assert 7190 < x[-1] - x[0] < 7201
     assert np.allclose(y, 40)
     (first, last), _ = view.charts.panels["decode"].plot.view_box.viewRange()
     assert 7199 < last - first < 7300
-    marks = view.charts.panels["requests"]._shown_marks[1]
+    marks = view.charts.panels["requests"].shown_marks[1]
     assert 70 < len(marks) < 90
     assert marks[5].text.endswith("preemptions")
 

@@ -109,7 +109,7 @@ def answered(view, qtbot):
 
 def lines_sent(view):
     """What the scripted child has read so far, as it tells on its standard error."""
-    return bytes(view.process._child._process.readAllStandardError().data()).splitlines()
+    return bytes(view.process.child.process.readAllStandardError().data()).splitlines()
 
 
 def test_what_is_asked(busy):
@@ -233,7 +233,7 @@ def test_a_child_that_fails_is_told_calmly_and_tried_again_when_shown_again(make
     assert view.empty.isVisible()
     view.refresh()
     assert not view.process.is_running
-    view.process._child._command = python(SCRIPTED)
+    view.process.child.command = python(SCRIPTED)
     view.hide()
     view.show()
     answered(view, qtbot)
@@ -261,8 +261,8 @@ def test_without_the_engine_one_calm_sentence(session, busy, qtbot, monkeypatch)
 def test_shutting_down_ends_the_child_even_one_that_does_not_listen(make_view, busy, qtbot):
     view = make_view("import time\nprint(input())\ntime.sleep(600)")
     view.refresh()
-    qtbot.waitUntil(lambda: view.process.is_running and view.process._child._process.processId() > 0, timeout=120_000)
-    pid = view.process._child._process.processId()
+    qtbot.waitUntil(lambda: view.process.is_running and view.process.child.process.processId() > 0, timeout=120_000)
+    pid = view.process.child.process.processId()
     view.shut_down()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

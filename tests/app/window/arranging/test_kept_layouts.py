@@ -40,11 +40,11 @@ def test_every_window_has_it_in_its_menu(window, session, make_window):
     window.layouts.save("b")
     window.layouts.save("A")
     assert names(other) == names(window) == ["Layout: A", "Layout: b"]
-    texts = [action.text() for action in other.layouts._menu.actions()]
+    texts = [action.text() for action in other.layouts.menu.actions()]
     assert texts[-2:] == ["Layout: A", "Layout: b"]
     other.layouts.forget("b")
     assert names(window) == ["Layout: A"]
-    assert len(window.layouts._menu.actions()) == len(texts) - 1 or window.layouts._menu.actions()
+    assert len(window.layouts.menu.actions()) == len(texts) - 1 or window.layouts.menu.actions()
 
 
 def test_what_was_replaced_or_forgotten_comes_back(window):

@@ -113,7 +113,7 @@ def test_all_windows_follow_and_tips_say_the_keys(editor, window, session, make_
     other = make_window(session)
     set_key(editor, "zoom_in", "Ctrl+Up")
     assert other.actions_by_name["zoom_in"].shortcut().toString() == "Ctrl+Up"
-    assert "Zoom in (Ctrl+Up)" in [button.toolTip() for button in other.page_map._buttons]
+    assert "Zoom in (Ctrl+Up)" in [button.toolTip() for button in other.page_map.pool_buttons]
 
 
 def test_commands_and_keys_are_found(editor):

@@ -98,17 +98,20 @@ def test_tensors_of_graphs_are_those_of_the_largest_batch() -> None:
     assert graph_tensor_bytes(limits(1000, 4096), 1000) == 4 * 256 * (1000 + 4096 // 16)
 
 
-def test_graphs_around_attention_are_counted_where_they_are_asked_for(tiny_loaded: Callable[..., Any]) -> None:
+def test_graphs_around_attention_are_counted_unless_there_are_none(tiny_loaded: Callable[..., Any]) -> None:
     """With what crosses between them and attention: (512, heads, dim) thrice, in float32."""
     loaded = tiny_loaded("llama")
 
     def graphs(**options: Any) -> int:
         config = EngineConfig(model="any", max_num_batched_tokens=8192, **options)
-        return step_reserves(config, loaded, PROCESSORS).graphs
+        reserves = step_reserves(config, loaded, PROCESSORS)
+        assert reserves.graphs > 0
+        return reserves.piecewise_graphs
 
     crossing = 3 * 4 * 512 * loaded.num_query_heads * loaded.head_dim
-    assert graphs(piecewise_graphs=True) - graphs() == PIECES_BYTES + crossing
-    assert graphs(piecewise_graphs=True, enforce_eager=True) == graphs(enforce_eager=True)
+    assert graphs() == graphs(piecewise_graphs=True) == PIECES_BYTES + crossing
+    assert graphs(piecewise_graphs=False) == graphs(sparse_decode=0.5) == 0
+    assert graphs(enforce_eager=True) == graphs(piecewise_graphs=True, enforce_eager=True) == 0
 
 
 @pytest.mark.parametrize("max_request_tokens", [100, 1 << 16])

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvscope_engine.model.sampling.random_numbers import exponentials, keys
+from kvscope_engine.model.sampling.random_numbers import keys
+from kvscope_kernels.logits.random_numbers import exponentials
 
 
 def numbers(seeds: list[int], positions: list[int], count: int = 1) -> torch.Tensor:

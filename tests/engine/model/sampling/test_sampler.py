@@ -11,11 +11,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.sampling.random_numbers import keys
-from kvscope_engine.model.sampling.sampler import Sampler, draw
-from kvscope_engine.model.sampling.token_filter import filter_inputs, thresholds
+from kvscope_engine.model.sampling.sampler import Sampler
 from kvscope_engine.policy.request import Request
+from kvscope_kernels.logits.draw_tokens import draw
+from kvscope_kernels.logits.token_filter import thresholds
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
@@ -148,26 +148,13 @@ def test_a_row_alone_gives_what_it_gives_in_the_batch() -> None:
         assert together == alone == backwards[::-1]
 
 
-class DeviceBuffer(StepBuffer):
-    """A CPU's buffer that claims to be a GPU's, so that nothing may be asked of the device."""
-
-    @property
-    def is_on_device(self) -> bool:
-        return True
-
-
 def thresholds_of(logits: torch.Tensor, weights: torch.Tensor, options: Sequence[ResolvedSampling]) -> torch.Tensor:
-    """Asking how far to look, as on a CPU; without asking, as on a GPU, it is the same but for a sum's last bit."""
-    found = []
-    for kind in (StepBuffer, DeviceBuffer):
-        inputs = filter_inputs(options, logits.shape[1], kind(torch.device("cpu"), 0))
-        found.append(thresholds(logits, weights, options, inputs))
-    kept = [(logits >= one[:, None]).sum(-1) for one in found]
-    assert int((kept[0] - kept[1]).abs().max()) <= 1
-    return found[0]
+    """As numbers that the operation takes."""
+    rows = [(option.temperature, max(option.top_k, 0), option.top_p, option.min_p) for option in options]
+    return thresholds(logits, weights, torch.tensor(rows, dtype=torch.float64))
 
 
-def test_ties_past_the_largest_that_are_looked_at_are_weighed_without_asking() -> None:
+def test_ties_past_the_largest_that_are_looked_at_are_weighed() -> None:
     logits = torch.full((2, 3000), -1.0)
     logits[:, :500] = 2.0
     logits[:, 0] = 3.0

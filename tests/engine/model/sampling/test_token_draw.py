@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from kvscope_engine.model.sampling.random_numbers import keys
-from kvscope_engine.model.sampling.sampler import draw, first_largest
-from kvscope_engine.model.sampling.token_filter import sums
+from kvscope_engine.model.sampling.sampler import first_largest
+from kvscope_kernels.logits.draw_tokens import draw
+from kvscope_kernels.logits.token_filter import sums
 
 
 def some_keys(count: int, seed: int = 0) -> torch.Tensor:

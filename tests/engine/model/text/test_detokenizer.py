@@ -28,7 +28,7 @@ Decode = Callable[[Sequence[int]], str]
 
 def streamed(detokenizer: Detokenizer, ids: Sequence[int]) -> list[str]:
     """The pieces, the last from `flush`."""
-    return [*(detokenizer.add(token) for token in ids), detokenizer.flush()]
+    return [*(detokenizer.add_token(token) for token in ids), detokenizer.flush()]
 
 
 def by_character(text: str) -> Decode:
@@ -108,7 +108,7 @@ def test_a_character_begun_in_the_context_is_told_whole(byte_fallback: Backend) 
 def test_a_stop_string_is_not_looked_for_in_the_context(byte_fallback: Backend) -> None:
     hello = byte_fallback.token_to_id("▁Hello")
     detokenizer = Detokenizer(byte_fallback.decode, ["Hello"], context=[hello])
-    assert detokenizer.add(hello) == " "
+    assert detokenizer.add_token(hello) == " "
     assert detokenizer.stopped
 
 
@@ -121,7 +121,7 @@ def test_broken_bytes_are_not_waited_for_without_end(default_tokenizer: Tokenize
     lead_byte = default_tokenizer.vocabulary["Ã"]
     assert default_tokenizer.decode([lead_byte]) == "�"
     detokenizer = default_tokenizer.detokenizer()
-    pieces = [detokenizer.add(lead_byte) for _ in range(3 * MAX_WINDOW)]
+    pieces = [detokenizer.add_token(lead_byte) for _ in range(3 * MAX_WINDOW)]
     assert "".join(pieces) == "�" * (3 * MAX_WINDOW)
 
 
@@ -134,7 +134,7 @@ def test_text_ends_before_the_first_stop_string(text: str, stop: list[str]) -> N
     detokenizer = Detokenizer(by_character(text), stop)
     shown, ended = "", None
     for token in range(len(text)):
-        shown += detokenizer.add(token)
+        shown += detokenizer.add_token(token)
         assert text.startswith(shown)
         if detokenizer.stopped:
             ended = token
@@ -159,24 +159,24 @@ def test_a_stop_string_over_token_borders(default_tokenizer: Tokenizer) -> None:
 
 def test_what_may_begin_a_stop_string_is_held_back_and_no_more() -> None:
     detokenizer = Detokenizer(by_character("a##b"), ("###",))
-    assert [detokenizer.add(token) for token in range(4)] == ["a", "", "", "##b"]
+    assert [detokenizer.add_token(token) for token in range(4)] == ["a", "", "", "##b"]
     assert not detokenizer.stopped
 
 
 def test_held_text_comes_at_the_end() -> None:
     detokenizer = Detokenizer(by_character("a##"), ("###",))
-    assert [detokenizer.add(token) for token in range(3)] == ["a", "", ""]
+    assert [detokenizer.add_token(token) for token in range(3)] == ["a", "", ""]
     assert detokenizer.flush() == "##"
     assert detokenizer.flush() == ""
 
 
 def test_no_stop_below_min_tokens() -> None:
     detokenizer = Detokenizer(by_character("a.b.c"), (".",))
-    pieces = [detokenizer.add(token, may_stop=token >= 2) for token in range(5)]
+    pieces = [detokenizer.add_token(token, may_stop=token >= 2) for token in range(5)]
     assert pieces == ["a", ".", "b", "", ""]
     assert detokenizer.stopped
 
 
 def test_nothing_follows_a_stop_string() -> None:
     detokenizer = Detokenizer(by_character("ab"), ("a",))
-    assert [detokenizer.add(0), detokenizer.add(1), detokenizer.flush()] == ["", "", ""]
+    assert [detokenizer.add_token(0), detokenizer.add_token(1), detokenizer.flush()] == ["", "", ""]

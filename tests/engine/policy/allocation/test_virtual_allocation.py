@@ -92,7 +92,7 @@ def test_what_can_be_had_is_counted_whole(virtual: Make) -> None:
     one = virtual(5)
     first, second = one.submit([1] * 17, 9), one.submit([2] * 3, 9)
     one.step()
-    tables = one.scheduler._tables
+    tables = one.scheduler.tables
     assert tables.num_available(first) == 3 + 8
     assert tables.num_available(second) == 3 + 8
     third = one.request([3], 1)

@@ -83,7 +83,7 @@ def test_who_follows_its_own_tokens_waits_for_them(drive: Make, option: str) -> 
         request.matcher = SimpleNamespace(is_ready=True)
     else:
         request.sampling = type(request.sampling)(**{option: 0.5})
-    one.scheduler.add(request)
+    one.scheduler.add_request(request)
     one.submit([2] * 5, 9)
     plan, _ = one.step(ahead=True)
     assert (one.num_ahead, one.scheduler.why_not_beside(plan)) == (0, "a form or penalties")
@@ -122,7 +122,7 @@ def test_who_awaits_its_form_computes_its_prompt_and_samples_later(drive: Make) 
     one = drive(max_num_batched_tokens=10)
     request = one.request(range(6), 2)
     form = request.matcher = SimpleNamespace(is_ready=False)
-    one.scheduler.add(request)
+    one.scheduler.add_request(request)
     beside = one.submit([7], 3)
     assert ran(one.step()[0]) == {1: 5, 2: 1}
     assert ran(one.step()[0]) == {2: 1}, "others go on without it"

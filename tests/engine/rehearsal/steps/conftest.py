@@ -170,8 +170,13 @@ class FakeGPU:
     seen: Seen
     mode: FakeTensorMode
     make_runner: Callable[..., ModelRunner]
-    capture_error: list[Exception] = field(default_factory=list)
-    """Raised by the next capture, if there is one."""
+    capture_error: list[Exception | None] = field(default_factory=list)
+    """Raised by the next captures, the last one first; None: that one does not fail."""
+
+    def may_fail(self) -> None:
+        """A capture begins."""
+        if self.capture_error and (error := self.capture_error.pop()) is not None:
+            raise error
 
 
 @pytest.fixture
@@ -212,8 +217,7 @@ def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
 
         def capture_begin(self, pool: Any = None, capture_error_mode: str = "") -> None:
             assert pool is not None, "all graphs of a run share memory"
-            if gpu.capture_error:
-                raise gpu.capture_error.pop()
+            gpu.may_fail()
             self._crossed = seen.uploads, seen.read_backs, seen.waits
 
         def capture_end(self) -> None:
@@ -229,8 +233,7 @@ def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
 
     @contextmanager
     def capturing(graph: FakeGraph, pool: Any = None, capture_error_mode: str = "") -> Iterator[None]:
-        if gpu.capture_error:
-            raise gpu.capture_error.pop()
+        gpu.may_fail()
         uploads, read_backs = seen.uploads, seen.read_backs
         yield
         assert (uploads, read_backs) == (seen.uploads, seen.read_backs), "a graph holds no copies from or to the host"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import pytest
 import torch
 
+from kvscope_engine.model.running import capture_failures
 from kvscope_engine.model.running.pieces.mixed_graphs import SIZES
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
+from kvscope_telemetry.messages.telemetry import Progress
 
 NUM_LAYERS = 2
 
@@ -34,6 +37,12 @@ def mixed(num_decodes: int, *chunks: int, samples: bool = True) -> StepPlan:
     prompts = [make_request(20 + place, count + 5 * (not samples)) for place, count in enumerate(chunks)]
     prefills = [Scheduled(prompt, 0, count, samples) for prompt, count in zip(prompts, chunks, strict=True)]
     return StepPlan((*decodes, *prefills), num_decodes)
+
+
+def captures(*errors: Exception | None) -> list[Exception | None]:
+    """Of a start, as the rehearsal wants them: that of decodes, then these, each of one graph more than layers."""
+    pieces = [[error] if error is not None else [None] * (NUM_LAYERS + 1) for error in errors]
+    return [None, *chain.from_iterable(pieces)][::-1]
 
 
 def num_tokens(plan: StepPlan) -> int:
@@ -70,8 +79,17 @@ def test_a_replay_launches_attention_and_nothing_else_of_a_layer(
         assert fake_gpu.seen.compiled == known
         assert [len(tokens) for tokens in result.token_ids] == [int(item.samples) for item in plan.scheduled]
         found.append((fake_gpu.seen.replays, len(counted.names), dict(fake_gpu.seen.launches)))
-    (no_replays, num_operations, kernels), _, (replays, num_left, left) = found
-    assert (no_replays, replays) == (0, NUM_LAYERS + 1)
+    assert len({str(step) for step in found}) == 1, "the first as all others"
+    replays, num_left, left = found[0]
+    assert replays == NUM_LAYERS + 1
+    eager = fake_gpu.make_runner(num_layers=NUM_LAYERS)
+    fake_gpu.seen.clear()
+    with operations() as counted:
+        eager.run(plan)
+    assert fake_gpu.seen.replays == 0
+    num_operations, kernels = len(counted.names), dict(fake_gpu.seen.launches)
+    fake_gpu.seen.clear()
+    runner.run(plan)
     assert (result.graph_size, result.graph_tokens) == (0, next(size for size in SIZES if size >= num_tokens(plan)))
     head = {"skinny_linear": 1} if any(item.samples for item in plan.scheduled) else {}
     assert left == head | {name: count for name, count in kernels.items() if "attention" in name or "plan" in name}
@@ -88,26 +106,34 @@ def test_each_layer_more_is_a_graph_and_its_attention(fake_gpu: Any, operations:
     counts = []
     for num_layers in (2, 4):
         runner = fake_gpu.make_runner(piecewise_graphs=True, num_layers=num_layers)
-        for _ in range(3):
-            fake_gpu.seen.clear()
-            with operations() as counted:
-                runner.run(STEPS["beside chunks"])
+        runner.warm_up(lambda _: None)
+        fake_gpu.seen.clear()
+        with operations() as counted:
+            runner.run(STEPS["beside chunks"])
         counts.append(fake_gpu.seen.replays + len(counted.names) + sum(fake_gpu.seen.launches.values()))
     assert counts[1] - counts[0] == 2 * 3, "decodes, prefills, and what lies between two attentions"
 
 
-def test_sizes_are_captured_when_they_are_wanted_again(fake_gpu: Any) -> None:
+def test_every_size_is_captured_at_the_start_and_none_in_a_step(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner(piecewise_graphs=True)
-    replays = []
+    told: list[Progress] = []
+    runner.warm_up(told.append)
+    assert [each.detail for each in told[-2:]] == ["CUDA graph of 8 requests", "CUDA graphs of steps with prefills"]
+    assert [each.total - each.done for each in told[-2:]] == [2, 1]
+    assert runner.notes == []
+    fake_gpu.capture_error.append(AssertionError("a step captures"))
+    sizes = []
     for plan in (mixed(1, 9), mixed(1, 100), mixed(2, 5), mixed(0, 3), mixed(0, 65), mixed(1, 511), mixed(1, 510)):
         fake_gpu.seen.clear()
-        runner.run(plan)
-        replays.append(fake_gpu.seen.replays)
-    assert replays == [0, 0, 3, 3, 3, 0, 3]
+        sizes.append(runner.run(plan).graph_tokens)
+        assert fake_gpu.seen.replays == NUM_LAYERS + 1
+        assert fake_gpu.seen.uploads == 1
+    assert sizes == [16, 128, 16, 16, 128, 512, 512]
 
 
 def test_steps_of_more_tokens_run_eagerly(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner(piecewise_graphs=True)
+    runner.warm_up(lambda _: None)
     for _ in range(3):
         fake_gpu.seen.clear()
         runner.run(mixed(1, 512))
@@ -117,6 +143,7 @@ def test_steps_of_more_tokens_run_eagerly(fake_gpu: Any) -> None:
 @pytest.mark.parametrize("options", [{}, {"enforce_eager": True, "piecewise_graphs": True}])
 def test_only_where_they_are_asked_for(fake_gpu: Any, options: dict[str, bool]) -> None:
     runner = fake_gpu.make_runner(**options)
+    runner.warm_up(lambda _: None)
     fake_gpu.seen.clear()
     for _ in range(3):
         runner.run(mixed(2, 9))
@@ -125,41 +152,82 @@ def test_only_where_they_are_asked_for(fake_gpu: Any, options: dict[str, bool]) 
 
 def test_a_measured_step_is_replayed_as_others_are(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner(piecewise_graphs=True, page_heat=2)
+    runner.warm_up(lambda _: None)
     replays = []
     for _ in range(6):
         fake_gpu.seen.clear()
         result = runner.run(mixed(2, 9))
         replays.append((fake_gpu.seen.replays, result.block_shares is not None))
-    assert replays == [(0, True), (3, False), (3, True), (3, False), (3, True), (3, False)]
+    assert replays == [(3, True), (3, False), (3, True), (3, False), (3, True), (3, False)]
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), AttributeError("no such part")])
 def test_a_capture_that_fails_costs_no_request_and_no_graph_of_decodes(fake_gpu: Any, error: Exception) -> None:
+    """It goes with the next larger size; the largest has none, and runs eagerly."""
+    for size in SIZES:
+        runner = fake_gpu.make_runner(piecewise_graphs=True)
+        fake_gpu.capture_error[:] = captures(*(error if each == size else None for each in SIZES[::-1]))
+        runner.warm_up(lambda _: None)
+        (note,) = runner.notes
+        words = f"no CUDA graph for steps with prefills of {size} tokens, which run slower: {type(error).__name__}: "
+        assert note.startswith(f"{words}{error}")
+        larger = next((each for each in SIZES if each > size), 0)
+        for each in SIZES:
+            result = runner.run(mixed(0, each))
+            assert all(result.token_ids)
+            assert result.graph_tokens == (each if each != size else larger)
+        for _ in range(2):
+            fake_gpu.seen.clear()
+            runner.run(StepPlan(mixed(1).scheduled, 1))
+        assert fake_gpu.seen.replays == 1
+        assert runner.notes == [note]
+
+
+def test_a_model_that_cannot_be_cut_is_told_of_once(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner(piecewise_graphs=True)
+    fake_gpu.capture_error[:] = captures(*(AttributeError("no such part") for _ in SIZES))
     runner.warm_up(lambda _: None)
-    runner.run(mixed(2, 9))
-    fake_gpu.capture_error.append(error)
+    assert runner.notes == ["no CUDA graph for steps with prefills, which run slower: AttributeError: no such part"]
+    assert runner.run(mixed(0, 9)).graph_tokens == 0
+    fake_gpu.capture_error.append(AssertionError("it is never tried again"))
+    runner.while_idle()
+
+
+def test_what_had_no_memory_is_tried_again_where_nobody_waits(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size at a time, five minutes later, and said once."""
+    now_s = 1000.0
+    monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)
+    runner = fake_gpu.make_runner(piecewise_graphs=True)
+    no_memory = torch.OutOfMemoryError("CUDA out of memory")
+    fake_gpu.capture_error[:] = captures(no_memory, no_memory)
+    runner.warm_up(lambda _: None)
+    notes = list(runner.notes)
+    assert [note.split(" tokens")[0].split()[-1] for note in notes] == ["512", "256"]
     for _ in range(3):
-        fake_gpu.seen.clear()
-        assert all(runner.run(mixed(2, 9)).token_ids)
-        assert fake_gpu.seen.replays == 0
-    (note,) = runner.notes
-    why = f"no CUDA graph for steps with prefills of up to 16 tokens, which run slower: {type(error).__name__}: {error}"
-    assert note.startswith(why)
-    for _ in range(2):
-        fake_gpu.seen.clear()
-        runner.run(mixed(2, 30))
-    assert fake_gpu.seen.replays > 1, "other sizes have theirs"
-    for _ in range(2):
-        fake_gpu.seen.clear()
-        runner.run(StepPlan(mixed(1).scheduled, 1))
-    assert fake_gpu.seen.replays == 1
+        runner.while_idle()
+        assert runner.run(mixed(0, 300)).graph_tokens == 0, "too early"
+    now_s += capture_failures.RETRY_S + 1
+    assert runner.run(mixed(0, 300)).graph_tokens == 0, "not in a step"
+    fake_gpu.capture_error.append(no_memory)
+    runner.while_idle()
+    assert runner.run(mixed(0, 200)).graph_tokens == 0, "there was no memory for the smaller one yet"
+    runner.while_idle()
+    assert [runner.run(mixed(0, count)).graph_tokens for count in (200, 300)] == [512, 512]
+    assert runner.notes == notes
+
+
+def test_an_idle_engine_without_such_graphs_does_nothing(fake_gpu: Any) -> None:
+    runner = fake_gpu.make_runner()
+    runner.warm_up(lambda _: None)
+    fake_gpu.seen.clear()
+    runner.while_idle()
+    assert (fake_gpu.seen.uploads, fake_gpu.seen.launches.total()) == (0, 0)
 
 
 def test_tokens_in_flight_are_inputs_of_graphs(fake_gpu: Any) -> None:
     """Decodes beside a chunk, each a step ahead of its result."""
     runner = fake_gpu.make_runner(piecewise_graphs=True)
-    runner.run(mixed(2, 9))
+    runner.warm_up(lambda _: None)
     first = runner.launch(mixed(2, 9))
     again = [Scheduled(item.request, 51 + place, 1, True) for place, item in enumerate(mixed(2).scheduled)]
     fake_gpu.seen.clear()

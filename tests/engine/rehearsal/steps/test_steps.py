@@ -225,6 +225,7 @@ def test_nothing_is_compiled_after_the_warm_up(fake_gpu: Any, kv_dtype: torch.dt
         "_skinny_linear_kernel",
         "_copy_rows_kernel",
         "_allow_tokens_kernel",
+        "_draw_tokens_kernel",
     }
     for name, plan in service_plans().items():
         runner.run(plan)

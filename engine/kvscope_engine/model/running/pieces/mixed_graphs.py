@@ -1,9 +1,11 @@
 """Graphs of steps with prefills in them, by how many tokens they compute: padded to the next size and replayed.
 
-Owns the sizes, when each is captured (when it is wanted the second time, behind the first tokens) and what all of
-them share. A step is padded with tokens that write to slot -1 and attend to nothing. Attention runs eagerly, since
-its launches are shaped by the step's lengths, and the head, since it runs on the sampled rows alone. Steps of more
-tokens than the largest size run eagerly: there the device has more to do in a launch than the host in handing it over.
+Owns the sizes and what all of them share. All are captured before the first request, the largest first, which gives
+the others their memory: nobody's first token waits for one. A size that could not be captured takes the next larger
+one, and is tried again while nothing runs, if memory was what it lacked. A step is padded with tokens that write to
+slot -1 and attend to nothing. Attention runs eagerly, since its launches are shaped by the step's lengths, and the
+head, since it runs on the sampled rows alone. Steps of more tokens than the largest size run eagerly: there the
+device has more to do in a launch than the host in handing it over.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import torch
 from kvscope_engine.model.running.attention import PagedContext
 from kvscope_engine.model.running.attention_scores import AttentionScores
 from kvscope_engine.model.running.capture_failures import CaptureFailures
-from kvscope_engine.model.running.decode_graphs import padded_size
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.pieces.recorder import Attend, Crossings, CutContext, Pieces, Recorder
@@ -63,33 +64,47 @@ class MixedGraphs:
         self._buffer = buffer
         self._crossings = Crossings(self.sizes[-1])
         self._captured: dict[int, _Captured] = {}
-        self._wanted: set[int] = set()
         self._failures = failures or CaptureFailures(lambda note: None)
         self._pool: Any = None
         self._stream: Any = None
         self._step: tuple[StepTensors, int] | None = None
 
     def size_of(self, inputs: StepInputs) -> int | None:
-        """The smallest that holds a step with prefills, captured here if need be; None: there is none yet.
-
-        Before anything of the step is in the buffer.
-        """
+        """The smallest captured one that holds a step with prefills; None: there is none."""
         if inputs.num_single_token == inputs.num_tokens:
             return None
-        size = padded_size(self.sizes, inputs.num_tokens)
-        if size is None or size in self._captured:
-            return size
-        if size not in self._wanted:
-            self._wanted.add(size)
-            return None
-        if not self._failures.may_try(size):
-            return None
+        return next((size for size in self.sizes if size >= inputs.num_tokens and size in self._captured), None)
+
+    def capture_all(self) -> None:
+        """Before the first request. A size that fails is left out, and told of."""
+        errors = {size: error for size in reversed(self.sizes) if (error := self._try(size)) is not None}
+        if len(errors) == len(self.sizes):  # of a model that cannot be cut there, say: once is enough
+            for size in self.sizes[:-1]:
+                self._failures.refuse(size, errors[size])
+            self._failures.note(self.sizes[-1], "steps with prefills", errors[self.sizes[-1]])
+            return
+        for size, error in errors.items():
+            self._note_failure(size, error)
+
+    def try_again(self) -> None:
+        """One size that had no memory a while ago: to be called where nobody waits."""
+        for size in self.sizes:
+            if size not in self._captured and self._failures.may_try(size):
+                error = self._try(size)
+                if error is not None:
+                    self._note_failure(size, error)
+                return
+
+    def _try(self, size: int) -> Exception | None:
         try:
             self.capture(size)
         except Exception as error:  # whatever a class of models raises that is called in two parts
-            self._failures.note(size, f"steps with prefills of up to {size} tokens", error)
-            return None
-        return size
+            torch.cuda.empty_cache()
+            return error
+        return None
+
+    def _note_failure(self, size: int, error: Exception) -> None:
+        self._failures.note(size, f"steps with prefills of {size} tokens", error)
 
     def capture(self, size: int) -> None:
         """Raises what CUDA or the model raise. Waits for all that the device was given, and uses the buffer."""

@@ -236,5 +236,16 @@ def cpu_graphs(monkeypatch: pytest.MonkeyPatch) -> CpuGraphs:
             failures=CaptureFailures(runner.notes.append),
         )
 
+    launched, warm = ModelRunner.launch, set[int]()
+
+    def launch(runner: ModelRunner, *args: Any) -> Any:
+        """The first time behind what a GPU's warm-up captures."""
+        if runner._mixed is not None and id(runner) not in warm:
+            with torch.inference_mode():
+                runner._mixed.capture_all()
+        warm.add(id(runner))
+        return launched(runner, *args)
+
     monkeypatch.setattr(ModelRunner, "__init__", make)
+    monkeypatch.setattr(ModelRunner, "launch", launch)
     return graphs

@@ -90,8 +90,8 @@ def test_a_model_that_reads_on_the_host_runs_without(
     for prompt in asked:
         run.add(prompt, NUM_TOKENS)
     assert run.run(max_chunk=3) == expected
-    assert run.runner.notes
-    for note in run.runner.notes:
-        assert "steps with prefills of up to " in note
-        assert "which run slower: RuntimeError: CUDA error: operation not permitted" in note
+    (note,) = run.runner.notes
+    assert note.startswith(
+        "no CUDA graph for steps with prefills, which run slower: RuntimeError: CUDA error: operation"
+    )
     assert cpu_graphs.replays == 0

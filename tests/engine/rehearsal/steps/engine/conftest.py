@@ -207,7 +207,7 @@ def lanes(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lanes]:
     monkeypatch.setattr(JITFunction, "run", launched)
     monkeypatch.setattr(step_buffer, "pinned_bytes", pinned)
     for name, stand_in in {
-        "Stream": lambda _: lanes.copy,
+        "Stream": lambda *device: lanes.copy if device else FakeStream("capture"),
         "current_stream": lambda _: lanes.current,
         "stream": lanes.on,
         "graph": capturing,

@@ -12,6 +12,7 @@ import torch
 from tests.engine.rehearsal.steps.engine.conftest import storage_of
 
 from kvscope_engine import Engine, EngineConfig
+from kvscope_engine.components import NO_ROOM_FOR_PIECES
 from kvscope_engine.model.cpu_offload import streaming
 from kvscope_engine.model.loading.loader import load_model
 from kvscope_telemetry.messages.commands import Submit
@@ -89,7 +90,7 @@ def test_an_engine_starts_and_serves(start: Start, lanes: Any, fake_gpu: Any, kv
     assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
     assert [(step.up, step.down) for step in steps] == [(2, 2), *[(1, 1)] * (len(steps) - 2), (0, 0)]
     assert [(step.num_waited, step.waits) for step in steps] == [(0, 1)] * len(steps), "one result a step"
-    assert sum(step.replays for step in steps) == len(steps) - 1, "all but the prefill are graphs"
+    assert sum(step.replays for step in steps) == 3 + len(steps) - 1, "the prefill is one more than there are layers"
     assert (engine.overlaps.steps, engine.overlaps.overlapped) == (len(steps), len(steps) - 1)
 
 
@@ -119,6 +120,23 @@ def test_steps_take_turns_when_asked_to(start: Start, lanes: Any, fake_gpu: Any)
     steps = list(serve(engine, lanes, fake_gpu))
     assert [(step.up, step.down, step.num_waited, step.waits) for step in steps] == [(1, 1, 0, 1)] * len(steps)
     assert engine.overlaps.overlapped == 0
+
+
+@pytest.mark.parametrize(
+    ("share", "asked", "are_there"), [(0.08, None, False), (0.08, True, True), (0.2, None, True), (0.2, False, False)]
+)
+def test_graphs_of_prefills_are_left_out_where_blocks_need_the_memory(
+    start: Start, lanes: Any, fake_gpu: Any, share: float, asked: bool | None, are_there: bool
+) -> None:
+    """1.9 GiB leave too little, 4.8 do not; who asks for them gets them, and who does not want them is told nothing."""
+    engine = start(num_gpu_blocks_override=None, gpu_memory_utilization=share, piecewise_graphs=asked)
+    left_out = [note for note in engine.notes if note == NO_ROOM_FOR_PIECES]
+    assert len(left_out) == (asked is None and not are_there)
+    plan = engine.components.plan
+    assert plan is not None
+    assert bool(plan.reserves.piecewise_graphs) == are_there
+    steps = list(serve(engine, lanes, fake_gpu))
+    assert (sum(step.replays for step in steps) > len(steps) - 1) == are_there
 
 
 def test_where_the_memory_goes_is_said(start: Start) -> None:

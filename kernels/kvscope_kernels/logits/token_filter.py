@@ -1,0 +1,104 @@
+"""Which tokens top-k, top-p and min-p leave: for each row the smallest logit that is kept, by sorting.
+
+Owns the rules, in vLLM's order (min-p, then top-k, then top-p of what is left). A threshold keeps all tokens of
+equal logit, so that nothing depends on how a sort orders equals. How much of a row is sorted follows from its own
+options and logits, so a row's threshold does not depend on the rows beside it.
+"""
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+PIECE: Final = 256
+"""Of a vocabulary, whose sums and maxima are taken in two levels: pieces first, then what they gave."""
+SORTED_SIZES: Final = (65, 1025)
+"""How many of the largest logits are looked at before a whole row is sorted. One more than usual values of top-k:
+whether the last of k has equals is seen by the one after it."""
+
+
+def thresholds(logits: Tensor, weights: Tensor, options: Tensor) -> Tensor:
+    """logits (n, vocabulary), float32 and divided by the temperature -> (n,): tokens at or above are kept.
+
+    `weights` are exp(logit - the row's largest), `options` those of `draw_tokens`.
+    """
+    vocabulary = logits.shape[1]
+    floors = logits.amax(-1) + options[:, 3].float().log()
+    result = floors.clone()
+    sizes = [size for size in SORTED_SIZES if size < vocabulary] + [vocabulary]
+    top_k = options[:, 1].long()
+    top_k = torch.where(top_k < vocabulary, top_k, 0)
+    pending = torch.nonzero((top_k > 0) | (options[:, 2] < 1.0))[:, 0]
+    for size in sizes:
+        where = pending if size == vocabulary else pending[top_k.index_select(0, pending) < size]
+        if not len(where):
+            continue
+        part = _Rows(
+            logits.index_select(0, where),
+            weights.index_select(0, where),
+            floors.index_select(0, where),
+            top_k.index_select(0, where),
+            options[:, 2].index_select(0, where),
+        )
+        found, is_enough = _top_thresholds(part, size)
+        result.index_copy_(0, where, found)
+        is_done = torch.zeros(len(logits), dtype=torch.bool, device=logits.device).index_copy_(0, where, is_enough)
+        pending = pending[~is_done.index_select(0, pending)]
+    return result
+
+
+class _Rows(NamedTuple):
+    """Rows that are looked at together."""
+
+    logits: Tensor
+    weights: Tensor
+    floors: Tensor
+    top_k: Tensor
+    """(n,) int64; 0 keeps all."""
+    top_p: Tensor
+    """(n,) float64."""
+
+
+def _top_thresholds(rows: _Rows, size: int) -> tuple[Tensor, Tensor]:
+    """Thresholds (n,) from the largest logits of each row, and (n,) whether those were enough to know."""
+    top_k = rows.top_k
+    largest = rows.logits.topk(size).values
+    limits = torch.maximum(rows.floors, _kth_values(largest, top_k))[:, None]
+    kept = largest >= limits
+    cumulative = ((largest - largest[:, :1]).double().exp_() * kept).cumsum(-1)
+    wanted = rows.top_p * _totals(rows, cumulative[:, -1])
+    is_reached_before = pad(cumulative, (1, -1)) >= wanted[:, None]
+    last = ((kept & ~is_reached_before).sum(-1) - 1).clamp_(min=0)
+    found = largest.gather(-1, last[:, None])[:, 0]
+    if size >= rows.logits.shape[1]:
+        return found, torch.ones_like(top_k, dtype=torch.bool)
+    return found, ~kept[:, -1] | ((top_k == 0) & (cumulative[:, -1] >= wanted))
+
+
+def _totals(rows: _Rows, sums_of_largest: Tensor) -> Tensor:
+    """(n,) float64, the weight of all that min-p and top-k leave: what top-p is a share of."""
+    if bool((rows.top_k > 0).all()):
+        return sums_of_largest
+    weights = rows.weights
+    if bool((rows.floors > -torch.inf).any()):
+        weights = weights * (rows.logits >= rows.floors[:, None])
+    return torch.where(rows.top_k > 0, sums_of_largest, sums(weights))
+
+
+def _kth_values(largest: Tensor, top_k: Tensor) -> Tensor:
+    """(n,): the k-th largest logit; -inf where k is 0."""
+    values = largest.gather(-1, (top_k - 1).clamp_(min=0)[:, None])[:, 0]
+    return torch.where(top_k > 0, values, -torch.inf)
+
+
+def in_pieces(values: Tensor, fill: float) -> Tensor:
+    """(n, size) -> (n, number of pieces, PIECE), the last one filled up."""
+    missing = -values.shape[-1] % PIECE
+    padded = pad(values, (0, missing), value=fill) if missing else values
+    return padded.reshape(len(values), -1, PIECE)
+
+
+def sums(values: Tensor) -> Tensor:
+    """(n, size) -> (n,) float64: float32 within a piece, float64 over pieces, exact enough for 250,000 numbers."""
+    return in_pieces(values, 0.0).sum(-1).double().sum(-1)
