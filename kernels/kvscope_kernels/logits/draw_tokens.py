@@ -16,8 +16,8 @@ NUM_OPTIONS = 4
 """Columns of `options`."""
 _TILE = 16 << 10
 """Numbers that are looked at together: enough loads under way to keep one multiprocessor's share of L2 busy."""
-_COLUMNS = 1024
-_WARPS = 8
+_COLUMNS = 2048
+_WARPS = 16
 
 
 def draw_tokens(logits: Tensor, options: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
