@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import importlib.util
 import re
@@ -23,6 +24,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 _FENCE = re.compile(r"```(?:sh|bash|)\n(.*?)```", re.DOTALL)
 _LIMITS = {"README.md": 5000, "ARCHITECTURE.md": 8000, "CHANGELOG.md": 4000}
+
+
+_WAYS = ("block", "token", "command", "frame")
 
 
 def _commands() -> list[tuple[str, str]]:
@@ -88,3 +92,23 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     reference = (tmp_path / "html" / "reference" / "kvscope-engine.html").read_text("utf-8")
     assert "--gpu-memory-utilization" in reference
     assert str(Path.home()) not in reference
+
+
+def test_the_ways_of_the_architecture_are_those_that_were_traced() -> None:
+    said = (ROOT / "ARCHITECTURE.md").read_text("utf-8").partition("## Four ways")[2].partition("\n## ")[0]
+    lists = [part.partition("`. ")[0] for part in re.findall(r"```\n\n(kvscope_.*?)(?=\n\n|\Z)", said, re.DOTALL)]
+    assert len(lists) == len(_WAYS)
+    for name, text in zip(_WAYS, lists, strict=True):
+        package, files = "", []
+        for is_package, word in re.findall(r"(?:(kvscope_\w+):)|`([^`]+)`?", text):
+            package = is_package or package
+            files += [f"{package}/{word}"] if word else []
+        assert files == [path.partition("/")[2] for path in _traced(name)], name
+
+
+def _traced(name: str) -> tuple[str, ...]:
+    """What the test of a way expects; read, since to import it starts torch."""
+    tree = ast.parse((ROOT / f"tests/end_to_end/test_way_of_a_{name}.py").read_text("utf-8"))
+    (way,) = (node.value for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "WAY")
+    found: tuple[str, ...] = ast.literal_eval(way or ast.Constant(()))
+    return found
