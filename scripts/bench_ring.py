@@ -28,10 +28,13 @@ from kvscope_telemetry.timeline.ring import Ring
 SETTLE_S = 3.0
 """After each turn: a ring begins with the whole state."""
 FRAME_S = 1 / 60
+MAX_COST = 4.0
+"""Percent of a core, at 200 frames/s with 100,000 blocks: what a desktop that is left open may take beside its
+window."""
 
 
 def main() -> int:
-    """Measure and print; 1 when it is over 2 % of a core."""
+    """Measure and print; 1 when it is over `MAX_COST`."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--blocks", type=int, default=100_000)
     parser.add_argument("--rate", type=float, default=200.0, help="frames per second")
@@ -59,7 +62,7 @@ def main() -> int:
     for with_ring, without, rate in costs:
         print(f"with {with_ring:5.2f} %, without {without:5.2f} % of a core, at {rate:.0f} frames/s")
     print(f"the ring costs {cost:.2f} % of a core")
-    return int(cost > 2.0)
+    return int(cost > MAX_COST)
 
 
 def _pair(source: LiveSource, folder: Path, args: argparse.Namespace, turn: int) -> tuple[float, float, float]:

@@ -108,7 +108,9 @@ def _copy(
     while together := list(islice(texts, _TEXTS_TOGETHER)):
         writer.write_texts(together, wait=True)
     if continuity.epoch is None:
-        raise KvscopeError(f"nothing could be recovered: {str(recorded.path)!r} contains no readable state")
+        is_part = from_s > recorded.first_s or until_s is not None
+        where = f" from {from_s:g} s to {'its end' if until_s is None else f'{until_s:g} s'}" if is_part else ""
+        raise KvscopeError(f"nothing was saved: {str(recorded.path)!r} has no readable state{where}")
     _tell(watch, 1.0)
     return Saved(num_frames, num_without_state, length_ns / 1e9)
 

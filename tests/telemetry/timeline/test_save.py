@@ -15,6 +15,8 @@ from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, Snapsho
 from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.timeline.ring import Ring
 from kvscope_telemetry.timeline.ring_recording import RingRecording
 from kvscope_telemetry.timeline.save import save
@@ -121,3 +123,17 @@ def test_nothing_is_overwritten(written: Any, tmp_path: Path) -> None:
         save(ring_recording, tmp_path / "there.mcap", 0.0)
     with pytest.raises(BadInput, match="its name ends in"):
         save(ring_recording, tmp_path / "there.rrd", 0.0)
+
+
+def test_a_part_without_a_state_is_told_as_what_it_is(tmp_path: Path) -> None:
+    """Frames alone: whoever recorded them came after the state."""
+    engine = SyntheticEngine(num_blocks=50, num_running=2)
+    with RecordingWriter(tmp_path / "frames.mcap") as writer:
+        writer.write(engine.hello, wait=True)
+        for _ in range(100):
+            writer.write(engine.advance(), wait=True)
+    recorded = Recording.open(tmp_path / "frames.mcap")
+    for until_s, where in ((None, "state"), (2.5, "state from 0 s to 2.5 s")):
+        with pytest.raises(KvscopeError, match=f"nothing was saved: .*frames.mcap' has no readable {where}$"):
+            save(recorded, tmp_path / "part.mcap", 0.0, until_s)
+        assert not list(tmp_path.glob("part*"))
