@@ -30,7 +30,7 @@ def test_it_is_always_the_first_by_rank_who_is_next(seed: int) -> None:
         action = randomness.random()
         if outside and (action < 0.5 or not inside):
             request = outside.pop(randomness.randrange(len(outside)))
-            queue.add(request)
+            queue.add_request(request)
             inside.append(request)
         elif action < 0.8:
             request = inside.pop(randomness.randrange(len(inside)))
@@ -89,7 +89,7 @@ def test_clients_and_their_batches_take_turns(seed: int) -> None:
         action = randomness.random()
         if outside and action < 0.4:
             request = outside.pop(randomness.randrange(len(outside)))
-            queue.add(request)
+            queue.add_request(request)
             model.waiting.append(request)
         elif model.waiting and action < 0.8:
             request = queue.first
@@ -116,15 +116,15 @@ def test_a_single_request_does_not_wait_for_somebody_else_s_thousand() -> None:
     for number in range(1000):
         request = make_request(number, arrival_ns=number)
         request.client, request.batch = "much", str(number % 2)
-        queue.add(request)
+        queue.add_request(request)
     running = queue.first
     queue.remove(running)
     queue.start(running)
     alone, other = make_request(2000, arrival_ns=5000), make_request(2001, arrival_ns=6000)
     alone.client, alone.batch = "little", "one"
     other.client, other.batch = "much", "one more"
-    queue.add(alone)
-    queue.add(other)
+    queue.add_request(alone)
+    queue.add_request(other)
     assert queue.first is alone
     queue.remove(alone)
     queue.start(alone)
@@ -139,12 +139,12 @@ def test_a_single_request_does_not_wait_for_somebody_else_s_thousand() -> None:
 
 def test_who_comes_and_leaves_again_and_again_takes_no_more_room() -> None:
     queue = WaitingQueue()
-    queue.add(make_request(0))
+    queue.add_request(make_request(0))
     tracemalloc.start()
     try:
         for number in range(1, 10_000):
             request = make_request(number, arrival_ns=number)
-            queue.add(request)
+            queue.add_request(request)
             queue.remove(request)
         assert tracemalloc.get_traced_memory()[0] < 200_000
     finally:
