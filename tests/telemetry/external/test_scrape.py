@@ -203,6 +203,9 @@ def test_this_machine_is_asked_by_no_proxy(
         wait_for(scraper.take_scraped, scraper)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:unclosed <ssl.SSLSocket:ResourceWarning"
+)  # Python's, of who hung up before it began
 def test_tls_that_is_trusted_only_where_its_authority_is_named(
     raw: Callable[..., Raw], scrape: Callable[..., Scraper], tmp_path: Path
 ) -> None:
