@@ -361,8 +361,7 @@ class Columns:
         count = self._claim(counts, dtype)
         if name not in self._columns:
             return np.zeros(count, dtype)
-        data = _checked(name, *self._columns[name], dtype, count)
-        numbers = _unshuffled(np.frombuffer(data, _BYTE).reshape(dtype.itemsize, -1), dtype)
+        numbers = _unshuffled(_checked(name, *self._columns[name], dtype, count), dtype)
         is_difference = self._columns[name][0][0] != _AS_THEY_ARE
         return numbers.cumsum(dtype=dtype, out=numbers) if is_difference else numbers
 
@@ -382,9 +381,10 @@ def _checked(name: str, said: str, data: bytes, dtype: np.dtype[Any], count: int
     return data
 
 
-def _unshuffled(planes: Numbers, dtype: np.dtype[Any]) -> Numbers:
-    """Numbers of their bytes by significance, shape (dtype.itemsize, n). One significance after another: to transpose
-    all takes numpy three times as long."""
+def _unshuffled(data: bytes, dtype: np.dtype[Any]) -> Numbers:
+    """Numbers of their bytes by significance. One significance after another: to transpose all takes numpy three times
+    as long."""
+    planes = np.frombuffer(data, _BYTE).reshape(dtype.itemsize, -1)
     numbers = np.empty(planes.shape[1], dtype)
     for place, plane in zip(numbers.view(_BYTE).reshape(-1, dtype.itemsize).T, planes, strict=True):
         place[:] = plane
@@ -415,21 +415,6 @@ class ColumnsInRow(Columns):
     def _rows_packed_together(self, counts: Ints) -> Ints:
         return counts
 
-    def _planes(self, name: str, dtype: np.dtype[Any], counts: Ints) -> Numbers:
-        """The bytes of all numbers by significance, shape (dtype.itemsize, counts.sum())."""
-        stored = [columns.get(name) for columns in self._parts]
-        found = [each[1] for each in stored if each is not None]
-        kinds = {each[0] for each in stored if each is not None}
-        if len(kinds) > 1 or not kinds <= {dtype.str, _AS_THEY_ARE + dtype.str}:
-            raise ProtocolError(f"column {name:.40} is of {', '.join(sorted(kinds)):.40}, not {dtype.str}")
-        has_numbers = np.array([each is not None for each in stored])
-        if not np.array_equal(np.fromiter(map(len, found), np.int64, len(found)), counts[has_numbers] * dtype.itemsize):
-            raise ProtocolError(f"column {name:.40} has more or fewer numbers than rows")
-        if len(found) < len(stored):
-            sizes = (counts * dtype.itemsize).tolist()
-            found = [bytes(size) if each is None else each[1] for each, size in zip(stored, sizes, strict=True)]
-        return np.concatenate([np.frombuffer(each, _BYTE).reshape(dtype.itemsize, -1) for each in found], axis=1)
-
     def _objects(self, name: str, field: _Field) -> Sequence[Any]:
         decode = _objects_decoder(field.info.type).decode
         values: list[Any] = []
@@ -444,7 +429,12 @@ class ColumnsInRow(Columns):
         total = self._claim(counts, dtype)
         if name not in self._columns:
             return np.zeros(total, dtype)
-        numbers = _unshuffled(self._planes(name, dtype, counts), dtype)
+        parts = [
+            (count, _checked(name, *columns[name], dtype, count) if name in columns else bytes(count * dtype.itemsize))
+            for columns, count in zip(self._parts, counts.tolist(), strict=True)
+        ]
+        planes = [data[at * count : (at + 1) * count] for at in range(dtype.itemsize) for count, data in parts]
+        numbers = _unshuffled(b"".join(planes), dtype)
         if self._columns[name][0][0] != _AS_THEY_ARE and total:
             starts = (np.cumsum(counts) - counts)[counts > 0]
             numbers[starts[1:]] -= np.add.reduceat(numbers, starts, dtype=dtype)[:-1]  # each begins from 0
