@@ -21,12 +21,11 @@ _HALF_LINE = 10
 
 
 class _Axis(pg.AxisItem):  # type: ignore[misc]  # pyqtgraph has no types
-    """Without a label: pyqtgraph lays out even an empty one whenever range or colours change, a fifth of what making a
-    chart takes."""
+    """Without a label: to look for its prefix pyqtgraph lays out even an empty one whenever the range changes."""
 
-    def _updateLabel(self) -> None:
-        self.picture = None
-        self.update()
+    def __init__(self, orientation: str) -> None:
+        super().__init__(orientation)
+        self.enableAutoSIPrefix(False)
 
 
 class ValueAxis(_Axis):
