@@ -1,22 +1,42 @@
-"""Random numbers by counter: those of a key, whatever else is drawn."""
+"""Random numbers by counter: those of a seed and a position, whatever else is drawn.
 
+A request's numbers depend on nothing but its seed and how far it is, so a batch, its order and a preemption cannot
+change them. Whole numbers are mixed on the host for each request, and on the device for each number. Source: Steele,
+Lea, Flood, Fast splittable pseudorandom number generators, 2014 (SplitMix64).
+"""
+
+from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-GOLDEN: Final = 0x9E3779B97F4A7C15
-MULTIPLIER_1: Final = 0xBF58476D1CE4E5B9
-MULTIPLIER_2: Final = 0x94D049BB133111EB
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIER_1: Final = np.uint64(0xBF58476D1CE4E5B9)
+_MULTIPLIER_2: Final = np.uint64(0x94D049BB133111EB)
+_MASK: Final = (1 << 64) - 1
+
+
+def keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.int64]:
+    """One for each pair: what its random numbers begin with. Seeds are any integers, taken modulo 2^64.
+
+    Each seed, mixed, starts a SplitMix64 sequence; the position is how far along it.
+    """
+    starts = _as_uint64(seeds)
+    counters = _as_uint64(positions)
+    with np.errstate(over="ignore"):
+        return _mix(_mix(starts + _GOLDEN) + (counters + np.uint64(1)) * _GOLDEN).view(np.int64)
 
 
 def exponentials(keys: Tensor, count: int) -> Tensor:
     """keys (n,) int64 -> (n, count) float64, each distributed as Exp(1), above 0: of the SplitMix64 sequence that a key
-    starts, with 53 random bits. Source: Steele, Lea, Flood, Fast splittable pseudorandom number generators, 2014."""
-    counters = torch.arange(1, count + 1, device=keys.device).mul_(_signed(GOLDEN))
+    starts, with 53 random bits."""
+    counters = torch.arange(1, count + 1, device=keys.device).mul_(_signed(_GOLDEN))
     state = keys[:, None] + counters
     spare = torch.empty_like(state)
-    for shift, multiplier in ((30, MULTIPLIER_1), (27, MULTIPLIER_2), (31, None)):
+    for shift, multiplier in ((30, _MULTIPLIER_1), (27, _MULTIPLIER_2), (31, None)):
         torch.bitwise_right_shift(state, shift, out=spare)
         state.bitwise_xor_(spare.bitwise_and_((1 << (64 - shift)) - 1))  # the shift brought the sign along
         if multiplier is not None:
@@ -25,5 +45,16 @@ def exponentials(keys: Tensor, count: int) -> Tensor:
     return uniforms.mul_(-(2.0**-53)).log1p_().neg_()
 
 
-def _signed(value: int) -> int:
-    return value - (1 << 64)
+def _as_uint64(values: Sequence[int]) -> NDArray[np.uint64]:
+    return np.fromiter((value & _MASK for value in values), np.uint64, len(values))
+
+
+def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finalizer of SplitMix64."""
+    state = (state ^ (state >> np.uint64(30))) * _MULTIPLIER_1
+    state = (state ^ (state >> np.uint64(27))) * _MULTIPLIER_2
+    return state ^ (state >> np.uint64(31))
+
+
+def _signed(value: np.uint64) -> int:
+    return int(value.astype(np.int64))

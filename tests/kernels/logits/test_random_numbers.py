@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvscope_engine.model.sampling.random_numbers import keys
-from kvscope_kernels.logits.random_numbers import exponentials
+from kvscope_kernels.logits.random_numbers import exponentials, keys
 
 
 def numbers(seeds: list[int], positions: list[int], count: int = 1) -> torch.Tensor:

@@ -30,7 +30,7 @@ class CaptureFailures:
         return time.monotonic() >= self._not_before_s.get(key, 0.0)
 
     def refuse(self, key: Hashable, error: Exception) -> None:
-        """The same without a word, where another one's failure says it all."""
+        """A capture raised `error`, which the note on another one says too."""
         has_no_memory = isinstance(error, torch.OutOfMemoryError)
         self._not_before_s[key] = time.monotonic() + RETRY_S if has_no_memory else math.inf
 

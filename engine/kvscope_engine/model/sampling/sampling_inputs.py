@@ -16,9 +16,9 @@ import torch
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.sampling.logit_bias import BiasInputs, LogitBiases
 from kvscope_engine.model.sampling.penalties import Penalties, PenaltyInputs
-from kvscope_engine.model.sampling.random_numbers import keys
 from kvscope_engine.policy.request import Request
 from kvscope_kernels.logits.allow_tokens import WORD_BITS
+from kvscope_kernels.logits.random_numbers import keys
 
 MIN_TEMPERATURE: Final = 1e-5
 """Below it the most likely token is taken, as vLLM does: dividing by less overflows."""

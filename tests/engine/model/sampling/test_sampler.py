@@ -11,10 +11,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from kvscope_engine.model.sampling.random_numbers import keys
 from kvscope_engine.model.sampling.sampler import Sampler
 from kvscope_engine.policy.request import Request
 from kvscope_kernels.logits.draw_tokens import draw
+from kvscope_kernels.logits.random_numbers import keys
 from kvscope_kernels.logits.token_filter import thresholds
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling

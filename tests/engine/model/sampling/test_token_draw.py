@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from kvscope_engine.model.sampling.random_numbers import keys
 from kvscope_engine.model.sampling.sampler import first_largest
 from kvscope_kernels.logits.draw_tokens import draw
+from kvscope_kernels.logits.random_numbers import keys
 from kvscope_kernels.logits.token_filter import sums
 
 
