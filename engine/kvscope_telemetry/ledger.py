@@ -55,17 +55,20 @@ COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "prefix_hits": np.dtype("<u2"),  # prefix-cache hits since it was written, saturating
     "hash": np.dtype("<u8"),  # low 64 bits of the chained block hash, 0 when not hashed
     "parent": np.dtype("<u8"),  # `hash` of the block before it in its text; 0 for the first, and when not hashed
+    "group": np.dtype("u1"),  # which of `CacheInfo.groups` it holds KV of, since it was last given out
     "attention": np.dtype("<u4"),  # see `attention_share`; 0 where it was never measured
     "attention_step": np.dtype("<u4"),  # the step it was measured in, 0 where it never was
     "skipped": np.dtype("<u4"),  # see `skipped_share`; 0 where it was never counted
 }
 MEASURED: Final = ("attention", "attention_step", "skipped")
-"""Columns that only some engines fill: on the wire they have a value a row, or are empty where all are 0."""
-DENSE: Final = tuple(name for name in COLUMNS if name not in ("parent", *MEASURED))
+"""Columns that only some engines fill, whenever they measure."""
+OPTIONAL: Final = ("group", *MEASURED)
+"""Columns that have a value a row on the wire, or are empty where all are 0."""
+DENSE: Final = tuple(name for name in COLUMNS if name not in ("parent", *OPTIONAL))
 """Columns that have a value a row on the wire. Parents are there for rows with a hash alone."""
 LASTING: Final = (*DENSE, "parent")
 """Columns that change when something happens to a block, and not whenever somebody measures."""
-_PARTS: Final = (*LASTING, *MEASURED)
+_PARTS: Final = (*LASTING, *OPTIONAL)
 _parts_of: Final = attrgetter(*_PARTS)
 _WHOLE_ATTENTION: Final = 1_000_000_000
 
@@ -127,7 +130,7 @@ class BlockRows(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     `parent` has an entry for each row whose `hash` is not 0, in order, or is empty where all are 0: so a block that
     is being filled costs nothing for it. A name on the wire never changes: `prefix_hits` was called `heat` once, and
-    is there still. `attention`, `attention_step` and `skipped` are as `MEASURED` says.
+    is there still. `group`, `attention`, `attention_step` and `skipped` are as `OPTIONAL` says.
     """
 
     ids: RowNumbers = b""
@@ -140,6 +143,7 @@ class BlockRows(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     prefix_hits: Annotated[bytes, _packed_as_column("prefix_hits")] = msgspec.field(default=b"", name="heat")
     hash: Annotated[bytes, _packed_as_column("hash", is_hash=True)] = b""
     parent: Annotated[bytes, _packed_as_column("parent", is_hash=True, is_optional=True, rows_with="hash")] = b""
+    group: Annotated[bytes, _packed_as_column("group", is_optional=True)] = b""
     attention: Annotated[bytes, _packed_as_column("attention", is_optional=True)] = b""
     attention_step: Annotated[bytes, _packed_as_column("attention_step", is_optional=True)] = b""
     skipped: Annotated[bytes, _packed_as_column("skipped", is_optional=True)] = b""
@@ -162,6 +166,7 @@ class Ledger:
     prefix_hits: npt.NDArray[np.uint16]
     hash: npt.NDArray[np.uint64]
     parent: npt.NDArray[np.uint64]
+    group: npt.NDArray[np.uint8]
     attention: npt.NDArray[np.uint32]
     attention_step: npt.NDArray[np.uint32]
     skipped: npt.NDArray[np.uint32]
@@ -185,13 +190,13 @@ class Ledger:
         columns = {name: getattr(self, name)[ids].tobytes() for name in DENSE}
         hashed = ids[self.hash[ids].nonzero()]
         parent = _packed_parents(self.parent[hashed]) if hashed.size else b""
-        columns |= {name: _packed_unless_zero(getattr(self, name)[ids]) for name in MEASURED}
+        columns |= {name: _packed_unless_zero(getattr(self, name)[ids]) for name in OPTIONAL}
         return BlockRows(ids=ids.astype("<u4", copy=False).tobytes(), parent=parent, **columns)
 
     def pack_all(self) -> BlockRows:
         """Every row, in order of block id; `ids` is left empty, which means 0..num_blocks-1."""
         columns = {name: getattr(self, name).tobytes() for name in DENSE}
-        columns |= {name: _packed_unless_zero(getattr(self, name)) for name in MEASURED}
+        columns |= {name: _packed_unless_zero(getattr(self, name)) for name in OPTIONAL}
         return BlockRows(parent=_packed_parents(self.parent[self.hash != 0]), **columns)
 
     def equals(self, other: Ledger) -> bool:
@@ -209,7 +214,7 @@ def unpack(rows: Sequence[BlockRows]) -> dict[str, Column]:
     parts = dict(zip(_PARTS, packed_parts, strict=True))
     columns: dict[str, Column] = {name: np.frombuffer(b"".join(parts[name]), COLUMNS[name]) for name in DENSE}
     columns["parent"] = _unpacked_parents(parts, columns["hash"])
-    return columns | {name: _unpacked_measured(parts, name) for name in MEASURED}
+    return columns | {name: _unpacked_optional(parts, name) for name in OPTIONAL}
 
 
 def attention_units(shares: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
@@ -256,11 +261,11 @@ def _packed_parents(parents: npt.NDArray[np.uint64]) -> bytes:
     return packed if packed.strip(b"\0") else b""
 
 
-def _packed_unless_zero(column: npt.NDArray[np.uint32]) -> bytes:
+def _packed_unless_zero(column: Column) -> bytes:
     return column.tobytes() if column.any() else b""
 
 
-def _unpacked_measured(parts: Mapping[str, Sequence[bytes]], name: str) -> Column:
+def _unpacked_optional(parts: Mapping[str, Sequence[bytes]], name: str) -> Column:
     """An entry a row, 0 for those of messages that do not tell it."""
     dtype, states = COLUMNS[name], parts["state"]  # a state is a byte
     if not any(parts[name]):

@@ -1,4 +1,4 @@
-"""Names a row of the ledger: a block of the pool, or a place of a lower tier. Knows no Qt.
+"""Names a row of the ledger: a block of the pool, or a place of a lower tier; and KV groups. Knows no Qt.
 
 The ledger has the pool's rows first, then a row a place of host memory, then of the disk; a person counts the
 places of each from 0.
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvscope_app.look.number_text import count, plural
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.request_state import RequestState
-from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo
+from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, KVGroup
 from kvscope_telemetry.state.mirror import Mirror
 
 _NOUNS: Final = {Tier.HBM: "Block", Tier.HOST: "Host block", Tier.DISK: "Disk block", Tier.UNKNOWN: "Place"}
@@ -45,6 +45,23 @@ def section_sizes(cache: CacheInfo) -> dict[Tier, int]:
     """Rows of each tier there is, in the ledger's order."""
     sizes = {Tier.HBM: cache.num_blocks, Tier.HOST: cache.num_host_blocks, Tier.DISK: cache.num_disk_blocks}
     return {tier: size for tier, size in sizes.items() if size or tier is Tier.HBM}
+
+
+_GROUPS: Final = {
+    "full": "full attention",
+    "window": "sliding window",
+    "chunked": "chunked attention",
+    "latent": "latent attention (MLA)",
+    "state": "recurrent state",
+    "cross": "cross attention",
+}
+
+
+def group_name(group: KVGroup) -> str:
+    """`sliding window of 128, 5 layers`."""
+    words = _GROUPS.get(group.kind, group.kind)
+    words += f" of {count(group.window)}" if group.window else ""
+    return words + (f", {plural(group.num_layers, 'layer')}" if group.num_layers else "")
 
 
 def tier_rows(cache: CacheInfo, tier: Tier) -> slice:
@@ -80,7 +97,7 @@ def is_swapped_out(mirror: Mirror, number: int) -> bool:
     row = mirror.requests.row_of(number)
     if row is None or mirror.requests.state[row] != RequestState.PREEMPTED:
         return False
-    return bool(np.any(mirror.requests.table(number) >= mirror.num_blocks))
+    return bool(np.any(mirror.requests.blocks(number) >= mirror.num_blocks))
 
 
 def places_text(num_by_tier: dict[Tier, int], noun: str = "block") -> str:

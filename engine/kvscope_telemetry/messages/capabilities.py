@@ -53,6 +53,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     allocator_map: bool = False
     """It can be asked for the segments of torch's allocator, and refuses where there are none; older ones cannot."""
 
+    groups: bool = False
+    """The ledger's `group` is told: the cache has several KV groups."""
+
     sparse_decode: bool = False
     """Decodes attend to a part of their blocks, and the ledger's `skipped` is counted now and then."""
 

@@ -61,6 +61,22 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of requests that do not say."""
 
 
+class KVGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Layers that keep their KV alike. Each group has a block table of its own for each request, and its own rule of
+    what may be freed; what a prompt finds cached is what all groups have of it."""
+
+    kind: str
+    """"full", "window" (sliding), "chunked", "latent" (MLA), "state" (Mamba, linear attention), "cross", or a word of a
+    later version."""
+    num_layers: int = 0
+    block_size: int = 0
+    """Tokens that one of its blocks is for; 0: `CacheInfo.block_size`."""
+    block_bytes: int = 0
+    """Of one of its blocks, over its layers; 0: unknown."""
+    window: int = 0
+    """Tokens that a query looks back at most; 0: all of them."""
+
+
 class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Shape of the block pool and limits of the scheduler."""
 
@@ -83,6 +99,15 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the ledger's `parent` is told; older engines did not tell it."""
     max_request_tokens: int = 0
     """The longest prompt and output together that is taken while no block is pinned; 0: not told."""
+    groups: tuple[KVGroup, ...] = ()
+    """The ledger's `group` counts them from 0; empty: one, of all layers."""
+    num_reserved_blocks: int = 0
+    """The first rows, which the engine keeps for itself and no request ever has (vLLM's null block)."""
+
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """Tokens of a block of each KV group."""
+        return tuple(group.block_size or self.block_size for group in self.groups) or (self.block_size,)
 
     @property
     def num_rows(self) -> int:
@@ -147,7 +172,8 @@ class RequestRows(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Requests that changed, packed little-endian, one entry a request in each column.
 
     A request's block table becomes `table[:table_start]` followed by its next `table_count` ids of
-    `table_blocks`. The last two columns are empty where they are 0 for all.
+    `table_blocks`. The last columns are empty where they are 0 for all. Where there are several KV groups, a row is of
+    one of them, and a request has as many rows as tables that changed: they differ in nothing else.
     """
 
     number: RowNumbers = b""
@@ -161,6 +187,7 @@ class RequestRows(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     table_blocks: Ids = b""  # concatenated
     num_draft_tokens: OptionalCounts = b""  # guessed ahead and checked
     num_accepted_tokens: OptionalCounts = b""  # those of them that were right
+    table_group: OptionalCounts = b""  # whose block table it is
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):

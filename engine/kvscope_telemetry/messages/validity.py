@@ -15,7 +15,7 @@ from typing import Final
 from msgspec.structs import astuple
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.ledger import COLUMNS, DENSE, MEASURED, BlockRows, num_hashed
+from kvscope_telemetry.ledger import COLUMNS, DENSE, OPTIONAL, BlockRows, num_hashed
 from kvscope_telemetry.messages.devices import Devices, check_devices
 from kvscope_telemetry.messages.telemetry import (
     PROTOCOL_VERSION,
@@ -37,6 +37,7 @@ from kvscope_telemetry.messages.telemetry import (
 MAX_BLOCKS: Final = 64 << 20
 """More blocks than this are a mistake, not an engine."""
 MAX_BLOCK_SIZE: Final = (1 << 16) - 1
+MAX_GROUPS: Final = 256
 """`filled` is a u16."""
 MAX_U32: Final = (1 << 32) - 1
 MAX_I64: Final = (1 << 63) - 1
@@ -124,8 +125,13 @@ def check_hello(hello: Hello) -> None:
     lower = (hello.cache.num_host_blocks, hello.cache.num_disk_blocks)
     if min(lower) < 0 or max(lower) > MAX_BLOCKS:
         raise ProtocolError(f"Hello: {lower} places in host memory and on disk are not from 0 to {MAX_BLOCKS}")
-    if not 1 <= hello.cache.block_size <= MAX_BLOCK_SIZE:
-        raise ProtocolError(f"Hello: block_size={hello.cache.block_size} is not from 1 to {MAX_BLOCK_SIZE}")
+    for size in (hello.cache.block_size, *hello.cache.block_sizes):
+        if not 1 <= size <= MAX_BLOCK_SIZE:
+            raise ProtocolError(f"Hello: block_size={size} is not from 1 to {MAX_BLOCK_SIZE}")
+    if len(hello.cache.groups) > MAX_GROUPS:
+        raise ProtocolError(f"Hello: {len(hello.cache.groups)} KV groups, at most {MAX_GROUPS} are accepted")
+    if not 0 <= hello.cache.num_reserved_blocks <= hello.cache.num_blocks:
+        raise ProtocolError(f"Hello: {hello.cache.num_reserved_blocks} of {hello.cache.num_blocks} blocks are reserved")
     _counts("Hello", (hello.epoch, hello.time_ns, hello.wall_time_ns, hello.cache.block_bytes))
     _counts("Hello", (hello.device.read_bytes_per_s, hello.device.flops_per_s))
 
@@ -169,21 +175,22 @@ def _check_columns(where: str, rows: BlockRows, num_rows: int) -> None:
         raise ProtocolError(f"{where}: block columns of {lengths} bytes where {num_rows} rows are {expected}")
     if rows.parent and len(rows.parent) != (needed := _PARENT_BYTES * num_hashed(rows)):
         raise ProtocolError(f"{where}: {len(rows.parent)} bytes of parents where rows with a hash have {needed}")
-    for name in MEASURED:
+    for name in OPTIONAL:
         packed: bytes = getattr(rows, name)
         if packed and len(packed) != (needed := num_rows * COLUMNS[name].itemsize):
             raise ProtocolError(f"{where}: {len(packed)} bytes of {name} where {num_rows} rows are {needed}")
 
 
 def _check_request_rows(rows: RequestRows) -> None:
-    *columns, table_blocks, drafts, accepted = map(len, astuple(rows))
+    *columns, table_blocks, drafts, accepted, groups = map(len, astuple(rows))
     num_rows = columns[0] // 4
     expected = [num_rows * size for size in _REQUEST_BYTES]
     if columns != expected:
         raise ProtocolError(f"request columns of {columns} bytes where {num_rows} rows are {expected}")
-    if not {drafts, accepted} <= {0, 4 * num_rows}:
+    if not {drafts, accepted, groups} <= {0, 4 * num_rows}:
         raise ProtocolError(
-            f"{drafts} and {accepted} bytes of drafts where {num_rows} rows are {4 * num_rows}, or none"
+            f"{drafts} and {accepted} bytes of drafts, {groups} of KV groups where {num_rows} rows are {4 * num_rows},"
+            " or none"
         )
     if not num_rows:
         if table_blocks:

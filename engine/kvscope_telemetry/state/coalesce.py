@@ -139,6 +139,7 @@ def join_request_rows(rows: Sequence[RequestRows]) -> RequestRows:
         table_blocks=b"".join([r.table_blocks for r in rows]),
         num_draft_tokens=_joined_counts([r.num_draft_tokens for r in rows], rows),
         num_accepted_tokens=_joined_counts([r.num_accepted_tokens for r in rows], rows),
+        table_group=_joined_counts([r.table_group for r in rows], rows),
     )
 
 

@@ -162,7 +162,7 @@ class Mirror:
             highest = int(update.block_ids.max())
             if highest >= self.num_rows:
                 raise ProtocolError(f"block {highest} changed, but the pool has {self.num_rows} blocks")
-            check_rows(update.block_columns, self.hello.cache.block_size)
+            check_rows(update.block_columns, max(self.hello.cache.block_sizes))
         rows = join_request_rows(update.requests) if update.requests else RequestRows()
         _check_table_blocks(rows, self.num_rows)
         return rows

@@ -75,17 +75,27 @@ def pool_use(mirror: Mirror) -> PoolUse:
     used = _sum_of_active(ledger.filled[pool], state)
     if mirror.hello.cache.allocator == VIRTUAL:
         return _of_pages(mirror, mirror.hello, used)
-    empty = mirror.num_active * size - used
+    empty = _slots_of(mirror, state == BlockState.ACTIVE) - used
     reserves = mirror.hello.cache.allocator in RESERVING
     wasted = min(_beyond_limits(mirror, state == BlockState.ACTIVE, size) if reserves else empty, empty)
     return PoolUse(
         num_used=used,
         num_reserved=empty - wasted,
         num_wasted=wasted,
-        num_cached=mirror.num_cached * size,
+        num_cached=_slots_of(mirror, state == BlockState.CACHED),
         num_free=mirror.num_free * size,
         largest_free_run=_longest_run(state == BlockState.FREE) * size,
     )
+
+
+def _slots_of(mirror: Mirror, chosen: npt.NDArray[np.bool_]) -> int:
+    """That the chosen blocks of the pool have; those of a KV group may have more than another's."""
+    assert mirror.hello is not None, "it has a ledger"
+    sizes = mirror.hello.cache.block_sizes
+    if len(set(sizes)) == 1:
+        return int(chosen.sum()) * sizes[0]
+    by_group = np.bincount(mirror.ledger.group[: chosen.size][chosen], minlength=len(sizes))
+    return int((by_group[: len(sizes)] * np.array(sizes)).sum())
 
 
 def _sum_of_active(filled: npt.NDArray[np.uint16], state: npt.NDArray[np.uint8]) -> int:

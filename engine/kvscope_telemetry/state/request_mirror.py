@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final
+from typing import Final, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.ledger import packing_of
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import RequestInfo, RequestRows
 
@@ -47,6 +48,18 @@ _TOLD_COLUMNS: Final = ("number", "priority", "index", "arrival_ns", "num_prompt
 _TOLD: Final = attrgetter(*_TOLD_COLUMNS)
 """What is told once of a request, when it is new."""
 _FIRST_CAPACITY: Final = 64
+MAX_GROUP: Final = 255
+"""As the ledger counts them in a byte."""
+_ROW_TYPES: Final = {
+    name: packing.dtype
+    for name, kind in get_type_hints(RequestRows, include_extras=True).items()
+    if name != "table_group" and (packing := packing_of(kind)) is not None and packing.is_row
+}
+"""Columns with a number a row."""
+
+
+def _length_name(group: int) -> str:
+    return f"num_blocks of group {group}" if group else "num_blocks"
 
 
 class RequestMirror:
@@ -91,14 +104,29 @@ class RequestMirror:
         row = self.row_of(number)
         return "" if row is None else self.request_ids[row]
 
-    def table(self, number: int) -> npt.NDArray[np.int32]:
-        """The block table of request `number`, shape `(num_blocks,)`, a copy; empty when it is not known."""
+    def table(self, number: int, group: int = 0) -> npt.NDArray[np.int32]:
+        """The block table that request `number` has in a KV group, shape (n,), a copy; empty when it is not known."""
         row = self.row_of(number)
-        return np.empty(0, np.int32) if row is None else self._held(row).copy()
+        return np.empty(0, np.int32) if row is None or group not in self._tables else self._held(row, group).copy()
+
+    def blocks(self, number: int) -> npt.NDArray[np.int32]:
+        """Those of all of its block tables, one table after another, shape (n,)."""
+        return np.concatenate([self.table(number, group) for group in self._tables])
+
+    @property
+    def groups(self) -> list[int]:
+        """KV groups of which block tables were told, the first in any case; `num_blocks` is of that one."""
+        return list(self._tables)
 
     def pack(self, rows: npt.NDArray[np.intp], starts: npt.NDArray[np.int64]) -> RequestRows:
-        """How the requests in `rows` stand, with their block tables from entry `starts` on, both shape (n,)."""
-        tails = [self._held(row)[start:] for row, start in zip(rows.tolist(), starts.tolist(), strict=True)]
+        """How the requests in `rows` stand, with their block tables of the first KV group from entry `starts` on, both
+        shape (n,), and whole ones of the others."""
+        num_groups, (first, *others) = len(self._tables), self._tables
+        tails = [self._held(row, first)[start:] for row, start in zip(rows.tolist(), starts.tolist(), strict=True)]
+        tails += [self._held(row, group) for group in others for row in rows.tolist()]
+        groups = np.repeat(list(self._tables), len(rows))
+        starts = np.concatenate((starts, np.zeros(len(tails) - len(rows), np.int64)))
+        rows = np.tile(rows, num_groups)
 
         def packed(name: str, dtype: str) -> bytes:
             return bytes(getattr(self, name)[rows].astype(dtype).tobytes())
@@ -115,6 +143,7 @@ class RequestMirror:
             table_blocks=b"".join([tail.astype("<u4").tobytes() for tail in tails]),
             num_draft_tokens=self._packed_if_any("num_draft_tokens", rows),
             num_accepted_tokens=self._packed_if_any("num_accepted_tokens", rows),
+            table_group=groups.astype("<u4").tobytes() if others else b"",
         )
 
     def _packed_if_any(self, name: str, rows: npt.NDArray[np.intp]) -> bytes:
@@ -124,28 +153,36 @@ class RequestMirror:
     def holders(self, block: int, limit: int, first: int = 0) -> list[int]:
         """Requests whose block tables hold `block`, in order of number, at most `limit`. `first` is looked at first:
         with the owner there, a block that one request holds costs no search."""
-        rows = np.flatnonzero(self.num_blocks > 0).tolist()
+        rows = np.flatnonzero(np.any([self._lengths(group) > 0 for group in self._tables], axis=0)).tolist()
         row = self.row_of(first)
         ordered = rows if row is None else [row, *(other for other in rows if other != row)]
         found: list[int] = []
         for candidate in ordered:
             if len(found) == limit:
                 break
-            if np.any(self._held(candidate) == block):
+            if any(np.any(self._held(candidate, group) == block) for group in self._tables):
                 found.append(int(self.number[candidate]))
         return sorted(found)
 
     def index_in_table(self, number: int, block: int) -> int | None:
-        """Where `block` is in the block table of request `number`, None when it is not there."""
+        """Where `block` is in that of the block tables of request `number` that has it, None when none does."""
         row = self.row_of(number)
         if row is None:
             return None
-        at = np.flatnonzero(self._held(row) == block)
-        return int(at[0]) if at.size else None
+        for group in self._tables:
+            at = np.flatnonzero(self._held(row, group) == block)
+            if at.size:
+                return int(at[0])
+        return None
 
-    def _held(self, row: int) -> npt.NDArray[np.int32]:
+    def _held(self, row: int, group: int) -> npt.NDArray[np.int32]:
         """The block table of a row, no copy."""
-        return self._tables.first(row, int(self.num_blocks[row]))
+        return self._tables[group].first(row, int(self._lengths(group)[row]))
+
+    def _lengths(self, group: int) -> npt.NDArray[np.int32]:
+        """Of the block tables, shape `(len(self),)`, to be written to as well."""
+        lengths: npt.NDArray[np.int32] = self._data[_length_name(group)][: len(self)]
+        return lengths
 
     def reset(self, infos: Sequence[RequestInfo], rows: RequestRows, *, time_ns: int, same_epoch: bool) -> None:
         """Replace what is known by a snapshot's unfinished requests.
@@ -168,8 +205,19 @@ class RequestMirror:
         """
         if infos:
             self._add(infos, time_ns)
-        if rows.number:
-            self._change(read_changes(rows, self.number, self.num_blocks), time_ns)
+        if not rows.number:
+            return
+        parts = split_by_group(rows) if rows.table_group else {0: rows}
+        for group in parts.keys() - self._tables.keys():
+            self._add_group(group)
+        changes = {group: read_changes(part, self.number, self._lengths(group)) for group, part in parts.items()}
+        num_ended = sum(self._change(change, time_ns, group) for group, change in changes.items())
+        if num_ended:
+            self._drop_oldest_finished()
+
+    def _add_group(self, group: int) -> None:
+        self._data[_length_name(group)] = np.zeros(len(self._data["number"]), np.int32)
+        self._tables[group] = BlockTables(len(self))
 
     def _add(self, infos: Sequence[RequestInfo], time_ns: int) -> None:
         fresh = self._unknown(infos)
@@ -198,9 +246,11 @@ class RequestMirror:
         self.first_seen_ns[start:] = time_ns
         self.finished_ns[start:] = -1
         self.request_ids.extend([info.request_id for info in infos])
-        self._tables.append_rows(len(infos))
+        for tables in self._tables.values():
+            tables.append_rows(len(infos))
 
-    def _change(self, changes: RequestChanges, time_ns: int) -> None:
+    def _change(self, changes: RequestChanges, time_ns: int, group: int) -> int:
+        """How many ended by it."""
         before = self.state[changes.rows]
         ended = changes.rows[(changes.state == RequestState.FINISHED) & (before != RequestState.FINISHED)]
         self.finished_ns[ended] = time_ns
@@ -211,24 +261,24 @@ class RequestMirror:
         self.num_preemptions[changes.rows] = changes.num_preemptions
         self.num_draft_tokens[changes.rows] = changes.num_draft_tokens
         self.num_accepted_tokens[changes.rows] = changes.num_accepted_tokens
-        self._write_tables(changes)
-        self.num_blocks[changes.rows] = changes.table_end
-        if len(ended):
-            self._drop_oldest_finished()
+        self._write_tables(changes, group)
+        self._lengths(group)[changes.rows] = changes.table_end
+        return len(ended)
 
-    def _write_tables(self, changes: RequestChanges) -> None:
+    def _write_tables(self, changes: RequestChanges, group: int) -> None:
         counts = changes.table_end - changes.table_start
         filled = np.flatnonzero(counts)  # a token more seldom needs a block more
         if filled.size:
             rows, starts = changes.rows[filled], changes.table_start[filled]
-            self._tables.write(self.num_blocks, rows, starts, counts[filled], changes.table_blocks)
+            self._tables[group].write(self._lengths(group), rows, starts, counts[filled], changes.table_blocks)
 
     def _end_missing(self, present: set[int], time_ns: int) -> None:
         going_on = np.flatnonzero(self.state != RequestState.FINISHED)
         missing = [row for row in going_on.tolist() if int(self.number[row]) not in present]
         self.state[missing] = RequestState.FINISHED
         self.finished_ns[missing] = time_ns
-        self.num_blocks[missing] = 0
+        for group in self._tables:
+            self._lengths(group)[missing] = 0
 
     def _drop_oldest_finished(self) -> None:
         """Down to the bound once it is passed by a quarter, so that rows move seldom."""
@@ -245,13 +295,14 @@ class RequestMirror:
             self._data[name][: len(order)] = column[: len(self)][order]
         rows = order.tolist()
         self.request_ids = [self.request_ids[row] for row in rows]
-        self._tables.keep(order)
+        for tables in self._tables.values():
+            tables.keep(order)
         self.layout += 1
         self._expose(len(rows))
 
     def _clear(self) -> None:
         self._data = {name: np.zeros(_FIRST_CAPACITY, dtype) for name, dtype in REQUEST_COLUMNS.items()}
-        self._tables = BlockTables()
+        self._tables = {0: BlockTables()}
         self.request_ids = []
         self.layout += 1
         self._expose(0)
@@ -265,8 +316,8 @@ class RequestMirror:
         self._expose(num_rows)
 
     def _expose(self, num_rows: int) -> None:
-        for name, column in self._data.items():
-            setattr(self, name, column[:num_rows])
+        for name in REQUEST_COLUMNS:
+            setattr(self, name, self._data[name][:num_rows])
 
 
 def equal_requests(left: RequestMirror, right: RequestMirror, columns: Iterable[str]) -> bool:
@@ -274,7 +325,11 @@ def equal_requests(left: RequestMirror, right: RequestMirror, columns: Iterable[
     return (
         left.request_ids == right.request_ids
         and all(np.array_equal(getattr(left, name), getattr(right, name)) for name in columns)
-        and all(np.array_equal(left.table(n), right.table(n)) for n in left.number.tolist())
+        and all(
+            np.array_equal(left.table(n, group), right.table(n, group))
+            for group in {*left.groups, *right.groups}
+            for n in left.number.tolist()
+        )
     )
 
 
@@ -330,6 +385,22 @@ def read_changes(
         table_end=end,
         table_blocks=np.frombuffer(rows.table_blocks, "<u4").astype(np.int32),
     )
+
+
+def split_by_group(rows: RequestRows) -> dict[int, RequestRows]:
+    """The rows of each KV group, in their order. Raises ProtocolError for a group above `MAX_GROUP`."""
+    groups = np.frombuffer(rows.table_group, "<u4")
+    if groups.max() > MAX_GROUP:
+        raise ProtocolError(f"block table of KV group {groups.max()}: at most {MAX_GROUP} is accepted")
+    columns = {name: np.frombuffer(getattr(rows, name), dtype) for name, dtype in _ROW_TYPES.items()}
+    entries = np.repeat(groups, columns["table_count"]), np.frombuffer(rows.table_blocks, "<u4")
+    return {
+        group: RequestRows(
+            **{name: column[groups == group].tobytes() for name, column in columns.items() if column.size},
+            table_blocks=entries[1][entries[0] == group].tobytes(),
+        )
+        for group in np.unique(groups).tolist()
+    }
 
 
 def _counts(packed: bytes, num_rows: int) -> npt.NDArray[np.uint32]:

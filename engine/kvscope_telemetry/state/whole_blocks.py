@@ -29,7 +29,7 @@ class WholeBlocks:
         """That they are of."""
         self.columns: Final = unpack([snapshot.blocks])
         """Each ledger column, shape (num_rows,)."""
-        check_rows(self.columns, snapshot.hello.cache.block_size)
+        check_rows(self.columns, max(snapshot.hello.cache.block_sizes))
         self.counts: Final = count_kinds(self.columns["tier"], self.columns["state"])
         """As `count_kinds`."""
         self._ledger: Ledger | None = None

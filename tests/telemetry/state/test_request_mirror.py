@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -134,13 +135,50 @@ def test_who_holds_a_block_is_found_without_copying_tables(monkeypatch: pytest.M
     looked_at: list[int] = []
     held = mirror._held
 
-    def noted(row: int) -> npt.NDArray[np.int32]:
+    def noted(row: int, group: int) -> npt.NDArray[np.int32]:
         looked_at.append(row)
-        return held(row)
+        return held(row, group)
 
     monkeypatch.setattr(mirror, "_held", noted)
     assert mirror.holders(2 * length, limit=1, first=2) == [2]
     assert looked_at == [mirror.row_of(2)], "its owner is asked first"
+
+
+def _in_group(group: int, rows: RequestRows) -> RequestRows:
+    return msgspec.structs.replace(rows, table_group=np.array([group], "<u4").tobytes())
+
+
+def test_each_kv_group_has_tables_of_its_own() -> None:
+    mirror, running = RequestMirror(max_finished=0), RequestState.RUNNING
+    mirror.apply([_info(1), _info(2)], NO_ROWS, time_ns=1)
+    changes = [_row(1, running, 0, [4, 5]), _in_group(2, _row(1, running, 0, [9])), _row(2, running, 0, [7])]
+    changes += [_in_group(2, _row(1, running, 1, [8])), _in_group(0, _row(1, running, 1, [6]))]
+    mirror.apply((), join_request_rows(changes), time_ns=2)
+    assert mirror.groups == [0, 2]
+    assert [mirror.table(1, group).tolist() for group in (0, 1, 2)] == [[4, 6], [], [9, 8]]
+    assert mirror.table(2).tolist() == [7]
+    assert mirror.table(2, 2).size == 0
+    assert mirror.blocks(1).tolist() == [4, 6, 9, 8]
+    assert (mirror.holders(8, limit=9), mirror.index_in_table(1, 8)) == ([1], 1)
+    again = RequestMirror()
+    again.reset([_info(1), _info(2)], mirror.pack(np.arange(2), np.zeros(2, np.int64)), time_ns=2, same_epoch=False)
+    assert equal_requests(mirror, again, ["number", "num_blocks", "state"])
+    mirror.apply((), _in_group(2, _row(1, running, 1, [])), time_ns=3)
+    assert not equal_requests(mirror, again, ["number"])
+    mirror.reset([_info(2)], _row(2, running, 0, [7]), time_ns=4, same_epoch=True)
+    assert mirror.blocks(1).size == 0, "it ended unseen, in all groups"
+
+
+@pytest.mark.parametrize(
+    ("group", "start", "words"), [(256, 0, "at most 255"), (1, 1, "goes on at 1, but has 0 blocks")]
+)
+def test_a_table_of_a_group_that_cannot_be_changes_nothing(group: int, start: int, words: str) -> None:
+    mirror = RequestMirror()
+    mirror.apply([_info(1)], NO_ROWS, time_ns=1)
+    changes = [_row(1, RequestState.RUNNING, 0, [3]), _in_group(group, _row(1, RequestState.RUNNING, start, [5]))]
+    with pytest.raises(ProtocolError, match=words):
+        mirror.apply((), join_request_rows(changes), time_ns=2)
+    assert mirror.blocks(1).size == 0
 
 
 def test_tables_of_more_requests_than_short_integers_count_are_changed_in_order() -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvscope_app.look.number_text import UNKNOWN, count, percent, plural
 from kvscope_app.session.texts.session_texts import asked_of
-from kvscope_app.views.places import is_swapped_out, place_of
+from kvscope_app.views.places import group_name, is_swapped_out, place_of
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier, attention_share, skipped_share
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.texts.block_texts import Asked
@@ -31,6 +31,7 @@ _COLORS: Final = {Tier.HOST: "block_host", Tier.DISK: "block_disk"}
 _EMPTY: Final = {
     "free": "Empty; available to the next request.",
     "unmapped": "Address space without memory yet: free of cost until tokens arrive.",
+    "reserved": "Kept by the engine for itself: it stands in block tables where a block was let go.",
 }
 _NOT_GIVEN_OUT: Final = "No known block here. This engine reports blocks only while their prefix is cached."
 _EMPTY_PLACE: Final = "Empty, until a block is swapped out or moved down."
@@ -44,7 +45,7 @@ class BlockFacts:
     title: str
     """"Block 7", "Host place 12"."""
     state: str
-    """"free", "active", "cached", "shared", "unmapped", "swapped out" or "unknown"."""
+    """"free", "active", "cached", "shared", "unmapped", "reserved", "swapped out" or "unknown"."""
     color: str
     """The theme's name of its colour."""
     rows: tuple[tuple[str, str], ...]
@@ -74,7 +75,7 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
     assert mirror.hello is not None, "there are blocks only once there is an engine"
     ledger = mirror.ledger
     place = place_of(mirror.hello.cache, block)
-    state = _state(ledger, block)
+    state = "reserved" if block < mirror.hello.cache.num_reserved_blocks else _state(ledger, block)
     capabilities = mirror.capabilities
     owner = int(ledger.owner[block]) if capabilities.owners else NO_OWNER
     holds = state not in _EMPTY
@@ -109,20 +110,25 @@ def _state(ledger: Ledger, block: int) -> str:
 
 def _color(ledger: Ledger, block: int, state: str) -> str:
     if state in _EMPTY:
-        return f"block_{state}"
+        return "block_free" if state == "free" else "block_unmapped"
     if state == "unknown":
         return "muted"
     return _COLORS.get(Tier(int(ledger.tier[block])), f"block_{state}")
 
 
 def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...]) -> list[tuple[str, str]]:
-    ledger, capabilities = mirror.ledger, mirror.capabilities
+    assert mirror.hello is not None, "it has blocks"
+    ledger, capabilities, cache = mirror.ledger, mirror.capabilities, mirror.hello.cache
     held = _held(mirror, block, holders)
     rows = [("Holds", held)] if held else [("Owner", _owner(mirror, block, holders))]
     if not capabilities.ref_counts:
         rows.append(("Held by", UNKNOWN))
     elif (refs := int(ledger.ref_count[block])) > 1:
         rows.append(("Held by", f"{refs} requests: {_named(holders, refs)}"))
+    if groups := cache.groups:
+        number = min(int(ledger.group[block]), len(groups) - 1)
+        block_size = cache.block_sizes[number]
+        rows.append(("KV group", f"{number}: {group_name(groups[number])}"))
     filled = f"{int(ledger.filled[block])} of {plural(block_size, 'token')}"
     rows.append(("Filled", filled if capabilities.filled else UNKNOWN))
     if (tier := Tier(int(ledger.tier[block]))) is not Tier.HBM:

@@ -414,7 +414,44 @@ ATTENTION: Final = ColorMode(
     hint="start it with --page-heat 16 to measure it",
 )
 
-COLOR_MODES: Final = (STATE, OWNER, FILL, SHARING, AGE, ATTENTION)
+# By the KV group whose KV it holds.
+
+GROUP_CACHED: Final = 3
+GROUP_ACTIVE: Final = 128
+NUM_GROUP_KEYS: Final = 24
+"""Groups beyond share colours."""
+
+
+def _group_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
+    state = ledger.state[rows]
+    result: Keys = ledger.group[rows] % np.uint8(NUM_GROUP_KEYS)
+    result += np.where(state == BlockState.ACTIVE, np.uint8(GROUP_ACTIVE), np.uint8(GROUP_CACHED))
+    return _without_content(result, state)
+
+
+def _group_colors(theme: Theme) -> dict[int, str]:
+    colors = owner_colors(theme)[:NUM_GROUP_KEYS]
+    active = {GROUP_ACTIVE + index: color for index, color in enumerate(colors)}
+    cached = {GROUP_CACHED + index: mix(color, theme.block_free, 0.62) for index, color in enumerate(colors)}
+    return active | cached
+
+
+def _group_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:
+    colors = owner_colors(theme)
+    return [Swatch(colors[number % NUM_GROUP_KEYS], words) for number, words in enumerate(shown.groups)]
+
+
+GROUP: Final = ColorMode(
+    "group",
+    "KV group (layers that keep their KV alike), cached blocks duller",
+    _group_keys,
+    _group_colors,
+    _group_swatches,
+    is_available=lambda capabilities: capabilities.groups,
+    needs="several KV groups",
+)
+
+COLOR_MODES: Final = (STATE, OWNER, FILL, SHARING, AGE, ATTENTION, GROUP)
 """In the order of menus and keys."""
 MODE_NAMES: Final = tuple(mode.name for mode in COLOR_MODES)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvscope_app.look.theme import Theme
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
-from kvscope_app.views.places import section_sizes
+from kvscope_app.views.places import group_name, section_sizes
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.pool_use import RESERVING
@@ -53,6 +53,8 @@ class ShownItems:
     """Requests that run and hold most blocks, by number, at most `MAX_OWNERS`."""
     num_more_owners: int = 0
     """Others that hold blocks."""
+    groups: tuple[str, ...] = ()
+    """Words for each KV group."""
     may_flash: tuple[FlashKind, ...] = ()
     """Kinds that can come: they have their place before, so that the map stays where it is."""
 
@@ -86,9 +88,18 @@ def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> ShownItems:
     kinds = tuple(kind for kind in MOVES if kind in flashes)
     reserved = mirror.hello.cache.allocator in RESERVING
     unknown = any(mirror.count(BlockState.UNKNOWN, tier) for tier in Tier)
-    capabilities, unmapped = mirror.capabilities, mirror.count(BlockState.UNMAPPED) > 0
-    how = (capabilities.sparse_decode, capabilities.attention)
-    return ShownItems(frozenset(tiers), unmapped, reserved, kinds, unknown, not capabilities.free_rows, *how)
+    capabilities, cache = mirror.capabilities, mirror.hello.cache
+    return ShownItems(
+        tiers=frozenset(tiers),
+        unmapped=mirror.count(BlockState.UNMAPPED) > cache.num_reserved_blocks,
+        reserved=reserved,
+        flashes=kinds,
+        unknown=unknown,
+        prefixes_alone=not capabilities.free_rows,
+        choices=capabilities.sparse_decode,
+        attention=capabilities.attention,
+        groups=tuple(map(group_name, cache.groups)),
+    )
 
 
 def may_flash(mirror: Mirror) -> tuple[FlashKind, ...]:

@@ -269,7 +269,7 @@ class PageMapView(View):
     def _blocks_of(self, number: int) -> npt.NDArray[np.uint32]:
         """Blocks a request holds; of one that ended, those it left in the cache."""
         mirror = self.session.mirror
-        table = mirror.requests.table(number).astype(np.uint32)
+        table = mirror.requests.blocks(number).astype(np.uint32)
         if table.size:
             return table
         left = (mirror.ledger.owner == number) & (mirror.ledger.state == BlockState.CACHED)
@@ -366,7 +366,7 @@ def summaries(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
         ]
     else:
         counts = [plural(cache.num_blocks, "block"), active, cached, f"{count(mirror.num_free)} free"]
-        unmapped = mirror.count(BlockState.UNMAPPED)
+        unmapped = mirror.count(BlockState.UNMAPPED) - cache.num_reserved_blocks
         counts += [f"{count(unmapped)} without memory"] if unmapped else []
     counts += [f"{count(len(mirror.pinned))} pinned"] if mirror.pinned else []
     tokens = plural(cache.block_size, "token")

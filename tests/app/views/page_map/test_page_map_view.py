@@ -288,7 +288,7 @@ def test_choices_of_decodes_are_explained_where_attention_is_not_measured(make_e
 
 @pytest.mark.parametrize("mode", COLOR_MODES, ids=str)
 def test_each_mode_draws_and_explains_itself(mode, make_engine, make_session, show, poll):
-    engine = make_engine(capabilities=Capabilities(attention=True))
+    engine = make_engine(capabilities=Capabilities(attention=True, groups=True))
     session = make_session(engine)
     engine.hold(range(10), filled=5)
     poll(session)
