@@ -19,10 +19,10 @@ from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.cli.stopping import STOP_S, stopped_by_signals
 from kvscope_engine.http.child import HttpChild, connectable
 from kvscope_engine.http.http_command import add_api_options, api_key
-from kvscope_engine.server.device_watch import SAMPLE_S
 from kvscope_engine.server.parent_watch import watch_parent
 from kvscope_engine.server.served_engine import BuildEngine, MessagesDropped, OnProgress, Publish, ServedEngine
 from kvscope_engine.server.service import EngineService
+from kvscope_telemetry.devices.device_watch import SAMPLE_S
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.keys.connections import NO_KEY
 from kvscope_telemetry.keys.key_ring import LOCAL_KEY, KeyRing, default_keys_folder
@@ -32,7 +32,7 @@ from kvscope_telemetry.sockets.bind_address import default_endpoint
 
 if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
-    from kvscope_engine.server.recorder import EngineRecorder
+    from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 
 HTTP_NAMED: Final = ("served_model_name", "tool_call_parser")
 HTTP_FLAGS: Final = ("no_metrics", "metrics_open", "trust_forwarded")
@@ -240,6 +240,6 @@ def _http_child(args: argparse.Namespace) -> HttpChild | None:
 def _recorder(path: Path | None, *, texts: bool) -> AbstractContextManager[EngineRecorder | None]:
     if path is None:
         return nullcontext()
-    from kvscope_engine.server.recorder import EngineRecorder
+    from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 
     return EngineRecorder(path, lambda line: print_notes([line]), texts=texts)

@@ -24,7 +24,7 @@ from kvscope_engine.cli.notes import print_notes
 from kvscope_engine.server.service import EngineService, Interrupted
 
 if TYPE_CHECKING:
-    from kvscope_engine.server.recorder import EngineRecorder
+    from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 
 STOP_S: Final = 10.0
 """By default, from the signal to the end of the process."""

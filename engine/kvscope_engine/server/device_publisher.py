@@ -15,9 +15,9 @@ from typing import Final, Self
 
 import msgspec
 
-from kvscope_engine.server.device_reader import device_sample
-from kvscope_engine.server.device_watch import SAMPLE_S, Sampler
 from kvscope_telemetry.about import program_version
+from kvscope_telemetry.devices.device_reader import device_sample
+from kvscope_telemetry.devices.device_watch import SAMPLE_S, Sampler
 from kvscope_telemetry.devices.host import HostReader
 from kvscope_telemetry.devices.sampler import DevicesSampler
 from kvscope_telemetry.keys.key_ring import KeyRing

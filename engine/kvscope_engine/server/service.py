@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kvscope_engine.server.command_receiver import CommandReceiver
-from kvscope_engine.server.device_watch import SAMPLE_S, DeviceWatch
 from kvscope_engine.server.dispatcher import Dispatcher
 from kvscope_engine.server.limits import ServiceLimits
 from kvscope_engine.server.served_engine import BuildEngine, ServedEngine
+from kvscope_telemetry.devices.device_watch import SAMPLE_S, DeviceWatch
 from kvscope_telemetry.errors import EngineDead, KvscopeError
 from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.roles import Role
@@ -23,7 +23,7 @@ from kvscope_telemetry.messages.telemetry import Goodbye, Heartbeat, Hello, Prog
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
 
 if TYPE_CHECKING:
-    from kvscope_engine.server.recorder import EngineRecorder
+    from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 
 TASKS_S: Final = (0.000_5, 0.004)
 """Time for commands between two steps while there is something to step: half of the last step, within these bounds.

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvscope_engine.server.recorder import EngineRecorder
 from kvscope_engine.server.service import EngineService
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import BlockContent, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame, Goodbye, Heartbeat, Progress, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
@@ -57,7 +57,7 @@ def test_it_begins_with_a_state_and_is_whole(engine: SyntheticEngine, tmp_path: 
 def test_a_hole_is_mended_by_a_new_state(
     engine: SyntheticEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvscope_engine.server.recorder.MIN_PAUSE_S", 0.0)
+    monkeypatch.setattr("kvscope_telemetry.recordings.engine_recorder.MIN_PAUSE_S", 0.0)
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
         recorder.give(engine.snapshot())
         take(recorder, engine.advance())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from kvscope_engine.cli.parser import number
-from kvscope_engine.server.device_watch import LONGEST_SAMPLE_S, SAMPLE_S, SHORTEST_SAMPLE_S
+from kvscope_telemetry.devices.device_watch import LONGEST_SAMPLE_S, SAMPLE_S, SHORTEST_SAMPLE_S
 
 
 def add_interval(parser: argparse.ArgumentParser, name: str) -> None:

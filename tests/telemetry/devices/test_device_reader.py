@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope_engine.server.device_reader import device_sample
+from kvscope_telemetry.devices.device_reader import device_sample
 from kvscope_telemetry.messages.devices import Devices, Gpu, GpuProcess, Host, HostProcess
 from kvscope_telemetry.messages.telemetry import DeviceSample
 

@@ -10,11 +10,10 @@ from typing import Final, Protocol
 
 import msgspec
 
-from kvscope_engine.server.device_reader import device_sample, gpu_process_bytes, used_gpu
-from kvscope_engine.server.served_engine import Publish
+from kvscope_telemetry.devices.device_reader import device_sample, gpu_process_bytes, used_gpu
 from kvscope_telemetry.devices.sampler import DevicesSampler
 from kvscope_telemetry.messages.devices import Devices
-from kvscope_telemetry.messages.telemetry import Hello, MemoryBreakdown
+from kvscope_telemetry.messages.telemetry import Hello, MemoryBreakdown, TelemetryMessage
 
 SAMPLE_S: Final = 1.0
 SHORTEST_SAMPLE_S: Final = 0.1
@@ -35,7 +34,7 @@ class DeviceWatch:
         self,
         hello: Hello,
         memory: Callable[[], MemoryBreakdown],
-        publish: Publish,
+        publish: Callable[[TelemetryMessage], object],
         *,
         sampler: Sampler | None = None,
         sample_s: float = SAMPLE_S,
