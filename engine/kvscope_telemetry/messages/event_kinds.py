@@ -126,7 +126,9 @@ def _forked(event: Event, _: EventData) -> list[str]:
 
 def _preempted(event: Event, data: EventData) -> list[str]:
     there = {0: "none was", 1: "only 1 was"}.get(data.num_available, f"only {data.num_available} were") + " available"
-    needed = f"request #{event.other} needed {_blocks(data.num_needed)} and {there}"
+    needed = (
+        f"request #{event.other} needed {_blocks(data.num_needed) if data.num_needed else 'more blocks'} and {there}"
+    )
     return [needed, _choice(event, data), _price(event, data)]
 
 

@@ -1,0 +1,83 @@
+"""Puts our functions around an engine's methods, and takes them away again.
+
+Owns the rules of running inside somebody else's process: what the method does and returns is never changed; a method
+that is not there is noted by name; the first exception of ours removes all hooks and is told once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+Note = Callable[..., None]
+
+
+class Hooks:
+    """`on_failure` is given the hook's name and the exception, once, after all hooks are gone."""
+
+    def __init__(self, on_failure: Callable[[str, Exception], None]) -> None:
+        self.missing: list[str] = []
+        """Methods that this version of the engine does not have."""
+        self._on_failure = on_failure
+        self._undo: list[Callable[[], None]] = []
+        self._failed = False
+
+    def after(self, owner: Any, name: str, note: Note) -> bool:
+        """`note(result, *args, **kwargs)` after each call of a method of `owner`, an object or a class. Whether there
+        is such a method."""
+        original = getattr(owner, name, None)
+        if original is None:
+            self.missing.append(name)
+            return False
+
+        @functools.wraps(original)
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if not self._failed:
+                try:
+                    note(result, *args, **kwargs)
+                except Exception as error:
+                    self.fail(name, error)
+            return result
+
+        self.put(owner, name, hooked)
+        return True
+
+    def before(self, owner: Any, name: str, note: Note) -> bool:
+        """`note(*args, **kwargs)` before each call."""
+        original = getattr(owner, name, None)
+        if original is None:
+            self.missing.append(name)
+            return False
+
+        @functools.wraps(original)
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            if not self._failed:
+                try:
+                    note(*args, **kwargs)
+                except Exception as error:
+                    self.fail(name, error)
+            return original(*args, **kwargs)
+
+        self.put(owner, name, hooked)
+        return True
+
+    def put(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        """Put a function in the place of a method, until `remove`."""
+        own = vars(owner).get(name)
+        setattr(owner, name, function)
+        self._undo.append(lambda: delattr(owner, name) if own is None else setattr(owner, name, own))
+
+    def fail(self, name: str, error: Exception) -> None:
+        """A hook of this name raised: none of them runs any more."""
+        if self._failed:
+            return
+        self._failed = True
+        self.remove()
+        self._on_failure(name, error)
+
+    def remove(self) -> None:
+        """The engine is as it was."""
+        while self._undo:
+            self._undo.pop()()

@@ -1,0 +1,201 @@
+"""The sockets of an engine that is not kvscope's: what `CacheState` tells goes out, what clients ask is answered.
+
+    publisher = Publisher("ipc:///tmp/mine", state)
+    with publisher.telling():           # after each step
+        ...                             # change `state`
+        publisher.publish(state.frame(step, time.monotonic_ns()))
+    publisher.close()
+
+Owns when the state may be read: clients are answered on a thread of the sockets, never while it changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, Protocol, Self
+
+from kvscope_inside.cache_state import CacheState
+from kvscope_telemetry.devices.device_watch import DeviceWatch
+from kvscope_telemetry.keys.key_ring import KeyRing
+from kvscope_telemetry.messages.commands import (
+    Abort,
+    BlockContent,
+    BlockText,
+    Command,
+    Control,
+    Evict,
+    GetBlockText,
+    GetSnapshot,
+    GetStatus,
+    Preempt,
+    Reply,
+    Status,
+    refuse,
+)
+from kvscope_telemetry.messages.roles import Role
+from kvscope_telemetry.messages.telemetry import Goodbye, Heartbeat, MemoryBreakdown, TelemetryMessage
+from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
+from kvscope_telemetry.sockets.server_sockets import ServerSockets
+
+Answer = Callable[[Reply], None]
+"""Called once with what becomes of a command, from any thread."""
+DOES_NOT_SERVE: Final = "this engine takes requests by its own API alone"
+CANNOT: Final = "this engine cannot do that"
+ACTIONS: Final = (Abort, Control, Preempt, Evict)
+
+
+class Actions(Protocol):
+    """What an engine does when an operator asks."""
+
+    @property
+    def paused_by(self) -> str:
+        """Who paused it, by name; empty: nobody."""
+
+    def heard(self, client: bytes) -> None:
+        """A client is there: a pause that it asked for may last."""
+
+    def ask(self, client: bytes, command: Abort | Control | Preempt | Evict, by: str, answer: Answer) -> None:
+        """Do it when the engine comes to it. This and `heard` come on the sockets' thread, where nothing may wait."""
+
+
+class Publisher:
+    """Up from construction to `close`, or as a context.
+
+    `actions` does what operators ask, `contents` says what blocks hold. With `record` what is published is in a file as
+    well. Raises BadInput and EndpointInUse as `ServerSockets` does, BadInput for a file that will not do.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        state: CacheState,
+        *,
+        keys: KeyRing | None = None,
+        keyless: Role = Role.VIEWER,
+        record: Path | None = None,
+        actions: Actions | None = None,
+        contents: Callable[[Sequence[int]], Sequence[BlockContent]] | None = None,
+        memory: Callable[[], MemoryBreakdown] | None = None,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.state = state
+        self.step_started_ns = 0
+        """When the engine began the step in progress; 0 between steps."""
+        self._actions, self._contents = actions, contents
+        self._lock = threading.Lock()
+        self._recorder = EngineRecorder(record, tell) if record is not None else None
+        self._ready = threading.Event()
+        self._closed = False
+        self._sockets = ServerSockets(
+            endpoint,
+            on_command=self._receive,
+            heartbeat=self._heartbeat,
+            keys=keys,
+            keyless=keyless,
+            on_published=self._recorder.record if self._recorder is not None else None,
+        )
+        self._ready.set()
+        self._sockets.publish(state.hello)
+        self._devices = DeviceWatch(state.hello, memory, self._sockets.publish) if memory is not None else None
+
+    @property
+    def telemetry_endpoint(self) -> str:
+        """What a desktop attaches to."""
+        return self._sockets.telemetry_endpoint
+
+    @property
+    def messages_dropped(self) -> int:
+        """Messages that were thrown away because nobody could send them in time."""
+        return self._sockets.messages_dropped
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Inside, the state may be changed, and frames of it published; nobody reads it meanwhile."""
+        with self._lock:
+            yield
+
+    def publish(self, message: TelemetryMessage) -> None:
+        """Send to all who watch; never waits."""
+        self._sockets.publish(message)
+
+    def close(self, reason: str = "") -> None:
+        """Say goodbye, for an error's `reason` in one line, and end. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._devices is not None:
+            self._devices.close()
+        self._sockets.publish(Goodbye(epoch=self.state.hello.epoch, reason=reason))
+        self._sockets.close()
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # On the sockets' thread.
+
+    def _receive(self, client: bytes, command: Command) -> None:
+        self._ready.wait()
+        if self._actions is not None:
+            self._actions.heard(client)
+        caller = self._sockets.caller(client)
+        by = caller.name if caller is not None else "somebody"
+        if isinstance(command, GetSnapshot):
+            with self._lock:
+                snapshot = self.state.snapshot(command.tag)
+            self._sockets.reply(client, snapshot)
+        elif isinstance(command, GetStatus):
+            self._sockets.reply(client, self._status(command.tag, by, caller.role if caller is not None else ""))
+        elif isinstance(command, GetBlockText) and self._contents is not None:
+            with self._lock:
+                contents = tuple(self._contents(command.blocks))
+            self._sockets.reply(client, BlockText(contents=contents, tag=command.tag))
+        elif isinstance(command, ACTIONS) and self._actions is not None:
+            self._actions.ask(client, command, by, lambda reply: self._sockets.reply(client, reply))
+        else:
+            self._sockets.reply(client, refuse(command, CANNOT if self._actions else DOES_NOT_SERVE))
+
+    def _status(self, tag: int, name: str, role: str) -> Status:
+        paused_by = self._actions.paused_by if self._actions is not None else ""
+        return Status(
+            phase="ready",
+            telemetry_endpoint=self.telemetry_endpoint,
+            hello=self.state.hello,
+            tag=tag,
+            role=role,
+            name=name,
+            intervenes=self._actions is not None,
+            paused=bool(paused_by),
+            paused_by=paused_by,
+        )
+
+    def _heartbeat(self) -> Heartbeat | None:
+        if not self._ready.is_set():
+            return None
+        self._give_state()
+        state, cache = self.state, self.state.hello.cache
+        return Heartbeat(
+            epoch=state.hello.epoch,
+            time_ns=time.monotonic_ns(),
+            seq=0,
+            step=state.step,
+            num_unfinished=len(state.requests),
+            step_started_ns=self.step_started_ns,
+            paused_by=self._actions.paused_by if self._actions is not None else "",
+            max_num_seqs=cache.max_num_seqs,
+            max_num_batched_tokens=cache.max_num_batched_tokens,
+        )
+
+    def _give_state(self) -> None:
+        """A recording begins with the whole state, and goes on from it after a hole."""
+        if self._recorder is not None and self._recorder.wants_snapshot:
+            with self._lock:
+                self._recorder.give(self.state.snapshot())

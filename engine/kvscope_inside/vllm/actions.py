@@ -1,0 +1,214 @@
+"""What an operator asks of vLLM, done between two steps on the engine core's own thread.
+
+Owns what waits, and a pause with its lease: one ends when nothing is heard any more of whoever asked for it. Clients of
+a request that is aborted are told by vLLM itself.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from kvscope_inside.hooks import Hooks
+from kvscope_inside.publisher import Answer
+from kvscope_telemetry.messages.commands import Abort, Control, Done, Evict, Preempt, refuse
+
+if TYPE_CHECKING:
+    from kvscope_inside.vllm.notes import StepNotes
+    from kvscope_inside.vllm.replay import Replay
+
+Action = Abort | Control | Preempt | Evict
+LONGEST_LEASE_S: Final = 30.0
+"""Of a pause whose asker names none; each word of the asker renews it."""
+
+
+class VllmActions:
+    """Belongs to one scheduler. `ask` and `heard` are for the sockets' thread, `look` for the one that tells, all else
+    runs on the engine core's."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self.paused_by = ""
+        self._waiting: deque[tuple[bytes, Action, str, Answer]] = deque()
+        self._engine: Any = None
+        self._pauser = b""
+        self._lease_s = LONGEST_LEASE_S
+        self._heard_s = 0.0
+        self._paused_ns = 0
+        self._steps_left = 0
+        self._step_answer: Answer | None = None
+        self._notes: StepNotes
+        self._replay: Replay
+        self._put(hooks)
+
+    def bind(self, notes: StepNotes, replay: Replay) -> None:
+        """Of the scheduler that things are done to."""
+        self._notes, self._replay = notes, replay
+
+    # On other threads.
+
+    def heard(self, client: bytes) -> None:
+        """A client is there."""
+        if client == self._pauser:
+            self._heard_s = time.monotonic()
+
+    def ask(self, client: bytes, command: Action, by: str, answer: Answer) -> None:
+        """Do it before the next step."""
+        self._waiting.append((client, command, by, answer))
+        self._wake()
+
+    def look(self) -> None:
+        """Let a pause end whose asker is gone."""
+        if self.paused_by and time.monotonic() - self._heard_s > self._lease_s:
+            resume = Control(action="resume")
+            self._waiting.append((b"", resume, f"{self.paused_by} (not heard any more)", lambda reply: None))
+            self._heard_s = time.monotonic()
+            self._wake()
+
+    def _wake(self) -> None:
+        """An engine core that waits for requests looks at what it got."""
+        if self._engine is None:
+            return
+        from vllm.v1.engine import EngineCoreRequestType
+
+        wakeup = getattr(EngineCoreRequestType, "WAKEUP", None)
+        if wakeup is not None:
+            try:
+                self._engine.input_queue.put_nowait((wakeup, None))
+            except queue.Full:
+                return  # it has enough to wake for
+
+    # On the engine core's thread.
+
+    def _put(self, hooks: Hooks) -> None:
+        from vllm.v1.engine.core import EngineCoreProc
+
+        hooks.before(EngineCoreProc, "_handle_client_request", self._requested)
+
+    def _requested(self, engine: Any, *_: Any, **__: Any) -> None:
+        if engine.scheduler is self._notes.scheduler:
+            self._engine = engine
+            self.run()
+            self._notes.flush()
+
+    def run(self) -> None:
+        """Do what waits."""
+        if self._step_answer is not None:
+            self._count_steps()
+        while self._waiting:
+            client, command, by, answer = self._waiting.popleft()
+            try:
+                reply = self._do(client, command, by, answer)
+            except Exception as error:
+                reply = refuse(command, f"vLLM did not do it: {type(error).__name__}: {error}"[:500])
+            if reply is not None:
+                answer(reply)
+
+    def _do(self, client: bytes, command: Action, by: str, answer: Answer) -> Any:
+        if isinstance(command, Abort):
+            return self._abort(command)
+        if isinstance(command, Preempt):
+            return self._preempt(command, by)
+        if isinstance(command, Evict):
+            return self._evict(command)
+        if command.action == "reset_prefix_cache":
+            return self._reset(command)
+        if command.action == "pause":
+            return self._pause(client, command, by)
+        if command.action == "resume":
+            return self._resume(command, by)
+        if command.action == "step":
+            return self._step(command, answer)
+        return refuse(command, "vLLM is stopped where it was started")
+
+    def _abort(self, command: Abort) -> Any:
+        from vllm.v1.request import RequestStatus
+
+        send = getattr(self._engine, "_send_abort_outputs", None)
+        if send is None:
+            return refuse(command, "this version of vLLM has no way to tell the client of an aborted request")
+        scheduler = self._notes.scheduler
+        aborted = scheduler.finish_requests(command.request_id, RequestStatus.FINISHED_ABORTED)
+        send(aborted)
+        return Done(request_id=command.request_id)
+
+    def _preempt(self, command: Preempt, by: str) -> Any:
+        scheduler, request_id = self._notes.scheduler, self._replay.request_id(command.number)
+        request = next((each for each in scheduler.running if each.request_id == request_id), None)
+        if request is None:
+            return refuse(command, f"request #{command.number} does not run")
+        if command.how == "swap":
+            return refuse(command, "vLLM computes again what it preempts: swap is not accepted")
+        if not hasattr(request, "drop_stale_output"):
+            return refuse(command, "this version of vLLM cannot preempt between two steps")
+        scheduler.running.remove(request)
+        self._notes.asked_by = by
+        try:
+            scheduler._preempt_request(request, time.monotonic(), drop_stale_output=True)
+        finally:
+            self._notes.asked_by = ""
+        getattr(scheduler, "prev_step_scheduled_req_ids", set()).discard(request_id)
+        return Done(tag=command.tag, what=f"request #{command.number} was preempted")
+
+    def _evict(self, command: Evict) -> Any:
+        pool = self._notes.scheduler.kv_cache_manager.block_pool
+        blocks = [pool.blocks[block] for block in set(command.blocks) if block < len(pool.blocks)]
+        idle = {block.block_id for block in blocks if block.ref_cnt == 0 and block.block_hash is not None}
+        pool.evict_blocks(idle)
+        left = len(set(command.blocks)) - len(idle)
+        what = "1 cached block was evicted" if len(idle) == 1 else f"{len(idle)} cached blocks were evicted"
+        return Done(tag=command.tag, what=what + (f"; {left} hold no idle prefix" if left else ""))
+
+    def _reset(self, command: Control) -> Any:
+        if self._notes.scheduler.reset_prefix_cache():
+            return Done(tag=command.tag, what="the prefix cache is empty")
+        return refuse(command, "vLLM empties its prefix cache only while no request holds a block")
+
+    def _pause(self, client: bytes, command: Control, by: str) -> Any:
+        if self.paused_by:
+            return refuse(command, f"paused by {self.paused_by} already")
+        self._set_paused(True)
+        self.paused_by, self._pauser, self._heard_s = by or "somebody", client, time.monotonic()
+        self._lease_s, self._paused_ns = command.lease_s or LONGEST_LEASE_S, time.monotonic_ns()
+        self._notes.happen("paused", self.paused_by)
+        return Done(tag=command.tag)
+
+    def _resume(self, command: Control, by: str) -> Any:
+        if not self.paused_by:
+            return Done(tag=command.tag)
+        self._end_steps("engine resumed")
+        self._set_paused(False)
+        paused_by, self.paused_by, self._pauser = self.paused_by, "", b""
+        self._notes.happen("resumed", paused_by, time.monotonic_ns() - self._paused_ns, f"resumed by {by}")
+        return Done(tag=command.tag)
+
+    def _step(self, command: Control, answer: Answer) -> Any:
+        if not self.paused_by:
+            return refuse(command, "the engine is not paused")
+        if not self._notes.scheduler.requests:
+            return refuse(command, "no unfinished request: there is no step to run")
+        if self._step_answer is not None:
+            return refuse(command, "steps are being run already")
+        self._steps_left = command.num_steps + 1  # this one is before the first
+        self._step_answer = lambda reply: answer(Done(tag=command.tag, what=getattr(reply, "what", "")))
+        self._set_paused(False)
+        self._count_steps()
+        return None
+
+    def _count_steps(self) -> None:
+        """Before each step; the last of those that were asked for is over when another would begin."""
+        self._steps_left -= 1
+        if self._steps_left <= 0 or not self._notes.scheduler.requests:
+            self._set_paused(True)
+            self._end_steps("")
+
+    def _end_steps(self, what: str) -> None:
+        answer, self._step_answer = self._step_answer, None
+        if answer is not None:
+            answer(Done(what=what))
+
+    def _set_paused(self, is_paused: bool) -> None:
+        from vllm.v1.core.sched.interface import PauseState
+
+        self._notes.scheduler.set_pause_state(PauseState.PAUSED_ALL if is_paused else PauseState.UNPAUSED)

@@ -1,0 +1,149 @@
+"""What vLLM says of itself when its scheduler is made: the model, the pool, its KV groups, the device, its memory.
+
+Owns the words that are made of its configuration. Reads objects of vLLM and changes none.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from kvscope_telemetry.messages.capabilities import Capabilities
+from kvscope_telemetry.messages.telemetry import (
+    CacheInfo,
+    DeviceInfo,
+    Hello,
+    KVGroup,
+    MemoryBreakdown,
+    ModelInfo,
+)
+from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
+from kvscope_telemetry.sockets.host_id import host_id
+
+_KINDS: Final = (
+    ("Mamba", "state"),
+    ("MLA", "latent"),
+    ("SlidingWindow", "window"),
+    ("RSWA", "window"),
+    ("Chunked", "chunked"),
+    ("Cross", "cross"),
+)
+"""What the name of a KV cache spec has in it, and the kind of group that it is."""
+
+
+def hello_of(scheduler: Any, epoch: int) -> Hello:
+    """Of the engine core whose scheduler it is."""
+    config, cache = scheduler.vllm_config, scheduler.kv_cache_config
+    groups = tuple(_group(group) for group in cache.kv_cache_groups)
+    num_blocks = len(scheduler.kv_cache_manager.block_pool.blocks)
+    limits = scheduler.scheduler_config
+    return Hello(
+        epoch=epoch,
+        time_ns=time.monotonic_ns(),
+        wall_time_ns=time.time_ns(),
+        model=_model(config),
+        cache=CacheInfo(
+            num_blocks=num_blocks,
+            block_size=groups[0].block_size if groups else int(scheduler.block_size),
+            block_bytes=kv_bytes(scheduler) // num_blocks,
+            dtype=_cache_dtype(config),
+            prefix_caching=bool(config.cache_config.enable_prefix_caching),
+            max_num_seqs=int(limits.max_num_seqs),
+            max_num_batched_tokens=int(limits.max_num_batched_tokens),
+            has_parents=True,
+            groups=groups,
+            num_reserved_blocks=1,  # the null block
+        ),
+        device=_device(config),
+        engine_version=f"vLLM {_version()}",
+        pid=os.getpid(),
+        host=host_id(),
+        capabilities=Capabilities(
+            engine="vllm", completions=False, aborts=True, allocator_map=False, groups=len(groups) > 1
+        ),
+        num_ranks=int(config.parallel_config.tensor_parallel_size),
+    )
+
+
+def endpoint_of_rank(endpoint: str, scheduler: Any) -> str:
+    """Where a data-parallel rank tells: the first at `endpoint`, others beside, PATH-1 or PORT + 2, …"""
+    config = scheduler.vllm_config.parallel_config
+    rank = int(getattr(config, "data_parallel_index", None) or config.data_parallel_rank or 0)
+    if not rank:
+        return endpoint
+    if endpoint.startswith("tcp://"):
+        host, _, port = endpoint.rpartition(":")
+        return f"{host}:{int(port) + 2 * rank}"
+    return f"{endpoint}-{rank}"
+
+
+def kv_bytes(scheduler: Any) -> int:
+    """Of all blocks, over all layers."""
+    return sum(int(tensor.size) for tensor in scheduler.kv_cache_config.kv_cache_tensors)
+
+
+def memory_of(scheduler: Any, hello: Hello) -> Callable[[], MemoryBreakdown]:
+    """Where the memory went, as far as the engine core knows it: the KV cache; the rest is the workers'."""
+    total = kv_bytes(scheduler)
+
+    def memory() -> MemoryBreakdown:
+        return MemoryBreakdown(epoch=hello.epoch, time_ns=time.monotonic_ns(), kv_bytes=total)
+
+    return memory
+
+
+def _group(group: Any) -> KVGroup:
+    spec = group.kv_cache_spec
+    name = type(spec).__name__
+    layers = len(group.layer_names)
+    return KVGroup(
+        kind=next((kind for word, kind in _KINDS if word in name), "full"),
+        num_layers=layers,
+        block_size=min(int(spec.block_size), MAX_BLOCK_SIZE),
+        block_bytes=int(spec.page_size_bytes) * layers,
+        window=int(getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None) or 0),
+    )
+
+
+def _model(config: Any) -> ModelInfo:
+    model, text = config.model_config, config.model_config.hf_text_config
+    heads = int(getattr(text, "num_attention_heads", 0) or 0)
+    return ModelInfo(
+        name=str(model.served_model_name or model.model),
+        architecture=str(next(iter(getattr(model.hf_config, "architectures", None) or ()), "")),
+        dtype=_dtype(model.dtype),
+        num_layers=int(getattr(text, "num_hidden_layers", 0) or 0),
+        num_query_heads=heads,
+        num_kv_heads=int(getattr(text, "num_key_value_heads", 0) or heads),
+        head_dim=int(getattr(text, "head_dim", 0) or 0),
+        vocab_size=int(getattr(text, "vocab_size", 0) or 0),
+        max_model_len=int(model.max_model_len),
+        quantization=str(model.quantization or ""),
+    )
+
+
+def _cache_dtype(config: Any) -> str:
+    said = str(config.cache_config.cache_dtype)
+    return _dtype(config.model_config.dtype) if said == "auto" else said
+
+
+def _dtype(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _device(config: Any) -> DeviceInfo:
+    kind = str(config.device_config.device_type)
+    return DeviceInfo(
+        kind=kind,
+        name=platform.processor() or platform.machine() if kind == "cpu" else "",
+        num_threads=os.cpu_count() or 0,
+    )
+
+
+def _version() -> str:
+    import vllm
+
+    return str(vllm.__version__)

@@ -1,0 +1,43 @@
+"""Loaded by vLLM in each of its processes (entry point `vllm.general_plugins`); does something in an engine core alone,
+and only where `KVSCOPE_INSIDE` is set. Everything else of kvscope is imported then, not before.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, Final
+
+ENDPOINT: Final = "KVSCOPE_INSIDE"
+"""Where to tell: ipc:///PATH, or tcp://HOST:PORT (keys are needed outside loopback)."""
+RECORD: Final = "KVSCOPE_RECORD"
+"""A file for a recording, beside."""
+_HOOKED: Final = "_kvscope_is_hooked"
+
+
+def load() -> None:
+    """Have each scheduler of this process watched from its making on. May be called again."""
+    if not os.environ.get(ENDPOINT):
+        return
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    if getattr(Scheduler, _HOOKED, False):
+        return
+    setattr(Scheduler, _HOOKED, True)
+    original = Scheduler.__init__
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        try:
+            from kvscope_inside.vllm.watch import watch
+
+            watch(self, os.environ[ENDPOINT], os.environ.get(RECORD))
+        except Exception as error:
+            log().error("kvscope: cannot watch this engine: %s", error)
+
+    Scheduler.__init__ = made
+
+
+def log() -> logging.Logger:
+    """vLLM's log, where its users look."""
+    return logging.getLogger("vllm.kvscope")

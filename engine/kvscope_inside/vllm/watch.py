@@ -1,0 +1,119 @@
+"""Watches one scheduler of vLLM's: hooks, the thread that tells, and the sockets; what its engine core is asked to do.
+
+Owns their life. The thread looks for notes every few milliseconds, so that the engine core wakes nobody; frames, and
+what is packed for them, are made there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any, Final
+
+from kvscope_inside.cache_state import CacheState
+from kvscope_inside.hooks import Hooks
+from kvscope_inside.publisher import Publisher
+from kvscope_inside.vllm.actions import VllmActions
+from kvscope_inside.vllm.facts import endpoint_of_rank, hello_of, memory_of
+from kvscope_inside.vllm.notes import StepNotes
+from kvscope_inside.vllm.plugin import log
+from kvscope_inside.vllm.replay import Replay
+from kvscope_telemetry.keys.key_ring import KeyRing, default_keys_folder
+from kvscope_telemetry.messages.telemetry import Event
+
+NAP_S: Final = 0.004
+"""Between two looks for notes."""
+MAX_NOTES: Final = 10_000
+"""That wait to be told: more, and telling has stopped, so noting ends too."""
+
+
+def watch(scheduler: Any, endpoint: str, record: str | None = None) -> Watch:
+    """From now on all that a scheduler does is told on `endpoint`, or the next of its data-parallel ranks'."""
+    return Watch(scheduler, endpoint, record)
+
+
+class Watch:
+    """Runs until `close`, the end of the process, or the first exception of ours."""
+
+    def __init__(self, scheduler: Any, endpoint: str, record: str | None = None) -> None:
+        self._closing = threading.Event()
+        self._hooks = Hooks(self._fail)
+        hello = hello_of(scheduler, secrets.randbits(48))
+        state = CacheState(hello)
+        self._scheduler = weakref.ref(scheduler)
+        self._actions = VllmActions(self._hooks)
+        self._notes = StepNotes(scheduler, self._hooks, self._actions.run)
+        pool = scheduler.kv_cache_manager.block_pool
+        self._replay = Replay(
+            state,
+            hash_block_size=int(getattr(pool, "hash_block_size", 0) or hello.cache.block_size),
+            by_priority=str(getattr(scheduler.policy, "value", scheduler.policy)) == "priority",
+        )
+        self._actions.bind(self._notes, self._replay)
+        address = endpoint_of_rank(endpoint, scheduler)
+        is_keyed = address.startswith("tcp") and not address.startswith(
+            ("tcp://127.", "tcp://localhost", "tcp://[::1]")
+        )
+        self._publisher = Publisher(
+            address,
+            state,
+            keys=KeyRing(default_keys_folder(), warn=log().warning) if is_keyed else None,
+            record=Path(record) if record else None,
+            actions=self._actions,
+            contents=self._replay.contents,
+            memory=memory_of(scheduler, hello),
+            tell=log().warning,
+        )
+        if self._hooks.missing:
+            missing = ", ".join(self._hooks.missing)
+            line = f"this version of vLLM does not have {missing}: what they tell is unknown"
+            state.add_event(Event(kind="note", time_ns=time.monotonic_ns(), cause=line))
+            log().warning("kvscope: %s", line)
+        self._thread = threading.Thread(target=self._run, name="kvscope-inside", daemon=True)
+        self._thread.start()
+        log().info("kvscope: this engine can be seen by kvscope --attach %s", address)
+
+    def close(self, reason: str = "") -> None:
+        """vLLM is as it was, and whoever watches is told."""
+        self._closing.set()
+        self._hooks.remove()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=1.0)
+        self._publisher.close(reason)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.wait(NAP_S):
+                if self._notes.notes:
+                    self._tell()
+                self._actions.look()
+                if self._scheduler() is None:
+                    self.close()
+        except Exception as error:
+            self._hooks.fail("the thread that tells", error)
+
+    def _tell(self) -> None:
+        notes, publisher = self._notes.notes, self._publisher
+        if len(notes) > MAX_NOTES:
+            raise RuntimeError(f"{len(notes)} steps wait to be told")
+        with publisher.telling():
+            while notes:
+                publisher.publish(self._replay.apply(notes.popleft()))
+            self._replay.state.totals["messages_dropped"] = publisher.messages_dropped
+        publisher.step_started_ns = self._notes.step_started_ns
+
+    def _fail(self, name: str, error: Exception) -> None:
+        """All hooks are gone; on the thread where it happened, which may be the engine core's."""
+        reason = f"kvscope stopped watching: {type(error).__name__} in {name}: {error}"
+        log().error("kvscope: %s; vLLM goes on", reason, exc_info=bool(os.environ.get("KVSCOPE_DEBUG")))
+        ending = threading.Thread(target=self._end, args=(reason,), name="kvscope-inside-end", daemon=True)
+        ending.start()
+
+    def _end(self, reason: str) -> None:
+        with contextlib.suppress(Exception):
+            self.close(reason)
