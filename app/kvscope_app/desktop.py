@@ -102,7 +102,7 @@ class Desktop(QObject):
         address = address if isinstance(address, Address) else Address(address, key)
         source = address.open()
         self._addresses[source] = address
-        window = self._open(source, None if engine is None else EngineKeeper(engine, self))
+        window = self.watch(source, None if engine is None else EngineKeeper(engine, self))
         # After the first paint: nobody waits for a disk to see a window.
         QTimer.singleShot(_KEEP_AFTER_MS, self, partial(self._keep, source))
         return window
@@ -129,7 +129,7 @@ class Desktop(QObject):
         if recording.path.is_file() and not is_sample(recording.path):
             self._library.note(recording.path)
         source = PlaybackSource(recording)
-        window = self._open(source)
+        window = self.watch(source)
         if at_s is not None:
             timeline = window.session.timeline
             timeline.pause()
@@ -244,7 +244,7 @@ class Desktop(QObject):
         self._library.close()
         self._slots.close()
 
-    def _open(self, source: Source, keeper: EngineKeeper | None = None) -> MainWindow:
+    def watch(self, source: Source, keeper: EngineKeeper | None = None) -> MainWindow:
         session = self.sessions.open(source)
         slot = self._slots.take(window_kind(session))
         openers = Openers(self.attach, self.open_recording, self.compare, self.open_fleet, self._library)
@@ -349,9 +349,9 @@ def _run(
         for opening in openings:
             desktop.open_when_ready(opening, options.at_s, options.selects)
     desktop.offer_left_rings()
-    _quit_on_signals(app)
+    quit_on_signals(app)
     if desktop.windows:
-        _probe_startup(app, desktop.windows[0])
+        probe_startup(app, desktop.windows[0])
     code = app.exec() or (BadInput.exit_code if desktop.failures else 0)
     if engine is not None:
         engine.close(was_asked=True)  # while the session is open: its thread still sends the request
@@ -373,13 +373,13 @@ def make_application() -> QApplication:
     return app
 
 
-def _quit_on_signals(app: QApplication) -> None:
+def quit_on_signals(app: QApplication) -> None:
     """Ctrl-C and SIGTERM close the windows, in the event loop; Python sees them between the session's ticks."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: QTimer.singleShot(0, app, app.closeAllWindows))
 
 
-def _probe_startup(app: QApplication, window: MainWindow) -> None:
+def probe_startup(app: QApplication, window: MainWindow) -> None:
     since = os.environ.get(STARTUP_PROBE)
     if since:
         window.windowHandle().installEventFilter(_ExposeProbe(int(since), app))

@@ -41,7 +41,7 @@ class OutputStream:
         if request.first_token_ns is None:
             request.first_token_ns = now_ns
         request.last_token_ns = now_ns
-        reason, text = self._judge(token_id)
+        reason, text = self.judge(token_id)
         self.pending.append(
             Tokens(
                 request_id=self.client_id,
@@ -83,7 +83,7 @@ class OutputStream:
         except Exception:
             return ""
 
-    def _judge(self, token_id: int) -> tuple[FinishReason | None, str]:
+    def judge(self, token_id: int) -> tuple[FinishReason | None, str]:
         request, sampling = self.request, self.request.sampling
         num_output = len(request.output_token_ids)
         may_stop = num_output > sampling.min_tokens

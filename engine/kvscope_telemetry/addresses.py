@@ -91,7 +91,7 @@ class Address:
         """Raise BadInput, naming the value and what is accepted, unless the address can be opened. Contacts nobody."""
         if self.is_external:
             self._check_options_of_external()
-            _external_address(self)
+            external_address(self)
         elif self.scheme in OWN_SCHEMES:
             self._check_options_of_own()
             if self.scheme == SCHEME:
@@ -110,7 +110,7 @@ class Address:
             return LiveSource(self.text, key=self.key, sink=sink)
         from kvscope_telemetry.external.source import ExternalSource
 
-        return ExternalSource(_external_address(self), sink=sink)
+        return ExternalSource(external_address(self), sink=sink)
 
     def _check_options_of_own(self) -> None:
         for name, value in (("--kv-events", self.kv_events), ("an API key", self.api_key), ("--tls", self.tls)):
@@ -168,7 +168,7 @@ def read_api_key(path: Path | None) -> str:
     return text
 
 
-def _external_address(address: Address) -> ExternalAddress:
+def external_address(address: Address) -> ExternalAddress:
     """As external sources have it: what the address itself says, and beside it what was given. Raises BadInput."""
     from kvscope_telemetry.external.address import ExternalAddress
 

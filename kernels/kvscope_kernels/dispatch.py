@@ -220,7 +220,7 @@ def ops_for(device_type: str) -> Ops:
     Raises ValueError for any other device type, RuntimeError for `cuda` where Triton is not installed.
     """
     if device_type == "cpu":
-        return _cpu_ops()
+        return cpu_ops()
     if device_type == "cuda":
         require_triton()
         return _CUDA
@@ -233,7 +233,7 @@ def torch_ops() -> Ops:
 
 
 @cache
-def _cpu_ops() -> Ops:
+def cpu_ops() -> Ops:
     """Asked the first time on a machine, this compiles the library, which takes seconds."""
     if library() is None:
         return _CPU

@@ -117,10 +117,10 @@ def test_windows_do_not_cover_each_other_exactly(desktop, own_engine):
 def test_the_key_of_the_command_line_is_that_of_every_engine_attached_to(qapp, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(desktop_module, "make_application", lambda: qapp)
-    monkeypatch.setattr(desktop_module, "_quit_on_signals", lambda app: None)
-    monkeypatch.setattr(desktop_module, "_probe_startup", lambda app, window: None)
+    monkeypatch.setattr(desktop_module, "quit_on_signals", lambda app: None)
+    monkeypatch.setattr(desktop_module, "probe_startup", lambda app, window: None)
     monkeypatch.setattr(Address, "open", lambda self: opened.append(self) or FakeSource())
-    monkeypatch.setattr(Desktop, "_open", lambda self, source, keeper: self.windows.append(source))
+    monkeypatch.setattr(Desktop, "watch", lambda self, source, keeper: self.windows.append(source))
     monkeypatch.setattr(qapp, "exec", lambda: 0)
     key = tmp_path / "mine.key"
     addresses = tuple(Address(f"tcp://10.0.0.{number}:5600", key) for number in (1, 2))

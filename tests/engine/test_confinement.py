@@ -55,7 +55,7 @@ def test_an_output_that_cannot_be_written_ends_its_own_request(
     alone = _run(make_engine(), "good", "other")
     engine = make_engine()
     with monkeypatch.context() as patch:
-        patch.setattr(OutputStream, "_judge", _failing_for("bad", after, OutputStream._judge))
+        patch.setattr(OutputStream, "judge", _failing_for("bad", after, OutputStream.judge))
         together = _run(engine, "good", "bad", "other")
     for name in ("good", "other"):
         assert together[name].tokens == alone[name].tokens

@@ -58,7 +58,7 @@ def require_display(environment: Mapping[str, str]) -> None:
             " through `ssh -X`, or under `xvfb-run kvscope`"
         )
     if _needs_x(environment):
-        _require_x_server(environment["DISPLAY"])
+        require_x_server(environment["DISPLAY"])
 
 
 def _needs_x(environment: Mapping[str, str]) -> bool:
@@ -109,7 +109,7 @@ def _require_loadable(plugin: Path) -> None:
         raise KvscopeError(missing_library(str(error))) from error
 
 
-def _require_x_server(display: str) -> None:
+def require_x_server(display: str) -> None:
     try:
         xcb = ctypes.CDLL("libxcb.so.1")
     except OSError:

@@ -110,7 +110,7 @@ def _measure(args: argparse.Namespace, lengths: list[int], tell: Tell) -> dict[s
         raise BadInput(
             f"--lengths {lengths[-1]} is not accepted: {loaded.info.name} reads {loaded.max_model_len} tokens"
         )
-    ids = _text_ids(loaded, lengths[-1], args.text)
+    ids = text_ids(loaded, lengths[-1], args.text)
     context = read(loaded, ids, lambda done: tell(f"{done} of {len(ids)} tokens read"))
     rows: list[Measurement] = []
     for length in lengths:
@@ -138,7 +138,7 @@ def _measure(args: argparse.Namespace, lengths: list[int], tell: Tell) -> dict[s
     }
 
 
-def _text_ids(loaded: LoadedModel, count: int, path: str | None) -> list[int]:
+def text_ids(loaded: LoadedModel, count: int, path: str | None) -> list[int]:
     if loaded.tokenizer is None:
         raise BadInput(f"model {loaded.info.name!r} has no tokenizer: it cannot read text")
     ids = loaded.tokenizer.encode(sample_text() if path is None else _read(path))

@@ -74,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
     if args.repeats < 1 or args.seconds <= 0 or args.requests < 1:
         raise BadInput("--repeats, --seconds and --requests are not accepted: each must be above 0")
     with ExitStack() as stack:
-        ours, num_threads = stack.enter_context(_contender(args, "kvscope", None))
+        ours, num_threads = stack.enter_context(contender_in(args, "kvscope", None))
         contenders = {"kvscope": ours}
         for count in sorted({num_threads, *(args.threads or ())}, reverse=True):
-            contenders[_fixed(count)] = stack.enter_context(_contender(args, "kvscope", count))[0]
+            contenders[_fixed(count)] = stack.enter_context(contender_in(args, "kvscope", count))[0]
         if args.model == "default":
-            contenders["transformers"] = stack.enter_context(_contender(args, "transformers", None))[0]
+            contenders["transformers"] = stack.enter_context(contender_in(args, "transformers", None))[0]
         found = _measure(contenders, args)
     report = _report(found, num_threads, args)
     print(json.dumps(report) if args.json else _text(report))
@@ -103,7 +103,7 @@ def _situations() -> dict[str, Callable[[], AbstractContextManager[object]]]:
 
 
 @contextmanager
-def _contender(args: argparse.Namespace, name: str, num_threads: int | None) -> Iterator[tuple[Any, int]]:
+def contender_in(args: argparse.Namespace, name: str, num_threads: int | None) -> Iterator[tuple[Any, int]]:
     """A process that decodes when told, and its number of threads; ended with the context."""
     command = [sys.executable, "-m", "kvscope_engine.bench.decode_child", name]
     command += ["--requests", str(args.requests), "--dtype", args.dtype, "--model", args.model]

@@ -116,13 +116,13 @@ def read_chunk(file: BinaryIO, chunk: Chunk, unzip: zstandard.ZstdDecompressor |
 
 def _read(file: BinaryIO, chunk: Chunk, unzip: zstandard.ZstdDecompressor) -> list[RawMessage]:
     file.seek(chunk.offset)
-    data = _inflated(file.read(chunk.stored_bytes), chunk, unzip)
+    data = inflated(file.read(chunk.stored_bytes), chunk, unzip)
     if chunk.crc and zlib.crc32(data) != chunk.crc:
         raise DamagedChunk("checksum mismatch")
     return _messages(data)
 
 
-def _inflated(stored: bytes, chunk: Chunk, unzip: zstandard.ZstdDecompressor) -> bytes:
+def inflated(stored: bytes, chunk: Chunk, unzip: zstandard.ZstdDecompressor) -> bytes:
     """The chunk's data, never more of it than it claims."""
     if len(stored) != chunk.stored_bytes:
         raise DamagedChunk("the file ends inside it")

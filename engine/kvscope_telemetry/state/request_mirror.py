@@ -107,7 +107,7 @@ class RequestMirror:
     def table(self, number: int, group: int = 0) -> npt.NDArray[np.int32]:
         """The block table that request `number` has in a KV group, shape (n,), a copy; empty when it is not known."""
         row = self.row_of(number)
-        return np.empty(0, np.int32) if row is None or group not in self._tables else self._held(row, group).copy()
+        return np.empty(0, np.int32) if row is None or group not in self._tables else self.held(row, group).copy()
 
     def blocks(self, number: int) -> npt.NDArray[np.int32]:
         """Those of all of its block tables, one table after another, shape (n,)."""
@@ -122,8 +122,8 @@ class RequestMirror:
         """How the requests in `rows` stand, with their block tables of the first KV group from entry `starts` on, both
         shape (n,), and whole ones of the others."""
         num_groups, (first, *others) = len(self._tables), self._tables
-        tails = [self._held(row, first)[start:] for row, start in zip(rows.tolist(), starts.tolist(), strict=True)]
-        tails += [self._held(row, group) for group in others for row in rows.tolist()]
+        tails = [self.held(row, first)[start:] for row, start in zip(rows.tolist(), starts.tolist(), strict=True)]
+        tails += [self.held(row, group) for group in others for row in rows.tolist()]
         groups = np.repeat(list(self._tables), len(rows))
         starts = np.concatenate((starts, np.zeros(len(tails) - len(rows), np.int64)))
         rows = np.tile(rows, num_groups)
@@ -160,7 +160,7 @@ class RequestMirror:
         for candidate in ordered:
             if len(found) == limit:
                 break
-            if any(np.any(self._held(candidate, group) == block) for group in self._tables):
+            if any(np.any(self.held(candidate, group) == block) for group in self._tables):
                 found.append(int(self.number[candidate]))
         return sorted(found)
 
@@ -170,12 +170,12 @@ class RequestMirror:
         if row is None:
             return None
         for group in self._tables:
-            at = np.flatnonzero(self._held(row, group) == block)
+            at = np.flatnonzero(self.held(row, group) == block)
             if at.size:
                 return int(at[0])
         return None
 
-    def _held(self, row: int, group: int) -> npt.NDArray[np.int32]:
+    def held(self, row: int, group: int) -> npt.NDArray[np.int32]:
         """The block table of a row, no copy."""
         return self._tables[group].first(row, int(self._lengths(group)[row]))
 
@@ -194,6 +194,8 @@ class RequestMirror:
             RequestMirror().apply(infos, rows, time_ns=time_ns)
         if same_epoch:
             self._end_missing({info.number for info in infos}, time_ns)
+            for group in self._tables.keys() - {0}:
+                self._lengths(group)[:] = 0  # a snapshot says nothing of those that are empty
         else:
             self._clear()
         self.apply(infos, rows, time_ns=time_ns)

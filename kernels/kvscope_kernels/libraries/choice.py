@@ -150,7 +150,7 @@ def _tried(
 ) -> float:
     """Their time over ours, of whole prompts and of a chunk behind cached tokens. Raises Missing for another result."""
     total = {False: 0.0, True: 0.0}
-    for work in _works(shape):
+    for work in workloads_of(shape):
         pool = make_pool(work, str(device))
         for window, softcap in options:
             given = (_WINDOW if window else None, _SOFTCAP if softcap else None)
@@ -164,7 +164,7 @@ def _tried(
     return total[True] / total[False]
 
 
-def _works(shape: AttentionShape) -> tuple[AttentionWorkload, ...]:
+def workloads_of(shape: AttentionShape) -> tuple[AttentionWorkload, ...]:
     makes = partial(
         AttentionWorkload,
         num_heads=shape.num_heads,

@@ -98,7 +98,7 @@ def test_from_end_to_end(
     tiny_model: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attention, "_text_ids", lambda loaded, count, path: [7 * n % 250 + 3 for n in range(count)])
+    monkeypatch.setattr(attention, "text_ids", lambda loaded, count, path: [7 * n % 250 + 3 for n in range(count)])
     monkeypatch.setattr(attention, "HEAT_STEPS", 6)
     options = [
         "--model",
@@ -157,7 +157,7 @@ def test_a_text_that_is_none_is_refused(content: bytes | None, words: str, tmp_p
         path.write_bytes(content)
     tokenizer = SimpleNamespace(encode=lambda text: list(text.encode()))
     with pytest.raises(BadInput, match=words):
-        attention._text_ids(SimpleNamespace(tokenizer=tokenizer), 10, str(path))  # type: ignore[arg-type]
+        attention.text_ids(SimpleNamespace(tokenizer=tokenizer), 10, str(path))  # type: ignore[arg-type]
 
 
 def test_decoding_with_fewer_blocks_changes_perplexity(tiny_model: Callable[..., str]) -> None:

@@ -75,7 +75,7 @@ def test_the_third_case_is_there_where_the_kernel_has_it(
     switch = tmp_path / "autogroup"
     switch.write_text(f"{autogroup}\n")
     monkeypatch.setattr(neighbour, "AUTOGROUP", switch)
-    monkeypatch.setattr(neighbour, "_contender", _pretended)
+    monkeypatch.setattr(neighbour, "contender_in", _pretended)
     words = ["bench", "neighbour", "--repeats", "2", "--seconds", "0.01", "--threads", "1"]
     assert main([*words, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -118,6 +118,6 @@ def test_a_contender_that_ends_is_said() -> None:
     args = argparse.Namespace(requests=1, dtype="none that exists", model="default")
     with (
         pytest.raises(KvscopeError, match="kvscope ended before it was measured"),
-        neighbour._contender(args, "kvscope", None),
+        neighbour.contender_in(args, "kvscope", None),
     ):
         pass

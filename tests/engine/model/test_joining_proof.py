@@ -177,13 +177,13 @@ def test_joining_lets_go_of_what_it_replaced_as_it_goes(tiny_loaded: Load, monke
     weights = sum(parameter.nbytes for parameter in module.parameters())
     del projections, layers
     alive: list[int] = []
-    replace = fuse._replace
+    replace = fuse.replace_part
 
     def counted(part: nn.Module, fused: Any, *names: str) -> None:
         replace(part, fused, *names)
         alive.append(sum(weight() is not None for weight in released))
 
-    monkeypatch.setattr(fuse, "_replace", counted)
+    monkeypatch.setattr(fuse, "replace_part", counted)
     gc.disable()
     try:
         with LiveBytes() as ledger:

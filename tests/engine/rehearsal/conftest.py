@@ -224,8 +224,8 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     def gpu(total_bytes: int, runs_proofs: bool = True) -> Iterator[FakeGpu]:
         if not runs_proofs:
             monkeypatch.setattr(hook_check, "check_equals_eager", lambda *_: None)
-            monkeypatch.setattr(fuse, "_whole", lambda *_: Trace())
-            monkeypatch.setattr(fuse, "_fault", lambda *_: "")
+            monkeypatch.setattr(fuse, "whole_trace", lambda *_: Trace())
+            monkeypatch.setattr(fuse, "fault_of", lambda *_: "")
         monkeypatch.setattr(eager_check, "difference", lambda *_: Difference(0.0, 0.0, 0.0))
         monkeypatch.setattr(trial, "share_of_spread", lambda *_: 0.0)
         for module in (eager_check, fused_norm, fused_mlp, packed_linear, float32_head):

@@ -38,8 +38,8 @@ def chosen(wanted: str, timed: Callable[[Any], float]) -> choice.Choice:
 @pytest.fixture
 def short_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """One small case."""
-    works = choice._works
-    monkeypatch.setattr(choice, "_works", lambda shape: works(shape)[1:])
+    works = choice.workloads_of
+    monkeypatch.setattr(choice, "workloads_of", lambda shape: works(shape)[1:])
 
 
 @pytest.fixture

@@ -162,13 +162,13 @@ def test_a_chunk_that_turns_out_damaged_is_inflated_once(record: Record, tmp_pat
     path = tmp_path / "bad.mcap"
     path.write_bytes(data)
     times: Counter[int] = Counter()
-    inflate = chunk_files._inflated
+    inflate = chunk_files.inflated
 
     def counted(stored: bytes, chunk: chunk_files.Chunk, *rest: Any) -> bytes:
         times[chunk.offset] += 1
         return inflate(stored, chunk, *rest)
 
-    monkeypatch.setattr(chunk_files, "_inflated", counted)
+    monkeypatch.setattr(chunk_files, "inflated", counted)
     recording = Recording.open(path)
     for _ in range(3):
         assert 0 < len(list(recording.frames())) < len(recorded.frames)

@@ -133,13 +133,13 @@ def test_who_holds_a_block_is_found_without_copying_tables(monkeypatch: pytest.M
         tracemalloc.stop()
     assert peak < 3 * length, "one byte a block of one table at a time, where a copy takes four"
     looked_at: list[int] = []
-    held = mirror._held
+    held = mirror.held
 
     def noted(row: int, group: int) -> npt.NDArray[np.int32]:
         looked_at.append(row)
         return held(row, group)
 
-    monkeypatch.setattr(mirror, "_held", noted)
+    monkeypatch.setattr(mirror, "held", noted)
     assert mirror.holders(2 * length, limit=1, first=2) == [2]
     assert looked_at == [mirror.row_of(2)], "its owner is asked first"
 
@@ -167,6 +167,9 @@ def test_each_kv_group_has_tables_of_its_own() -> None:
     assert not equal_requests(mirror, again, ["number"])
     mirror.reset([_info(2)], _row(2, running, 0, [7]), time_ns=4, same_epoch=True)
     assert mirror.blocks(1).size == 0, "it ended unseen, in all groups"
+    mirror.apply((), _in_group(2, _row(2, running, 0, [11])), time_ns=5)
+    mirror.reset([_info(2)], _row(2, running, 0, [7]), time_ns=6, same_epoch=True)
+    assert mirror.blocks(2).tolist() == [7], "a snapshot leaves out tables that are empty"
 
 
 @pytest.mark.parametrize(

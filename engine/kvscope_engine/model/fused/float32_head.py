@@ -36,7 +36,7 @@ class Float32Head(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
         self._packed = PackedLinear(weight, None) if can_pack(weight.dtype, weight.device) else None
         self._ops = ops_for(weight.device.type)
-        self._has_float32_product = weight.device.type != "cpu" and _has_float32_product(weight)
+        self._has_float32_product = weight.device.type != "cpu" and has_float32_product(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., in_features) -> (..., out_features) float32."""
@@ -92,7 +92,7 @@ def use_float32_logits(module: nn.Module) -> bool:
     return model.get_output_embeddings() is not head
 
 
-def _has_float32_product(weight: torch.Tensor) -> bool:
+def has_float32_product(weight: torch.Tensor) -> bool:
     """Whether this torch gives a 16-bit product's accumulators as they are: tried on one row."""
     try:
         torch.mm(weight[:1], weight[:1].t(), out_dtype=torch.float32)

@@ -76,7 +76,7 @@ def _fuse(module: nn.Module, quantization: str) -> Fused:
     dtype, device = parameter.dtype, parameter.device
     packed = quantization == "none" and can_pack(dtype, device)
     del parameter
-    plain = take_plain_trace(module) or _whole(module)
+    plain = take_plain_trace(module) or whole_trace(module)
     trial = run_trial(module)
     with torch.no_grad():
         attentions = _each(module, lambda part: _fuse_attention(part, trial, packed))
@@ -88,7 +88,7 @@ def _fuse(module: nn.Module, quantization: str) -> Fused:
             pack_linears(module, trial.calls.keys())
     float32_residual = _keep_residual_in_float32(module, plain) if layers == len(check_hook(module)) else False
     if not float32_residual:
-        fault = _fault(module, plain)
+        fault = fault_of(module, plain)
         if fault:
             raise BadInput(
                 f"model architecture {type(module).__name__} is not supported: its joined layers do not give what they"
@@ -118,7 +118,7 @@ def _fuse_attention(part: nn.Module, trial: Trial, packed: bool) -> bool:
         return False
     for candidate in attention_candidates(part, seen[1], packed):
         if trial.proves(part, candidate):
-            _replace(part, candidate, "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+            replace_part(part, candidate, "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
             return True
     return False
 
@@ -127,14 +127,14 @@ def _fuse_mlp(part: nn.Module, trial: Trial, packed: bool) -> bool:
     candidate = mlp_candidate(part, packed) if part in trial.calls else None
     if candidate is None or not trial.proves(part, candidate):
         return False
-    _replace(part, candidate, "gate_proj", "up_proj", "down_proj")
+    replace_part(part, candidate, "gate_proj", "up_proj", "down_proj")
     return True
 
 
 def _fuse_norm(part: nn.Module, trial: Trial) -> bool:
     for candidate in norm_candidates(part):
         if trial.proves(part, candidate):
-            _replace(part, candidate)
+            replace_part(part, candidate)
             return True
     return False
 
@@ -143,7 +143,7 @@ def _fuse_layer(part: nn.Module, trial: Trial) -> bool:
     candidate = layer_candidate(part)
     if candidate is None or not trial.proves(part, candidate):
         return False
-    _replace(part, candidate)
+    replace_part(part, candidate)
     return True
 
 
@@ -155,26 +155,26 @@ def _keep_residual_in_float32(module: nn.Module, plain: Trace) -> bool:
     layers = [part for part in parts if isinstance(part, FusedLayer)]
     for layer in layers:
         layer.keeps_float32 = True
-    if not _fault(module, plain):
+    if not fault_of(module, plain):
         return True
     for layer in layers:
         layer.keeps_float32 = False
     return False
 
 
-def _whole(module: nn.Module, forced: Trace | None = None) -> Trace:
+def whole_trace(module: nn.Module, forced: Trace | None = None) -> Trace:
     calls = check_hook(module)
     return paged_trace(module, [call.shape for call in calls], [call.place for call in calls], forced)
 
 
-def _fault(module: nn.Module, plain: Trace) -> str:
+def fault_of(module: nn.Module, plain: Trace) -> str:
     """Where the model differs from what it was, in words; nothing when it does not."""
     dtype = next(module.parameters()).dtype
     try:
-        joined = _whole(module, plain)
+        joined = whole_trace(module, plain)
         fault = first_fault(joined, plain, JOINED_SLACK)
         if fault and dtype in LOW_PRECISION:
-            moved = [_whole(module, nudged(plain, dtype, seed)) for seed in range(NUM_NUDGES)]
+            moved = [whole_trace(module, nudged(plain, dtype, seed)) for seed in range(NUM_NUDGES)]
             fault = first_fault(joined, plain, JOINED_SLACK, moved)
         return fault
     except torch.OutOfMemoryError:
@@ -183,7 +183,7 @@ def _fault(module: nn.Module, plain: Trace) -> str:
         return f"{type(error).__name__}: {' '.join(str(error).split()):.160}"
 
 
-def _replace(part: nn.Module, fused: Any, *released: str) -> None:
+def replace_part(part: nn.Module, fused: Any, *released: str) -> None:
     part.kvscope_fused = fused
     part.forward = fused.forward if isinstance(fused, nn.Module) else fused
     for name in released:

@@ -25,7 +25,7 @@ class FusedMLP(nn.Module):
         self.down = fast_linear([down], packed)
         self.act_fn: Any = mlp.act_fn
         self._ops = ops_for(gate.weight.device.type)
-        self.activation_kind = _activation_kind(mlp.act_fn, gate.weight.device)  # type: ignore[arg-type]
+        self.activation_kind = activation_kind_of(mlp.act_fn, gate.weight.device)  # type: ignore[arg-type]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., hidden) -> (..., hidden)."""
@@ -48,7 +48,7 @@ def mlp_candidate(mlp: nn.Module, packed: bool) -> FusedMLP | None:
     return FusedMLP(mlp, packed)
 
 
-def _activation_kind(act_fn: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> int | None:
+def activation_kind_of(act_fn: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> int | None:
     """Which of the activations that have a kernel `act_fn` is, by what it does; None: neither."""
     probe = torch.linspace(-12.0, 12.0, 481, device=device)
     try:

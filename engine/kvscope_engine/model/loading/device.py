@@ -120,20 +120,20 @@ def _why_unusable() -> str:
 
 
 def _cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    for line in _lines(cpuinfo):
+    for line in lines_of(cpuinfo):
         if line.startswith("flags"):
             return frozenset(line.partition(":")[2].split())
     return frozenset()
 
 
 def _available_host_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    for line in _lines(meminfo):
+    for line in lines_of(meminfo):
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 1 << 62
 
 
-def _lines(path: Path) -> list[str]:
+def lines_of(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:

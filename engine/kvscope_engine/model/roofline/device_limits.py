@@ -71,13 +71,13 @@ def measure(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
     num_bytes = large.nbytes * (2 if is_gpu else 1)
     del large
     side = _GPU_SIDE if is_gpu else _CPU_SIDE
-    product_s = min(_product_s(device, side, each) for each in ({dtype} if is_gpu else {dtype, torch.float32}))
+    product_s = min(measured_product_s(device, side, each) for each in ({dtype} if is_gpu else {dtype, torch.float32}))
     if is_gpu:
         torch.cuda.empty_cache()
     return DeviceLimits(round(num_bytes / read_s), round(2 * side**3 / product_s))
 
 
-def _product_s(device: torch.device, side: int, dtype: torch.dtype) -> float:
+def measured_product_s(device: torch.device, side: int, dtype: torch.dtype) -> float:
     """Of two square matrices."""
     left, right = (torch.ones((side, side), dtype=dtype, device=device) for _ in range(2))
     return _best_s(device, lambda: left @ right)

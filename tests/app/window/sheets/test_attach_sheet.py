@@ -123,7 +123,7 @@ def test_a_damaged_connections_file_is_told_and_not_overwritten(open_sheet, open
 @pytest.fixture
 def external(monkeypatch):
     """Addresses of other engines are taken as they are."""
-    monkeypatch.setattr(addresses, "_external_address", lambda address: None)
+    monkeypatch.setattr(addresses, "external_address", lambda address: None)
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ class _Zeros:
 
 
 def test_a_torch_without_such_a_product_rounds_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(float32_head, "_has_float32_product", lambda weight: False)
+    monkeypatch.setattr(float32_head, "has_float32_product", lambda weight: False)
     head, _ = make_head(torch.bfloat16, 0.5, bias=False)
     rows = torch.ones(1, SIZE).bfloat16()
     assert head._on_gpu(rows).dtype == torch.float32

@@ -124,7 +124,7 @@ def test_without_a_gpu() -> None:
     ],
 )
 def test_a_cpu_takes_what_it_multiplies(monkeypatch: pytest.MonkeyPatch, flags: str, dtype: torch.dtype) -> None:
-    monkeypatch.setattr(device_module, "_lines", lambda path: ["model name: x", f"flags\t\t: {flags}"])
+    monkeypatch.setattr(device_module, "lines_of", lambda path: ["model name: x", f"flags\t\t: {flags}"])
     assert choose_dtype("auto", CPU) is dtype
     assert choose_dtype("float32", CPU) is torch.float32
     assert choose_dtype("bfloat16", CPU) is torch.bfloat16
@@ -139,7 +139,7 @@ def test_a_gpu_takes_bfloat16_if_it_has_it(monkeypatch: pytest.MonkeyPatch, has_
 def test_free_memory_is_that_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
     assert 0 < free_bytes(CPU) <= total
-    monkeypatch.setattr(device_module, "_lines", lambda path: [])
+    monkeypatch.setattr(device_module, "lines_of", lambda path: [])
     assert free_bytes(CPU) > 1 << 50
 
 

@@ -52,7 +52,7 @@ def test_a_cpu_reads_and_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_type_that_a_cpu_is_slow_at_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_CPU_BYTES", 1 << 20)
     took_s = {torch.bfloat16: 2.0, torch.float32: 1.0}
-    monkeypatch.setattr(limits, "_product_s", lambda device, side, dtype: took_s[dtype])
+    monkeypatch.setattr(limits, "measured_product_s", lambda device, side, dtype: took_s[dtype])
     assert limits.measure(CPU, torch.bfloat16).flops_per_s == 2 * 512**3
 
 

@@ -302,7 +302,7 @@ def make_runner(
     module.set_attn_implementation(ATTENTION_NAME)
     monkeypatch.setattr(runner, "make_ready_to_run", join_unproven)
     monkeypatch.setattr(runner, "weights_bytes", lambda _: 0)
-    monkeypatch.setattr(fused_mlp, "_activation_kind", lambda *_: SILU)
+    monkeypatch.setattr(fused_mlp, "activation_kind_of", lambda *_: SILU)
     layers = [
         LayerShape(2, 64, bounds_dtype=torch.bfloat16 if sparse_decode is not None and index >= 2 else None)
         for index in range(num_layers)

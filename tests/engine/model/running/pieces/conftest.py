@@ -210,7 +210,7 @@ def cpu_graphs(monkeypatch: pytest.MonkeyPatch) -> CpuGraphs:
     graphs = CpuGraphs()
     plain = dispatch.ops_for("cpu")
     ops = Ops(**{field.name: graphs.kernel(getattr(plain, field.name)) for field in fields(Ops)})
-    monkeypatch.setattr(dispatch, "_cpu_ops", lambda: ops)
+    monkeypatch.setattr(dispatch, "cpu_ops", lambda: ops)
     for name, stand_in in {
         "CUDAGraph": graphs.make,
         "Stream": lambda: None,

@@ -1,0 +1,41 @@
+"""Whole engines: these tests run where `KVSCOPE_ENGINES` names an environment that has them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def engines() -> Path:
+    """The environment."""
+    where = os.environ.get("KVSCOPE_ENGINES")
+    if not where:
+        pytest.skip("needs an environment with vLLM: make test-engines DIR")
+    return Path(where)
+
+
+@pytest.fixture(scope="session")
+def engine_env() -> dict[str, str]:
+    """What an engine needs to run on a CPU, with this checkout's kvscope beside it."""
+    ours = str(Path(__file__).parents[2] / "engine")
+    return os.environ | {
+        "PYTHONPATH": ours,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@pytest.fixture(scope="session")
+def model_folder() -> Path:
+    """The default model in Hugging Face's form, as kvscope's engine keeps it after its first start."""
+    where = os.environ.get("KVSCOPE_ENGINES_MODEL")
+    if not where:
+        pytest.skip("needs a model folder: make test-engines DIR")
+    return Path(where)

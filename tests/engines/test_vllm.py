@@ -1,0 +1,180 @@
+"""What is told of vLLM from inside is what vLLM's own objects say, row by row and step by step."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import pytest
+
+from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.state.mirror import Mirror
+
+from .watching import FrameByFrame, wait_for
+
+DRIVER = Path(__file__).with_name("vllm_scheduler.py")
+NUM_STEPS = int(os.environ.get("KVSCOPE_ENGINES_STEPS", "2000"))
+_MASK = (1 << 64) - 1
+
+
+class Driven:
+    """vLLM's scheduler in a process of its own, driven without a model, and somebody who watches it."""
+
+    def __init__(self, engines: Path, env: dict[str, str], model: Path, folder: Path, kind: str, seed: int) -> None:
+        self.truth = folder / "truth.jsonl"
+        endpoint = f"ipc://{folder}/inside"
+        options = ["--model", str(model), "--kind", kind, "--steps", str(NUM_STEPS), "--truth", str(self.truth)]
+        self.process = subprocess.Popen(
+            [str(engines / "bin/python"), str(DRIVER), "drive", *options, "--seed", str(seed), "--pause-s", "0.001"],
+            env=env | {"KVSCOPE_INSIDE": endpoint},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.wait("ready")
+        wait_for(folder / "inside" / "telemetry")
+        self.watcher = FrameByFrame(endpoint)
+
+    def wait(self, word: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.strip() == word:
+                return
+        raise AssertionError(f"the driver ended: {self.process.wait()}")
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def close(self) -> None:
+        self.watcher.close()
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def drive(engines, engine_env, model_folder, tmp_path) -> Iterator[Any]:
+    driven: list[Driven] = []
+
+    def start(kind: str, seed: int) -> Driven:
+        driven.append(Driven(engines, engine_env, model_folder, tmp_path, kind, seed))
+        return driven[-1]
+
+    yield start
+    for each in driven:
+        each.close()
+
+
+def hash_of(value: str | None) -> int:
+    """As it is told: the last 64 bits, other ones in each group."""
+    if value is None:
+        return 0
+    data = bytes.fromhex(value)
+    group = int.from_bytes(data[-4:], "big")
+    return (int.from_bytes(data[:-4], "big") & _MASK) ^ (group * 0x9E3779B97F4A7C15 & _MASK)
+
+
+def differences(mirror: Mirror, truth: dict[str, Any], sizes: tuple[int, ...]) -> list[str]:
+    """What the mirror has that vLLM has not, or the other way."""
+    found = []
+    ledger, requests = mirror.ledger, mirror.requests
+    refs = np.array(truth["ref_counts"])
+    hashes = np.array([hash_of(value) for value in truth["hashes"]], np.uint64)
+    state = np.where(refs > 0, BlockState.ACTIVE, np.where(hashes != 0, BlockState.CACHED, BlockState.FREE))
+    filled, owner_of, group_of = np.zeros(len(refs), int), {}, {}
+    for request_id, tables in truth["tables"].items():
+        for group, table in enumerate(tables):
+            for place, block in enumerate(table):
+                room = min(max(truth["computed"][request_id] - place * sizes[group], 0), sizes[group])
+                filled[block] = max(filled[block], room)
+                owner_of.setdefault(block, []).append(request_id)
+                group_of[block] = group
+    filled[(hashes != 0) & (refs == 0)] = [sizes[group] for group in ledger.group[(hashes != 0) & (refs == 0)]]
+    rows = slice(1, None)  # the null block is vLLM's own
+    for name, expected in (("ref_count", refs), ("hash", hashes), ("state", state), ("filled", filled)):
+        wrong = np.flatnonzero(getattr(ledger, name)[rows] != expected[rows]) + 1
+        found += [f"{name} of {block}: {getattr(ledger, name)[block]}, not {expected[block]}" for block in wrong[:3]]
+    found += [
+        f"group of {block}: {ledger.group[block]}, not {group}"
+        for block, group in group_of.items()
+        if block and ledger.group[block] != group
+    ]
+    numbers = dict(zip(requests.request_ids, requests.number.tolist(), strict=True))
+    for block in range(1, len(refs)):
+        owner = int(ledger.owner[block])
+        holders = [numbers[request_id] for request_id in owner_of.get(block, ())]
+        if (owner == NO_OWNER) != (state[block] == BlockState.FREE):
+            found.append(f"owner of {block}: {owner} where the state is {state[block]}")
+        if not hashes[block] and holders and owner not in holders:
+            found.append(f"owner of {block}: {owner}, held by {holders}")
+    alive = requests.state != RequestState.FINISHED
+    told = {request_id for request_id, is_alive in zip(requests.request_ids, alive, strict=True) if is_alive}
+    found += [f"requests: {sorted(told ^ set(truth['tables']))} differ"] if told != set(truth["tables"]) else []
+    for request_id, tables in truth["tables"].items():
+        if request_id not in numbers:
+            continue
+        row = requests.row_of(numbers[request_id])
+        assert row is not None
+        for group, table in enumerate(tables):
+            told_table = requests.table(numbers[request_id], group).tolist()
+            if told_table != table:
+                found.append(f"table {group} of {request_id}: {told_table}, not {table}")
+        for name, column in (("computed", "num_computed_tokens"), ("outputs", "num_output_tokens")):
+            if getattr(requests, column)[row] != truth[name][request_id]:
+                found.append(f"{name} of {request_id}: {getattr(requests, column)[row]}, not {truth[name][request_id]}")
+        if requests.num_preemptions[row] != truth["preemptions"][request_id]:
+            found.append(f"preemptions of {request_id}")
+        if (requests.state[row] == RequestState.RUNNING) != (request_id in truth["running"]):
+            found.append(f"state of {request_id}: {requests.state[row]}")
+    counters = mirror.counters
+    if (counters.num_running, counters.num_waiting) != (len(truth["running"]), truth["waiting"]):
+        found.append(f"running, waiting: {counters.num_running}, {counters.num_waiting}")
+    return found
+
+
+def truth_at(lines: TextIO, step: int) -> dict[str, Any]:
+    """What was written after a step; it may be told before it is written."""
+    line, end = "", time.monotonic() + 10
+    while time.monotonic() < end:
+        line += lines.readline()
+        if line.endswith("\n"):
+            found: dict[str, Any] = json.loads(line)
+            if found["step"] == step:
+                return found
+            line = ""
+    raise AssertionError(f"no truth of step {step}")
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ["full", "window", "state"])
+def test_each_row_is_what_vllm_has(kind, drive):
+    driven = drive(kind, seed=7)
+    watcher, wrong, kinds, num_compared = driven.watcher, [], set(), 0
+    watcher.begin()
+    driven.go_on()
+    with driven.truth.open() as lines:
+        for frame in watcher.frames(seconds=5):
+            kinds |= {event.kind for event in frame.events}
+            if not frame.timings.schedule_ns:
+                continue  # it is about what happened between two steps, the truth about steps
+            if frame.step % 211 == 0:
+                watcher.lose = 3
+            truth = truth_at(lines, frame.step)
+            found = differences(watcher.mirror, truth, watcher.mirror.hello.cache.block_sizes)
+            wrong += [f"step {frame.step}: {each}" for each in found]
+            num_compared += 1
+            if len(wrong) > 10:
+                break
+    assert not wrong, "\n".join(wrong[:10])
+    assert num_compared > 0.9 * NUM_STEPS
+    assert watcher.num_lost > 0
+    expected = {"admitted", "resumed", "preempted", "evicted", "finished", "aborted", "note"}
+    assert expected - kinds <= ({"evicted", "note"} if kind == "state" else set())

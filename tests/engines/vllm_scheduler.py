@@ -1,0 +1,248 @@
+"""vLLM's own scheduler and block pool, driven without a model: `vllm_scheduler.py drive|cost …`, by the Python of an
+environment that has vLLM. Whatever it decides is vLLM's; tokens are random.
+
+`drive` writes the truth of each step to a file, for `test_vllm.py` to compare with what was told; `cost` prints what
+being watched costs a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+BLOCK_SIZE = 16
+
+
+def kv_groups(kind: str) -> list[Any]:
+    """KV groups as vLLM makes them of such a model."""
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
+
+    attention = {"block_size": BLOCK_SIZE, "num_kv_heads": 2, "head_size": 16, "dtype": torch.bfloat16}
+    full = KVCacheGroupSpec(["full.0"], FullAttentionSpec(**attention))
+    if kind == "full":
+        return [full]
+    if kind == "window":
+        return [full, KVCacheGroupSpec(["window.0"], SlidingWindowSpec(**attention, sliding_window=40))]
+    page = full.kv_cache_spec.page_size_bytes
+    spec = MambaSpec(block_size=512, shapes=((8,),), dtypes=(torch.float32,), page_size_padded=page)
+    return [full, KVCacheGroupSpec(["state.0"], spec)]
+
+
+def make_scheduler(model: str, kind: str, num_blocks: int, max_num_seqs: int, budget: int, **more: Any) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.plugins import load_general_plugins
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    load_general_plugins()
+    arguments = EngineArgs(
+        model=model,
+        max_model_len=512,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=kind != "state",
+        block_size=32,
+        dtype="bfloat16",
+        **more,
+    )
+    config = arguments.create_engine_config()
+    config.cache_config.num_gpu_blocks = num_blocks
+    config.cache_config.block_size = BLOCK_SIZE
+    cache = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=kv_groups(kind))
+    return Scheduler(
+        vllm_config=config,
+        kv_cache_config=cache,
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=512 if kind == "state" else BLOCK_SIZE,
+        hash_block_size=BLOCK_SIZE,
+        log_stats=True,
+    )
+
+
+class Driver:
+    """Random requests, tokens, aborts and resets, always the same for a seed."""
+
+    def __init__(self, scheduler: Any, seed: int) -> None:
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+        init_none_hash(sha256)
+        self.scheduler = scheduler
+        self.random = random.Random(seed)
+        self.hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
+        self.prefixes = [[self.random.randrange(3, 400) for _ in range(96)] for _ in range(4)]
+        self.count = 0
+
+    def add(self, num_prompt: int | None = None, max_tokens: int | None = None) -> None:
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        self.count += 1
+        shared = self.random.choice(self.prefixes)[: self.random.randrange(0, 97)]
+        length = num_prompt or self.random.randrange(4, 120)
+        prompt = (shared + [self.random.randrange(3, 400) for _ in range(length)])[: num_prompt or None]
+        params = SamplingParams(max_tokens=max_tokens or self.random.randrange(1, 90), ignore_eos=True)
+        if hasattr(params, "update_from_generation_config"):
+            params.update_from_generation_config({}, 2)
+        self.scheduler.add_request(
+            Request(
+                request_id=f"r{self.count}",
+                prompt_token_ids=prompt,
+                sampling_params=params,
+                pooling_params=None,
+                block_hasher=self.hasher,
+            )
+        )
+
+    def step(self) -> bool:
+        """Schedule, pretend to run, update. Whether there was anything."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        scheduler = self.scheduler
+        if not scheduler.has_requests():
+            return False
+        output = scheduler.schedule()
+        ids = list(output.num_scheduled_tokens)
+        tokens = [
+            [self.random.randrange(3, 400)]
+            if (request := scheduler.requests[each]).num_computed_tokens >= request.num_tokens
+            else []
+            for each in ids
+        ]
+        outcome = ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={each: place for place, each in enumerate(ids)},
+            sampled_token_ids=tokens,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+        scheduler.update_from_output(output, outcome)
+        return True
+
+    def disturb(self) -> None:
+        """Now and then somebody else does something."""
+        from vllm.v1.request import RequestStatus
+
+        chance = self.random.random()
+        if chance < 0.3 and len(self.scheduler.requests) < 12:
+            self.add()
+        elif chance < 0.33 and self.scheduler.requests:
+            victim = self.random.choice(sorted(self.scheduler.requests))
+            self.scheduler.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
+        elif chance < 0.331:
+            self.scheduler.reset_prefix_cache()
+        elif chance < 0.334:
+            self.scheduler.reset_prefix_cache(reset_running_requests=True)
+
+
+def truth_of(scheduler: Any, step: int) -> dict[str, Any]:
+    """All that can be told, read from vLLM's own objects."""
+    manager = scheduler.kv_cache_manager
+    pool, groups = manager.block_pool, manager.coordinator.single_type_managers
+    blocks = pool.blocks
+    free, block = [], pool.free_block_queue.fake_free_list_head.next_free_block
+    while block is not None and block.block_id >= 0:
+        free.append(block.block_id)
+        block = block.next_free_block
+    return {
+        "step": step,
+        "ref_counts": [block.ref_cnt for block in blocks],
+        "hashes": [None if block.block_hash is None else bytes(block.block_hash).hex() for block in blocks],
+        "tables": {
+            request_id: [[block.block_id for block in group.req_to_blocks.get(request_id, ())] for group in groups]
+            for request_id in scheduler.requests
+        },
+        "computed": {each.request_id: each.num_computed_tokens for each in scheduler.requests.values()},
+        "outputs": {each.request_id: each.num_output_tokens for each in scheduler.requests.values()},
+        "preemptions": {each.request_id: each.num_preemptions for each in scheduler.requests.values()},
+        "running": [each.request_id for each in scheduler.running],
+        "waiting": scheduler.get_request_counts()[1],
+        "free": free,
+    }
+
+
+def drive(args: argparse.Namespace) -> None:
+    scheduler = make_scheduler(args.model, args.kind, args.num_blocks, 8, 48)
+    driver = Driver(scheduler, args.seed)
+    original, steps = scheduler.update_from_output, 0
+    with args.truth.open("w", buffering=1) as file:
+
+        def update_from_output(*given: Any, **named: Any) -> Any:
+            nonlocal steps
+            result = original(*given, **named)
+            steps += 1
+            file.write(json.dumps(truth_of(scheduler, steps)) + "\n")
+            return result
+
+        scheduler.update_from_output = update_from_output
+        print("ready", flush=True)
+        sys.stdin.readline()  # until somebody watches
+        while steps < args.steps:
+            driver.disturb()
+            if not driver.step():
+                driver.add()
+            if args.pause_s:
+                time.sleep(args.pause_s)
+    print("done", flush=True)
+    sys.stdin.readline()
+
+
+def cost(args: argparse.Namespace) -> None:
+    """Each step's schedule and update, with and without being watched, in turn."""
+    took: dict[bool, list[float]] = {}
+    for is_watched in (False, True):
+        os.environ.pop("KVSCOPE_INSIDE", None)
+        if is_watched:
+            os.environ["KVSCOPE_INSIDE"] = args.endpoint
+            from kvscope_inside.vllm.plugin import load
+
+            load()
+        scheduler = make_scheduler(args.model, "full", args.num_blocks, 256, 8192)
+        driver = Driver(scheduler, 1)
+        for _ in range(256):
+            driver.add(num_prompt=128, max_tokens=300)
+        took[is_watched] = []
+        while len(took[is_watched]) < args.steps and scheduler.has_requests():
+            began = time.perf_counter()
+            driver.step()
+            took[is_watched].append((time.perf_counter() - began) * 1e6)
+            time.sleep(0.005)  # a model would run: the thread that tells has its turn
+    plain, watched = took[False][20:], took[True][20:]
+    more = sorted(b - a for a, b in zip(plain, watched, strict=False))
+    figures = {
+        "step_us": round(statistics.median(plain), 1),
+        "watched_us": round(statistics.median(watched), 1),
+        "more_median_us": round(statistics.median(watched) - statistics.median(plain), 1),
+        "more_p99_us": round(sorted(watched)[int(0.99 * len(watched))] - sorted(plain)[int(0.99 * len(plain))], 1),
+        "paired_median_us": round(statistics.median(more), 1),
+    }
+    print(json.dumps(figures))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("drive", "cost"))
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--kind", choices=("full", "window", "state"), default="full")
+    parser.add_argument("--num-blocks", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pause-s", type=float, default=0.0)
+    parser.add_argument("--truth", type=Path)
+    parser.add_argument("--endpoint", default="ipc:///tmp/kvscope-cost")
+    args = parser.parse_args()
+    {"drive": drive, "cost": cost}[args.what](args)
+
+
+if __name__ == "__main__":
+    main()

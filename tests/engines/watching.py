@@ -1,0 +1,78 @@
+"""A client that looks at an engine frame by frame: its mirror after each, with snapshots where frames were lost."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import zmq
+
+from kvscope_telemetry.messages.commands import GetSnapshot
+from kvscope_telemetry.messages.telemetry import Frame, Snapshot
+from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode
+from kvscope_telemetry.sockets.bind_address import parse_bind_address
+from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.mirror import Mirror
+
+
+class FrameByFrame:
+    """Of the engine at an ipc:// endpoint. `lose` makes it forget the next so many frames, as a bad network would."""
+
+    def __init__(self, endpoint: str) -> None:
+        address = parse_bind_address(endpoint)
+        self.mirror = Mirror()
+        self.lose = self.num_lost = 0
+        self._context = zmq.Context()
+        self._frames, self._commands = self._context.socket(zmq.SUB), self._context.socket(zmq.DEALER)
+        self._frames.rcvhwm = 0
+        self._frames.subscribe(b"")
+        self._frames.connect(address.telemetry)
+        self._commands.setsockopt(zmq.IDENTITY, secrets.token_bytes(8))
+        self._commands.connect(address.command)
+        self._must_ask = True
+
+    def begin(self) -> None:
+        """From how it stands now."""
+        self.mirror.apply(coalesce([], snapshot=self.snapshot()))
+        self._must_ask = False
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+    def frames(self, seconds: float) -> Iterator[Frame]:
+        """Each frame once the mirror has it, until none came for so long."""
+        came_s = time.monotonic()
+        while time.monotonic() < came_s + seconds:
+            if not self._frames.poll(100):
+                continue
+            message = decode_telemetry(self._frames.recv())
+            if not isinstance(message, Frame):
+                continue
+            came_s = time.monotonic()
+            if self.lose:
+                self.lose -= 1
+                self.num_lost += 1
+                continue
+            if self._must_ask or message.seq > self.mirror.seq + 1:
+                self.begin()
+            if message.seq == self.mirror.seq + 1:
+                self.mirror.apply(coalesce([message]))
+                yield message
+
+    def snapshot(self) -> Snapshot:
+        self._commands.send(encode(GetSnapshot()))
+        while self._commands.poll(10_000):
+            reply = decode_reply(self._commands.recv())
+            if isinstance(reply, Snapshot):
+                return reply
+        raise AssertionError("no snapshot came in 10 s")
+
+
+def wait_for(path: Path, seconds: float = 60.0) -> None:
+    """Until there is such a file."""
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} did not come"
+        time.sleep(0.05)
