@@ -92,7 +92,7 @@ class StepNotes:
         hooks.after(scheduler, "finish_requests", lambda *_, **__: self._unless_in_step())
         hooks.after(pool, "get_new_blocks", self._got_new)
         hooks.after(pool, "touch", self._hit)
-        hooks.after(pool, "_maybe_evict_cached_block", self._evicted)
+        hooks.before(pool, "evict_blocks", self._evicts)
         hooks.after(pool, "reset_prefix_cache", self._reset)
         self._put_around_free(hooks)
         cached = self._by_name(pool, "cache_full_blocks", self._cached)
@@ -142,7 +142,7 @@ class StepNotes:
         names = list(inspect.signature(method).parameters) if method is not None else []
 
         def hook(result: Any, *args: Any, **kwargs: Any) -> None:
-            note(dict(zip(names, args, strict=False)) | kwargs)
+            note(dict(zip(names, args, strict=False)) | kwargs if args else kwargs)
 
         return hook if method is not None else None
 
@@ -193,10 +193,11 @@ class StepNotes:
             self._touched += blocks
             self._happened.append(("hit", [block.block_id for block in blocks]))
 
-    def _evicted(self, was_evicted: bool, block: Any, *_: Any, **__: Any) -> None:
-        if was_evicted:
-            self._touched.append(block)
-            self._happened.append(("evicted", block.block_id))
+    def _evicts(self, ids: Iterable[int], *_: Any, **__: Any) -> None:
+        """Those that have a hash lose it; blocks that are given out do so, too, and need no hook."""
+        blocks = [self._pool.blocks[block] for block in ids]
+        self._touched += blocks
+        self._happened.append(("evicted", [block.block_id for block in blocks]))
 
     def _cached(self, said: dict[str, Any]) -> None:
         first, end = said["num_cached_blocks"], said["num_full_blocks"]

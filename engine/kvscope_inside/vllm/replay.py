@@ -222,10 +222,9 @@ class Replay:
         self.state.touch(known.told)
 
     def _new(self, step: _Step, ids: list[int]) -> None:
+        self._evicted(step, ids)
         step.new += ids
         step.used.update(ids)
-        for block in ids:
-            self._tokens.pop(block, None)
         self.state.set_blocks(ids, filled=0, owner=NO_OWNER, prefix_hits=0, hash=0, parent=0)
 
     def _hit(self, step: _Step, ids: list[int]) -> None:
@@ -234,15 +233,18 @@ class Replay:
         hits = self.state.ledger.prefix_hits[blocks].astype(np.uint32) + 1
         self.state.set_blocks(blocks, prefix_hits=np.minimum(hits, (1 << 16) - 1))
 
-    def _evicted(self, step: _Step, block: int) -> None:
-        step.evicted.append(block)
-        self.state.count(evicted_blocks=1)
-        self._tokens.pop(block, None)
-        if value := int(self.state.ledger.hash[block]):
+    def _evicted(self, step: _Step, ids: list[int]) -> None:
+        """Those of them that have a hash lose it."""
+        for block, value in zip(ids, self.state.ledger.hash[ids].tolist(), strict=True):
+            if not value:
+                continue
+            step.evicted.append(block)
+            self._tokens.pop(block, None)
             self._evicted_at[value] = step.number
             self._evicted_at.move_to_end(value)
             if len(self._evicted_at) > MAX_EVICTED_KNOWN:
                 self._evicted_at.popitem(last=False)
+            self.state.count(evicted_blocks=1)
 
     def _reset(self, step: _Step) -> None:
         ledger = self.state.ledger
@@ -307,8 +309,10 @@ class Replay:
                 continue
             before, start = place * per_block - 1, place * block_size
             parent = _low_bits(hashes[before], group) if 0 <= before < len(hashes) else 0
+            own = _low_bits(hashes[before + per_block], group) if before + per_block < len(hashes) else 0
             self._tokens[block] = number, start, array("I", request.all_token_ids[start : start + block_size])
-            self.state.set_blocks([block], parent=parent, filled=min(block_size, self._sizes[group]), group=group)
+            full = min(block_size, self._sizes[group])
+            self.state.set_blocks([block], hash=own, parent=parent, filled=full, group=group)
 
     def _let_go(self, step: _Step, request_id: str, group: int, ids: list[int]) -> None:
         """A window has left these behind: the null block stands in their places."""
