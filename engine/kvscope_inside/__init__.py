@@ -6,7 +6,20 @@ exception in it ends it and not the engine. It needs what `kvscope_telemetry` ne
 modules are imported inside functions alone.
 """
 
-from kvscope_inside.cache_state import CacheState, KnownRequest
-from kvscope_inside.publisher import Publisher
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from kvscope_inside.cache_state import CacheState, KnownRequest
+    from kvscope_inside.publisher import Publisher
 
 __all__ = ["CacheState", "KnownRequest", "Publisher"]
+
+_PLACES: Final = {"CacheState": "cache_state", "KnownRequest": "cache_state", "Publisher": "publisher"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when it is asked for: a process of an engine in which nothing is watched pays for none of it."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import zmq
 
-from kvscope_telemetry.messages.commands import GetSnapshot
+from kvscope_telemetry.messages.commands import Command, GetSnapshot, Reply
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
 from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode
 from kvscope_telemetry.sockets.bind_address import parse_bind_address
@@ -62,12 +62,15 @@ class FrameByFrame:
                 yield message
 
     def snapshot(self) -> Snapshot:
-        self._commands.send(encode(GetSnapshot()))
-        while self._commands.poll(10_000):
-            reply = decode_reply(self._commands.recv())
-            if isinstance(reply, Snapshot):
-                return reply
-        raise AssertionError("no snapshot came in 10 s")
+        reply = self.ask(GetSnapshot())
+        assert isinstance(reply, Snapshot)
+        return reply
+
+    def ask(self, command: Command) -> Reply:
+        """What it is answered with."""
+        self._commands.send(encode(command))
+        assert self._commands.poll(10_000), "no answer came in 10 s"
+        return decode_reply(self._commands.recv())
 
 
 def wait_for(path: Path, seconds: float = 60.0) -> None:

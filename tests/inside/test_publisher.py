@@ -1,0 +1,130 @@
+"""The sockets of an engine that is not kvscope's: who joins late, asks, controls, records or stops reading."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.inside.conftest import hello_of
+
+from kvscope_inside import CacheState, Publisher
+from kvscope_telemetry import Mirror, Recording, connect
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.commands import (
+    BlockContent,
+    BlockText,
+    Control,
+    Done,
+    Failed,
+    GetBlockText,
+    GetStatus,
+    Pin,
+    Refused,
+    Status,
+    Submit,
+)
+
+
+def tell(publisher: Publisher, step: int, blocks: list[int]) -> None:
+    with publisher.telling():
+        publisher.state.set_blocks(blocks, state=BlockState.ACTIVE, ref_count=1, filled=step % 5, owner=1)
+        publisher.publish(publisher.state.frame(step, time.monotonic_ns()))
+
+
+def test_who_joins_late_has_the_same_as_who_was_there(publish: Any) -> None:
+    state = CacheState(hello_of())
+    publisher, early = publish(state)
+    early.begin()
+    for step in range(1, 4):
+        tell(publisher, step, [step, 10])
+    assert [frame.seq for frame in early.frames(0.5)] == [1, 2, 3]
+    late = connect(publisher.telemetry_endpoint)
+    with late:
+        mirror, end_s = Mirror(), time.monotonic() + 10
+        while mirror.seq < 3 and time.monotonic() < end_s:
+            if (update := late.take_update()) is not None:
+                mirror.apply(update)
+        assert mirror.ledger.equals(early.mirror.ledger)
+        assert mirror.ledger.equals(state.ledger)
+
+
+def test_an_engine_that_does_nothing_answers_all_the_same(publish: Any) -> None:
+    publisher, watcher = publish(CacheState(hello_of()))
+    reply = watcher.ask(GetStatus(tag=4))
+    assert isinstance(reply, Status)
+    assert (reply.tag, reply.phase, reply.role, reply.hello) == (4, "ready", "operator", publisher.state.hello)
+    assert not reply.intervenes, "it was given nothing that does things"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [Submit(request_id="a", prompt="b"), Control(action="pause"), Pin(blocks=(1,))],
+    ids=lambda c: type(c).__name__,
+)
+def test_what_it_cannot_do_is_refused_with_the_reason(command: Any, publish: Any) -> None:
+    reply = publish(CacheState(hello_of()))[1].ask(command)
+    assert isinstance(reply, Refused | Failed)
+    assert "its own API" in reply.reason
+
+
+class Paused:
+    """Actions of an engine that is paused at once."""
+
+    paused_by = ""
+
+    def heard(self, client: bytes) -> None:
+        """Nothing ends here."""
+
+    def ask(self, client: bytes, command: Any, by: str, answer: Any) -> None:
+        self.paused_by = by
+        answer(Done(tag=command.tag))
+
+
+def test_what_an_operator_asks_is_done_by_the_engine(publish: Any) -> None:
+    watcher = publish(CacheState(hello_of()), actions=Paused())[1]
+    assert watcher.ask(Control(action="pause", tag=9)) == Done(tag=9)
+    status = watcher.ask(GetStatus())
+    assert (status.paused, status.intervenes) == (True, True)
+    assert status.paused_by
+
+
+def test_texts_are_what_the_engine_says(publish: Any) -> None:
+    found = BlockContent(block=3, number=1, start=4, token_ids=(5, 6))
+    watcher = publish(CacheState(hello_of()), contents=lambda blocks: [found for _ in blocks])[1]
+    assert watcher.ask(GetBlockText(blocks=(3,), tag=2)) == BlockText(contents=(found,), tag=2)
+
+
+def test_it_is_recorded_from_the_whole_state_on(publish: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.mcap"
+    state = CacheState(hello_of())
+    state.set_blocks([20], state=BlockState.CACHED, hash=5)
+    state.frame(0, 1)  # before anybody recorded
+    publisher, _ = publish(state, record=path)
+    deadline = time.monotonic() + 20
+    step = 0
+    while step < 20 and time.monotonic() < deadline:
+        step += 1
+        tell(publisher, step, [step])
+        time.sleep(0.1)
+    publisher.close()
+    recording = Recording.open(path)
+    assert recording.state_at(1e6).ledger.differences(state.ledger) == []
+
+
+def test_who_stops_reading_costs_the_engine_nothing(publish: Any) -> None:
+    publisher, _ = publish(CacheState(hello_of(20_000)))
+    blocks, took = list(range(0, 20_000, 7)), []
+    for step in range(1, 1500):
+        began = time.thread_time()
+        tell(publisher, step % 60_000, blocks)
+        took.append(time.thread_time() - began)
+    assert max(took[100:]) < 0.5
+    assert publisher.messages_dropped >= 0
+
+
+def test_tcp_from_outside_needs_keys(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="not accepted without keys"):
+        Publisher("tcp://0.0.0.0:0", CacheState(hello_of()))
