@@ -1,10 +1,11 @@
 # make run    sets everything up in .venv and starts the desktop
 # make test   sets everything up and runs every check
 # make test-portable  runs what depends on the processor as older ones do, and with two threads (half an hour)
+# make test-engines DIR=VENV MODEL=FOLDER  compares what is told of vLLM with vLLM itself (an environment that has it)
 # make docs   builds the documentation into docs/_build
 # make bench  prints the benchmark tables
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-portable check docs bench clean
+.PHONY: help setup run test test-portable test-engines check docs bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -39,6 +40,9 @@ test: $(STAMP)
 
 test-portable: $(STAMP)
 	@PYTHON=$(BIN)/python scripts/test_portable.sh $(ARGS)
+
+test-engines: $(STAMP)
+	@KVSCOPE_ENGINES="$(DIR)" KVSCOPE_ENGINES_MODEL="$(MODEL)" $(BIN)/python -m pytest -n 0 tests/engines $(ARGS)
 
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

@@ -8,8 +8,8 @@ python=${PYTHON:-python3}
 
 "$python" - <<'PY' || exit 1
 import sys
-if not (3, 11) <= sys.version_info[:2] <= (3, 12):
-    sys.exit(f"kvscope needs Python 3.11 or 3.12; {sys.executable} is {sys.version.split()[0]}."
+if not (3, 11) <= sys.version_info[:2] <= (3, 14):
+    sys.exit(f"kvscope needs Python 3.11 to 3.14; {sys.executable} is {sys.version.split()[0]}."
              " Name another: make PYTHON=python3.12 …")
 try:
     import ensurepip, venv

@@ -83,9 +83,9 @@ def _guarded(check: Callable[[], Check]) -> Check:
 
 
 def _python() -> Check:
-    ok = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    ok = (3, 11) <= sys.version_info[:2] <= (3, 14)
     detail = f"{platform.python_version()} at {sys.executable}"
-    mend = "install Python 3.11 or 3.12, then make PYTHON=python3.12 run"
+    mend = "install Python 3.11 to 3.14, then make PYTHON=python3.12 run"
     return Check(name="Python", ok=ok, detail=detail, needed=True, mend=mend)
 
 
