@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvscope_engine.model.fused import fused_mlp
 from kvscope_engine.model.fused.float32_head import use_float32_logits
-from kvscope_engine.model.fused.fuse import _replace
+from kvscope_engine.model.fused.fuse import replace_part
 from kvscope_engine.model.fused.fused_attention import attention_candidates
 from kvscope_engine.model.fused.fused_layer import chain_layers, layer_candidate
 from kvscope_engine.model.fused.fused_mlp import mlp_candidate
@@ -336,16 +336,16 @@ def join_unproven(module: torch.nn.Module, quantization: str) -> None:
     for part in list(module.modules()):
         if hasattr(part, "q_proj"):
             options = AttentionOptions(float(part.scaling))  # type: ignore[arg-type]
-            _replace(part, next(attention_candidates(part, options, False)))
+            replace_part(part, next(attention_candidates(part, options, False)))
         elif mlp := mlp_candidate(part, False):
-            _replace(part, mlp)
+            replace_part(part, mlp)
     for part in list(module.modules()):
         if norms := norm_candidates(part):
-            _replace(part, norms[0])
+            replace_part(part, norms[0])
     for part in list(module.modules()):
         if layer := layer_candidate(part):
             layer.keeps_float32 = True
-            _replace(part, layer)
+            replace_part(part, layer)
     chain_layers(module)
 
 
