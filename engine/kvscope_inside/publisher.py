@@ -12,6 +12,7 @@ Owns when the state may be read: clients are answered on a thread of the sockets
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -65,8 +66,9 @@ class Actions(Protocol):
 class Publisher:
     """Up from construction to `close`, or as a context.
 
-    `actions` does what operators ask, `contents` says what blocks hold. With `record` what is published is in a file as
-    well. Raises BadInput and EndpointInUse as `ServerSockets` does, BadInput for a file that will not do.
+    `actions` does what operators ask, `contents` says what blocks hold, `memory` where the memory went of the process
+    `memory_pid`. With `record` what is published is in a file as well. Raises BadInput and EndpointInUse as
+    `ServerSockets` does, BadInput for a file that will not do.
     """
 
     def __init__(
@@ -79,7 +81,8 @@ class Publisher:
         record: Path | None = None,
         actions: Actions | None = None,
         contents: Callable[[Sequence[int]], Sequence[BlockContent]] | None = None,
-        memory: Callable[[], MemoryBreakdown] | None = None,
+        memory: Callable[[], MemoryBreakdown | None] = lambda: None,
+        memory_pid: Callable[[], int] = os.getpid,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.state = state
@@ -100,7 +103,7 @@ class Publisher:
         )
         self._ready.set()
         self._sockets.publish(state.hello)
-        self._devices = DeviceWatch(state.hello, memory, self._sockets.publish) if memory is not None else None
+        self._devices = DeviceWatch(state.hello, memory, self._sockets.publish, pid=memory_pid)
 
     @property
     def telemetry_endpoint(self) -> str:
@@ -127,8 +130,7 @@ class Publisher:
         if self._closed:
             return
         self._closed = True
-        if self._devices is not None:
-            self._devices.close()
+        self._devices.close()
         self._sockets.publish(Goodbye(epoch=self.state.hello.epoch, reason=reason))
         self._sockets.close()
         if self._recorder is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_inside.hooks import Hooks
@@ -25,11 +26,14 @@ LONGEST_LEASE_S: Final = 30.0
 
 
 class VllmActions:
-    """Belongs to one scheduler. `ask` and `heard` are for the sockets' thread, `look` for the one that tells, all else
+    """Belongs to one scheduler; `serving` is given its engine core when that begins to serve.
+
+    `ask` and `heard` are for the sockets' thread, `look` for the one that tells, all else
     runs on the engine core's."""
 
-    def __init__(self, hooks: Hooks) -> None:
+    def __init__(self, hooks: Hooks, serving: Callable[[Any], None]) -> None:
         self.paused_by = ""
+        self._serving = serving
         self._waiting: deque[tuple[bytes, Action, str, Answer]] = deque()
         self._engine: Any = None
         self._pauser = b""
@@ -82,9 +86,17 @@ class VllmActions:
     # On the engine core's thread.
 
     def _put(self, hooks: Hooks) -> None:
-        from vllm.v1.engine.core import EngineCoreProc
+        from vllm.v1.engine import core
 
-        hooks.before(EngineCoreProc, "_handle_client_request", self._requested)
+        hooks.before(core.EngineCoreProc, "_handle_client_request", self._requested)
+        for kind in (core.EngineCoreProc, getattr(core, "DPEngineCoreProc", None)):
+            if kind is not None and "run_busy_loop" in vars(kind):
+                hooks.before(kind, "run_busy_loop", self._serves)
+
+    def _serves(self, engine: Any, *_: Any, **__: Any) -> None:
+        if engine.scheduler is self._notes.scheduler:
+            self._engine = engine
+            self._serving(engine)
 
     def _requested(self, engine: Any, *_: Any, **__: Any) -> None:
         if engine.scheduler is self._notes.scheduler:

@@ -1,4 +1,4 @@
-"""What vLLM says of itself when its scheduler is made: the model, the pool, its KV groups, the device, its memory.
+"""What vLLM says of itself when its scheduler is made: the model, the pool, its KV groups, the device.
 
 Owns the words that are made of its configuration. Reads objects of vLLM and changes none.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
 from kvscope_telemetry.messages.capabilities import Capabilities
@@ -17,7 +16,6 @@ from kvscope_telemetry.messages.telemetry import (
     DeviceInfo,
     Hello,
     KVGroup,
-    MemoryBreakdown,
     ModelInfo,
 )
 from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
@@ -83,16 +81,6 @@ def endpoint_of_rank(endpoint: str, scheduler: Any) -> str:
 def kv_bytes(scheduler: Any) -> int:
     """Of all blocks, over all layers."""
     return sum(int(tensor.size) for tensor in scheduler.kv_cache_config.kv_cache_tensors)
-
-
-def memory_of(scheduler: Any, hello: Hello) -> Callable[[], MemoryBreakdown]:
-    """Where the memory went, as far as the engine core knows it: the KV cache; the rest is the workers'."""
-    total = kv_bytes(scheduler)
-
-    def memory() -> MemoryBreakdown:
-        return MemoryBreakdown(epoch=hello.epoch, time_ns=time.monotonic_ns(), kv_bytes=total)
-
-    return memory
 
 
 def _group(group: Any) -> KVGroup:

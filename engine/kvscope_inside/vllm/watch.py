@@ -19,7 +19,8 @@ from kvscope_inside.cache_state import CacheState
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.vllm.actions import VllmActions
-from kvscope_inside.vllm.facts import endpoint_of_rank, hello_of, memory_of
+from kvscope_inside.vllm.facts import endpoint_of_rank, hello_of, kv_bytes
+from kvscope_inside.vllm.memory import EngineMemory
 from kvscope_inside.vllm.notes import StepNotes
 from kvscope_inside.vllm.plugin import log
 from kvscope_inside.vllm.replay import Replay
@@ -46,7 +47,8 @@ class Watch:
         hello = hello_of(scheduler, secrets.randbits(48))
         state = CacheState(hello)
         self._scheduler = weakref.ref(scheduler)
-        self._actions = VllmActions(self._hooks)
+        memory = EngineMemory(hello, kv_bytes(scheduler))
+        self._actions = VllmActions(self._hooks, memory.ask)
         self._notes = StepNotes(scheduler, self._hooks, self._actions.run)
         pool = scheduler.kv_cache_manager.block_pool
         self._replay = Replay(
@@ -66,7 +68,8 @@ class Watch:
             record=Path(record) if record else None,
             actions=self._actions,
             contents=self._replay.contents,
-            memory=memory_of(scheduler, hello),
+            memory=memory.told,
+            memory_pid=lambda: memory.pid,
             tell=log().warning,
         )
         if self._hooks.missing:

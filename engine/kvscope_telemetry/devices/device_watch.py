@@ -28,18 +28,23 @@ class Sampler(Protocol):
 
 
 class DeviceWatch:
-    """Runs from construction to `close`. The engine's own thread never waits for a driver."""
+    """Runs from construction to `close`. The engine's own thread never waits for a driver.
+
+    `memory` is None while it is not known; `pid`: the process that has the memory.
+    """
 
     def __init__(
         self,
         hello: Hello,
-        memory: Callable[[], MemoryBreakdown],
+        memory: Callable[[], MemoryBreakdown | None],
         publish: Callable[[TelemetryMessage], object],
         *,
         sampler: Sampler | None = None,
         sample_s: float = SAMPLE_S,
+        pid: Callable[[], int] = os.getpid,
     ) -> None:
         self._hello = hello
+        self._pid = pid
         self._memory = memory
         self._publish = publish
         self._sampler = sampler or DevicesSampler(used=hello.device.uuids)
@@ -61,7 +66,7 @@ class DeviceWatch:
             with contextlib.suppress(Exception):  # a device that fails here is told of by the step
                 memory = self._memory()
             self._publish(devices)
-            self._publish(device_sample(devices, self._hello.device.kind))
+            self._publish(device_sample(devices, self._hello.device.kind, self._pid()))
             if memory is not None:
                 self._publish(self._with_context(memory, devices))
             if self._closing.wait(self._sample_s):
@@ -71,7 +76,7 @@ class DeviceWatch:
         """What the process had beside torch's memory when that was first known: later, more than that is a finding."""
         if self._context_bytes is None:
             gpu = used_gpu(devices)
-            process = gpu_process_bytes(gpu, os.getpid()) if gpu is not None else None
+            process = gpu_process_bytes(gpu, self._pid()) if gpu is not None else None
             if process is None or memory.reserved_bytes < 0:
                 return memory
             self._context_bytes = max(0, process - memory.reserved_bytes - max(0, memory.kv_resident_bytes))

@@ -1,0 +1,135 @@
+"""Where the memory of vLLM's workers went: asked of each once, when the engine core begins to serve, by vLLM's own
+calls between them. Weights and graphs stay as they are from then on.
+
+`worker_memory` runs in a worker, which may be another process; it reads the model's parameters and torch's allocator on
+the host, never a device.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kvscope_inside.vllm.plugin import log
+from kvscope_telemetry.messages.telemetry import Hello, MemoryBreakdown, ModuleBytes, RankMemory
+
+ANSWER_S: Final = 30.0
+_PARTS: Final = (
+    ("embed", "embeddings"),
+    ("lm_head", "output head"),
+    ("attn", "attention"),
+    ("attention", "attention"),
+    ("mixer", "state layers"),
+    ("mamba", "state layers"),
+    ("expert", "experts"),
+    ("mlp", "MLP"),
+    ("feed_forward", "MLP"),
+    ("norm", "norms"),
+)
+"""What the name of a parameter has in it, and which part of the weights that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """Of one worker, in bytes; -1: unknown."""
+
+    pid: int
+    device: str
+    weights: int
+    parts: dict[str, int] = field(default_factory=dict)
+    graphs: int = -1
+    activations: int = -1
+    reserved: int = -1
+    allocated: int = -1
+    peak: int = -1
+
+
+def worker_memory(worker: Any) -> WorkerMemory:
+    """Called in a worker."""
+    runner = worker.model_runner
+    parts: dict[str, int] = {}
+    seen: set[int] = set()
+    for name, tensor in (*runner.model.named_parameters(), *runner.model.named_buffers()):
+        if tensor.data_ptr() in seen:
+            continue  # tied
+        seen.add(tensor.data_ptr())
+        part = next((part for word, part in _PARTS if word in name), "other")
+        parts[part] = parts.get(part, 0) + tensor.nbytes
+    device = str(getattr(worker, "device", "cpu"))
+    weights = _weights(worker, sum(parts.values()))
+    torch_bytes = _torch_bytes() if device.startswith("cuda") else {}
+    return WorkerMemory(
+        pid=os.getpid(),
+        device=device,
+        weights=weights,
+        parts=parts if 0.95 * weights <= sum(parts.values()) <= 1.05 * weights else {},
+        graphs=int(getattr(worker, "cudagraph_memory_estimate", -1) or 0),
+        activations=int(getattr(worker, "peak_activation_memory", -1)),
+        **torch_bytes,
+    )
+
+
+def _weights(worker: Any, in_parameters: int) -> int:
+    """As vLLM measured it where it did (GPUs). Elsewhere at least what is in parameters, and what is in the model's
+    files: a CPU's products keep their weights packed, where no parameter has them."""
+    measured = int(getattr(worker.model_runner, "model_memory_usage", 0) or 0)
+    if measured:
+        return measured
+    folder = Path(str(worker.vllm_config.model_config.model))
+    in_files = sum(each.stat().st_size for each in folder.glob("*.safetensors")) if folder.is_dir() else 0
+    return max(in_parameters, in_files)
+
+
+def _torch_bytes() -> dict[str, int]:
+    import torch
+
+    stats = torch.cuda.memory_stats()
+    names = {"reserved": "reserved_bytes", "allocated": "allocated_bytes"}
+    found = {name: int(stats.get(f"{stat}.all.current", -1)) for name, stat in names.items()}
+    return found | {"peak": int(stats.get("allocated_bytes.all.peak", -1))}
+
+
+class EngineMemory:
+    """What the workers said, as it is told; `kv_bytes`: of one worker's KV cache."""
+
+    def __init__(self, hello: Hello, kv_bytes: int) -> None:
+        self._hello, self._kv_bytes = hello, kv_bytes
+        self._workers: list[WorkerMemory] = []
+
+    def ask(self, engine: Any) -> None:
+        """All workers of an engine core, on its own thread, before it serves; what fails is unknown, and said."""
+        try:
+            self._workers = engine.model_executor.collective_rpc(worker_memory, timeout=ANSWER_S)
+        except Exception as error:
+            log().warning("kvscope: the workers do not tell where their memory went: %s", error)
+
+    @property
+    def pid(self) -> int:
+        """The process that has the first worker's memory."""
+        return self._workers[0].pid if self._workers else os.getpid()
+
+    def told(self) -> MemoryBreakdown | None:
+        """As of now; None before the workers said anything."""
+        if not self._workers:
+            return None
+        first = self._workers[0]
+        ranks = tuple(
+            RankMemory(rank=rank, device=each.device, weights_bytes=each.weights, kv_bytes=self._kv_bytes)
+            for rank, each in enumerate(self._workers)
+        )
+        return MemoryBreakdown(
+            epoch=self._hello.epoch,
+            time_ns=time.monotonic_ns(),
+            weights_bytes=first.weights,
+            kv_bytes=self._kv_bytes,
+            graphs_bytes=max(0, first.graphs),
+            step_bytes=first.activations,
+            modules=tuple(ModuleBytes(name=name, num_bytes=count) for name, count in first.parts.items()),
+            allocated_bytes=first.allocated,
+            reserved_bytes=first.reserved,
+            peak_bytes=first.peak,
+            ranks=ranks if len(ranks) > 1 else (),
+        )
