@@ -21,8 +21,9 @@ def engines() -> Path:
 def engine_env() -> dict[str, str]:
     """What an engine needs to run on a CPU, with this checkout's kvscope beside it."""
     ours = str(Path(__file__).parents[2] / "engine")
+    before = os.environ.get("KVSCOPE_ENGINES_PATH")  # where another version lies unpacked
     return os.environ | {
-        "PYTHONPATH": ours,
+        "PYTHONPATH": f"{before}:{ours}" if before else ours,
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",

@@ -21,6 +21,7 @@ from .watching import FrameByFrame, wait_for
 
 DRIVER = Path(__file__).with_name("vllm_scheduler.py")
 NUM_STEPS = int(os.environ.get("KVSCOPE_ENGINES_STEPS", "2000"))
+NUM_BLOCKS = os.environ.get("KVSCOPE_ENGINES_BLOCKS", "64")
 _MASK = (1 << 64) - 1
 
 
@@ -30,7 +31,18 @@ class Driven:
     def __init__(self, engines: Path, env: dict[str, str], model: Path, folder: Path, kind: str, seed: int) -> None:
         self.truth = folder / "truth.jsonl"
         endpoint = f"ipc://{folder}/inside"
-        options = ["--model", str(model), "--kind", kind, "--steps", str(NUM_STEPS), "--truth", str(self.truth)]
+        options = [
+            "--model",
+            str(model),
+            "--kind",
+            kind,
+            "--steps",
+            str(NUM_STEPS),
+            "--num-blocks",
+            NUM_BLOCKS,
+            "--truth",
+            str(self.truth),
+        ]
         self.process = subprocess.Popen(
             [str(engines / "bin/python"), str(DRIVER), "drive", *options, "--seed", str(seed), "--pause-s", "0.001"],
             env=env | {"KVSCOPE_INSIDE": endpoint},
