@@ -28,7 +28,9 @@ _MASK = (1 << 64) - 1
 class Driven:
     """vLLM's scheduler in a process of its own, driven without a model, and somebody who watches it."""
 
-    def __init__(self, engines: Path, env: dict[str, str], model: Path, folder: Path, kind: str, seed: int) -> None:
+    def __init__(
+        self, engines: Path, env: dict[str, str], model: Path, folder: Path, kind: str, seed: int, *more: str
+    ) -> None:
         self.truth = folder / "truth.jsonl"
         endpoint = f"ipc://{folder}/inside"
         options = [
@@ -44,7 +46,15 @@ class Driven:
             str(self.truth),
         ]
         self.process = subprocess.Popen(
-            [str(engines / "bin/python"), str(DRIVER), "drive", *options, "--seed", str(seed), "--pause-s", "0.001"],
+            [
+                str(engines / "bin/python"),
+                str(DRIVER),
+                "drive",
+                *options,
+                "--seed",
+                str(seed),
+                *(more or ("--pause-s", "0.001")),
+            ],
             env=env | {"KVSCOPE_INSIDE": endpoint},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -76,8 +86,8 @@ class Driven:
 def drive(engines, engine_env, model_folder, tmp_path) -> Iterator[Any]:
     driven: list[Driven] = []
 
-    def start(kind: str, seed: int) -> Driven:
-        driven.append(Driven(engines, engine_env, model_folder, tmp_path, kind, seed))
+    def start(kind: str, seed: int, *more: str) -> Driven:
+        driven.append(Driven(engines, engine_env, model_folder, tmp_path, kind, seed, *more))
         return driven[-1]
 
     yield start
@@ -190,3 +200,39 @@ def test_each_row_is_what_vllm_has(kind, drive):
     assert watcher.num_lost > 0
     expected = {"admitted", "resumed", "preempted", "evicted", "finished", "aborted", "note"}
     assert expected - kinds <= ({"evicted", "note"} if kind == "state" else set())
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "_before_schedule",
+        "_after_schedule",
+        "_before_update",
+        "_after_update",
+        "_added",
+        "_preempted",
+        "_finished",
+        "_got_new",
+        "_hit",
+        "_cached",
+    ],
+)
+def test_a_hook_that_raises_changes_nothing_of_what_vllm_does(hook, drive, tmp_path, engines, engine_env, model_folder):
+    driven = drive("full", 3, "--breaking", hook)
+    driven.go_on()
+    driven.wait("done")
+    reason = driven.watcher.goodbye(seconds=10)
+    assert reason.startswith("kvscope stopped watching: RuntimeError in ")
+    assert reason.endswith(": broken by a test")
+    (tmp_path / "plain").mkdir()
+    plain = {name: value for name, value in engine_env.items() if name != "KVSCOPE_INSIDE"}
+    options = ["--model", str(model_folder), "--steps", str(NUM_STEPS), "--num-blocks", NUM_BLOCKS, "--seed", "3"]
+    subprocess.run(
+        [str(engines / "bin/python"), str(DRIVER), "drive", *options, "--truth", str(tmp_path / "plain/truth.jsonl")],
+        env=plain,
+        input="\n\n",
+        text=True,
+        check=True,
+        capture_output=True,
+    )
+    assert driven.truth.read_text() == (tmp_path / "plain/truth.jsonl").read_text()

@@ -172,7 +172,25 @@ def truth_of(scheduler: Any, step: int) -> dict[str, Any]:
     }
 
 
+def break_hook(name: str) -> None:
+    """Have a hook of ours raise when it is called for the fifth time."""
+    from kvscope_inside.vllm.notes import StepNotes
+
+    hook, calls = getattr(StepNotes, name), 0
+
+    def broken(*given: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise RuntimeError("broken by a test")
+        return hook(*given, **named)
+
+    setattr(StepNotes, name, broken)
+
+
 def drive(args: argparse.Namespace) -> None:
+    if args.breaking:
+        break_hook(args.breaking)
     scheduler = make_scheduler(args.model, args.kind, args.num_blocks, 8, 48)
     driver = Driver(scheduler, args.seed)
     original, steps = scheduler.update_from_output, 0
@@ -254,6 +272,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pause-s", type=float, default=0.0)
     parser.add_argument("--truth", type=Path)
+    parser.add_argument("--breaking", default="")
     parser.add_argument("--endpoint", default="ipc:///tmp/kvscope-cost")
     args = parser.parse_args()
     {"drive": drive, "cost": cost}[args.what](args)

@@ -10,7 +10,7 @@ from pathlib import Path
 import zmq
 
 from kvscope_telemetry.messages.commands import Command, GetSnapshot, Reply
-from kvscope_telemetry.messages.telemetry import Frame, Snapshot
+from kvscope_telemetry.messages.telemetry import Frame, Goodbye, Snapshot
 from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode
 from kvscope_telemetry.sockets.bind_address import parse_bind_address
 from kvscope_telemetry.state.coalesce import coalesce
@@ -60,6 +60,14 @@ class FrameByFrame:
             if message.seq == self.mirror.seq + 1:
                 self.mirror.apply(coalesce([message]))
                 yield message
+
+    def goodbye(self, seconds: float) -> str:
+        """Why the engine said goodbye, without numbers; the assertion fails where it does not in time."""
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            if self._frames.poll(100) and isinstance(message := decode_telemetry(self._frames.recv()), Goodbye):
+                return message.reason
+        raise AssertionError("no goodbye came")
 
     def snapshot(self) -> Snapshot:
         reply = self.ask(GetSnapshot())

@@ -1,4 +1,4 @@
-"""vLLM loads the plugin in each of its processes: it does nothing unless it is asked to, and imports next to nothing."""
+"""vLLM loads the plugin in each of its processes: it does nothing unless asked, and imports next to nothing."""
 
 from __future__ import annotations
 
