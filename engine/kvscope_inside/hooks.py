@@ -21,7 +21,8 @@ class Hooks:
         """Methods that this version of the engine does not have."""
         self._on_failure = on_failure
         self._undo: list[Callable[[], None]] = []
-        self._failed = False
+        self.are_on = True
+        """Whether notes are taken; one that somebody else has put theirs around stays, and only calls on, when not."""
 
     def after(self, owner: Any, name: str, note: Note) -> bool:
         """`note(result, *args, **kwargs)` after each call of a method of `owner`, an object or a class. Whether there
@@ -34,7 +35,7 @@ class Hooks:
         @functools.wraps(original)
         def hooked(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if not self._failed:
+            if self.are_on:
                 try:
                     note(result, *args, **kwargs)
                 except Exception as error:
@@ -53,7 +54,7 @@ class Hooks:
 
         @functools.wraps(original)
         def hooked(*args: Any, **kwargs: Any) -> Any:
-            if not self._failed:
+            if self.are_on:
                 try:
                     note(*args, **kwargs)
                 except Exception as error:
@@ -64,20 +65,29 @@ class Hooks:
         return True
 
     def put(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
-        """Put a function in the place of a method, until `remove`."""
+        """Put a function in the place of a method, until `remove`; it only calls on while not `are_on`."""
         own = vars(owner).get(name)
         setattr(owner, name, function)
-        self._undo.append(lambda: delattr(owner, name) if own is None else setattr(owner, name, own))
+
+        def undo() -> None:
+            if vars(owner).get(name) is not function:
+                return  # somebody else's is around it
+            if own is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
+
+        self._undo.append(undo)
 
     def fail(self, name: str, error: Exception) -> None:
         """A hook of this name raised: none of them runs any more."""
-        if self._failed:
+        if not self.are_on:
             return
-        self._failed = True
         self.remove()
         self._on_failure(name, error)
 
     def remove(self) -> None:
         """The engine is as it was."""
+        self.are_on = False
         while self._undo:
             self._undo.pop()()

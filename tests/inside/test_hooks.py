@@ -77,3 +77,14 @@ def test_an_exception_of_theirs_is_theirs(hooks: Hooks, failures: list[tuple[str
     with pytest.raises(TypeError):
         engine.step()  # type: ignore[call-arg]
     assert failures == []
+
+
+def test_what_others_put_around_ours_stays(hooks: Hooks) -> None:
+    engine, seen = Engine(), []
+    hooks.after(engine, "step", lambda *_: seen.append("ours"))
+    ours = engine.step
+    engine.step = lambda what: ours(what) + "!"  # type: ignore[method-assign, misc, assignment]
+    assert engine.step("a") == "a!"
+    hooks.remove()
+    assert engine.step("b") == "b!"
+    assert seen == ["ours"], "it only calls on"

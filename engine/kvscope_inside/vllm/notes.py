@@ -113,6 +113,8 @@ class StepNotes:
             return
 
         def free_blocks(ordered_blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
+            if not hooks.are_on:
+                return original(ordered_blocks, *args, **kwargs)
             blocks = list(ordered_blocks)
             result = original(blocks, *args, **kwargs)
             self._touched += blocks
