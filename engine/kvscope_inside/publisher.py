@@ -16,8 +16,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol, Self
+
+from msgspec.structs import replace
 
 from kvscope_inside.cache_state import CacheState
 from kvscope_telemetry.devices.device_watch import DeviceWatch
@@ -66,9 +69,9 @@ class Actions(Protocol):
 class Publisher:
     """Up from construction to `close`, or as a context.
 
-    `actions` does what operators ask, `contents` says what blocks hold, `memory` where the memory went of the process
-    `memory_pid`. With `record` what is published is in a file as well. Raises BadInput and EndpointInUse as
-    `ServerSockets` does, BadInput for a file that will not do.
+    `actions` does what operators ask, `contents` says what blocks hold and `texts` how token ids read, `memory` where
+    the memory went of the process `memory_pid`. With `record` what is published is in a file as well. Raises BadInput
+    and EndpointInUse as `ServerSockets` does, BadInput for a file that will not do.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Publisher:
         record: Path | None = None,
         actions: Actions | None = None,
         contents: Callable[[Sequence[int]], Sequence[BlockContent]] | None = None,
+        texts: Callable[[Sequence[Sequence[int]]], Sequence[str]] | None = None,
         memory: Callable[[], MemoryBreakdown | None] = lambda: None,
         memory_pid: Callable[[], int] = os.getpid,
         tell: Callable[[str], None] = lambda line: None,
@@ -88,7 +92,8 @@ class Publisher:
         self.state = state
         self.step_started_ns = 0
         """When the engine began the step in progress; 0 between steps."""
-        self._actions, self._contents = actions, contents
+        self._actions, self._contents, self._texts = actions, contents, texts
+        self._writers = ThreadPoolExecutor(1, "kvscope-texts")
         self._lock = threading.Lock()
         self._recorder = EngineRecorder(record, tell) if record is not None else None
         self._ready = threading.Event()
@@ -131,6 +136,7 @@ class Publisher:
             return
         self._closed = True
         self._devices.close()
+        self._writers.shutdown(wait=False, cancel_futures=True)
         self._sockets.publish(Goodbye(epoch=self.state.hello.epoch, reason=reason))
         self._sockets.close()
         if self._recorder is not None:
@@ -158,12 +164,19 @@ class Publisher:
             self._sockets.reply(client, self._status(command.tag, by, caller.role if caller is not None else ""))
         elif isinstance(command, GetBlockText) and self._contents is not None:
             with self._lock:
-                contents = tuple(self._contents(command.blocks))
-            self._sockets.reply(client, BlockText(contents=contents, tag=command.tag))
+                contents = list(self._contents(command.blocks))
+            self._writers.submit(self._reply_texts, client, command.tag, contents)
         elif isinstance(command, ACTIONS) and self._actions is not None:
             self._actions.ask(client, command, by, lambda reply: self._sockets.reply(client, reply))
         else:
             self._sockets.reply(client, refuse(command, CANNOT if self._actions else DOES_NOT_SERVE))
+
+    def _reply_texts(self, client: bytes, tag: int, contents: list[BlockContent]) -> None:
+        """On a thread of its own: a tokenizer takes its time."""
+        if self._texts is not None:
+            texts = self._texts([content.token_ids for content in contents])
+            contents = [replace(content, text=text) for content, text in zip(contents, texts, strict=True)]
+        self._sockets.reply(client, BlockText(contents=tuple(contents), tag=tag))
 
     def _status(self, tag: int, name: str, role: str) -> Status:
         paused_by = self._actions.paused_by if self._actions is not None else ""

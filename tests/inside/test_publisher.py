@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 from tests.inside.conftest import hello_of
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from kvscope_inside import CacheState, Publisher
+from kvscope_inside.detokenizer import Detokenizer
 from kvscope_telemetry import Mirror, Recording, connect
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import BlockState
@@ -95,6 +98,26 @@ def test_texts_are_what_the_engine_says(publish: Any) -> None:
     found = BlockContent(block=3, number=1, start=4, token_ids=(5, 6))
     watcher = publish(CacheState(hello_of()), contents=lambda blocks: [found for _ in blocks])[1]
     assert watcher.ask(GetBlockText(blocks=(3,), tag=2)) == BlockText(contents=(found,), tag=2)
+
+
+def test_token_ids_are_read_by_the_models_tokenizer(tmp_path: Path, publish: Any) -> None:
+    tokenizer = Tokenizer(WordLevel({"the": 0, "cache": 1, "?": 2}, unk_token="?"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    detokenizer = Detokenizer(str(tmp_path))
+    try:
+        held = BlockContent(block=1, token_ids=(0, 1))
+        options = {"contents": lambda blocks: [held], "texts": detokenizer.texts}
+        reply = publish(CacheState(hello_of()), **options)[1].ask(GetBlockText(blocks=(1,)))
+        assert reply.contents[0].text == "the cache"
+        assert detokenizer.texts([[1], []]) == ["cache", ""]
+    finally:
+        detokenizer.close()
+
+
+def test_without_a_tokenizer_there_are_no_texts(tmp_path: Path) -> None:
+    detokenizer = Detokenizer(str(tmp_path / "nowhere"))
+    assert detokenizer.texts([[1], [2]]) == ["", ""]
+    assert detokenizer.texts([[1]]) == [""]
 
 
 def test_it_is_recorded_from_the_whole_state_on(publish: Any, tmp_path: Path) -> None:

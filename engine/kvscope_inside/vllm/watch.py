@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_inside.cache_state import CacheState
+from kvscope_inside.detokenizer import Detokenizer
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.vllm.actions import VllmActions
@@ -57,6 +58,8 @@ class Watch:
             by_priority=str(getattr(scheduler.policy, "value", scheduler.policy)) == "priority",
         )
         self._actions.bind(self._notes, self._replay)
+        model = scheduler.vllm_config.model_config
+        self._detokenizer = Detokenizer(str(model.tokenizer or model.model))
         address = endpoint_of_rank(endpoint, scheduler)
         is_keyed = address.startswith("tcp") and not address.startswith(
             ("tcp://127.", "tcp://localhost", "tcp://[::1]")
@@ -68,6 +71,7 @@ class Watch:
             record=Path(record) if record else None,
             actions=self._actions,
             contents=self._replay.contents,
+            texts=self._detokenizer.texts,
             memory=memory.told,
             memory_pid=lambda: memory.pid,
             tell=log().warning,
@@ -88,6 +92,7 @@ class Watch:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)
         self._publisher.close(reason)
+        self._detokenizer.close()
 
     def _run(self) -> None:
         try:

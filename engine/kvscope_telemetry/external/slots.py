@@ -24,8 +24,11 @@ FIRST_ROWS: Final = {Tier.HBM: 4096, Tier.HOST: 1024, Tier.DISK: 1024}
 TIERS: Final = (Tier.HBM, Tier.HOST, Tier.DISK)
 Ids = npt.NDArray[np.uint32]
 _Key = tuple[str, int | None]
-_GPU: Final = "GPU"
-"""Where a medium is not told."""
+
+
+def _medium(said: str | None) -> str:
+    """However it is written."""
+    return (said or "gpu").casefold()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class Slots:
         """Blocks, since the beginning; those that were cleared all at once are none of them."""
         self.ledger = Ledger(0)
         self._tables: dict[_Key, dict[int, int]] = {}  # medium and group -> hash -> row of the tier
+        self._more_copies: dict[tuple[_Key, int], int] = {}
+        """Of a block that the device has several times, how often beside the first: each is removed by itself."""
         self._rows = {tier: Rows(tier) for tier in TIERS}
         self._wants = {Tier.HBM: num_hbm or FIRST_ROWS[Tier.HBM], Tier.HOST: num_host, Tier.DISK: 0}
         self.lay_out(block_size=1)
@@ -94,6 +99,7 @@ class Slots:
         for (medium, _), table in self._tables.items():
             self._rows[tier_of(medium)].free(list(table.values()))
         self._tables.clear()
+        self._more_copies.clear()
         self.num_unplaced = 0
 
     def lay_out(self, block_size: int) -> None:
@@ -121,7 +127,7 @@ class Slots:
         return int(self.ledger.hash[row]) if is_row else 0
 
     def _store(self, event: BlockStored) -> None:
-        key = (event.medium or _GPU, event.group_idx)
+        key = (_medium(event.medium), event.group_idx)
         table = self._tables.get(key)
         if table is None:
             table = self._tables[key] = {}
@@ -137,6 +143,8 @@ class Slots:
                 if row is not None:
                     table[block_hash] = row
                     self.num_stored[tier] += 1
+            elif tier is Tier.HBM and len(self._more_copies) < MAX_ROWS:
+                self._more_copies[key, block_hash] = self._more_copies.get((key, block_hash), 0) + 1
             parent = block_hash
 
     def _grown(self, tier: Tier, block_hash: int, parent: int) -> int | None:
@@ -150,12 +158,23 @@ class Slots:
         return row
 
     def _remove(self, event: BlockRemoved) -> None:
-        medium = event.medium or _GPU
-        tables = [self._tables.get((medium, event.group_idx))]
-        if tables == [None] and event.group_idx is None:  # told by who does not know of groups: it is of all
-            tables = [table for (other, _), table in self._tables.items() if other == medium]
-        for table in filter(None, tables):
-            found = [row for each in event.block_hashes if (row := table.pop(each or HASH_MASK, None)) is not None]
+        medium = _medium(event.medium)
+        keys = [(medium, event.group_idx)]
+        if keys[0] not in self._tables and event.group_idx is None:  # told by who does not know of groups: it is of all
+            keys = [key for key in self._tables if key[0] == medium]
+        for key in keys:
+            table = self._tables.get(key, {})
+            gone = [
+                each or HASH_MASK for each in event.block_hashes if not self._has_more_copies(key, each or HASH_MASK)
+            ]
+            found = [row for each in gone if (row := table.pop(each, None)) is not None]
             tier = tier_of(medium)
             self._rows[tier].free(found)
             self.num_removed[tier] += len(found)
+
+    def _has_more_copies(self, key: _Key, block_hash: int) -> bool:
+        """Whether the copy that goes leaves others of the block where they are."""
+        left = self._more_copies.pop((key, block_hash), 0)
+        if left > 1:
+            self._more_copies[key, block_hash] = left - 1
+        return left > 0

@@ -12,20 +12,14 @@ import numpy.typing as npt
 
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier
 
-_TIER_OF: Final = {
-    None: Tier.HBM,
-    "GPU": Tier.HBM,
-    "CPU": Tier.HOST,
-    "CPU_PINNED": Tier.HOST,
-    "DISK": Tier.DISK,
-    "STORAGE": Tier.DISK,
-    "EXTERNAL": Tier.DISK,
-}
+_TIERS: Final = (("gpu", Tier.HBM), ("hbm", Tier.HBM), ("cpu", Tier.HOST), ("host", Tier.HOST), ("dram", Tier.HOST))
+"""What the name of a medium begins with: vLLM and SGLang write GPU and CPU_TIER1, LMCache and Mooncake cpu."""
 
 
 def tier_of(medium: str | None) -> Tier:
-    """Where a medium of KV events is drawn; one that only a later version knows is none of the two memories."""
-    return _TIER_OF.get(medium, Tier.DISK)
+    """Where a medium of KV events is drawn; one that is none of the two memories is behind them: a disk, or a store."""
+    word = (medium or "gpu").casefold()
+    return next((tier for start, tier in _TIERS if word.startswith(start)), Tier.DISK)
 
 
 class Rows:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import numpy as np
+import pytest
 
 from kvscope_telemetry.external.slots import MAX_ROWS, Slots
 from kvscope_telemetry.kv_events.batches import HASH_MASK, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
@@ -43,6 +45,37 @@ def test_stores_are_idempotent_and_unknown_removals_nothing() -> None:
     assert not slots.write_changes(4).ids.size
     assert np.array_equal(before, slots.ledger.hash)
     assert held(slots) == [(1, 0), (2, 1)]
+
+
+def test_of_several_copies_on_the_device_each_is_removed_by_itself() -> None:
+    slots = Slots(8)
+    for event in (stored(7, group=0), stored(7, group=0), stored(7, group=0), BlockRemoved((7,), "GPU", 0)):
+        slots.apply(event)
+    settle(slots)
+    assert held(slots) == [(7, 0)]
+    slots.apply(BlockRemoved((7,), "GPU", 0))
+    slots.apply(BlockRemoved((7,), "GPU", 0))
+    settle(slots)
+    assert held(slots) == []
+    assert (slots.num_stored[Tier.HBM], slots.num_removed[Tier.HBM]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("medium", "tier"),
+    [
+        *((each, Tier.HBM) for each in (None, "GPU", "gpu", "HBM")),
+        *((each, Tier.HOST) for each in ("CPU", "cpu", "CPU_PINNED", "CPU_TIER1", "Host", "DRAM")),
+        *((each, Tier.DISK) for each in ("DISK", "storage", "EXTERNAL", "mooncake")),
+    ],
+)
+def test_media_are_known_however_they_are_written(medium: str | None, tier: Tier) -> None:
+    slots = Slots(8)
+    slots.apply(stored(1, medium=medium))
+    settle(slots)
+    assert held(slots, tier) == [(1, 0)]
+    slots.apply(BlockRemoved((1,), medium.swapcase() if medium else medium))
+    settle(slots)
+    assert held(slots, tier) == []
 
 
 def test_a_block_in_two_media_and_two_groups_has_a_row_in_each() -> None:
@@ -126,20 +159,23 @@ def test_a_hash_of_nothing_but_zeros_is_a_block_too() -> None:
 
 def test_many_events_in_any_order_leave_what_a_set_has() -> None:
     chance = random.Random(7)
-    slots, model = Slots(4), {"GPU": set[int](), "CPU": set[int]()}
+    slots, model = Slots(4), {"GPU": Counter[int](), "CPU": Counter[int]()}
     for _ in range(4000):
         medium, number = chance.choice(("GPU", "CPU")), chance.randrange(1, 300)
         event: KvEvent
         match chance.randrange(20):
             case 0:
                 event = AllBlocksCleared()
-                model = {"GPU": set(), "CPU": set()}
+                model = {"GPU": Counter(), "CPU": Counter()}
             case kind if kind < 12:
                 event = stored(number, number + 1, medium=medium)
-                model[medium] |= {number, number + 1}
+                model[medium].update((number, number + 1))
             case _:
                 event = BlockRemoved((number,), medium)
-                model[medium].discard(number)
+                model[medium].subtract((number,))
+                if medium == "CPU":  # it is there once, however often that is told
+                    model[medium][number] = 0
+                model[medium] = +model[medium]
         slots.apply(event)
         if chance.randrange(10) == 0:
             settle(slots)

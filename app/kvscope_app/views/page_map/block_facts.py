@@ -125,7 +125,7 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
         rows.append(("Held by", UNKNOWN))
     elif (refs := int(ledger.ref_count[block])) > 1:
         rows.append(("Held by", f"{refs} requests: {_named(holders, refs)}"))
-    if groups := cache.groups:
+    if len(groups := cache.groups) > 1:
         number = min(int(ledger.group[block]), len(groups) - 1)
         block_size = cache.block_sizes[number]
         rows.append(("KV group", f"{number}: {group_name(groups[number])}"))
