@@ -34,7 +34,8 @@ class FrameByFrame:
         self._must_ask = True
 
     def begin(self) -> None:
-        """From how it stands now."""
+        """From how it stands now, once what is published arrives here."""
+        assert self._frames.poll(10_000), "nothing was heard in 10 s"
         self.mirror.apply(coalesce([], snapshot=self.snapshot()))
         self._must_ask = False
 

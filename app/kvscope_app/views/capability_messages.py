@@ -23,6 +23,12 @@ def engine_name(capabilities: Capabilities) -> str:
     return _OWN.get(capabilities.engine) or external.engine_name(capabilities.engine)
 
 
+def from_inside(capabilities: Capabilities) -> str:
+    """How to see what an engine does not publish, as the end of a sentence; empty where it is seen, or nobody can."""
+    engine = external.find_engine(capabilities.engine)
+    return f": {engine.from_inside}" if engine is not None and engine.from_inside and not capabilities.requests else ""
+
+
 def why_no_addresses(capabilities: Capabilities) -> str:
     """Why rows are no places in memory; empty when they are."""
     if capabilities.physical_rows:
@@ -36,7 +42,9 @@ def why_no_requests(capabilities: Capabilities) -> str:
     """Why there is no table of requests; empty when there is one."""
     if not capabilities.blocks:
         return f"{engine_name(capabilities)} reports devices only; it has no requests"
-    return "" if capabilities.requests else f"{engine_name(capabilities)} reports the number of requests, not each one"
+    if capabilities.requests:
+        return ""
+    return f"{engine_name(capabilities)} reports the number of requests, not each one{from_inside(capabilities)}"
 
 
 def why_not_measured(rule: Rule, capabilities: Capabilities) -> str:

@@ -38,6 +38,10 @@ class ExternalEngine:
     """What a person calls it."""
     port: int
     """That its server listens on unless told otherwise."""
+    events_option: str = ""
+    """With which its server reports KV events, as it is typed."""
+    from_inside: str = ""
+    """How a person sees what it does not publish, where kvscope can go inside."""
     how_to_attach: str
     """What a person is told who attaches to one: what to type, and how to start it so that there is much to see."""
 

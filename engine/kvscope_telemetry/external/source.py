@@ -16,6 +16,7 @@ from kvscope_telemetry.errors import KvscopeError, ProtocolError
 from kvscope_telemetry.external.address import ExternalAddress, waits_for_publisher
 from kvscope_telemetry.external.block_contents import BlockContents
 from kvscope_telemetry.external.prompting.prompter import Prompter
+from kvscope_telemetry.external.readings import EngineReading
 from kvscope_telemetry.external.scrape import Scraper
 from kvscope_telemetry.external.server_facts import ServerFacts
 from kvscope_telemetry.external.translator import Translator
@@ -34,6 +35,10 @@ FRAME_S: Final = 0.1
 """Between frames, where something changes."""
 HEARD_NS: Final = 3_000_000_000
 """A sign of life from either part is worth so long."""
+SILENT_NS: Final = 60_000_000_000
+"""Without a KV event while tokens flow."""
+FLOWING_TOKENS: Final = 1_000
+"""That many in that time fill blocks."""
 WAIT_FOR_METRICS_NS: Final = 3_000_000_000
 _LOOK_AGAIN_S: Final = 0.05
 
@@ -63,6 +68,7 @@ class ExternalSource:
         self._hand_over = UpdateQueue(sink)
         self._resync_wanted = False
         self._heard_ns = self._num_batches = 0
+        self._silence = Silence()
         self._begun_ns = time.monotonic_ns()
         self._failure = ""
         self._changed = threading.Condition()
@@ -181,6 +187,7 @@ class ExternalSource:
         scraped = self._scraper.take_scraped()
         if scraped is not None:
             self._events.learn(scraped.facts)
+            self._silence.look(scraped.reading, self._num_batches, now_ns)
             translator.read(scraped.reading, scraped.facts, now_ns, are_events_live=self._events.is_live)
         if self._may_take_events(now_ns):
             translator.apply_events(self._events.take_items(), now_ns)
@@ -217,6 +224,8 @@ class ExternalSource:
                 events_failure=self._events.failure,
                 has_begun=self._translator.has_begun,
                 are_restarts_doubtful=self._translator.restarts.are_doubtful,
+                events_option=self._address.engine.events_option,
+                are_events_missing=self._silence.is_told,
             )
         )
 
@@ -240,6 +249,10 @@ class AttachedParts:
     has_begun: bool
     """Whether there is a state to show."""
     are_restarts_doubtful: bool = False
+    events_option: str = ""
+    """With which its server reports them."""
+    are_events_missing: bool = False
+    """Tokens flow, and none comes."""
 
 
 def status_of_parts(parts: AttachedParts) -> tuple[SourceState, str]:
@@ -273,8 +286,10 @@ def _events_why(parts: AttachedParts) -> str:
     if events is None:
         return (
             f"no KV events: {parts.product} does not say where they are, and none was given (--kv-events "
-            "tcp://HOST:5557), so that which blocks are cached is not known"
+            "tcp://HOST:5557), so that which blocks are cached is not known" + _start_with(parts)
         )
+    if parts.are_events_missing and events.state in (StreamState.LIVE, StreamState.JOINING):
+        return "tokens flow and no KV event came in 60 s" + _start_with(parts) + ", prefix caching on"
     if events.state is StreamState.UNCERTAIN:
         return f"what is cached is uncertain: {events.why}"
     if events.state is StreamState.REPLAYING:
@@ -282,6 +297,30 @@ def _events_why(parts: AttachedParts) -> str:
     if events.state is StreamState.JOINING and not events.why.startswith("nothing published"):
         return f"KV events: {events.why}"
     return f"KV events: {events.why}" if events.state is StreamState.LOST else ""
+
+
+def _start_with(parts: AttachedParts) -> str:
+    return f": start the server with {parts.events_option}" if parts.events_option else ""
+
+
+class Silence:
+    """Whether KV events are missing: tokens flow, and none has come for a minute. Told of each reading."""
+
+    def __init__(self) -> None:
+        self.is_told = False
+        self._num_batches = 0
+        self._since: tuple[int, int] | None = None
+        """When it began, and how many tokens there had been."""
+
+    def look(self, reading: EngineReading, num_batches: int, now_ns: int) -> None:
+        """So many batches of events have come."""
+        known = [each for each in (reading.prompt_tokens, reading.generation_tokens) if each is not None]
+        num_tokens = int(sum(known))
+        if num_batches != self._num_batches or self._since is None or num_tokens < self._since[1]:
+            self._num_batches, self._since, self.is_told = num_batches, (now_ns, num_tokens), False
+            return
+        since_ns, before = self._since
+        self.is_told = now_ns - since_ns >= SILENT_NS and num_tokens - before >= FLOWING_TOKENS
 
 
 def _joined(*parts: str) -> str:

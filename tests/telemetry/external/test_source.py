@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -10,10 +11,13 @@ import pytest
 from tests.telemetry.external.conftest import FakeServer, until
 from tests.telemetry.external.pages import VllmPage, sglang_page
 
-from kvscope_telemetry.external.source import ExternalSource
+from kvscope_telemetry.external.readings import EngineReading
+from kvscope_telemetry.external.source import AttachedParts, ExternalSource, Silence, status_of_parts
+from kvscope_telemetry.external.vllm import VLLM
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored
 from kvscope_telemetry.kv_events.config import KvEventsConfig
 from kvscope_telemetry.kv_events.publisher import KvEventPublisher
+from kvscope_telemetry.kv_events.stream_items import StreamState, StreamStatus
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.prefixes.cached_blocks import blocks_of
 from kvscope_telemetry.prefixes.tree import build
@@ -194,3 +198,43 @@ def test_an_engine_that_goes_and_comes(server: FakeServer, attach: Attach) -> No
     assert "HTTP 500" in source.status.reason
     server.tell("/metrics", VllmPage().text())
     until(source, lambda: source.status.state is SourceState.LIVE)
+
+
+def _at(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+def test_events_that_never_come_while_tokens_flow_are_missed() -> None:
+    silence = Silence()
+    for second in range(0, 60, 5):
+        silence.look(EngineReading(prompt_tokens=100 * second, generation_tokens=0), 0, _at(second))
+        assert not silence.is_told
+    silence.look(EngineReading(prompt_tokens=6_000, generation_tokens=0), 0, _at(61))
+    assert silence.is_told
+    silence.look(EngineReading(prompt_tokens=6_100, generation_tokens=0), 1, _at(62))
+    assert not silence.is_told, "one came"
+
+
+@pytest.mark.parametrize("tokens", [999, None])
+def test_a_server_that_does_little_misses_nothing(tokens: int | None) -> None:
+    silence = Silence()
+    silence.look(EngineReading(prompt_tokens=0 if tokens else None), 0, 0)
+    silence.look(EngineReading(prompt_tokens=tokens), 0, _at(600))
+    assert not silence.is_told
+
+
+def test_a_person_is_told_with_what_to_start_the_server() -> None:
+    parts = AttachedParts(
+        product="vLLM",
+        metrics_why="",
+        is_refused=False,
+        events=StreamStatus(state=StreamState.LIVE),
+        events_failure="",
+        has_begun=True,
+        events_option=VLLM.events_option,
+        are_events_missing=True,
+    )
+    state, why = status_of_parts(parts)
+    assert state is SourceState.LIVE
+    assert why.startswith("tokens flow and no KV event came in 60 s: start the server with --kv-events-config '{")
+    assert '"enable_kv_cache_events": true' in status_of_parts(replace(parts, events=None))[1]

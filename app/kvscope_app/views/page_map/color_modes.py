@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.look.theme import Theme, mix, owner_colors
-from kvscope_app.views.capability_messages import engine_name
+from kvscope_app.views.capability_messages import engine_name, from_inside
 from kvscope_app.views.page_map.legend_items import Scale, ShownItems, Swatch, common_swatches
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier, attention_shares
 from kvscope_telemetry.messages.capabilities import Capabilities
@@ -64,7 +64,7 @@ class ColorMode:
         """Why blocks of such an engine cannot be coloured by this; empty when they can."""
         if self.is_available(capabilities):
             return ""
-        how = f": {self.hint}" if self.hint and capabilities.commands else ""
+        how = f": {self.hint}" if self.hint and capabilities.commands else from_inside(capabilities)
         return f"{engine_name(capabilities)} does not tell {self.needs}{how}"
 
     def key_colors(self, theme: Theme) -> list[str]:
