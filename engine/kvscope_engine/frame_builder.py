@@ -19,6 +19,7 @@ from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.changes import RequestChanges
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_telemetry.ledger import pack_u4, pack_u8
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import (
     Batch,
@@ -261,16 +262,6 @@ def pack_batch(plan: StepPlan) -> Batch:
         num_prefill_tokens=plan.num_tokens - decodes,
         num_decode_tokens=decodes,
     )
-
-
-def pack_u4(values: Sequence[int]) -> bytes:
-    """Numbers as little-endian u32."""
-    return struct.pack(f"<{len(values)}I", *values)
-
-
-def pack_u8(values: Sequence[int]) -> bytes:
-    """Numbers as little-endian u64."""
-    return struct.pack(f"<{len(values)}Q", *values)
 
 
 def _pack_if_any(values: Sequence[int]) -> bytes:

@@ -6,7 +6,6 @@ frame of each step; it knows no engine, no socket and no thread. Docs: docs/guid
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, pack_u4, pack_u8
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import (
     Batch,
@@ -193,17 +192,17 @@ class CacheState:
             new_requests=tuple(self._new),
             requests=_rows_of(list(self._touched.values())),
             batch=Batch(
-                number=_u4(list(ran)),
-                num_tokens=_u4(list(ran.values())),
+                number=pack_u4(list(ran)),
+                num_tokens=pack_u4(list(ran.values())),
                 num_prefill_tokens=sum(ran.values()) - num_decode_tokens,
                 num_decode_tokens=num_decode_tokens,
             ),
             timings=timings or Timings(),
             counters=self.counters(),
             events=tuple(self._events),
-            first_token_ns=_u8(first_token_ns),
-            inter_token_ns=_u8(inter_token_ns),
-            moves=Moves(**{name: _u4(blocks) for name, blocks in self._moves.items()}),
+            first_token_ns=pack_u8(first_token_ns),
+            inter_token_ns=pack_u8(inter_token_ns),
+            moves=Moves(**{name: pack_u4(blocks) for name, blocks in self._moves.items()}),
         )
         for request in self._touched.values():
             request.unchanged = list(map(len, request.tables))
@@ -247,28 +246,20 @@ def _rows_of(requests: Sequence[KnownRequest], *, whole: bool = False) -> Reques
         return [getattr(request, name) for request, _, _, _ in rows]
 
     return RequestRows(
-        number=_u4([request.number for request, _, _, _ in rows]),
+        number=pack_u4([request.number for request, _, _, _ in rows]),
         state=bytes(column("state")),
-        num_computed_tokens=_u4(column("num_computed_tokens")),
-        num_cached_tokens=_u4(column("num_cached_tokens")),
-        num_output_tokens=_u4(column("num_output_tokens")),
+        num_computed_tokens=pack_u4(column("num_computed_tokens")),
+        num_cached_tokens=pack_u4(column("num_cached_tokens")),
+        num_output_tokens=pack_u4(column("num_output_tokens")),
         num_preemptions=np.minimum(column("num_preemptions"), _MAX_U2).astype("<u2").tobytes(),
-        table_start=_u4([start for _, _, start, _ in rows]),
-        table_count=_u4([len(tail) for _, _, _, tail in rows]),
-        table_blocks=_u4([block for _, _, _, tail in rows for block in tail]),
+        table_start=pack_u4([start for _, _, start, _ in rows]),
+        table_count=pack_u4([len(tail) for _, _, _, tail in rows]),
+        table_blocks=pack_u4([block for _, _, _, tail in rows for block in tail]),
         num_draft_tokens=_u4_if_any(column("num_draft_tokens")),
         num_accepted_tokens=_u4_if_any(column("num_accepted_tokens")),
         table_group=_u4_if_any([group for _, group, _, _ in rows]),
     )
 
 
-def _u4(values: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(values)}I", *values)
-
-
-def _u8(values: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(values)}Q", *values)
-
-
 def _u4_if_any(values: list[Any]) -> bytes:
-    return _u4(values) if any(values) else b""
+    return pack_u4(values) if any(values) else b""

@@ -7,6 +7,7 @@ rows to little-endian bytes. It knows neither who writes the rows nor who draws 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from operator import attrgetter
@@ -241,6 +242,16 @@ def skipped_share(units: int) -> float | None:
     """Of the layers and KV heads that choose among blocks, those that passed the block over when it was counted last;
     the least where several requests hold it. None: it never was."""
     return attention_share(units)
+
+
+def pack_u4(values: Sequence[int]) -> bytes:
+    """Numbers as little-endian u32."""
+    return struct.pack(f"<{len(values)}I", *values)
+
+
+def pack_u8(values: Sequence[int]) -> bytes:
+    """Numbers as little-endian u64."""
+    return struct.pack(f"<{len(values)}Q", *values)
 
 
 def num_hashed(rows: BlockRows) -> int:

@@ -39,7 +39,7 @@ MAX_REQUESTS: Final = 200
 RequestOrder = Callable[[RequestMirror], npt.NDArray[np.int64]]
 """What requests are sorted by, the largest first."""
 ORDERS: Final[dict[str, RequestOrder]] = {
-    "blocks": lambda requests: requests.num_blocks.astype(np.int64),
+    "blocks": lambda requests: requests.num_held.astype(np.int64),
     "tokens": lambda requests: _tokens(requests),
     "age": lambda requests: -requests.arrival_ns,
     "number": lambda requests: requests.number,
@@ -275,7 +275,7 @@ class _Notes:
                 request_id=requests.request_ids[row],
                 state=_state_word(int(requests.state[row])),
                 num_tokens=int(tokens[row]),
-                num_blocks=int(requests.num_blocks[row]),
+                num_blocks=int(requests.num_held[row]),
                 age_s=max(0, self._engine_ns - int(requests.arrival_ns[row])) / 1e9,
             )
             for row in first.tolist()

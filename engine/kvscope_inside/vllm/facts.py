@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from pathlib import Path
 from typing import Any, Final
 
 from kvscope_telemetry.messages.capabilities import Capabilities
@@ -100,7 +101,7 @@ def _model(config: Any) -> ModelInfo:
     model, text = config.model_config, config.model_config.hf_text_config
     heads = int(getattr(text, "num_attention_heads", 0) or 0)
     return ModelInfo(
-        name=str(model.served_model_name or model.model),
+        name=_name(model),
         architecture=str(next(iter(getattr(model.hf_config, "architectures", None) or ()), "")),
         dtype=_dtype(model.dtype),
         num_layers=int(getattr(text, "num_hidden_layers", 0) or 0),
@@ -111,6 +112,13 @@ def _model(config: Any) -> ModelInfo:
         max_model_len=int(model.max_model_len),
         quantization=str(model.quantization or ""),
     )
+
+
+def _name(model: Any) -> str:
+    """As it is served; "default" is what kvscope calls a model of its own."""
+    served = model.served_model_name
+    name = str(served[0] if isinstance(served, list | tuple) and served else served or model.model)
+    return Path(str(model.model)).name if name == "default" else name
 
 
 def _cache_dtype(config: Any) -> str:

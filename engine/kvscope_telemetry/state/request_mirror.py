@@ -114,6 +114,14 @@ class RequestMirror:
         return np.concatenate([self.table(number, group) for group in self._tables])
 
     @property
+    def num_held(self) -> npt.NDArray[np.int32]:
+        """Entries of all its block tables, shape `(len(self),)`; of a single KV group that is `num_blocks`."""
+        if len(self._tables) == 1:
+            return self.num_blocks
+        held: npt.NDArray[np.int32] = np.sum([self._lengths(group) for group in self._tables], axis=0, dtype=np.int32)
+        return held
+
+    @property
     def groups(self) -> list[int]:
         """KV groups of which block tables were told, the first in any case; `num_blocks` is of that one."""
         return list(self._tables)

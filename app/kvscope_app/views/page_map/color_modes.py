@@ -438,7 +438,7 @@ def _group_colors(theme: Theme) -> dict[int, str]:
 
 def _group_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:
     colors = owner_colors(theme)
-    return [Swatch(colors[number % NUM_GROUP_KEYS], words) for number, words in enumerate(shown.groups)]
+    return [Swatch(colors[number % NUM_GROUP_KEYS], f"{number}: {words}") for number, words in enumerate(shown.groups)]
 
 
 GROUP: Final = ColorMode(

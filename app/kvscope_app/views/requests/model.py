@@ -128,7 +128,7 @@ COLUMNS: Final = (
     ),
     _column("Prompt", "num_prompt_tokens", _counted("num_prompt_tokens"), "00 000", "Tokens of the prompt"),
     _column("Output", "num_output_tokens", _output_text, "0 000 / 0 000", "Tokens generated, of the maximum"),
-    _column("Blocks", "num_blocks", _counted("num_blocks"), "0 000", "Blocks in its block table"),
+    _column("Blocks", "num_blocks", _counted("num_blocks"), "0 000", "Blocks in its block tables"),
     _column("Speed", "tokens_per_s", _speed_text, "000.0 tok/s", "Output tokens per second since the first token"),
     _column("Time", "time_s", _timed("time_s"), "00:00 min", "From arrival to end"),
     _column("TTFT", "ttft_s", _timed("ttft_s"), "000.0 ms", "Time from arrival to first token"),

@@ -83,7 +83,7 @@ def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None))
     started = times.started_ns(number)
     still_waits = (started < 0) & (requests.state[part] == RequestState.WAITING)
     counted = ("num_prompt_tokens", "num_computed_tokens", "num_cached_tokens", "num_output_tokens")
-    others = ("state", "max_tokens", "num_blocks", "num_preemptions", "num_draft_tokens", "num_accepted_tokens")
+    others = ("state", "max_tokens", "num_preemptions", "num_draft_tokens", "num_accepted_tokens")
     return RequestColumns(
         request_ids=requests.request_ids[part],
         number=number,
@@ -94,6 +94,7 @@ def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None))
         queue_s=running_s(arrival, np.where(still_waits, end, started), mirror.stops),
         time_s=running_s(arrival, end, mirror.stops),
         ending=times.endings(number),
+        num_blocks=requests.num_held[part].astype(np.int64),
         **{name: getattr(requests, name)[part].astype(np.int64) for name in counted + others},
     )
 
