@@ -36,7 +36,7 @@ def addresses_of(args: argparse.Namespace, texts: Sequence[str], option: str) ->
 
 def add_access_options(parser: argparse.ArgumentParser, option: str) -> None:
     """Add the options that say how to get access to what `option` names."""
-    servers = each_engine("{name}")
+    servers, publishers = each_engine("{name}"), each_engine("{name}", with_events=True)
     parser.add_argument(
         "--key",
         metavar="FILE",
@@ -49,7 +49,7 @@ def add_access_options(parser: argparse.ArgumentParser, option: str) -> None:
         "--kv-events",
         metavar="ENDPOINT",
         default="",
-        help=f"where {servers} publishes its KV events, tcp://HOST:PORT (default: what the server reports)",
+        help=f"where {publishers} publishes its KV events, tcp://HOST:PORT (default: what the server reports)",
     )
     parser.add_argument(
         "--api-key-file",

@@ -10,16 +10,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from kvscope_inside.cache_state import CacheState, KnownRequest
     from kvscope_inside.publisher import Publisher
+    from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
 
 __all__ = ["CacheState", "KnownRequest", "Publisher"]
 
-_PLACES: Final = {"CacheState": "cache_state", "KnownRequest": "cache_state", "Publisher": "publisher"}
+_PLACES: Final = {
+    "CacheState": "kvscope_telemetry.state.cache_state",
+    "KnownRequest": "kvscope_telemetry.state.cache_state",
+    "Publisher": "kvscope_inside.publisher",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Imported when it is asked for: a process of an engine in which nothing is watched pays for none of it."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    return getattr(import_module(_PLACES[name]), name)

@@ -22,7 +22,6 @@ from typing import Final, Protocol, Self
 
 from msgspec.structs import replace
 
-from kvscope_inside.cache_state import CacheState
 from kvscope_telemetry.devices.device_watch import DeviceWatch
 from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.commands import (
@@ -44,6 +43,7 @@ from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Goodbye, Heartbeat, MemoryBreakdown, TelemetryMessage
 from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
+from kvscope_telemetry.state.cache_state import CacheState
 
 Answer = Callable[[Reply], None]
 """Called once with what becomes of a command, from any thread."""

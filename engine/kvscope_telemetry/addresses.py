@@ -108,16 +108,29 @@ class Address:
         self.check()
         if not self.is_external:
             return LiveSource(self.text, key=self.key, sink=sink)
+        if self._tells_slots:
+            from kvscope_telemetry.external.slot_source import SlotSource
+
+            return SlotSource(external_address(self), sink=sink)
         from kvscope_telemetry.external.source import ExternalSource
 
         return ExternalSource(external_address(self), sink=sink)
 
+    @property
+    def _tells_slots(self) -> bool:
+        engine = find_engine(self.scheme)
+        return engine is not None and engine.tells_slots
+
     def _check_options_of_own(self) -> None:
         for name, value in (("--kv-events", self.kv_events), ("an API key", self.api_key), ("--tls", self.tls)):
             if value:
-                raise BadInput(f"{name} is for {each_engine('{scheme}://', 'and')}, and does not go with {self.text}")
+                engines = each_engine("{scheme}://", "and", with_events=name == "--kv-events")
+                raise BadInput(f"{name} is for {engines}, and does not go with {self.text}")
 
     def _check_options_of_external(self) -> None:
+        if self.kv_events and self._tells_slots:
+            engines = each_engine("{scheme}://", "and", with_events=True)
+            raise BadInput(f"--kv-events is for {engines}, and does not go with {self.text}")
         if self.key is not None:
             raise BadInput(f"--key is for engines of kvscope's own and does not go with {self.text}")
         if self.ca_file is not None and not self.ca_file.expanduser().is_file():

@@ -34,7 +34,7 @@ def test_it_is_attached_in_the_sheet_and_has_its_row_in_a_fleet(server, qtbot):
     sheet = AttachSheet(parent, found.append)
     sheet.show()
     names = [button.text() for button in sheet.fields.kinds.findChildren(QAbstractButton)]
-    assert names == ["kvscope", "vLLM", "SGLang", "Made-up"]
+    assert names == ["kvscope", "vLLM", "SGLang", "llama.cpp", "Made-up"]
     sheet.fields.kinds.findChildren(QAbstractButton)[-1].click()
     assert sheet.fields.where.placeholderText() == "HOST:4242"
     assert sheet.fields.kv_events.isVisible()

@@ -67,12 +67,13 @@ def test_another_engine_with_all_that_was_given(external):
     ("address", "words"),
     [
         (Address("nowhere"), f"address 'nowhere' is not accepted: {accepted_addresses()}"),
-        (Address("http://box:8000/"), "vllm://box:8000 or sglang://box:8000"),
-        (Address("https://box"), "vllm://box or sglang://box with --tls"),
+        (Address("http://box:8000/"), "vllm://box:8000, sglang://box:8000 or llama://box:8000"),
+        (Address("https://box"), "vllm://box, sglang://box or llama://box with --tls"),
         (Address("ipc://relative"), "an absolute directory"),
         (Address("tcp://192.0.2.1:7710"), "not accepted without a key file"),
         (Address("tcp://127.0.0.1:7710", kv_events="tcp://127.0.0.1:1"), "--kv-events is for vllm:// and sglang://"),
-        (Address("ipc:///a", api_key="secret"), "an API key is for vllm:// and sglang://"),
+        (Address("llama://box", kv_events="tcp://box:1"), "--kv-events is for vllm:// and sglang://"),
+        (Address("ipc:///a", api_key="secret"), "an API key is for vllm://, sglang:// and llama://"),
         (Address("vllm://box:8000", tls=True, ca_file=Path("/nowhere/ca.pem")), "--tls-ca '/nowhere/ca.pem'"),
     ],
 )

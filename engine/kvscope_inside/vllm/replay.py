@@ -16,13 +16,13 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from kvscope_inside.cache_state import CacheState, KnownRequest
 from kvscope_inside.vllm.notes import Note
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame, Timings
+from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
 
 MAX_EVICTED_KNOWN: Final = 200_000
 """Hashes of which is remembered when they were evicted, the newest."""

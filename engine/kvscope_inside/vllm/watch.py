@@ -15,7 +15,6 @@ import weakref
 from pathlib import Path
 from typing import Any, Final
 
-from kvscope_inside.cache_state import CacheState
 from kvscope_inside.detokenizer import Detokenizer
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.publisher import Publisher
@@ -27,6 +26,7 @@ from kvscope_inside.vllm.plugin import log
 from kvscope_inside.vllm.replay import Replay
 from kvscope_telemetry.keys.key_ring import KeyRing, default_keys_folder
 from kvscope_telemetry.messages.telemetry import Event
+from kvscope_telemetry.state.cache_state import CacheState
 
 NAP_S: Final = 0.004
 """Between two looks for notes."""

@@ -63,6 +63,9 @@ class ExternalEngine:
     capabilities: Capabilities
     """What it can tell. Whether aborts are counted is known of each server, by its metrics."""
 
+    tells_slots: bool = False
+    """It tells what each of its slots holds (`slot_source`), and has no KV events."""
+
     form_fields: Callable[[Structured], Fields]
     """A form of the answer in the words of its API, but for JSON, which OpenAI's API has words for. Raises BadInput for
     one that it has no word for."""

@@ -9,24 +9,21 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
-from kvscope_telemetry.errors import KvscopeError, ProtocolError
+from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.external.address import ExternalAddress, waits_for_publisher
 from kvscope_telemetry.external.block_contents import BlockContents
-from kvscope_telemetry.external.prompting.prompter import Prompter
+from kvscope_telemetry.external.prompted_source import PromptedSource
 from kvscope_telemetry.external.readings import EngineReading
 from kvscope_telemetry.external.scrape import Scraper
 from kvscope_telemetry.external.server_facts import ServerFacts
 from kvscope_telemetry.external.translator import Translator
-from kvscope_telemetry.external.update_queue import UpdateQueue
 from kvscope_telemetry.kv_events.stream import KvEventStream
 from kvscope_telemetry.kv_events.stream_items import Reset, StreamItem, StreamState, StreamStatus
-from kvscope_telemetry.messages.commands import BlockContent, Command, Reply
-from kvscope_telemetry.source import SourceState, SourceStatus, Update
+from kvscope_telemetry.messages.commands import BlockContent
+from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.sink import Sink
-from kvscope_telemetry.state.mirror import Mirror
 
 RETRY_S: Final = 5.0
 """For an endpoint that could not be had."""
@@ -40,10 +37,9 @@ SILENT_NS: Final = 60_000_000_000
 FLOWING_TOKENS: Final = 1_000
 """That many in that time fill blocks."""
 WAIT_FOR_METRICS_NS: Final = 3_000_000_000
-_LOOK_AGAIN_S: Final = 0.05
 
 
-class ExternalSource:
+class ExternalSource(PromptedSource):
     """The engine at `address`, one rank of it; a context manager that closes at the end.
 
     Nobody needs to be there yet. `sink` is given all that is told (`set_sink`). Raises BadInput for a file of
@@ -58,22 +54,15 @@ class ExternalSource:
         frame_s: float = FRAME_S,
         scraper: Callable[[ExternalAddress], Scraper] = Scraper,
     ) -> None:
-        self.mirror = Mirror()
-        """The state as of the last `update_mirror()`."""
-        self._address = address
+        super().__init__(address, sink)
         self._frame_s = frame_s
         self._translator = Translator(address.engine)
         tokens, hash_in = self._translator.tokens, self._translator.hash_in
         self._contents = BlockContents(tokens, hash_in, address.tokenizer)
-        self._hand_over = UpdateQueue(sink)
-        self._resync_wanted = False
         self._heard_ns = self._num_batches = 0
         self._silence = Silence()
         self._begun_ns = time.monotonic_ns()
         self._failure = ""
-        self._changed = threading.Condition()
-        self._end = threading.Event()
-        self._prompter = Prompter(address)
         self._scraper = scraper(address)
         self._events = EventPart(address)
         self._thread = threading.Thread(target=self._run, name="kvscope-external", daemon=True)
@@ -101,73 +90,12 @@ class ExternalSource:
             last_message_ns=self._heard_ns,
         )
 
-    def take_update(self) -> Update | None:
-        """What came since the last call, None when nothing did."""
-        return self._hand_over.take_update()
-
-    def update_mirror(self) -> Update | None:
-        """Take what came and apply it to `mirror`; what was applied, None when nothing was."""
-        update = self.take_update()
-        if update is None:
-            return None
-        try:
-            self.mirror.apply(update)
-        except ProtocolError:
-            self.resync()
-            return None
-        return update
-
-    def resync(self) -> None:
-        """For a taker that could not apply an update: drop what waits, begin anew with the whole state."""
-        self._hand_over.discard()
-        self._resync_wanted = True
-
-    def set_sink(self, sink: Sink | None) -> None:
-        """From now on give what is told to `sink`, or to nobody. It begins with the whole state."""
-        self._hand_over.set_sink(sink)
-
     def contents(self, rows: Iterable[int]) -> tuple[BlockContent, ...]:
         """What rows of the ledger hold now, as far as it was told, in the order asked. From any thread.
 
         Text is by the tokenizer where it is on this machine, which the first call reads; else the tokens' numbers.
         """
         return self._contents.of_rows(rows, self._translator.model)
-
-    def send(self, command: Command) -> None:
-        """Send a prompt through its OpenAI API, or hang up on one. From any thread; never waits.
-
-        All else is refused. Raises BadInput for one that is too large, EngineDead after `close`.
-        """
-        self._prompter.send(command)
-
-    def take_replies(self) -> list[Reply]:
-        """Answers to what was sent since the last call, oldest first."""
-        return self._prompter.take_replies()
-
-    def wait(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until `predicate()` holds, looking again whenever something came; whether it did in time."""
-        deadline = time.monotonic() + timeout_s
-        while not predicate():
-            rest_s = deadline - time.monotonic()
-            if rest_s <= 0:
-                return False
-            with self._changed:
-                self._changed.wait(min(rest_s, _LOOK_AGAIN_S))
-        return True
-
-    def close(self) -> None:
-        """End the threads and free the sockets. Idempotent."""
-        self._end.set()
-        self._prompter.close()
-        self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # The thread.
 

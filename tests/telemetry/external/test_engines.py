@@ -86,11 +86,13 @@ def test_what_a_person_is_told_of_it(made_up: str, server: FakeServer) -> None:
     with open_source(made_up) as source:
         until(source, lambda: "(HTTP 404): start Made-up with --figures" in source.status.reason)  # type: ignore[arg-type]
     for wrong in ("nowhere", "vllm://box"):
-        with pytest.raises(BadInput, match=r"vllm://HOST:PORT, sglang://HOST:PORT or madeup://HOST:PORT"):
+        with pytest.raises(
+            BadInput, match=r"vllm://HOST:PORT, sglang://HOST:PORT, llama://HOST:PORT or madeup://HOST:PORT"
+        ):
             Address(wrong).check()
     with pytest.raises(BadInput, match=r"say which engine it is, .* or madeup://box"):
         Address("http://box").check()
-    with pytest.raises(BadInput, match=r"an API key is for vllm://, sglang:// and madeup://, "):
+    with pytest.raises(BadInput, match=r"an API key is for vllm://, sglang://, llama:// and madeup://, "):
         Address("ipc:///tmp/a", api_key="x").check()
 
 

@@ -1,0 +1,341 @@
+"""A server that tells what each of its slots holds (llama.cpp's `/slots`) as a `Source`: rows are pieces of slots.
+
+Owns the thread that asks, politely: slots once a second; what waits, from metrics that a scrape resets, once in ten; a
+server that sleeps, or that only passes requests on, is left alone but for one question in ten seconds.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.external.address import ExternalAddress
+from kvscope_telemetry.external.http_client import NOT_FOUND, HttpClient, NoAnswer
+from kvscope_telemetry.external.page import Page
+from kvscope_telemetry.external.prompted_source import PromptedSource
+from kvscope_telemetry.external.server_facts import mapping, text, whole
+from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_telemetry.messages.commands import BlockContent
+from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Event, Heartbeat, Hello, ModelInfo
+from kvscope_telemetry.sockets.host_id import host_id
+from kvscope_telemetry.source import SourceState, SourceStatus
+from kvscope_telemetry.sources.sink import Sink
+from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
+
+EVERY_S: Final = 1.0
+RARELY_S: Final = 10.0
+"""Between looks at metrics, and at a server that sleeps."""
+CELL_TOKENS: Final = 32
+"""That a row is for, and twice as many as long as there would be more rows than the next number."""
+MAX_CELLS: Final = 8192
+MAX_SLOTS: Final = 1024
+MAX_CONTEXT: Final = 1 << 24
+_NOT_ENABLED: Final = (404, 501)
+_SLEEPS: Final = "it sleeps: nothing is asked until a request wakes it"
+_ROUTES: Final = "it passes requests on to servers of its own: attach to one of those"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReading:
+    """What one slot says."""
+
+    slot: int
+    num_ctx: int
+    is_processing: bool
+    task: int
+    """-1: it had none yet."""
+    num_tokens: int
+    """That it holds: of the prompt, and generated."""
+    num_processed: int
+    num_cached: int
+    num_decoded: int
+
+
+def read_slots(answer: object) -> list[SlotReading]:
+    """Of the answer to `/slots`. Raises ProtocolError for what is none."""
+    if not isinstance(answer, list) or not 0 < len(answer) <= MAX_SLOTS:
+        raise ProtocolError("/slots is no list of slots")
+    return [_slot(place, mapping(each)) for place, each in enumerate(answer)]
+
+
+def _slot(place: int, said: Mapping[str, Any]) -> SlotReading:
+    num_ctx, task = whole(said.get("n_ctx")), said.get("id_task")
+    if not 0 < num_ctx <= MAX_CONTEXT:
+        raise ProtocolError(f"slot {place}: n_ctx={said.get('n_ctx')!r:.40} is not from 1 to {MAX_CONTEXT}")
+    listed = said.get("next_token")
+    token = mapping(listed[0] if isinstance(listed, list) and listed else listed)
+    return SlotReading(
+        slot=place,
+        num_ctx=num_ctx,
+        is_processing=said.get("is_processing") is True,
+        task=task if isinstance(task, int) and not isinstance(task, bool) else -1,
+        num_tokens=min(whole(said.get("n_prompt_tokens")), num_ctx),
+        num_processed=whole(said.get("n_prompt_tokens_processed")),
+        num_cached=whole(said.get("n_prompt_tokens_cache")),
+        num_decoded=whole(token.get("n_decoded")),
+    )
+
+
+class SlotState:
+    """A server's slots as a cache: makes the state of the first reading, and changes it by later ones."""
+
+    def __init__(self, slots: list[SlotReading], address: ExternalAddress, model: str, version: str) -> None:
+        self.num_ctx = slots[0].num_ctx
+        self.cell = CELL_TOKENS
+        while len(slots) * -(-self.num_ctx // self.cell) > MAX_CELLS:
+            self.cell *= 2
+        self.num_cells = -(-self.num_ctx // self.cell)
+        """Rows of a slot; slots lie one after another."""
+        engine, now_ns = address.engine, time.monotonic_ns()
+        hello = Hello(
+            epoch=secrets.randbits(48),
+            time_ns=now_ns,
+            wall_time_ns=time.time_ns(),
+            model=ModelInfo(name=model, max_model_len=self.num_ctx),
+            cache=CacheInfo(
+                num_blocks=len(slots) * self.num_cells,
+                block_size=self.cell,
+                allocator=f"{len(slots)} slots",
+                prefix_caching=True,
+                max_num_seqs=len(slots),
+            ),
+            device=DeviceInfo(kind="unknown"),
+            engine_version=f"{engine.name} {version}".strip(),
+            host=host_id(),
+            capabilities=engine.capabilities,
+        )
+        self.state = CacheState(hello)
+        self._requests: list[KnownRequest | None] = [None] * len(slots)
+        self._tasks = [slot.task if not slot.is_processing else -1 for slot in slots]
+        """Of each slot, the last task that was told or was there before."""
+        self._owners = [NO_OWNER] * len(slots)
+        """Of each slot, the last request that was told."""
+        self._held = [(0, False, NO_OWNER)] * len(slots)
+
+    def fits(self, slots: list[SlotReading]) -> bool:
+        """Whether these can be the same server's."""
+        return len(slots) == len(self._requests) and all(slot.num_ctx == self.num_ctx for slot in slots)
+
+    def apply(self, slots: list[SlotReading], now_ns: int) -> None:
+        """How they are now."""
+        for slot in slots:
+            self._follow_task(slot, now_ns)
+            self._follow_cells(slot)
+        running = sum(slot.is_processing for slot in slots)
+        self.state.totals["num_running"] = running
+
+    def _follow_task(self, slot: SlotReading, now_ns: int) -> None:
+        request = self._requests[slot.slot]
+        is_new = slot.task >= 0 and slot.task != self._tasks[slot.slot]
+        if request is not None and (is_new or not slot.is_processing):
+            if not is_new:
+                self._update(request, slot)
+            self._finish(slot.slot, request, now_ns)
+            request = None
+        if is_new and (slot.num_decoded or not slot.is_processing):  # before, how long its prompt is is not told
+            self._tasks[slot.slot] = slot.task
+            num_prompt = slot.num_processed + slot.num_cached
+            request = self.state.add_request(f"task {slot.task}", num_prompt_tokens=num_prompt, arrival_ns=now_ns)
+            request.state, request.num_cached_tokens = RequestState.RUNNING, slot.num_cached
+            self.state.count(admitted=1, prompt_tokens=slot.num_processed, cached_tokens=slot.num_cached)
+            self._requests[slot.slot] = request
+            self._owners[slot.slot] = request.number
+            self._update(request, slot)
+            if not slot.is_processing:
+                self._finish(slot.slot, request, now_ns)
+        elif request is not None:
+            self._update(request, slot)
+
+    def _update(self, request: KnownRequest, slot: SlotReading) -> None:
+        first, num_cells = slot.slot * self.num_cells, -(-slot.num_tokens // self.cell)
+        if len(request.tables[0]) != num_cells:
+            start = min(len(request.tables[0]), num_cells)
+            request.set_table(range(first + start, first + num_cells), start=start)
+        self.state.count(generation_tokens=max(0, slot.num_decoded - request.num_output_tokens))
+        request.num_output_tokens, request.num_computed_tokens = slot.num_decoded, slot.num_tokens
+        self.state.touch(request)
+
+    def _finish(self, slot: int, request: KnownRequest, now_ns: int) -> None:
+        cause = f"ended after {request.num_output_tokens} tokens; the slot keeps what it holds"
+        self.state.add_event(Event(kind="finished", time_ns=now_ns, number=request.number, cause=cause))
+        self.state.count(finished=1)
+        self.state.finish(request)
+        self._requests[slot] = None
+
+    def _follow_cells(self, slot: SlotReading) -> None:
+        is_untold = slot.is_processing and self._requests[slot.slot] is None
+        before, was_processing, owner_before = self._held[slot.slot]
+        owner = NO_OWNER if is_untold else self._owners[slot.slot]
+        self._held[slot.slot] = slot.num_tokens, slot.is_processing, owner
+        first, end = slot.slot * self.num_cells, -(-slot.num_tokens // self.cell)
+        start = (
+            0
+            if (slot.is_processing, owner) != (was_processing, owner_before)
+            else min(before, slot.num_tokens) // self.cell
+        )
+        if end > start:
+            places = range(start, end)
+            self.state.set_blocks(
+                [first + place for place in places],
+                state=BlockState.ACTIVE if slot.is_processing else BlockState.CACHED,
+                ref_count=int(slot.is_processing),
+                filled=[min(self.cell, slot.num_tokens - place * self.cell) for place in places],
+                owner=owner,
+            )
+        gone = range(first + end, first + -(-before // self.cell))
+        self.state.free_blocks(list(gone))
+
+
+class SlotSource(PromptedSource):
+    """The server at `address`; a context manager that closes at the end. Nobody needs to be there yet.
+
+    Raises BadInput for a file of certificates that will not do.
+    """
+
+    def __init__(self, address: ExternalAddress, *, sink: Sink | None = None, every_s: float = EVERY_S) -> None:
+        super().__init__(address, sink)
+        self._every_s = every_s
+        self._http = HttpClient(address)
+        self._slots: SlotState | None = None
+        self._why = f"{address.url('/slots')} has not answered yet"
+        self._is_refused = self._is_quiet = False
+        self._num_frames = self._num_restarts = self._heard_ns = 0
+        self._rarely_s = 0.0
+        self._has_metrics = True
+        self._failure = ""
+        self._thread = threading.Thread(target=self._run, name="kvscope-slots", daemon=True)
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """The address, without its options."""
+        return self._address.name
+
+    @property
+    def status(self) -> SourceStatus:
+        """How it is now."""
+        state = SourceState.LIVE
+        if self._failure:
+            state = SourceState.ENDED
+        elif self._is_refused:
+            state = SourceState.REFUSED
+        elif self._slots is None:
+            state = SourceState.CONNECTING
+        elif self._why and not self._is_quiet:
+            state = SourceState.STALE
+        return SourceStatus(
+            state=state,
+            reason=self._failure or self._why,
+            frames_received=self._num_frames,
+            frames_dropped=self._hand_over.num_discarded,
+            resyncs=self._num_restarts,
+            messages_rejected=0,
+            num_skipped=0,
+            last_message_ns=self._heard_ns,
+        )
+
+    def contents(self, rows: Iterable[int]) -> tuple[BlockContent, ...]:
+        """Nothing: what slots hold is not told."""
+        return tuple(BlockContent(block=row) for row in rows)
+
+    def close(self) -> None:
+        """End the thread and free the sockets. Idempotent."""
+        self._end.set()
+        self._http.cancel()
+        super().close()
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._end.is_set():
+                begun_s = time.monotonic()
+                self._round(time.monotonic_ns())
+                pause_s = RARELY_S if self._is_quiet else self._every_s
+                self._end.wait(max(pause_s - (time.monotonic() - begun_s), 0.1 * self._every_s))
+        except Exception as error:
+            self._failure = f"reading failed: {error!r:.200}"
+            raise
+
+    def _round(self, now_ns: int) -> None:
+        try:
+            props = self._props() if self._slots is None or self._is_quiet else {}
+            if props.get("is_sleeping") is True or props.get("role") == "router":
+                self._is_quiet, self._is_refused = True, False
+                self._why = _SLEEPS if props.get("role") != "router" else _ROUTES
+                return
+            self._is_quiet = False
+            slots = read_slots(self._ask("/slots"))
+        except NoAnswer as error:
+            self._why, self._is_refused = self._in_words(error), error.is_refusal
+            return
+        except ProtocolError as error:
+            self._why, self._is_refused = f"{self._address.url('/slots')}: {error}", False
+            return
+        self._why, self._is_refused, self._heard_ns = "", False, now_ns
+        self._tell(slots, props, now_ns)
+
+    def _tell(self, slots: list[SlotReading], props: Mapping[str, Any], now_ns: int) -> None:
+        if self._slots is None or not self._slots.fits(slots):
+            self._num_restarts += self._slots is not None
+            props = props or self._props()
+            path = text(props.get("model_path")).rpartition("/")[2]
+            model = text(props.get("model_alias")) or path
+            self._slots = SlotState(slots, self._address, model, text(props.get("build_info")))
+            self._resync_wanted = True
+        state = self._slots.state
+        self._slots.apply(slots, now_ns)
+        if now_ns / 1e9 >= self._rarely_s and self._has_metrics:
+            self._rarely_s = now_ns / 1e9 + RARELY_S
+            self._read_metrics(state)
+        messages: list[Any] = [state.frame(state.step + 1, now_ns)]
+        self._num_frames += 1
+        if self._hand_over.wants_snapshot(now_ns) or self._resync_wanted:
+            self._resync_wanted = False
+            messages = [state.snapshot()]
+        messages.append(
+            Heartbeat(
+                epoch=state.hello.epoch,
+                time_ns=now_ns,
+                seq=state.seq,
+                step=state.step,
+                num_unfinished=len(state.requests),
+            )
+        )
+        self._hand_over.give(messages)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _read_metrics(self, state: CacheState) -> None:
+        """How many requests wait, which slots do not tell; a server without metrics is not asked again."""
+        try:
+            _, body = self._http.get(self._address.engine.metrics_path)
+        except NoAnswer as error:
+            self._has_metrics = error.status not in _NOT_ENABLED
+            return
+        prefix = self._address.engine.metrics_prefix
+        reading = self._address.engine.read(Page(body.decode("utf-8", "replace"), (prefix,), rank=("rank", 0)))
+        state.totals["num_waiting"] = reading.num_waiting or 0
+
+    def _props(self) -> Mapping[str, Any]:
+        return mapping(self._ask("/props"))
+
+    def _ask(self, path: str) -> Any:
+        _, body = self._http.get(path)
+        try:
+            return msgspec.json.decode(body)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            raise ProtocolError(f"{path} is not JSON") from None
+
+    def _in_words(self, error: NoAnswer) -> str:
+        if error.status in _NOT_ENABLED and error.status != NOT_FOUND:
+            return f"{error}: start llama-server without --no-slots"
+        return str(error)
