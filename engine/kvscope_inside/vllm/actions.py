@@ -104,10 +104,14 @@ class VllmActions:
             self.run()
             self._notes.flush()
 
-    def run(self) -> None:
-        """Do what waits."""
+    def before_step(self) -> None:
+        """A step would begin: do what waits, unless the steps that were asked for are over."""
         if self._step_answer is not None:
             self._count_steps()
+        self.run()
+
+    def run(self) -> None:
+        """Do what waits."""
         while self._waiting:
             client, command, by, answer = self._waiting.popleft()
             try:

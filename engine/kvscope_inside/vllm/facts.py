@@ -69,14 +69,24 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
 
 def endpoint_of_rank(endpoint: str, scheduler: Any) -> str:
     """Where a data-parallel rank tells: the first at `endpoint`, others beside, PATH-1 or PORT + 2, …"""
-    config = scheduler.vllm_config.parallel_config
-    rank = int(getattr(config, "data_parallel_index", None) or config.data_parallel_rank or 0)
+    rank = _rank(scheduler)
     if not rank:
         return endpoint
     if endpoint.startswith("tcp://"):
         host, _, port = endpoint.rpartition(":")
         return f"{host}:{int(port) + 2 * rank}"
     return f"{endpoint}-{rank}"
+
+
+def file_of_rank(path: Path, scheduler: Any) -> Path:
+    """Where a data-parallel rank is recorded: the first in the file, others beside, NAME-1, …"""
+    rank = _rank(scheduler)
+    return path.with_stem(f"{path.stem}-{rank}") if rank else path
+
+
+def _rank(scheduler: Any) -> int:
+    config = scheduler.vllm_config.parallel_config
+    return int(getattr(config, "data_parallel_index", None) or config.data_parallel_rank or 0)
 
 
 def kv_bytes(scheduler: Any) -> int:

@@ -11,7 +11,6 @@ import os
 import secrets
 import threading
 import time
-import weakref
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from kvscope_inside.detokenizer import Detokenizer
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.vllm.actions import VllmActions
-from kvscope_inside.vllm.facts import endpoint_of_rank, hello_of, kv_bytes
+from kvscope_inside.vllm.facts import endpoint_of_rank, file_of_rank, hello_of, kv_bytes
 from kvscope_inside.vllm.memory import EngineMemory
 from kvscope_inside.vllm.notes import StepNotes
 from kvscope_inside.vllm.plugin import log
@@ -47,10 +46,9 @@ class Watch:
         self._hooks = Hooks(self._fail)
         hello = hello_of(scheduler, secrets.randbits(48))
         state = CacheState(hello)
-        self._scheduler = weakref.ref(scheduler)
         memory = EngineMemory(hello, kv_bytes(scheduler))
         self._actions = VllmActions(self._hooks, memory.ask)
-        self._notes = StepNotes(scheduler, self._hooks, self._actions.run)
+        self._notes = StepNotes(scheduler, self._hooks, self._actions.before_step)
         pool = scheduler.kv_cache_manager.block_pool
         self._replay = Replay(
             state,
@@ -68,7 +66,7 @@ class Watch:
             address,
             state,
             keys=KeyRing(default_keys_folder(), warn=log().warning) if is_keyed else None,
-            record=Path(record) if record else None,
+            record=file_of_rank(Path(record), scheduler) if record else None,
             actions=self._actions,
             contents=self._replay.contents,
             texts=self._detokenizer.texts,
@@ -76,6 +74,7 @@ class Watch:
             memory_pid=lambda: memory.pid,
             tell=log().warning,
         )
+        self._hooks.before(scheduler, "shutdown", self.close)
         if self._hooks.missing:
             missing = ", ".join(self._hooks.missing)
             line = f"this version of vLLM does not have {missing}: what they tell is unknown"
@@ -86,7 +85,9 @@ class Watch:
         log().info("kvscope: this engine can be seen by kvscope --attach %s", address)
 
     def close(self, reason: str = "") -> None:
-        """vLLM is as it was, and whoever watches is told."""
+        """vLLM is as it was, and whoever watches is told. Idempotent."""
+        if self._closing.is_set():
+            return
         self._closing.set()
         self._hooks.remove()
         if threading.current_thread() is not self._thread:
@@ -100,8 +101,6 @@ class Watch:
                 if self._notes.notes:
                     self._tell()
                 self._actions.look()
-                if self._scheduler() is None:
-                    self.close()
         except Exception as error:
             self._hooks.fail("the thread that tells", error)
 
