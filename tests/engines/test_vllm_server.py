@@ -21,6 +21,7 @@ from kvscope_telemetry import LiveSource, Mirror, connect
 
 from .watching import FrameByFrame
 
+KVSCOPE = "import sys; from kvscope_app.entry import main; sys.exit(main())"
 ROUNDS = int(os.environ.get("KVSCOPE_ENGINES_ROUNDS", "6"))
 TEXTS = [f"Chapter {n}. " + " ".join(str(n * m) for m in range(20 + 17 * n)) for n in range(8)]
 
@@ -125,10 +126,12 @@ def test_watchers_that_hang_or_die_cost_no_answer_and_a_restart_goes_on(serve, t
         mirror = Mirror()
         first = epoch_of(source, mirror)
         print(json.dumps({"attached after it answered, s": round(time.monotonic() - answers_s, 3)}))
-        command = [sys.executable, "-m", "kvscope_app.entry", "record", endpoint, "--seconds", "600", "--out"]
+        command = [sys.executable, "-c", KVSCOPE, "record", endpoint, "--seconds", "600", "--out"]
         stopped, killed = (subprocess.Popen([*command, str(tmp_path / f"{n}.mcap")]) for n in range(2))
         try:
-            time.sleep(3)
+            time.sleep(5)
+            assert stopped.poll() is None, "it records"
+            assert killed.poll() is None, "it records"
             stopped.send_signal(signal.SIGSTOP)
             with ThreadPoolExecutor(1) as pool:
                 answers = pool.submit(server.answers, [*TEXTS, *reversed(TEXTS)], 200)

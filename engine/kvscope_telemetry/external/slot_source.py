@@ -140,9 +140,12 @@ class SlotState:
                 self._update(request, slot)
             self._finish(slot.slot, request, now_ns)
             request = None
-        if is_new and (slot.num_decoded or not slot.is_processing):  # before, how long its prompt is is not told
+        num_prompt = slot.num_processed + slot.num_cached
+        if is_new and not slot.is_processing and not num_prompt:
+            self._tasks[slot.slot] = slot.task  # it came and went, and all that is left is what the slot holds
+            self._owners[slot.slot] = NO_OWNER
+        elif is_new and (slot.num_decoded or not slot.is_processing):  # before, how long its prompt is is not told
             self._tasks[slot.slot] = slot.task
-            num_prompt = slot.num_processed + slot.num_cached
             request = self.state.add_request(f"task {slot.task}", num_prompt_tokens=num_prompt, arrival_ns=now_ns)
             request.state, request.num_cached_tokens = RequestState.RUNNING, slot.num_cached
             self.state.count(admitted=1, prompt_tokens=slot.num_processed, cached_tokens=slot.num_cached)
@@ -159,8 +162,9 @@ class SlotState:
         if len(request.tables[0]) != num_cells:
             start = min(len(request.tables[0]), num_cells)
             request.set_table(range(first + start, first + num_cells), start=start)
-        self.state.count(generation_tokens=max(0, slot.num_decoded - request.num_output_tokens))
-        request.num_output_tokens, request.num_computed_tokens = slot.num_decoded, slot.num_tokens
+        num_outputs = max(slot.num_decoded, request.num_output_tokens)  # a slot that is done may begin from 0
+        self.state.count(generation_tokens=num_outputs - request.num_output_tokens)
+        request.num_output_tokens, request.num_computed_tokens = num_outputs, slot.num_tokens
         self.state.touch(request)
 
     def _finish(self, slot: int, request: KnownRequest, now_ns: int) -> None:

@@ -185,6 +185,21 @@ def test_a_short_task_between_two_polls_is_told_as_it_ended(source: SlotSource, 
     assert cells(source, 1)[:2] == [(BlockState.CACHED, 32, 1), (BlockState.CACHED, 1, 1)]
 
 
+def test_a_server_that_forgets_the_figures_of_a_task_that_ended_changes_none(
+    source: SlotSource, server: LlamaServer
+) -> None:
+    follow(source, server)
+    server.slots = [slot(0, task=5, holds=70, processed=50, cached=16, decoded=4, busy=True), slot(1)]
+    follow(source, server)
+    server.slots = [slot(0, task=5, holds=78), slot(1, task=6, holds=9)]
+    follow(source, server)
+    requests = source.mirror.requests
+    assert requests.request_ids == ["task 5"], "of the other one nothing is known but what it left"
+    assert (requests.num_output_tokens[0], requests.num_computed_tokens[0]) == (4, 78)
+    assert cells(source, 0)[2] == (BlockState.CACHED, 14, 1)
+    assert cells(source, 1)[0] == (BlockState.CACHED, 9, NO_OWNER)
+
+
 def test_what_was_there_before_is_nobodys(server: LlamaServer, source: SlotSource) -> None:
     server.slots = [slot(0, task=3, holds=33, processed=30, decoded=3), slot(1)]
     source.close()
