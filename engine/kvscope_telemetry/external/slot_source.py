@@ -296,11 +296,19 @@ class SlotSource(PromptedSource):
             self._slots = SlotState(slots, self._address, model, text(props.get("build_info")))
             self._resync_wanted = True
         state = self._slots.state
+        before = state.counters()
         self._slots.apply(slots, now_ns)
+        after = state.counters()
         if now_ns / 1e9 >= self._rarely_s and self._has_metrics:
             self._rarely_s = now_ns / 1e9 + RARELY_S
             self._read_metrics(state)
-        messages: list[Any] = [state.frame(state.step + 1, now_ns)]
+        frame = state.frame(
+            state.step + 1,
+            now_ns,
+            num_decode_tokens=after.generation_tokens - before.generation_tokens,
+            num_prefill_tokens=after.prompt_tokens - before.prompt_tokens,
+        )
+        messages: list[Any] = [frame]
         self._num_frames += 1
         if self._hand_over.wants_snapshot(now_ns) or self._resync_wanted:
             self._resync_wanted = False

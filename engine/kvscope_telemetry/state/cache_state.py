@@ -174,12 +174,16 @@ class CacheState:
         *,
         batch: Mapping[int, int] | None = None,
         num_decode_tokens: int = 0,
+        num_prefill_tokens: int | None = None,
         timings: Timings | None = None,
         first_token_ns: Sequence[int] = (),
         inter_token_ns: Sequence[int] = (),
     ) -> Frame:
-        """All that changed since the last one. `batch`: how many tokens ran of each request, by number."""
+        """All that changed since the last one. `batch`: how many tokens ran of each request, by number; those that are
+        no decodes are prefill, unless that is told."""
         ran = batch or {}
+        if num_prefill_tokens is None:
+            num_prefill_tokens = sum(ran.values()) - num_decode_tokens
         self.seq += 1
         self.step = step
         ids = np.unique(np.concatenate(self._changed)) if self._changed else np.empty(0, np.uint32)
@@ -194,7 +198,7 @@ class CacheState:
             batch=Batch(
                 number=pack_u4(list(ran)),
                 num_tokens=pack_u4(list(ran.values())),
-                num_prefill_tokens=sum(ran.values()) - num_decode_tokens,
+                num_prefill_tokens=num_prefill_tokens,
                 num_decode_tokens=num_decode_tokens,
             ),
             timings=timings or Timings(),

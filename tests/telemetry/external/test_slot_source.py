@@ -174,6 +174,7 @@ def test_slots_are_rows_that_fill_and_stay(source: SlotSource, server: LlamaServ
     follow(source, server)
     assert cells(source, 0)[:2] == [(BlockState.ACTIVE, 20, 2), FREE], "another task took the slot"
     assert source.mirror.counters.cached_tokens == 32
+    assert source.mirror.counters.prompt_tokens == 54
 
 
 def test_a_short_task_between_two_polls_is_told_as_it_ended(source: SlotSource, server: LlamaServer) -> None:
