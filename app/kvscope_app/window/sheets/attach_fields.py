@@ -57,8 +57,13 @@ class AttachFields:
             api_key="" if own else self.api_key.text().strip(),
             tls=not own and self.tls.isChecked(),
             ca_file="" if own or not self.tls.isChecked() else self.ca.text().strip(),
-            kv_events="" if own else self.kv_events.text().strip(),
+            kv_events=self.kv_events.text().strip() if self._has_events else "",
         )
+
+    @property
+    def _has_events(self) -> bool:
+        engine = find_engine(self.kind)
+        return engine is not None and not engine.tells_slots
 
     def show_kind(self, kind: str) -> None:
         """The fields that are for such an engine, and no others."""
@@ -68,10 +73,11 @@ class AttachFields:
         engine = find_engine(kind)
         self.where.setPlaceholderText(_OWN_ENDPOINT if engine is None else f"HOST:{engine.port}")
         self._label_of("where").setText("Endpoint" if own else "Server")
-        for names, shown in ((_FOR_OWN, own), (_FOR_EXTERNAL, not own)):
-            for name in names:
-                for widget in self._rows[name]:
-                    widget.setVisible(shown)
+        shown = dict.fromkeys(_FOR_OWN, own) | dict.fromkeys(_FOR_EXTERNAL, not own)
+        shown["kv_events"] = self._has_events
+        for name, is_shown in shown.items():
+            for widget in self._rows[name]:
+                widget.setVisible(is_shown)
         self._show_ca()
 
     def show_connection(self, chosen: Connection, where: str, api_key: str) -> None:
