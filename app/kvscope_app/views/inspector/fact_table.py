@@ -58,6 +58,8 @@ class FactTable(QTableView):
         self.activated.connect(self._follow)
         self.facts.rows_changed.connect(self._fit_rows)
         self.facts.modelReset.connect(self._on_reset)
+        self.facts.modelAboutToBeReset.connect(self._note_selected)
+        self._selected_name = ""
 
     def show_page(self, page: Page | None) -> None:
         """Tell this from now on."""
@@ -109,8 +111,18 @@ class FactTable(QTableView):
         if event.type() is QEvent.Type.FontChange and hasattr(self, "facts"):
             self._fit_rows(list(range(self.facts.rowCount())))
 
+    def _note_selected(self) -> None:
+        rows = {index.row() for index in self.selectedIndexes()}
+        fact = self.facts.fact_at(rows.pop()) if len(rows) == 1 else None
+        self._selected_name = "" if fact is None else fact.name
+
     def _on_reset(self) -> None:
+        """Other facts are there; the one that was selected stays so where it still is."""
         self.clearSpans()
+        facts = [(row, self.facts.fact_at(row)) for row in range(self.facts.rowCount())] if self._selected_name else []
+        selected = next((row for row, fact in facts if fact is not None and fact.name == self._selected_name), None)
+        if selected is not None:
+            self.selectRow(selected)
         for row in self.facts.headings:
             self.setSpan(row, 0, 1, 2)
         self._fit_rows(list(range(self.facts.rowCount())))

@@ -193,6 +193,19 @@ def test_values_follow_and_the_selected_row_stays(engine, shared, show, poll):
     assert {index.row() for index in view.table.selectedIndexes()} == {row}
 
 
+def test_a_selected_fact_stays_where_others_come_before_it(engine, shared, show, poll):
+    view = show(shared)
+    shared.select_block(20)
+    view.table.selectRow(row_of(view, "Filled"))
+    before = row_of(view, "Filled")
+    engine.ledger.hash[20], engine.ledger.prefix_hits[20] = 7, 3
+    engine.hold([20], owner=2, filled=9)
+    poll(shared)
+    view.refresh()
+    assert [name for name, _ in shown_facts(view)].count("Filled") == 1
+    assert {index.row() for index in view.table.selectedIndexes()} == {row_of(view, "Filled")}, before
+
+
 def test_an_operator_reads_the_text(engine, shared, show, poll, qtbot):
     view = show(shared)
     shared.select_block(20)
