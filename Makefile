@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvscope-installed
 ARGS ?=
-# Processes that run tests: one a core, at most four (each may hold a model).
+# Processes that run tests: one more than there are cores, at most four (each may hold a model).
 WORKERS ?= auto
 # Python keeps what it compiled, whatever the shell says: tests start hundreds of processes that would do it again.
 unexport PYTHONDONTWRITEBYTECODE
