@@ -43,7 +43,7 @@ def hello_of(
             allocator=UNKNOWN_DEVICE,
             prefix_caching=True,
             num_host_blocks=slots.num_rows[Tier.HOST],
-            num_disk_blocks=slots.num_rows[Tier.DISK],
+            num_disk_blocks=slots.num_rows[Tier.DISK] + slots.num_rows[Tier.UNKNOWN],
             has_parents=True,
         ),
         device=DeviceInfo(kind=UNKNOWN_DEVICE),

@@ -2,33 +2,64 @@
 here.
 
 Owns the ledger and which block is in which row. Rows of a tier lie together; a block that is in several media or groups
-of the cache has a row in each. Knows no messages, and nothing of time.
+of the cache has a row in each. An engine may keep several physical copies of a block (vLLM does, where two requests
+compute the same text) and tells of each copy that comes and goes: they share a row until the last is gone. Knows no
+messages, and nothing of time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.external.tiers import Rows, tier_of
+from kvscope_telemetry.external.tiers import Rows, medium_word, tier_of
 from kvscope_telemetry.kv_events.batches import HASH_MASK, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier
 
 MAX_ROWS: Final = 4 << 20
 """A snapshot of more would be larger than a message may be."""
-FIRST_ROWS: Final = {Tier.HBM: 4096, Tier.HOST: 1024, Tier.DISK: 1024}
+FIRST_ROWS: Final = {Tier.HBM: 4096, Tier.HOST: 1024, Tier.DISK: 1024, Tier.UNKNOWN: 1024}
 """Where the server does not say how many blocks there are; then twice as many each time."""
-TIERS: Final = (Tier.HBM, Tier.HOST, Tier.DISK)
+MAX_UNKNOWN_MEDIA: Final = 8
+TIERS: Final = (Tier.HBM, Tier.HOST, Tier.DISK, Tier.UNKNOWN)
+"""In the order of the ledger. Rows of unknown media are counted among those on disk, which they follow."""
 Ids = npt.NDArray[np.uint32]
 _Key = tuple[str, int | None]
 
 
-def _medium(said: str | None) -> str:
-    """However it is written."""
-    return (said or "gpu").casefold()
+@dataclass(slots=True)
+class _Table:
+    """The blocks of one medium and group."""
+
+    rows: dict[int, int] = field(default_factory=dict)
+    """Hash -> row of the tier."""
+    num_more: dict[int, int] = field(default_factory=dict)
+    """Hash -> physical copies beside the first, where there are any."""
+    doubted: set[int] = field(default_factory=set)
+    """Hashes whose copies are not known since events were lost: the next that is told of counts as the first."""
+
+    def doubt(self) -> None:
+        self.num_more.clear()
+        self.doubted = set(self.rows)
+
+    def add_copy(self, block_hash: int) -> None:
+        if block_hash in self.doubted:
+            self.doubted.discard(block_hash)
+        else:
+            self.num_more[block_hash] = self.num_more.get(block_hash, 0) + 1
+
+    def take_copy(self, block_hash: int) -> int | None:
+        """One is gone: the row that holds none now, None where there is no such row."""
+        num_more = self.num_more.pop(block_hash, 0)
+        if num_more:
+            if num_more > 1:
+                self.num_more[block_hash] = num_more - 1
+            return None
+        self.doubted.discard(block_hash)
+        return self.rows.pop(block_hash, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +77,18 @@ class Slots:
     """`num_hbm` rows of HBM and `num_host` of host memory to begin with, as far as the server says."""
 
     def __init__(self, num_hbm: int = 0, num_host: int = 0) -> None:
-        self.num_rows = {Tier.HBM: 0, Tier.HOST: 0, Tier.DISK: 0}
+        self.num_rows = dict.fromkeys(TIERS, 0)
         self.num_unplaced = 0
         """Blocks that there was no row for, since the last time that all were forgotten."""
         self.num_stored = dict.fromkeys(TIERS, 0)
         self.num_removed = dict.fromkeys(TIERS, 0)
         """Blocks, since the beginning; those that were cleared all at once are none of them."""
+        self.unknown_media: list[str] = []
+        """Words that say no tier that is known here, in the order in which they came; bounded."""
         self.ledger = Ledger(0)
-        self._tables: dict[_Key, dict[int, int]] = {}  # medium and group -> hash -> row of the tier
-        self._more_copies: dict[tuple[_Key, int], int] = {}
-        """Of a block that the device has several times, how often beside the first: each is removed by itself."""
+        self._tables: dict[_Key, _Table] = {}  # by medium and group
         self._rows = {tier: Rows(tier) for tier in TIERS}
-        self._wants = {Tier.HBM: num_hbm or FIRST_ROWS[Tier.HBM], Tier.HOST: num_host, Tier.DISK: 0}
+        self._wants = dict.fromkeys(TIERS, 0) | {Tier.HBM: num_hbm or FIRST_ROWS[Tier.HBM], Tier.HOST: num_host}
         self.lay_out(block_size=1)
 
     @property
@@ -85,7 +116,8 @@ class Slots:
         return True
 
     def apply(self, event: KvEvent) -> None:
-        """What happened. A block that is there already stays where it is, one that is not need not be removed."""
+        """What happened. A block that is there already is one copy more and stays where it is, one that is not there
+        need not be removed."""
         if isinstance(event, BlockStored):
             self._store(event)
         elif isinstance(event, BlockRemoved):
@@ -97,10 +129,14 @@ class Slots:
     def clear(self) -> None:
         """Nothing is cached any more."""
         for (medium, _), table in self._tables.items():
-            self._rows[tier_of(medium)].free(list(table.values()))
+            self._rows[tier_of(medium)].free(list(table.rows.values()))
         self._tables.clear()
-        self._more_copies.clear()
         self.num_unplaced = 0
+
+    def doubt_copies(self) -> None:
+        """Events were lost: how many copies there are of what is there is no longer known."""
+        for table in self._tables.values():
+            table.doubt()
 
     def lay_out(self, block_size: int) -> None:
         """Make the ledger anew, as large as it has to be, with all that is in rows."""
@@ -127,24 +163,25 @@ class Slots:
         return int(self.ledger.hash[row]) if is_row else 0
 
     def _store(self, event: BlockStored) -> None:
-        key = (_medium(event.medium), event.group_idx)
-        table = self._tables.get(key)
-        if table is None:
-            table = self._tables[key] = {}
-        tier = tier_of(event.medium)
+        medium = medium_word(event.medium)
+        table = self._tables.setdefault((medium, event.group_idx), _Table())
+        tier = tier_of(medium)
+        if tier is Tier.UNKNOWN and medium not in self.unknown_media and len(self.unknown_media) < MAX_UNKNOWN_MEDIA:
+            self.unknown_media.append(medium)
         rows = self._rows[tier]
         parent = (event.parent_block_hash or HASH_MASK) if event.parent_block_hash is not None else 0
         for block_hash in event.block_hashes:
             block_hash = block_hash or HASH_MASK
-            if block_hash not in table:
+            if block_hash in table.rows:
+                if tier is Tier.HBM:  # elsewhere it is there once, however often that is told
+                    table.add_copy(block_hash)
+            else:
                 row = rows.take(block_hash, parent)
                 if row is None:
                     row = self._grown(tier, block_hash, parent)
                 if row is not None:
-                    table[block_hash] = row
+                    table.rows[block_hash] = row
                     self.num_stored[tier] += 1
-            elif tier is Tier.HBM and len(self._more_copies) < MAX_ROWS:
-                self._more_copies[key, block_hash] = self._more_copies.get((key, block_hash), 0) + 1
             parent = block_hash
 
     def _grown(self, tier: Tier, block_hash: int, parent: int) -> int | None:
@@ -158,23 +195,12 @@ class Slots:
         return row
 
     def _remove(self, event: BlockRemoved) -> None:
-        medium = _medium(event.medium)
-        keys = [(medium, event.group_idx)]
-        if keys[0] not in self._tables and event.group_idx is None:  # told by who does not know of groups: it is of all
-            keys = [key for key in self._tables if key[0] == medium]
-        for key in keys:
-            table = self._tables.get(key, {})
-            gone = [
-                each or HASH_MASK for each in event.block_hashes if not self._has_more_copies(key, each or HASH_MASK)
-            ]
-            found = [row for each in gone if (row := table.pop(each, None)) is not None]
+        medium = medium_word(event.medium)
+        tables = [self._tables.get((medium, event.group_idx))]
+        if tables == [None] and event.group_idx is None:  # told by who does not know of groups: it is of all
+            tables = [table for (other, _), table in self._tables.items() if other == medium]
+        for table in filter(None, tables):
+            found = [row for each in event.block_hashes if (row := table.take_copy(each or HASH_MASK)) is not None]
             tier = tier_of(medium)
             self._rows[tier].free(found)
             self.num_removed[tier] += len(found)
-
-    def _has_more_copies(self, key: _Key, block_hash: int) -> bool:
-        """Whether the copy that goes leaves others of the block where they are."""
-        left = self._more_copies.pop((key, block_hash), 0)
-        if left > 1:
-            self._more_copies[key, block_hash] = left - 1
-        return left > 0

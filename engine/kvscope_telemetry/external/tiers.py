@@ -5,6 +5,7 @@ A row's number counts within its tier; where the tier begins in the ledger is to
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -12,14 +13,31 @@ import numpy.typing as npt
 
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier
 
-_TIERS: Final = (("gpu", Tier.HBM), ("hbm", Tier.HBM), ("cpu", Tier.HOST), ("host", Tier.HOST), ("dram", Tier.HOST))
-"""What the name of a medium begins with: vLLM and SGLang write GPU and CPU_TIER1, LMCache and Mooncake cpu."""
+_DEVICE: Final = "gpu"
+"""Where a medium is not told."""
+_FAMILIES: Final = {
+    Tier.HBM: ("gpu", "hbm", "device", "cuda", "npu", "xpu", "tpu"),
+    Tier.HOST: ("cpu", "host", "dram", "ram", "pinned", "cxl"),
+    Tier.DISK: (
+        *("disk", "file", "fs", "nvme", "ssd", "storage", "gds", "hf3fs", "3fs", "posix"),
+        *("external", "remote", "obj", "s3", "redis", "valkey", "mooncake", "nixl", "infinistore", "p2p"),
+    ),
+}
+"""What a medium's name begins with: `CPU_TIER1` and `cpu` are host memory, `nvme0` and `STORAGE` disk. What lies on
+another machine is drawn as disk, too: it is in neither of this one's memories."""
 
 
+def medium_word(medium: str | None) -> str:
+    """By which a medium is found: its name in small letters."""
+    return _DEVICE if medium is None else medium.casefold()
+
+
+@lru_cache(maxsize=256)
 def tier_of(medium: str | None) -> Tier:
-    """Where a medium of KV events is drawn; one that is none of the two memories is behind them: a disk, or a store."""
-    word = (medium or "gpu").casefold()
-    return next((tier for start, tier in _TIERS if word.startswith(start)), Tier.DISK)
+    """Where a medium of KV events is drawn; `Tier.UNKNOWN` where its name says nothing that is known here."""
+    name = medium_word(medium).strip()
+    name = name.removeprefix("local").lstrip("_- ") or name
+    return next((tier for tier, words in _FAMILIES.items() if name.startswith(words)), Tier.UNKNOWN)
 
 
 class Rows:

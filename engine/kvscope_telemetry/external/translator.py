@@ -75,6 +75,7 @@ class Translator:
         self._hello: Hello | None = None  # of this epoch, None before its first snapshot
         self._wants_snapshot = True
         self._notes = Notes()
+        self._num_media_told = 0  # of `Slots.unknown_media`
         self._others: list[TelemetryMessage] = []
         self._beat_ns = 0
 
@@ -100,6 +101,7 @@ class Translator:
                 self.has_begun = True
                 self._take_batch(item.batch, now_ns)
             elif isinstance(item, Gap):
+                self._slots.doubt_copies()
                 self._notes.add(gap_words(item), now_ns)
             elif isinstance(item, Reset) and self._slots.num_held:
                 self._forget_blocks()
@@ -125,6 +127,9 @@ class Translator:
                     self._learn_block_size(event.block_size)
                 tokens.add(event)
             slots.apply(event)
+        for medium in slots.unknown_media[self._num_media_told :]:
+            self._notes.add(unknown_medium_words(medium), now_ns)
+        self._num_media_told = len(slots.unknown_media)
         if batch.num_unreadable_events:
             count = batch.num_unreadable_events
             self._notes.add(f"{count} KV events could not be read ({batch.unreadable}) and are missing", now_ns)
@@ -139,7 +144,7 @@ class Translator:
                 self._forget_blocks()
 
     def _forget_blocks(self) -> None:
-        self._slots = Slots(*self._known_sizes())
+        self._slots, self._num_media_told = Slots(*self._known_sizes()), 0
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -237,7 +242,7 @@ class Translator:
     def _counters(self) -> Counters:
         return self._tallies.with_blocks(
             evicted=self._slots.num_removed[Tier.HBM],
-            offloaded=self._slots.num_stored[Tier.HOST] + self._slots.num_stored[Tier.DISK],
+            offloaded=sum(number for tier, number in self._slots.num_stored.items() if tier is not Tier.HBM),
         )
 
     def _said_of(self, now_ns: int) -> Iterable[TelemetryMessage]:
@@ -292,6 +297,14 @@ def gap_words(gap: Gap) -> str:
     return (
         f"{which} of KV events cannot be had ({gap.why}): "
         "blocks may be shown that are gone, and others not be shown, until their text comes again"
+    )
+
+
+def unknown_medium_words(medium: str) -> str:
+    """Where blocks of a medium are shown whose name says nothing."""
+    return (
+        f"KV events tell of blocks in {medium[:40]!r}, a place that kvscope does not know: "
+        "they are shown in an unknown tier, after those on disk"
     )
 
 

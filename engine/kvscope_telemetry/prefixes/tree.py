@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.ledger import NO_OWNER, Tier
+from kvscope_telemetry.ledger import NO_OWNER
 from kvscope_telemetry.prefixes.cached_blocks import CachedBlocks
 
 Ints = npt.NDArray[np.int64]
 ROOT = -1
 """The parent of nodes that nothing is before."""
-_NUM_TIERS = 3
+_NUM_TIERS = 4
+"""The last: rows in a tier that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class PrefixTree:
     num_before: Ints
     """Blocks of text before the node, -1 where the beginning is gone."""
     num_in_tier: Ints
-    """Rows in each tier, shape (nodes, 3)."""
+    """Rows in each tier, shape (nodes, 4); the last is of unknown tiers."""
     hits: Ints
     """The most hits of a block; of a node that holds nothing, those below."""
     last_used_step: Ints
@@ -208,7 +209,7 @@ class _Own:
 
     def in_tiers(self) -> Ints:
         node = np.repeat(np.arange(len(self._holds)), np.diff(self._first))
-        tier = np.minimum(self._blocks.tier[self._entries], Tier.DISK).astype(np.int64)
+        tier = np.minimum(self._blocks.tier[self._entries], _NUM_TIERS - 1).astype(np.int64)
         counts = np.bincount(node * _NUM_TIERS + tier, minlength=_NUM_TIERS * len(self._holds))
         return counts.reshape(-1, _NUM_TIERS)
 

@@ -1,4 +1,4 @@
-"""Rows that are given out: idempotent stores, unknown removals, media, groups, sizes; against a model."""
+"""Rows that are given out: copies, unknown removals, media, groups, sizes; against a model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvscope_telemetry.external.slots import MAX_ROWS, Slots
+from kvscope_telemetry.external.tiers import tier_of
 from kvscope_telemetry.kv_events.batches import HASH_MASK, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from kvscope_telemetry.ledger import BlockState, Tier
 
@@ -34,7 +35,7 @@ def held(slots: Slots, tier: Tier = Tier.HBM) -> list[tuple[int, int]]:
     return sorted(zip(ledger.hash[rows].tolist(), ledger.parent[rows].tolist(), strict=True))
 
 
-def test_stores_are_idempotent_and_unknown_removals_nothing() -> None:
+def test_a_block_told_of_again_takes_no_row_and_unknown_removals_are_nothing() -> None:
     slots = Slots(8)
     slots.apply(stored(1, 2))
     settle(slots)
@@ -45,37 +46,6 @@ def test_stores_are_idempotent_and_unknown_removals_nothing() -> None:
     assert not slots.write_changes(4).ids.size
     assert np.array_equal(before, slots.ledger.hash)
     assert held(slots) == [(1, 0), (2, 1)]
-
-
-def test_of_several_copies_on_the_device_each_is_removed_by_itself() -> None:
-    slots = Slots(8)
-    for event in (stored(7, group=0), stored(7, group=0), stored(7, group=0), BlockRemoved((7,), "GPU", 0)):
-        slots.apply(event)
-    settle(slots)
-    assert held(slots) == [(7, 0)]
-    slots.apply(BlockRemoved((7,), "GPU", 0))
-    slots.apply(BlockRemoved((7,), "GPU", 0))
-    settle(slots)
-    assert held(slots) == []
-    assert (slots.num_stored[Tier.HBM], slots.num_removed[Tier.HBM]) == (1, 1)
-
-
-@pytest.mark.parametrize(
-    ("medium", "tier"),
-    [
-        *((each, Tier.HBM) for each in (None, "GPU", "gpu", "HBM")),
-        *((each, Tier.HOST) for each in ("CPU", "cpu", "CPU_PINNED", "CPU_TIER1", "Host", "DRAM")),
-        *((each, Tier.DISK) for each in ("DISK", "storage", "EXTERNAL", "mooncake")),
-    ],
-)
-def test_media_are_known_however_they_are_written(medium: str | None, tier: Tier) -> None:
-    slots = Slots(8)
-    slots.apply(stored(1, medium=medium))
-    settle(slots)
-    assert held(slots, tier) == [(1, 0)]
-    slots.apply(BlockRemoved((1,), medium.swapcase() if medium else medium))
-    settle(slots)
-    assert held(slots, tier) == []
 
 
 def test_a_block_in_two_media_and_two_groups_has_a_row_in_each() -> None:
@@ -92,6 +62,66 @@ def test_a_block_in_two_media_and_two_groups_has_a_row_in_each() -> None:
     slots.apply(BlockRemoved((1,), "GPU", 1))
     settle(slots)
     assert (held(slots), held(slots, Tier.HOST)) == ([(1, 0)], [(1, 0)])
+
+
+def test_of_several_copies_the_last_to_go_takes_the_row_with_it() -> None:
+    slots = Slots(8)
+    for _ in range(3):
+        slots.apply(stored(7, group=0))
+    slots.apply(stored(7, group=1))
+    for num_left in (1, 1, 0):
+        slots.apply(BlockRemoved((7,), "GPU", 0))
+        settle(slots)
+        assert len(held(slots)) == num_left + 1
+    slots.apply(BlockRemoved((7,), "GPU", 0))
+    settle(slots)
+    assert held(slots) == [(7, 0)]
+    assert slots.num_removed[Tier.HBM] == 1
+
+
+def test_after_a_loss_of_events_a_block_that_is_told_of_again_is_there_once() -> None:
+    slots = Slots(8)
+    slots.apply(stored(1, 2))
+    slots.apply(stored(1))
+    slots.doubt_copies()
+    slots.apply(stored(1))
+    slots.apply(stored(2))
+    slots.apply(stored(2))
+    slots.apply(BlockRemoved((1, 2), "GPU"))
+    settle(slots)
+    assert held(slots) == [(2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("tier", "media"),
+    [
+        (Tier.HBM, (None, "GPU", "gpu", "cuda:0")),
+        (Tier.HOST, ("CPU", "cpu", "CPU_PINNED", "CPU_TIER1", "Host", "LocalCPUBackend")),
+        (Tier.DISK, ("DISK", "disk", "local_disk", "file", "nvme0", "storage_nixl", "EXTERNAL", "s3", "remote")),
+        (Tier.UNKNOWN, ("FRIDGE", "")),
+    ],
+)
+def test_media_are_known_by_how_they_begin_in_any_case(tier: Tier, media: tuple[str | None, ...]) -> None:
+    assert {tier_of(medium) for medium in media} == {tier}
+
+
+def test_a_block_is_found_again_however_its_medium_is_written() -> None:
+    slots = Slots(8)
+    slots.apply(stored(1, medium="cpu"))
+    slots.apply(BlockRemoved((1,), "CPU"))
+    slots.apply(stored(2, medium=None))
+    slots.apply(BlockRemoved((2,), "gpu"))
+    settle(slots)
+    assert slots.num_held == 0
+
+
+def test_blocks_of_an_unknown_medium_are_in_a_tier_of_their_own() -> None:
+    slots = Slots(8)
+    slots.apply(stored(1, medium="STORAGE"))
+    slots.apply(stored(1, medium="FRIDGE"))
+    settle(slots)
+    assert (held(slots, Tier.DISK), held(slots, Tier.UNKNOWN)) == ([(1, 0)], [(1, 0)])
+    assert slots.unknown_media == ["fridge"]
 
 
 def test_who_does_not_know_of_groups_means_all_of_them() -> None:
@@ -157,7 +187,7 @@ def test_a_hash_of_nothing_but_zeros_is_a_block_too() -> None:
     assert held(slots) == [(5, HASH_MASK)]
 
 
-def test_many_events_in_any_order_leave_what_a_set_has() -> None:
+def test_many_events_in_any_order_leave_what_a_counter_has() -> None:
     chance = random.Random(7)
     slots, model = Slots(4), {"GPU": Counter[int](), "CPU": Counter[int]()}
     for _ in range(4000):

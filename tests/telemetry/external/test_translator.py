@@ -126,6 +126,15 @@ def test_a_gap_is_told_and_keeps_what_there_is() -> None:
     assert "3 batches, 2 to 4, of KV events cannot be had (not kept any more)" in driver.causes()[-1]
 
 
+def test_a_medium_that_nobody_knows_is_said_once() -> None:
+    driver = TranslatorDriver()
+    driver.read()
+    driver.give(stored(1, medium="FRIDGE"))
+    driver.give(stored(2, medium="fridge"))
+    assert driver.cached(Tier.UNKNOWN) == {1, 2}
+    assert [cause for cause in driver.causes() if "'fridge'" in cause] == driver.causes()[-1:]
+
+
 def test_a_reset_begins_anew() -> None:
     driver = TranslatorDriver()
     driver.read()

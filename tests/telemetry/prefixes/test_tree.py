@@ -70,7 +70,7 @@ def test_blocks_outlive_what_is_before_them() -> None:
 def test_a_block_in_several_tiers_is_one_block() -> None:
     tree = build(blocks((12, 11), (11, 0), (11, 0), (12, 11), (13, 12), tiers=(0, 0, 1, 2, 1)))
     assert len(tree) == 1
-    assert (tree.num_blocks.tolist(), tree.num_in_tier.tolist()) == ([3], [[2, 2, 1]])
+    assert (tree.num_blocks.tolist(), tree.num_in_tier.tolist()) == ([3], [[2, 2, 1, 0]])
     assert tree.rows_of(0).tolist() == [1, 2, 0, 3, 4]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvscope_app.look.number_text import UNKNOWN, count, percent, plural
@@ -26,7 +26,7 @@ _STATES: Final = {
     BlockState.UNMAPPED: "unmapped",
     BlockState.UNKNOWN: "unknown",
 }
-_COLORS: Final = {Tier.HOST: "block_host", Tier.DISK: "block_disk"}
+_COLORS: Final = {Tier.HOST: "block_host", Tier.DISK: "block_disk", Tier.UNKNOWN: "muted"}
 """Of lower tiers; those of the pool are named after the state."""
 _EMPTY: Final = {
     "free": "Empty; available to the next request.",
@@ -75,6 +75,8 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
     assert mirror.hello is not None, "there are blocks only once there is an engine"
     ledger = mirror.ledger
     place = place_of(mirror.hello.cache, block)
+    if ledger.tier[block] == Tier.UNKNOWN:  # its rows lie after those on disk
+        place = replace(place, tier=Tier.UNKNOWN)
     state = "reserved" if block < mirror.hello.cache.num_reserved_blocks else _state(ledger, block)
     capabilities = mirror.capabilities
     owner = int(ledger.owner[block]) if capabilities.owners else NO_OWNER

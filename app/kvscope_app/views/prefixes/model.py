@@ -201,6 +201,6 @@ def state_color(moment: PrefixMoment, node: int) -> str:
     if not in_tier.any():
         return "flash_evicted"
     if not in_tier[Tier.HBM]:
-        return "block_host" if in_tier[Tier.HOST] else "block_disk"
+        return "block_host" if in_tier[Tier.HOST] else "block_disk" if in_tier[Tier.DISK] else "muted"
     holders = int(tree.holders[node])
     return "block_shared" if holders > 1 else "block_active" if holders else "block_cached"

@@ -12,12 +12,11 @@ import numpy.typing as npt
 from kvscope_app.look.number_text import NOTHING, count, num_bytes, plural
 from kvscope_app.views.prefixes.step_times import UNKNOWN, StepTimes
 from kvscope_app.views.table import Column
-from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.prefixes.tree import PrefixTree
 
-_TIER_WORDS: Final = {Tier.HBM: "memory", Tier.HOST: "host", Tier.DISK: "disk"}
+_TIER_WORDS: Final = ("memory", "host", "disk", "unknown tier")
 
 
 Ints = npt.NDArray[np.int64]
@@ -79,8 +78,8 @@ def where_words(tree: PrefixTree, node: int) -> str:
     """`memory`, `memory 12, host 3`."""
     there = [(tier, int(number)) for tier, number in enumerate(tree.num_in_tier[node].tolist()) if number]
     if len(there) == 1:
-        return _TIER_WORDS[Tier(there[0][0])]
-    return ", ".join(f"{_TIER_WORDS[Tier(tier)]} {count(number)}" for tier, number in there) or NOTHING
+        return _TIER_WORDS[there[0][0]]
+    return ", ".join(f"{_TIER_WORDS[tier]} {count(number)}" for tier, number in there) or NOTHING
 
 
 def holder_words(holders: int) -> str:
@@ -178,7 +177,7 @@ COLUMNS: Final = (
         "Tiers that hold its blocks",
         "memory 000, host 00",
         lambda m, n: where_words(m.tree, n),
-        lambda m: m.tree.num_in_tier[:, Tier.HOST] + 2 * m.tree.num_in_tier[:, Tier.DISK],
+        lambda m: m.tree.num_in_tier @ np.arange(len(_TIER_WORDS)),
     ),
     _number("Size", "Bytes of keys and values, all tiers", "00.0 MiB", lambda m: m.num_bytes, num_bytes),
 )

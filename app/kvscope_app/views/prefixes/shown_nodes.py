@@ -45,7 +45,7 @@ class ShownNodes:
 
 def matches(tree: PrefixTree, which: Which, wanted: Mask | None = None) -> Mask:
     """Which nodes pass, shape (nodes,); `wanted`: those that a search found."""
-    lower = tree.num_in_tier[:, Tier.HOST] + tree.num_in_tier[:, Tier.DISK]
+    lower = tree.num_in_tier[:, Tier.HOST :].sum(axis=1)
     passing: dict[Which, Mask] = {
         Which.ALL: np.ones(len(tree), np.bool_),
         Which.SHARED: tree.holders > 1,
