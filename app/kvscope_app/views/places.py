@@ -54,6 +54,8 @@ _GROUPS: Final = {
     "latent": "latent attention (MLA)",
     "state": "recurrent state",
     "cross": "cross attention",
+    "chunks": "chunks of a store",
+    "": "kind not told",
 }
 
 

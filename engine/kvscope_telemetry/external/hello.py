@@ -29,6 +29,7 @@ def hello_of(
 ) -> Hello:
     """As of now. Times are of this machine: those of the engine are not told."""
     num_blocks = slots.num_rows[Tier.HBM]
+    groups = slots.groups.told(block_size)
     version = f"{engine.name} {facts.version}".strip()
     return Hello(
         epoch=epoch,
@@ -45,9 +46,10 @@ def hello_of(
             num_host_blocks=slots.num_rows[Tier.HOST],
             num_disk_blocks=slots.num_rows[Tier.DISK] + slots.num_rows[Tier.UNKNOWN],
             has_parents=True,
+            groups=groups,
         ),
         device=DeviceInfo(kind=UNKNOWN_DEVICE),
         engine_version=version,
         host=host_id(),
-        capabilities=replace(engine.capabilities, aborts=reading.aborted is not None),
+        capabilities=replace(engine.capabilities, aborts=reading.aborted is not None, groups=len(groups) > 1),
     )

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from kvscope_telemetry.external.groups import Groups
 from kvscope_telemetry.external.tiers import Rows, medium_word, tier_of
 from kvscope_telemetry.kv_events.batches import HASH_MASK, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier
@@ -85,11 +86,12 @@ class Slots:
         """Blocks, since the beginning; those that were cleared all at once are none of them."""
         self.unknown_media: list[str] = []
         """Words that say no tier that is known here, in the order in which they came; bounded."""
+        self.groups = Groups()
         self.ledger = Ledger(0)
         self._tables: dict[_Key, _Table] = {}  # by medium and group
         self._rows = {tier: Rows(tier) for tier in TIERS}
         self._wants = dict.fromkeys(TIERS, 0) | {Tier.HBM: num_hbm or FIRST_ROWS[Tier.HBM], Tier.HOST: num_host}
-        self.lay_out(block_size=1)
+        self.lay_out()
 
     @property
     def num_held(self) -> int:
@@ -138,7 +140,7 @@ class Slots:
         for table in self._tables.values():
             table.doubt()
 
-    def lay_out(self, block_size: int) -> None:
+    def lay_out(self) -> None:
         """Make the ledger anew, as large as it has to be, with all that is in rows."""
         self.num_rows = dict(self._wants)
         self.ledger = Ledger(sum(self.num_rows.values()))
@@ -146,12 +148,13 @@ class Slots:
         for tier in TIERS:
             rows, stop = self._rows[tier], start + self.num_rows[tier]
             rows.resize(self.num_rows[tier], start)
-            rows.write_all(self.ledger.part(start, stop), block_size)
+            rows.write_all(self.ledger.part(start, stop), self.groups.sizes)
             start = stop
 
-    def write_changes(self, block_size: int) -> RowChanges:
+    def write_changes(self) -> RowChanges:
         """Bring the ledger up to date."""
-        changes = {tier: rows.write(self.ledger, block_size) for tier, rows in self._rows.items()}
+        sizes = self.groups.sizes
+        changes = {tier: rows.write(self.ledger, sizes) for tier, rows in self._rows.items()}
         ids, hashes = changes[Tier.HBM]
         saved = [of_tier[of_hash != 0] for tier, (of_tier, of_hash) in changes.items() if tier is not Tier.HBM]
         all_ids = np.concatenate([of_tier for of_tier, _ in changes.values()])
@@ -168,7 +171,7 @@ class Slots:
         tier = tier_of(medium)
         if tier is Tier.UNKNOWN and medium not in self.unknown_media and len(self.unknown_media) < MAX_UNKNOWN_MEDIA:
             self.unknown_media.append(medium)
-        rows = self._rows[tier]
+        rows, group = self._rows[tier], self.groups.number_of(event)
         parent = (event.parent_block_hash or HASH_MASK) if event.parent_block_hash is not None else 0
         for block_hash in event.block_hashes:
             block_hash = block_hash or HASH_MASK
@@ -176,21 +179,21 @@ class Slots:
                 if tier is Tier.HBM:  # elsewhere it is there once, however often that is told
                     table.add_copy(block_hash)
             else:
-                row = rows.take(block_hash, parent)
+                row = rows.take(block_hash, parent, group)
                 if row is None:
-                    row = self._grown(tier, block_hash, parent)
+                    row = self._grown(tier, block_hash, parent, group)
                 if row is not None:
                     table.rows[block_hash] = row
                     self.num_stored[tier] += 1
             parent = block_hash
 
-    def _grown(self, tier: Tier, block_hash: int, parent: int) -> int | None:
+    def _grown(self, tier: Tier, block_hash: int, parent: int, group: int) -> int | None:
         """A row that is there only after the next `lay_out`; None where there are too many."""
         rows = self._rows[tier]
         if rows.size >= self._wants[tier]:
             self.want(tier, max(2 * self._wants[tier], FIRST_ROWS[tier]))
         rows.allow(self._wants[tier])
-        row = rows.take(block_hash, parent)
+        row = rows.take(block_hash, parent, group)
         self.num_unplaced += row is None
         return row
 

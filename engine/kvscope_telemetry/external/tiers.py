@@ -11,8 +11,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.ledger import BlockState, Ledger, Tier
+from kvscope_telemetry.ledger import COLUMNS, BlockState, Ledger, Tier
 
+Sizes = npt.NDArray[np.uint16]
+_WRITTEN: Final = ("hash", "parent", "group")
+"""Columns of the ledger that are told of each block; others follow from them."""
 _DEVICE: Final = "gpu"
 """Where a medium is not told."""
 _FAMILIES: Final = {
@@ -51,13 +54,11 @@ class Rows:
         self._start = 0
         self._free: list[int] = []
         self._next = 0  # the first that was never in use
-        self._hash = np.zeros(0, np.uint64)
-        self._parent = np.zeros(0, np.uint64)
+        self._columns = {name: np.zeros(0, COLUMNS[name]) for name in _WRITTEN}
         self._changed: list[int] = []
-        self._hashes: list[int] = []
-        self._parents: list[int] = []
+        self._values: dict[str, list[int]] = {name: [] for name in _WRITTEN}  # of each of these
 
-    def take(self, block_hash: int, parent: int) -> int | None:
+    def take(self, block_hash: int, parent: int, group: int) -> int | None:
         """A row for a block: the last given back, else the next that was never in use; None when there is none."""
         if self._free:
             row = self._free.pop()
@@ -68,8 +69,10 @@ class Rows:
             return None
         self.num_held += 1
         self._changed.append(row)
-        self._hashes.append(block_hash)
-        self._parents.append(parent)
+        values = self._values
+        values["hash"].append(block_hash)
+        values["parent"].append(parent)
+        values["group"].append(group)
         return row
 
     def free(self, rows: list[int]) -> None:
@@ -78,8 +81,8 @@ class Rows:
         self._free += rows
         self._changed += rows
         nothing = [0] * len(rows)
-        self._hashes += nothing
-        self._parents += nothing
+        for values in self._values.values():
+            values += nothing
 
     @property
     def num_used(self) -> int:
@@ -90,7 +93,7 @@ class Rows:
         """There are only so many, none of which was cut off was ever in use."""
         self._settle()
         self.size = size
-        self._hash, self._parent = self._hash[:size], self._parent[:size]
+        self._columns = {name: column[:size] for name, column in self._columns.items()}
 
     def allow(self, size: int) -> None:
         """There may be so many, once the ledger is laid out anew."""
@@ -102,39 +105,39 @@ class Rows:
         self._start = start
         self._settle()
 
-    def write_all(self, ledger: Ledger, block_size: int) -> None:
-        """All of them into `ledger`, which has these rows alone."""
-        ledger.hash[:] = self._hash
-        ledger.parent[:] = self._parent
-        is_held = self._hash != 0
+    def write_all(self, ledger: Ledger, sizes: Sizes) -> None:
+        """All of them into `ledger`, which has these rows alone. `sizes`: tokens of a block, by group."""
+        for name, column in self._columns.items():
+            getattr(ledger, name)[:] = column
+        is_held = ledger.hash != 0
         ledger.state[is_held] = BlockState.CACHED
-        ledger.filled[is_held] = block_size
+        ledger.filled[is_held] = sizes[ledger.group[is_held]]
         ledger.tier.fill(self.tier)
 
-    def write(self, ledger: Ledger, block_size: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
+    def write(self, ledger: Ledger, sizes: Sizes) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
         """What changed into the whole `ledger`: its rows, each once, and the hashes there are in them now."""
         changed = self._settle()
         ids = changed + self._start
-        hashes = self._hash[changed]
+        for name, column in self._columns.items():
+            getattr(ledger, name)[ids] = column[changed]
+        hashes = ledger.hash[ids]
         is_held = hashes != 0
-        ledger.hash[ids] = hashes
-        ledger.parent[ids] = self._parent[changed]
         ledger.state[ids] = np.where(is_held, np.uint8(BlockState.CACHED), np.uint8(BlockState.FREE))
-        ledger.filled[ids] = np.where(is_held, np.uint16(block_size), np.uint16(0))
+        ledger.filled[ids] = np.where(is_held, sizes[ledger.group[ids]], np.uint16(0))
         return ids.astype(np.uint32), hashes
 
     def _settle(self) -> npt.NDArray[np.int64]:
         """The columns as of now; which rows changed since the last time, ascending."""
-        if len(self._hash) < self.size:
-            self._hash = np.concatenate((self._hash, np.zeros(self.size - len(self._hash), np.uint64)))
-            self._parent = np.concatenate((self._parent, np.zeros(self.size - len(self._parent), np.uint64)))
+        for name, column in self._columns.items():
+            if len(column) < self.size:
+                self._columns[name] = np.concatenate((column, np.zeros(self.size - len(column), column.dtype)))
         if not self._changed:
             return np.empty(0, np.int64)
         changed = np.array(self._changed, np.int64)
         # Of a row that changed more than once the last counts: from the end, the first of each.
         rows, place = np.unique(changed[::-1], return_index=True)
         last = len(changed) - 1 - place
-        self._hash[rows] = np.array(self._hashes, np.uint64)[last]
-        self._parent[rows] = np.array(self._parents, np.uint64)[last]
-        self._changed, self._hashes, self._parents = [], [], []
+        for name, column in self._columns.items():
+            column[rows] = np.array(self._values[name], column.dtype)[last]
+        self._changed, self._values = [], {name: [] for name in _WRITTEN}
         return rows

@@ -26,6 +26,7 @@ from kvscope_telemetry.kv_events.batches import BlockStored, EventBatch
 from kvscope_telemetry.kv_events.stream_items import Gap, Received, Reset, StreamItem
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import (
+    CacheInfo,
     Counters,
     Event,
     Frame,
@@ -69,8 +70,6 @@ class Translator:
         self._reading = EngineReading()
         self._facts = ServerFacts()
         self._has_reading = False
-        self._block_size = 0
-        self._is_block_size_told = False  # by a block
         self._epoch = secrets.randbits(_EPOCH_BITS)
         self._hello: Hello | None = None  # of this epoch, None before its first snapshot
         self._wants_snapshot = True
@@ -123,8 +122,6 @@ class Translator:
         slots, tokens = self._slots, self.tokens
         for event in batch.events:
             if isinstance(event, BlockStored):
-                if not self._is_block_size_told:
-                    self._learn_block_size(event.block_size)
                 tokens.add(event)
             slots.apply(event)
         for medium in slots.unknown_media[self._num_media_told :]:
@@ -149,22 +146,16 @@ class Translator:
 
     def _begin_epoch(self) -> None:
         self._epoch, self._hello, self.seq = secrets.randbits(_EPOCH_BITS), None, 0
-        self._slots.write_changes(self._block_size)  # its snapshot has them
+        self._slots.write_changes()  # its snapshot has them
         self._wants_snapshot = True
 
-    def _learn_block_size(self, size: int) -> None:
-        """Of the first block that was told of: a server may name another unit."""
-        self._is_block_size_told = True
-        size = min(max(size, 1), MAX_BLOCK_SIZE)
-        if size != self._block_size:
-            self._block_size = size
-            self._slots.lay_out(size)
-            self._begin_epoch()
+    @property
+    def _block_size(self) -> int:
+        """That of blocks which were told of: a server may name another unit."""
+        told = self._slots.groups.block_size or self._reading.block_size or self._facts.block_size
+        return min(told or USUAL_BLOCK_SIZE, MAX_BLOCK_SIZE)
 
     def _learn_sizes(self) -> None:
-        if not self._is_block_size_told:
-            size = self._reading.block_size or self._facts.block_size or USUAL_BLOCK_SIZE
-            self._block_size = min(size, MAX_BLOCK_SIZE)
         num_hbm, num_host = self._known_sizes()
         if num_hbm and self._slots.shrink(Tier.HBM, num_hbm):
             self._begin_epoch()
@@ -173,7 +164,7 @@ class Translator:
 
     def _known_sizes(self) -> tuple[int, int]:
         """Blocks of HBM and of host memory, 0 for what is not known."""
-        size = self._block_size or USUAL_BLOCK_SIZE
+        size = self._block_size
         return self._reading.num_blocks or self._facts.num_tokens // size, (self._reading.host_tokens or 0) // size
 
     # What is to be told
@@ -184,7 +175,9 @@ class Translator:
             return []
         messages: list[TelemetryMessage] = []
         if self._slots.must_change:
-            self._slots.lay_out(self._block_size)
+            self._slots.lay_out()
+            self._begin_epoch()
+        elif self._hello is not None and self._are_blocks_other(self._hello.cache):
             self._begin_epoch()
         if self._wants_snapshot:
             messages.append(self._snapshot(now_ns))
@@ -195,6 +188,11 @@ class Translator:
             self._beat_ns = now_ns
             messages.append(self._heartbeat(now_ns))
         return messages
+
+    def _are_blocks_other(self, told: CacheInfo) -> bool:
+        """Whether they have another size, or there are other groups of them, than was told."""
+        size = self._block_size
+        return (told.block_size, told.groups) != (size, self._slots.groups.told(size))
 
     def _snapshot(self, now_ns: int) -> Snapshot:
         self._wants_snapshot = False
@@ -218,7 +216,7 @@ class Translator:
 
     def _frames(self, now_ns: int) -> Iterator[Frame]:
         """One where something changed; where very much did, several."""
-        changes = self._slots.write_changes(self._block_size)
+        changes = self._slots.write_changes()
         notes = self._notes.take(now_ns)
         moves = Moves(evicted=changes.evicted.tobytes(), saved=changes.saved.tobytes())
         if not (changes.ids.size or notes or self._tallies.has_news):

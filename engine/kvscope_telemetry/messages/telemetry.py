@@ -66,8 +66,9 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     what may be freed; what a prompt finds cached is what all groups have of it."""
 
     kind: str
-    """"full", "window" (sliding), "chunked", "latent" (MLA), "state" (Mamba, linear attention), "cross", or a word of a
-    later version."""
+    """"full", "window" (sliding), "chunked", "latent" (MLA), "state" (Mamba, linear attention), "cross", "chunks"
+    (of a store beside the engine, as LMCache's, which hold what other groups hold), "" (not told), or a word of a later
+    version."""
     num_layers: int = 0
     block_size: int = 0
     """Tokens that one of its blocks is for; 0: `CacheInfo.block_size`."""

@@ -13,8 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.ledger import COLUMNS, Ledger
+from kvscope_telemetry.messages.telemetry import CacheInfo
 
-_READ: Final = ("hash", "parent", "tier", "ref_count", "prefix_hits", "last_used_step", "owner")
+_TAKEN: Final = ("hash", "parent", "tier", "ref_count", "prefix_hits", "last_used_step", "owner")
+_READ: Final = (*_TAKEN, "group")
+_FURTHEST: Final = ("full", "latent", "")
+"""Kinds of KV groups that keep all of a text, and those that may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +69,27 @@ class LedgerCopy:
         for name, column in self._columns.items():
             np.copyto(column, getattr(ledger, name))
 
-    def blocks(self) -> CachedBlocks:
-        """The rows among them that hold a prefix. Costs the length of the ledger."""
-        rows = np.flatnonzero(self._columns["hash"])
-        taken = {name: column[rows] for name, column in self._columns.items()}
+    def blocks(self, group: int | None = None) -> CachedBlocks:
+        """The rows among them that hold a prefix, in one KV group where it is given. Costs the length of the ledger."""
+        holds = self._columns["hash"] != 0
+        if group is not None:
+            holds &= self._columns["group"] == group
+        rows = np.flatnonzero(holds)
+        taken = {name: self._columns[name][rows] for name in _TAKEN}
         return CachedBlocks(row=rows, **taken)  # type: ignore[arg-type]
+
+
+def group_of_tree(cache: CacheInfo) -> int | None:
+    """Whose prefixes are shown of several KV groups: those of the first that keeps all of a text. None where there is
+    one group.
+
+    A text is in each group, under the same hashes: a tree of all would count it several times, and show as cached what
+    no prompt finds, which is what only some groups have.
+    """
+    if len(cache.groups) < 2:
+        return None
+    kinds = [group.kind for group in cache.groups]
+    return next((kinds.index(kind) for kind in _FURTHEST if kind in kinds), 0)
 
 
 def blocks_of(ledger: Ledger) -> CachedBlocks:

@@ -17,13 +17,13 @@ from kvscope_telemetry.ledger import BlockState, Tier
 def stored(
     *hashes: int, parent: int | None = None, medium: str | None = "GPU", group: int | None = None
 ) -> BlockStored:
-    return BlockStored(hashes, parent, tuple(range(len(hashes))), 1, medium=medium, group_idx=group)
+    return BlockStored(hashes, parent, tuple(range(4 * len(hashes))), 4, medium=medium, group_idx=group)
 
 
 def settle(slots: Slots) -> None:
     if slots.must_change:
-        slots.lay_out(4)
-    slots.write_changes(4)
+        slots.lay_out()
+    slots.write_changes()
 
 
 def held(slots: Slots, tier: Tier = Tier.HBM) -> list[tuple[int, int]]:
@@ -43,7 +43,7 @@ def test_a_block_told_of_again_takes_no_row_and_unknown_removals_are_nothing() -
     slots.apply(stored(1, 2))
     slots.apply(BlockRemoved((99,), "GPU"))
     slots.apply(BlockRemoved((1,), "CPU"))
-    assert not slots.write_changes(4).ids.size
+    assert not slots.write_changes().ids.size
     assert np.array_equal(before, slots.ledger.hash)
     assert held(slots) == [(1, 0), (2, 1)]
 
@@ -173,7 +173,7 @@ def test_the_number_of_rows_is_bounded() -> None:
     slots = Slots(4)
     slots.want(Tier.HBM, 1 << 40)
     slots.want(Tier.HOST, 1 << 40)
-    slots.lay_out(4)
+    slots.lay_out()
     assert slots.ledger.num_blocks == MAX_ROWS
 
 

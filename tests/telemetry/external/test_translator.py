@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,7 +23,14 @@ from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, 
 from kvscope_telemetry.kv_events.decoding import decode_batch
 from kvscope_telemetry.kv_events.stream_items import Gap, Received, Reset
 from kvscope_telemetry.ledger import BlockState, Tier
-from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, MemoryBreakdown, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import (
+    Frame,
+    Heartbeat,
+    KVGroup,
+    MemoryBreakdown,
+    Snapshot,
+    TelemetryMessage,
+)
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.wire import accepted
 from kvscope_telemetry.recordings.reader import Recording
@@ -124,6 +132,51 @@ def test_a_gap_is_told_and_keeps_what_there_is() -> None:
     driver.tell()
     assert driver.cached() == {1}
     assert "3 batches, 2 to 4, of KV events cannot be had (not kept any more)" in driver.causes()[-1]
+
+
+def in_group(event: BlockStored, index: int, kind: str, window: int | None = None) -> BlockStored:
+    return msgspec.structs.replace(event, group_idx=index, kv_cache_spec_kind=kind, kv_cache_spec_sliding_window=window)
+
+
+def test_groups_are_told_anew_when_one_is_learned_and_rows_are_of_them() -> None:
+    driver = TranslatorDriver()
+    driver.read()
+    first = driver.follower.mirror
+    assert first.hello is not None
+    assert not first.hello.capabilities.groups
+    full = in_group(stored(1, 2), 0, "full_attention")
+    driver.give(full, in_group(stored(1, 2, size=8), 1, "sliding_window", 64))
+    mirror = driver.follower.mirror
+    assert mirror.hello is not None
+    assert mirror.hello.capabilities.groups
+    assert mirror.hello.cache.groups == (
+        KVGroup(kind="full", block_size=2),
+        KVGroup(kind="window", block_size=8, window=64),
+    )
+    rows = np.flatnonzero(mirror.ledger.hash)
+    assert mirror.ledger.group[rows].tolist() == [0, 0, 1, 1]
+    assert mirror.ledger.filled[rows].tolist() == [2, 2, 8, 8]
+    epoch = mirror.epoch
+    driver.give(full)
+    driver.translator.restate()
+    driver.tell()
+    assert driver.follower.mirror.epoch == epoch
+
+
+@pytest.mark.parametrize("is_store_first", [True, False])
+def test_chunks_of_a_store_do_not_rule_the_size_of_blocks(is_store_first: bool) -> None:
+    driver = TranslatorDriver()
+    driver.read()
+    events = [stored(50, medium="cpu", size=256), stored(1, 2)]
+    for event in events if is_store_first else events[::-1]:
+        driver.give(event)
+    mirror = driver.follower.mirror
+    assert mirror.hello is not None
+    assert (mirror.hello.cache.block_size, sorted(mirror.hello.cache.block_sizes)) == (2, [2, 256])
+    by_hash = {
+        int(mirror.ledger.hash[row]): int(mirror.ledger.filled[row]) for row in np.flatnonzero(mirror.ledger.hash)
+    }
+    assert by_hash == {50: 256, 1: 2, 2: 2}
 
 
 def test_a_medium_that_nobody_knows_is_said_once() -> None:

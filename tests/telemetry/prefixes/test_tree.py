@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kvscope_telemetry.ledger import Ledger
-from kvscope_telemetry.prefixes.cached_blocks import CachedBlocks, LedgerCopy, blocks_of
+from kvscope_telemetry.messages.telemetry import CacheInfo, KVGroup
+from kvscope_telemetry.prefixes.cached_blocks import CachedBlocks, LedgerCopy, blocks_of, group_of_tree
 from kvscope_telemetry.prefixes.tree import ROOT, PrefixTree, build, fold, levels
 
 
@@ -30,6 +32,22 @@ def blocks(*pairs: tuple[int, int], tiers: Sequence[int] = (), hits: Sequence[in
 
 def keys(tree: PrefixTree, node: int = ROOT) -> list[int]:
     return sorted(tree.key[tree.children_of(node)].tolist())
+
+
+def test_of_several_groups_the_first_that_keeps_all_of_a_text_has_the_tree() -> None:
+    window, full, chunks = KVGroup(kind="window", window=8), KVGroup(kind="full"), KVGroup(kind="chunks")
+    cache = CacheInfo(num_blocks=4, block_size=16)
+    assert group_of_tree(cache) is None
+    assert group_of_tree(replace(cache, groups=(window, chunks, full, full))) == 2
+    assert group_of_tree(replace(cache, groups=(chunks, KVGroup(kind="")))) == 1
+    assert group_of_tree(replace(cache, groups=(window, window))) == 0
+    ledger = Ledger(4)
+    ledger.hash[:3], ledger.group[:3] = (7, 7, 8), (0, 1, 0)
+    copied = LedgerCopy()
+    copied.take(ledger)
+    assert copied.blocks(0).row.tolist() == [0, 2]
+    assert copied.blocks(1).row.tolist() == [1]
+    assert len(copied.blocks()) == 3
 
 
 def test_nothing() -> None:

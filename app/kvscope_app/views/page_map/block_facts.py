@@ -130,7 +130,8 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     if len(groups := cache.groups) > 1:
         number = min(int(ledger.group[block]), len(groups) - 1)
         block_size = cache.block_sizes[number]
-        rows.append(("KV group", f"{number}: {group_name(groups[number])}"))
+        of_size = f", blocks of {plural(block_size, 'token')}" if len(set(cache.block_sizes)) > 1 else ""
+        rows.append(("KV group", f"{number}: {group_name(groups[number])}{of_size}"))
     filled = f"{int(ledger.filled[block])} of {plural(block_size, 'token')}"
     rows.append(("Filled", filled if capabilities.filled else UNKNOWN))
     if (tier := Tier(int(ledger.tier[block]))) is not Tier.HBM:

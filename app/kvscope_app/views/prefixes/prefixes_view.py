@@ -9,7 +9,8 @@ from collections.abc import Set
 from typing import ClassVar, Final
 
 import numpy as np
-from PySide6.QtCore import QSettings, Qt, QTimer
+from msgspec.structs import replace
+from PySide6.QtCore import QSettings, QSignalBlocker, Qt, QTimer
 from PySide6.QtGui import QResizeEvent, QTextOption
 from PySide6.QtWidgets import (
     QBoxLayout,
@@ -31,6 +32,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.setting_names import PREFIX_FILTER, PREFIX_ORDER
 from kvscope_app.views.base import View
 from kvscope_app.views.in_sight import in_sight
+from kvscope_app.views.places import group_name
 from kvscope_app.views.prefixes.model import PrefixModel
 from kvscope_app.views.prefixes.node_labels import LABEL_BLOCKS, Labels
 from kvscope_app.views.prefixes.prefix_columns import COLUMNS, PrefixMoment, holder_words, idle_words, where_words
@@ -40,6 +42,8 @@ from kvscope_app.views.prefixes.shown_nodes import Mask, Which
 from kvscope_app.views.prefixes.step_times import StepTimes
 from kvscope_app.views.prefixes.tree_keeper import TreeKeeper
 from kvscope_telemetry.ledger import NO_OWNER
+from kvscope_telemetry.messages.telemetry import CacheInfo, KVGroup
+from kvscope_telemetry.prefixes.cached_blocks import group_of_tree
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.summary import SECOND_NS
 from kvscope_telemetry.texts.block_texts import Asked
@@ -63,6 +67,8 @@ NO_POOL: Final = "This address reports devices only; it has no prefix cache."
 NO_CACHE: Final = "This engine was started without a prefix cache."
 NO_PARENTS: Final = "No tree: this engine does not report which block precedes another."
 
+SEVERAL_GROUPS: Final = "Prefixes of one KV group: a prompt finds only what all groups have of it."
+
 
 class PrefixesView(View):
     """The table, the filter above it, and below it what there is to read of the chosen prefix."""
@@ -82,6 +88,12 @@ class PrefixesView(View):
         self.which = QComboBox()
         self.which.addItems([which.value for which in Which])
         self.which.setAccessibleName("Filter")
+        self.group = QComboBox()
+        self.group.setAccessibleName("KV group")
+        self.group.setToolTip("Prefixes of one KV group. A prompt finds only what all groups have of it")
+        self.group.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+        self.group.setMinimumContentsLength(16)
+        self.group.hide()
         self.search = QLineEdit()
         self.search.setAccessibleName("Find in prefixes")
         self.search.setPlaceholderText("Search text, a block, or #12 for a request")
@@ -90,6 +102,7 @@ class PrefixesView(View):
         self.empty_label = empty_state(NOTHING_YET)
         self.note = label(look="muted", wraps=True, elastic=True)
         """Why there are no texts."""
+        self._groups: tuple[KVGroup, ...] = ()
         self._told_time = (-1, -1)
         self._reorder_soon = QTimer(self, singleShot=True, interval=_REORDER_MS)
         self._reorder_soon.timeout.connect(self.model.reorder)
@@ -104,6 +117,7 @@ class PrefixesView(View):
         if reason := _why_none(mirror):
             self._show_empty(reason)
             return
+        self._follow_groups(mirror)
         if self.keeper.follow(mirror):
             self._show_tree(mirror)
         elif self.keeper.failure and self.keeper.tree is None:
@@ -161,7 +175,8 @@ class PrefixesView(View):
         if mirror.hello is None or self.keeper.epoch != mirror.epoch:
             return
         times = StepTimes(self.session.overview, mirror)
-        moment = PrefixMoment(tree, mirror.hello.cache, times, self.session.timeline.cursor_ns, mirror.capabilities)
+        cache = of_group(mirror.hello.cache, self.keeper.group)
+        moment = PrefixMoment(tree, cache, times, self.session.timeline.cursor_ns, mirror.capabilities)
         self.model.show_moment(moment)
         if not len(tree):
             self._show_empty(NOTHING_YET)
@@ -169,6 +184,24 @@ class PrefixesView(View):
         self._stack.setCurrentIndex(1)
         self.selection.follow()
         self._show_detail()
+
+    def _follow_groups(self, mirror: Mirror) -> None:
+        """Offer the KV groups there are now."""
+        assert mirror.hello is not None, "there may be a tree"
+        cache = mirror.hello.cache
+        if cache.groups != self._groups:
+            self._groups = cache.groups
+            first = group_of_tree(cache)
+            with QSignalBlocker(self.group):
+                self.group.clear()
+                self.group.addItems([f"{number}: {group_name(group)}" for number, group in enumerate(cache.groups)])
+                self.group.setCurrentIndex(first or 0)
+            self.group.setVisible(first is not None)
+            self.keeper.group = first
+
+    def _on_group(self, number: int) -> None:
+        self.keeper.group = number
+        self.refresh()
 
     def _tell_time(self, mirror: Mirror) -> None:
         """What is idle is so a second longer."""
@@ -207,7 +240,8 @@ class PrefixesView(View):
     def _show_note(self) -> None:
         """Why there is no newer tree, or why rows have no text."""
         failure = self.keeper.failure
-        note = _not_made(failure) if failure else self.session.texts.why_none
+        several = "" if self.keeper.group is None else SEVERAL_GROUPS
+        note = _not_made(failure) if failure else "  ".join(filter(None, (several, self.session.texts.why_none)))
         if note != self.note.text():
             self.note.setText(note)
         self.note.setVisible(bool(note))
@@ -279,11 +313,13 @@ class PrefixesView(View):
         self.session.texts.arrived.connect(self._on_texts)
         self.table.verticalScrollBar().valueChanged.connect(self._want_texts)
         self.which.currentIndexChanged.connect(self._on_filter)
+        self.group.currentIndexChanged.connect(self._on_group)
         self.search.textChanged.connect(self._on_filter)
 
     def _lay_out(self) -> None:
         rest = QHBoxLayout()
         rest.addWidget(self.which)
+        rest.addWidget(self.group)
         rest.addWidget(self.count, 1)
         self._bar = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         self._bar.setContentsMargins(8, 6, 8, 4)
@@ -304,6 +340,14 @@ class PrefixesView(View):
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self.empty_label)
         self._stack.addWidget(body)
+
+
+def of_group(cache: CacheInfo, group: int | None) -> CacheInfo:
+    """With blocks as one KV group has them."""
+    if group is None:
+        return cache
+    block_bytes = cache.groups[group].block_bytes or cache.block_bytes
+    return replace(cache, block_size=cache.block_sizes[group], block_bytes=block_bytes)
 
 
 def _not_made(failure: str) -> str:

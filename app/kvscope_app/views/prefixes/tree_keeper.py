@@ -11,7 +11,6 @@ from typing import Final
 from kvscope_app.session.background import Background
 from kvscope_telemetry.prefixes.cached_blocks import LedgerCopy
 from kvscope_telemetry.prefixes.tree import PrefixTree, build
-from kvscope_telemetry.recordings.read_budget import ProgressCallback
 from kvscope_telemetry.state.mirror import Mirror
 
 AT_ONCE_ROWS: Final = 2048
@@ -30,6 +29,8 @@ class TreeKeeper:
         self.tree: PrefixTree | None = None
         self.failure = ""
         """Why the last could not be made, empty while all is well."""
+        self.group: int | None = None
+        """The KV group whose prefixes the next tree is made of; None: there is one."""
         self.step = 0
         """When that was."""
         self.epoch: int | None = None
@@ -54,7 +55,7 @@ class TreeKeeper:
     def follow(self, mirror: Mirror) -> bool:
         """Look at `mirror`: whether there is a new tree."""
         has_news = self._take_made()
-        wanted = (id(mirror), mirror.epoch, mirror.seq)
+        wanted = (id(mirror), mirror.epoch, mirror.seq, self.group)
         if self._work is not None or wanted == self._made_of:
             return has_news
         self._working_on = wanted
@@ -69,8 +70,8 @@ class TreeKeeper:
             self._work = None
 
     def _is_other(self, wanted: tuple[object, ...]) -> bool:
-        """Whether it is another mirror: a person went elsewhere, and waits."""
-        return wanted[:2] != self._made_of[:2]
+        """Whether it is another mirror or group: a person went elsewhere, and waits."""
+        return wanted[:2] != self._made_of[:2] or wanted[3:] != self._made_of[3:]
 
     def _begin(self, mirror: Mirror) -> bool:
         num_rows = mirror.num_rows
@@ -81,17 +82,15 @@ class TreeKeeper:
         self._moment = (mirror.step, mirror.epoch)
         self._began_s = time.monotonic()
         if num_rows <= AT_ONCE_ROWS:
-            self._keep(build(self._copy.blocks()))
+            self._keep(build(self._copy.blocks(self.group)))
             return True
-        self._work = Background(self._make, "kvscope-prefixes")
+        group = self.group
+        self._work = Background(lambda watch: build(self._copy.blocks(group)), "kvscope-prefixes")
         return False
 
     def _make_room(self, num_rows: int) -> PrefixTree | None:
         self._copy.make_room(num_rows)
         return None
-
-    def _make(self, watch: ProgressCallback) -> PrefixTree | None:
-        return build(self._copy.blocks())
 
     def _take_made(self) -> bool:
         work = self._work

@@ -19,14 +19,16 @@ from kvscope_app.setting_names import PREFIX_ORDER
 from kvscope_app.views.page_map.page_map_view import PageMapView
 from kvscope_app.views.prefixes import tree_keeper
 from kvscope_app.views.prefixes.prefix_columns import COLUMNS
-from kvscope_app.views.prefixes.prefixes_view import NO_CACHE, NO_PARENTS, NOTHING_YET, PrefixesView
+from kvscope_app.views.prefixes.prefixes_view import NO_CACHE, NO_PARENTS, NOTHING_YET, SEVERAL_GROUPS, PrefixesView
 from kvscope_app.views.prefixes.shown_nodes import Which
 from kvscope_app.views.prefixes.step_times import UNKNOWN, StepTimes
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
 from kvscope_telemetry.messages.roles import Role
+from kvscope_telemetry.messages.telemetry import KVGroup
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.source import Update
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 from kvscope_telemetry.texts.block_texts import Asked
@@ -302,6 +304,31 @@ def test_beginnings_that_are_gone_are_said(view, engine, session, poll, qtbot):
     view.table.selectRow(0)
     assert "3 blocks below" in view.detail.facts.text()
     assert session.selected_blocks.size == 0
+
+
+def test_of_several_groups_one_is_shown_and_another_can_be_chosen(engine, make_session, qtbot):
+    seal(engine, [(4, 104), (9, 109)], owner=1)
+    seal(engine, [(20, 104)], owner=1)
+    cache = msgspec.structs.replace(
+        engine.hello.cache, groups=(KVGroup(kind="window", window=64, block_size=32), KVGroup(kind="full"))
+    )
+    engine.ledger.group[[4, 9]] = 1
+    engine.ledger.group[20] = 0
+    engine.hello = msgspec.structs.replace(engine.hello, cache=cache)
+    engine.source.updates.clear()
+    engine.source.updates.append(Update(snapshot=engine.snapshot()))
+    made = PrefixesView(make_session(engine))
+    qtbot.addWidget(made)
+    made.apply_theme(THEMES["light"])
+    made.show()
+    made.refresh()
+    assert made.group.currentText() == "1: full attention"
+    assert column(made, "Tokens") == ["32"]
+    assert made.note.text().startswith(SEVERAL_GROUPS)
+    made.group.setCurrentIndex(0)
+    qtbot.waitUntil(lambda: column(made, "Blocks") == ["1"])
+    assert column(made, "Tokens") == ["32"]
+    made.shut_down()
 
 
 @pytest.mark.parametrize(
