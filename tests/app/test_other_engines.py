@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kvscope_app.debugger.permission import why_not_control
 from kvscope_app.views.console.console_view import ConsoleView
@@ -20,7 +21,7 @@ from kvscope_app.views.what_if.what_if_view import WhatIfView
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import BlockContent, Control, GetBlockText, Submit
-from kvscope_telemetry.messages.telemetry import Counters, Histogram
+from kvscope_telemetry.messages.telemetry import Counters, Histogram, KVGroup
 from kvscope_telemetry.summaries.histograms import Range
 
 VLLM = Capabilities(
@@ -92,6 +93,14 @@ def test_the_page_map_says_what_cells_are_and_disables_what_is_not_told(watched,
     assert "2 cached prefixes" in words
     assert "cell positions are assigned by kvscope, not by the server" in words
     assert "free" not in words
+
+
+def test_the_page_map_says_the_room_and_the_sizes_that_an_engine_with_several_groups_tells(watched):
+    groups = (KVGroup(kind="full", block_size=16), KVGroup(kind="state", block_size=256))
+    told = replace(watched.mirror.hello.cache, groups=groups, pool_tokens=900)
+    words, *_ = summaries(watched.mirror, told)
+    assert "16 to 256 tokens each" in words
+    assert "room for 900 tokens" in words
 
 
 def test_the_mode_that_was_chosen_comes_back_with_an_engine_that_tells_it(

@@ -30,6 +30,7 @@ def hello_of(
     """As of now. Times are of this machine: those of the engine are not told."""
     num_blocks = slots.num_rows[Tier.HBM]
     groups = slots.groups.told(block_size)
+    of_blocks = (reading.num_blocks or 0) * block_size if len(groups) < 2 else 0
     version = f"{engine.name} {facts.version}".strip()
     return Hello(
         epoch=epoch,
@@ -47,6 +48,7 @@ def hello_of(
             num_disk_blocks=slots.num_rows[Tier.DISK] + slots.num_rows[Tier.UNKNOWN],
             has_parents=True,
             groups=groups,
+            pool_tokens=reading.pool_tokens or facts.num_tokens or of_blocks,
         ),
         device=DeviceInfo(kind=UNKNOWN_DEVICE),
         engine_version=version,

@@ -34,6 +34,9 @@ class EngineReading:
     """Of the pool's blocks, 0 to 1."""
     num_blocks: int | None = None
     block_size: int | None = None
+    """Of a vLLM with several KV groups, the least of theirs."""
+    pool_tokens: int | None = None
+    """Of requests, that the pool has room for."""
     cache_dtype: str = ""
     prompt_tokens: int | None = None
     """With those from the prefix cache, unlike `Counters.prompt_tokens`."""

@@ -31,6 +31,7 @@ def _read(page: Page) -> EngineReading:
         used_share=share(page.gauge("sglang:token_usage")),
         num_blocks=pages,
         block_size=page_size,
+        pool_tokens=tokens,
         prompt_tokens=page.total("sglang:prompt_tokens_total"),
         cached_tokens=page.total("sglang:cached_tokens_total"),
         generation_tokens=page.total("sglang:generation_tokens_total"),

@@ -110,7 +110,9 @@ class Translator:
         """The newest metrics. `are_events_live`: whether what is cached is known to be that of this engine start."""
         if self._has_reading and reading.is_restart_of(self._reading):
             self._restart(now_ns, are_events_live=are_events_live)
-        is_other = facts != self._facts or (reading.aborted is None) != (self._reading.aborted is None)
+        was = self._reading
+        is_other = facts != self._facts or (reading.aborted is None) != (was.aborted is None)
+        is_other |= reading.pool_tokens != was.pool_tokens
         if is_other and self._hello is not None:
             self._begin_epoch()
         self._reading, self._facts, self._has_reading, self.has_begun = reading, facts, True, True

@@ -32,6 +32,7 @@ def _read(page: Page) -> EngineReading:
         used_share=share(page.gauge("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")),
         num_blocks=number(config.get("num_gpu_blocks", "")),
         block_size=number(config.get("block_size", "")),
+        pool_tokens=number(config.get("kv_cache_size_tokens", "")),
         cache_dtype=config.get("cache_dtype", ""),
         prompt_tokens=page.total("vllm:prompt_tokens_total"),
         cached_tokens=cached,

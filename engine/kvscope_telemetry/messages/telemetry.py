@@ -104,6 +104,9 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The ledger's `group` counts them from 0; empty: one, of all layers."""
     num_reserved_blocks: int = 0
     """The first rows, which the engine keeps for itself and no request ever has (vLLM's null block)."""
+    pool_tokens: int = 0
+    """Of requests, that the pool of another engine has room for; 0: not told. With several KV groups, each of which
+    needs blocks for a request, it is not blocks times their size."""
 
     @property
     def block_sizes(self) -> tuple[int, ...]:

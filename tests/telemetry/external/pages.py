@@ -13,7 +13,15 @@ INTER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 
 class VllmPage:
     """What a vLLM with `num_ranks` engines has at /metrics; set what is to be different."""
 
-    def __init__(self, num_ranks: int = 1, *, num_blocks: int = 64, block_size: int = 2, model: str = "m") -> None:
+    def __init__(
+        self,
+        num_ranks: int = 1,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 2,
+        model: str = "m",
+        pool_tokens: str = "None",
+    ) -> None:
         self.registry = registry = CollectorRegistry()
         names = ["model_name", "engine"]
         self._labels = [(model, str(rank)) for rank in range(num_ranks)]
@@ -29,6 +37,7 @@ class VllmPage:
         times = (("time_to_first_token_seconds", FIRST_TOKEN_S), ("inter_token_latency_seconds", INTER_TOKEN_S))
         self._times = {n: Histogram(f"vllm:{n}", n, names, buckets=b, registry=registry) for n, b in times}
         config = {"block_size": str(block_size), "num_gpu_blocks": str(num_blocks), "cache_dtype": "auto"}
+        config["kv_cache_size_tokens"] = pool_tokens
         info = Gauge("vllm:cache_config_info", "config", [*config, "engine"], registry=registry)
         for rank, labels in enumerate(self._labels):
             info.labels(*config.values(), str(rank)).set(1)

@@ -41,6 +41,11 @@ def test_what_vllm_says() -> None:
     assert "queued" not in second.latencies
 
 
+def test_how_many_tokens_there_is_room_for_where_vllm_says() -> None:
+    assert vllm(VllmPage(pool_tokens="99").text().decode()).pool_tokens == 99
+    assert vllm(VllmPage().text().decode()).pool_tokens is None
+
+
 def test_older_names_and_none_at_all() -> None:
     old = vllm('vllm:gpu_cache_usage_perc{model_name="m"} 0.5\nvllm:gpu_prefix_cache_hits_total{model_name="m"} 12.0\n')
     assert (old.used_share, old.cached_tokens) == (0.5, 12)

@@ -163,6 +163,19 @@ def test_groups_are_told_anew_when_one_is_learned_and_rows_are_of_them() -> None
     assert driver.follower.mirror.epoch == epoch
 
 
+def test_the_room_of_several_groups_is_not_blocks_times_their_size() -> None:
+    driver = TranslatorDriver()
+    driver.read()
+    hello = driver.follower.mirror.hello
+    assert hello is not None
+    assert hello.cache.pool_tokens == 64
+    driver.give(in_group(stored(1), 0, "full_attention"), in_group(stored(1, size=8), 1, "mamba"))
+    assert driver.follower.mirror.hello is not None
+    assert driver.follower.mirror.hello.cache.pool_tokens == 0
+    driver.read(replace(READING, pool_tokens=40))
+    assert driver.follower.mirror.hello.cache.pool_tokens == 40
+
+
 @pytest.mark.parametrize("is_store_first", [True, False])
 def test_chunks_of_a_store_do_not_rule_the_size_of_blocks(is_store_first: bool) -> None:
     driver = TranslatorDriver()

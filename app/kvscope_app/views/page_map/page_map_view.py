@@ -381,8 +381,10 @@ def _summaries_of_slots(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
     """Where rows are slots that kvscope gives out."""
     in_use = percent(mirror.used_share) if mirror.used_share >= 0 else UNKNOWN
     counts = [plural(cache.num_blocks, "block"), f"in use: {in_use}", f"{count(mirror.num_cached)} cached prefixes"]
-    tokens = f"{plural(cache.block_size, 'token')} each"
-    known = ([*counts, tokens, SLOTS], [*counts, SLOTS], counts)
+    fewest, most = min(cache.block_sizes), max(cache.block_sizes)
+    tokens = f"{plural(most, 'token')} each" if fewest == most else f"{count(fewest)} to {plural(most, 'token')} each"
+    room = [f"room for {plural(cache.pool_tokens, 'token')}"] if cache.pool_tokens else []
+    known = ([*counts, tokens, *room, SLOTS], [*counts, *room, SLOTS], [*counts, SLOTS], counts)
     return tuple("  ·  ".join(parts) for parts in known)
 
 
