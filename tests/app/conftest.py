@@ -184,9 +184,9 @@ class FakeEngine:
         message = MemoryBreakdown(epoch=self.epoch, time_ns=1, **fields)
         self.source.updates.append(Update(memory=message))
 
-    def reading(self, used_share=-1.0, latencies=()):
+    def reading(self, used_share=-1.0, latencies=(), figures=()):
         """The engine's metrics were read."""
-        reading = Reading(epoch=self.epoch, time_ns=1, used_share=used_share, latencies=latencies)
+        reading = Reading(epoch=self.epoch, time_ns=1, used_share=used_share, latencies=latencies, figures=figures)
         self.source.updates.append(Update(readings=(reading,)))
 
     def heartbeat(self):

@@ -21,7 +21,7 @@ from kvscope_app.views.what_if.what_if_view import WhatIfView
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import BlockContent, Control, GetBlockText, Submit
-from kvscope_telemetry.messages.telemetry import Counters, Histogram, KVGroup
+from kvscope_telemetry.messages.telemetry import Counters, Histogram, KVGroup, MetricFigure
 from kvscope_telemetry.summaries.histograms import Range
 
 VLLM = Capabilities(
@@ -131,6 +131,31 @@ def test_requests_are_numbers(watched, qtbot):
     view.refresh()
     assert view.stack.currentWidget() is view.numbers
     assert [view.numbers.value(name) for name in ("num_running", "num_waiting", "finished")] == ["3", "2", "7"]
+
+
+def test_figures_of_its_metrics_are_shown_as_they_are(vllm, watched, poll, qtbot):
+    view = RequestsView(watched)
+    qtbot.addWidget(view)
+    view.show()
+    view.refresh()
+    assert not view.numbers.figures.isVisible()
+    for value in (0.25, 0.5):
+        figures = (
+            MetricFigure(name="Host cache in use", value=value, unit="share", metric="vllm:a"),
+            MetricFigure(name="Copied to lower tiers", value=3 << 20, unit="bytes"),
+            MetricFigure(name="Mean life of a block", value=12.0, unit="s"),
+            MetricFigure(name="Waiting: capacity", value=3.0),
+        )
+        vllm.reading(0.25, figures=figures)
+        poll(watched)
+        view.refresh()
+        assert view.numbers.figures.isVisible()
+        assert [text for _, text in view.numbers.figures.lines()] == [
+            f"{value:.1%}"[:-1] + " %",
+            "3.00 MiB",
+            "12.0 s",
+            "3",
+        ]
 
 
 @pytest.mark.parametrize("kind", [HeatmapView, WhatIfView])

@@ -47,6 +47,8 @@ class ExternalEngine:
 
     metrics_prefix: str
     """Which its metrics' names begin with."""
+    other_prefixes: tuple[str, ...] = ()
+    """Of metrics that programs within it add to its page and `read` knows."""
     metrics_path: str = "/metrics"
     """Where its server has them, in Prometheus' format."""
     rank_label: str

@@ -55,6 +55,14 @@ class Page:
                 return sum(values)
         return None
 
+    def by_label(self, name: str, label: str) -> list[tuple[str, float]]:
+        """The sum of each value of a label, in the page's order."""
+        sums: dict[str, float] = {}
+        for labels, value in self._samples.get(name, ()):
+            key = labels.get(label, "")
+            sums[key] = sums.get(key, 0.0) + value
+        return list(sums.items())
+
     def gauge(self, *names: str) -> float | None:
         """Where it is told by priority too, that of all priorities."""
         for name in names:

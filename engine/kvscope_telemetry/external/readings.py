@@ -7,13 +7,14 @@ with what is here.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from kvscope_telemetry.messages.telemetry import Histogram
+from kvscope_telemetry.messages.telemetry import Histogram, MetricFigure
 
 if TYPE_CHECKING:
     from kvscope_telemetry.external.page import Page
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 MAX_BOUNDS: Final = 512
 _LONGEST_S: Final = 1e9
 GIB: Final = 1 << 30
+MAX_OF_LABEL: Final = 12
+"""Figures that differ in a label."""
+MAX_LABEL_LETTERS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class EngineReading:
     """When the server's process began, seconds since 1970."""
     latencies: dict[str, Cumulative] = field(default_factory=dict)
     """By the kind that `Histogram` has."""
+    figures: tuple[MetricFigure, ...] = ()
+    """What else there is, shown as it is."""
 
     @property
     def totals(self) -> tuple[int | None, ...]:
@@ -72,6 +78,46 @@ class EngineReading:
             return True
         pairs = zip(self.totals, before.totals, strict=True)
         return any(now is not None and then is not None and now < then for now, then in pairs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureMetric:
+    """A metric that is shown as a `MetricFigure`."""
+
+    name: str
+    metric: str
+    """A gauge, or a counter with its `_total`."""
+    unit: str = ""
+    by: str = ""
+    """A label: there is a figure for each of its values, but for those that are 0."""
+    is_mean: bool = False
+    """Of a histogram's samples since the engine started."""
+    needs: tuple[str, ...] = ()
+    """It is left out while all of these are 0: an engine tells of pools that it has not."""
+
+
+def read_figures(page: Page, metrics: tuple[FigureMetric, ...]) -> tuple[MetricFigure, ...]:
+    """Those of `metrics` that are on the page, in this order."""
+    return tuple(chain.from_iterable([_figures_of(page, metric) for metric in metrics]))
+
+
+def _figures_of(page: Page, of: FigureMetric) -> Iterator[MetricFigure]:
+    if of.needs and not any(page.sum_of(name) for name in of.needs):
+        return
+    if of.by:
+        values = {
+            f"{of.name}: {label[:MAX_LABEL_LETTERS]}": value
+            for label, value in page.by_label(of.metric, of.by)
+            if value
+        }
+    elif of.is_mean:
+        total, number = page.sum_of(f"{of.metric}_sum"), page.sum_of(f"{of.metric}_count")
+        values = {of.name: total / number} if total is not None and number else {}
+    else:
+        total = page.gauge(of.metric) if of.unit == "share" else page.sum_of(of.metric)
+        values = {} if total is None else {of.name: total}
+    for name, value in list(values.items())[:MAX_OF_LABEL]:
+        yield MetricFigure(name=name, value=value, unit=of.unit, metric=of.metric)
 
 
 def read_latencies(page: Page, *kinds: tuple[str, ...]) -> dict[str, Cumulative]:

@@ -133,7 +133,7 @@ class Scraper:
             raise ProtocolError("it is a web page, not metrics")
         page = Page(
             body.decode("utf-8", errors="replace"),
-            (*[each.metrics_prefix for each in engines.ENGINES], _OF_ALL),
+            (*[each.metrics_prefix for each in engines.ENGINES], *engine.other_prefixes, _OF_ALL),
             rank=(engine.rank_label, address.rank),
             replicas=engine.replica_labels,
             model=address.model,

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.external.engine import ExternalEngine, Fields, watched_capabilities
-from kvscope_telemetry.external.readings import EngineReading, count, gib, number, read_latencies, share
+from kvscope_telemetry.external.lmcache import LMCACHE_FIGURES, LMCACHE_PREFIX
+from kvscope_telemetry.external.readings import (
+    EngineReading,
+    FigureMetric,
+    count,
+    gib,
+    number,
+    read_figures,
+    read_latencies,
+    share,
+)
 from kvscope_telemetry.external.server_facts import Ask, ServerFacts, mapping, model_facts, text, whole
 from kvscope_telemetry.messages.structured import Structured
 
@@ -16,6 +26,34 @@ if TYPE_CHECKING:
 
 _SCHEME: Final = "sglang"
 _NAME: Final = "SGLang"
+
+
+def _pool(words: str, usage: str, prefix: str, unit: str) -> tuple[FigureMetric, ...]:
+    """Gauges of one pool; SGLang has them, at 0, for pools that a model has not."""
+    names = [f"sglang:{prefix}_{part}_tokens" for part in ("used", "evictable", "available")]
+    needs = tuple(names)
+    return (
+        FigureMetric(name=f"{words} in use", metric=f"sglang:{usage}", unit="share", needs=needs),
+        FigureMetric(name=f"{words}: used", metric=names[0], unit=unit, needs=needs),
+        FigureMetric(name=f"{words}: cached, can be evicted", metric=names[1], unit=unit, needs=needs),
+        FigureMetric(name=f"{words}: free", metric=names[2], unit=unit, needs=needs),
+    )
+
+
+_FIGURES: Final = (
+    *_pool("Pool of full attention", "full_token_usage", "kv", "tokens"),
+    *_pool("Pool of sliding windows", "swa_token_usage", "swa", "tokens"),
+    *_pool("Pool of states", "mamba_usage", "mamba", "states"),
+    FigureMetric(name="Prompt tokens from", metric="sglang:cached_tokens_total", unit="tokens", by="cache_source"),
+    FigureMetric(
+        name="Host cache in use",
+        metric="sglang:hicache_host_used_tokens",
+        unit="tokens",
+        needs=("sglang:hicache_host_total_tokens",),
+    ),
+    FigureMetric(name="Loaded back from lower tiers", metric="sglang:load_back_tokens_total", unit="tokens"),
+    *LMCACHE_FIGURES,
+)
 
 
 def _read(page: Page) -> EngineReading:
@@ -28,7 +66,7 @@ def _read(page: Page) -> EngineReading:
         model=page.label("model_name", "sglang:num_running_reqs", "sglang:prompt_tokens_total"),
         num_running=count(page.gauge("sglang:num_running_reqs")),
         num_waiting=count(page.gauge("sglang:num_queue_reqs")),
-        used_share=share(page.gauge("sglang:token_usage")),
+        used_share=share(page.gauge("sglang:full_token_usage", "sglang:token_usage")),
         num_blocks=pages,
         block_size=page_size,
         pool_tokens=tokens,
@@ -50,6 +88,7 @@ def _read(page: Page) -> EngineReading:
             ("inter_token", "sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds"),
             ("queued", "sglang:queue_time_seconds"),
         ),
+        figures=read_figures(page, _FIGURES),
     )
 
 
@@ -95,6 +134,7 @@ SGLANG: Final = ExternalEngine(
     how_to_attach="Host and port of its HTTP server, started with enable-metrics. Blocks are visible if it publishes "
     "KV events (its option kv-events-config).",
     metrics_prefix="sglang:",
+    other_prefixes=(LMCACHE_PREFIX,),
     rank_label="dp_rank",
     replica_labels=("tp_rank", "pp_rank", "moe_ep_rank"),
     read=_read,

@@ -248,7 +248,13 @@ class Translator:
     def _said_of(self, now_ns: int) -> Iterable[TelemetryMessage]:
         """What the newest reading says that frames cannot."""
         tallies = self._tallies
-        yield Reading(epoch=self._epoch, time_ns=now_ns, used_share=tallies.used_share, latencies=tallies.latencies)
+        yield Reading(
+            epoch=self._epoch,
+            time_ns=now_ns,
+            used_share=tallies.used_share,
+            latencies=tallies.latencies,
+            figures=self._reading.figures,
+        )
         memory = breakdown(self._reading, self._epoch, now_ns)
         if memory is not None:
             yield memory

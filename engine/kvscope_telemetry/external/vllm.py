@@ -6,7 +6,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kvscope_telemetry.external.engine import ExternalEngine, Fields, Version, watched_capabilities
-from kvscope_telemetry.external.readings import EngineReading, count, number, read_latencies, share
+from kvscope_telemetry.external.lmcache import LMCACHE_FIGURES, LMCACHE_PREFIX
+from kvscope_telemetry.external.readings import (
+    EngineReading,
+    FigureMetric,
+    count,
+    number,
+    read_figures,
+    read_latencies,
+    share,
+)
 from kvscope_telemetry.external.server_facts import Ask, ServerFacts, mapping, model_facts, text
 from kvscope_telemetry.messages.structured import Structured
 
@@ -17,6 +26,40 @@ _SCHEME: Final = "vllm"
 _FORMS: Final = "structured_outputs"
 _FORMS_SINCE: Final = (0, 11)
 """From which version on it surely has that word; 0.12 has no older one."""
+_RESIDENCY: Final = "vllm:kv_block_"
+_FIGURES: Final = (
+    FigureMetric(name="Waiting", metric="vllm:num_requests_waiting_by_reason", by="reason"),
+    FigureMetric(
+        name="Prompt tokens from", metric="vllm:prompt_tokens_cached_by_source_total", unit="tokens", by="source"
+    ),
+    FigureMetric(
+        name="Prompt tokens asked of the KV connector",
+        metric="vllm:external_prefix_cache_queries_total",
+        unit="tokens",
+        needs=("vllm:external_prefix_cache_queries_total",),
+    ),
+    FigureMetric(
+        name="Prompt tokens found by the KV connector",
+        metric="vllm:external_prefix_cache_hits_total",
+        unit="tokens",
+        needs=("vllm:external_prefix_cache_queries_total",),
+    ),
+    FigureMetric(name="Host cache in use", metric="vllm:kv_offload_cpu_cache_usage_perc", unit="share"),
+    FigureMetric(name="Copied to lower tiers", metric="vllm:kv_offload_store_bytes_total", unit="bytes"),
+    FigureMetric(name="Copied back from lower tiers", metric="vllm:kv_offload_load_bytes_total", unit="bytes"),
+    FigureMetric(name="Copies refused for lack of room", metric="vllm:kv_offload_allocation_failure_total"),
+    FigureMetric(name="Read from tiers below host", metric="vllm:kv_offload_tiering_read_bytes_total", unit="bytes"),
+    FigureMetric(name="Written to tiers below host", metric="vllm:kv_offload_tiering_write_bytes_total", unit="bytes"),
+    FigureMetric(name="Offload pool held", metric="vllm:simple_kv_offload_used_blocks", unit="blocks"),
+    FigureMetric(name="Back from the offload pool", metric="vllm:simple_kv_offload_load_blocks_total", unit="blocks"),
+    FigureMetric(name="Mean life of a block", metric=f"{_RESIDENCY}lifetime_seconds", unit="s", is_mean=True),
+    FigureMetric(
+        name="Mean idle time before eviction", metric=f"{_RESIDENCY}idle_before_evict_seconds", unit="s", is_mean=True
+    ),
+    FigureMetric(name="Mean time between uses", metric=f"{_RESIDENCY}reuse_gap_seconds", unit="s", is_mean=True),
+    *LMCACHE_FIGURES,
+)
+"""Sampled by vLLM where it was started with --kv-cache-metrics: what is about a block's life."""
 
 
 def _read(page: Page) -> EngineReading:
@@ -49,6 +92,7 @@ def _read(page: Page) -> EngineReading:
             ("inter_token", "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
             ("queued", "vllm:request_queue_time_seconds"),
         ),
+        figures=read_figures(page, _FIGURES),
     )
 
 
@@ -89,6 +133,7 @@ VLLM: Final = ExternalEngine(
     how_to_attach="Host and port of its HTTP server. Blocks are visible if it publishes KV events (its option "
     "kv-events-config); otherwise only metrics are shown.",
     metrics_prefix="vllm:",
+    other_prefixes=(LMCACHE_PREFIX,),
     rank_label="engine",
     read=_read,
     ask_facts=_ask_facts,

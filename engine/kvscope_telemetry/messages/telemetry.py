@@ -563,6 +563,18 @@ class Histogram(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """u8 an interval, so one more than bounds: latencies since the reading before."""
 
 
+class MetricFigure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A number of another engine's metrics that kvscope shows as it is, in the words of that engine's module."""
+
+    name: str
+    """What it is to a person: "Sliding-window pool in use"."""
+    value: float
+    unit: str = ""
+    """"share" (0 to 1), "tokens", "bytes", "blocks", "s", or a word of a later version."""
+    metric: str = ""
+    """Where it stands on the server's page."""
+
+
 class Reading(_Message, frozen=True, kw_only=True):
     """What an engine's metrics say that frames cannot: sent where `Capabilities` has no free rows or no latencies."""
 
@@ -571,6 +583,7 @@ class Reading(_Message, frozen=True, kw_only=True):
     used_share: float = -1.0
     """Of the pool's blocks, 0 to 1, as the engine counts them; -1 unknown."""
     latencies: tuple[Histogram, ...] = ()
+    figures: tuple[MetricFigure, ...] = ()
 
 
 TelemetryMessage: TypeAlias = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
+from math import isfinite
 from struct import unpack
 from typing import Final
 
@@ -104,8 +105,11 @@ def check_delta_checkpoint(checkpoint: DeltaCheckpoint) -> None:
 
 
 def check_reading(reading: Reading) -> None:
-    """Raise ProtocolError unless every histogram has one count more than bounds, and those ascend."""
+    """Raise ProtocolError unless every histogram has one count more than bounds, and those ascend, and figures are
+    numbers."""
     _counts("Reading", (reading.epoch, reading.time_ns))
+    if not all(isfinite(figure.value) for figure in reading.figures):
+        raise ProtocolError("Reading: a figure is no number")
     for histogram in reading.latencies:
         if len(histogram.bounds_ns) % 8 or len(histogram.counts) != len(histogram.bounds_ns) + 8:
             raise ProtocolError(f"Reading: the bounds and counts of {histogram.kind:.40} do not go together")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import COLUMNS, BlockState, Column, Ledger, Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
-from kvscope_telemetry.messages.telemetry import Counters, Heartbeat, Hello, RequestRows, Snapshot
+from kvscope_telemetry.messages.telemetry import Counters, Heartbeat, Hello, MetricFigure, RequestRows, Snapshot
 from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.coalesce import join_request_rows
@@ -51,6 +51,8 @@ class Mirror:
         """`max_num_seqs` and `max_num_batched_tokens` as the newest heartbeat says; 0: nobody said."""
         self.used_share = -1.0
         """Of the pool's blocks, 0 to 1, as the newest reading says; -1: no reading said."""
+        self.figures: tuple[MetricFigure, ...] = ()
+        """As the newest reading has them."""
         self.stops = RunningTime()
         """When the engine stood still, by its own clock."""
         self.version = 0
@@ -127,7 +129,7 @@ class Mirror:
         if update.heartbeat is not None:
             self._hear(update.heartbeat)
         if update.readings:
-            self.used_share = update.readings[-1].used_share
+            self.used_share, self.figures = update.readings[-1].used_share, update.readings[-1].figures
         self.version += 1
 
     def _hear(self, beat: Heartbeat) -> None:
@@ -145,7 +147,7 @@ class Mirror:
         self._take_over(blocks)
         if not same_epoch:
             self.pinned, self.pinned_by, self.limits = frozenset(), "", (0, 0)
-            self.used_share = -1.0
+            self.used_share, self.figures = -1.0, ()
             self.stops = RunningTime()
         self.stops.catch_up(snapshot.stops, snapshot.time_ns)
         self.hello, self.counters = snapshot.hello, snapshot.counters

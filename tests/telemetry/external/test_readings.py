@@ -17,7 +17,9 @@ PREFIXES = ("vllm:", "sglang:", "process_start_time_seconds")
 
 
 def read(engine: ExternalEngine, text: str, rank: int = 0) -> EngineReading:
-    return engine.read(Page(text, PREFIXES, rank=(engine.rank_label, rank), replicas=engine.replica_labels))
+    return engine.read(
+        Page(text, (*PREFIXES, *engine.other_prefixes), rank=(engine.rank_label, rank), replicas=engine.replica_labels)
+    )
 
 
 def vllm(text: str, rank: int = 0) -> EngineReading:
@@ -44,6 +46,63 @@ def test_what_vllm_says() -> None:
 def test_how_many_tokens_there_is_room_for_where_vllm_says() -> None:
     assert vllm(VllmPage(pool_tokens="99").text().decode()).pool_tokens == 99
     assert vllm(VllmPage().text().decode()).pool_tokens is None
+
+
+def figures(reading: EngineReading) -> dict[str, float]:
+    return {figure.name: figure.value for figure in reading.figures}
+
+
+def test_what_vllm_says_of_tiers_and_of_why_requests_wait() -> None:
+    page = (
+        'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 3\n'
+        'vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 0\n'
+        'vllm:prompt_tokens_cached_by_source_total{engine="0",source="host"} 64\n'
+        'vllm:prompt_tokens_cached_by_source_total{engine="0",source="disk"} 0\n'
+        'vllm:external_prefix_cache_queries_total{engine="0"} 0\n'
+        'vllm:external_prefix_cache_hits_total{engine="0"} 0\n'
+        'vllm:kv_offload_cpu_cache_usage_perc{engine="0"} 0.5\n'
+        'vllm:kv_offload_store_bytes_total{engine="0"} 4096\n'
+        'vllm:kv_block_lifetime_seconds_sum{engine="0"} 30\n'
+        'vllm:kv_block_lifetime_seconds_count{engine="0"} 4\n'
+        'vllm:kv_block_reuse_gap_seconds_sum{engine="0"} 0\n'
+        'vllm:kv_block_reuse_gap_seconds_count{engine="0"} 0\n'
+        'lmcache:num_hit_tokens_total{worker_id="0"} 5\n'
+    )
+    assert figures(vllm(page)) == {
+        "Waiting: capacity": 3,
+        "Prompt tokens from: host": 64,
+        "Host cache in use": 0.5,
+        "Copied to lower tiers": 4096,
+        "Mean life of a block": 7.5,
+        "LMCache: tokens found": 5,
+    }
+    assert figures(vllm("vllm:num_requests_running 1\n")) == {}
+
+
+def test_what_sglang_says_of_its_pools_and_of_none_that_a_model_has_not() -> None:
+    page = "".join(
+        f"sglang:{name} {value}\n"
+        for name, value in (
+            *(("token_usage", 0.9), ("full_token_usage", 0.25), ("swa_token_usage", 0.9), ("mamba_usage", 0)),
+            *(("kv_used_tokens", 10), ("kv_evictable_tokens", 20), ("kv_available_tokens", 30)),
+            *(("swa_used_tokens", 9), ("swa_evictable_tokens", 0), ("swa_available_tokens", 1)),
+            *(("mamba_used_tokens", 0), ("mamba_evictable_tokens", 0), ("mamba_available_tokens", 0)),
+            ('cached_tokens_total{cache_source="host"}', 7),
+        )
+    )
+    reading = read(SGLANG, page)
+    assert reading.used_share == 0.25
+    assert figures(reading) == {
+        "Pool of full attention in use": 0.25,
+        "Pool of full attention: used": 10,
+        "Pool of full attention: cached, can be evicted": 20,
+        "Pool of full attention: free": 30,
+        "Pool of sliding windows in use": 0.9,
+        "Pool of sliding windows: used": 9,
+        "Pool of sliding windows: cached, can be evicted": 0,
+        "Pool of sliding windows: free": 1,
+        "Prompt tokens from: host": 7,
+    }
 
 
 def test_older_names_and_none_at_all() -> None:

@@ -1,19 +1,24 @@
-"""Shown instead of request rows for an engine that reports how many requests there are, but not each one."""
+"""Shown instead of request rows for an engine that reports how many requests there are, but not each one. Below, what
+else its metrics say: its pools, lower tiers, and why requests wait."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
 from kvscope_app.look.fonts import sans
-from kvscope_app.look.makers import label
-from kvscope_app.look.number_text import NOTHING, count
+from kvscope_app.look.makers import label, number_label
+from kvscope_app.look.number_text import NOTHING, count, num_bytes, percent, seconds
+from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.views.capability_messages import why_no_requests
+from kvscope_telemetry.messages.telemetry import MetricFigure
 from kvscope_telemetry.state.mirror import Mirror
 
+MAX_FIGURES: Final = 64
 _COLUMNS: Final = 2
 _LARGER: Final = 1.9
 _NUMBERS: Final = (
@@ -43,6 +48,7 @@ class RequestNumbers(QScrollArea):
             grid.addWidget(self._cell(name, words, meaning), place // _COLUMNS, place % _COLUMNS)
         for place in range(_COLUMNS):
             grid.setColumnStretch(place, 1)
+        self.figures = _Figures()
         page = QWidget()
         self.setWidget(page)
         self.setWidgetResizable(True)
@@ -52,6 +58,7 @@ class RequestNumbers(QScrollArea):
         column.setSpacing(16)
         column.addWidget(self._why)
         column.addLayout(grid)
+        column.addWidget(self.figures)
         column.addStretch(1)
 
     def show_numbers(self, mirror: Mirror) -> None:
@@ -62,6 +69,8 @@ class RequestNumbers(QScrollArea):
             text = count(getattr(mirror.counters, name)) if is_available else NOTHING
             if value.text() != text:
                 value.setText(text)
+
+        self.figures.show_figures(mirror.figures)
 
     def value(self, name: str) -> str:
         """What is shown of a field of `Counters`."""
@@ -81,3 +90,55 @@ class RequestNumbers(QScrollArea):
         column.addWidget(what)
         self._values[name] = value
         return cell
+
+
+class _Figures(QWidget):
+    """A line a figure; hidden where there is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values: dict[str, QLabel] = {}
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setHorizontalSpacing(18)
+        self._grid.setVerticalSpacing(5)
+        self._grid.setColumnStretch(0, 1)
+        self._grid.addWidget(label("From the server's metrics", "heading"), 0, 0, 1, 2)
+        self.hide()
+
+    def show_figures(self, figures: tuple[MetricFigure, ...]) -> None:
+        """In their order. Lines are made anew where there are others than before."""
+        shown = {figure.name: figure for figure in figures[:MAX_FIGURES]}
+        if list(shown) != list(self._values):
+            self._make_lines(shown)
+        for name, figure in shown.items():
+            self._values[name].setText(figure_text(figure))
+        self.setVisible(bool(shown))
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Names and values, as they are read."""
+        return [(name, value.text()) for name, value in self._values.items()]
+
+    def _make_lines(self, figures: Mapping[str, MetricFigure]) -> None:
+        while (item := self._grid.takeAt(1)) is not None:
+            if (widget := item.widget()) is not None:
+                widget.deleteLater()
+        self._values = {name: number_label() for name in figures}
+        for row, (name, figure) in enumerate(figures.items(), start=1):
+            words = ElidedLabel(name)
+            words.setProperty("look", "muted")
+            self._values[name].setAccessibleName(name)
+            for place, widget in enumerate((words, self._values[name])):
+                widget.setToolTip(plain_tip(figure.metric))
+                self._grid.addWidget(widget, row, place)
+
+
+def figure_text(figure: MetricFigure) -> str:
+    """`12.5 %`, `1.50 GiB`, `12 345 tokens`."""
+    if figure.unit == "share":
+        return percent(figure.value)
+    if figure.unit == "bytes":
+        return num_bytes(figure.value)
+    if figure.unit == "s":
+        return seconds(figure.value)
+    return f"{count(figure.value)} {figure.unit}".strip()

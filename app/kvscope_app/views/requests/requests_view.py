@@ -101,6 +101,7 @@ class RequestsView(View):
         state = (
             mirror.epoch,
             mirror.seq,
+            mirror.figures,
             mirror.requests.layout,
             history.events.last_serial,
             history.events.num_clears,
