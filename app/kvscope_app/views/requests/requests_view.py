@@ -91,7 +91,7 @@ class RequestsView(View):
         self._is_detail_wanted = False
         """There is a request to tell of, or the person chose a tab."""
         self._shown_mirror: Mirror | None = None
-        self._shown_state: tuple[int | None, ...] = ()
+        self._shown_state: tuple[object, ...] = ()
         self._lay_out()
         self._connect()
         self._is_built = True
