@@ -36,11 +36,13 @@ class BlockContents:
         return tuple([self._content(row, decode) for row in rows])
 
     def _content(self, row: int, decode: Decode) -> BlockContent:
-        found = self._tokens.get(self._hash_in(row))
+        block_hash = self._hash_in(row)
+        found = self._tokens.get(block_hash)
         if found is None:
             return BlockContent(block=row)
         start, token_ids = found
-        return BlockContent(block=row, start=start, token_ids=token_ids, text=decode(token_ids))
+        notes = self._tokens.notes(block_hash)
+        return BlockContent(block=row, start=start, token_ids=token_ids, text=decode(token_ids), notes=notes)
 
 
 def decoder_of(name: str) -> Decode:

@@ -1,5 +1,5 @@
-"""The tokens of cached blocks, as KV events reported them. They are found by hash, because a hash names a text wherever
-it is stored.
+"""The tokens of cached blocks and what else is told of them, as KV events reported it. They are found by hash, because
+a hash names a text wherever it is stored.
 
 Bounded in bytes; the oldest go first. Written by one thread, read by any.
 """
@@ -10,12 +10,15 @@ import threading
 from array import array
 from typing import Final
 
+from kvscope_telemetry.external.block_notes import Notes, notes_of
 from kvscope_telemetry.kv_events.batches import HASH_MASK, BlockStored
 
 MAX_BYTES: Final = 128 << 20
 _TOKEN_BYTES: Final = 4
 _ENTRY_BYTES: Final = 200
 """Beside the tokens."""
+_NOTES_BYTES: Final = 500
+"""More than most: those of a run share them."""
 _MAX_TOKEN: Final = (1 << 32) - 1
 
 
@@ -26,6 +29,7 @@ class BlockTokens:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._tokens: dict[int, tuple[int, bytes]] = {}  # hash -> place in its text, tokens
+        self._notes: dict[int, Notes] = {}  # of those of them that there are some of
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -41,6 +45,7 @@ class BlockTokens:
         except (OverflowError, TypeError):
             return
         tokens, step = self._tokens, size * _TOKEN_BYTES
+        notes = notes_of(run)
         with self._lock:
             start = self._end_of(run.parent_block_hash)
             for place, block_hash in enumerate(run.block_hashes):
@@ -48,15 +53,25 @@ class BlockTokens:
                 if block_hash not in tokens:
                     tokens[block_hash] = (start + place * size, packed[place * step : place * step + step])
                     self._num_bytes += step + _ENTRY_BYTES
+                    if notes[place]:
+                        self._notes[block_hash] = notes[place]
+                        self._num_bytes += _NOTES_BYTES
             while self._num_bytes > self._max_bytes:
                 oldest = next(iter(tokens))
                 self._num_bytes -= len(tokens.pop(oldest)[1]) + _ENTRY_BYTES
+                if self._notes.pop(oldest, None):
+                    self._num_bytes -= _NOTES_BYTES
 
     def get(self, block_hash: int) -> tuple[int, tuple[int, ...]] | None:
         """Place of the first token in its text (0 where the beginning is not known), and the tokens."""
         with self._lock:
             found = self._tokens.get(block_hash)
         return None if found is None else (found[0], tuple(array("I", found[1])))
+
+    def notes(self, block_hash: int) -> Notes:
+        """What else was told of it first."""
+        with self._lock:
+            return self._notes.get(block_hash, ())
 
     def _end_of(self, parent: int | None) -> int:
         before = None if parent is None else self._tokens.get(parent)

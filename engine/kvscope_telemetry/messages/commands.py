@@ -276,6 +276,8 @@ class BlockContent(msgspec.Struct, frozen=True, kw_only=True):
     start: int = 0
     token_ids: tuple[int, ...] = ()
     text: str = ""
+    notes: tuple[tuple[str, str], ...] = ()
+    """What else is told of it: names and values, as ("LoRA", "sql")."""
 
 
 class BlockText(_Command, frozen=True, kw_only=True):

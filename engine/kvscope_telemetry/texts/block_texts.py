@@ -40,12 +40,19 @@ class RecordedText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Place of the first of them in the request."""
     token_ids: tuple[int, ...] = ()
     text: str = ""
+    notes: tuple[tuple[str, str], ...] = ()
+    """What else was told of it: names and values."""
 
     @property
     def content(self) -> BlockContent:
         """As an engine answers."""
         return BlockContent(
-            block=self.block, number=self.number, start=self.start, token_ids=self.token_ids, text=self.text
+            block=self.block,
+            number=self.number,
+            start=self.start,
+            token_ids=self.token_ids,
+            text=self.text,
+            notes=self.notes,
         )
 
 

@@ -119,6 +119,7 @@ class TextCollector:
             start=content.start,
             token_ids=content.token_ids,
             text=content.text,
+            notes=content.notes,
         )
 
     def _follow(self, ledger: Ledger, epoch: int) -> None:

@@ -12,6 +12,8 @@ from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.state.mirror import Mirror
 
 _MAX_TEXT: Final = 2_000
+_MAX_NOTES: Final = 16
+_MAX_NOTE: Final = 200
 _OWNER_ROWS: Final = ("Owner", "Holds")
 
 
@@ -90,4 +92,6 @@ def _text(content: BlockContent | None, instead: str) -> Iterator[Fact]:
         return
     yield Fact("Text", content.text[:_MAX_TEXT].replace("\n", "⏎\n") or "(no printable text)")
     yield Fact("Tokens", f"{count(content.start)} to {count(content.start + len(content.token_ids) - 1)}")
+    for name, value in content.notes[:_MAX_NOTES]:
+        yield Fact(name, value[:_MAX_NOTE])
     yield Fact("Token ids", " ".join(map(str, content.token_ids)))

@@ -212,11 +212,12 @@ def test_an_operator_reads_the_text(engine, shared, show, poll, qtbot):
     qtbot.waitUntil(lambda: engine.source.sent != [], timeout=120_000)
     question = engine.source.sent[0]
     assert isinstance(question, GetBlockText)
-    content = BlockContent(block=20, start=16, token_ids=(4, 5), text=" blue\nsky")
+    content = BlockContent(block=20, start=16, token_ids=(4, 5), text=" blue\nsky", notes=(("LoRA", "sql"),))
     engine.source.replies.append(BlockText(contents=(content,), tag=question.tag))
     poll(shared)
     assert ("Text", " blue⏎\nsky") in shown_facts(view)
     assert ("Tokens", "16 to 17") in shown_facts(view)
+    assert ("LoRA", "sql") in shown_facts(view)
     assert ("Token ids", "4 5") in shown_facts(view)
 
 
