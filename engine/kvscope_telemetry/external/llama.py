@@ -22,14 +22,18 @@ def _read(page: Page) -> EngineReading:
         num_running=count(page.gauge("llamacpp:requests_processing")),
         num_waiting=count(page.gauge("llamacpp:requests_deferred")),
         prompt_tokens=page.total("llamacpp:prompt_tokens_total"),
+        cached_tokens=page.total("llamacpp:prompt_tokens_cached_total"),
         generation_tokens=page.total("llamacpp:tokens_predicted_total"),
+        draft_tokens=page.total("llamacpp:spec_decode_num_draft_tokens_total"),
+        accepted_tokens=page.total("llamacpp:spec_decode_num_accepted_tokens_total"),
     )
 
 
 def _ask_facts(ask: Ask) -> ServerFacts:
     props = mapping(ask("/props"))
-    path = text(props.get("model_path")).rpartition("/")[2]
-    return ServerFacts(version=text(props.get("build_info")), model=text(props.get("model_alias")) or path)
+    path, name = text(props.get("model_path")), text(props.get("model_alias"))
+    is_named = name and name != path  # a model that was given no name is called as its file
+    return ServerFacts(version=text(props.get("build_info")), model=name if is_named else path.rpartition("/")[2])
 
 
 def _form_fields(form: Structured) -> Fields:

@@ -1,7 +1,9 @@
 """A server that tells what each of its slots holds (llama.cpp's `/slots`) as a `Source`: rows are pieces of slots.
 
-Owns the thread that asks, politely: slots once a second; what waits, from metrics that a scrape resets, once in ten; a
-server that sleeps, or that only passes requests on, is left alone but for one question in ten seconds.
+Owns the thread that asks, politely: slots once a second; metrics, whose averages a scrape resets, once in ten; a server
+that sleeps, or that only passes requests on, is left alone but for one question in ten seconds. To ask for slots wakes
+a server that sleeps, and keeps one from falling asleep. So who has nothing to do is asked first whether it sleeps; and
+once it had nothing to do for ten seconds its metrics, which do neither, say when slots are worth a look.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from kvscope_telemetry.external.address import ExternalAddress
 from kvscope_telemetry.external.http_client import NOT_FOUND, HttpClient, NoAnswer
 from kvscope_telemetry.external.page import Page
 from kvscope_telemetry.external.prompted_source import PromptedSource
+from kvscope_telemetry.external.readings import EngineReading
 from kvscope_telemetry.external.server_facts import mapping, text, whole
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.request_state import RequestState
-from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Event, Heartbeat, Hello, ModelInfo
+from kvscope_telemetry.messages.telemetry import CacheInfo, Counters, DeviceInfo, Event, Heartbeat, Hello, ModelInfo
 from kvscope_telemetry.sockets.host_id import host_id
 from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.sink import Sink
@@ -38,8 +41,13 @@ CELL_TOKENS: Final = 32
 MAX_CELLS: Final = 8192
 MAX_SLOTS: Final = 1024
 MAX_CONTEXT: Final = 1 << 24
+MAX_CELL_TOKENS: Final = 1 << 15
+MAX_COUNT: Final = 1 << 31
+IDLE_LOOKS: Final = 10
+"""At slots of a server that has nothing to do, one after another; then only at its metrics."""
 _NOT_ENABLED: Final = (404, 501)
 _SLEEPS: Final = "it sleeps: nothing is asked until a request wakes it"
+_NO_METRICS: Final = "how many requests wait is not known: start llama-server with --metrics"
 _ROUTES: Final = "it passes requests on to servers of its own: attach to one of those"
 
 
@@ -57,13 +65,18 @@ class SlotReading:
     num_processed: int
     num_cached: int
     num_decoded: int
+    is_speculative: bool = False
+    """Several tokens may come at once, and not all that are kept need have been answered."""
 
 
 def read_slots(answer: object) -> list[SlotReading]:
     """Of the answer to `/slots`. Raises ProtocolError for what is none."""
     if not isinstance(answer, list) or not 0 < len(answer) <= MAX_SLOTS:
         raise ProtocolError("/slots is no list of slots")
-    return [_slot(place, mapping(each)) for place, each in enumerate(answer)]
+    slots = [_slot(place, mapping(each)) for place, each in enumerate(answer)]
+    if len(slots) * slots[0].num_ctx > MAX_CELLS * MAX_CELL_TOKENS:
+        raise ProtocolError(f"{len(slots)} slots of {slots[0].num_ctx} tokens are more than can be drawn")
+    return slots
 
 
 def _slot(place: int, said: Mapping[str, Any]) -> SlotReading:
@@ -72,16 +85,51 @@ def _slot(place: int, said: Mapping[str, Any]) -> SlotReading:
         raise ProtocolError(f"slot {place}: n_ctx={said.get('n_ctx')!r:.40} is not from 1 to {MAX_CONTEXT}")
     listed = said.get("next_token")
     token = mapping(listed[0] if isinstance(listed, list) and listed else listed)
+    is_task = isinstance(task, int) and not isinstance(task, bool) and 0 <= task < 1 << 62
+    if is_task and "n_prompt_tokens" not in said:
+        raise ProtocolError(f"slot {place} does not say how many tokens it holds (n_prompt_tokens): newer servers do")
     return SlotReading(
         slot=place,
         num_ctx=num_ctx,
         is_processing=said.get("is_processing") is True,
-        task=task if isinstance(task, int) and not isinstance(task, bool) else -1,
+        task=int(task or 0) if is_task else -1,
         num_tokens=min(whole(said.get("n_prompt_tokens")), num_ctx),
-        num_processed=whole(said.get("n_prompt_tokens_processed")),
-        num_cached=whole(said.get("n_prompt_tokens_cache")),
-        num_decoded=whole(token.get("n_decoded")),
+        num_processed=_count(place, said, "n_prompt_tokens_processed", MAX_CONTEXT),
+        num_cached=_count(place, said, "n_prompt_tokens_cache", MAX_CONTEXT),
+        num_decoded=_count(place, token, "n_decoded", MAX_COUNT),
+        is_speculative=said.get("speculative") is True,
     )
+
+
+def _count(place: int, said: Mapping[str, Any], name: str, most: int) -> int:
+    number = whole(said.get(name))
+    if number > most:
+        raise ProtocolError(f"slot {place}: {name}={number} is more than {most}")
+    return number
+
+
+class Total:
+    """Counted from looks at slots, which miss what comes and goes between two, and corrected by the server's own count
+    where it has one. Never goes down."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self._seen = self._missed = 0
+        self._base: int | None = None
+
+    def add(self, number: int) -> None:
+        """So many more were seen."""
+        self._seen += number
+        self.value = max(self.value, self._seen + self._missed)
+
+    def correct(self, told: int | None, num_unfinished: int = 0) -> None:
+        """The server has counted `told` since it began, without `num_unfinished` of those that were seen."""
+        if told is None:
+            return
+        if self._base is None:
+            self._base = self._seen - told - num_unfinished
+        self._missed = self._base + told + num_unfinished - self._seen
+        self.add(0)
 
 
 class SlotState:
@@ -116,21 +164,59 @@ class SlotState:
         self._requests: list[KnownRequest | None] = [None] * len(slots)
         self._tasks = [slot.task if not slot.is_processing else -1 for slot in slots]
         """Of each slot, the last task that was told or was there before."""
+        self._seen = [-1] * len(slots)
+        """Of each slot, the task that was told last, of whatever is known."""
+        self._prompt, self._cached, self._output = Total(), Total(), Total()
+        self._speculation = Total(), Total()
         self._owners = [NO_OWNER] * len(slots)
         """Of each slot, the last request that was told."""
         self._held = [(0, False, NO_OWNER)] * len(slots)
 
     def fits(self, slots: list[SlotReading]) -> bool:
-        """Whether these can be the same server's."""
-        return len(slots) == len(self._requests) and all(slot.num_ctx == self.num_ctx for slot in slots)
+        """Whether these can be the same server's, of the same start: a slot that had a task is never without one."""
+        is_same = len(slots) == len(self._requests) and all(slot.num_ctx == self.num_ctx for slot in slots)
+        return is_same and all(slot.task >= 0 or self._seen[slot.slot] < 0 for slot in slots)
 
     def apply(self, slots: list[SlotReading], now_ns: int) -> None:
         """How they are now."""
         for slot in slots:
             self._follow_task(slot, now_ns)
             self._follow_cells(slot)
-        running = sum(slot.is_processing for slot in slots)
-        self.state.totals["num_running"] = running
+            self._seen[slot.slot] = slot.task
+        self.state.totals["num_running"] = sum(slot.is_processing for slot in slots)
+        self._tell_totals()
+
+    def correct(self, reading: EngineReading) -> None:
+        """What the server itself has counted, just after `apply`."""
+        unfinished = sum(request.num_output_tokens for request in self.state.requests.values())
+        self._output.correct(reading.generation_tokens, unfinished)
+        self._prompt.correct(reading.prompt_tokens)
+        self._cached.correct(reading.cached_tokens)
+        for total, told in zip(self._speculation, (reading.draft_tokens, reading.accepted_tokens), strict=True):
+            total.correct(told)
+        self.state.totals["num_waiting"] = reading.num_waiting or 0
+        self._tell_totals()
+
+    def forget(self, now_ns: int) -> None:
+        """The server has let go of all that was in its slots."""
+        empty = (-1, 0, 0, 0, 0)
+        for place, request in enumerate(self._requests):
+            if request is not None:
+                self._finish(place, request, now_ns)
+            self._tasks[place] = self._seen[place] = -1
+            self._owners[place] = NO_OWNER
+            self._follow_cells(SlotReading(place, self.num_ctx, False, *empty))
+        self.state.totals["num_running"] = 0
+
+    def _tell_totals(self) -> None:
+        drafts, accepted = self._speculation
+        self.state.totals |= {
+            "prompt_tokens": self._prompt.value,
+            "cached_tokens": self._cached.value,
+            "generation_tokens": self._output.value,
+            "draft_tokens": drafts.value,
+            "accepted_tokens": accepted.value,
+        }
 
     def _follow_task(self, slot: SlotReading, now_ns: int) -> None:
         request = self._requests[slot.slot]
@@ -144,11 +230,14 @@ class SlotState:
         if is_new and not slot.is_processing and not num_prompt:
             self._tasks[slot.slot] = slot.task  # it came and went, and all that is left is what the slot holds
             self._owners[slot.slot] = NO_OWNER
+            self.state.count(admitted=1, finished=1)
         elif is_new and (slot.num_decoded or not slot.is_processing):  # before, how long its prompt is is not told
             self._tasks[slot.slot] = slot.task
             request = self.state.add_request(f"task {slot.task}", num_prompt_tokens=num_prompt, arrival_ns=now_ns)
             request.state, request.num_cached_tokens = RequestState.RUNNING, slot.num_cached
-            self.state.count(admitted=1, prompt_tokens=slot.num_processed, cached_tokens=slot.num_cached)
+            self.state.count(admitted=1)
+            self._prompt.add(slot.num_processed)
+            self._cached.add(slot.num_cached)
             self._requests[slot.slot] = request
             self._owners[slot.slot] = request.number
             self._update(request, slot)
@@ -163,7 +252,9 @@ class SlotState:
             start = min(len(request.tables[0]), num_cells)
             request.set_table(range(first + start, first + num_cells), start=start)
         num_outputs = max(slot.num_decoded, request.num_output_tokens)  # a slot that is done may begin from 0
-        self.state.count(generation_tokens=num_outputs - request.num_output_tokens)
+        if not slot.is_processing and not slot.is_speculative:  # it keeps prompt and answer, but for the last token
+            num_outputs = max(num_outputs, slot.num_tokens - request.info.num_prompt_tokens + 1)
+        self._output.add(num_outputs - request.num_output_tokens)
         request.num_output_tokens, request.num_computed_tokens = num_outputs, slot.num_tokens
         self.state.touch(request)
 
@@ -210,10 +301,14 @@ class SlotSource(PromptedSource):
         self._http = HttpClient(address)
         self._slots: SlotState | None = None
         self._why = f"{address.url('/slots')} has not answered yet"
-        self._is_refused = self._is_quiet = False
-        self._num_frames = self._num_restarts = self._heard_ns = 0
-        self._rarely_s = 0.0
+        self._is_refused = self._is_quiet = self._is_busy = False
+        self._num_frames = self._num_restarts = self._heard_ns = self._num_idle_looks = 0
+        self._rarely_s = every_s / EVERY_S * RARELY_S
+        self._metrics_s = 0.0  # when they are looked at again
         self._has_metrics = True
+        self._reading: EngineReading | None = None
+        self._process = ""
+        """What the server calls itself from its start to its end, where it has a name for that."""
         self._failure = ""
         self._thread = threading.Thread(target=self._run, name="kvscope-slots", daemon=True)
         self._thread.start()
@@ -237,7 +332,7 @@ class SlotSource(PromptedSource):
             state = SourceState.STALE
         return SourceStatus(
             state=state,
-            reason=self._failure or self._why,
+            reason=self._failure or self._why or ("" if self._has_metrics or self._slots is None else _NO_METRICS),
             frames_received=self._num_frames,
             frames_dropped=self._hand_over.num_discarded,
             resyncs=self._num_restarts,
@@ -263,7 +358,7 @@ class SlotSource(PromptedSource):
             while not self._end.is_set():
                 begun_s = time.monotonic()
                 self._round(time.monotonic_ns())
-                pause_s = RARELY_S if self._is_quiet else self._every_s
+                pause_s = self._rarely_s if self._is_quiet else self._every_s
                 self._end.wait(max(pause_s - (time.monotonic() - begun_s), 0.1 * self._every_s))
         except Exception as error:
             self._failure = f"reading failed: {error!r:.200}"
@@ -271,37 +366,68 @@ class SlotSource(PromptedSource):
 
     def _round(self, now_ns: int) -> None:
         try:
-            props = self._props() if self._slots is None or self._is_quiet else {}
+            props = {} if self._is_busy else self._props()
             if props.get("is_sleeping") is True or props.get("role") == "router":
-                self._is_quiet, self._is_refused = True, False
-                self._why = _SLEEPS if props.get("role") != "router" else _ROUTES
+                self._leave_alone(_ROUTES if props.get("role") == "router" else _SLEEPS, now_ns)
                 return
-            self._is_quiet = False
-            slots = read_slots(self._ask("/slots"))
+            reading = self._metrics() if self._num_idle_looks >= IDLE_LOOKS else None
+            is_known = reading is not None and not reading.num_running and reading == self._reading
+            slots = None if is_known else read_slots(self._ask("/slots"))
+            if slots is not None and (self._slots is None or not self._is_same(slots, props)):
+                self._begin(slots, props or self._props())
+            if slots is not None and reading is None and now_ns / 1e9 >= self._metrics_s:
+                self._metrics_s = now_ns / 1e9 + self._rarely_s
+                reading = self._metrics()
         except NoAnswer as error:
-            self._why, self._is_refused = self._in_words(error), error.is_refusal
+            self._fail(self._in_words(error), is_refused=error.is_refusal)
             return
         except ProtocolError as error:
-            self._why, self._is_refused = f"{self._address.url('/slots')}: {error}", False
+            self._fail(f"{self._address.url('/slots')}: {error}")
             return
-        self._why, self._is_refused, self._heard_ns = "", False, now_ns
-        self._tell(slots, props, now_ns)
+        self._why, self._is_refused, self._is_quiet, self._heard_ns = "", False, False, now_ns
+        self._tell(slots, reading, now_ns)
 
-    def _tell(self, slots: list[SlotReading], props: Mapping[str, Any], now_ns: int) -> None:
-        if self._slots is None or not self._slots.fits(slots):
-            self._num_restarts += self._slots is not None
-            props = props or self._props()
-            path = text(props.get("model_path")).rpartition("/")[2]
-            model = text(props.get("model_alias")) or path
-            self._slots = SlotState(slots, self._address, model, text(props.get("build_info")))
-            self._resync_wanted = True
+    def _fail(self, why: str, *, is_refused: bool = False) -> None:
+        self._why, self._is_refused, self._is_quiet = why, is_refused, False
+        self._is_busy, self._num_idle_looks = False, 0  # whoever answers next is asked what it is
+
+    def _leave_alone(self, why: str, now_ns: int) -> None:
+        self._why, self._is_quiet, self._is_refused, self._heard_ns = why, True, False, now_ns
+        self._num_idle_looks = 0
+        if self._slots is not None:
+            self._slots.forget(now_ns)
+            self._give(now_ns)
+
+    def _is_same(self, slots: list[SlotReading], props: Mapping[str, Any]) -> bool:
+        """Whether it is the server that was looked at before, since its start."""
+        assert self._slots is not None, "nothing was looked at before"
+        return self._slots.fits(slots) and text(props.get("media_marker")) in ("", self._process)
+
+    def _begin(self, slots: list[SlotReading], props: Mapping[str, Any]) -> None:
+        self._num_restarts += self._slots is not None
+        facts = self._address.engine.ask_facts(lambda _: props)
+        self._slots = SlotState(slots, self._address, facts.model, facts.version)
+        self._process = text(props.get("media_marker"))
+        self._has_metrics, self._reading, self._metrics_s = True, None, 0.0
+        self._resync_wanted = True
+
+    def _tell(self, slots: list[SlotReading] | None, reading: EngineReading | None, now_ns: int) -> None:
+        assert self._slots is not None, "there is a state once slots were read"
+        before = self._slots.state.counters()
+        if slots is not None:
+            self._slots.apply(slots, now_ns)
+            self._is_busy = any(slot.is_processing for slot in slots)
+            self._num_idle_looks = 0 if self._is_busy else self._num_idle_looks + 1
+        if reading is not None:
+            self._reading = reading
+            self._slots.correct(reading)
+        self._give(now_ns, before)
+
+    def _give(self, now_ns: int, before: Counters | None = None) -> None:
+        assert self._slots is not None, "there is something to give"
         state = self._slots.state
-        before = state.counters()
-        self._slots.apply(slots, now_ns)
         after = state.counters()
-        if now_ns / 1e9 >= self._rarely_s and self._has_metrics:
-            self._rarely_s = now_ns / 1e9 + RARELY_S
-            self._read_metrics(state)
+        before = before or after
         frame = state.frame(
             state.step + 1,
             now_ns,
@@ -326,16 +452,22 @@ class SlotSource(PromptedSource):
         with self._changed:
             self._changed.notify_all()
 
-    def _read_metrics(self, state: CacheState) -> None:
-        """How many requests wait, which slots do not tell; a server without metrics is not asked again."""
+    def _metrics(self) -> EngineReading | None:
+        """What slots do not tell; a server without metrics is not asked again."""
+        if not self._has_metrics:
+            return None
+        engine = self._address.engine
         try:
-            _, body = self._http.get(self._address.engine.metrics_path)
+            _, body = self._http.get(engine.metrics_path)
+            page = Page(body.decode("utf-8", "replace"), (engine.metrics_prefix,), rank=(engine.rank_label, 0))
         except NoAnswer as error:
             self._has_metrics = error.status not in _NOT_ENABLED
-            return
-        prefix = self._address.engine.metrics_prefix
-        reading = self._address.engine.read(Page(body.decode("utf-8", "replace"), (prefix,), rank=("rank", 0)))
-        state.totals["num_waiting"] = reading.num_waiting or 0
+            return None
+        except ProtocolError:
+            self._has_metrics = False
+            return None
+        self._has_metrics = page.has(engine.metrics_prefix)
+        return engine.read(page) if self._has_metrics else None
 
     def _props(self) -> Mapping[str, Any]:
         return mapping(self._ask("/props"))

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -23,9 +23,7 @@ from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.structured import Structured
 from kvscope_telemetry.source import SourceState
 
-METRICS = """# TYPE llamacpp:prompt_tokens_total counter
-llamacpp:prompt_tokens_total 10
-# TYPE llamacpp:requests_processing gauge
+METRICS = """# TYPE llamacpp:requests_processing gauge
 llamacpp:requests_processing 1
 # TYPE llamacpp:requests_deferred gauge
 llamacpp:requests_deferred 3
@@ -129,6 +127,14 @@ def cells(source: SlotSource, number: int) -> list[tuple[BlockState, int, int]]:
     return [(BlockState(ledger.state[row]), int(ledger.filled[row]), int(ledger.owner[row])) for row in rows]
 
 
+def wait_for(is_so: Callable[[], bool]) -> None:
+    """Until it is so."""
+    end_s = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
 FREE = (BlockState.FREE, 0, NO_OWNER)
 
 
@@ -163,11 +169,11 @@ def test_slots_are_rows_that_fill_and_stay(source: SlotSource, server: LlamaServ
     ]
     assert source.mirror.counters.num_waiting == 3, "from the metrics"
 
-    server.slots = [slot(0, task=5, holds=75, processed=50, cached=16, decoded=9), slot(1)]
+    server.slots = [slot(0, task=5, holds=74, processed=50, cached=16, decoded=9), slot(1)]
     follow(source, server)
     assert requests.state[0] == RequestState.FINISHED
     assert requests.num_output_tokens[0] == 9
-    assert cells(source, 0)[2] == (BlockState.CACHED, 11, 1), "a slot keeps what it holds"
+    assert cells(source, 0)[2] == (BlockState.CACHED, 10, 1), "a slot keeps what it holds"
     assert source.mirror.counters.finished == 1
 
     server.slots = [slot(0, task=9, holds=20, processed=4, cached=16, decoded=1, busy=True), slot(1)]
@@ -186,7 +192,7 @@ def test_a_short_task_between_two_polls_is_told_as_it_ended(source: SlotSource, 
     assert cells(source, 1)[:2] == [(BlockState.CACHED, 32, 1), (BlockState.CACHED, 1, 1)]
 
 
-def test_a_server_that_forgets_the_figures_of_a_task_that_ended_changes_none(
+def test_how_a_task_ended_is_read_from_what_its_slot_holds_once_its_figures_are_forgotten(
     source: SlotSource, server: LlamaServer
 ) -> None:
     follow(source, server)
@@ -196,7 +202,7 @@ def test_a_server_that_forgets_the_figures_of_a_task_that_ended_changes_none(
     follow(source, server)
     requests = source.mirror.requests
     assert requests.request_ids == ["task 5"], "of the other one nothing is known but what it left"
-    assert (requests.num_output_tokens[0], requests.num_computed_tokens[0]) == (4, 78)
+    assert (requests.num_output_tokens[0], requests.num_computed_tokens[0]) == (13, 78), "all but the last"
     assert cells(source, 0)[2] == (BlockState.CACHED, 14, 1)
     assert cells(source, 1)[0] == (BlockState.CACHED, 9, NO_OWNER)
 
@@ -212,12 +218,66 @@ def test_what_was_there_before_is_nobodys(server: LlamaServer, source: SlotSourc
         assert np.count_nonzero(later.mirror.ledger.state == BlockState.CACHED) == 2
 
 
-def test_it_asks_politely(source: SlotSource, server: LlamaServer) -> None:
+def test_a_busy_server_is_asked_for_slots_and_little_else(source: SlotSource, server: LlamaServer) -> None:
+    server.slots = [slot(0, task=5, holds=40, busy=True), slot(1)]
     follow(source, server)
-    time.sleep(0.5)
-    assert server.asked["/slots"] > 5
-    assert server.asked["/props"] <= 2
-    assert server.asked["/metrics"] == 1
+    before = server.asked.copy()
+    wait_for(lambda: server.asked["/slots"] >= before["/slots"] + 12)
+    asked = server.asked - before
+    assert asked["/props"] == 0
+    assert asked["/metrics"] <= asked["/slots"] / 4
+
+
+def test_a_server_with_nothing_to_do_may_fall_asleep_and_is_seen_to_wake(
+    source: SlotSource, server: LlamaServer
+) -> None:
+    server.metrics = METRICS.replace("processing 1", "processing 0")
+    wait_for(lambda: server.asked["/metrics"] >= 5)
+    before = server.asked["/slots"]
+    wait_for(lambda: server.asked["/metrics"] >= 10)
+    assert server.asked["/slots"] == before, "to ask for slots would keep it awake"
+
+    server.slots = [slot(0, task=5, holds=70, processed=50, cached=16, decoded=4, busy=True), slot(1)]
+    server.metrics = METRICS
+    follow(source, server)
+    assert source.mirror.requests.request_ids == ["task 5"]
+
+
+def test_what_a_server_held_is_gone_once_it_sleeps(source: SlotSource, server: LlamaServer) -> None:
+    server.slots = [slot(0, task=5, holds=70, processed=50, cached=16, decoded=4), slot(1)]
+    wait_for(lambda: source.update_mirror() is None and np.any(source.mirror.ledger.filled))
+    server.props["is_sleeping"] = True
+    wait_for(lambda: source.update_mirror() is None and not np.any(source.mirror.ledger.filled))
+    assert "it sleeps" in source.status.reason
+    assert source.mirror.counters.num_running == 0
+
+
+def test_tasks_that_no_look_saw_are_counted_by_the_servers_own_counters(
+    source: SlotSource, server: LlamaServer
+) -> None:
+    counted = "# TYPE llamacpp:prompt_tokens_total counter\nllamacpp:prompt_tokens_total "
+    server.metrics = f"{METRICS}{counted}10\n"
+    before = server.asked["/metrics"] + 2
+    wait_for(lambda: source.update_mirror() is None and server.asked["/metrics"] >= before)
+    assert source.mirror.counters.prompt_tokens == 0, "those before are none of ours"
+    server.metrics = f"{METRICS}{counted}52\n"
+    wait_for(lambda: source.update_mirror() is None and source.mirror.counters.prompt_tokens == 42)
+
+
+def test_a_server_that_started_anew_is_known_by_its_marker(source: SlotSource, server: LlamaServer) -> None:
+    server.props["media_marker"] = "<__media_1__>"
+    source.close()
+    with SlotSource(ExternalAddress.parse(f"llama://127.0.0.1:{server.server_port}"), every_s=0.02) as source:
+        follow(source, server)
+        before = source.mirror.epoch
+        server.props["media_marker"] = "<__media_2__>"
+        wait_for(lambda: source.update_mirror() is None and source.mirror.epoch != before)
+
+
+def test_without_metrics_it_is_said_what_is_not_known(source: SlotSource, server: LlamaServer) -> None:
+    server.metrics = None
+    wait_for(lambda: "--metrics" in source.status.reason)
+    assert source.status.state is SourceState.LIVE
 
 
 @pytest.mark.parametrize(
@@ -256,7 +316,16 @@ def test_another_server_in_its_place_is_another_epoch(source: SlotSource, server
 
 @pytest.mark.parametrize(
     "answer",
-    [{}, [], "slots", [3], [slot(0) | {"n_ctx": 0}], [slot(0) | {"n_ctx": 1 << 40}], [slot(0)] * 2000],
+    [
+        {},
+        [],
+        "slots",
+        [3],
+        [slot(0) | {"n_ctx": 0}],
+        [slot(0) | {"n_ctx": 1 << 40}],
+        [slot(0)] * 2000,
+        [slot(0) | {"id_task": 3}],
+    ],
     ids=repr,
 )
 def test_what_is_no_list_of_slots_is_refused(answer: Any) -> None:
