@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -52,9 +53,7 @@ def _open(path: Path, layout: Layout) -> sqlite3.Connection:
         if problem != "ok":
             raise sqlite3.DatabaseError(str(problem)[:200])
         if connection.execute("PRAGMA user_version").fetchone()[0] < layout.version:
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.executescript(layout.tables)
-            connection.execute(f"PRAGMA user_version={layout.version}")
+            _make(connection, layout)
         connection.execute(layout.probe)
     except BaseException:
         connection.close()
@@ -62,6 +61,22 @@ def _open(path: Path, layout: Layout) -> sqlite3.Connection:
     with contextlib.suppress(OSError):
         os.chmod(path, 0o600)
     return connection
+
+
+def _make(connection: sqlite3.Connection, layout: Layout) -> None:
+    """What is to be in the file. While others make it, a change of the journal fails at once: it is tried again."""
+    end_s = time.monotonic() + _WAIT_FOR_OTHERS_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.executescript(layout.tables)
+            connection.execute(f"PRAGMA user_version={layout.version}")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end_s:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _set_aside(path: Path) -> Path:

@@ -84,7 +84,7 @@ class ConversationStore:
         """SQLite's number for the state of the file, as other connections change it."""
 
     def load(self) -> Loaded:
-        """Read the newest `MAX_LOADED`; files of before there was a database are taken in."""
+        """Read the newest `MAX_LOADED`; conversations that were rescued into files are taken in."""
         warnings: list[str] = []
         conversations: list[Conversation] = []
         if not self.folder.is_dir():
@@ -165,7 +165,7 @@ class ConversationStore:
 
     def _open(self, warnings: list[str]) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = open_database(self.folder, warnings)
+            self._connection = open_sqlite(self.folder / FILE_NAME, _LAYOUT, warnings)
         return self._connection
 
     def _write(self, database: sqlite3.Connection, conversation: Conversation, writer: str) -> int:
@@ -268,7 +268,7 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-# Conversations as they were kept before there was a database: a JSON file each. Read once, then set aside.
+# Conversations that the database could not take when kvscope was closed: a JSON file each. Read once, then set aside.
 def conversation_files(folder: Path) -> list[Path]:
     """Files that were not read yet."""
     return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.is_file())
@@ -306,13 +306,3 @@ def _set_aside(path: Path, error: Exception) -> str:
     except OSError:
         return f"A conversation could not be read and was not changed: {path.name} ({error})"
     return f"A conversation could not be read and was set aside as {aside.name} ({error})"
-
-
-def open_database(folder: Path, warnings: list[str]) -> sqlite3.Connection:
-    """The file conversations are kept in, and the tables in it.
-
-    The database in `folder`, made when there is none. A damaged one is kept aside, which `warnings` tell.
-
-    Raises OSError or sqlite3.Error where there can be none now.
-    """
-    return open_sqlite(folder / FILE_NAME, _LAYOUT, warnings)

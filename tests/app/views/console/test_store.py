@@ -47,8 +47,8 @@ def test_nothing_saved_is_nothing_wrong(store):
     assert not store.folder.exists()
 
 
-def old_file(store, data, name="bad"):
-    """As conversations were kept before there was a database."""
+def rescued_file(store, data, name="bad"):
+    """As a conversation is written that the database does not take."""
     store.folder.mkdir(exist_ok=True)
     (store.folder / f"{name}.json").write_bytes(data)
 
@@ -57,8 +57,8 @@ def old_file(store, data, name="bad"):
     "data", [b"", b"{", b"[]", b'{"key":"bad","messages":[{"role":"robot"}]}', b'{"key":"other"}', b"\xff\xfe"]
 )
 def test_an_unreadable_file_is_kept_aside_and_told(store, data):
-    old_file(store, msgspec.json.encode(conversation()), "a")
-    old_file(store, data)
+    rescued_file(store, msgspec.json.encode(conversation()), "a")
+    rescued_file(store, data)
     loaded = store.load()
     assert [c.key for c in loaded.conversations] == ["a"]
     assert len(loaded.warnings) == 1
@@ -67,9 +67,9 @@ def test_an_unreadable_file_is_kept_aside_and_told(store, data):
     assert store.load().warnings == []
 
 
-def test_files_of_before_are_taken_in_once_and_stay(store):
-    old_file(store, msgspec.json.encode(conversation("a", 1.0)), "a")
-    old_file(store, msgspec.json.encode(conversation("b", 2.0)), "b")
+def test_rescued_files_are_taken_in_once_and_stay(store):
+    rescued_file(store, msgspec.json.encode(conversation("a", 1.0)), "a")
+    rescued_file(store, msgspec.json.encode(conversation("b", 2.0)), "b")
     assert store.load().conversations == [conversation("b", 2.0), conversation("a", 1.0)]
     assert sorted(path.name for path in store.folder.glob("*.imported")) == ["a.json.imported", "b.json.imported"]
     store.delete("a")
