@@ -236,7 +236,7 @@ def test_space_on_a_button_of_the_bar_plays_and_never_jumps(session, make_window
         assert session.timeline.cursor_ns >= stands
     first = window.playback.findChildren(QToolButton)[0]
     qtbot.keyClick(first, Qt.Key.Key_Return)
-    assert session.timeline.cursor_ns == session.timeline.range_ns[0]
+    qtbot.waitUntil(lambda: session.timeline.cursor_ns == session.timeline.range_ns[0])
 
 
 def test_a_jump_says_what_it_went_to(session, make_window):
