@@ -99,7 +99,8 @@ def main() -> None:
     os.nice(10)
     decode = decoder(sys.argv[1])
     for line in sys.stdin:
-        print(json.dumps([decode(ids) for ids in json.loads(line)]), flush=True)
+        lists = [[each for each in ids if each >= 0] for ids in json.loads(line)]  # below are places of tokens to come
+        print(json.dumps([decode(ids) for ids in lists]), flush=True)
 
 
 if __name__ == "__main__":

@@ -57,13 +57,14 @@ COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "hash": np.dtype("<u8"),  # low 64 bits of the chained block hash, 0 when not hashed
     "parent": np.dtype("<u8"),  # `hash` of the block before it in its text; 0 for the first, and when not hashed
     "group": np.dtype("u1"),  # which of `CacheInfo.groups` it holds KV of, since it was last given out
+    "eviction_order": np.dtype("<u4"),  # whoever has less is given out sooner; 0 while in use, or where it is not told
     "attention": np.dtype("<u4"),  # see `attention_share`; 0 where it was never measured
     "attention_step": np.dtype("<u4"),  # the step it was measured in, 0 where it never was
     "skipped": np.dtype("<u4"),  # see `skipped_share`; 0 where it was never counted
 }
 MEASURED: Final = ("attention", "attention_step", "skipped")
 """Columns that only some engines fill, whenever they measure."""
-OPTIONAL: Final = ("group", *MEASURED)
+OPTIONAL: Final = ("group", "eviction_order", *MEASURED)
 """Columns that have a value a row on the wire, or are empty where all are 0."""
 DENSE: Final = tuple(name for name in COLUMNS if name not in ("parent", *OPTIONAL))
 """Columns that have a value a row on the wire. Parents are there for rows with a hash alone."""
@@ -130,8 +131,8 @@ class BlockRows(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Rows of the ledger on the wire: `ids` (u32) and each column, packed little-endian, same length.
 
     `parent` has an entry for each row whose `hash` is not 0, in order, or is empty where all are 0: so a block that
-    is being filled costs nothing for it. A name on the wire never changes: `prefix_hits` was called `heat` once, and
-    is there still. `group`, `attention`, `attention_step` and `skipped` are as `OPTIONAL` says.
+    is being filled costs nothing for it. `group`, `eviction_order`, `attention`, `attention_step` and `skipped` are as
+    `OPTIONAL` says.
     """
 
     ids: RowNumbers = b""
@@ -141,10 +142,11 @@ class BlockRows(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     owner: Annotated[bytes, _packed_as_column("owner")] = b""
     tier: Annotated[bytes, _packed_as_column("tier")] = b""
     last_used_step: Annotated[bytes, _packed_as_column("last_used_step", counts_back_from="step")] = b""
-    prefix_hits: Annotated[bytes, _packed_as_column("prefix_hits")] = msgspec.field(default=b"", name="heat")
+    prefix_hits: Annotated[bytes, _packed_as_column("prefix_hits")] = b""
     hash: Annotated[bytes, _packed_as_column("hash", is_hash=True)] = b""
     parent: Annotated[bytes, _packed_as_column("parent", is_hash=True, is_optional=True, rows_with="hash")] = b""
     group: Annotated[bytes, _packed_as_column("group", is_optional=True)] = b""
+    eviction_order: Annotated[bytes, _packed_as_column("eviction_order", is_optional=True)] = b""
     attention: Annotated[bytes, _packed_as_column("attention", is_optional=True)] = b""
     attention_step: Annotated[bytes, _packed_as_column("attention_step", is_optional=True)] = b""
     skipped: Annotated[bytes, _packed_as_column("skipped", is_optional=True)] = b""
@@ -168,6 +170,7 @@ class Ledger:
     hash: npt.NDArray[np.uint64]
     parent: npt.NDArray[np.uint64]
     group: npt.NDArray[np.uint8]
+    eviction_order: npt.NDArray[np.uint32]
     attention: npt.NDArray[np.uint32]
     attention_step: npt.NDArray[np.uint32]
     skipped: npt.NDArray[np.uint32]

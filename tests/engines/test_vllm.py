@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
-from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.state.mirror import Mirror
 
 from .watching import FrameByFrame, wait_for
@@ -156,7 +156,17 @@ def differences(mirror: Mirror, truth: dict[str, Any], sizes: tuple[int, ...]) -
             found.append(f"preemptions of {request_id}")
         if (requests.state[row] == RequestState.RUNNING) != (request_id in truth["running"]):
             found.append(f"state of {request_id}: {requests.state[row]}")
+    order = ledger.eviction_order
+    queued = np.flatnonzero(order)
+    if (told_queue := queued[np.argsort(order[queued])].tolist()) != truth["free"]:
+        found.append(f"order of eviction: {told_queue}, not {truth['free']}")
+    for request_id, status in truth["statuses"].items():
+        row = requests.row_of(numbers.get(request_id, -1))
+        if row is not None and (requests.waits_for[row] == WaitsFor.REMOTE_KV) != (status == "WAITING_FOR_REMOTE_KVS"):
+            found.append(f"{request_id} waits for {requests.waits_for[row]}, not {status}")
     counters = mirror.counters
+    if [counters.draft_tokens, counters.accepted_tokens] != truth["drafts"]:
+        found.append(f"drafts: {counters.draft_tokens}, {counters.accepted_tokens}, not {truth['drafts']}")
     if (counters.num_running, counters.num_waiting) != (len(truth["running"]), truth["waiting"]):
         found.append(f"running, waiting: {counters.num_running}, {counters.num_waiting}")
     return found
@@ -176,7 +186,7 @@ def truth_at(lines: TextIO, step: int) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["full", "window", "state"])
+@pytest.mark.parametrize("kind", ["full", "window", "state", "drafts", "loads"])
 def test_each_row_is_what_vllm_has(kind, drive):
     driven = drive(kind, seed=7)
     watcher, wrong, kinds, num_compared = driven.watcher, [], set(), 0
@@ -196,7 +206,7 @@ def test_each_row_is_what_vllm_has(kind, drive):
             if len(wrong) > 10:
                 break
     assert not wrong, "\n".join(wrong[:10])
-    assert num_compared > 0.9 * NUM_STEPS
+    assert num_compared > 0.6 * NUM_STEPS, "the others came while a snapshot was asked for"
     assert watcher.num_lost > 0
     expected = {"admitted", "resumed", "preempted", "evicted", "finished", "aborted", "note"}
     assert expected - kinds <= ({"evicted", "note"} if kind == "state" else set())

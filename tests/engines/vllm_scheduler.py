@@ -28,13 +28,25 @@ def kv_groups(kind: str) -> list[Any]:
 
     attention = {"block_size": BLOCK_SIZE, "num_kv_heads": 2, "head_size": 16, "dtype": torch.bfloat16}
     full = KVCacheGroupSpec(["full.0"], FullAttentionSpec(**attention))
-    if kind == "full":
+    if kind in ("full", "drafts", "loads"):
         return [full]
     if kind == "window":
         return [full, KVCacheGroupSpec(["window.0"], SlidingWindowSpec(**attention, sliding_window=40))]
     page = full.kv_cache_spec.page_size_bytes
     spec = MambaSpec(block_size=512, shapes=((8,),), dtypes=(torch.float32,), page_size_padded=page)
     return [full, KVCacheGroupSpec(["state.0"], spec)]
+
+
+def options_of(kind: str) -> dict[str, Any]:
+    """With which vLLM guesses tokens ahead, or loads KV from elsewhere."""
+    if kind == "drafts":
+        return {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}}
+    if kind == "loads":
+        from vllm.config import KVTransferConfig
+
+        connector = {"kv_connector": "SlowConnector", "kv_connector_module_path": "slow_connector"}
+        return {"kv_transfer_config": KVTransferConfig(**connector, kv_role="kv_both")}
+    return {}
 
 
 def make_scheduler(model: str, kind: str, num_blocks: int, max_num_seqs: int, budget: int, **more: Any) -> Any:
@@ -53,6 +65,7 @@ def make_scheduler(model: str, kind: str, num_blocks: int, max_num_seqs: int, bu
         enable_prefix_caching=kind != "state",
         block_size=32,
         dtype="bfloat16",
+        **options_of(kind),
         **more,
     )
     config = arguments.create_engine_config()
@@ -82,6 +95,8 @@ class Driver:
         self.hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
         self.prefixes = [[self.random.randrange(3, 400) for _ in range(96)] for _ in range(4)]
         self.count = 0
+        self.num_drafts = self.num_right = 0
+        self.has_loaded: set[str] = set()
 
     def add(self, num_prompt: int | None = None, max_tokens: int | None = None) -> None:
         from vllm import SamplingParams
@@ -113,12 +128,7 @@ class Driver:
             return False
         output = scheduler.schedule()
         ids = list(output.num_scheduled_tokens)
-        tokens = [
-            [self.random.randrange(3, 400)]
-            if (request := scheduler.requests[each]).num_computed_tokens >= request.num_tokens
-            else []
-            for each in ids
-        ]
+        tokens = [self.sampled(each, output.scheduled_spec_decode_tokens.get(each, ())) for each in ids]
         outcome = ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={each: place for place, each in enumerate(ids)},
@@ -126,9 +136,44 @@ class Driver:
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
+            kv_connector_output=self.loaded(),
         )
         scheduler.update_from_output(output, outcome)
+        if scheduler.num_spec_tokens:
+            self.guess()
         return True
+
+    def sampled(self, request_id: str, drafts: Any) -> list[int]:
+        """One token and the drafts that were right before it; none where the prompt is not computed yet."""
+        request = self.scheduler.requests[request_id]
+        if request.num_computed_tokens < request.num_tokens + len(drafts):
+            return []
+        num_right = self.random.randrange(len(drafts) + 1) if drafts else 0
+        self.num_drafts += len(drafts)
+        self.num_right += num_right
+        return [*drafts[:num_right], self.random.randrange(3, 400)]
+
+    def guess(self) -> None:
+        from vllm.v1.outputs import DraftTokenIds
+
+        running = [each.request_id for each in self.scheduler.running if each.num_output_tokens]
+        guessed = [[self.random.randrange(3, 400) for _ in range(self.random.randrange(4))] for _ in running]
+        self.scheduler.update_draft_token_ids(DraftTokenIds(running, guessed))
+
+    def loaded(self) -> Any:
+        """Some of those that wait for their KV have it now."""
+        from vllm.v1.outputs import KVConnectorOutput
+
+        waiting = [
+            each.request_id
+            for each in self.scheduler.requests.values()
+            if each.status.name == "WAITING_FOR_REMOTE_KVS" and self.random.random() < 0.3
+        ]
+        if self.scheduler.connector is None:
+            return None
+        fresh = set(waiting) - self.has_loaded
+        self.has_loaded |= fresh
+        return KVConnectorOutput(finished_recving=fresh or None)
 
     def disturb(self) -> None:
         """Now and then somebody else does something."""
@@ -146,7 +191,7 @@ class Driver:
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
 
 
-def truth_of(scheduler: Any, step: int) -> dict[str, Any]:
+def truth_of(scheduler: Any, step: int, driver: Driver) -> dict[str, Any]:
     """All that can be told, read from vLLM's own objects."""
     manager = scheduler.kv_cache_manager
     pool, groups = manager.block_pool, manager.coordinator.single_type_managers
@@ -155,6 +200,12 @@ def truth_of(scheduler: Any, step: int) -> dict[str, Any]:
     while block is not None and block.block_id >= 0:
         free.append(block.block_id)
         block = block.next_free_block
+    requests = scheduler.requests.values()
+
+    def loading_of(request: Any) -> int:
+        is_loading = request.status.name == "WAITING_FOR_REMOTE_KVS"
+        return int(scheduler.connector.loading[request.request_id]) if is_loading else 0
+
     return {
         "step": step,
         "ref_counts": [block.ref_cnt for block in blocks],
@@ -163,12 +214,14 @@ def truth_of(scheduler: Any, step: int) -> dict[str, Any]:
             request_id: [[block.block_id for block in group.req_to_blocks.get(request_id, ())] for group in groups]
             for request_id in scheduler.requests
         },
-        "computed": {each.request_id: each.num_computed_tokens for each in scheduler.requests.values()},
-        "outputs": {each.request_id: each.num_output_tokens for each in scheduler.requests.values()},
-        "preemptions": {each.request_id: each.num_preemptions for each in scheduler.requests.values()},
+        "computed": {each.request_id: each.num_computed_tokens - loading_of(each) for each in requests},
+        "outputs": {each.request_id: each.num_output_tokens for each in requests},
+        "preemptions": {each.request_id: each.num_preemptions for each in requests},
         "running": [each.request_id for each in scheduler.running],
         "waiting": scheduler.get_request_counts()[1],
         "free": free,
+        "drafts": [driver.num_drafts, driver.num_right],
+        "statuses": {each.request_id: each.status.name for each in requests},
     }
 
 
@@ -200,7 +253,7 @@ def drive(args: argparse.Namespace) -> None:
             nonlocal steps
             result = original(*given, **named)
             steps += 1
-            file.write(json.dumps(truth_of(scheduler, steps)) + "\n")
+            file.write(json.dumps(truth_of(scheduler, steps, driver)) + "\n")
             return result
 
         scheduler.update_from_output = update_from_output
@@ -266,7 +319,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("drive", "cost"))
     parser.add_argument("--model", required=True)
-    parser.add_argument("--kind", choices=("full", "window", "state"), default="full")
+    parser.add_argument("--kind", choices=("full", "window", "state", "drafts", "loads"), default="full")
     parser.add_argument("--num-blocks", type=int, default=64)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)

@@ -21,6 +21,8 @@ class Status(IntEnum):
     FINISHED_STOPPED = 4
     FINISHED_LENGTH_CAPPED = 5
     FINISHED_ABORTED = 6
+    WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = 7
+    WAITING_FOR_REMOTE_KVS = 8
 
 
 @dataclass(eq=False)
@@ -48,6 +50,10 @@ class Request:
     num_preemptions: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
     drop_stale_output: bool = False
+    cache_salt: str | None = None
+    lora_request: Any = None
+    mm_features: Sequence[Any] = ()
+    num_loaded: int = 0
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.all_token_ids)
@@ -59,7 +65,7 @@ class Request:
 
     def hash_full_blocks(self) -> None:
         for end in range(SIZE * (len(self.block_hashes) + 1), self.num_tokens + 1, SIZE):
-            text = ",".join(map(str, self.all_token_ids[:end]))
+            text = ",".join(map(str, [*self.all_token_ids[:end], self.cache_salt, self.lora_request]))
             self.block_hashes.append(hash_of(text))
 
 
@@ -69,20 +75,36 @@ def hash_of(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
+class FreeQueue(list[Block]):
+    """In the order in which they are given out."""
+
+    def append_n(self, blocks: list[Block]) -> None:
+        self += blocks
+
+    def prepend_n(self, blocks: list[Block]) -> None:
+        self[:0] = blocks
+
+
+class Waiting(list[Request]):
+    def peek_request(self) -> Request:
+        return self[0]
+
+
 class Pool:
     hash_block_size = SIZE
 
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [Block(number) for number in range(num_blocks)]
         self.blocks[0].is_null = True
-        self.free = list(self.blocks[1:])
+        self.free_block_queue = FreeQueue(self.blocks[1:])
         self.cached: dict[bytes, Block] = {}
 
     def get_num_free_blocks(self) -> int:
-        return len(self.free)
+        return len(self.free_block_queue)
 
     def get_new_blocks(self, num_blocks: int) -> list[Block]:
-        taken, self.free = self.free[:num_blocks], self.free[num_blocks:]
+        taken = self.free_block_queue[:num_blocks]
+        del self.free_block_queue[:num_blocks]
         for block in taken:
             self._forget(block)
             block.ref_cnt += 1
@@ -91,14 +113,17 @@ class Pool:
     def touch(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
             if not block.ref_cnt:
-                self.free.remove(block)
+                self.free_block_queue.remove(block)
             block.ref_cnt += 1
 
     def free_blocks(self, ordered_blocks: Iterable[Block]) -> None:
+        free: dict[bool, list[Block]] = {True: [], False: []}
         for block in ordered_blocks:
             block.ref_cnt -= 1
             if not block.ref_cnt:
-                self.free.append(block)
+                free[block.block_hash is not None].append(block)
+        self.free_block_queue.prepend_n(free[False])
+        self.free_block_queue.append_n(free[True])
 
     def cache_full_blocks(
         self,
@@ -120,7 +145,7 @@ class Pool:
             self._forget(self.blocks[block])
 
     def reset_prefix_cache(self) -> bool:
-        if len(self.free) < len(self.blocks) - 1:
+        if len(self.free_block_queue) < len(self.blocks) - 1:
             return False
         for block in self.blocks:
             self._forget(block)
@@ -132,6 +157,11 @@ class Pool:
             block._block_hash = None
 
 
+class Connector:
+    def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
+        """There is nothing behind it."""
+
+
 class Manager:
     def __init__(self) -> None:
         self.req_to_blocks: dict[str, list[Block]] = {}
@@ -141,14 +171,16 @@ class Manager:
 class Scheduler:
     """First come, first served; the newest is preempted."""
 
-    def __init__(self, num_blocks: int = 16, budget: int = 12) -> None:
-        self.pool, self.manager, self.budget = Pool(num_blocks), Manager(), budget
+    def __init__(self, num_blocks: int = 16, budget: int = 12, max_running: int = 100) -> None:
+        self.pool, self.manager, self.budget, self.max_running = Pool(num_blocks), Manager(), budget, max_running
+        self.connector = Connector()
+        self.skipped_waiting: list[Request] = []
         self.kv_cache_manager = SimpleNamespace(
             block_pool=self.pool, coordinator=SimpleNamespace(single_type_managers=[self.manager])
         )
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
-        self.waiting: list[Request] = []
+        self.waiting = Waiting()
         self.policy = SimpleNamespace(value="fcfs")
         self.pause_state: Any = None
 
@@ -180,16 +212,18 @@ class Scheduler:
                 if blocks is not None:
                     scheduled[request.request_id], new_blocks[request.request_id] = count, blocks
                     left -= count
-        while self.waiting and left and not preempted:
+        while self.waiting and left and not preempted and len(self.running) < self.max_running:
             request = self.waiting[0]
-            hits = self._hits(request)
+            hits = self._hits(request) if not request.num_loaded else []
             count = min(request.num_tokens - SIZE * len(hits), left)
             if len(hits) + -(-count // SIZE) > self.pool.get_num_free_blocks():
                 break
             self.waiting.pop(0)
             self.pool.touch(hits)
-            self.manager.req_to_blocks[request.request_id] = list(hits)
-            request.num_computed_tokens = SIZE * len(hits)
+            if not request.num_loaded:
+                self.manager.req_to_blocks[request.request_id] = list(hits)
+            request.num_computed_tokens = request.num_loaded or SIZE * len(hits)
+            count = min(request.num_tokens - request.num_computed_tokens, left)
             assert self._allocate(request, count) is not None
             self.running.append(request)
             began.append(request)
@@ -222,6 +256,21 @@ class Scheduler:
         request.status = finished_status
         self._free_request(request)
         return [request]
+
+    def start_loading(self, request: Request, num_tokens: int) -> None:
+        """Of whole blocks, into new ones."""
+        self.waiting.remove(request)
+        table = self.pool.get_new_blocks(num_tokens // SIZE)
+        self.manager.req_to_blocks[request.request_id] = table
+        ids = ([block.block_id for block in table],)
+        self.connector.update_state_after_alloc(request, SimpleNamespace(get_block_ids=lambda: ids), num_tokens)
+        request.status, request.num_loaded = Status.WAITING_FOR_REMOTE_KVS, num_tokens
+        self.skipped_waiting.append(request)
+
+    def end_loading(self, request: Request) -> None:
+        self.skipped_waiting.remove(request)
+        request.status = Status.WAITING
+        self.waiting.append(request)
 
     def reset_prefix_cache(self) -> bool:
         return self.pool.reset_prefix_cache()

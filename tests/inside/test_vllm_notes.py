@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 from tests.inside.conftest import hello_of
 from tests.inside.fake_vllm import SIZE, Request, Scheduler, Status
 
@@ -14,23 +17,26 @@ from kvscope_inside.hooks import Hooks
 from kvscope_inside.vllm.notes import StepNotes
 from kvscope_inside.vllm.replay import Replay
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.telemetry import Event, Frame
 
 
 class Told:
     """A scheduler, and what is told of it."""
 
-    def __init__(self, **options: int) -> None:
+    def __init__(self, *, limits: dict[str, int] | None = None, **options: int) -> None:
         self.failures: list[str] = []
         self.hooks = Hooks(lambda name, error: self.failures.append(f"{name}: {error!r}"))
         self.scheduler = Scheduler(**options)
-        self.state = CacheState(hello_of(len(self.scheduler.pool.blocks), num_reserved=1))
+        hello = hello_of(len(self.scheduler.pool.blocks), num_reserved=1)
+        limits = {"max_num_seqs": 100, "max_num_batched_tokens": 1000} | (limits or {})
+        self.state = CacheState(replace(hello, cache=replace(hello.cache, **limits)))
         self.notes = StepNotes(self.scheduler, self.hooks, lambda: None)
         self.replay = Replay(self.state, hash_block_size=SIZE)
         self.frames: list[Frame] = []
 
-    def add(self, name: str, tokens: list[int], max_tokens: int = 5) -> Request:
-        request = Request(name, list(tokens), max_tokens)
+    def add(self, name: str, tokens: list[int], max_tokens: int = 5, **more: Any) -> Request:
+        request = Request(name, list(tokens), max_tokens, **more)
         self.scheduler.add_request(request)
         return request
 
@@ -50,6 +56,10 @@ class Told:
 
     def differences(self) -> list[str]:
         ledger, found = self.state.ledger, []
+        order = ledger.eviction_order
+        queued = np.flatnonzero(order)
+        if queued[np.argsort(order[queued])].tolist() != [b.block_id for b in self.scheduler.pool.free_block_queue]:
+            found.append("order in which blocks are given out")
         for block in self.scheduler.pool.blocks[1:]:
             row, has_hash = block.block_id, block.block_hash is not None
             kind = BlockState.ACTIVE if block.ref_cnt else BlockState.CACHED if has_hash else BlockState.FREE
@@ -144,6 +154,98 @@ def test_a_preemption_says_for_whom_and_what_was_lost() -> None:
     assert (event.num_tokens, event.num_blocks) == (10, 3)
     assert "request #1 needed more blocks and none was available" in event.cause
     assert "being the newest" in event.cause
+
+
+def test_a_text_that_is_cached_under_another_key_is_no_hit_and_said_so() -> None:
+    told = Told(num_blocks=40, budget=60)
+    sql, python = SimpleNamespace(lora_name="sql"), SimpleNamespace(lora_name="python")
+    for name, more, words in (
+        ("plain", {}, "no cached prefix matches"),
+        ("salted", {"cache_salt": "ours"}, "under another cache salt"),
+        ("sql", {"lora_request": sql}, "under another LoRA adapter"),
+        ("python", {"lora_request": python}, "under another LoRA adapter"),
+    ):
+        told.add(name, list(range(9)), 1, **more)
+        assert words in by_kind(told.step(), "admitted").cause
+    told.add("again", list(range(9)), 1, lora_request=python)
+    assert "8 of 9 tokens were there already" in by_kind(told.step(), "admitted").cause
+
+
+def test_blocks_say_adapter_salt_and_images() -> None:
+    told = Told(num_blocks=40, budget=60)
+    image = SimpleNamespace(modality="image", mm_position=SimpleNamespace(offset=2, length=5))
+    key = {"lora_request": SimpleNamespace(lora_name="sql"), "cache_salt": "ours", "mm_features": [image]}
+    told.add("picture", list(range(12)), 2, **key)
+    told.step()
+    table = list(told.state.requests[1].tables[0])
+    notes = [content.notes for content in told.replay.contents(table)]
+    of_key, of_image = (("LoRA", "sql"), ("Cache salt", "ours")), ("Image", "tokens 2 to 6 of the prompt")
+    assert notes == [(*of_key, of_image), (*of_key, of_image), of_key]
+    while told.scheduler.requests:
+        told.step()
+    assert [content.notes for content in told.replay.contents(table)][:2] == notes[:2], "cached ones say so, too"
+
+
+def test_what_the_next_in_the_queue_waits_for() -> None:
+    def first_waits(told: Told) -> WaitsFor:
+        told.step()
+        return told.state.requests[2].waits_for
+
+    short = Told(num_blocks=4, budget=40)
+    short.add("runs", list(range(5)), 4)
+    short.add("waits", list(range(20, 29)), 2)
+    assert first_waits(short) is WaitsFor.BLOCKS
+    busy = Told(num_blocks=30, budget=8, limits={"max_num_batched_tokens": 8})
+    busy.add("runs", list(range(20)), 4)
+    busy.add("waits", list(range(20, 29)), 2)
+    assert first_waits(busy) is WaitsFor.BUDGET
+    few = Told(num_blocks=30, budget=40, max_running=1, limits={"max_num_seqs": 1})
+    few.add("runs", list(range(5)), 4)
+    few.add("waits", list(range(20, 29)), 2)
+    assert first_waits(few) is WaitsFor.PLACE
+    while few.state.requests[2].state is RequestState.WAITING:
+        few.step()
+    assert few.state.requests[2].waits_for is WaitsFor.UNTOLD
+
+
+def test_a_request_whose_grammar_is_compiled_says_so() -> None:
+    told = Told(num_blocks=30, budget=40)
+    request = told.add("form", list(range(9)), 2)
+    told.scheduler.waiting.remove(request)
+    request.status = Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    told.scheduler.skipped_waiting.append(request)
+    told.add("plain", list(range(20, 29)), 2)
+    told.step()
+    assert told.state.requests[1].waits_for is WaitsFor.GRAMMAR
+
+
+def test_tokens_that_were_guessed_are_counted() -> None:
+    told = Told(num_blocks=30, budget=40)
+    told.add("guessed", list(range(9)), 6)
+    told.step()
+    output = told.scheduler.schedule()
+    output.scheduled_spec_decode_tokens = {"guessed": [1, 2, 3]}
+    outcome = SimpleNamespace(req_id_to_index={"guessed": 0}, sampled_token_ids=[[1, 2, 9]])
+    told.scheduler.update_from_output(output, outcome)
+    told.tell()
+    told_request = told.state.requests[1]
+    assert (told_request.num_draft_tokens, told_request.num_accepted_tokens) == (3, 2)
+    assert (told.state.totals["draft_tokens"], told.state.totals["accepted_tokens"]) == (3, 2)
+
+
+def test_a_request_holds_its_blocks_while_kv_is_loaded_into_them() -> None:
+    told = Told(num_blocks=30, budget=40)
+    request = told.add("loads", list(range(9)), 2)
+    told.scheduler.start_loading(request, num_tokens=8)
+    told.step()
+    waiting = told.state.requests[1]
+    assert (waiting.state, waiting.waits_for) == (RequestState.WAITING, WaitsFor.REMOTE_KV)
+    assert (len(waiting.tables[0]), told.state.totals["loaded_blocks"]) == (2, 2)
+    told.scheduler.end_loading(request)
+    admitted = by_kind(told.step(), "admitted")
+    assert "2 blocks loaded from lower tiers" in admitted.cause
+    assert "8 of 9 tokens were there already, 0 blocks in the pool" in admitted.cause
+    assert waiting.waits_for is WaitsFor.UNTOLD
 
 
 def test_tokens_of_blocks_are_known_while_they_run_and_while_they_are_cached() -> None:

@@ -61,7 +61,7 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
         pid=os.getpid(),
         host=host_id(),
         capabilities=Capabilities(
-            engine="vllm", completions=False, aborts=True, allocator_map=False, groups=len(groups) > 1
+            engine="vllm", completions=False, aborts=True, groups=len(groups) > 1, eviction_order=True
         ),
         num_ranks=int(config.parallel_config.tensor_parallel_size),
     )
@@ -92,6 +92,11 @@ def _rank(scheduler: Any) -> int:
 def kv_bytes(scheduler: Any) -> int:
     """Of all blocks, over all layers."""
     return sum(int(tensor.size) for tensor in scheduler.kv_cache_config.kv_cache_tensors)
+
+
+def max_adapters(scheduler: Any) -> int:
+    """LoRA adapters that a batch may have; 0 without any."""
+    return int(getattr(getattr(scheduler.vllm_config, "lora_config", None), "max_loras", 0) or 0)
 
 
 def _group(group: Any) -> KVGroup:

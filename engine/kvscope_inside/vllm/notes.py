@@ -11,10 +11,13 @@ import inspect
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 from kvscope_inside.hooks import Hooks
 
+MAX_NOT_READY: Final = 256
+"""Requests of which is noted at each step what they wait for beside room."""
 Happened = tuple[Any, ...]
 """A word, and what it is about: ("added", request), ("scheduled", output), …"""
 
@@ -26,13 +29,18 @@ class Note(NamedTuple):
     happened: list[Happened]
     step: Any
     """The SchedulerOutput that was executed; None: no step, something happened between two."""
-    outcome: Any
-    """The ModelRunnerOutput of it."""
     running: list[Any]
     computed: list[int]
     """Of each that runs, tokens whose KV is in blocks, or soon will be (async scheduling)."""
     num_outputs: list[int]
     num_waiting: int
+    first_waiting: Any
+    """The request that is next in the queue; None: nobody waits."""
+    not_ready: list[tuple[str, str, int]]
+    """Of requests that could not run if there were room: request id, vLLM's status, tokens that are computed once what
+    comes from elsewhere is there."""
+    num_free: int
+    """Blocks that may be given out."""
     blocks: list[int]
     """Ids of those that were touched, the last row of each counts."""
     ref_counts: list[int]
@@ -69,6 +77,7 @@ class StepNotes:
         self._scheduled_ns = self._schedule_ns = self._commits_ns = self._note_ns = 0
         self._state_groups: list[int] = []
         self._hash_of = _hash_reader(self._pool.blocks[0])
+        self._not_ready = "deferred_waiting" if hasattr(scheduler, "deferred_waiting") else "skipped_waiting"
         self._put(hooks)
 
     def happen(self, *happened: Any) -> None:
@@ -78,7 +87,7 @@ class StepNotes:
     def flush(self) -> None:
         """Note what happened between two steps."""
         if self._happened or self._touched:
-            self._note(None, None)
+            self._note(None)
 
     def _put(self, hooks: Hooks) -> None:
         scheduler, pool = self.scheduler, self._pool
@@ -94,7 +103,15 @@ class StepNotes:
         hooks.after(pool, "touch", self._hit)
         hooks.before(pool, "evict_blocks", self._evicts)
         hooks.after(pool, "reset_prefix_cache", self._reset)
-        self._put_around_free(hooks)
+        self._put_around_free(hooks, "free_blocks")
+        if hasattr(pool, "unpin_blocks"):
+            self._put_around_free(hooks, "unpin_blocks")
+        queue = pool.free_block_queue
+        hooks.after(queue, "append_n", lambda _, blocks: self._queued("last", blocks))
+        if hasattr(queue, "prepend_n"):
+            hooks.after(queue, "prepend_n", lambda _, blocks: self._queued("first", blocks))
+        if (connector := getattr(scheduler, "connector", None)) is not None:
+            hooks.after(connector, "update_state_after_alloc", self._loads)
         cached = self._by_name(pool, "cache_full_blocks", self._cached)
         if cached is not None:
             hooks.after(pool, "cache_full_blocks", cached)
@@ -105,11 +122,11 @@ class StepNotes:
             elif not name.startswith(("FullAttention", "MLA")):
                 self._put_around_skipping(hooks, manager, group)
 
-    def _put_around_free(self, hooks: Hooks) -> None:
-        """`free_blocks` is given an iterator, which can be read once."""
-        original = getattr(self._pool, "free_blocks", None)
+    def _put_around_free(self, hooks: Hooks, name: str) -> None:
+        """It may be given an iterator, which can be read once."""
+        original = getattr(self._pool, name, None)
         if original is None:
-            hooks.missing.append("free_blocks")
+            hooks.missing.append(name)
             return
 
         def free_blocks(ordered_blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
@@ -122,7 +139,7 @@ class StepNotes:
                 self._happened.append(("let go", *self._letting_go, [block.block_id for block in blocks]))
             return result
 
-        hooks.put(self._pool, "free_blocks", free_blocks)
+        hooks.put(self._pool, name, free_blocks)
 
     def _put_around_skipping(self, hooks: Hooks, manager: Any, group: int) -> None:
         """What a window has left behind is freed here, and its entry is the null block from then on."""
@@ -162,13 +179,17 @@ class StepNotes:
         self._happened.append(("scheduled", output))
         self._is_in_step = False
 
-    def _before_update(self, *_: Any, **__: Any) -> None:
+    def _before_update(self, step: Any, outcome: Any, *_: Any, **__: Any) -> None:
         self._is_in_step = True
         self._commits_ns = time.monotonic_ns()
+        if drafts := step.scheduled_spec_decode_tokens:  # what was sampled is cut in place where an answer ends
+            places, sampled = outcome.req_id_to_index, outcome.sampled_token_ids
+            numbers = [(each, len(drafts[each]), len(sampled[places[each]])) for each in drafts if each in places]
+            self._happened.append(("guessed", numbers))
 
-    def _after_update(self, result: Any, step: Any, outcome: Any, *_: Any, **__: Any) -> None:
+    def _after_update(self, result: Any, step: Any, *_: Any, **__: Any) -> None:
         self._is_in_step = False
-        self._note(step, outcome)
+        self._note(step)
 
     def _unless_in_step(self) -> None:
         if not self._is_in_step:
@@ -195,6 +216,16 @@ class StepNotes:
             self._touched += blocks
             self._happened.append(("hit", [block.block_id for block in blocks]))
 
+    def _queued(self, where: str, blocks: list[Any]) -> None:
+        """They may be given out: "last", after all others, or "first"."""
+        if blocks:
+            self._happened.append((where, [block.block_id for block in blocks]))
+
+    def _loads(self, result: Any, request: Any, blocks: Any, num_tokens: int, *_: Any, **__: Any) -> None:
+        """So many tokens of a request come from elsewhere, into blocks that it has."""
+        if num_tokens:
+            self._happened.append(("loads", request, blocks.get_block_ids(), num_tokens))
+
     def _evicts(self, ids: Iterable[int], *_: Any, **__: Any) -> None:
         """Those that have a hash lose it; blocks that are given out do so, too, and need no hook."""
         blocks = [self._pool.blocks[block] for block in ids]
@@ -216,7 +247,7 @@ class StepNotes:
             self._happened.append(("reset",))
             self._unless_in_step()
 
-    def _note(self, step: Any, outcome: Any) -> None:
+    def _note(self, step: Any) -> None:
         now_ns = time.monotonic_ns()
         scheduler = self.scheduler
         happened, self._happened = self._happened, []
@@ -228,11 +259,16 @@ class StepNotes:
                 now_ns,
                 happened,
                 step,
-                outcome,
                 running,
                 [request.num_computed_tokens for request in running],
                 [request.num_output_tokens for request in running],
                 num_waiting,
+                self._next_in_queue(),
+                [
+                    (each.request_id, each.status.name, each.num_computed_tokens)
+                    for each in islice(self._waiting_otherwise(), MAX_NOT_READY)
+                ],
+                self._pool.get_num_free_blocks(),
                 [block.block_id for block in touched],
                 [block.ref_cnt for block in touched],
                 self._hash_of(touched),
@@ -246,6 +282,13 @@ class StepNotes:
         if step is not None:
             self.step_started_ns = 0
         self._note_ns = time.monotonic_ns() - now_ns
+
+    def _next_in_queue(self) -> Any:
+        queue = self.scheduler.waiting
+        return queue.peek_request() if queue else None
+
+    def _waiting_otherwise(self) -> Iterable[Any]:
+        return getattr(self.scheduler, self._not_ready, None) or ()
 
     def _tables_of_states(self, running: list[Any]) -> dict[tuple[str, int], list[int]]:
         return {

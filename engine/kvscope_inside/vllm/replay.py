@@ -9,18 +9,19 @@ from __future__ import annotations
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from kvscope_inside.vllm.notes import Note
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.event_kinds import cause_text
-from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame, Timings
 from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
 
@@ -38,6 +39,16 @@ _REASONS: Final = {
     "FINISHED_ERROR": "ended by an error",
     "FINISHED_REPETITION": "stopped for repeating itself",
 }
+_NOT_READY: Final = {
+    "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": WaitsFor.GRAMMAR,
+    "WAITING_FOR_REMOTE_KVS": WaitsFor.REMOTE_KV,
+    "WAITING_FOR_STREAMING_REQ": WaitsFor.INPUT,
+}
+_FIRST_ORDER: Final = 1 << 31
+"""In the middle, since blocks are queued at both ends."""
+_LAST_ORDER: Final = (1 << 32) - 1
+Notes = tuple[tuple[str, str], ...]
+"""Of a block beside its tokens: names and values."""
 
 
 @dataclass(slots=True)
@@ -48,6 +59,8 @@ class _Known:
     told: KnownRequest
     waits_since_ns: int
     last_token_ns: int = 0
+    num_loaded_tokens: int = 0
+    """That came, or come, from elsewhere when it started last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +73,20 @@ class _Preemption:
     num_given_out: int
     """Blocks that had been given out in the step: the next one goes to whom it was for."""
     asked_by: str
+
+
+@dataclass(slots=True)
+class _Text:
+    """What a cached block holds."""
+
+    number: int
+    """Of the request that it was written for."""
+    start: int
+    """Where in that one's text it begins."""
+    token_ids: array[int]
+    key: tuple[str, str]
+    """The adapter and the salt that its hash is of as well."""
+    notes: Notes
 
 
 @dataclass(slots=True)
@@ -81,18 +108,28 @@ class _Step:
 
 class Replay:
     """Changes `state` by notes, in their order. `hash_block_size`: tokens that one of a request's hashes is for;
-    `by_priority`: the scheduler preempts by priority, not by arrival."""
+    `by_priority`: the scheduler preempts by priority, not by arrival; `max_adapters`: of a batch, 0 where there are
+    none."""
 
-    def __init__(self, state: CacheState, *, hash_block_size: int, by_priority: bool = False) -> None:
+    def __init__(
+        self, state: CacheState, *, hash_block_size: int, by_priority: bool = False, max_adapters: int = 0
+    ) -> None:
         self.state = state
         self._sizes = state.hello.cache.block_sizes
         self._reserved = state.hello.cache.num_reserved_blocks
         self._hash_block_size = hash_block_size
-        self._by_priority = by_priority
+        self._by_priority, self._max_adapters = by_priority, max_adapters
         self._by_id: dict[str, _Known] = {}
         self._evicted_at: OrderedDict[int, int] = OrderedDict()
-        self._tokens: dict[int, tuple[int, int, array[int]]] = {}
-        """By cached block: its request's number, where its tokens begin, and they."""
+        self._texts: dict[int, _Text] = {}
+        """By cached block."""
+        self._first_texts: dict[bytes, int] = {}
+        """By the tokens that texts begin with: the first cached block that holds them."""
+        self._waiting: list[_Known] = []
+        """Of whom is told what they wait for."""
+        self._next_order = [0, 0]
+        """Before the first and after the last of them that may be given out."""
+        self._queue(np.arange(self._reserved, state.ledger.num_blocks))
 
     def apply(self, note: Note) -> Frame:
         """The frame of what the note is about."""
@@ -105,6 +142,7 @@ class Replay:
         self._figures(step, note)
         self._rows(step, note)
         self._causes(step)
+        self._waits(step, note)
         ran = self._ran(note)
         for known in step.ended:
             if self._by_id.get(known.theirs.request_id) is known:
@@ -143,9 +181,13 @@ class Replay:
         if known is not None and block in known.told.tables[group]:
             start = known.told.tables[group].index(block) * self._sizes[group]
             tokens = known.theirs.all_token_ids[start : start + int(ledger.filled[block])]
-            return BlockContent(block=block, number=owner, start=start, token_ids=tuple(tokens))
-        number, start, ids = self._tokens.get(block, (0, 0, ()))
-        return BlockContent(block=block, number=number, start=start, token_ids=tuple(ids))
+            notes = _notes_of(known.theirs, start, len(tokens))
+            return BlockContent(block=block, number=owner, start=start, token_ids=tuple(tokens), notes=notes)
+        text = self._texts.get(block)
+        if text is None:
+            return BlockContent(block=block)
+        ids = tuple(text.token_ids)
+        return BlockContent(block=block, number=text.number, start=text.start, token_ids=ids, notes=text.notes)
 
     # What happened, by the words of the notes.
 
@@ -192,11 +234,16 @@ class Replay:
             )
         told.state, told.num_computed_tokens = RequestState.RUNNING, num_cached
         missed, token, at_step = self._missed(known.theirs, num_cached, num_known)
+        num_loaded = -(-known.num_loaded_tokens // self._sizes[0])
+        if known.num_loaded_tokens:
+            self._set_filled(step, dict(self._filled(known, 0, num_cached)))
+            known.num_loaded_tokens = 0
         data = EventData(
             kind="started",
             waited_ns=max(0, step.time_ns - known.waits_since_ns),
             num_known_tokens=num_known,
-            num_pool_blocks=num_cached // self._sizes[0],
+            num_pool_blocks=max(0, num_cached // self._sizes[0] - num_loaded),
+            num_loaded_blocks=num_loaded,
             missed=missed,
             missed_token=token,
             missed_step=at_step,
@@ -225,13 +272,48 @@ class Replay:
         self._evicted(step, ids)
         step.new += ids
         step.used.update(ids)
-        self.state.set_blocks(ids, filled=0, owner=NO_OWNER, prefix_hits=0, hash=0, parent=0)
+        self.state.set_blocks(ids, filled=0, owner=NO_OWNER, prefix_hits=0, hash=0, parent=0, eviction_order=0)
+
+    def _last(self, step: _Step, ids: list[int]) -> None:
+        start, end = self._next_order[1], self._next_order[1] + len(ids)
+        if end > _LAST_ORDER:
+            self._queue_anew()
+            start, end = self._next_order[1], self._next_order[1] + len(ids)
+        self._next_order[1] = end
+        self.state.set_blocks(ids, eviction_order=np.arange(start, end, dtype=np.uint32))
+
+    def _first(self, step: _Step, ids: list[int]) -> None:
+        if self._next_order[0] <= len(ids):
+            self._queue_anew()
+        end = self._next_order[0]
+        self._next_order[0] = end - len(ids)
+        self.state.set_blocks(ids, eviction_order=np.arange(end - len(ids), end, dtype=np.uint32))
+
+    def _queue_anew(self) -> None:
+        """At an end of the numbers: from the middle on, in the order in which they are."""
+        order = self.state.ledger.eviction_order
+        queued = np.flatnonzero(order)
+        self._queue(queued[np.argsort(order[queued])])
+
+    def _queue(self, blocks: npt.NDArray[np.intp]) -> None:
+        self.state.set_blocks(blocks, eviction_order=_FIRST_ORDER + np.arange(blocks.size, dtype=np.uint32))
+        self._next_order = [_FIRST_ORDER, _FIRST_ORDER + blocks.size]
+
+    def _loads(self, step: _Step, request: Any, blocks: Sequence[Sequence[int]], num_tokens: int) -> None:
+        """It holds its blocks while KV comes into them, and waits meanwhile."""
+        known = self._by_id.get(request.request_id)
+        if known is None:
+            return
+        for group, ids in enumerate(blocks):
+            self._give(known, group, ids, 0)
+        known.num_loaded_tokens = num_tokens
+        self.state.count(loaded_blocks=-(-num_tokens // self._sizes[0]))
 
     def _hit(self, step: _Step, ids: list[int]) -> None:
         blocks = [block for block in ids if block >= self._reserved]
         step.used.update(blocks)
         hits = self.state.ledger.prefix_hits[blocks].astype(np.uint32) + 1
-        self.state.set_blocks(blocks, prefix_hits=np.minimum(hits, (1 << 16) - 1))
+        self.state.set_blocks(blocks, prefix_hits=np.minimum(hits, (1 << 16) - 1), eviction_order=0)
 
     def _evicted(self, step: _Step, ids: list[int]) -> None:
         """Those of them that have a hash lose it."""
@@ -239,18 +321,24 @@ class Replay:
             if not value:
                 continue
             step.evicted.append(block)
-            self._tokens.pop(block, None)
+            self._forget_text(block)
             self._evicted_at[value] = step.number
             self._evicted_at.move_to_end(value)
             if len(self._evicted_at) > MAX_EVICTED_KNOWN:
                 self._evicted_at.popitem(last=False)
             self.state.count(evicted_blocks=1)
 
+    def _forget_text(self, block: int) -> None:
+        text = self._texts.pop(block, None)
+        if text is not None and not text.start and self._first_texts.get(start := text.token_ids.tobytes()) == block:
+            del self._first_texts[start]
+
     def _reset(self, step: _Step) -> None:
         ledger = self.state.ledger
         hashed = np.flatnonzero(ledger.hash)
         idle = hashed[ledger.ref_count[hashed] == 0]
-        self._tokens.clear()
+        self._texts.clear()
+        self._first_texts.clear()
         self._evicted_at.clear()
         self.state.set_blocks(hashed, hash=0, parent=0)
         self.state.free_blocks(idle)
@@ -310,7 +398,11 @@ class Replay:
             before, start = place * per_block - 1, place * block_size
             parent = _low_bits(hashes[before], group) if 0 <= before < len(hashes) else 0
             own = _low_bits(hashes[before + per_block], group) if before + per_block < len(hashes) else 0
-            self._tokens[block] = number, start, array("I", request.all_token_ids[start : start + block_size])
+            tokens = array("i", request.all_token_ids[start : start + block_size])
+            notes = _notes_of(request, start, block_size)
+            self._texts[block] = _Text(number, start, tokens, _key_of(request), notes)
+            if not start and group == 0:
+                self._first_texts.setdefault(tokens.tobytes(), block)
             full = min(block_size, self._sizes[group])
             self.state.set_blocks([block], hash=own, parent=parent, filled=full, group=group)
 
@@ -344,8 +436,7 @@ class Replay:
 
     def _figures(self, step: _Step, note: Note) -> None:
         """Tokens of each request that runs, and the slots that they fill."""
-        blocks: list[int] = []
-        filled: list[int] = []
+        filled: dict[int, int] = {}
         for request, computed, num_outputs in zip(note.running, note.computed, note.num_outputs, strict=True):
             known = self._by_id.get(request.request_id)
             if known is None:
@@ -354,16 +445,22 @@ class Replay:
             told = known.told
             if told.num_computed_tokens == computed:
                 continue
-            low, high = sorted((told.num_computed_tokens, computed))
-            for table, size in zip(told.tables, self._sizes, strict=True):
-                for place in range(low // size, min((high - 1) // size + 1, len(table))):
-                    if table[place] >= self._reserved:
-                        blocks.append(table[place])
-                        filled.append(min(max(computed - place * size, 0), size))
+            filled.update(self._filled(known, told.num_computed_tokens, computed))
             told.num_computed_tokens, told.state = computed, RequestState.RUNNING
             self.state.touch(told)
-        step.used.update(blocks)
-        self.state.set_blocks(blocks, filled=filled)
+        self._set_filled(step, filled)
+
+    def _filled(self, known: _Known, before: int, computed: int) -> Iterator[tuple[int, int]]:
+        """Blocks in which KV came or went when so many of its tokens were computed, and how many slots are filled."""
+        low, high = sorted((before, computed))
+        for table, size in zip(known.told.tables, self._sizes, strict=True):
+            for place in range(low // size, min((high - 1) // size + 1, len(table))):
+                if table[place] >= self._reserved:
+                    yield table[place], min(max(computed - place * size, 0), size)
+
+    def _set_filled(self, step: _Step, filled: Mapping[int, int]) -> None:
+        step.used.update(filled)
+        self.state.set_blocks(list(filled), filled=list(filled.values()))
 
     def _tokens_came(self, step: _Step, known: _Known, num_outputs: int) -> None:
         told = known.told
@@ -392,7 +489,7 @@ class Replay:
             free = ids[state == BlockState.FREE]
             self.state.free_blocks(free)
             for block in free.tolist():
-                self._tokens.pop(block, None)
+                self._forget_text(block)
         self.state.set_blocks(sorted(step.used), last_used_step=step.number)
 
     def _causes(self, step: _Step) -> None:
@@ -441,9 +538,77 @@ class Replay:
         if evicted_at is not None:
             return "evicted", token, evicted_at
         if not token:
-            return "new", 0, 0
+            return self._missed_from_its_start(request), 0, 0
         parent = np.uint64(_low_bits(request.block_hashes[at - per_block], 0))
         return ("differs" if (self.state.ledger.parent == parent).any() else "unseen"), token, 0
+
+    def _missed_from_its_start(self, request: Any) -> str:
+        tokens = array("i", request.all_token_ids[: self._sizes[0]]).tobytes()
+        text = self._texts.get(self._first_texts.get(tokens, -1))
+        adapter, salt = _key_of(request)
+        if text is None or text.key == (adapter, salt):
+            return "new"
+        return "adapter" if text.key[0] != adapter else "salt"
+
+    def _guessed(self, step: _Step, numbers: list[tuple[str, int, int]]) -> None:
+        """Of requests: how many tokens were guessed ahead, and how many came of it, one more than were right."""
+        for request_id, num_drafts, num_came in numbers:
+            known, num_right = self._by_id.get(request_id), max(0, num_came - 1)
+            if known is not None and num_drafts:
+                known.told.num_draft_tokens += num_drafts
+                known.told.num_accepted_tokens += num_right
+                self.state.count(draft_tokens=num_drafts, accepted_tokens=num_right)
+                self.state.touch(known.told)
+
+    def _waits(self, step: _Step, note: Note) -> None:
+        """What the next one in the queue waits for, and those that could not run if there were room."""
+        waiting, self._waiting = self._waiting, []
+        first = note.first_waiting
+        if first is not None and (known := self._by_id.get(first.request_id)) is not None:
+            self._waits_for(known, self._why_first_waits(first, note))
+        for request_id, status, num_computed in note.not_ready:
+            if status in _NOT_READY and (known := self._by_id.get(request_id)) is not None:
+                if _NOT_READY[status] is WaitsFor.REMOTE_KV:
+                    known.told.num_computed_tokens = max(0, num_computed - known.num_loaded_tokens)
+                self._waits_for(known, _NOT_READY[status])
+        still = {known.told.number for known in self._waiting}
+        for known in waiting:
+            told = known.told
+            if told.number in still or told.number not in self.state.requests:
+                continue
+            if told.waits_for is WaitsFor.REMOTE_KV and told.state is not RequestState.RUNNING:
+                self._loaded(step, known)
+            told.waits_for = WaitsFor.UNTOLD
+            self.state.touch(told)
+
+    def _loaded(self, step: _Step, known: _Known) -> None:
+        """Its KV is there; it is in the queue until there is a place for it."""
+        before, computed = known.told.num_computed_tokens, known.told.num_computed_tokens + known.num_loaded_tokens
+        self._set_filled(step, dict(self._filled(known, before, computed)))
+        known.told.num_computed_tokens = computed
+
+    def _waits_for(self, known: _Known, reason: WaitsFor) -> None:
+        self._waiting.append(known)
+        told = known.told
+        if told.waits_for != reason:
+            told.waits_for = reason
+            self.state.touch(told)
+
+    def _why_first_waits(self, request: Any, note: Note) -> WaitsFor:
+        """A step was made, and it is still first in the queue."""
+        if note.step is None:
+            return WaitsFor.UNTOLD
+        limits = self.state.hello.cache
+        if len(note.running) >= limits.max_num_seqs:
+            return WaitsFor.PLACE
+        if sum(note.step.num_scheduled_tokens.values()) >= limits.max_num_batched_tokens:
+            return WaitsFor.BUDGET
+        adapter = _key_of(request)[0]
+        others = {_key_of(each)[0] for each in note.running} - {""}
+        if adapter and adapter not in others and len(others) >= self._max_adapters > 0:
+            return WaitsFor.ADAPTER
+        num_needed = sum(-(-request.num_tokens // size) for size in self._sizes)
+        return WaitsFor.BLOCKS if note.num_free < num_needed else WaitsFor.UNTOLD
 
     def _decoding(self, note: Note) -> list[int]:
         """Numbers of those that go on with their answers in the step."""
@@ -469,6 +634,10 @@ _HANDLERS: Final[dict[str, Callable[..., None]]] = {
     "scheduled": Replay._scheduled,
     "new": Replay._new,
     "hit": Replay._hit,
+    "last": Replay._last,
+    "first": Replay._first,
+    "loads": Replay._loads,
+    "guessed": Replay._guessed,
     "evicted": Replay._evicted,
     "reset": Replay._reset,
     "preempted": Replay._preempted,
@@ -478,6 +647,24 @@ _HANDLERS: Final[dict[str, Callable[..., None]]] = {
     "paused": Replay._paused,
     "resumed": Replay._resumed,
 }
+
+
+def _key_of(request: Any) -> tuple[str, str]:
+    """The adapter and the salt that its blocks' hashes are of beside its tokens."""
+    adapter = getattr(request, "lora_request", None)
+    return "" if adapter is None else str(adapter.lora_name), str(getattr(request, "cache_salt", None) or "")
+
+
+def _notes_of(request: Any, start: int, count: int) -> Notes:
+    """Of `count` tokens of its text from `start` on: adapter, salt, and the images and sounds that they stand for."""
+    adapter, salt = _key_of(request)
+    notes = [(name, words) for name, words in (("LoRA", adapter), ("Cache salt", salt)) if words]
+    for part in getattr(request, "mm_features", None) or ():
+        begin = part.mm_position.offset
+        end = begin + part.mm_position.length
+        if begin < start + count and start < end:
+            notes.append((str(part.modality).capitalize(), f"tokens {begin} to {end - 1} of the prompt"))
+    return tuple(notes)
 
 
 def _low_bits(value: Any, group: int) -> int:

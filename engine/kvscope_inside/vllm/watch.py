@@ -18,7 +18,7 @@ from kvscope_inside.detokenizer import Detokenizer
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.vllm.actions import VllmActions
-from kvscope_inside.vllm.facts import endpoint_of_rank, file_of_rank, hello_of, kv_bytes
+from kvscope_inside.vllm.facts import endpoint_of_rank, file_of_rank, hello_of, kv_bytes, max_adapters
 from kvscope_inside.vllm.memory import EngineMemory
 from kvscope_inside.vllm.notes import StepNotes
 from kvscope_inside.vllm.plugin import log
@@ -54,6 +54,7 @@ class Watch:
             state,
             hash_block_size=int(getattr(pool, "hash_block_size", 0) or hello.cache.block_size),
             by_priority=str(getattr(scheduler.policy, "value", scheduler.policy)) == "priority",
+            max_adapters=max_adapters(scheduler),
         )
         self._actions.bind(self._notes, self._replay)
         model = scheduler.vllm_config.model_config

@@ -12,7 +12,7 @@ import msgspec
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The defaults are those of our own engine, whose older recordings say nothing."""
+    """The defaults are those of our own engine."""
 
     engine: str = "kvscope"
     """Which engine it is: "kvscope", "devices", or the scheme of another's addresses, such as "vllm"."""
@@ -51,10 +51,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     aborts: bool = True
     """Aborted requests are counted apart; otherwise they are among the finished ones, or in no number."""
     allocator_map: bool = False
-    """It can be asked for the segments of torch's allocator, and refuses where there are none; older ones cannot."""
-
+    """It can be asked for the segments of torch's allocator, and refuses where there are none."""
     groups: bool = False
     """The ledger's `group` is told: the cache has several KV groups."""
+    eviction_order: bool = False
+    """The ledger's `eviction_order` is told: which block is given out next."""
 
     sparse_decode: bool = False
     """Decodes attend to a part of their blocks, and the ledger's `skipped` is counted now and then."""

@@ -93,6 +93,8 @@ def miss_text(data: EventData) -> str:
         "differs": f"it first differs from what is cached at token {data.missed_token}",
         "unseen": f"no cached prefix continues after token {data.missed_token}",
         "new": "no cached prefix matches",
+        "salt": "its text is cached under another cache salt",
+        "adapter": "its text is cached under another LoRA adapter",
     }.get(data.missed, "")
 
 

@@ -18,3 +18,24 @@ class RequestState(IntEnum):
     """Ended: stop, length, abort or error. Holds no block."""
     UNKNOWN = 255
     """A state that this version has no name for; no engine sends it."""
+
+
+class WaitsFor(IntEnum):
+    """What a request in the queue waits for, as its engine says. Values are on the wire."""
+
+    UNTOLD = 0
+    """It has not said, or the request waits behind others."""
+    BLOCKS = 1
+    """Fewer can be had than it needs."""
+    PLACE = 2
+    """As many run as may."""
+    BUDGET = 3
+    """The tokens of the step are given out."""
+    GRAMMAR = 4
+    """The form of its answer is being compiled."""
+    REMOTE_KV = 5
+    """KV is on its way from elsewhere, into blocks that it holds already."""
+    ADAPTER = 6
+    """As many LoRA adapters are in the batch as may be."""
+    INPUT = 7
+    """More of its prompt is to come."""

@@ -10,6 +10,7 @@ All `time_ns` are `time.monotonic_ns()` of the engine's machine; `Hello` pairs o
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
@@ -114,6 +115,14 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return tuple(group.block_size or self.block_size for group in self.groups) or (self.block_size,)
 
     @property
+    def smallest_hit(self) -> int:
+        """Tokens of the shortest prefix that a prompt can find, and what longer ones are multiples of: blocks of all
+        KV groups end there."""
+        kept_beside = ("cross", "chunks")
+        sizes = zip(self.block_sizes, self.groups or (None,), strict=True)
+        return math.lcm(*(size for size, group in sizes if group is None or group.kind not in kept_beside))
+
+    @property
     def num_rows(self) -> int:
         """Rows of the ledger: blocks of the pool and places of the lower tiers."""
         return self.num_blocks + self.num_host_blocks + self.num_disk_blocks
@@ -192,6 +201,7 @@ class RequestRows(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     num_draft_tokens: OptionalCounts = b""  # guessed ahead and checked
     num_accepted_tokens: OptionalCounts = b""  # those of them that were right
     table_group: OptionalCounts = b""  # whose block table it is
+    waits_for: OptionalCounts = b""  # WaitsFor
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
@@ -277,8 +287,8 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     evicted_blocks: int = 0
     num_running: int = 0
     num_waiting: int = 0
-    messages_dropped: int = msgspec.field(default=0, name="frames_dropped")
-    """Messages of any kind that the engine threw away because its publisher was behind; the wire has its first name."""
+    messages_dropped: int = 0
+    """Messages of any kind that the engine threw away because its publisher was behind."""
     swapped_blocks: int = 0
     """Blocks of preempted requests that were moved to a lower tier instead of being computed again."""
     offloaded_blocks: int = 0
@@ -318,7 +328,8 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     num_lost_tokens: int = 0
     """started: could not be read back whole."""
     missed: str = ""
-    """started: why not more was there: "evicted", "differs", "unseen", "new", or "" where nothing was missed."""
+    """started: why not more was there: "evicted", "differs", "unseen", "new", "salt" or "adapter"
+    (its text is cached under another one), or "" where nothing was missed."""
     missed_token: int = 0
     """Where in its text that is."""
     missed_step: int = 0

@@ -186,15 +186,15 @@ def _check_columns(where: str, rows: BlockRows, num_rows: int) -> None:
 
 
 def _check_request_rows(rows: RequestRows) -> None:
-    *columns, table_blocks, drafts, accepted, groups = map(len, astuple(rows))
+    *columns, table_blocks, drafts, accepted, groups, waits = map(len, astuple(rows))
     num_rows = columns[0] // 4
     expected = [num_rows * size for size in _REQUEST_BYTES]
     if columns != expected:
         raise ProtocolError(f"request columns of {columns} bytes where {num_rows} rows are {expected}")
-    if not {drafts, accepted, groups} <= {0, 4 * num_rows}:
+    if not {drafts, accepted, groups, waits} <= {0, 4 * num_rows}:
         raise ProtocolError(
-            f"{drafts} and {accepted} bytes of drafts, {groups} of KV groups where {num_rows} rows are {4 * num_rows},"
-            " or none"
+            f"{drafts} and {accepted} bytes of drafts, {groups} of KV groups, {waits} of what is waited for where "
+            f"{num_rows} rows are {4 * num_rows}, or none"
         )
     if not num_rows:
         if table_blocks:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, pack_u4, pack_u8
-from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.telemetry import (
     Batch,
     Counters,
@@ -45,6 +45,7 @@ class KnownRequest:
     num_preemptions: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    waits_for: WaitsFor = WaitsFor.UNTOLD
     tables: list[list[int]] = field(default_factory=list)
     """Block ids, one list a KV group."""
     unchanged: list[int] = field(default_factory=list)
@@ -262,6 +263,7 @@ def _rows_of(requests: Sequence[KnownRequest], *, whole: bool = False) -> Reques
         num_draft_tokens=_u4_if_any(column("num_draft_tokens")),
         num_accepted_tokens=_u4_if_any(column("num_accepted_tokens")),
         table_group=_u4_if_any([group for _, group, _, _ in rows]),
+        waits_for=_u4_if_any(column("waits_for")),
     )
 
 

@@ -140,6 +140,7 @@ def join_request_rows(rows: Sequence[RequestRows]) -> RequestRows:
         num_draft_tokens=_joined_counts([r.num_draft_tokens for r in rows], rows),
         num_accepted_tokens=_joined_counts([r.num_accepted_tokens for r in rows], rows),
         table_group=_joined_counts([r.table_group for r in rows], rows),
+        waits_for=_joined_counts([r.waits_for for r in rows], rows),
     )
 
 

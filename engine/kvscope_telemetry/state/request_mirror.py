@@ -43,6 +43,7 @@ REQUEST_COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "num_draft_tokens": np.dtype(np.int64),  # guessed ahead and checked
     "num_accepted_tokens": np.dtype(np.int64),  # those of them that were right
     "num_blocks": np.dtype(np.int32),  # length of the block table
+    "waits_for": np.dtype(np.uint8),  # WaitsFor
 }
 _TOLD_COLUMNS: Final = ("number", "priority", "index", "arrival_ns", "num_prompt_tokens", "max_tokens")
 _TOLD: Final = attrgetter(*_TOLD_COLUMNS)
@@ -84,6 +85,7 @@ class RequestMirror:
     num_draft_tokens: npt.NDArray[np.int64]
     num_accepted_tokens: npt.NDArray[np.int64]
     num_blocks: npt.NDArray[np.int32]
+    waits_for: npt.NDArray[np.uint8]
 
     def __init__(self, max_finished: int = MAX_FINISHED) -> None:
         self.max_finished = max_finished
@@ -152,6 +154,7 @@ class RequestMirror:
             num_draft_tokens=self._packed_if_any("num_draft_tokens", rows),
             num_accepted_tokens=self._packed_if_any("num_accepted_tokens", rows),
             table_group=groups.astype("<u4").tobytes() if others else b"",
+            waits_for=self._packed_if_any("waits_for", rows),
         )
 
     def _packed_if_any(self, name: str, rows: npt.NDArray[np.intp]) -> bytes:
@@ -271,6 +274,7 @@ class RequestMirror:
         self.num_preemptions[changes.rows] = changes.num_preemptions
         self.num_draft_tokens[changes.rows] = changes.num_draft_tokens
         self.num_accepted_tokens[changes.rows] = changes.num_accepted_tokens
+        self.waits_for[changes.rows] = changes.waits_for
         self._write_tables(changes, group)
         self._lengths(group)[changes.rows] = changes.table_end
         return len(ended)
@@ -361,6 +365,7 @@ class RequestChanges:
     num_preemptions: npt.NDArray[np.uint16]
     num_draft_tokens: npt.NDArray[np.uint32]
     num_accepted_tokens: npt.NDArray[np.uint32]
+    waits_for: npt.NDArray[np.uint32]
     table_start: npt.NDArray[np.int64]
     table_end: npt.NDArray[np.int64]
     table_blocks: npt.NDArray[np.int32]
@@ -391,6 +396,7 @@ def read_changes(
         num_preemptions=np.frombuffer(rows.num_preemptions, "<u2"),
         num_draft_tokens=_counts(rows.num_draft_tokens, at.size),
         num_accepted_tokens=_counts(rows.num_accepted_tokens, at.size),
+        waits_for=_counts(rows.waits_for, at.size),
         table_start=start,
         table_end=end,
         table_blocks=np.frombuffer(rows.table_blocks, "<u4").astype(np.int32),

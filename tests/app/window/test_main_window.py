@@ -162,7 +162,7 @@ def test_letters_and_digits_are_typed_into_a_line(session, make_window, qtbot):
 
 @pytest.mark.parametrize(("index", "mode"), list(enumerate(COLOR_MODES, start=1)))
 def test_number_keys_choose_the_colours(index, mode, make_engine, make_session, make_window, poll, qtbot):
-    session = make_session(make_engine(capabilities=Capabilities(attention=True, groups=True)))
+    session = make_session(make_engine(capabilities=Capabilities(attention=True, groups=True, eviction_order=True)))
     poll(session)
     window = make_window(session)
     window.page_map.canvas.setFocus()

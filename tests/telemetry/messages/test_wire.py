@@ -285,15 +285,6 @@ def test_a_new_reader_takes_an_older_message_without_the_defaulted_fields() -> N
     assert frame == Frame(epoch=1, seq=1, step=1, time_ns=1, counters=Counters(admitted=2))
 
 
-def test_dropped_messages_keep_the_name_on_the_wire_that_they_began_with() -> None:
-    """It has always counted messages, and once was called after frames."""
-    data = wire.encode(Frame(epoch=1, seq=1, step=1, time_ns=1, counters=Counters(messages_dropped=4)))
-    assert msgspec.msgpack.decode(data)["counters"]["frames_dropped"] == 4
-    frame = wire.decode_telemetry(data)
-    assert isinstance(frame, Frame)
-    assert frame.counters.messages_dropped == 4
-
-
 def _replaced(message: Any, **changes: Any) -> bytes:
     return wire.encode(msgspec.structs.replace(message, **changes))
 

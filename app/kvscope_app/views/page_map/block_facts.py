@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+
 from kvscope_app.look.number_text import UNKNOWN, count, percent, plural
 from kvscope_app.session.texts.session_texts import asked_of
 from kvscope_app.views.places import group_name, is_swapped_out, place_of
@@ -139,6 +141,8 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     if block in mirror.pinned:
         rows.append(("Pinned", f"by {mirror.pinned_by or 'somebody'}: protected from eviction"))
     rows.append(("Last used", _age(mirror, block)))
+    if place := eviction_place(ledger, block):
+        rows.append(("Eviction order", place))
     if (share := attention_share(int(ledger.attention[block]))) is not None:
         rows.append(("Attention", f"{percent(share, _digits(share))} of {_whose(mirror, block, holders)}"))
     if (skipped := skipped_share(int(ledger.skipped[block]))) is not None:
@@ -150,6 +154,16 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     if block_hash := int(ledger.hash[block]):
         rows.append(("Hash", f"{block_hash:016x}"[:12]))
     return rows
+
+
+def eviction_place(ledger: Ledger, block: int) -> str:
+    """`no. 12 of 340 blocks that may be given out`; "" for one in use, or where that is not told."""
+    order = ledger.eviction_order
+    if not order[block]:
+        return ""
+    number = int(np.count_nonzero((order != 0) & (order < order[block]))) + 1
+    of = f"of {plural(int(np.count_nonzero(order)), 'block')} that may be given out"
+    return f"next {of}" if number == 1 else f"no. {count(number)} {of}"
 
 
 def _held(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:

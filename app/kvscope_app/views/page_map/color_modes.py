@@ -451,7 +451,53 @@ GROUP: Final = ColorMode(
     needs="several KV groups",
 )
 
-COLOR_MODES: Final = (STATE, OWNER, FILL, SHARING, AGE, ATTENTION, GROUP)
+
+# By the order in which cached blocks are evicted.
+
+IN_USE: Final = 3
+EVICTED_LAST: Final = 4
+EVICTION_STEPS: Final = 120
+
+
+def _eviction_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
+    order, state = ledger.eviction_order[rows], ledger.state[rows]
+    queued = ledger.eviction_order[ledger.state == BlockState.CACHED]
+    queued = queued[queued != 0]
+    first, last = (int(queued.min()), int(queued.max())) if queued.size else (0, 0)
+    nearness = (last - np.clip(order, first, last).astype(np.int64)) / max(last - first, 1)
+    result = (EVICTED_LAST + np.rint(EVICTION_STEPS * nearness)).astype(np.uint8)
+    result[order == 0] = IN_USE
+    return _without_content(result, state)
+
+
+def _eviction_stops(theme: Theme) -> tuple[str, ...]:
+    """From the last to the next that is evicted."""
+    return (mix(theme.block_cached, theme.base, 0.6), theme.block_cached, theme.warn, theme.bad)
+
+
+def _in_use(theme: Theme) -> str:
+    return mix(theme.block_active, theme.base, 0.55)
+
+
+def _eviction_colors(theme: Theme) -> dict[int, str]:
+    stops = _eviction_stops(theme)
+    shades = [gradient(stops, index / EVICTION_STEPS) for index in range(EVICTION_STEPS + 1)]
+    return {IN_USE: _in_use(theme)} | {EVICTED_LAST + index: color for index, color in enumerate(shades)}
+
+
+EVICTION: Final = ColorMode(
+    "eviction",
+    "Order in which cached blocks are evicted",
+    _eviction_keys,
+    _eviction_colors,
+    lambda theme, shown: [Swatch(_in_use(theme), "in use")],
+    lambda shown: (_eviction_stops, "evicted last", "evicted next"),
+    is_available=lambda capabilities: capabilities.eviction_order,
+    needs="the order of eviction",
+    by_step=True,
+)
+
+COLOR_MODES: Final = (STATE, OWNER, FILL, SHARING, AGE, ATTENTION, GROUP, EVICTION)
 """In the order of menus and keys."""
 MODE_NAMES: Final = tuple(mode.name for mode in COLOR_MODES)
 

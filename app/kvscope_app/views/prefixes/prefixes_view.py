@@ -67,7 +67,7 @@ NO_POOL: Final = "This address reports devices only; it has no prefix cache."
 NO_CACHE: Final = "This engine was started without a prefix cache."
 NO_PARENTS: Final = "No tree: this engine does not report which block precedes another."
 
-SEVERAL_GROUPS: Final = "Prefixes of one KV group: a prompt finds only what all groups have of it."
+SEVERAL_GROUPS: Final = "Prefixes of one KV group: a prompt finds only what all groups have of it"
 
 
 class PrefixesView(View):
@@ -240,11 +240,22 @@ class PrefixesView(View):
     def _show_note(self) -> None:
         """Why there is no newer tree, or why rows have no text."""
         failure = self.keeper.failure
-        several = "" if self.keeper.group is None else SEVERAL_GROUPS
+        several = self._of_groups()
         note = _not_made(failure) if failure else "  ".join(filter(None, (several, self.session.texts.why_none)))
         if note != self.note.text():
             self.note.setText(note)
         self.note.setVisible(bool(note))
+
+    def _of_groups(self) -> str:
+        """What a tree of one group leaves out, and the shortest prefix that all of them can have."""
+        hello = self.session.mirror.hello
+        if self.keeper.group is None or hello is None:
+            return ""
+        sizes, smallest = sorted(set(hello.cache.block_sizes)), hello.cache.smallest_hit
+        if len(sizes) == 1:
+            return f"{SEVERAL_GROUPS}."
+        words = f"{', '.join(map(count, sizes[:-1]))} and {count(sizes[-1])}"
+        return f"{SEVERAL_GROUPS}, {count(smallest)} tokens at least: blocks of {words} tokens end together there."
 
     def _want_texts(self) -> None:
         moment = self.model.moment

@@ -1,7 +1,8 @@
 """Why requests wait, and which were refused, in sentences: what a mirror and events tell of it. No Qt.
 
-The order of service and the blocks that are kept back are the engine's own rules (priority, then arrival; a hundredth
-of the pool, unless nobody runs; runs of a power of two where an allocator reserves). How much of a prompt is cached is
+What the engine says itself comes first. The order of service and the blocks that are kept back are our own engine's
+rules (priority, then arrival; a hundredth of the pool, unless nobody runs; runs of a power of two where an allocator
+reserves). How much of a prompt is cached is
 known only once its turn comes.
 """
 
@@ -13,13 +14,22 @@ from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.session.event_log import EventLog
 from kvscope_app.views.events.event_entries import why_text
-from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE
+from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.state.mirror import Mirror
 
 _WAITS = (RequestState.WAITING, RequestState.PREEMPTED)
 _RESERVE = ("contiguous", "buddy", "oracle")
 """Allocators that give a request a run of blocks, a power of two long."""
 _MAX_REFUSED = 1000
+_REASONS: dict[int, str] = {
+    WaitsFor.BUDGET: "the tokens of each step are given to requests that run",
+    WaitsFor.GRAMMAR: "the grammar of its answer is being compiled",
+    WaitsFor.REMOTE_KV: "its KV is being loaded from elsewhere, into blocks that it holds",
+    WaitsFor.ADAPTER: "as many LoRA adapters run as the engine takes at once",
+    WaitsFor.INPUT: "more of its prompt is to come",
+}
+"""What counts of blocks and of requests that run do not say."""
 
 
 def why_waits(mirror: Mirror, number: int) -> str:
@@ -30,13 +40,17 @@ def why_waits(mirror: Mirror, number: int) -> str:
     ahead = num_ahead(mirror, row)
     parts = [f"{plural(ahead, 'request')} {'is' if ahead == 1 else 'are'} ahead of it"] if ahead else []
     requests, cache = mirror.requests, mirror.hello.cache
+    reason = _REASONS.get(int(requests.waits_for[row]))
+    if reason is not None:
+        return "; ".join([reason, *parts])
     running = int(np.count_nonzero(requests.state == RequestState.RUNNING))
     limit = mirror.limits[0] or cache.max_num_seqs
     if limit and running >= limit:
         parts.append(f"{plural(running, 'request')} {'runs' if running == 1 else 'run'}, the maximum")
     needed, what = _needed(mirror, row)
     free, idle = mirror.num_room, mirror.num_cached
-    kept_back = 0 if not running or cache.allocator != "paged" else max(1, cache.num_blocks // 100)
+    keeps_back = running and cache.allocator == "paged" and mirror.capabilities.engine == OWN_ENGINE.engine
+    kept_back = max(1, cache.num_blocks // 100) if keeps_back else 0
     there = f"{count(free)} free" + (f" and {count(idle)} idle in the cache" if idle else "")
     parts.append(f"it needs {what}, {there}")
     if kept_back and needed + kept_back > free + idle:
@@ -51,7 +65,7 @@ def _needed(mirror: Mirror, row: int) -> tuple[int, str]:
     output = int(requests.num_output_tokens[row])
     tokens = int(requests.num_prompt_tokens[row]) + output
     if cache.allocator not in _RESERVE:
-        needed = -(-tokens // cache.block_size)
+        needed = sum(-(-tokens // size) for size in cache.block_sizes)
         return needed, f"up to {plural(needed, 'block')}"
     if cache.allocator == "contiguous":
         tokens = mirror.hello.model.max_model_len

@@ -9,7 +9,7 @@ import pytest
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.page_map import color_modes as modes
-from kvscope_app.views.page_map.color_modes import AGE, ATTENTION, COLOR_MODES, FILL, OWNER, SHARING, STATE
+from kvscope_app.views.page_map.color_modes import AGE, ATTENTION, COLOR_MODES, EVICTION, FILL, OWNER, SHARING, STATE
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS
 from kvscope_app.views.page_map.drawing.ink import Ink
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier, attention_units
@@ -55,6 +55,16 @@ def test_sharing_counts_holders(ledger):
     result = SHARING.keys(ledger, ALL, 16, 100)
     assert result.tolist()[:4] == [modes.FREE, modes.ONE_HOLDER, modes.ONE_HOLDER + 2, modes.UNHELD]
     assert result[4] == modes.UNHELD + modes.MAX_HOLDERS
+
+
+def test_eviction_ranks_the_next_highest(ledger):
+    ledger.state[4:] = BlockState.CACHED
+    ledger.eviction_order[3:] = [70, 50, 90]
+    result = EVICTION.keys(ledger, ALL, 16, 100)
+    half = modes.EVICTED_LAST + modes.EVICTION_STEPS // 2
+    last, soonest = modes.EVICTED_LAST, modes.EVICTED_LAST + modes.EVICTION_STEPS
+    assert result.tolist() == [modes.FREE, modes.IN_USE, modes.IN_USE, half, soonest, last]
+    assert EVICTION.keys(ledger, np.array([5, 3], np.uint32), 16, 100).tolist() == [last, half]
 
 
 def test_age_ranks_the_newest_highest_and_survives_a_step_from_the_future(ledger):

@@ -288,7 +288,7 @@ def test_choices_of_decodes_are_explained_where_attention_is_not_measured(make_e
 
 @pytest.mark.parametrize("mode", COLOR_MODES, ids=str)
 def test_each_mode_draws_and_explains_itself(mode, make_engine, make_session, show, poll):
-    engine = make_engine(capabilities=Capabilities(attention=True, groups=True))
+    engine = make_engine(capabilities=Capabilities(attention=True, groups=True, eviction_order=True))
     session = make_session(engine)
     engine.hold(range(10), filled=5)
     poll(session)
@@ -333,6 +333,15 @@ def test_facts_of_a_cached_block_nobody_holds(engine, session, poll):
     assert facts.holders == ()
     assert facts.owner == 8
     assert "1 step ago" in facts.sentence
+
+
+def test_facts_say_when_a_block_is_given_out(engine, session, poll):
+    engine.ledger.eviction_order[[3, 4]] = [80, 75]
+    engine.hold([3, 4, 5], owner=8, state=BlockState.CACHED, ref_count=0, step=1)
+    engine.frame()
+    poll(session)
+    rows = [dict(block_facts(session.mirror, block, 16).rows).get("Eviction order") for block in (3, 4, 5)]
+    assert rows == ["no. 2 of 2 blocks that may be given out", "next of 2 blocks that may be given out", None]
 
 
 def test_numbers_beside_the_cells_are_drawn_when_they_may_have_changed(engine, session, show, poll, monkeypatch):

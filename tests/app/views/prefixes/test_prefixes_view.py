@@ -324,7 +324,10 @@ def test_of_several_groups_one_is_shown_and_another_can_be_chosen(engine, make_s
     made.refresh()
     assert made.group.currentText() == "1: full attention"
     assert column(made, "Tokens") == ["32"]
-    assert made.note.text().startswith(SEVERAL_GROUPS)
+    size = engine.hello.cache.block_size
+    assert made.note.text().startswith(
+        f"{SEVERAL_GROUPS}, 32 tokens at least: blocks of {size} and 32 tokens end together there."
+    )
     made.group.setCurrentIndex(0)
     qtbot.waitUntil(lambda: column(made, "Blocks") == ["1"])
     assert column(made, "Tokens") == ["32"]

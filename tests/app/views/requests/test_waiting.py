@@ -18,6 +18,7 @@ from kvscope_app.views.requests.phase_text import phases
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_app.views.requests.waiting_text import first_waiting, num_ahead, queue_note, why_waits
 from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.request_state import WaitsFor
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame, RequestRows
 
 WAITING, RUNNING, PREEMPTED, FINISHED = range(4)
@@ -68,6 +69,21 @@ def test_who_reserves_needs_more_than_the_text_takes(busy, allocator, needed):
     busy.mirror.hello = replace(hello, cache=cache, model=model)
     wanted = f"it needs {needed} blocks" + (" in a row" if allocator != "virtual" else "")
     assert why_waits(busy.mirror, 2).startswith(wanted)
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (WaitsFor.GRAMMAR, "the grammar of its answer is being compiled"),
+        (WaitsFor.REMOTE_KV, "its KV is being loaded from elsewhere, into blocks that it holds"),
+        (WaitsFor.BLOCKS, "it needs up to 9 blocks, 4 free and 2 idle in the cache"),
+    ],
+)
+def test_what_an_engine_says_itself_of_it_comes_first(reason, words, busy):
+    requests, hello = busy.mirror.requests, busy.mirror.hello
+    requests.waits_for[requests.row_of(2)] = reason
+    busy.mirror.hello = replace(hello, capabilities=replace(hello.capabilities, engine="vllm"))
+    assert why_waits(busy.mirror, 2) == words, "what is kept back is a rule of our own engine"
 
 
 def test_as_many_run_as_may(busy):
