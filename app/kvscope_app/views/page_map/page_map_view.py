@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from PySide6.QtCore import QTimer, Signal
+from PySide6.QtCore import QSignalBlocker, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QComboBox, QHBoxLayout, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.look.icons import icon
 from kvscope_app.look.number_text import UNKNOWN, count, num_bytes, percent, plural
@@ -32,9 +32,9 @@ from kvscope_app.views.page_map.drawing.scene import Scene
 from kvscope_app.views.page_map.legend_items import may_flash, owners_in, shown_in
 from kvscope_app.views.page_map.page_map_legend import PageMapLegend
 from kvscope_app.views.page_map.usage_bar import UsageBar
-from kvscope_app.views.places import section_sizes
+from kvscope_app.views.places import group_name, section_sizes
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages.telemetry import CacheInfo
+from kvscope_telemetry.messages.telemetry import CacheInfo, KVGroup
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -74,6 +74,10 @@ class PageMapView(View):
         """What the person chose: drawn where the engine tells what it needs."""
         self._keys: Mapping[str, str] = {}
         self._modes = Segments([mode.name.capitalize() for mode in COLOR_MODES], "Colour by", gives_way=True)
+        self.group = QComboBox()
+        """Which KV group stands out; hidden where there is one."""
+        self._groups: tuple[KVGroup, ...] = ()
+        self._group_rows: npt.NDArray[np.uint32] | None = None
         self.pool_buttons = [QToolButton() for _ in range(3)]
         self._build()
         self._connect()
@@ -179,6 +183,12 @@ class PageMapView(View):
         top = QHBoxLayout()
         top.setSpacing(8)
         top.addWidget(heading, 1)
+        self.group.setAccessibleName("KV group")
+        self.group.setToolTip("Let one KV group stand out, or show all")
+        self.group.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+        self.group.setMinimumContentsLength(14)
+        self.group.hide()
+        top.addWidget(self.group)
         top.addWidget(self._modes)
         bottom = QHBoxLayout()
         bottom.setSpacing(2)
@@ -199,6 +209,7 @@ class PageMapView(View):
     def _connect(self) -> None:
         self.session.timeline.shown.connect(self._remember)
         self.session.selection_changed.connect(self._show_selection)
+        self.group.currentIndexChanged.connect(self._on_group)
         self._modes.chosen.connect(lambda index: self.set_mode(COLOR_MODES[index]))
         for button, slot in zip(self.pool_buttons, (self.zoom_out, self.zoom_in, self.fit_all), strict=True):
             button.clicked.connect(slot)
@@ -257,6 +268,8 @@ class PageMapView(View):
         numbers = self.session.selected_batch if number is None else (number,)
         held = [self._blocks_of(each) for each in numbers]
         table = np.unique(np.concatenate(held)) if held else self.session.selected_blocks
+        if table is None:
+            table = self._group_rows
         if table is not None and not table.size:
             table = None  # nothing would stand out: the map stays as bright as it is
         if table is None and self._table is None:
@@ -265,6 +278,26 @@ class PageMapView(View):
             return
         self._table = table
         self.canvas.show_span(self.scene.select(table))
+
+    def _follow_groups(self, mirror: Mirror) -> None:
+        """Offer the KV groups there are, and find the blocks of the one that is chosen."""
+        assert mirror.hello is not None, "there are blocks"
+        if mirror.hello.cache.groups != self._groups:
+            self._groups = mirror.hello.cache.groups
+            with QSignalBlocker(self.group):
+                self.group.clear()
+                self.group.addItem("All KV groups")
+                self.group.addItems([f"{number}: {group_name(group)}" for number, group in enumerate(self._groups)])
+            self.group.setVisible(len(self._groups) > 1)
+        number, ledger = self.group.currentIndex() - 1, mirror.ledger
+        holds = (ledger.state == BlockState.ACTIVE) | (ledger.state == BlockState.CACHED) if number >= 0 else None
+        rows = None if holds is None else np.flatnonzero(holds & (ledger.group == number)).astype(np.uint32)
+        self._group_rows = rows
+
+    def _on_group(self, number: int) -> None:
+        if self.session.mirror.hello is not None:
+            self._follow_groups(self.session.mirror)
+            self._show_selection()
 
     def _blocks_of(self, number: int) -> npt.NDArray[np.uint32]:
         """Blocks a request holds; of one that ended, those it left in the cache."""
@@ -284,6 +317,7 @@ class PageMapView(View):
         if mirror.hello is None or not in_sight(self):
             return
         self._last_state = state
+        self._follow_groups(mirror)
         self.canvas.show_pins(mirror.pinned)
         if mirror.capabilities.free_rows:
             self.usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_room)

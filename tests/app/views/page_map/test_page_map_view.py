@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
 from PySide6.QtGui import QImage, QWheelEvent
 from PySide6.QtWidgets import QApplication
@@ -17,6 +18,8 @@ from kvscope_app.views.page_map.page_map_view import PageMapView
 from kvscope_telemetry.ledger import BlockState, attention_units
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
+from kvscope_telemetry.messages.telemetry import KVGroup
+from kvscope_telemetry.source import Update
 
 
 @pytest.fixture
@@ -342,6 +345,26 @@ def test_facts_say_when_a_block_is_given_out(engine, session, poll):
     poll(session)
     rows = [dict(block_facts(session.mirror, block, 16).rows).get("Eviction order") for block in (3, 4, 5)]
     assert rows == ["no. 2 of 2 blocks that may be given out", "next of 2 blocks that may be given out", None]
+
+
+def test_one_kv_group_can_stand_out(engine, session, show, poll):
+    groups = (KVGroup(kind="full"), KVGroup(kind="window", window=64))
+    engine.hello = replace(engine.hello, cache=replace(engine.hello.cache, groups=groups))
+    engine.ledger.group[[4, 5]] = 1
+    engine.hold([3, 4, 5])
+    engine.source.updates.clear()
+    engine.source.updates.append(Update(snapshot=engine.snapshot()))
+    poll(session)
+    view = show(session)
+    view.draw_all()
+    assert view.group.isVisible()
+    assert [view.group.itemText(place) for place in range(3)][:2] == ["All KV groups", "0: full attention"]
+    bright = color_at(view, 3)
+    view.group.setCurrentIndex(2)
+    assert color_at(view, 3) != bright
+    assert color_at(view, 4) == bright
+    view.group.setCurrentIndex(0)
+    assert color_at(view, 3) == bright
 
 
 def test_numbers_beside_the_cells_are_drawn_when_they_may_have_changed(engine, session, show, poll, monkeypatch):
