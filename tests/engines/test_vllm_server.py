@@ -29,7 +29,7 @@ TEXTS = [f"Chapter {n}. " + " ".join(str(n * m) for m in range(20 + 17 * n)) for
 class Server:
     """`vllm serve` on a port of its own; watched where it is given an endpoint."""
 
-    def __init__(self, engines: Path, env: dict[str, str], model: Path, endpoint: str | None) -> None:
+    def __init__(self, engines: Path, env: dict[str, str], model: Path, endpoint: str | None, *more: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -39,6 +39,7 @@ class Server:
                 *(str(engines / "bin/vllm"), "serve", str(model), "--served-model-name", "default"),
                 *("--host", "127.0.0.1", "--port", str(self.port), "--num-gpu-blocks-override", "90"),
                 *options.split(),
+                *more,
             ],
             env=env | ({"KVSCOPE_INSIDE": endpoint} if endpoint else {}),
             stdout=subprocess.DEVNULL,
@@ -83,8 +84,8 @@ class Server:
 def serve(engines, engine_env, model_folder) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
-    def start(endpoint: str | None = None) -> Server:
-        servers.append(Server(engines, engine_env, model_folder, endpoint))
+    def start(endpoint: str | None = None, *more: str) -> Server:
+        servers.append(Server(engines, engine_env, model_folder, endpoint, *more))
         return servers[-1]
 
     yield start
@@ -114,6 +115,27 @@ def test_it_says_the_same_and_as_fast(serve, tmp_path):
         assert sum(1 for _ in watcher.frames(2)) > 100
     finally:
         watcher.close()
+
+
+@pytest.mark.timeout(900)
+def test_data_parallel_ranks_tell_each_for_itself(serve, tmp_path):
+    first = f"ipc://{tmp_path}/v"
+    server = serve(first, "--data-parallel-size", "2")
+    server.wait()
+    watchers = [FrameByFrame(first), FrameByFrame(f"{first}-1")]
+    try:
+        for watcher in watchers:
+            watcher.begin()
+        server.answers([f"{turn} {text}" for turn in range(3) for text in TEXTS])
+        for watcher in watchers:
+            assert sum(1 for _ in watcher.frames(2)) > 20
+        admitted = [watcher.mirror.counters.admitted for watcher in watchers]
+        assert sum(admitted) == 3 * len(TEXTS)
+        assert min(admitted) > 0
+        assert len({watcher.mirror.hello.pid for watcher in watchers}) == 2
+    finally:
+        for watcher in watchers:
+            watcher.close()
 
 
 @pytest.mark.timeout(900)

@@ -19,7 +19,7 @@ from kvscope_inside.hooks import Hooks
 MAX_NOT_READY: Final = 256
 """Requests of which is noted at each step what they wait for beside room."""
 Happened = tuple[Any, ...]
-"""A word, and what it is about: ("added", request), ("scheduled", output), …"""
+"""A word, and what it is about: ("added", request), ("scheduled", output, when), …"""
 
 
 class Note(NamedTuple):
@@ -176,7 +176,7 @@ class StepNotes:
     def _after_schedule(self, output: Any, *_: Any, **__: Any) -> None:
         now_ns = time.monotonic_ns()
         self._schedule_ns, self._scheduled_ns = now_ns - self._scheduled_ns, now_ns
-        self._happened.append(("scheduled", output))
+        self._happened.append(("scheduled", output, now_ns))
         self._is_in_step = False
 
     def _before_update(self, step: Any, outcome: Any, *_: Any, **__: Any) -> None:

@@ -203,20 +203,22 @@ class Replay:
         )
         self._by_id[request.request_id] = _Known(request, told, arrival_ns)
 
-    def _scheduled(self, step: _Step, output: Any) -> None:
+    def _scheduled(self, step: _Step, output: Any, time_ns: int) -> None:
         for new in output.scheduled_new_reqs:
-            self._started(step, new.req_id, new.block_ids, int(new.num_computed_tokens))
+            self._started(step, time_ns, new.req_id, new.block_ids, int(new.num_computed_tokens))
         cached = output.scheduled_cached_reqs
         for place, request_id in enumerate(cached.req_ids):
             blocks = cached.new_block_ids[place]
             if request_id in cached.resumed_req_ids:
-                self._started(step, request_id, blocks, int(cached.num_computed_tokens[place]))
+                self._started(step, time_ns, request_id, blocks, int(cached.num_computed_tokens[place]))
             elif blocks is not None and (known := self._by_id.get(request_id)) is not None:
                 for group, ids in enumerate(blocks):
                     if ids:
                         self._give(known, group, ids, len(known.told.tables[group]))
 
-    def _started(self, step: _Step, request_id: str, blocks: Sequence[Sequence[int]] | None, num_cached: int) -> None:
+    def _started(
+        self, step: _Step, time_ns: int, request_id: str, blocks: Sequence[Sequence[int]] | None, num_cached: int
+    ) -> None:
         known = self._by_id.get(request_id)
         if known is None:
             return
@@ -240,7 +242,7 @@ class Replay:
             known.num_loaded_tokens = 0
         data = EventData(
             kind="started",
-            waited_ns=max(0, step.time_ns - known.waits_since_ns),
+            waited_ns=max(0, time_ns - known.waits_since_ns),
             num_known_tokens=num_known,
             num_pool_blocks=max(0, num_cached // self._sizes[0] - num_loaded),
             num_loaded_blocks=num_loaded,
@@ -250,7 +252,7 @@ class Replay:
         )
         event = Event(
             kind="resumed" if returns else "admitted",
-            time_ns=step.time_ns,
+            time_ns=time_ns,
             number=told.number,
             num_blocks=sum(map(len, blocks or ())),
             num_tokens=num_cached,
