@@ -53,7 +53,7 @@ class Driven:
                 *options,
                 "--seed",
                 str(seed),
-                *(more or ("--pause-s", "0.001")),
+                *(more or ("--pause-s", "0.004")),
             ],
             env=env | {"KVSCOPE_INSIDE": endpoint},
             stdin=subprocess.PIPE,
