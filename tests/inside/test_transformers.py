@@ -1,0 +1,204 @@
+"""What is told of transformers' continuous batching is what its objects say, at each step of a real model on the CPU."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kvscope_inside import CacheState
+from kvscope_inside.hooks import Hooks
+from kvscope_inside.transformers.facts import Rows, hello_of
+from kvscope_inside.transformers.notes import StepNotes
+from kvscope_inside.transformers.replay import Replay
+from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.telemetry import Event, Frame
+
+SIZE = 4
+
+
+def tiny_model(kind: str = "full") -> Any:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+    }
+    if kind == "full":
+        return LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes)).eval()
+    layers = ["sliding_attention"] * 3 + ["full_attention"] * 2
+    config = Qwen3Config(
+        num_hidden_layers=5,
+        layer_types=layers,
+        use_sliding_window=True,
+        sliding_window=10,
+        max_window_layers=5,
+        **sizes,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+def make_manager(kind: str = "full", num_blocks: int = 40, **options: Any) -> Any:
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    model = tiny_model(kind)
+    model.set_attn_implementation("sdpa")
+    config = ContinuousBatchingConfig(page_size=SIZE, num_blocks=num_blocks, max_batch_tokens=24, **options)
+    generation = GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=7)
+    return model.init_continuous_batching(generation, config)
+
+
+class Told:
+    """A manager whose loop is turned by hand, and what is told of it."""
+
+    def __init__(self, kind: str = "full", **options: Any) -> None:
+        from transformers.generation.continuous_batching.cache_allocators.cache_allocator import compute_block_hash
+
+        self.manager = make_manager(kind, **options)
+        self.processor = self.manager.batch_processor = self.manager._create_batch_processor()
+        self.manager.current_batch = 0
+        self.failures: list[str] = []
+        self.hooks = Hooks(lambda name, error: self.failures.append(f"{name}: {error!r}"))
+        self.hello = hello_of(self.manager, self.processor, 1)
+        self.rows = Rows.of(self.processor.cache)
+        self.state = CacheState(self.hello)
+        self.hash_of = compute_block_hash
+        self.begin()
+        self.frames: list[Frame] = []
+
+    def begin(self) -> None:
+        self.notes = StepNotes(self.processor, self.hooks)
+        self.replay = Replay(self.state, self.rows, self.hash_of)
+
+    def step(self) -> list[Event]:
+        """One turn of the loop; the events of it."""
+        self.manager._generation_loop_body(self.processor, False)
+        return self.tell()
+
+    def tell(self) -> list[Event]:
+        told = []
+        while self.notes.notes:
+            self.frames.append(self.replay.apply(self.notes.notes.popleft()))
+            told += self.frames[-1].events
+        assert self.failures == []
+        assert differences(self.processor, self.state, self.rows) == []
+        return told
+
+
+def differences(processor: Any, state: CacheState, rows: Rows) -> list[str]:
+    """Of every block, table and request, between transformers' objects and what is told."""
+    return [*differing_blocks(processor.cache, state, rows), *differing_requests(processor.scheduler, state, rows)]
+
+
+def differing_blocks(cache: Any, state: CacheState, rows: Rows) -> Iterator[str]:
+    ledger, unmapped = state.ledger, (rows.num_sectors - cache.num_sectors) * rows.per_sector
+    expected: dict[int, tuple[int, int, int, int]] = dict.fromkeys(
+        range(unmapped, ledger.num_blocks), (BlockState.FREE, 0, 0, 0)
+    )
+    for group, allocator in enumerate(cache.cache_allocators.values()):
+        sectors = set(cache.pool._free_blocks[group].trees)
+        refs: dict[int, int] = dict.fromkeys(allocator.ledger.cached_blocks, 0)
+        for table in allocator.block_table.values():
+            for block in table:
+                refs[block] = refs.get(block, 0) + 1
+        sectors |= {block // allocator.blocks_per_sector for block in refs}
+        for sector in sectors:
+            for place in range(allocator.blocks_per_sector, rows.per_sector):
+                expected[sector * rows.per_sector + place] = (BlockState.UNMAPPED, 0, 0, 0)
+        free = {block for tree in cache.pool._free_blocks[group].trees.values() for block in tree}
+        if free & set(refs):
+            yield "a block is free and held"
+        for block, count in refs.items():
+            if count != (allocator.ledger.shared_ref_counts.get(block, 1) if count else 0):
+                yield f"this test counts references of {block} otherwise than transformers"
+            kind = BlockState.ACTIVE if count else BlockState.CACHED
+            (row,) = rows.of_blocks(group, [block])
+            expected[row] = (kind, count, allocator.ledger.block_to_hash.get(block, 0), group)
+    for row, (kind, count, value, group) in expected.items():
+        told = (ledger.state[row], ledger.ref_count[row], int(ledger.hash[row]))
+        if told != (kind, count, value) or (count and ledger.group[row] != group):
+            yield f"row {row} is told as {told}, not {kind, count, value}"
+        if (ledger.owner[row] == NO_OWNER) != (kind not in (BlockState.ACTIVE, BlockState.CACHED)):
+            yield f"owner of {row}: {ledger.owner[row]}"
+
+
+def differing_requests(scheduler: Any, state: CacheState, rows: Rows) -> Iterator[str]:
+    ledger, told = state.ledger, {each.info.request_id: each for each in state.requests.values()}
+    theirs = scheduler.active_requests | scheduler.waiting_requests
+    if set(told) != set(theirs):
+        yield f"requests {sorted(told)}, not {sorted(theirs)}"
+    for request_id in set(told) & set(theirs):
+        ours, their = told[request_id], theirs[request_id]
+        is_active = request_id in scheduler.active_requests
+        output = their.to_generation_output()
+        figures = (ours.info.num_prompt_tokens, ours.num_output_tokens)
+        if figures != (len(output.prompt_ids), len(output.generated_tokens)):
+            yield f"{request_id}: {figures}"
+        computed = their.position_offset if is_active else 0
+        if ours.num_computed_tokens != computed:
+            yield f"{request_id}: {ours.num_computed_tokens} computed, not {computed}"
+        if (ours.state == RequestState.RUNNING) != is_active:
+            yield f"{request_id} is {ours.state}"
+        for group, allocator in enumerate(scheduler.cache.cache_allocators.values()):
+            table = rows.of_blocks(group, allocator.block_table.get(request_id, []))
+            if ours.tables[group] != table:
+                yield f"table of {request_id}: {ours.tables[group]}, not {table}"
+            held = min(computed, getattr(allocator, "sliding_window", computed))
+            for place, row in enumerate(table):
+                if ledger.filled[row] != min(max(held - place * SIZE, 0), SIZE):
+                    yield f"{request_id} has {ledger.filled[row]} in entry {place} of {held} tokens"
+            place = held // SIZE
+            for block, (row, before) in zip(
+                allocator.block_table.get(request_id, []), zip(table, [None, *table], strict=False), strict=True
+            ):
+                if block in allocator.ledger.block_to_hash and ledger.parent[row] != (
+                    0 if before is None else ledger.hash[before]
+                ):
+                    yield f"parent of {row}"
+
+
+def drive(
+    told: Told, seed: int, num_requests: int, between: Callable[[random.Random], None] = lambda _: None
+) -> set[str]:
+    """Random requests with shared prefixes, and what is cancelled; the kinds of events that there were."""
+    chance, kinds, count = random.Random(seed), set[str](), 0
+    prefixes = [[chance.randrange(8, 96) for _ in range(40)] for _ in range(3)]
+    scheduler = told.processor.scheduler
+    while count < num_requests or scheduler.has_pending_requests():
+        if count < num_requests and chance.random() < 0.6:
+            prompt = chance.choice(prefixes)[: chance.randrange(40)] + [chance.randrange(8, 96) for _ in range(6)]
+            told.manager.add_request(prompt, request_id=f"r{count}", max_new_tokens=chance.randrange(1, 24))
+            count += 1
+        if chance.random() < 0.03 and scheduler.has_pending_requests():
+            told.manager.cancel_request(chance.choice([*scheduler.active_requests, *scheduler.waiting_requests]))
+        between(chance)
+        kinds |= {event.kind for event in told.step()}
+    return kinds
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_full_attention_is_told_as_it_is(seed: int) -> None:
+    told = Told(num_blocks=24)
+    kinds = drive(told, seed, 40)
+    assert kinds == {"admitted", "resumed", "preempted", "evicted", "finished", "aborted"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_windows_are_told_as_they_are(seed: int) -> None:
+    told = Told("window", num_blocks=24)
+    assert [(each.kind, each.window, each.num_layers) for each in told.hello.cache.groups] == [
+        ("window", 10, 3),
+        ("full", 0, 2),
+    ]
+    kinds = drive(told, seed, 40)
+    assert kinds >= {"admitted", "resumed", "preempted", "finished"}
