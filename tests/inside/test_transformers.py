@@ -1,4 +1,8 @@
-"""What is told of transformers' continuous batching is what its objects say, at each step of a real model on the CPU."""
+"""What is told of transformers' continuous batching is what its objects say, at each step of a real model on a CPU.
+
+Two of its ways need a GPU: asynchronous batching (streams) and offloading (pinned memory). The first is driven here
+without a model, its pairs of inputs being plain ones; the second has memory that is not pinned.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +52,18 @@ def tiny_model(kind: str = "full") -> Any:
     return Qwen3ForCausalLM(config).eval()
 
 
-def make_manager(kind: str = "full", num_blocks: int = 40, **options: Any) -> Any:
+def make_manager(kind: str = "full", num_blocks: int = 40, num_return_sequences: int = 1, **options: Any) -> Any:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     model = tiny_model(kind)
     model.set_attn_implementation("sdpa")
     config = ContinuousBatchingConfig(page_size=SIZE, num_blocks=num_blocks, max_batch_tokens=24, **options)
-    generation = GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=7)
+    generation = GenerationConfig(
+        max_new_tokens=8,
+        do_sample=num_return_sequences > 1,
+        eos_token_id=7,
+        num_return_sequences=num_return_sequences,
+    )
     return model.init_continuous_batching(generation, config)
 
 
@@ -75,14 +84,16 @@ class Told:
         self.hash_of = compute_block_hash
         self.begin()
         self.frames: list[Frame] = []
+        self.is_first = self.processor.use_async_batching
 
     def begin(self) -> None:
+        """Watch from now on."""
         self.notes = StepNotes(self.processor, self.hooks)
         self.replay = Replay(self.state, self.rows, self.hash_of)
 
     def step(self) -> list[Event]:
         """One turn of the loop; the events of it."""
-        self.manager._generation_loop_body(self.processor, False)
+        self.is_first = self.manager._generation_loop_body(self.processor, self.is_first) and self.is_first
         return self.tell()
 
     def tell(self) -> list[Event]:
@@ -193,6 +204,64 @@ def test_full_attention_is_told_as_it_is(seed: int) -> None:
     assert kinds == {"admitted", "resumed", "preempted", "evicted", "finished", "aborted"}
 
 
+class PlainPairs:
+    """In the place of transformers' ContinuousBatchingAsyncIOs, which needs streams of a device: batches are prepared
+    one ahead, as there, and tokens are random."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.pairs, self.current = (make(), make()), 0
+        self.compute_stream, self.random = None, random.Random(5)
+
+    def prepare_batch_tensors(self, **options: Any) -> None:
+        self.pairs[self.current].prepare_batch_tensors(**options)
+
+    def run(self, model: Any) -> None:
+        self.current = 1 - self.current
+
+    def prepare_batch_update(self) -> tuple[list[Any], list[int], None]:
+        batch = self.pairs[self.current].requests_in_batch
+        return batch, [self.random.randrange(7, 96) for each in batch if each.has_new_token], None
+
+
+@pytest.mark.parametrize("kind", ["full", "window"])
+def test_batches_that_are_prepared_ahead_are_told_as_they_are(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.generation.continuous_batching import continuous_api
+
+    plain = continuous_api.ContinuousBatchingIOs
+    monkeypatch.setattr(
+        continuous_api, "ContinuousBatchingAsyncIOs", lambda **options: PlainPairs(lambda: plain(**options))
+    )
+    told = Told(kind, num_blocks=24, use_async_batching=True)
+    monkeypatch.setattr(told.processor, "_generation_step", told.processor.inputs_and_outputs.run)
+    assert drive(told, 3, 40) >= {"admitted", "resumed", "preempted", "finished"}
+
+
+def test_blocks_that_go_to_host_memory_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *sizes, pin_memory=False, **options: empty(*sizes, **options))
+    told = Told(num_blocks=24, cpu_offload_space=0.001)
+    drive(told, 4, 40)
+    events = [event for frame in told.frames for event in frame.events]
+    preempted = next(event for event in events if event.kind == "preempted")
+    assert "swapped to a lower tier" in preempted.cause
+    resumed = next(event for event in events if event.kind == "resumed")
+    assert "loaded from lower tiers" in resumed.cause
+    assert told.state.totals["swapped_blocks"] == told.state.totals["loaded_blocks"] > 0
+
+
+def test_forks_share_the_blocks_of_their_parent() -> None:
+    told = Told(num_blocks=60, num_return_sequences=3)
+    told.manager.add_request(list(range(10, 31)), "a", max_new_tokens=6)
+    while not told.processor.scheduler.active_requests or told.processor.has_pending_requests():
+        told.step()
+    forks = [event for frame in told.frames for event in frame.events if event.number > 1 and event.kind == "admitted"]
+    assert [(event.number, event.other, event.num_blocks) for event in forks] == [(2, 1, 5), (3, 1, 5)]
+    assert "forked from request #1" in forks[0].cause
+    assert told.state.totals["finished"] == 3
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_windows_are_told_as_they_are(seed: int) -> None:
     told = Told("window", num_blocks=24)
@@ -202,3 +271,39 @@ def test_windows_are_told_as_they_are(seed: int) -> None:
     ]
     kinds = drive(told, seed, 40)
     assert kinds >= {"admitted", "resumed", "preempted", "finished"}
+
+
+def test_one_begins_to_watch_in_the_middle() -> None:
+    for kind in ("full", "window"):
+        told = Told(kind, num_blocks=24)
+        chance = random.Random(1)
+        told.hooks.remove()
+        for count in range(12):
+            told.manager.add_request([chance.randrange(8, 96) for _ in range(20)], f"first{count}", max_new_tokens=9)
+        for _ in range(20):
+            told.manager._generation_loop_body(told.processor, False)
+        assert told.processor.has_pending_requests()
+        told.hooks.are_on = True
+        told.state = CacheState(told.hello)
+        told.begin()
+        told.tell()
+        drive(told, 2, 20)
+        assert told.state.totals["finished"] > 20
+
+
+def test_a_reset_for_a_next_session_ends_requests_and_keeps_prefixes() -> None:
+    told = Told(num_blocks=60)
+    prompt = list(range(10, 40))
+    told.manager.add_request(prompt, "a", max_new_tokens=20)
+    told.manager.add_request(prompt[::-1], "b", max_new_tokens=2)
+    while not told.state.totals["finished"]:
+        told.step()
+    assert told.manager._create_batch_processor() is told.processor
+    assert [event.cause for event in told.tell()] == [
+        "the generation loop began anew after 2 tokens; 8 blocks released"
+    ]
+    told.manager.add_request(prompt, "c", max_new_tokens=2)
+    (admitted,) = told.step()
+    assert admitted.num_tokens == 28
+    told.processor.cache.reset()
+    told.notes.flush()

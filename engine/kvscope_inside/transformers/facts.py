@@ -36,10 +36,10 @@ RESERVED_SECTORS: Final = 2
 class Rows:
     """Which row of the ledger a block is.
 
-    transformers cuts its memory into sectors and gives each to one group while that needs it; a group has as many blocks
-    in a sector as fit. Rows are those of the group with the most: `per_sector` of them are a sector, in the order of
-    memory. A group of larger blocks uses the first rows of its sectors, and there is no memory of their own behind the
-    others.
+    transformers cuts its memory into sectors and gives each to one group while that needs it; a group has as many
+    blocks in a sector as fit. Rows are those of the group with the most: `per_sector` of them are a sector, in the
+    order of memory. A group of larger blocks uses the first rows of its sectors, and the others have no memory of
+    their own.
     """
 
     blocks_per_sector: tuple[int, ...]

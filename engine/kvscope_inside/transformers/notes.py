@@ -1,5 +1,5 @@
-"""Notes what transformers' continuous batching does, on the thread that generates: a tuple for each thing that happened,
-and at the end of each step how the blocks stand that were touched.
+"""Notes what transformers' continuous batching does, on the thread that generates: a tuple for each thing that
+happened, and at the end of each step how the blocks stand that were touched.
 
 Owns the hooks and what is read of transformers' objects. It copies a block table only where transformers itself walks
 through one, reads no device and waits for nothing; all else is made of the notes by another thread (`replay`).

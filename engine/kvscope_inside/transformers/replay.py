@@ -78,8 +78,8 @@ class _Step:
 
 
 class Replay:
-    """Changes `state` by notes, in their order. `rows`: which row a block is; `hash_of`: as transformers makes a block's
-    hash of the one before it and its tokens."""
+    """Changes `state` by notes, in their order. `rows`: which row a block is; `hash_of`: as transformers makes a
+    block's hash of the one before it and its tokens."""
 
     def __init__(self, state: CacheState, rows: Rows, hash_of: Callable[[int | None, list[int]], int]) -> None:
         self.state = state

@@ -4,8 +4,8 @@
         manager.start()
         ...
 
-Owns their life. A manager makes a cache when its loop starts, and lets go of it when it is stopped: each cache is told as
-an engine of its own, from its making on, or from where it stands when somebody begins to watch.
+Owns their life. A manager makes a cache when its loop starts, and lets go of it when it is stopped: each cache is told
+as an engine of its own, from its making on, or from where it stands when somebody begins to watch.
 """
 
 from __future__ import annotations
