@@ -7,9 +7,11 @@ without a model, its pairs of inputs being plain ones; the second has memory tha
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvscope_inside import CacheState
@@ -20,6 +22,8 @@ from kvscope_inside.transformers.replay import Replay
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event, Frame
+from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.mirror import Mirror
 
 SIZE = 4
 
@@ -80,107 +84,109 @@ class Told:
         self.hooks = Hooks(lambda name, error: self.failures.append(f"{name}: {error!r}"))
         self.hello = hello_of(self.manager, self.processor, 1)
         self.rows = Rows.of(self.processor.cache)
-        self.state = CacheState(self.hello)
         self.hash_of = compute_block_hash
-        self.begin()
+        self.begin(CacheState(self.hello))
         self.frames: list[Frame] = []
         self.is_first = self.processor.use_async_batching
 
-    def begin(self) -> None:
+    def begin(self, state: CacheState) -> None:
         """Watch from now on."""
+        self.state, self.mirror = state, Mirror()
+        self.mirror.apply(coalesce([], snapshot=state.snapshot()))
         self.notes = StepNotes(self.processor, self.hooks)
         self.replay = Replay(self.state, self.rows, self.hash_of)
 
     def step(self) -> list[Event]:
         """One turn of the loop; the events of it."""
-        self.is_first = self.manager._generation_loop_body(self.processor, self.is_first) and self.is_first
+        if self.is_first:  # a batch is ahead from then on, and steps are told as they end
+            self.is_first = self.manager._generation_loop_body(self.processor, True)
+            return []
+        self.manager._generation_loop_body(self.processor, False)
         return self.tell()
 
     def tell(self) -> list[Event]:
         told = []
         while self.notes.notes:
             self.frames.append(self.replay.apply(self.notes.notes.popleft()))
+            self.mirror.apply(coalesce([self.frames[-1]]))
             told += self.frames[-1].events
         assert self.failures == []
-        assert differences(self.processor, self.state, self.rows) == []
+        assert differences(self.processor, self.mirror, self.rows) == []
         return told
 
 
-def differences(processor: Any, state: CacheState, rows: Rows) -> list[str]:
-    """Of every block, table and request, between transformers' objects and what is told."""
-    return [*differing_blocks(processor.cache, state, rows), *differing_requests(processor.scheduler, state, rows)]
+def differences(processor: Any, mirror: Mirror, rows: Rows) -> list[str]:
+    """Of every block, table and request, between transformers' objects and a mirror."""
+    found = [*differing_blocks(processor.cache, mirror, rows), *differing_requests(processor.scheduler, mirror, rows)]
+    counts = mirror.counters.num_running, mirror.counters.num_waiting
+    if counts != (len(processor.scheduler.active_requests), len(processor.scheduler.waiting_requests)):
+        found.append(f"{counts} run and wait")
+    return found
 
 
-def differing_blocks(cache: Any, state: CacheState, rows: Rows) -> Iterator[str]:
-    ledger, unmapped = state.ledger, (rows.num_sectors - cache.num_sectors) * rows.per_sector
-    expected: dict[int, tuple[int, int, int, int]] = dict.fromkeys(
-        range(unmapped, ledger.num_blocks), (BlockState.FREE, 0, 0, 0)
-    )
+def differing_blocks(cache: Any, mirror: Mirror, rows: Rows) -> Iterator[str]:
+    ledger, reserved = mirror.ledger, (rows.num_sectors - cache.num_sectors) * rows.per_sector
+    expected = dict.fromkeys(range(reserved), (BlockState.UNMAPPED, 0, 0, 0))
+    expected |= dict.fromkeys(range(reserved, ledger.num_blocks), (BlockState.FREE, 0, 0, 0))
     for group, allocator in enumerate(cache.cache_allocators.values()):
-        sectors = set(cache.pool._free_blocks[group].trees)
-        refs: dict[int, int] = dict.fromkeys(allocator.ledger.cached_blocks, 0)
-        for table in allocator.block_table.values():
-            for block in table:
-                refs[block] = refs.get(block, 0) + 1
-        sectors |= {block // allocator.blocks_per_sector for block in refs}
-        for sector in sectors:
-            for place in range(allocator.blocks_per_sector, rows.per_sector):
-                expected[sector * rows.per_sector + place] = (BlockState.UNMAPPED, 0, 0, 0)
+        refs = Counter(block for table in allocator.block_table.values() for block in table)
+        refs.update(dict.fromkeys(allocator.ledger.cached_blocks, 0))
         free = {block for tree in cache.pool._free_blocks[group].trees.values() for block in tree}
-        if free & set(refs):
-            yield "a block is free and held"
+        sectors = {block // allocator.blocks_per_sector for block in free | set(refs)}
+        assert not free & set(refs), "transformers has a block that is free and held"
+        expected |= dict.fromkeys(rows.unused(group, sorted(sectors)), (BlockState.UNMAPPED, 0, 0, 0))
         for block, count in refs.items():
-            if count != (allocator.ledger.shared_ref_counts.get(block, 1) if count else 0):
-                yield f"this test counts references of {block} otherwise than transformers"
+            assert count == (allocator.ledger.shared_ref_counts.get(block, 1) if count else 0), "counted as there"
             kind = BlockState.ACTIVE if count else BlockState.CACHED
             (row,) = rows.of_blocks(group, [block])
             expected[row] = (kind, count, allocator.ledger.block_to_hash.get(block, 0), group)
-    for row, (kind, count, value, group) in expected.items():
-        told = (ledger.state[row], ledger.ref_count[row], int(ledger.hash[row]))
-        if told != (kind, count, value) or (count and ledger.group[row] != group):
-            yield f"row {row} is told as {told}, not {kind, count, value}"
-        if (ledger.owner[row] == NO_OWNER) != (kind not in (BlockState.ACTIVE, BlockState.CACHED)):
-            yield f"owner of {row}: {ledger.owner[row]}"
+    for row, truth in expected.items():
+        told = (ledger.state[row], ledger.ref_count[row], int(ledger.hash[row]), ledger.group[row])
+        if told != truth:
+            yield f"row {row} is told as {told}, not {truth}"
+        if (ledger.owner[row] == NO_OWNER) != (truth[0] not in (BlockState.ACTIVE, BlockState.CACHED)):
+            yield f"row {row} has the owner {ledger.owner[row]}"
 
 
-def differing_requests(scheduler: Any, state: CacheState, rows: Rows) -> Iterator[str]:
-    ledger, told = state.ledger, {each.info.request_id: each for each in state.requests.values()}
+def differing_requests(scheduler: Any, mirror: Mirror, rows: Rows) -> Iterator[str]:
+    requests, ledger = mirror.requests, mirror.ledger
     theirs = scheduler.active_requests | scheduler.waiting_requests
+    unfinished = np.flatnonzero(requests.state != RequestState.FINISHED).tolist()
+    told = {requests.request_ids[row]: row for row in unfinished}
     if set(told) != set(theirs):
         yield f"requests {sorted(told)}, not {sorted(theirs)}"
     for request_id in set(told) & set(theirs):
-        ours, their = told[request_id], theirs[request_id]
-        is_active = request_id in scheduler.active_requests
-        output = their.to_generation_output()
-        figures = (ours.info.num_prompt_tokens, ours.num_output_tokens)
-        if figures != (len(output.prompt_ids), len(output.generated_tokens)):
-            yield f"{request_id}: {figures}"
+        row, their, is_active = told[request_id], theirs[request_id], request_id in scheduler.active_requests
+        number, output = int(requests.number[row]), their.to_generation_output()
         computed = their.position_offset if is_active else 0
-        if ours.num_computed_tokens != computed:
-            yield f"{request_id}: {ours.num_computed_tokens} computed, not {computed}"
-        if (ours.state == RequestState.RUNNING) != is_active:
-            yield f"{request_id} is {ours.state}"
+        truth = (len(output.prompt_ids), len(output.generated_tokens), computed, is_active)
+        figures = (
+            requests.num_prompt_tokens[row],
+            requests.num_output_tokens[row],
+            requests.num_computed_tokens[row],
+            requests.state[row] == RequestState.RUNNING,
+        )
+        if figures != truth:
+            yield f"{request_id}: {figures}, not {truth}"
         for group, allocator in enumerate(scheduler.cache.cache_allocators.values()):
-            table = rows.of_blocks(group, allocator.block_table.get(request_id, []))
-            if ours.tables[group] != table:
-                yield f"table of {request_id}: {ours.tables[group]}, not {table}"
+            blocks = allocator.block_table.get(request_id, [])
+            table = rows.of_blocks(group, blocks)
+            if requests.table(number, group).tolist() != table:
+                yield f"table of {request_id}: {requests.table(number, group)}, not {table}"
             held = min(computed, getattr(allocator, "sliding_window", computed))
-            for place, row in enumerate(table):
-                if ledger.filled[row] != min(max(held - place * SIZE, 0), SIZE):
-                    yield f"{request_id} has {ledger.filled[row]} in entry {place} of {held} tokens"
-            place = held // SIZE
-            for block, (row, before) in zip(
-                allocator.block_table.get(request_id, []), zip(table, [None, *table], strict=False), strict=True
-            ):
-                if block in allocator.ledger.block_to_hash and ledger.parent[row] != (
-                    0 if before is None else ledger.hash[before]
-                ):
-                    yield f"parent of {row}"
+            filled = [min(max(held - place * SIZE, 0), SIZE) for place in range(len(table))]
+            if ledger.filled[table].tolist() != filled:
+                yield f"{request_id} has {ledger.filled[table]} of {filled} slots"
+            for at, block in enumerate(blocks):
+                parent = allocator.ledger.block_to_hash.get(blocks[at - 1], 0) if at else 0
+                if block in allocator.ledger.block_to_hash:
+                    if ledger.parent[table[at]] != parent:
+                        yield f"parent of row {table[at]}"
+                elif "#" not in request_id and ledger.ref_count[table[at]] == 1 and ledger.owner[table[at]] != number:
+                    yield f"row {table[at]} is of {number} alone, not of {ledger.owner[table[at]]}"
 
 
-def drive(
-    told: Told, seed: int, num_requests: int, between: Callable[[random.Random], None] = lambda _: None
-) -> set[str]:
+def drive(told: Told, seed: int, num_requests: int, *, cancels: bool = True) -> set[str]:
     """Random requests with shared prefixes, and what is cancelled; the kinds of events that there were."""
     chance, kinds, count = random.Random(seed), set[str](), 0
     prefixes = [[chance.randrange(8, 96) for _ in range(40)] for _ in range(3)]
@@ -190,9 +196,8 @@ def drive(
             prompt = chance.choice(prefixes)[: chance.randrange(40)] + [chance.randrange(8, 96) for _ in range(6)]
             told.manager.add_request(prompt, request_id=f"r{count}", max_new_tokens=chance.randrange(1, 24))
             count += 1
-        if chance.random() < 0.03 and scheduler.has_pending_requests():
+        if cancels and chance.random() < 0.03 and scheduler.has_pending_requests():
             told.manager.cancel_request(chance.choice([*scheduler.active_requests, *scheduler.waiting_requests]))
-        between(chance)
         kinds |= {event.kind for event in told.step()}
     return kinds
 
@@ -233,7 +238,8 @@ def test_batches_that_are_prepared_ahead_are_told_as_they_are(kind: str, monkeyp
     )
     told = Told(kind, num_blocks=24, use_async_batching=True)
     monkeypatch.setattr(told.processor, "_generation_step", told.processor.inputs_and_outputs.run)
-    assert drive(told, 3, 40) >= {"admitted", "resumed", "preempted", "finished"}
+    # cancelling a request of a batch that is ahead ends transformers' loop by a KeyError in mark_complete_blocks
+    assert drive(told, 3, 40, cancels=False) >= {"admitted", "resumed", "preempted", "finished"}
 
 
 def test_blocks_that_go_to_host_memory_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,18 +254,17 @@ def test_blocks_that_go_to_host_memory_are_not_computed_again(monkeypatch: pytes
     assert "swapped to a lower tier" in preempted.cause
     resumed = next(event for event in events if event.kind == "resumed")
     assert "loaded from lower tiers" in resumed.cause
-    assert told.state.totals["swapped_blocks"] == told.state.totals["loaded_blocks"] > 0
+    assert told.state.totals["swapped_blocks"] >= told.state.totals["loaded_blocks"] > 0
 
 
 def test_forks_share_the_blocks_of_their_parent() -> None:
     told = Told(num_blocks=60, num_return_sequences=3)
     told.manager.add_request(list(range(10, 31)), "a", max_new_tokens=6)
-    while not told.processor.scheduler.active_requests or told.processor.has_pending_requests():
+    while told.state.totals["finished"] < 3:
         told.step()
     forks = [event for frame in told.frames for event in frame.events if event.number > 1 and event.kind == "admitted"]
     assert [(event.number, event.other, event.num_blocks) for event in forks] == [(2, 1, 5), (3, 1, 5)]
     assert "forked from request #1" in forks[0].cause
-    assert told.state.totals["finished"] == 3
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -284,8 +289,7 @@ def test_one_begins_to_watch_in_the_middle() -> None:
             told.manager._generation_loop_body(told.processor, False)
         assert told.processor.has_pending_requests()
         told.hooks.are_on = True
-        told.state = CacheState(told.hello)
-        told.begin()
+        told.begin(CacheState(told.hello))
         told.tell()
         drive(told, 2, 20)
         assert told.state.totals["finished"] > 20
@@ -299,9 +303,9 @@ def test_a_reset_for_a_next_session_ends_requests_and_keeps_prefixes() -> None:
     while not told.state.totals["finished"]:
         told.step()
     assert told.manager._create_batch_processor() is told.processor
-    assert [event.cause for event in told.tell()] == [
-        "the generation loop began anew after 2 tokens; 8 blocks released"
-    ]
+    (aborted,) = told.tell()
+    assert "the generation loop began anew after" in aborted.cause
+    assert aborted.num_blocks == 8
     told.manager.add_request(prompt, "c", max_new_tokens=2)
     (admitted,) = told.step()
     assert admitted.num_tokens == 28

@@ -91,8 +91,7 @@ class StepNotes:
             self._happened.append(("sectors", group, sorted(sectors)))
         for state in (*self._scheduler.waiting_requests.values(), *self._scheduler.active_requests.values()):
             self._happened.append(("added", state))
-        for request_id, state in self._scheduler.active_requests.items():
-            self._happened.append(("ran before", request_id, state.position_offset, len(state.generated_tokens)))
+        self._happened += [("ran before", request_id) for request_id in self._scheduler.active_requests]
         for group, allocator in enumerate(self._allocators):
             for request_id, table in allocator.block_table.items():
                 self._happened.append(("gave", group, request_id, 0, table[:]))

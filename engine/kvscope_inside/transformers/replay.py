@@ -156,13 +156,13 @@ class Replay:
             arrival_ns=arrival_ns,
             max_tokens=int(theirs.max_new_tokens or 0),
         )
-        self._by_id[theirs.request_id] = _Known(theirs, told, arrival_ns)
+        known = self._by_id[theirs.request_id] = _Known(theirs, told, arrival_ns)
+        told.num_output_tokens = known.num_earlier_tokens + len(theirs.generated_tokens)  # before anybody watched
+        known.last_token_ns = step.time_ns if told.num_output_tokens else 0
 
-    def _ran_before(self, step: _Step, request_id: str, num_computed: int, num_generated: int) -> None:
+    def _ran_before(self, step: _Step, request_id: str) -> None:
         """It runs since before anybody watched."""
-        known = self._by_id[request_id]
-        known.has_started, known.last_token_ns = True, step.time_ns if num_generated else 0
-        known.told.num_output_tokens = known.num_earlier_tokens + num_generated
+        self._by_id[request_id].has_started = True
 
     def _sectors(self, step: _Step, group: int, sectors: list[int]) -> None:
         """They are a group's from now on."""

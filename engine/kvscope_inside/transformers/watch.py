@@ -155,7 +155,8 @@ class _CacheWatch:
         state = CacheState(hello)
         module = import_module("transformers.generation.continuous_batching.cache_allocators.cache_allocator")
         self._replay = Replay(state, Rows.of(processor.cache), module.compute_block_hash)
-        self._detokenizer = Detokenizer(str(getattr(manager.model.config, "_name_or_path", "")))
+        name = str(getattr(manager.model.config, "_name_or_path", "") or "")
+        self._detokenizer = Detokenizer(name)
         address = parse_bind_address(endpoint)
         is_keyed = isinstance(address, TcpAddress) and not address.is_loopback
         self._publisher = Publisher(
@@ -164,7 +165,7 @@ class _CacheWatch:
             keys=KeyRing(default_keys_folder(), warn=log().warning) if is_keyed else None,
             record=record,
             contents=self._replay.contents,
-            texts=self._detokenizer.texts,
+            texts=self._detokenizer.texts if name else None,
             memory=lambda: memory_of(manager.model, processor, hello.epoch),
             tell=log().warning,
         )
