@@ -278,6 +278,17 @@ def test_windows_are_told_as_they_are(seed: int) -> None:
     assert kinds >= {"admitted", "resumed", "preempted", "finished"}
 
 
+def test_rows_are_in_the_order_of_memory() -> None:
+    told = Told("window", num_blocks=24)
+    cache = told.processor.cache
+    assert (told.rows.blocks_per_sector, told.rows.per_sector) == ((2, 3), 3)
+    for group, allocator in enumerate(cache.cache_allocators.values()):
+        for block in range(allocator.num_blocks):
+            (row,) = told.rows.of_blocks(group, [block])
+            sector, offset = divmod(block * allocator.bytes_per_block, cache.bytes_per_sector)
+            assert divmod(row, 3) == (sector, offset // allocator.bytes_per_block)
+
+
 def test_one_begins_to_watch_in_the_middle() -> None:
     for kind in ("full", "window"):
         told = Told(kind, num_blocks=24)

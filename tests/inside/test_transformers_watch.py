@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from tests.engines.watching import FrameByFrame, wait_for
-from tests.inside.test_transformers import differences, make_manager
+from tests.inside.test_transformers import differences, make_manager, tiny_model
 
 import kvscope_inside
 from kvscope_inside.transformers import notes
@@ -169,3 +169,24 @@ def test_importing_it_imports_neither_torch_nor_transformers() -> None:
     code = "import kvscope_inside, sys; kvscope_inside.watch; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_the_example_runs_as_it_is_printed(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/guide/inside-other-engines.md").read_text()
+    (tmp_path / "batches.py").write_text(page.split("```python\n")[1].split("```")[0])
+    tiny_model().save_pretrained(tmp_path / "model")
+    record = tmp_path / "run.mcap"
+    command = [
+        sys.executable,
+        str(tmp_path / "batches.py"),
+        str(tmp_path / "model"),
+        f"ipc://{tmp_path}/e",
+        str(record),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 40
+    info = Recording.open(record).info
+    assert info.hello.cache.block_size == 16
+    assert info.hello.model.name == "model"
+    assert info.num_frames > 50
