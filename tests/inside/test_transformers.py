@@ -289,6 +289,31 @@ def test_rows_are_in_the_order_of_memory() -> None:
             assert divmod(row, 3) == (sector, offset // allocator.bytes_per_block)
 
 
+@pytest.mark.parametrize("kind", ["full", "window"])
+def test_tokens_of_blocks_are_known(kind: str) -> None:
+    told, chance, num_known = Told(kind, num_blocks=60), random.Random(2), 0
+    for count in range(6):
+        told.manager.add_request([chance.randrange(8, 96) for _ in range(11)], f"r{count}", max_new_tokens=14)
+    told.step()
+    while told.processor.has_pending_requests():
+        for request_id, theirs in told.processor.scheduler.active_requests.items():
+            text, computed = theirs.initial_tokens + theirs.generated_tokens, theirs.position_offset
+            for group, allocator in enumerate(told.processor.cache.cache_allocators.values()):
+                window = getattr(allocator, "sliding_window", 10**6)
+                table = told.rows.of_blocks(group, allocator.block_table[request_id])
+                for place, content in enumerate(told.replay.contents(table)):
+                    slots = [(content.start + at) % window for at in range(len(content.token_ids))]
+                    assert slots == list(range(place * SIZE, place * SIZE + len(slots)))
+                    assert list(content.token_ids) == text[content.start : content.start + len(slots)]
+                    assert not slots or max(0, computed - window) <= content.start <= computed - len(slots)
+                    num_known += len(slots)
+        told.step()
+    assert num_known > 500
+    if kind == "full":
+        (cached, *_) = np.flatnonzero(told.mirror.ledger.state == BlockState.CACHED).tolist()
+        assert len(told.replay.contents([cached])[0].token_ids) == SIZE
+
+
 def test_one_begins_to_watch_in_the_middle() -> None:
     for kind in ("full", "window"):
         told = Told(kind, num_blocks=24)

@@ -4,6 +4,7 @@ afterwards."""
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 import subprocess
@@ -22,7 +23,7 @@ from tests.inside.test_transformers import differences, make_manager, tiny_model
 import kvscope_inside
 from kvscope_inside.transformers import notes
 from kvscope_inside.transformers.facts import Rows
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.errors import BadInput, EndpointInUse
 from kvscope_telemetry.messages.commands import GetBlockText
 from kvscope_telemetry.recordings.reader import Recording
 
@@ -154,7 +155,7 @@ def test_a_hook_that_raises_ends_ours_and_generation_goes_on(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("ours")
 
-    log = kvscope_inside.transformers.watch.log()
+    log = logging.getLogger("transformers.kvscope")
     monkeypatch.setattr(log, "error", lambda form, *about, **_: lines.append(form % about))
     watch = kvscope_inside.watch(manager, endpoint)
     monkeypatch.setattr(notes.StepNotes, name, broken)
@@ -163,6 +164,27 @@ def test_a_hook_that_raises_ends_ours_and_generation_goes_on(
     assert re.search("kvscope stopped watching: RuntimeError in .*: ours; generation goes on", lines[0])
     assert "stop" not in vars(manager)
     watch.close()
+
+
+def test_an_endpoint_that_is_taken_leaves_the_manager_as_it_was(endpoint: str) -> None:
+    first, second = make_manager(num_blocks=40), make_manager(num_blocks=40)
+    with kvscope_inside.watch(first, endpoint):
+        expected = answers(first)
+        answers(second)
+        before = set(vars(second))
+        with pytest.raises(EndpointInUse):
+            kvscope_inside.watch(stopped(second), endpoint)
+        assert set(vars(second)) == before
+        assert not {"update_batch", "prepare_next_batch"} & set(vars(second.batch_processor))
+        assert list(answers(second).values()) == list(expected.values())
+        first.stop()
+        second.stop()
+
+
+def stopped(manager: Any) -> Any:
+    """One that keeps its cache for a next session."""
+    manager.stop(keep_for_next_session=True)
+    return manager
 
 
 def test_importing_it_imports_neither_torch_nor_transformers() -> None:

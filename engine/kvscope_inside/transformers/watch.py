@@ -159,17 +159,21 @@ class _CacheWatch:
         self._detokenizer = Detokenizer(name)
         address = parse_bind_address(endpoint)
         is_keyed = isinstance(address, TcpAddress) and not address.is_loopback
-        self._publisher = Publisher(
-            endpoint,
-            state,
-            keys=KeyRing(default_keys_folder(), warn=log().warning) if is_keyed else None,
-            record=record,
-            contents=self._replay.contents,
-            texts=self._detokenizer.texts if name else None,
-            memory=lambda: memory_of(manager.model, processor, hello.epoch),
-            tell=log().warning,
-        )
-        self._notes = StepNotes(processor, self._hooks)
+        try:
+            self._notes = StepNotes(processor, self._hooks)
+            self._publisher = Publisher(
+                endpoint,
+                state,
+                keys=KeyRing(default_keys_folder(), warn=log().warning) if is_keyed else None,
+                record=record,
+                contents=self._replay.contents,
+                texts=self._detokenizer.texts if name else None,
+                memory=lambda: memory_of(manager.model, processor, hello.epoch),
+                tell=log().warning,
+            )
+        except BaseException:
+            self._hooks.remove()
+            raise
         if self._hooks.missing:
             missing = ", ".join(self._hooks.missing)
             line = f"this version of transformers does not have {missing}: what they tell is unknown"
