@@ -206,6 +206,10 @@ def drive(told: Told, seed: int, num_requests: int, *, cancels: bool = True) -> 
 def test_full_attention_is_told_as_it_is(seed: int) -> None:
     told = Told(num_blocks=24)
     kinds = drive(told, seed, 40)
+    totals, events = told.state.totals, [event for frame in told.frames for event in frame.events]
+    admitted = [event.number for event in events if event.kind == "admitted"]
+    assert len(admitted) == len(set(admitted)) == totals["admitted"]
+    assert 30 < totals["finished"] <= totals["admitted"] <= 40 == totals["finished"] + totals["aborted"]
     assert kinds == {"admitted", "resumed", "preempted", "evicted", "finished", "aborted"}
 
 

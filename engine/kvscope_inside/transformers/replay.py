@@ -38,6 +38,9 @@ class _Known:
     told: KnownRequest
     waits_since_ns: int
     has_started: bool = False
+    """Since it began to wait."""
+    was_admitted: bool = False
+    """At any time: one that found a prefix may be preempted before it runs."""
     num_hit_tokens: int = 0
     """Found in the prefix cache, since it began to wait."""
     num_released: int = 0
@@ -162,7 +165,8 @@ class Replay:
 
     def _ran_before(self, step: _Step, request_id: str) -> None:
         """It runs since before anybody watched."""
-        self._by_id[request_id].has_started = True
+        known = self._by_id[request_id]
+        known.has_started = known.was_admitted = True
 
     def _sectors(self, step: _Step, group: int, sectors: list[int]) -> None:
         """They are a group's from now on."""
@@ -224,7 +228,7 @@ class Replay:
     def _started(self, step: _Step, known: _Known, num_there: int) -> None:
         told, num_prompt = known.told, known.told.info.num_prompt_tokens
         num_known = num_prompt + told.num_output_tokens
-        returns = told.num_preemptions > 0
+        returns = known.was_admitted
         if returns:
             self.state.count(restored_tokens=num_there, recomputed_tokens=max(0, num_known - num_there))
         else:
@@ -253,7 +257,8 @@ class Replay:
                 data=data,
             )
         )
-        known.has_started, told.state, told.num_computed_tokens = True, RequestState.RUNNING, known.num_hit_tokens
+        known.has_started = known.was_admitted = True
+        told.state, told.num_computed_tokens = RequestState.RUNNING, known.num_hit_tokens
         self.state.touch(told)
 
     def _shared(self, step: _Step, group: int, request_id: str, blocks: list[int], copied: list[int]) -> None:
@@ -278,7 +283,7 @@ class Replay:
                 max_tokens=parent.info.max_tokens,
                 index=int(request_id.rpartition("#")[2]) + 1,
             )
-            known = self._by_id[request_id] = _Known(None, told, step.began_ns, has_started=True)
+            known = self._by_id[request_id] = _Known(None, told, step.began_ns, has_started=True, was_admitted=True)
         return known
 
     def _forked(self, step: _Step, parent: Any, request_id: str, place: int, num_computed: int) -> None:
