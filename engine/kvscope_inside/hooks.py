@@ -64,6 +64,34 @@ class Hooks:
         self.put(owner, name, hooked)
         return True
 
+    def around(self, owner: Any, name: str, look: Callable[..., Any], note: Note) -> bool:
+        """`look(*args, **kwargs)` before each call, and `note(seen, result, *args, **kwargs)` after it with what that
+        returned."""
+        original = getattr(owner, name, None)
+        if original is None:
+            self.missing.append(name)
+            return False
+
+        @functools.wraps(original)
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            if not self.are_on:
+                return original(*args, **kwargs)
+            seen = None
+            try:
+                seen = look(*args, **kwargs)
+            except Exception as error:
+                self.fail(name, error)
+            result = original(*args, **kwargs)
+            if self.are_on:
+                try:
+                    note(seen, result, *args, **kwargs)
+                except Exception as error:
+                    self.fail(name, error)
+            return result
+
+        self.put(owner, name, hooked)
+        return True
+
     def put(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
         """Put a function in the place of a method, until `remove`; it only calls on while not `are_on`."""
         own = vars(owner).get(name)

@@ -106,6 +106,7 @@ class Publisher:
             keyless=keyless,
             on_published=self._recorder.record if self._recorder is not None else None,
         )
+        self._give_state()
         self._ready.set()
         self._sockets.publish(state.hello)
         self._devices = DeviceWatch(state.hello, memory, self._sockets.publish, pid=memory_pid)

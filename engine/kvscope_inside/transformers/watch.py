@@ -1,0 +1,216 @@
+"""Watches transformers' continuous batching in one's own Python: hooks, the thread that tells, and the sockets.
+
+    with kvscope_inside.watch(manager):
+        manager.start()
+        ...
+
+Owns their life. A manager makes a cache when its loop starts, and lets go of it when it is stopped: each cache is told
+as an engine of its own, from its making on, or from where it stands when somebody begins to watch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import os
+import secrets
+import threading
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, Self
+
+from kvscope_inside.detokenizer import Detokenizer
+from kvscope_inside.hooks import Hooks
+from kvscope_inside.publisher import Publisher
+from kvscope_inside.transformers.facts import Rows, hello_of, memory_of
+from kvscope_inside.transformers.notes import StepNotes
+from kvscope_inside.transformers.replay import Replay
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.keys.key_ring import KeyRing, default_keys_folder
+from kvscope_telemetry.messages.telemetry import Event
+from kvscope_telemetry.sockets.bind_address import TcpAddress, default_endpoint, parse_bind_address
+from kvscope_telemetry.state.cache_state import CacheState
+
+ENDPOINT: Final = "KVSCOPE_INSIDE"
+"""Where to tell, unless `watch` is given an endpoint."""
+NAP_S: Final = 0.004
+"""Between two looks for notes."""
+MAX_NOTES: Final = 10_000
+"""That wait to be told: more, and telling has stopped, so noting ends too."""
+_NEEDED: Final = ("_create_batch_processor", "_generation_loop_body", "stop", "join")
+
+
+def watch(manager: Any, endpoint: str = "", record: str | os.PathLike[str] | None = None) -> Watch:
+    """Tell from now on what a `ContinuousBatchingManager` of transformers does, on `endpoint`, or the one in
+    KVSCOPE_INSIDE, or the one that a desktop attaches to by default. With `record` it is in a file as well.
+
+    Ends by `close`, or as a context. Raises BadInput for what is no such manager and for an endpoint that will not do,
+    and EndpointInUse where there is a cache already.
+    """
+    address = endpoint or os.environ.get(ENDPOINT) or default_endpoint()
+    parse_bind_address(address)
+    if not all(hasattr(manager, name) for name in _NEEDED):
+        raise BadInput(f"{type(manager).__name__} is not watched: a ContinuousBatchingManager of transformers 5.23 is")
+    return Watch(manager, address, Path(record) if record else None)
+
+
+def log() -> logging.Logger:
+    """transformers' log, where its users look."""
+    return logging.getLogger("transformers.kvscope")
+
+
+class Watch:
+    """Runs until `close`, or the first exception of ours."""
+
+    def __init__(self, manager: Any, endpoint: str, record: Path | None) -> None:
+        self.endpoint = endpoint
+        """What a desktop attaches to."""
+        self._manager, self._record = manager, record
+        self._hooks = Hooks(self._fail)
+        self._cache: _CacheWatch | None = None
+        self._num_caches = 0
+        self._keeps_cache = self._is_closed = False
+        hooks = self._hooks
+        hooks.after(manager, "_create_batch_processor", lambda processor: self._made(processor))
+        self._stop_form = inspect.signature(manager.stop)
+        hooks.before(manager, "stop", self._stops)
+        hooks.after(manager, "join", lambda *_, **__: self._let_go())
+        hooks.after(manager, "stop", lambda *_, **__: self._let_go())
+        processor = manager.batch_processor
+        if processor is None:
+            return
+        if manager.is_running():
+            hooks.before(manager, "_generation_loop_body", lambda processor, *_, **__: self._made(processor))
+            return
+        try:
+            self._begin(processor)
+        except BaseException:
+            hooks.remove()
+            raise
+
+    def close(self, reason: str = "") -> None:
+        """transformers is as it was, and whoever watches is told. Idempotent."""
+        self._is_closed = True
+        self._hooks.remove()
+        cache, self._cache = self._cache, None
+        if cache is not None:
+            cache.close(reason)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # On threads of the manager's.
+
+    def _made(self, processor: Any) -> None:
+        """It has a cache, an old one or a new one."""
+        if self._cache is None or not self._cache.is_of(processor):
+            self._begin(processor)
+
+    def _begin(self, processor: Any) -> None:
+        if self._cache is not None:
+            self._cache.close()
+        self._num_caches += 1
+        record = self._record
+        if record is not None and self._num_caches > 1:
+            record = record.with_stem(f"{record.stem}-{self._num_caches}")
+        self._cache = _CacheWatch(self._manager, processor, self.endpoint, record, self._fail)
+        log().info("kvscope: this cache can be seen by kvscope --attach %s", self.endpoint)
+
+    def _stops(self, *args: Any, **kwargs: Any) -> None:
+        self._keeps_cache = bool(self._stop_form.bind(*args, **kwargs).arguments.get("keep_for_next_session"))
+
+    def _let_go(self) -> None:
+        """It stops. Unless it keeps its cache for a next session, nothing of ours may keep that in memory."""
+        if self._cache is not None and not self._keeps_cache and not self._manager.is_running():
+            self._cache.close()
+            self._cache = None
+
+    def _fail(self, name: str, error: Exception) -> None:
+        """On the thread where it happened, which may be the one that generates."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        reason = f"kvscope stopped watching: {type(error).__name__} in {name}: {error}"
+        log().error("kvscope: %s; generation goes on", reason, exc_info=bool(os.environ.get("KVSCOPE_DEBUG")))
+        threading.Thread(target=self._end, args=(reason,), name="kvscope-inside-end", daemon=True).start()
+
+    def _end(self, reason: str) -> None:
+        with contextlib.suppress(Exception):
+            self.close(reason)
+
+
+class _CacheWatch:
+    """Of one batch processor and its cache."""
+
+    def __init__(self, manager: Any, processor: Any, endpoint: str, record: Path | None, fail: Any) -> None:
+        self._processor = processor
+        self._closing = threading.Event()
+        self._hooks = Hooks(fail)
+        hello = hello_of(manager, processor, secrets.randbits(48))
+        state = CacheState(hello)
+        module = import_module("transformers.generation.continuous_batching.cache_allocators.cache_allocator")
+        self._replay = Replay(state, Rows.of(processor.cache), module.compute_block_hash)
+        name = str(getattr(manager.model.config, "_name_or_path", "") or "")
+        self._detokenizer = Detokenizer(name)
+        address = parse_bind_address(endpoint)
+        is_keyed = isinstance(address, TcpAddress) and not address.is_loopback
+        try:
+            self._notes = StepNotes(processor, self._hooks)
+            self._publisher = Publisher(
+                endpoint,
+                state,
+                keys=KeyRing(default_keys_folder(), warn=log().warning) if is_keyed else None,
+                record=record,
+                contents=self._replay.contents,
+                texts=self._detokenizer.texts if name else None,
+                memory=lambda: memory_of(manager.model, processor, hello.epoch),
+                tell=log().warning,
+            )
+        except BaseException:
+            self._hooks.remove()
+            raise
+        if self._hooks.missing:
+            missing = ", ".join(self._hooks.missing)
+            line = f"this version of transformers does not have {missing}: what they tell is unknown"
+            state.add_event(Event(kind="note", time_ns=time.monotonic_ns(), cause=line))
+            log().warning("kvscope: %s", line)
+        self._thread = threading.Thread(target=self._run, name="kvscope-inside", daemon=True)
+        self._thread.start()
+
+    def is_of(self, processor: Any) -> bool:
+        """Whether it is this one's."""
+        return self._processor is processor
+
+    def close(self, reason: str = "") -> None:
+        """What was noted is told before the goodbye. Idempotent."""
+        self._hooks.remove()
+        self._closing.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=1.0)
+        self._publisher.close(reason)
+        self._detokenizer.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.wait(NAP_S):
+                self._tell()
+            self._tell()
+        except Exception as error:
+            self._hooks.fail("the thread that tells", error)
+
+    def _tell(self) -> None:
+        notes, publisher = self._notes.notes, self._publisher
+        publisher.step_started_ns = self._notes.step_started_ns
+        if not notes:
+            return
+        if len(notes) > MAX_NOTES:
+            raise RuntimeError(f"{len(notes)} steps wait to be told")
+        with publisher.telling():
+            while notes:
+                publisher.publish(self._replay.apply(notes.popleft()))
+            self._replay.state.totals["messages_dropped"] = publisher.messages_dropped
