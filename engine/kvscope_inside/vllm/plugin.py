@@ -8,6 +8,8 @@ import logging
 import os
 from typing import Any, Final
 
+from kvscope_inside.announcement import announce
+
 ENDPOINT: Final = "KVSCOPE_INSIDE"
 """Where to tell: ipc:///PATH, or tcp://HOST:PORT (keys are needed outside loopback)."""
 RECORD: Final = "KVSCOPE_RECORD"
@@ -24,6 +26,7 @@ def load() -> None:
     if getattr(Scheduler, _HOOKED, False):
         return
     setattr(Scheduler, _HOOKED, True)
+    announce(os.environ[ENDPOINT])
     original = Scheduler.__init__
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -60,6 +60,8 @@ class EngineReading:
     graphs_bytes: int | None = None
     started_s: float | None = None
     """When the server's process began, seconds since 1970."""
+    inside: str = ""
+    """Where kvscope tells of this engine from inside it (`kvscope_inside`); empty where it does not say so."""
     latencies: dict[str, Cumulative] = field(default_factory=dict)
     """By the kind that `Histogram` has."""
     figures: tuple[MetricFigure, ...] = ()

@@ -6,6 +6,7 @@ Owns the thread, the pace, and the pauses after a failure, which double. What an
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -27,6 +28,10 @@ PAUSES_S: Final = (1.0, 30.0)
 """After a failure, then twice as long each time."""
 ASK_FACTS_AGAIN_S: Final = 300.0
 _OF_ALL: Final = "process_start_time_seconds"
+_INSIDE: Final = "kvscope_inside_info"
+"""Says where kvscope tells from inside the engine (`kvscope_inside/announcement.py`)."""
+_ENDPOINT: Final = re.compile(r"(ipc|tcp)://[\w./:\[\]-]{1,200}")
+"""As it is shown to a person, who may copy it into a shell."""
 """A metric of whatever program has Prometheus' client."""
 _END_S: Final = 1.0
 
@@ -133,14 +138,15 @@ class Scraper:
             raise ProtocolError("it is a web page, not metrics")
         page = Page(
             body.decode("utf-8", errors="replace"),
-            (*[each.metrics_prefix for each in engines.ENGINES], *engine.other_prefixes, _OF_ALL),
+            (*[each.metrics_prefix for each in engines.ENGINES], *engine.other_prefixes, _OF_ALL, _INSIDE),
             rank=(engine.rank_label, address.rank),
             replicas=engine.replica_labels,
             model=address.model,
         )
         if not page.has(engine.metrics_prefix):
             raise ProtocolError(self._why_none(page))
-        return engine.read(page)
+        said = page.label("endpoint", _INSIDE)
+        return replace(engine.read(page), inside=said if _ENDPOINT.fullmatch(said) else "")
 
     def _why_none(self, page: Page) -> str:
         other = next((each for each in engines.ENGINES if page.has(each.metrics_prefix)), None)

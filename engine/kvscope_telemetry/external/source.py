@@ -62,7 +62,7 @@ class ExternalSource(PromptedSource):
         self._heard_ns = self._num_batches = 0
         self._silence = Silence()
         self._begun_ns = time.monotonic_ns()
-        self._failure = ""
+        self._failure = self._inside = ""
         self._scraper = scraper(address)
         self._events = EventPart(address)
         self._thread = threading.Thread(target=self._run, name="kvscope-external", daemon=True)
@@ -115,6 +115,7 @@ class ExternalSource(PromptedSource):
         scraped = self._scraper.take_scraped()
         if scraped is not None:
             self._events.learn(scraped.facts)
+            self._inside = scraped.reading.inside
             self._silence.look(scraped.reading, self._num_batches, now_ns)
             translator.read(scraped.reading, scraped.facts, now_ns, are_events_live=self._events.is_live)
         if self._may_take_events(now_ns):
@@ -154,6 +155,7 @@ class ExternalSource(PromptedSource):
                 are_restarts_doubtful=self._translator.restarts.are_doubtful,
                 events_option=self._address.engine.events_option,
                 are_events_missing=self._silence.is_told,
+                inside=self._inside,
             )
         )
 
@@ -181,10 +183,18 @@ class AttachedParts:
     """With which its server reports them."""
     are_events_missing: bool = False
     """Tokens flow, and none comes."""
+    inside: str = ""
+    """Where it is told from inside, too."""
 
 
 def status_of_parts(parts: AttachedParts) -> tuple[SourceState, str]:
     """State, and why in words; empty where all is well and known."""
+    state, why = _state_of_parts(parts)
+    inside = f"its blocks and requests are told from inside: kvscope --attach {parts.inside}" if parts.inside else ""
+    return state, _joined(inside, why)
+
+
+def _state_of_parts(parts: AttachedParts) -> tuple[SourceState, str]:
     metrics, events = parts.metrics_why, _events_why(parts)
     if parts.is_refused:
         return SourceState.REFUSED, metrics

@@ -11,6 +11,7 @@ import pytest
 from tests.telemetry.external.conftest import FakeServer, until
 from tests.telemetry.external.pages import VllmPage, sglang_page
 
+from kvscope_inside.announcement import announce
 from kvscope_telemetry.external.readings import EngineReading
 from kvscope_telemetry.external.source import AttachedParts, ExternalSource, Silence, status_of_parts
 from kvscope_telemetry.external.vllm import VLLM
@@ -77,6 +78,17 @@ def test_a_vllm_is_mirrored(server: FakeServer, publisher: KvEventPublisher, att
     until(source, lambda: set(cached(source)) == {11, 12, 13})
     publisher.publish([AllBlocksCleared()])
     until(source, lambda: not cached(source) and not cached(source, Tier.HOST))
+
+
+@pytest.mark.parametrize("endpoint", ["ipc:///tmp/kvscope-vllm", "$(rm -rf ~)"])
+def test_who_is_told_from_inside_too_says_where(endpoint: str, server: FakeServer, attach: Attach) -> None:
+    page = VllmPage()
+    announce(endpoint, page.registry)
+    server.tell("/metrics", page.text())
+    source = attach(f"vllm://127.0.0.1:{server.port}")
+    until(source, lambda: source.status.state is SourceState.LIVE)
+    words = f"told from inside: kvscope --attach {endpoint};"
+    assert (words in source.status.reason) == endpoint.startswith("ipc")
 
 
 def test_texts_are_told_by_row(server: FakeServer, publisher: KvEventPublisher, attach: Attach) -> None:
