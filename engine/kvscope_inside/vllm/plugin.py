@@ -8,10 +8,8 @@ import logging
 import os
 from typing import Any, Final
 
-ENDPOINT: Final = "KVSCOPE_INSIDE"
-"""Where to tell: ipc:///PATH, or tcp://HOST:PORT (keys are needed outside loopback)."""
-RECORD: Final = "KVSCOPE_RECORD"
-"""A file for a recording, beside."""
+from kvscope_inside.endpoints import ENDPOINT, RECORD
+
 _HOOKED: Final = "_kvscope_is_hooked"
 
 
