@@ -121,10 +121,10 @@ class StepNotes:
         hooks.before(scheduler, "on_idle", self._idles)
         hooks.after(scheduler, "_add_request_to_queue", self._added)
         hooks.after(scheduler, "send_abort_output", self._aborted)
-        hooks.after(scheduler, "flush_cache", self._flushed)
         hooks.before(table, "alloc", self._before_rows)
         hooks.after(table, "alloc", self._got_rows)
         hooks.before(table, "free", self._gives_row)
+        hooks.after(cache, "reset", self._flushed)
         for name in ("_evict", "evict"):  # all ways of evicting, or the one of older trees
             if hasattr(cache, name):
                 hooks.after(cache, name, self._evicted)
@@ -186,11 +186,10 @@ class StepNotes:
             self._has_moved = True
             self._happened.append(("evicted", -(-num_tokens // self._page_size)))
 
-    def _flushed(self, was_flushed: Any, *_: Any, **__: Any) -> None:
-        if was_flushed:
-            self._leaving, self._gone, self._has_moved = [], [], True
-            self._holders.clear()
-            self._happened.append(("flushed",))
+    def _flushed(self, *_: Any, **__: Any) -> None:
+        self._leaving, self._gone, self._has_moved = [], [], True
+        self._holders.clear()
+        self._happened.append(("flushed",))
 
     # Rows of the table.
 
