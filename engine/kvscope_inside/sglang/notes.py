@@ -38,11 +38,12 @@ class Row(NamedTuple):
     request: Any
     first: int
     end: int
-    num_pages: int
     published: int
     """The first so many are in the radix tree."""
     num_tokens: int
     """Whose KV is in pages, or soon will be."""
+    is_last: bool = False
+    """It ended, and gets no other row."""
 
 
 class Pages(NamedTuple):
@@ -210,7 +211,8 @@ class StepNotes:
         kv = request.kv
         published = int(kv.cache_protected_len) // self._page_size
         first = min(holder.known, holder.published, published)
-        self._leaving.append((Row(request, first, published, published, published, 0), int(kv.req_pool_idx)))
+        row = Row(request, first, published, published, 0, request.finished_reason is not None)
+        self._leaving.append((row, int(kv.req_pool_idx)))
         self._has_moved = True
 
     def _gather_leaving(self) -> None:
@@ -238,7 +240,7 @@ class StepNotes:
             place, num_tokens = kv.req_pool_idx, kv.kv_committed_len
             if place is None:  # a session keeps its row
                 del self._holders[key]
-                self._gone.append(Row(holder.request, 0, 0, 0, 0, 0))
+                self._gone.append(Row(holder.request, 0, 0, 0, 0))
                 continue
             published, end = kv.cache_protected_len // size, -(-kv.kv_allocated_len // size)
             first = holder.known
@@ -251,7 +253,7 @@ class StepNotes:
                 continue
             left -= end - first
             spans.append(Span(place, first, end))
-            rows.append(Row(holder.request, first, end, end, published, num_tokens))
+            rows.append(Row(holder.request, first, end, published, num_tokens))
             holder.known, holder.published, holder.num_tokens = end, published, num_tokens
         if spans:
             self._reader.gather(spans)

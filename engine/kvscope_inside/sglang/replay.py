@@ -335,7 +335,7 @@ class Replay:
             ids, known = next(spans), self._by_object.get(id(row.request))
             if known is not None and known.theirs is row.request:
                 self._hold(step, known, row, ids)
-                self._give_up(known)
+                self._give_up(known, row.is_last)
         for row in pages.rows:
             ids, known = next(spans), self._by_object.get(id(row.request))
             if known is not None and known.theirs is row.request:
@@ -382,9 +382,9 @@ class Replay:
         hits = self.state.ledger.prefix_hits[ids].astype(np.uint32) + 1
         self.state.set_blocks(ids, prefix_hits=np.minimum(hits, _MAX_U2))
 
-    def _give_up(self, known: _Known) -> None:
+    def _give_up(self, known: _Known, is_last: bool) -> None:
         """Its row is another's, from now on."""
-        if known.has_ended:
+        if known.has_ended and is_last:
             self._forget(id(known.theirs))
             return
         self._refs[known.table] -= 1
@@ -408,7 +408,8 @@ class Replay:
             free = free | ~hashed  # some of these are in tables that come with the next copy
         state = np.where(refs > 0, BlockState.ACTIVE, np.where(free, BlockState.FREE, BlockState.CACHED))
         state[0] = BlockState.UNMAPPED
-        changed = np.flatnonzero((state != ledger.state) | (refs != ledger.ref_count))
+        is_stale = (state == BlockState.FREE) & (ledger.owner != NO_OWNER)  # given out and freed between two copies
+        changed = np.flatnonzero((state != ledger.state) | (refs != ledger.ref_count) | is_stale)
         are_free = state[changed] == BlockState.FREE
         freed, others = changed[are_free], changed[~are_free]
         had = ledger.hash[freed]
