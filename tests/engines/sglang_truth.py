@@ -19,6 +19,7 @@ def load() -> None:
 
 
 def made(_: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    from kvscope_inside.sglang import notes
     from kvscope_inside.sglang.notes import StepNotes
 
     path = Path(os.environ["KVSCOPE_TRUTH"])
@@ -34,6 +35,7 @@ def made(_: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
                 file.write(line)
 
     StepNotes._note = noted
+    notes.COPIES_PER_S = int(os.environ.get("KVSCOPE_TRUTH_COPIES") or notes.COPIES_PER_S)
     breaking = os.environ.get("KVSCOPE_BREAKING")
     if breaking:
         break_hook(StepNotes, breaking)

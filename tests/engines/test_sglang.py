@@ -223,12 +223,23 @@ def work(server: Server, seed: int) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("loop", ["--disable-overlap-schedule", "overlap"])
-def test_each_row_is_what_sglang_has(page_size, loop, serve, tmp_path):
+@pytest.mark.parametrize(
+    ("page_size", "loop", "copies_per_s"),
+    [
+        (1, "--disable-overlap-schedule", 20),
+        (1, "overlap", 20),
+        (1, "overlap", 1),
+        (16, "--disable-overlap-schedule", 20),
+        (16, "overlap", 20),
+        (16, "overlap", 1),
+    ],
+)
+def test_each_row_is_what_sglang_has(page_size, loop, copies_per_s, serve, tmp_path):
+    """With few copies a second much happens between two; steps without a GPU take longer than the usual time."""
     options = ["--page-size", str(page_size), "--max-total-tokens", "640", "--chunked-prefill-size", "64"]
     options += ["--max-running-requests", "8", "--schedule-conservativeness", "0.1"]
-    server = serve(tmp_path, *options, *([loop] if loop != "overlap" else []))
+    more = [loop] if loop != "overlap" else []
+    server = serve(tmp_path, *options, *more, KVSCOPE_TRUTH_COPIES=str(copies_per_s))
     server.wait()
     watcher, wrong, kinds, compared, rows = FrameByFrame(server.endpoint), [], set(), 0, 0
     try:
@@ -250,11 +261,10 @@ def test_each_row_is_what_sglang_has(page_size, loop, serve, tmp_path):
                 if len(wrong) > 10:
                     break
             working.result()
-        print(
-            json.dumps({"page size": page_size, "loop": loop, "moments": compared, "rows": rows, "wrong": len(wrong)})
-        )
+        figures = {"page size": page_size, "loop": loop, "copies a second": copies_per_s}
+        print(json.dumps(figures | {"moments": compared, "rows": rows, "wrong": len(wrong)}))
         assert not wrong, "\n".join(wrong[:12])
-        assert compared > 50
+        assert compared > (50 if copies_per_s > 1 else 10)
         assert {"admitted", "resumed", "preempted", "evicted", "finished", "note"} <= kinds
         totals = watcher.mirror.counters
         assert totals.cached_tokens > 0

@@ -98,6 +98,8 @@ class StepNotes:
         self.notes: deque[Note] = deque()
         self.scheduler = scheduler
         self.step_started_ns = 0
+        self.no_copy_before_ns = 0
+        """Whoever takes the notes asks for a rest: telling of a copy takes the interpreter from the scheduler."""
         self._reader, self._between_steps = reader, between_steps
         self._page_size = int(full_allocator(scheduler).page_size)
         self._happened: list[Happened] = []
@@ -158,10 +160,10 @@ class StepNotes:
         self._commits_ns = time.monotonic_ns()
 
     def _after_results(self, result: Any, batch: Any, *_: Any, **__: Any) -> None:
-        ran, ours = None, set(map(id, batch.reqs))
+        ran = None
         while self._launched and ran is None:
             ran = self._launched.popleft()
-            if ran.requests and not ours & set(map(id, ran.requests)):
+            if ran.requests and batch.reqs and ran.requests[0] is not batch.reqs[0]:
                 ran = None  # its results never came
         self._has_moved = True
         self._note(ran)
@@ -265,7 +267,8 @@ class StepNotes:
         now_ns = time.monotonic_ns()
         happened, self._happened = self._happened, []
         pages, requests = None, ran.requests if ran is not None else []
-        if self._has_moved and (is_idle or now_ns - self._copied_ns >= 1_000_000_000 // COPIES_PER_S):
+        due_ns = max(self._copied_ns + 1_000_000_000 // COPIES_PER_S, self.no_copy_before_ns)
+        if self._has_moved and (is_idle or now_ns >= due_ns):
             pages = self._pages()
             self._copied_ns = now_ns
         self.notes.append(

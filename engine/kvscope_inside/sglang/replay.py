@@ -56,10 +56,31 @@ class _Known:
     num_hits: int = 0
     """Pages of its table that it found cached, and how many of them were counted."""
     num_hits_counted: int = 0
-    table: Ids = field(default_factory=lambda: np.empty(0, np.int64))
-    """As it was read last."""
+    num_filled: int = 0
+    """Tokens that its pages held when they were read last."""
+    table: Ids = field(default_factory=lambda: np.empty(64, np.int64))
+    """As it was read last, `num_pages` of it; the rest is room."""
+    num_pages: int = 0
     sums: Hashes = field(default_factory=lambda: np.empty(0, np.uint64))
     """`text_sums` at the end of each page."""
+
+    @property
+    def pages(self) -> Ids:
+        """Its table."""
+        return self.table[: self.num_pages]
+
+    def put(self, first: int, ids: Ids) -> None:
+        """From entry `first` on the table is `ids`, unless what is before was never read."""
+        if first > self.num_pages:
+            return
+        self.num_pages = first + ids.size
+        if self.num_pages > self.table.size:
+            self.table = np.concatenate((self.table, np.empty(self.num_pages, np.int64)))
+        self.table[first : self.num_pages] = ids
+
+    def forget_pages(self) -> None:
+        """It has none any more."""
+        self.num_pages = self.num_filled = 0
 
 
 @dataclass(slots=True)
@@ -93,6 +114,10 @@ class Replay:
         self._texts: dict[int, Any] = {}
         """By number: tokens of requests that ended, of which pages are left."""
         self._num_ended = 0
+        self._free = np.ones(num_rows, bool)
+        """As it was read last."""
+        self._undecided: Ids = np.empty(0, np.int64)
+        """Neither free nor in a table that was read so far."""
         self._evicted_at: OrderedDict[int, int] = OrderedDict()
 
     def apply(self, note: Note) -> Frame:
@@ -236,7 +261,7 @@ class Replay:
         for key in [key for key, known in self._by_object.items() if known.has_ended]:
             self._forget(key)
         for known in self._by_object.values():
-            known.table, known.sums = known.table[:0], known.sums[:0]
+            known.forget_pages()
         self._refs[:] = 0
         self._texts.clear()
         self._evicted_at.clear()
@@ -281,8 +306,8 @@ class Replay:
         """It ended and has no row any more."""
         self._ended.pop(key, None)
         known = self._by_object.pop(key, None)
-        if known is not None and known.table.size:
-            self._refs[known.table] -= 1
+        if known is not None:
+            self._refs[known.pages] -= 1
 
     # How things stand after it.
 
@@ -329,96 +354,126 @@ class Replay:
     def _pages(self, step: _Step, pages: Pages) -> None:
         entries, free = pages.copy.entries(), pages.copy.free()
         pages.copy.done()
-        ends = np.cumsum([row.end - row.first for row in (*pages.gone, *pages.rows)], dtype=np.int64)
-        spans = iter(np.split(entries, ends[:-1]) if ends.size else ())
+        num_gone = sum(row.end - row.first for row in pages.gone)
+        at = 0
         for row in pages.gone:
-            ids, known = next(spans), self._by_object.get(id(row.request))
+            ids, at = entries[at : at + row.end - row.first], at + row.end - row.first
+            known = self._by_object.get(id(row.request))
             if known is not None and known.theirs is row.request:
-                self._hold(step, known, row, ids)
-                self._give_up(known, row.is_last)
-        for row in pages.rows:
-            ids, known = next(spans), self._by_object.get(id(row.request))
-            if known is not None and known.theirs is row.request:
-                self._hold(step, known, row, ids)
-                self._fill(known, row)
+                self._hold(step, [(known, row)], ids)
+                self._give_up(step, known, row.is_last)
+        found = [(self._by_object.get(id(row.request)), row) for row in pages.rows]
+        held = [(known, row) for known, row in found if known is not None and known.theirs is row.request]
+        if len(held) < len(found):
+            ends = np.cumsum([row.end - row.first for _, row in found])
+            parts = np.split(entries[num_gone:], ends[:-1])
+            entries = np.concatenate([part for part, (known, _) in zip(parts, found, strict=True) if known is not None])
+            num_gone = 0
+        self._hold(step, held, entries[num_gone:])
+        self._fill(held)
         self._states(step, free, pages.is_whole)
-        if step.used:
-            used = np.unique(np.concatenate(step.used))
-            self.state.set_blocks(used[self.state.ledger.state[used] != BlockState.FREE], last_used_step=step.number)
 
-    def _hold(self, step: _Step, known: _Known, row: Row, ids: Ids) -> None:
-        """Pages of a table, from entry `first` on, and which of them the tree has."""
-        if row.first > known.table.size:
-            return  # what was between could not be read
-        ledger, number = self.state.ledger, known.told.number
-        gone, known.table = known.table[row.first :], np.concatenate((known.table[: row.first], ids))
-        self._refs[gone] -= 1
-        self._refs[ids] += 1
-        step.used += [gone, ids]
-        if not known.has_ended and known.told.state == RequestState.RUNNING:
-            known.told.set_table(ids.tolist(), 0, row.first)
-            self.state.touch(known.told)
-        hashes = self._hashes(known, row.published)
-        own = np.zeros(ids.size, np.uint64)
-        parents = np.zeros(ids.size, np.uint64)
-        num_published = max(0, min(row.published, row.end) - row.first)
-        own[:num_published] = hashes[row.first : row.first + num_published]
-        before = hashes[max(0, row.first - 1) : row.first + num_published - 1] if num_published else hashes[:0]
-        parents[num_published - before.size : num_published] = before
-        had = ledger.hash[ids]
-        self._lost(step, ids[(had != 0) & (had != own)], had[(had != 0) & (had != own)])
-        are_kept = (own != 0) & (had == own) & (ledger.owner[ids] != NO_OWNER)
-        new, places = ids[~are_kept], np.arange(row.first, row.end)
-        self._places[new] = places[~are_kept]
-        self.state.set_blocks(new, owner=number, prefix_hits=0)
-        self.state.set_blocks(ids, hash=own, parent=parents)
-        self.state.set_blocks(ids[:num_published], filled=self._size)
-        if known.num_hits > known.num_hits_counted:
-            self._count_hits(known)
+    def _hold(self, step: _Step, held: Sequence[tuple[_Known, Row]], entries: Ids) -> None:
+        """Pages of tables, from entry `first` of each on, and which of them the tree has."""
+        if not held:
+            return
+        ledger = self.state.ledger
+        counts = np.array([row.end - row.first for _, row in held])
+        firsts = np.array([row.first for _, row in held])
+        starts = np.cumsum(counts) - counts
+        places = np.arange(entries.size) - np.repeat(starts - firsts, counts)
+        own, parents = np.zeros(entries.size, np.uint64), np.zeros(entries.size, np.uint64)
+        tails: list[Ids] = []
+        texts, begins = entries.tolist(), starts.tolist()
+        for (known, row), begin, count in zip(held, begins, counts.tolist(), strict=True):
+            end = begin + count
+            if row.first < known.num_pages:
+                tails.append(known.table[row.first : known.num_pages].copy())
+            known.put(row.first, entries[begin:end])
+            if not known.has_ended and known.told.state == RequestState.RUNNING:
+                known.told.set_table(texts[begin:end], 0, row.first)
+                self.state.touch(known.told)
+            num_published = min(row.published, row.end) - row.first
+            if num_published > 0:
+                hashes = self._hashes(known, row.published)
+                own[begin : begin + num_published] = hashes[row.first : row.first + num_published]
+                before = hashes[max(0, row.first - 1) : row.first + num_published - 1]
+                parents[begin + num_published - before.size : begin + num_published] = before
+        np.add.at(self._refs, entries, 1)
+        if tails:
+            np.subtract.at(self._refs, np.concatenate(tails), 1)
+        step.used += [*tails, entries]
+        had = ledger.hash[entries]
+        are_lost = (had != 0) & (had != own)
+        self._lost(step, entries[are_lost], had[are_lost])
+        are_new = (own == 0) | (had != own) | (ledger.owner[entries] == NO_OWNER)
+        new = entries[are_new]
+        self._places[new] = places[are_new]
+        numbers = np.repeat([known.told.number for known, _ in held], counts)
+        self.state.set_blocks(new, owner=numbers[are_new], prefix_hits=0)
+        self.state.set_blocks(entries, hash=own, parent=parents)
+        self.state.set_blocks(entries[own != 0], filled=self._size)
+        for known, _ in held:
+            if known.num_hits > known.num_hits_counted:
+                self._count_hits(known)
 
     def _count_hits(self, known: _Known) -> None:
-        end = min(known.num_hits, known.table.size)
+        end = min(known.num_hits, known.num_pages)
         ids, known.num_hits_counted = known.table[known.num_hits_counted : end], end
         hits = self.state.ledger.prefix_hits[ids].astype(np.uint32) + 1
         self.state.set_blocks(ids, prefix_hits=np.minimum(hits, _MAX_U2))
 
-    def _give_up(self, known: _Known, is_last: bool) -> None:
+    def _give_up(self, step: _Step, known: _Known, is_last: bool) -> None:
         """Its row is another's, from now on."""
+        step.used.append(known.pages.copy())
         if known.has_ended and is_last:
             self._forget(id(known.theirs))
-            return
-        self._refs[known.table] -= 1
-        known.table, known.sums = known.table[:0], known.sums[:0]
+        else:
+            self._refs[known.pages] -= 1
+            known.forget_pages()
 
-    def _fill(self, known: _Known, row: Row) -> None:
+    def _fill(self, held: Sequence[tuple[_Known, Row]]) -> None:
         """Slots that hold tokens: those of the tree's pages are all full."""
-        first = min(row.first, max(0, known.table.size - 1), row.published)
-        last = known.told.num_computed_tokens
-        first = min(first, last // self._size) if row.first >= known.table.size else first
-        places = np.arange(max(first, row.published), known.table.size)
-        filled = np.clip(row.num_tokens - places * self._size, 0, self._size)
-        self.state.set_blocks(known.table[places], filled=filled)
+        size = self._size
+        ids: list[Ids] = []
+        begins: list[int] = []
+        for known, row in held:
+            begin = max(min(row.first, known.num_filled // size), row.published)
+            begins.append(begin)
+            ids.append(known.table[begin : known.num_pages])
+            known.num_filled = row.num_tokens
+        if not ids:
+            return
+        counts = np.array([each.size for each in ids])
+        places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - np.array(begins), counts)
+        lengths = np.repeat([row.num_tokens for _, row in held], counts)
+        self.state.set_blocks(np.concatenate(ids), filled=np.clip(lengths - places * size, 0, size))
 
     def _states(self, step: _Step, free: npt.NDArray[np.bool_] | None, is_whole: bool) -> None:
-        ledger, refs = self.state.ledger, self._refs
-        hashed = ledger.hash != 0
+        """Of pages that were freed or given out since the last copy, and those of tables that changed."""
+        ledger = self.state.ledger
+        changed = [*step.used, self._undecided]
         if free is None:
-            free = ~hashed
-        elif not is_whole:
-            free = free | ~hashed  # some of these are in tables that come with the next copy
-        state = np.where(refs > 0, BlockState.ACTIVE, np.where(free, BlockState.FREE, BlockState.CACHED))
-        state[0] = BlockState.UNMAPPED
-        is_stale = (state == BlockState.FREE) & (ledger.owner != NO_OWNER)  # given out and freed between two copies
-        changed = np.flatnonzero((state != ledger.state) | (refs != ledger.ref_count) | is_stale)
-        are_free = state[changed] == BlockState.FREE
-        freed, others = changed[are_free], changed[~are_free]
+            free = ledger.hash == 0
+        changed.append(np.flatnonzero(free != self._free))
+        self._free = free
+        ids = np.unique(np.concatenate(changed))
+        ids = ids[ids >= self.state.hello.cache.num_reserved_blocks]
+        refs, is_free = self._refs[ids], free[ids]
+        if not is_whole:  # some of these are in tables that come with the next copy
+            is_undecided = ~is_free & (refs == 0) & (ledger.hash[ids] == 0)
+            self._undecided, is_free = ids[is_undecided], is_free | is_undecided
+        else:
+            self._undecided = ids[:0]
+        is_free &= refs == 0
+        freed, others = ids[is_free], ids[~is_free]
         had = ledger.hash[freed]
         self._lost(step, freed[had != 0], had[had != 0])
         self.state.free_blocks(freed)
-        self.state.set_blocks(others, state=state[others], ref_count=refs[others])
-        cached = others[state[others] == BlockState.CACHED]
-        self.state.set_blocks(cached, filled=self._size)
-        step.used.append(cached)
+        others_refs = refs[~is_free]
+        state = np.where(others_refs > 0, BlockState.ACTIVE, BlockState.CACHED)
+        self.state.set_blocks(others, state=state, ref_count=others_refs, last_used_step=step.number)
+        self.state.set_blocks(others[others_refs == 0], filled=self._size)
 
     def _lost(self, step: _Step, ids: Ids, hashes: Hashes) -> None:
         """These held cached prefixes, and do not any more."""

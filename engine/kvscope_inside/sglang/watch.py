@@ -29,6 +29,8 @@ from kvscope_telemetry.state.cache_state import CacheState
 
 NAP_S: Final = 0.004
 """Between two looks for notes."""
+REST: Final = 9
+"""After telling of a copy none is made for so many times as long as that took."""
 MAX_NOTES: Final = 10_000
 """That wait to be told: more, and telling has stopped, so noting ends too."""
 
@@ -109,7 +111,11 @@ class Watch:
             raise RuntimeError(f"{len(notes)} steps wait to be told")
         with publisher.telling():
             while notes and (notes[0].pages is None or notes[0].pages.copy.has_arrived()):
-                publisher.publish(self._replay.apply(notes.popleft()))
+                note, began_ns = notes.popleft(), time.monotonic_ns()
+                publisher.publish(self._replay.apply(note))
+                if note.pages is not None:
+                    ended_ns = time.monotonic_ns()
+                    self._notes.no_copy_before_ns = ended_ns + REST * (ended_ns - began_ns)
             self._replay.state.totals["messages_dropped"] = publisher.messages_dropped
         publisher.step_started_ns = self._notes.step_started_ns
 
