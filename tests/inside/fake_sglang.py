@@ -186,6 +186,9 @@ class Scheduler:
         self.tree_cache = Tree(self.token_to_kv_pool_allocator)
         self.waiting_queue: list[Request] = []
         self.running: list[Request] = []
+        weight = SimpleNamespace(nbytes=1000, data_ptr=lambda: 1)  # tied: the same memory twice
+        model = SimpleNamespace(parameters=lambda: [weight, weight], buffers=list)
+        self.tp_worker = SimpleNamespace(model_runner=SimpleNamespace(model=model))
         self.chunked_req: Request | None = None
         self.server_args = SimpleNamespace(
             served_model_name="theirs", model_path="/models/theirs", radix_eviction_policy="lru", retraction_policy=""

@@ -90,6 +90,13 @@ def kv_bytes(scheduler: Any) -> int:
     return sum(map(int, said)) if isinstance(said, tuple) else int(said)
 
 
+def weights_bytes(scheduler: Any) -> int:
+    """Of the model's parameters and buffers on this rank, each once; 0: it does not show them."""
+    model = scheduler.tp_worker.model_runner.model
+    found = {each.data_ptr(): int(each.nbytes) for each in (*model.parameters(), *model.buffers())}
+    return sum(found.values())
+
+
 def _model(scheduler: Any) -> ModelInfo:
     config, args = scheduler.model_config, scheduler.server_args
     text = getattr(config, "hf_text_config", None)

@@ -11,6 +11,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,12 +20,19 @@ from kvscope_inside.endpoints import endpoint_of_rank, file_of_rank, keys_for
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.sglang.actions import SglangActions
-from kvscope_inside.sglang.facts import full_allocator, hello_of, num_pages_of, rank_of
+from kvscope_inside.sglang.facts import (
+    full_allocator,
+    hello_of,
+    kv_bytes,
+    num_pages_of,
+    rank_of,
+    weights_bytes,
+)
 from kvscope_inside.sglang.notes import StepNotes
 from kvscope_inside.sglang.pages import knows_free, reader_of
 from kvscope_inside.sglang.plugin import log
 from kvscope_inside.sglang.replay import Replay
-from kvscope_telemetry.messages.telemetry import Event
+from kvscope_telemetry.messages.telemetry import Event, Hello, MemoryBreakdown
 from kvscope_telemetry.state.cache_state import CacheState
 
 NAP_S: Final = 0.004
@@ -73,6 +81,7 @@ class Watch:
             actions=self._actions,
             contents=self._replay.contents,
             texts=self._detokenizer.texts,
+            memory=self._memory_of(scheduler, state.hello),
             tell=log().warning,
         )
         self._notes = StepNotes(scheduler, self._hooks, reader, self._actions.run)
@@ -84,6 +93,19 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="kvscope-inside", daemon=True)
         self._thread.start()
         log().info("kvscope: this engine can be seen by kvscope --attach %s", address)
+
+    @staticmethod
+    def _memory_of(scheduler: Any, hello: Hello) -> Callable[[], MemoryBreakdown | None]:
+        """Where the memory went, as far as SGLang shows it: weights and pool stay as they are."""
+        try:
+            weights = weights_bytes(scheduler)
+        except Exception as error:
+            log().warning("kvscope: where the memory went is unknown: %s", error)
+            return lambda: None
+        kv = kv_bytes(scheduler)
+        return lambda: MemoryBreakdown(
+            epoch=hello.epoch, time_ns=time.monotonic_ns(), weights_bytes=weights, kv_bytes=kv
+        )
 
     def close(self, reason: str = "") -> None:
         """SGLang is as it was, and whoever watches is told. Idempotent."""
