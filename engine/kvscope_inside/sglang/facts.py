@@ -30,11 +30,19 @@ def rank_of(scheduler: Any) -> Rank:
     """Of the process that it runs in."""
     from sglang.srt.runtime_context import get_parallel
 
-    parallel = get_parallel()
-    others = ("pp_rank", "attn_tp_rank", "attn_cp_rank")
-    is_first = not any(int(getattr(parallel, name, 0) or 0) for name in others)
-    args = scheduler.server_args
-    return Rank(int(getattr(parallel, "dp_rank", 0) or 0), is_first, int(args.tp_size) * int(args.pp_size))
+    parallel, args = get_parallel(), scheduler.server_args
+    pipeline, tensor, context, data = (
+        _number(parallel, name) for name in ("pp_rank", "attn_tp_rank", "attn_cp_rank", "dp_rank")
+    )
+    return Rank(data, not (pipeline or tensor or context), int(args.tp_size) * int(args.pp_size))
+
+
+def _number(parallel: Any, name: str) -> int:
+    """Of a rank; 0 where there are no such ranks."""
+    try:
+        return int(getattr(parallel, name) or 0)
+    except Exception:  # SGLang raises what it likes for names that this run has not
+        return 0
 
 
 def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool = True) -> Hello:

@@ -26,7 +26,7 @@ from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
 
 MAX_EVICTED_KNOWN: Final = 200_000
 """Hashes of which is remembered when they were evicted, the newest."""
-MAX_ENDED_KNOWN: Final = 10_000
+MAX_ENDED_KNOWN: Final = 1_000
 """Requests that ended, whose pages were not read yet."""
 TEXTS_ARE_SORTED_OUT_EVERY: Final = 256
 """Requests that ended: then texts go of which no page is left."""
@@ -52,6 +52,7 @@ class _Known:
     seed: int
     last_token_ns: int = 0
     num_retractions: int = 0
+    has_run: bool = False
     has_ended: bool = False
     num_hits: int = 0
     """Pages of its table that it found cached, and how many of them were counted."""
@@ -184,8 +185,12 @@ class Replay:
 
     def _scheduled(self, step: _Step, request: Any, num_cached: int) -> None:
         known = self._by_object.get(id(request))
-        if known is None or known.has_ended or known.told.state == RequestState.RUNNING:
+        if known is None:  # it came by another way than the queue
+            self._added(step, request, step.time_ns, 0, 0)
+            known = self._by_object[id(request)]
+        if known.has_ended or known.told.state == RequestState.RUNNING:
             return  # it goes on with its prompt
+        known.has_run = True
         told, num_prompt = known.told, known.told.info.num_prompt_tokens
         returns = told.state == RequestState.PREEMPTED
         num_known = num_prompt + told.num_output_tokens
@@ -287,6 +292,9 @@ class Replay:
             f"{num_blocks} blocks released",
         )
         self.state.add_event(event)
+        if not known.has_run:
+            self._forget(id(request))
+            return
         self._texts[told.number] = _tokens(request, 0, len(request.origin_input_ids) + len(request.output_ids)).astype(
             np.int32
         )
