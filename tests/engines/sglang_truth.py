@@ -13,6 +13,10 @@ def load() -> None:
     """Where `KVSCOPE_TRUTH` names a file."""
     if not os.environ.get("KVSCOPE_TRUTH"):
         return
+    if os.environ.get("KVSCOPE_BREAKING"):
+        from kvscope_inside.sglang.notes import StepNotes
+
+        break_hook(StepNotes, os.environ["KVSCOPE_BREAKING"])
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", made, HookType.AFTER)
@@ -36,9 +40,6 @@ def made(_: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
 
     StepNotes._note = noted
     notes.COPIES_PER_S = int(os.environ.get("KVSCOPE_TRUTH_COPIES") or notes.COPIES_PER_S)
-    breaking = os.environ.get("KVSCOPE_BREAKING")
-    if breaking:
-        break_hook(StepNotes, breaking)
 
 
 def break_hook(kind: Any, name: str) -> None:

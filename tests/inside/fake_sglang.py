@@ -220,6 +220,10 @@ class Scheduler:
         self.process_batch_result(batch, self.run_batch(batch))
         return True
 
+    def run_event_loop(self) -> None:
+        while self.step():
+            pass
+
     def collect_inflight_reqs(self) -> set[Request]:
         return set(self.running)
 

@@ -113,6 +113,14 @@ def test_a_thread_that_fails_takes_the_hooks_away_and_says_why(watched: Any, mon
     assert not vars(scheduler).keys() & {"run_batch", "process_batch_result"}
 
 
+def test_a_scheduler_that_ends_says_goodbye(watched: Any) -> None:
+    scheduler, client, _ = watched
+    client.begin()
+    scheduler.add(Request("a", list(range(10)), 2))
+    scheduler.run_event_loop()
+    assert client.goodbye(5.0) == ""
+
+
 def test_ranks_tell_beside_each_other() -> None:
     assert [endpoint_of_rank("ipc:///tmp/s", rank) for rank in range(2)] == ["ipc:///tmp/s", "ipc:///tmp/s-1"]
     assert endpoint_of_rank("tcp://10.0.0.1:7000", 2) == "tcp://10.0.0.1:7004"

@@ -148,6 +148,10 @@ class Replay:
             inter_token_ns=step.inter_token_ns,
         )
 
+    def _of(self, request: Any) -> _Known | None:
+        known = self._by_object.get(id(request))
+        return known if known is not None and known.theirs is request else None
+
     def contents(self, blocks: Sequence[int]) -> list[BlockContent]:
         """What pages hold, as far as it is known; no tokens of those that hold nothing."""
         return [self._content(block) for block in blocks]
@@ -168,8 +172,8 @@ class Replay:
     # What happened, by the words of the notes.
 
     def _added(self, step: _Step, request: Any, at_ns: int, num_retractions: int, num_free: int) -> None:
-        known = self._by_object.get(id(request))
-        if known is not None and known.theirs is request and not known.has_ended:
+        known = self._of(request)
+        if known is not None and not known.has_ended:
             if num_retractions > known.num_retractions:
                 self._retracted(step, known, num_free)
                 known.num_retractions = num_retractions
@@ -184,7 +188,7 @@ class Replay:
         self._by_object[id(request)] = _Known(request, told, told.info.arrival_ns, _seed_of(request))
 
     def _scheduled(self, step: _Step, request: Any, num_cached: int) -> None:
-        known = self._by_object.get(id(request))
+        known = self._of(request)
         if known is None:  # it came by another way than the queue
             self._added(step, request, step.time_ns, 0, 0)
             known = self._by_object[id(request)]
@@ -275,8 +279,8 @@ class Replay:
         self.state.add_event(Event(kind="note", time_ns=step.time_ns, num_blocks=int(idle.size), cause=cause))
 
     def _finished(self, step: _Step, request: Any, reason: str) -> None:
-        known = self._by_object.get(id(request))
-        if known is None or known.theirs is not request or known.has_ended:
+        known = self._of(request)
+        if known is None or known.has_ended:
             return
         told, is_aborted = known.told, reason == "FINISH_ABORT"
         num_blocks = len(told.tables[0])
@@ -321,7 +325,7 @@ class Replay:
 
     def _decoding(self, ran: Ran) -> list[int]:
         """Numbers of those that go on with their answers in the step."""
-        found = [self._by_object.get(id(request)) for request in ran.requests]
+        found = [self._of(request) for request in ran.requests]
         return [
             known.told.number
             for known, num_tokens in zip(found, ran.num_tokens, strict=True)
@@ -334,8 +338,8 @@ class Replay:
         numbers: dict[int, int] = {}
         ran = note.ran
         for place, request in enumerate(ran.requests):
-            known = self._by_object.get(id(request))
-            if known is None or known.theirs is not request or known.has_ended:
+            known = self._of(request)
+            if known is None or known.has_ended:
                 continue
             self._tokens_came(step, known, note.num_outputs[place])
             if known.told.state == RequestState.RUNNING:
@@ -362,22 +366,16 @@ class Replay:
     def _pages(self, step: _Step, pages: Pages) -> None:
         entries, free = pages.copy.entries(), pages.copy.free()
         pages.copy.done()
-        num_gone = sum(row.end - row.first for row in pages.gone)
-        at = 0
+        ends = np.cumsum([row.end - row.first for row in (*pages.gone, *pages.rows)], dtype=np.int64)
+        spans = iter(np.split(entries, ends)[: len(ends)])
         for row in pages.gone:
-            ids, at = entries[at : at + row.end - row.first], at + row.end - row.first
-            known = self._by_object.get(id(row.request))
-            if known is not None and known.theirs is row.request:
+            ids, known = next(spans), self._of(row.request)
+            if known is not None:
                 self._hold(step, [(known, row)], ids)
                 self._give_up(step, known, row.is_last)
-        found = [(self._by_object.get(id(row.request)), row) for row in pages.rows]
-        held = [(known, row) for known, row in found if known is not None and known.theirs is row.request]
-        if len(held) < len(found):
-            ends = np.cumsum([row.end - row.first for _, row in found])
-            parts = np.split(entries[num_gone:], ends[:-1])
-            entries = np.concatenate([part for part, (known, _) in zip(parts, found, strict=True) if known is not None])
-            num_gone = 0
-        self._hold(step, held, entries[num_gone:])
+        found = [(self._of(row.request), row, ids) for row, ids in zip(pages.rows, spans, strict=True)]
+        held = [(known, row) for known, row, _ in found if known is not None]
+        self._hold(step, held, np.concatenate([entries[:0], *(ids for known, _, ids in found if known is not None)]))
         self._fill(held)
         self._states(step, free, pages.is_whole)
 

@@ -85,6 +85,7 @@ class Watch:
             tell=log().warning,
         )
         self._notes = StepNotes(scheduler, self._hooks, reader, self._actions.run)
+        self._hooks.after(scheduler, "run_event_loop", lambda *_: self.close())
         if self._hooks.missing:
             missing = ", ".join(self._hooks.missing)
             line = f"this version of SGLang does not have {missing}: what they tell is unknown"
