@@ -59,6 +59,7 @@ def break_hook(kind: Any, name: str) -> None:
 def truth_of(scheduler: Any) -> dict[str, Any]:
     """All that can be told, read from SGLang's own objects."""
     allocator, cache = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    allocator = getattr(allocator, "full_attn_allocator", allocator)  # of a model with windows, too
     size, table = allocator.page_size, scheduler.req_to_token_pool.req_to_token
     holders = {id(each): each for each in scheduler.collect_inflight_reqs()}
     batches = [scheduler.cur_batch_for_debug, scheduler.running_batch]
@@ -72,7 +73,7 @@ def truth_of(scheduler: Any) -> dict[str, Any]:
         "num_pages": allocator.size // size,
         "page_size": size,
         "in_tree": sorted(set((in_tree // size).tolist())),
-        "locked_tokens": cache.protected_size(),
+        "locked_tokens": cache.full_protected_size(),
         "tables": {
             each.rid: (table[each.kv.req_pool_idx, : each.kv.kv_allocated_len : size] // size).tolist()
             for each in running
