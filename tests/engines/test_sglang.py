@@ -65,7 +65,8 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.endpoint, self.log = f"ipc://{watched}/s", log
-        more = {"KVSCOPE_INSIDE": self.endpoint, "KVSCOPE_TRUTH": f"{watched}/truth"} if watched is not None else {}
+        if watched is not None:
+            env = {"KVSCOPE_INSIDE": self.endpoint, "KVSCOPE_TRUTH": f"{watched}/truth"} | env
         fixed = "--device cpu --attention-backend torch_native --disable-cuda-graph --mem-fraction-static 0.3"
         command = [
             *(str(engines / "bin/python"), "-m", "sglang.launch_server", "--model-path", str(model)),
@@ -75,7 +76,7 @@ class Server:
         ]
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                command, env=env | more, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                command, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
             )
 
     def wait(self) -> None:
