@@ -218,7 +218,7 @@ def work(server: Server, seed: int) -> None:
             for number in range(10)
         ]
         with ThreadPoolExecutor(7) as pool:
-            list(pool.map(lambda prompt: server.ask(prompt, chance.randrange(20, 120)), prompts))
+            list(pool.map(lambda prompt: server.ask(prompt, chance.randrange(60, 160)), prompts))
         if turn == 0:
             assert server.flush()
 
