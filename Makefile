@@ -1,7 +1,7 @@
 # make run    sets everything up in .venv and starts the desktop
 # make test   sets everything up and runs every check
 # make test-portable  runs what depends on the processor as older ones do, and with two threads (half an hour)
-# make test-engines DIR=VENV MODEL=FOLDER  compares what is told of vLLM with vLLM itself (an environment that has it)
+# make test-engines DIR=VENV MODEL=FOLDER  compares what is told of vLLM and SGLang with themselves (an environment that has them)
 # make docs   builds the documentation into docs/_build
 # make bench  prints the benchmark tables
 .DEFAULT_GOAL := help

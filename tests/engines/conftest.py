@@ -13,7 +13,7 @@ def engines() -> Path:
     """The environment."""
     where = os.environ.get("KVSCOPE_ENGINES")
     if not where:
-        pytest.skip("needs an environment with vLLM: make test-engines DIR")
+        pytest.skip("needs an environment with vLLM or SGLang: make test-engines DIR")
     return Path(where)
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from kvscope_inside import endpoints
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
@@ -69,19 +70,12 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
 
 def endpoint_of_rank(endpoint: str, scheduler: Any) -> str:
     """Where a data-parallel rank tells: the first at `endpoint`, others beside, PATH-1 or PORT + 2, …"""
-    rank = _rank(scheduler)
-    if not rank:
-        return endpoint
-    if endpoint.startswith("tcp://"):
-        host, _, port = endpoint.rpartition(":")
-        return f"{host}:{int(port) + 2 * rank}"
-    return f"{endpoint}-{rank}"
+    return endpoints.endpoint_of_rank(endpoint, _rank(scheduler))
 
 
 def file_of_rank(path: Path, scheduler: Any) -> Path:
     """Where a data-parallel rank is recorded: the first in the file, others beside, NAME-1, …"""
-    rank = _rank(scheduler)
-    return path.with_stem(f"{path.stem}-{rank}") if rank else path
+    return endpoints.file_of_rank(path, _rank(scheduler))
 
 
 def _rank(scheduler: Any) -> int:

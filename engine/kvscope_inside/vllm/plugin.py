@@ -9,11 +9,8 @@ import os
 from typing import Any, Final
 
 from kvscope_inside.announcement import announce
+from kvscope_inside.endpoints import ENDPOINT, RECORD
 
-ENDPOINT: Final = "KVSCOPE_INSIDE"
-"""Where to tell: ipc:///PATH, or tcp://HOST:PORT (keys are needed outside loopback)."""
-RECORD: Final = "KVSCOPE_RECORD"
-"""A file for a recording, beside."""
 _HOOKED: Final = "_kvscope_is_hooked"
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_inside.detokenizer import Detokenizer
+from kvscope_inside.endpoints import keys_for
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.vllm.actions import VllmActions
@@ -23,7 +24,6 @@ from kvscope_inside.vllm.memory import EngineMemory
 from kvscope_inside.vllm.notes import StepNotes
 from kvscope_inside.vllm.plugin import log
 from kvscope_inside.vllm.replay import Replay
-from kvscope_telemetry.keys.key_ring import KeyRing, default_keys_folder
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.state.cache_state import CacheState
 
@@ -60,13 +60,10 @@ class Watch:
         model = scheduler.vllm_config.model_config
         self._detokenizer = Detokenizer(str(model.tokenizer or model.model))
         address = endpoint_of_rank(endpoint, scheduler)
-        is_keyed = address.startswith("tcp") and not address.startswith(
-            ("tcp://127.", "tcp://localhost", "tcp://[::1]")
-        )
         self._publisher = Publisher(
             address,
             state,
-            keys=KeyRing(default_keys_folder(), warn=log().warning) if is_keyed else None,
+            keys=keys_for(address, log().warning),
             record=file_of_rank(Path(record), scheduler) if record else None,
             actions=self._actions,
             contents=self._replay.contents,

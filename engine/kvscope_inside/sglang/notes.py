@@ -1,0 +1,290 @@
+"""Notes what SGLang's scheduler does, on its own thread: a tuple for each thing that happened, host numbers of each
+step, and a bounded number of times a second which pages are where (`pages`).
+
+Owns the hooks, what is read of SGLang's objects, and which rows of its table are to be read again. It reads no device
+and waits for nothing; all else is made of the notes by another thread (`replay`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from kvscope_inside.hooks import Hooks
+from kvscope_inside.sglang.facts import full_allocator
+from kvscope_inside.sglang.pages import Copy, Reader, Span
+
+COPIES_PER_S: Final = 20
+"""How often pages are looked at, at most, while steps run."""
+Happened = tuple[Any, ...]
+"""A word, and what it is about: ("added", request), ("scheduled", request, prefix), …"""
+
+
+class Ran(NamedTuple):
+    """A batch that was handed to the model."""
+
+    requests: list[Any]
+    num_tokens: list[int]
+    is_prefill: bool
+    schedule_ns: int
+    launched_ns: int
+
+
+class Row(NamedTuple):
+    """What is known of a request's block table. Of pages `first` to `end` the ids are in the copy."""
+
+    request: Any
+    first: int
+    end: int
+    published: int
+    """The first so many are in the radix tree."""
+    num_tokens: int
+    """Whose KV is in pages, or soon will be."""
+    is_last: bool = False
+    """It ended, and gets no other row."""
+
+
+class Pages(NamedTuple):
+    """How pages stand after the notes before it."""
+
+    gone: list[Row]
+    """Of those that gave their row back, in order."""
+    rows: list[Row]
+    """Of those that changed."""
+    copy: Copy
+    is_whole: bool
+    """Nothing was left for the next copy."""
+
+
+class Note(NamedTuple):
+    """All between two notes, in order, and how things stand after it."""
+
+    time_ns: int
+    happened: list[Happened]
+    ran: Ran | None
+    """The batch whose results came; None: no step, something happened between two."""
+    computed: list[int]
+    """Of each that ran."""
+    num_outputs: list[int]
+    ended: list[tuple[Any, Any]]
+    """Those that ended in the step, and why."""
+    pages: Pages | None
+    run_ns: int
+    commit_ns: int
+    note_ns: int
+    """What the note before cost."""
+
+
+class _Holder:
+    """A request that has a row of the table."""
+
+    __slots__ = ("known", "num_tokens", "published", "request")
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+        self.known = self.published = self.num_tokens = 0
+        """Pages of its row that were read, those of them that the tree had then, and tokens."""
+
+
+class StepNotes:
+    """Hooks on one scheduler, from construction on. `notes` is for another thread to take from.
+
+    `between_steps` is called on the scheduler's thread before it looks for requests.
+    """
+
+    def __init__(self, scheduler: Any, hooks: Hooks, reader: Reader, between_steps: Callable[[], None]) -> None:
+        self.notes: deque[Note] = deque()
+        self.scheduler = scheduler
+        self.step_started_ns = 0
+        self.no_copy_before_ns = 0
+        """Whoever takes the notes asks for a rest: telling of a copy takes the interpreter from the scheduler."""
+        self._reader, self._between_steps = reader, between_steps
+        self._page_size = int(full_allocator(scheduler).page_size)
+        self._happened: list[Happened] = []
+        self._holders: dict[int, _Holder] = {}
+        self._leaving: list[tuple[Row, int]] = []
+        """Rows that were given back and still have what they had, until another request gets them."""
+        self._gone: list[Row] = []
+        self._launched: deque[Ran] = deque()
+        self._has_moved = True
+        """Whether pages may be elsewhere than when they were copied."""
+        self._copied_ns = self._schedule_ns = self._began_ns = self._commits_ns = self._note_ns = 0
+        self._put(hooks)
+
+    def _put(self, hooks: Hooks) -> None:
+        scheduler, cache, table = self.scheduler, self.scheduler.tree_cache, self.scheduler.req_to_token_pool
+        hooks.before(scheduler, "ingest_requests", lambda *_, **__: self._between_steps())
+        hooks.before(scheduler, "get_next_batch_to_run", self._before_schedule)
+        hooks.after(scheduler, "get_next_batch_to_run", self._after_schedule)
+        hooks.before(scheduler, "run_batch", self._launches)
+        hooks.before(scheduler, "process_batch_result", self._before_results)
+        hooks.after(scheduler, "process_batch_result", self._after_results)
+        hooks.before(scheduler, "on_idle", self._idles)
+        hooks.after(scheduler, "_add_request_to_queue", self._added)
+        hooks.after(scheduler, "send_abort_output", self._aborted)
+        hooks.before(table, "alloc", self._before_rows)
+        hooks.after(table, "alloc", self._got_rows)
+        hooks.before(table, "free", self._gives_row)
+        hooks.after(cache, "reset", self._flushed)
+        for name in ("_evict", "evict"):  # all ways of evicting, or the one of older trees
+            if hasattr(cache, name):
+                hooks.after(cache, name, self._evicted)
+                return
+        hooks.missing.append("evict")
+
+    # On the scheduler's thread.
+
+    def _before_schedule(self, *_: Any, **__: Any) -> None:
+        self._began_ns = time.monotonic_ns()
+
+    def _after_schedule(self, plan: Any, *_: Any, **__: Any) -> None:
+        self._schedule_ns = time.monotonic_ns() - self._began_ns
+
+    def _launches(self, batch: Any, *_: Any, **__: Any) -> None:
+        requests, mode = list(batch.reqs), batch.forward_mode
+        lengths = batch.extend_lens if mode.is_extend() else None
+        if lengths is not None and len(lengths) == len(requests):
+            for request, prefix in zip(requests, batch.prefix_lens, strict=True):
+                self._happened.append(("scheduled", request, prefix))
+            num_tokens = list(lengths)
+        else:
+            lengths, num_tokens = None, [1] * len(requests)
+        now_ns = time.monotonic_ns()
+        self._launched.append(Ran(requests, num_tokens, lengths is not None, self._schedule_ns, now_ns))
+        self.step_started_ns = self.step_started_ns or now_ns
+        self._has_moved = True
+
+    def _before_results(self, *_: Any, **__: Any) -> None:
+        self._commits_ns = time.monotonic_ns()
+
+    def _after_results(self, result: Any, batch: Any, *_: Any, **__: Any) -> None:
+        ran = None
+        while self._launched and ran is None:
+            ran = self._launched.popleft()
+            if ran.requests and batch.reqs and ran.requests[0] is not batch.reqs[0]:
+                ran = None  # its results never came
+        self._has_moved = True
+        self._note(ran)
+
+    def _idles(self, *_: Any, **__: Any) -> None:
+        self._launched.clear()
+        self.step_started_ns = 0
+        if self._happened or (self._has_moved and self._reader.is_settled()):
+            self._note(None, is_idle=True)
+
+    def _added(self, result: Any, request: Any, *_: Any, **__: Any) -> None:
+        if any(each is request for each in reversed(self.scheduler.waiting_queue)):
+            again = int(getattr(request, "retraction_count", 0))
+            now_ns = time.monotonic_ns()
+            self._happened.append(("added", request, now_ns, again, full_allocator(self.scheduler).available_size()))
+
+    def _aborted(self, result: Any, message: Any, request: Any, *_: Any, **__: Any) -> None:
+        self._happened.append(("aborted", request, len(request.output_ids)))
+
+    def _evicted(self, result: Any, *_: Any, **__: Any) -> None:
+        num_tokens = int(getattr(result, "num_tokens_evicted", 0) or 0)
+        if num_tokens:
+            self._has_moved = True
+            self._happened.append(("evicted", -(-num_tokens // self._page_size)))
+
+    def _flushed(self, *_: Any, **__: Any) -> None:
+        self._leaving, self._gone, self._has_moved = [], [], True
+        self._holders.clear()
+        self._happened.append(("flushed",))
+
+    # Rows of the table.
+
+    def _before_rows(self, *_: Any, **__: Any) -> None:
+        self._gather_leaving()
+
+    def _got_rows(self, result: Any, requests: Any, *_: Any, **__: Any) -> None:
+        if result is not None:
+            for request in requests:
+                if id(request) not in self._holders:
+                    self._holders[id(request)] = _Holder(request)
+
+    def _gives_row(self, request: Any, *_: Any, **__: Any) -> None:
+        """What of its pages the tree keeps is read before another request gets the row."""
+        holder = self._holders.pop(id(request), None)
+        if holder is None:
+            return
+        kv = request.kv
+        published = int(kv.cache_protected_len) // self._page_size
+        first = min(holder.known, holder.published, published)
+        row = Row(request, first, published, published, 0, request.finished_reason is not None)
+        self._leaving.append((row, int(kv.req_pool_idx)))
+        self._has_moved = True
+
+    def _gather_leaving(self) -> None:
+        if not self._leaving:
+            return
+        spans, left = [], self._reader.num_entries_left()
+        for row, place in self._leaving:
+            if row.end - row.first > left:
+                row = row._replace(first=row.end)  # too many: these stay unknown
+            left -= row.end - row.first
+            spans.append(Span(place, row.first, row.end))
+            self._gone.append(row)
+        self._leaving = []
+        self._reader.gather(spans)
+
+    def _pages(self) -> Pages | None:
+        if not self._reader.is_settled():
+            return None
+        self._gather_leaving()
+        left, size, is_whole = self._reader.num_entries_left(), self._page_size, True
+        rows: list[Row] = []
+        spans: list[Span] = []
+        for key, holder in list(self._holders.items()):
+            kv = holder.request.kv
+            place, num_tokens = kv.req_pool_idx, kv.kv_committed_len
+            if place is None:  # a session keeps its row
+                del self._holders[key]
+                self._gone.append(Row(holder.request, 0, 0, 0, 0))
+                continue
+            published, end = kv.cache_protected_len // size, -(-kv.kv_allocated_len // size)
+            first = holder.known
+            if published != holder.published:  # these may be other pages now, which the tree had before
+                first = min(first, holder.published)
+            if end - first > left:
+                end, is_whole = first + left, False
+            published = min(published, end)
+            if first == end and published == holder.published and num_tokens == holder.num_tokens:
+                continue
+            left -= end - first
+            spans.append(Span(place, first, end))
+            rows.append(Row(holder.request, first, end, published, num_tokens))
+            holder.known, holder.published, holder.num_tokens = end, published, num_tokens
+        if spans:
+            self._reader.gather(spans)
+        gone, self._gone = self._gone, []
+        self._has_moved = not is_whole
+        return Pages(gone, rows, self._reader.copy(), is_whole)
+
+    def _note(self, ran: Ran | None, *, is_idle: bool = False) -> None:
+        now_ns = time.monotonic_ns()
+        happened, self._happened = self._happened, []
+        pages, requests = None, ran.requests if ran is not None else []
+        due_ns = max(self._copied_ns + 1_000_000_000 // COPIES_PER_S, self.no_copy_before_ns)
+        if self._has_moved and (is_idle or now_ns >= due_ns):
+            pages = self._pages()
+            self._copied_ns = now_ns
+        self.notes.append(
+            Note(
+                now_ns,
+                happened,
+                ran,
+                [request.kv.kv_committed_len for request in requests],
+                [len(request.output_ids) for request in requests],
+                [(request, request.finished_reason) for request in requests if request.finished_reason is not None],
+                pages,
+                self._commits_ns - ran.launched_ns if ran is not None else 0,
+                now_ns - self._commits_ns if ran is not None else 0,
+                self._note_ns,
+            )
+        )
+        if ran is not None:
+            self.step_started_ns = self._launched[0].launched_ns if self._launched else 0
+        self._note_ns = time.monotonic_ns() - now_ns

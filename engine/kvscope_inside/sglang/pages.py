@@ -1,0 +1,218 @@
+"""Reads which pages are where, without ever waiting for a device: entries of SGLang's table of requests' tokens, and
+its list of free pages.
+
+On a device the entries are gathered in the order of the scheduler's own stream, and copied on a stream of their own
+into pinned memory; another thread takes them when they arrived. On a CPU both are in reach at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_ENTRIES: Final = 1 << 20
+"""Of tables that are copied at once: what is more comes with the next copy."""
+Ids = npt.NDArray[np.int64]
+
+
+class Span(NamedTuple):
+    """Entries of one row of the table: pages `first` up to `end`."""
+
+    row: int
+    first: int
+    end: int
+
+
+class Copy(Protocol):
+    """On its way to the host."""
+
+    def has_arrived(self) -> bool:
+        """Never waits."""
+
+    def entries(self) -> Ids:
+        """Page ids of all spans that were gathered, one after another. Once it has arrived, this and `free`."""
+
+    def free(self) -> npt.NDArray[np.bool_] | None:
+        """Whether each page is free; None: this allocator does not say."""
+
+    def done(self) -> None:
+        """It was read: its memory may be written again."""
+
+
+class Reader(Protocol):
+    """Of one scheduler's pool. All on the scheduler's thread."""
+
+    def gather(self, spans: Sequence[Span]) -> None:
+        """Have entries as they are now; they come with the next copy."""
+
+    def num_entries_left(self) -> int:
+        """How many more can come with the next copy."""
+
+    def is_settled(self) -> bool:
+        """Whether the list of free pages is whole now, and no copy is under way."""
+
+    def copy(self) -> Copy:
+        """Of all that was gathered, and of the free pages as they are now."""
+
+
+def reader_of(table: Any, allocator: Any, num_pages: int) -> Reader:
+    """For `req_to_token`, and the allocator of its pages."""
+    kind = HostReader if str(table.device).startswith("cpu") else DeviceReader
+    return kind(table, allocator, num_pages)
+
+
+def knows_free(allocator: Any) -> bool:
+    """Whether it has a list of free pages."""
+    return getattr(allocator, "free_pages", None) is not None
+
+
+def _free_lists(allocator: Any) -> list[Any]:
+    """Tensors of free pages' ids. Allocators make new ones instead of changing them, so they stay as they are."""
+    if not knows_free(allocator):
+        return []
+    staged = getattr(allocator, "staged_pages", None)
+    lists = [allocator.free_pages, *(staged or ())]
+    released = getattr(allocator, "release_pages", None)
+    return [*lists, released] if released is not None else lists
+
+
+def _slots(spans: Sequence[Span], num_columns: int, page_size: int) -> Ids:
+    """Where in the flat table the first token of each page is."""
+    spans_of = np.array(spans, np.int64).reshape(-1, 3)
+    counts = spans_of[:, 2] - spans_of[:, 1]
+    ends = np.cumsum(counts)
+    places = np.arange(int(ends[-1]) if len(spans) else 0) - np.repeat(ends - counts, counts)
+    starts = spans_of[:, 0] * num_columns + spans_of[:, 1] * page_size
+    slots: Ids = np.repeat(starts, counts) + places * page_size
+    return slots
+
+
+class _HostCopy:
+    def __init__(self, entries: Ids, free: list[Any], num_rows: int) -> None:
+        self._entries, self._free, self._num_rows = entries, free, num_rows
+
+    def has_arrived(self) -> bool:
+        return True
+
+    def entries(self) -> Ids:
+        return self._entries
+
+    def free(self) -> npt.NDArray[np.bool_] | None:
+        if not self._free:
+            return None
+        mask = np.zeros(self._num_rows, bool)
+        for ids in self._free:
+            mask[ids.numpy()] = True
+        return mask
+
+    def done(self) -> None:
+        self._free = []
+
+
+class HostReader:
+    """Where the pool is in the host's own memory."""
+
+    def __init__(self, table: Any, allocator: Any, num_pages: int) -> None:
+        self._table, self._num_columns = table.numpy().reshape(-1), int(table.shape[1])
+        self._allocator, self._page_size = allocator, int(allocator.page_size)
+        self._num_rows = num_pages + 1
+        self._gathered: list[Ids] = []
+
+    def gather(self, spans: Sequence[Span]) -> None:
+        entries = self._table[_slots(spans, self._num_columns, self._page_size)]
+        self._gathered.append(entries.astype(np.int64) // self._page_size)
+
+    def num_entries_left(self) -> int:
+        return MAX_ENTRIES - sum(map(len, self._gathered))
+
+    def is_settled(self) -> bool:
+        return getattr(self._allocator, "free_group", None) is None
+
+    def copy(self) -> Copy:
+        gathered, self._gathered = self._gathered, []
+        entries = np.concatenate(gathered) if gathered else np.empty(0, np.int64)
+        return _HostCopy(entries, _free_lists(self._allocator), self._num_rows)
+
+
+class _DeviceCopy:
+    def __init__(self, reader: DeviceReader, num_entries: int, keeps: list[Any], has_free: bool) -> None:
+        self._reader, self._num_entries, self._has_free = reader, num_entries, has_free
+        self._keeps = keeps
+        """Tensors that the copy reads: the allocator of torch must not give their memory away before."""
+
+    def has_arrived(self) -> bool:
+        return bool(self._reader.sent.query())
+
+    def entries(self) -> Ids:
+        reader = self._reader
+        return reader.host_entries[: self._num_entries].astype(np.int64) // reader.page_size
+
+    def free(self) -> npt.NDArray[np.bool_] | None:
+        return self._reader.host_free.astype(bool) if self._has_free else None
+
+    def done(self) -> None:
+        self._keeps = []
+        self._reader.is_busy = False
+
+
+class DeviceReader:
+    """Where the pool is on a device that torch knows. One copy is under way at a time."""
+
+    def __init__(self, table: Any, allocator: Any, num_pages: int) -> None:
+        import torch
+
+        self._torch, self._device = torch, table.device
+        self._module = torch.get_device_module(table.device)
+        self._table, self._num_columns = table.view(-1), int(table.shape[1])
+        self._allocator, self.page_size = allocator, int(allocator.page_size)
+        self._stream = self._module.Stream(device=table.device)
+        self._begun, self.sent = self._module.Event(), self._module.Event()
+        self._slots = torch.empty(2 * MAX_ENTRIES, dtype=torch.int64, pin_memory=True)
+        self._half = 0
+        """Of `_slots`, which is written: the other may still be read by the device, for the copy that is under way."""
+        self._entries = torch.empty(MAX_ENTRIES, dtype=table.dtype, pin_memory=True)
+        self._free = torch.empty(num_pages + 1, dtype=torch.uint8, device=table.device)
+        self._free_there = torch.empty(num_pages + 1, dtype=torch.uint8, pin_memory=True)
+        self._host_slots = self._slots.numpy()
+        self.host_entries, self.host_free = self._entries.numpy(), self._free_there.numpy()
+        self._num_gathered = 0
+        self._gathered: list[Any] = []
+        self.is_busy = False
+
+    def gather(self, spans: Sequence[Span]) -> None:
+        slots = _slots(spans, self._num_columns, self.page_size)
+        first = self._half + self._num_gathered
+        end = first + len(slots)
+        self._host_slots[first:end] = slots
+        at = self._slots[first:end].to(self._device, non_blocking=True)
+        self._gathered.append(self._table.index_select(0, at))
+        self._num_gathered += len(slots)
+
+    def num_entries_left(self) -> int:
+        return MAX_ENTRIES - self._num_gathered
+
+    def is_settled(self) -> bool:
+        return not self.is_busy and getattr(self._allocator, "free_group", None) is None
+
+    def copy(self) -> Copy:
+        torch, gathered, num_entries = self._torch, self._gathered, self._num_gathered
+        free = _free_lists(self._allocator)
+        self._gathered, self._num_gathered, self.is_busy = [], 0, True
+        self._half = MAX_ENTRIES - self._half
+        self._begun.record(self._module.current_stream(self._device))
+        with self._module.stream(self._stream):
+            self._stream.wait_event(self._begun)
+            if gathered:
+                joined = torch.cat(gathered)
+                self._entries[:num_entries].copy_(joined, non_blocking=True)
+                gathered.append(joined)
+            if free:
+                self._free.zero_()
+                for ids in free:
+                    self._free.index_fill_(0, ids, 1)
+                self._free_there.copy_(self._free, non_blocking=True)
+            self.sent.record(self._stream)
+        return _DeviceCopy(self, num_entries, [*gathered, *free], bool(free))

@@ -1,0 +1,86 @@
+"""Loaded by SGLang beside kvscope's plugin: whenever kvscope has looked at the pages, what SGLang's own objects say
+then goes to a file, a line each, for `test_sglang.py` to compare with what was told."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def load() -> None:
+    """Where `KVSCOPE_TRUTH` names a file."""
+    if not os.environ.get("KVSCOPE_TRUTH"):
+        return
+    if os.environ.get("KVSCOPE_BREAKING"):
+        from kvscope_inside.sglang.notes import StepNotes
+
+        break_hook(StepNotes, os.environ["KVSCOPE_BREAKING"])
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", made, HookType.AFTER)
+
+
+def made(_: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    from kvscope_inside.sglang import notes
+    from kvscope_inside.sglang.notes import StepNotes
+
+    path = Path(os.environ["KVSCOPE_TRUTH"])
+    path.touch()
+    note = StepNotes._note
+
+    def noted(self: Any, *given: Any, **named: Any) -> None:
+        note(self, *given, **named)
+        last = self.notes[-1] if self.notes else None
+        if last is not None and last.pages is not None and last.pages.is_whole:
+            line = json.dumps(truth_of(scheduler) | {"time_ns": last.time_ns}) + "\n"
+            with path.open("a") as file:
+                file.write(line)
+
+    StepNotes._note = noted
+    notes.COPIES_PER_S = int(os.environ.get("KVSCOPE_TRUTH_COPIES") or notes.COPIES_PER_S)
+
+
+def break_hook(kind: Any, name: str) -> None:
+    """Have a hook of ours raise when it is called for the fifth time."""
+    hook, calls = getattr(kind, name), 0
+
+    def broken(*given: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls >= 5:
+            raise RuntimeError("broken by a test")
+        return hook(*given, **named)
+
+    setattr(kind, name, broken)
+
+
+def truth_of(scheduler: Any) -> dict[str, Any]:
+    """All that can be told, read from SGLang's own objects."""
+    allocator, cache = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    allocator = getattr(allocator, "full_attn_allocator", allocator)  # of a model with windows, too
+    size, table = allocator.page_size, scheduler.req_to_token_pool.req_to_token
+    holders = {id(each): each for each in scheduler.collect_inflight_reqs()}
+    batches = [scheduler.cur_batch_for_debug, scheduler.running_batch]
+    holders |= {id(each): each for batch in batches if batch is not None for each in batch.reqs}
+    if scheduler.chunked_req is not None:
+        holders[id(scheduler.chunked_req)] = scheduler.chunked_req
+    running = [each for each in holders.values() if each.kv.holds_kv]
+    in_tree = cache.tree_core.all_values_flatten()
+    return {
+        "free": sorted(allocator.get_all_free_pages().tolist()),
+        "num_pages": allocator.size // size,
+        "page_size": size,
+        "in_tree": sorted(set((in_tree // size).tolist())),
+        "locked_tokens": cache.full_protected_size(),
+        "tables": {
+            each.rid: (table[each.kv.req_pool_idx, : each.kv.kv_allocated_len : size] // size).tolist()
+            for each in running
+        },
+        "published": {each.rid: each.kv.cache_protected_len // size for each in running},
+        "computed": {each.rid: each.kv.kv_committed_len for each in running},
+        "outputs": {each.rid: len(each.output_ids) for each in running},
+        "retractions": {each.rid: each.retraction_count for each in (*running, *scheduler.waiting_queue)},
+        "waiting": [each.rid for each in scheduler.waiting_queue],
+    }

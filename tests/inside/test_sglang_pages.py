@@ -1,0 +1,176 @@
+"""Copies from a device arrive when the device is done, and the scheduler never waits: with a device that is made up, on
+whose own stream nothing runs until it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvscope_inside.sglang.pages import DeviceReader, HostReader, Span, knows_free, reader_of
+
+
+class Device:
+    """The scheduler's stream runs at once, every other when `run` is called."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+        self.is_aside = False
+
+    def do(self, action: Callable[[], None]) -> None:
+        if self.is_aside:
+            self.waiting.append(action)
+        else:
+            action()
+
+    def run(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for action in waiting:
+            action()
+
+
+class Tensor:
+    def __init__(self, device: Device, data: Any, kind: str = "cuda:0") -> None:
+        self.on, self.data, self.device = device, np.asarray(data), kind
+        self.dtype, self.shape = self.data.dtype, self.data.shape
+
+    def view(self, *_: int) -> Tensor:
+        return Tensor(self.on, self.data.reshape(-1), self.device)
+
+    def numpy(self) -> Any:
+        assert self.device == "cpu", "reading a device would wait for it"
+        return self.data
+
+    def __getitem__(self, place: slice) -> Tensor:
+        return Tensor(self.on, self.data[place], self.device)
+
+    def to(self, device: str, *, non_blocking: bool) -> Tensor:
+        assert non_blocking
+        return Tensor(self.on, self.data.copy(), device)
+
+    def index_select(self, _: int, index: Tensor) -> Tensor:
+        return Tensor(self.on, self.data[index.data])
+
+    def zero_(self) -> None:
+        self.on.do(lambda: self.data.fill(0))
+
+    def index_fill_(self, _: int, index: Tensor, value: int) -> None:
+        self.on.do(lambda: self.data.__setitem__(index.data, value))
+
+    def copy_(self, other: Tensor, *, non_blocking: bool) -> None:
+        assert non_blocking
+        self.on.do(lambda: self.data.__setitem__(slice(None), other.data))
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    device = Device()
+
+    class Event:
+        def __init__(self) -> None:
+            self.is_over = False
+
+        def record(self, _: Any) -> None:
+            self.is_over = False
+            device.do(lambda: setattr(self, "is_over", True))
+
+        def query(self) -> bool:
+            return self.is_over
+
+    @contextlib.contextmanager
+    def stream(_: Any) -> Iterator[None]:
+        device.is_aside = True
+        yield
+        device.is_aside = False
+
+    def empty(size: int, *, dtype: Any, pin_memory: bool = False, device: str = "") -> Tensor:
+        assert pin_memory or device, "pageable memory would make copies wait"
+        return Tensor(this, np.full(size, 77, dtype), "cpu" if pin_memory else device)
+
+    this = device
+    module = SimpleNamespace(
+        Stream=lambda device: SimpleNamespace(wait_event=lambda event: None),
+        Event=Event,
+        current_stream=lambda _: None,
+        stream=stream,
+    )
+    torch = SimpleNamespace(
+        get_device_module=lambda _: module,
+        empty=empty,
+        cat=lambda parts: Tensor(this, np.concatenate([part.data for part in parts])),
+        int64=np.int64,
+        uint8=np.uint8,
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr("kvscope_inside.sglang.pages.MAX_ENTRIES", 12)
+    return device
+
+
+def pool_of(device: Device, page_size: int) -> tuple[Tensor, Any]:
+    table = np.arange(40).reshape(4, 10) // page_size * page_size
+    free = [Tensor(device, np.array(ids, np.int64)) for ids in ([1, 2], [7], [])]
+    allocator = SimpleNamespace(
+        page_size=page_size, free_pages=free[0], staged_pages=[free[1]], release_pages=free[2], free_group=None
+    )
+    return Tensor(device, table), allocator
+
+
+def test_entries_arrive_as_they_were_when_they_were_gathered(device: Device) -> None:
+    table, allocator = pool_of(device, 2)
+    reader = reader_of(table, allocator, 20)
+    assert isinstance(reader, DeviceReader)
+    reader.gather([Span(1, 0, 2), Span(3, 1, 1), Span(3, 1, 4)])
+    assert reader.num_entries_left() == 7
+    table.data[:] = 0  # the row is another's now
+    copy = reader.copy()
+    allocator.free_pages = Tensor(device, np.array([9]))
+    assert not copy.has_arrived()
+    assert not reader.is_settled()
+    reader.gather([Span(0, 0, 5)])  # what is given back meanwhile
+    device.run()
+    assert copy.has_arrived()
+    assert copy.entries().tolist() == [5, 6, 16, 17, 18]
+    free = copy.free()
+    assert free is not None
+    assert np.flatnonzero(free).tolist() == [1, 2, 7]
+    copy.done()
+    assert reader.is_settled()
+    second = reader.copy()
+    device.run()
+    assert second.entries().tolist() == [0] * 5
+    assert np.flatnonzero(second.free()).tolist() == [7, 9]
+
+
+def test_a_pool_in_host_memory_is_read_at_once(device: Device) -> None:
+    table, allocator = pool_of(device, 1)
+    table.device = "cpu"
+    for each in (allocator.free_pages, *allocator.staged_pages, allocator.release_pages):
+        each.device = "cpu"
+        each.data = each.data.astype(np.int64)
+    reader = reader_of(table, allocator, 39)
+    assert isinstance(reader, HostReader)
+    reader.gather([Span(2, 3, 6)])
+    copy = reader.copy()
+    assert copy.has_arrived()
+    assert copy.entries().tolist() == [23, 24, 25]
+    assert np.flatnonzero(copy.free()).tolist() == [1, 2, 7]
+
+
+def test_pages_are_not_read_while_the_allocator_holds_some_back(device: Device) -> None:
+    table, allocator = pool_of(device, 1)
+    allocator.free_group = []
+    assert not reader_of(table, allocator, 39).is_settled()
+
+
+def test_an_allocator_without_a_list_says_nothing_of_free_pages(device: Device) -> None:
+    table, allocator = pool_of(device, 1)
+    allocator.free_pages = None
+    assert not knows_free(allocator)
+    copy = reader_of(table, allocator, 39).copy()
+    device.run()
+    assert copy.free() is None
