@@ -190,7 +190,7 @@ class AttachedParts:
 def status_of_parts(parts: AttachedParts) -> tuple[SourceState, str]:
     """State, and why in words; empty where all is well and known."""
     state, why = _state_of_parts(parts)
-    inside = f"its blocks and requests are told from inside: kvscope --attach {parts.inside}" if parts.inside else ""
+    inside = f"seen from outside; for the rest: kvscope --attach {parts.inside}" if parts.inside else ""
     return state, _joined(inside, why)
 
 

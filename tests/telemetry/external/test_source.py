@@ -87,7 +87,7 @@ def test_who_is_told_from_inside_too_says_where(endpoint: str, server: FakeServe
     server.tell("/metrics", page.text())
     source = attach(f"vllm://127.0.0.1:{server.port}")
     until(source, lambda: source.status.state is SourceState.LIVE)
-    words = f"told from inside: kvscope --attach {endpoint};"
+    words = f"seen from outside; for the rest: kvscope --attach {endpoint};"
     assert (words in source.status.reason) == endpoint.startswith("ipc")
 
 
