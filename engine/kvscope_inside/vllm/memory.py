@@ -73,14 +73,15 @@ def worker_memory(worker: Any) -> WorkerMemory:
 
 
 def _weights(worker: Any, in_parameters: int) -> int:
-    """As vLLM measured it where it did (GPUs). Elsewhere at least what is in parameters, and what is in the model's
+    """As vLLM measured it where it did (GPUs). Elsewhere at least what is in parameters, and its share of the model's
     files: a CPU's products keep their weights packed, where no parameter has them."""
     measured = int(getattr(worker.model_runner, "model_memory_usage", 0) or 0)
     if measured:
         return measured
     folder = Path(str(worker.vllm_config.model_config.model))
     in_files = sum(each.stat().st_size for each in folder.glob("*.safetensors")) if folder.is_dir() else 0
-    return max(in_parameters, in_files)
+    parallel = worker.vllm_config.parallel_config
+    return max(in_parameters, in_files // (parallel.tensor_parallel_size * parallel.pipeline_parallel_size))
 
 
 def _torch_bytes() -> dict[str, int]:
