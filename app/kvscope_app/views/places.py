@@ -29,10 +29,15 @@ class Place:
 
     tier: Tier
     number: int
+    slot: int = -1
+    """Where an engine has slots: which one, and the first and last token of its text that the row is for."""
+    tokens: tuple[int, int] = (0, 0)
 
     @property
     def name(self) -> str:
-        """`Block 7`, `Host place 12`."""
+        """`Block 7`, `Host place 12`, `Slot 1, tokens 32 to 63`."""
+        if self.slot >= 0:
+            return f"Slot {self.slot}, tokens {count(self.tokens[0])} to {count(self.tokens[1])}"
         return f"{_NOUNS[self.tier]} {count(self.number)}"
 
     @property
@@ -47,6 +52,7 @@ def section_sizes(cache: CacheInfo) -> dict[Tier, int]:
     return {tier: size for tier, size in sizes.items() if size or tier is Tier.HBM}
 
 
+MAX_SLOT_SECTIONS: Final = 16
 _GROUPS: Final = {
     "full": "full attention",
     "window": "sliding window",
@@ -66,6 +72,16 @@ def group_name(group: KVGroup) -> str:
     return words + (f", {plural(group.num_layers, 'layer')}" if group.num_layers else "")
 
 
+def map_sections(cache: CacheInfo) -> tuple[int, ...]:
+    """Rows of each part that the page map begins a line with: slots where there are a few, otherwise tiers. Empty where
+    there is one."""
+    sizes = tuple(section_sizes(cache).values())
+    num_slots = cache.num_blocks // cache.slot_blocks if cache.slot_blocks else 0
+    if len(sizes) == 1 and 1 < num_slots <= MAX_SLOT_SECTIONS:
+        sizes = (cache.slot_blocks,) * num_slots
+    return sizes if len(sizes) > 1 else ()
+
+
 def tier_rows(cache: CacheInfo, tier: Tier) -> slice:
     """The ledger's rows of `tier`."""
     starts = {Tier.HBM: 0, Tier.HOST: cache.num_blocks, Tier.DISK: cache.num_blocks + cache.num_host_blocks}
@@ -78,6 +94,10 @@ def place_of(cache: CacheInfo, row: int) -> Place:
     if row >= cache.num_rows:
         return Place(Tier.UNKNOWN, row - cache.num_rows)
     tier = max((t for t in section_sizes(cache) if tier_rows(cache, t).start <= row), default=Tier.HBM)
+    if tier is Tier.HBM and cache.slot_blocks:
+        slot, place = divmod(row, cache.slot_blocks)
+        first = place * cache.block_size
+        return Place(tier, row, slot, (first, first + cache.block_size - 1))
     return Place(tier, row - tier_rows(cache, tier).start)
 
 

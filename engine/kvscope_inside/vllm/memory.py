@@ -81,7 +81,7 @@ def _weights(worker: Any, in_parameters: int) -> int:
     folder = Path(str(worker.vllm_config.model_config.model))
     in_files = sum(each.stat().st_size for each in folder.glob("*.safetensors")) if folder.is_dir() else 0
     parallel = worker.vllm_config.parallel_config
-    return max(in_parameters, in_files // (parallel.tensor_parallel_size * parallel.pipeline_parallel_size))
+    return max(in_parameters, in_files // int(parallel.tensor_parallel_size * parallel.pipeline_parallel_size))
 
 
 def _torch_bytes() -> dict[str, int]:

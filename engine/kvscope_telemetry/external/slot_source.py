@@ -154,6 +154,7 @@ class SlotState:
                 allocator=f"{len(slots)} slots",
                 prefix_caching=True,
                 max_num_seqs=len(slots),
+                slot_blocks=self.num_cells,
             ),
             device=DeviceInfo(kind="unknown"),
             engine_version=f"{engine.name} {version}".strip(),

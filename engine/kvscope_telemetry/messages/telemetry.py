@@ -109,6 +109,9 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of requests, that the pool of another engine has room for; 0: not told. With several KV groups, each of which
     needs blocks for a request, it is not blocks times their size."""
 
+    slot_blocks: int = 0
+    """Rows of a slot, which one request has at a time, in the order of its text (llama.cpp); 0: there are none."""
+
     @property
     def block_sizes(self) -> tuple[int, ...]:
         """Tokens of a block of each KV group."""

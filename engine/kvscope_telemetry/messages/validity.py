@@ -136,6 +136,8 @@ def check_hello(hello: Hello) -> None:
         raise ProtocolError(f"Hello: {len(hello.cache.groups)} KV groups, at most {MAX_GROUPS} are accepted")
     if not 0 <= hello.cache.num_reserved_blocks <= hello.cache.num_blocks:
         raise ProtocolError(f"Hello: {hello.cache.num_reserved_blocks} of {hello.cache.num_blocks} blocks are reserved")
+    if not 0 <= hello.cache.slot_blocks <= hello.cache.num_blocks:
+        raise ProtocolError(f"Hello: slots of {hello.cache.slot_blocks} of {hello.cache.num_blocks} blocks")
     _counts("Hello", (hello.epoch, hello.time_ns, hello.wall_time_ns, hello.cache.block_bytes))
     _counts("Hello", (hello.device.read_bytes_per_s, hello.device.flops_per_s))
 

@@ -32,7 +32,7 @@ from kvscope_app.views.page_map.drawing.scene import Scene
 from kvscope_app.views.page_map.legend_items import may_flash, owners_in, shown_in
 from kvscope_app.views.page_map.page_map_legend import PageMapLegend
 from kvscope_app.views.page_map.usage_bar import UsageBar
-from kvscope_app.views.places import group_name, section_sizes
+from kvscope_app.views.places import group_name, map_sections
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import CacheInfo, KVGroup
 from kvscope_telemetry.source import Update
@@ -241,8 +241,7 @@ class PageMapView(View):
             self._epoch = mirror.epoch
             self._moves.seen.clear()
         self._follow_capabilities()
-        sizes = tuple(section_sizes(cache).values())
-        self.scene.show(mirror.ledger, cache.block_size, mirror.step, sizes if len(sizes) > 1 else ())
+        self.scene.show(mirror.ledger, cache.block_size, mirror.step, map_sections(cache))
         self._show_legend()
         self.canvas.refit_pixels()
         self.canvas.update()

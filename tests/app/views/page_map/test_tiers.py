@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtGui import QImage, QRegion
 from tests.app import window_driver as driver
@@ -12,10 +13,14 @@ from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import STATE, lower_cached
 from kvscope_app.views.page_map.drawing.grid import Grid
+from kvscope_app.views.page_map.drawing.headings import Heading, headings
 from kvscope_app.views.page_map.drawing.ink import Ink, pixel
 from kvscope_app.views.page_map.drawing.scene import Scene, fit
 from kvscope_app.views.page_map.page_map_view import PageMapView
+from kvscope_app.views.places import map_sections
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier
+from kvscope_telemetry.messages.capabilities import Capabilities
+from kvscope_telemetry.source import Update
 
 PREEMPTED = 2
 S = 1_000_000_000
@@ -261,3 +266,27 @@ def test_numbers_beside_a_narrow_grid_outlive_changes_of_its_rows(make_engine, s
         rows = QRect(canvas.gutter, top, canvas.width() - canvas.gutter, 18)
         canvas.render(painted, rows.topLeft(), QRegion(rows))
         assert painted.toImage().copy(beside) == whole.copy(beside)
+
+
+def test_slots_are_sections_that_say_what_they_hold(make_engine, make_session, show, poll):
+    engine = make_engine(capabilities=Capabilities(engine="llama", physical_rows=False))
+    cache = replace(engine.hello.cache, slot_blocks=32)
+    model = replace(engine.hello.model, max_model_len=500)
+    engine.hello = replace(engine.hello, cache=cache, model=model)
+    engine.request(1, blocks=range(32, 34))
+    engine.hold([32], owner=1, filled=16)
+    engine.hold([33], owner=1, filled=5)
+    engine.source.updates.clear()
+    engine.source.updates.append(Update(snapshot=engine.snapshot()))
+    session = make_session(engine)
+    poll(session)
+    view = show(session)
+    mirror = session.mirror
+    assert [section.size for section in view.scene.grid.sections] == [32, 32]
+    assert headings(mirror, cache, engine.hello.device) == (
+        Heading("Slot 0", ("0 of 500 tokens",)),
+        Heading("Slot 1", ("21 of 500 tokens", "#1")),
+    )
+    assert block_facts(mirror, 33, 16).title == "Slot 1, tokens 16 to 31"
+    many = replace(cache, slot_blocks=2)
+    assert map_sections(many) == (), "more slots than have room are one section"

@@ -11,8 +11,8 @@ from kvscope_app.look.fonts import sans
 from kvscope_app.look.number_text import count, num_bytes, plural
 from kvscope_app.look.theme import Theme
 from kvscope_app.views.page_map.drawing.scene import Scene
-from kvscope_app.views.places import section_sizes, tier_title
-from kvscope_telemetry.ledger import BlockState, Tier
+from kvscope_app.views.places import map_sections, section_sizes, tier_title
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -29,11 +29,24 @@ class Heading(NamedTuple):
 
 
 def headings(mirror: Mirror, cache: CacheInfo, device: DeviceInfo) -> tuple[Heading, ...]:
-    """One for each tier; none when there is the pool alone."""
-    tiers = section_sizes(cache)
+    """One for each section of the map: tiers, or slots; none when there is the pool alone."""
+    tiers, sections = section_sizes(cache), map_sections(cache)
     if len(tiers) == 1:
-        return ()
+        return tuple(_of_slot(mirror, slot, size) for slot, size in enumerate(sections))
     return tuple(Heading(tier_title(tier, device), _details(mirror, cache, tier, size)) for tier, size in tiers.items())
+
+
+def _of_slot(mirror: Mirror, slot: int, size: int) -> Heading:
+    rows = slice(slot * size, (slot + 1) * size)
+    num_filled, owners = int(mirror.ledger.filled[rows].sum()), mirror.ledger.owner[rows]
+    assert mirror.hello is not None, "it has slots"
+    limit = mirror.hello.model.max_model_len or size * mirror.hello.cache.block_size
+    held = [f"{count(num_filled)} of {plural(limit, 'token')}"]
+    number = int(owners.max(initial=NO_OWNER))
+    if number != NO_OWNER and num_filled:
+        runs = bool((mirror.ledger.state[rows] == BlockState.ACTIVE).any())
+        held.append(f"{mirror.requests.request_id(number) or f'#{number}'}{'' if runs else ', ended'}")
+    return Heading(f"Slot {slot}", tuple(held))
 
 
 def _details(mirror: Mirror, cache: CacheInfo, tier: Tier, size: int) -> tuple[str, ...]:
