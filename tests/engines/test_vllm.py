@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import numpy as np
 import pytest
 
-from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
 from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -107,7 +107,8 @@ def hash_of(value: str | None) -> int:
 def differences(mirror: Mirror, truth: dict[str, Any], sizes: tuple[int, ...]) -> list[str]:
     """What the mirror has that vLLM has not, or the other way."""
     found = []
-    ledger, requests = mirror.ledger, mirror.requests
+    num_blocks, requests = mirror.hello.cache.num_blocks, mirror.requests
+    ledger = mirror.ledger.part(0, num_blocks)
     refs = np.array(truth["ref_counts"])
     hashes = np.array([hash_of(value) for value in truth["hashes"]], np.uint64)
     state = np.where(refs > 0, BlockState.ACTIVE, np.where(hashes != 0, BlockState.CACHED, BlockState.FREE))
@@ -120,6 +121,7 @@ def differences(mirror: Mirror, truth: dict[str, Any], sizes: tuple[int, ...]) -
                 owner_of.setdefault(block, []).append(request_id)
                 group_of[block] = group
     filled[(hashes != 0) & (refs == 0)] = [sizes[group] for group in ledger.group[(hashes != 0) & (refs == 0)]]
+    filled[truth["leaving"]] = ledger.filled[truth["leaving"]]  # of requests that ended already
     rows = slice(1, None)  # the null block is vLLM's own
     for name, expected in (("ref_count", refs), ("hash", hashes), ("state", state), ("filled", filled)):
         wrong = np.flatnonzero(getattr(ledger, name)[rows] != expected[rows]) + 1
@@ -169,6 +171,39 @@ def differences(mirror: Mirror, truth: dict[str, Any], sizes: tuple[int, ...]) -
         found.append(f"drafts: {counters.draft_tokens}, {counters.accepted_tokens}, not {truth['drafts']}")
     if (counters.num_running, counters.num_waiting) != (len(truth["running"]), truth["waiting"]):
         found.append(f"running, waiting: {counters.num_running}, {counters.num_waiting}")
+    return found + host_differences(mirror, truth, sizes)
+
+
+def host_differences(mirror: Mirror, truth: dict[str, Any], sizes: tuple[int, ...]) -> list[str]:
+    """The same for what is offloaded."""
+    cache, found = mirror.hello.cache, []
+    ledger = mirror.ledger.part(cache.num_blocks, cache.num_rows)
+    per_place = 2 if cache.num_host_blocks > 24 else 1
+    refs, hashes = np.zeros(ledger.num_blocks, int), np.zeros(ledger.num_blocks, np.uint64)
+    filled, group = np.zeros(ledger.num_blocks, int), np.zeros(ledger.num_blocks, int)
+    for key, place, count in truth["host"]:
+        rows = slice(place * per_place, (place + 1) * per_place)
+        group[rows] = int(key[-8:], 16)
+        refs[rows] = 1 if count < 0 else count
+        if count >= 0:
+            filled[rows], hashes[rows.stop - 1] = sizes[int(key[-8:], 16)], hash_of(key)
+    state = np.where(refs > 0, BlockState.ACTIVE, np.where(filled > 0, BlockState.CACHED, BlockState.FREE))
+    last = np.arange(ledger.num_blocks) % per_place == per_place - 1
+    assert (ledger.tier == Tier.HOST).all()
+    for name, expected in (("ref_count", refs), ("state", state), ("filled", filled), ("group", group)):
+        wrong = np.flatnonzero(getattr(ledger, name) != expected)
+        found += [f"{name} of host {row}: {getattr(ledger, name)[row]}, not {expected[row]}" for row in wrong[:3]]
+    wrong = np.flatnonzero((ledger.hash != hashes) & last)
+    found += [f"hash of host {row}: {ledger.hash[row]}, not {hashes[row]}" for row in wrong[:3]]
+    wrong = np.flatnonzero(~last & (filled > 0) & ((ledger.hash == 0) | (ledger.hash != np.roll(ledger.parent, -1))))
+    found += [f"host {row} is not the parent of the next" for row in wrong[:3]]
+    pool = mirror.ledger.part(0, cache.num_blocks)
+    own = dict(zip(pool.hash.tolist(), pool.parent.tolist(), strict=True))
+    found += [
+        f"parent of host {row}: {ledger.parent[row]}, the pool has {own[value]}"
+        for row, value in enumerate(ledger.hash.tolist())
+        if value and value in own and own[value] != ledger.parent[row]
+    ]
     return found
 
 
@@ -186,7 +221,9 @@ def truth_at(lines: TextIO, step: int) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["full", "window", "state", "drafts", "loads"])
+@pytest.mark.parametrize(
+    "kind", ["full", "window", "state", "drafts", "loads", "offload", "offload-chunks", "offload-window"]
+)
 def test_each_row_is_what_vllm_has(kind, drive):
     driven = drive(kind, seed=7)
     watcher, wrong, kinds, num_compared = driven.watcher, [], set(), 0

@@ -18,7 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pretended_worker import PretendedWorker
+
+KINDS = ("full", "window", "state", "drafts", "loads", "offload", "offload-chunks", "offload-window")
 BLOCK_SIZE = 16
+HOST_BYTES = 24 * 4096
+"""Little enough that offloaded blocks are evicted."""
 
 
 def kv_groups(kind: str) -> list[Any]:
@@ -28,9 +33,9 @@ def kv_groups(kind: str) -> list[Any]:
 
     attention = {"block_size": BLOCK_SIZE, "num_kv_heads": 2, "head_size": 16, "dtype": torch.bfloat16}
     full = KVCacheGroupSpec(["full.0"], FullAttentionSpec(**attention))
-    if kind in ("full", "drafts", "loads"):
+    if kind in ("full", "drafts", "loads", "offload", "offload-chunks"):
         return [full]
-    if kind == "window":
+    if kind in ("window", "offload-window"):
         return [full, KVCacheGroupSpec(["window.0"], SlidingWindowSpec(**attention, sliding_window=40))]
     page = full.kv_cache_spec.page_size_bytes
     spec = MambaSpec(block_size=512, shapes=((8,),), dtypes=(torch.float32,), page_size_padded=page)
@@ -38,7 +43,7 @@ def kv_groups(kind: str) -> list[Any]:
 
 
 def options_of(kind: str) -> dict[str, Any]:
-    """With which vLLM guesses tokens ahead, or loads KV from elsewhere."""
+    """With which vLLM guesses tokens ahead, loads KV from elsewhere, or offloads blocks to host memory."""
     if kind == "drafts":
         return {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}}
     if kind == "loads":
@@ -46,6 +51,18 @@ def options_of(kind: str) -> dict[str, Any]:
 
         connector = {"kv_connector": "SlowConnector", "kv_connector_module_path": "slow_connector"}
         return {"kv_transfer_config": KVTransferConfig(**connector, kv_role="kv_both")}
+    if kind.startswith("offload"):
+        from vllm.config import KVTransferConfig
+
+        more = {
+            "cpu_bytes_to_use": HOST_BYTES,
+            "block_size": 2 * BLOCK_SIZE if kind == "offload-chunks" else BLOCK_SIZE,
+        }
+        return {
+            "kv_transfer_config": KVTransferConfig(
+                kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=more
+            )
+        }
     return {}
 
 
@@ -97,6 +114,20 @@ class Driver:
         self.count = 0
         self.num_drafts = self.num_right = 0
         self.has_loaded: set[str] = set()
+        self.loading: dict[str, int] = getattr(scheduler.connector, "loading", {})
+        self.worker = PretendedWorker(self.random) if is_offloading(scheduler) else None
+        if self.worker is not None:
+            self.watch_loads(scheduler.connector)
+
+    def watch_loads(self, connector: Any) -> None:
+        """Note how many tokens of each request come."""
+        original = connector.update_state_after_alloc
+
+        def update_state_after_alloc(request: Any, blocks: Any, num_tokens: int) -> Any:
+            self.loading[request.request_id] = num_tokens
+            return original(request, blocks, num_tokens)
+
+        connector.update_state_after_alloc = update_state_after_alloc
 
     def add(self, num_prompt: int | None = None, max_tokens: int | None = None) -> None:
         from vllm import SamplingParams
@@ -127,6 +158,8 @@ class Driver:
         if not scheduler.has_requests():
             return False
         output = scheduler.schedule()
+        if self.worker is not None:
+            self.worker.begin(output.kv_connector_metadata)
         ids = list(output.num_scheduled_tokens)
         tokens = [self.sampled(each, output.scheduled_spec_decode_tokens.get(each, ())) for each in ids]
         outcome = ModelRunnerOutput(
@@ -136,7 +169,7 @@ class Driver:
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
-            kv_connector_output=self.loaded(),
+            kv_connector_output=self.loaded() if self.worker is None else self.worker.ended(),
         )
         scheduler.update_from_output(output, outcome)
         if scheduler.num_spec_tokens:
@@ -187,6 +220,8 @@ class Driver:
             self.scheduler.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
         elif chance < 0.331:
             self.scheduler.reset_prefix_cache()
+        elif chance < 0.332 and self.worker is not None:
+            self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
         elif chance < 0.334:
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
 
@@ -200,11 +235,19 @@ def truth_of(scheduler: Any, step: int, driver: Driver) -> dict[str, Any]:
     while block is not None and block.block_id >= 0:
         free.append(block.block_id)
         block = block.next_free_block
-    requests = scheduler.requests.values()
+    requests = [each for each in scheduler.requests.values() if not each.is_finished()]
+
+    leaving = [  # of those that ended while their blocks are written or read by a connector
+        block.block_id
+        for request in scheduler.requests.values()
+        if request.is_finished()
+        for group in groups
+        for block in group.req_to_blocks.get(request.request_id, ())
+    ]
 
     def loading_of(request: Any) -> int:
         is_loading = request.status.name == "WAITING_FOR_REMOTE_KVS"
-        return int(scheduler.connector.loading[request.request_id]) if is_loading else 0
+        return int(driver.loading[request.request_id]) if is_loading else 0
 
     return {
         "step": step,
@@ -212,8 +255,10 @@ def truth_of(scheduler: Any, step: int, driver: Driver) -> dict[str, Any]:
         "hashes": [None if block.block_hash is None else bytes(block.block_hash).hex() for block in blocks],
         "tables": {
             request_id: [[block.block_id for block in group.req_to_blocks.get(request_id, ())] for group in groups]
-            for request_id in scheduler.requests
+            for request_id in (each.request_id for each in requests)
         },
+        "leaving": leaving,
+        "host": host_truth(scheduler),
         "computed": {each.request_id: each.num_computed_tokens - loading_of(each) for each in requests},
         "outputs": {each.request_id: each.num_output_tokens for each in requests},
         "preemptions": {each.request_id: each.num_preemptions for each in requests},
@@ -223,6 +268,24 @@ def truth_of(scheduler: Any, step: int, driver: Driver) -> dict[str, Any]:
         "drafts": [driver.num_drafts, driver.num_right],
         "statuses": {each.request_id: each.status.name for each in requests},
     }
+
+
+def is_offloading(scheduler: Any) -> bool:
+    return getattr(scheduler.connector, "connector_scheduler", None) is not None
+
+
+def host_truth(scheduler: Any) -> list[tuple[str, int, int]]:
+    """Of all that is offloaded: key, place, and how many read it, -1 while it is written."""
+    if not is_offloading(scheduler):
+        return []
+    policy = scheduler.connector.connector_scheduler.manager._policy
+    chunks = getattr(policy, "chunks", None)
+    if chunks is None:
+        chunks = policy.blocks
+    return [
+        (key.hex(), getattr(each, "chunk_id", None) or getattr(each, "block_id", 0), each.ref_cnt)
+        for key, each in chunks.items()
+    ]
 
 
 def break_hook(name: str) -> None:
@@ -319,7 +382,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("drive", "cost"))
     parser.add_argument("--model", required=True)
-    parser.add_argument("--kind", choices=("full", "window", "state", "drafts", "loads"), default="full")
+    parser.add_argument("--kind", choices=KINDS, default="full")
     parser.add_argument("--num-blocks", type=int, default=64)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
