@@ -102,12 +102,12 @@ def make_scheduler(model: str, kind: str, num_blocks: int, max_num_seqs: int, bu
 class Driver:
     """Random requests, tokens, aborts and resets, always the same for a seed."""
 
-    def __init__(self, scheduler: Any, seed: int) -> None:
+    def __init__(self, scheduler: Any, seed: int, kind: str = "full") -> None:
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 
         init_none_hash(sha256)
-        self.scheduler = scheduler
+        self.scheduler, self.kind = scheduler, kind
         self.random = random.Random(seed)
         self.hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
         self.prefixes = [[self.random.randrange(3, 400) for _ in range(96)] for _ in range(4)]
@@ -215,15 +215,31 @@ class Driver:
         chance = self.random.random()
         if chance < 0.3 and len(self.scheduler.requests) < 12:
             self.add()
-        elif chance < 0.33 and self.scheduler.requests:
-            victim = self.random.choice(sorted(self.scheduler.requests))
-            self.scheduler.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
+        elif chance < 0.33 and (victims := self.may_be_aborted()):
+            self.scheduler.finish_requests(self.random.choice(victims), RequestStatus.FINISHED_ABORTED)
         elif chance < 0.331:
             self.scheduler.reset_prefix_cache()
-        elif chance < 0.332 and self.worker is not None:
-            self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
-        elif chance < 0.334:
+        elif chance < 0.334 and self.worker is None:
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
+        elif chance < 0.35 and self.worker is not None and not self.is_loading():
+            self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+
+    def may_be_aborted(self) -> list[str]:
+        """vLLM 0.26 offloads the whole prompt of whoever is aborted, and fails where it is not computed yet."""
+        import vllm
+
+        is_safe = self.worker is None or not vllm.__version__.startswith("0.26")
+        return sorted(
+            each.request_id
+            for each in self.scheduler.requests.values()
+            if is_safe or (each.status.name == "RUNNING" and each.num_computed_tokens >= each.num_tokens - 1)
+        )
+
+    def is_loading(self) -> bool:
+        """Blocks are held by those that do not run, so that vLLM refuses to forget all."""
+        running = {each.request_id for each in self.scheduler.running}
+        groups = self.scheduler.kv_cache_manager.coordinator.single_type_managers
+        return self.worker is not None and any(set(group.req_to_blocks) - running for group in groups)
 
 
 def truth_of(scheduler: Any, step: int, driver: Driver) -> dict[str, Any]:
@@ -259,6 +275,7 @@ def truth_of(scheduler: Any, step: int, driver: Driver) -> dict[str, Any]:
         },
         "leaving": leaving,
         "host": host_truth(scheduler),
+        "blocks_per_place": 2 if driver.kind == "offload-chunks" else 1,
         "computed": {each.request_id: each.num_computed_tokens - loading_of(each) for each in requests},
         "outputs": {each.request_id: each.num_output_tokens for each in requests},
         "preemptions": {each.request_id: each.num_preemptions for each in requests},
@@ -308,7 +325,7 @@ def drive(args: argparse.Namespace) -> None:
     if args.breaking:
         break_hook(args.breaking)
     scheduler = make_scheduler(args.model, args.kind, args.num_blocks, 8, 48)
-    driver = Driver(scheduler, args.seed)
+    driver = Driver(scheduler, args.seed, args.kind)
     original, steps = scheduler.update_from_output, 0
     with args.truth.open("w", buffering=1) as file:
 
