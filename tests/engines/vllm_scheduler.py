@@ -42,6 +42,18 @@ def kv_groups(kind: str) -> list[Any]:
     return [full, KVCacheGroupSpec(["state.0"], spec)]
 
 
+def kv_tensors(groups: list[Any], num_blocks: int) -> list[Any]:
+    """What versions before 0.32 take a block's bytes from."""
+    from dataclasses import fields
+
+    from vllm.v1.kv_cache_interface import KVCacheTensor
+
+    if "shared_by" not in {field.name for field in fields(KVCacheTensor)}:
+        return []
+    layers = [name for group in groups for name in group.layer_names]
+    return [KVCacheTensor(size=num_blocks * groups[0].kv_cache_spec.page_size_bytes, shared_by=layers)]
+
+
 def options_of(kind: str) -> dict[str, Any]:
     """With which vLLM guesses tokens ahead, loads KV from elsewhere, or offloads blocks to host memory."""
     if kind == "drafts":
@@ -88,7 +100,9 @@ def make_scheduler(model: str, kind: str, num_blocks: int, max_num_seqs: int, bu
     config = arguments.create_engine_config()
     config.cache_config.num_gpu_blocks = num_blocks
     config.cache_config.block_size = BLOCK_SIZE
-    cache = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=kv_groups(kind))
+    groups = kv_groups(kind)
+    tensors = kv_tensors(groups, num_blocks) if kind.startswith("offload") else []
+    cache = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
     return Scheduler(
         vllm_config=config,
         kv_cache_config=cache,
