@@ -14,10 +14,10 @@ class PretendedWorker:
         self._stores: list[int] = []
         self._loads: dict[int, str] = {}
         self._must_end: set[int] = set()
-        self.num_stored = self.num_loaded = 0
 
-    def begin(self, metadata: Any) -> None:
+    def begin(self, output: Any) -> None:
         """Transfers of a step, and those that must be over before its tokens are computed."""
+        metadata = output.kv_connector_metadata
         self._stores += metadata.store_jobs
         self._loads |= {job: load.req_id for job, load in metadata.load_jobs.items()}
         self._must_end |= set(metadata.jobs_to_flush or ())
@@ -32,6 +32,46 @@ class PretendedWorker:
         self._must_end.clear()
         self._stores = [job for job in self._stores if job not in stored]
         requests = {self._loads.pop(job) for job in sorted(loaded)}
-        self.num_stored, self.num_loaded = self.num_stored + len(stored), self.num_loaded + len(loaded)
         done = OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(sorted(stored | loaded), 1))
         return KVConnectorOutput(finished_recving=requests or None, kv_connector_worker_meta=done)
+
+
+class PretendedRequestWorker:
+    """The same of vLLM 0.20, where a request is written as a whole: it is over when all of its transfers are."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._random = chance
+        self._num_stores: dict[str, int] = {}
+        self._loads: list[str] = []
+        self._finished: set[str] = set()
+
+    def begin(self, output: Any) -> None:
+        metadata = output.kv_connector_metadata
+        for request in metadata.reqs_to_store:
+            self._num_stores[request] = self._num_stores.get(request, 0) + 1
+        for request in metadata.reqs_to_flush or ():
+            if request in self._num_stores:
+                self._num_stores[request] = 0
+        self._loads += metadata.reqs_to_load
+        self._finished |= output.finished_req_ids & self._num_stores.keys()
+
+    def ended(self) -> Any:
+        from vllm.v1.outputs import KVConnectorOutput
+
+        for request, count in self._num_stores.items():
+            if count and self._random.random() < 0.4:
+                self._num_stores[request] = count - 1
+        sent = {request for request in self._finished if not self._num_stores[request]}
+        loaded = {request for request in self._loads if self._random.random() < 0.4}
+        self._finished -= sent
+        self._num_stores = {name: count for name, count in self._num_stores.items() if name not in sent}
+        self._loads = [request for request in self._loads if request not in loaded]
+        return KVConnectorOutput(finished_sending=sent or None, finished_recving=loaded or None)
+
+
+def worker_for(chance: random.Random) -> PretendedWorker | PretendedRequestWorker:
+    """As this version of vLLM has it."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading import common
+
+    is_by_job = hasattr(common, "OffloadingWorkerMetadata")
+    return PretendedWorker(chance) if is_by_job else PretendedRequestWorker(chance)

@@ -68,6 +68,8 @@ class Driven:
     def wait(self, word: str) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            if line.strip() == "impossible":
+                pytest.skip("this version of vLLM cannot do it")
             if line.strip() == word:
                 return
         raise AssertionError(f"the driver ended: {self.process.wait()}")

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pretended_worker import PretendedWorker
+from pretended_worker import worker_for
 
 KINDS = ("full", "window", "state", "drafts", "loads", "offload", "offload-chunks", "offload-window")
 BLOCK_SIZE = 16
@@ -40,6 +40,14 @@ def kv_groups(kind: str) -> list[Any]:
     page = full.kv_cache_spec.page_size_bytes
     spec = MambaSpec(block_size=512, shapes=((8,),), dtypes=(torch.float32,), page_size_padded=page)
     return [full, KVCacheGroupSpec(["state.0"], spec)]
+
+
+def may_offload_groups() -> bool:
+    """vLLM 0.20 offloads only where there is one KV group."""
+    from vllm.distributed.kv_transfer.kv_connector.v1 import SupportsHMA
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+
+    return issubclass(OffloadingConnector, SupportsHMA)
 
 
 def kv_tensors(groups: list[Any], num_blocks: int) -> list[Any]:
@@ -100,6 +108,9 @@ def make_scheduler(model: str, kind: str, num_blocks: int, max_num_seqs: int, bu
     config = arguments.create_engine_config()
     config.cache_config.num_gpu_blocks = num_blocks
     config.cache_config.block_size = BLOCK_SIZE
+    if kind == "offload-window" and not may_offload_groups():
+        print("impossible", flush=True)
+        sys.exit()
     groups = kv_groups(kind)
     tensors = kv_tensors(groups, num_blocks) if kind.startswith("offload") else []
     cache = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
@@ -129,7 +140,7 @@ class Driver:
         self.num_drafts = self.num_right = 0
         self.has_loaded: set[str] = set()
         self.loading: dict[str, int] = getattr(scheduler.connector, "loading", {})
-        self.worker = PretendedWorker(self.random) if is_offloading(scheduler) else None
+        self.worker = worker_for(self.random) if is_offloading(scheduler) else None
         if self.worker is not None:
             self.watch_loads(scheduler.connector)
 
@@ -173,7 +184,7 @@ class Driver:
             return False
         output = scheduler.schedule()
         if self.worker is not None:
-            self.worker.begin(output.kv_connector_metadata)
+            self.worker.begin(output)
         ids = list(output.num_scheduled_tokens)
         tokens = [self.sampled(each, output.scheduled_spec_decode_tokens.get(each, ())) for each in ids]
         outcome = ModelRunnerOutput(
