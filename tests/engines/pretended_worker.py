@@ -9,8 +9,10 @@ from typing import Any
 class PretendedWorker:
     """Of one scheduler. `begin` is given what each step would give to a worker."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self._random = chance
+    def __init__(self, chance: random.Random, blocks_per_place: int) -> None:
+        self._random, self._per_place = chance, blocks_per_place
+        self.skipped: dict[int, int] = {}
+        """Of each place, blocks at its beginning that were not written."""
         self._stores: list[int] = []
         self._loads: dict[int, str] = {}
         self._must_end: set[int] = set()
@@ -19,8 +21,21 @@ class PretendedWorker:
         """Transfers of a step, and those that must be over before its tokens are computed."""
         metadata = output.kv_connector_metadata
         self._stores += metadata.store_jobs
+        for job in metadata.store_jobs.values():
+            self._note_skipped(job.src_spec, job.dst_spec.block_ids.tolist())
         self._loads |= {job: load.req_id for job, load in metadata.load_jobs.items()}
         self._must_end |= set(metadata.jobs_to_flush or ())
+
+    def _note_skipped(self, source: Any, places: list[int]) -> None:
+        """As vLLM's worker counts which part of a place each block goes to."""
+        for first, count in zip(source.block_indices, source.group_sizes, strict=True):
+            skip = first % self._per_place if count else 0
+            num_places = -(-(skip + count) // self._per_place)
+            self.skipped |= dict.fromkeys(places[:num_places], 0)
+            if num_places:
+                self.skipped[places[0]] = skip
+            del places[:num_places]
+        assert not places
 
     def ended(self) -> Any:
         """What is over after a step."""
@@ -69,9 +84,9 @@ class PretendedRequestWorker:
         return KVConnectorOutput(finished_sending=sent or None, finished_recving=loaded or None)
 
 
-def worker_for(chance: random.Random) -> PretendedWorker | PretendedRequestWorker:
+def worker_for(chance: random.Random, blocks_per_place: int) -> PretendedWorker | PretendedRequestWorker:
     """As this version of vLLM has it."""
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading import common
 
     is_by_job = hasattr(common, "OffloadingWorkerMetadata")
-    return PretendedWorker(chance) if is_by_job else PretendedRequestWorker(chance)
+    return PretendedWorker(chance, blocks_per_place) if is_by_job else PretendedRequestWorker(chance)

@@ -20,10 +20,25 @@ from typing import Any
 
 from pretended_worker import worker_for
 
-KINDS = ("full", "window", "state", "drafts", "loads", "offload", "offload-chunks", "offload-window")
+KINDS = (
+    "full",
+    "window",
+    "state",
+    "drafts",
+    "loads",
+    "offload",
+    "offload-chunks",
+    "offload-window",
+    "offload-window-chunks",
+)
 BLOCK_SIZE = 16
 HOST_BYTES = 24 * 4096
 """Little enough that offloaded blocks are evicted."""
+
+
+def blocks_per_place(kind: str) -> int:
+    """Blocks that are offloaded together."""
+    return 2 if kind.endswith("chunks") else 1
 
 
 def kv_groups(kind: str) -> list[Any]:
@@ -35,7 +50,7 @@ def kv_groups(kind: str) -> list[Any]:
     full = KVCacheGroupSpec(["full.0"], FullAttentionSpec(**attention))
     if kind in ("full", "drafts", "loads", "offload", "offload-chunks"):
         return [full]
-    if kind in ("window", "offload-window"):
+    if "window" in kind:
         return [full, KVCacheGroupSpec(["window.0"], SlidingWindowSpec(**attention, sliding_window=40))]
     page = full.kv_cache_spec.page_size_bytes
     spec = MambaSpec(block_size=512, shapes=((8,),), dtypes=(torch.float32,), page_size_padded=page)
@@ -76,7 +91,7 @@ def options_of(kind: str) -> dict[str, Any]:
 
         more = {
             "cpu_bytes_to_use": HOST_BYTES,
-            "block_size": 2 * BLOCK_SIZE if kind == "offload-chunks" else BLOCK_SIZE,
+            "block_size": BLOCK_SIZE * blocks_per_place(kind),
         }
         return {
             "kv_transfer_config": KVTransferConfig(
@@ -108,7 +123,7 @@ def make_scheduler(model: str, kind: str, num_blocks: int, max_num_seqs: int, bu
     config = arguments.create_engine_config()
     config.cache_config.num_gpu_blocks = num_blocks
     config.cache_config.block_size = BLOCK_SIZE
-    if kind == "offload-window" and not may_offload_groups():
+    if kind.startswith("offload-window") and not may_offload_groups():
         print("impossible", flush=True)
         sys.exit()
     groups = kv_groups(kind)
@@ -140,7 +155,7 @@ class Driver:
         self.num_drafts = self.num_right = 0
         self.has_loaded: set[str] = set()
         self.loading: dict[str, int] = getattr(scheduler.connector, "loading", {})
-        self.worker = worker_for(self.random) if is_offloading(scheduler) else None
+        self.worker = worker_for(self.random, blocks_per_place(kind)) if is_offloading(scheduler) else None
         if self.worker is not None:
             self.watch_loads(scheduler.connector)
 
@@ -300,7 +315,8 @@ def truth_of(scheduler: Any, step: int, driver: Driver) -> dict[str, Any]:
         },
         "leaving": leaving,
         "host": host_truth(scheduler),
-        "blocks_per_place": 2 if driver.kind == "offload-chunks" else 1,
+        "blocks_per_place": blocks_per_place(driver.kind),
+        "skipped": getattr(driver.worker, "skipped", {}),
         "computed": {each.request_id: each.num_computed_tokens - loading_of(each) for each in requests},
         "outputs": {each.request_id: each.num_output_tokens for each in requests},
         "preemptions": {each.request_id: each.num_preemptions for each in requests},

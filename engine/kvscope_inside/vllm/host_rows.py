@@ -76,6 +76,16 @@ class HostRows:
             )
         return numbers
 
+    def skips(self, places: Iterable[int], starts: Sequence[int]) -> None:
+        """Of each group the first of these places is written from a block on, which is not its first."""
+        by_row = {content.rows.start: content for content in self._written.values()}
+        seen: set[int] = set()
+        for place in map(int, places):
+            content = by_row.get(self._rows_of(place).start)
+            if content is not None and content.group not in seen and content.group < len(starts):
+                seen.add(content.group)
+                content.filled[: starts[content.group]] = [0] * starts[content.group]
+
     def stored(self, step: int, keys: Iterable[bytes], is_whole: bool) -> None:
         """They can be found now, or were not written after all."""
         for key in keys:

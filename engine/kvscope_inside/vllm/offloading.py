@@ -17,6 +17,8 @@ _METHODS: Final = ("prepare_store", "complete_store", "prepare_load", "complete_
 class Offloading(NamedTuple):
     """The tier in host memory."""
 
+    side: Any
+    """Of the connector, on the scheduler's side."""
     manager: Any
     """Who gives its places out."""
     num_places: int
@@ -33,7 +35,7 @@ def offloading_of(scheduler: Any) -> Offloading | None:
     for connector in _connectors(getattr(scheduler, "connector", None)):
         side = getattr(connector, "connector_scheduler", None)
         manager = _of_host_memory(getattr(side, "manager", None))
-        found = Offloading(manager, _num_places(manager), _blocks_per_place(getattr(side, "config", None)))
+        found = Offloading(side, manager, _num_places(manager), _blocks_per_place(getattr(side, "config", None)))
         if all(hasattr(manager, name) for name in _METHODS) and 0 < found.num_blocks <= MAX_BLOCKS:
             return found
     return None
@@ -52,7 +54,7 @@ def untold(scheduler: Any) -> str:
 
 
 def note_offloading(hooks: Hooks, offloading: Offloading, happen: Callable[..., None]) -> None:
-    """Hooks on its manager; `happen` is given a word and what it is about, on the engine core's thread."""
+    """Hooks on it; `happen` is given a word and what it is about, on the engine core's thread."""
 
     def stores(result: Any, keys: Any, context: Any = None, *_: Any, **named: Any) -> None:
         if result is not None and result.keys_to_store:
@@ -69,7 +71,15 @@ def note_offloading(hooks: Hooks, offloading: Offloading, happen: Callable[..., 
     def was_read(keys: Iterable[bytes], *_: Any, **__: Any) -> None:
         happen("was read", tuple(keys))
 
+    def skips(result: Any, *_: Any, **__: Any) -> None:
+        for job in getattr(result, "store_jobs", {}).values():
+            starts = [start % offloading.blocks_per_place for start in job.src_spec.block_indices]
+            if any(starts):
+                happen("skips", job.dst_spec.block_ids, starts)
+
     manager = offloading.manager
+    if offloading.blocks_per_place > 1 and hasattr(offloading.side, "build_connector_meta"):
+        hooks.after(offloading.side, "build_connector_meta", skips)
     # Tiers below it call the same methods by names of their own.
     for name in _there(manager, "prepare_store", "prepare_write"):
         hooks.after(manager, name, stores)

@@ -457,6 +457,9 @@ class Replay:
     def _stored(self, step: _Step, keys: Iterable[bytes], is_whole: bool) -> None:
         self._host.stored(step.number, keys, is_whole)
 
+    def _skips(self, step: _Step, places: Iterable[int], starts: Sequence[int]) -> None:
+        self._host.skips(places, starts)
+
     def _reads(self, step: _Step, places: Iterable[int]) -> None:
         self._host.reads(step.number, places)
 
@@ -712,6 +715,7 @@ _HANDLERS: Final[dict[str, Callable[..., None]]] = {
     "let go": Replay._let_go,
     "stores": Replay._stores,
     "stored": Replay._stored,
+    "skips": Replay._skips,
     "reads": Replay._reads,
     "was read": Replay._was_read,
     "emptied": Replay._emptied,
