@@ -288,10 +288,12 @@ def test_each_row_is_what_vllm_has(kind, drive):
         "_got_new",
         "_hit",
         "_cached",
+        "happen",
     ],
 )
 def test_a_hook_that_raises_changes_nothing_of_what_vllm_does(hook, drive, tmp_path, engines, engine_env, model_folder):
-    driven = drive("full", 3, "--breaking", hook)
+    kind = "offload" if hook == "happen" else "full"
+    driven = drive(kind, 3, "--breaking", hook)
     driven.go_on()
     driven.wait("done")
     reason = driven.watcher.goodbye(seconds=10)
@@ -300,6 +302,7 @@ def test_a_hook_that_raises_changes_nothing_of_what_vllm_does(hook, drive, tmp_p
     (tmp_path / "plain").mkdir()
     plain = {name: value for name, value in engine_env.items() if name != "KVSCOPE_INSIDE"}
     options = ["--model", str(model_folder), "--steps", str(NUM_STEPS), "--num-blocks", NUM_BLOCKS, "--seed", "3"]
+    options += ["--kind", kind]
     subprocess.run(
         [str(engines / "bin/python"), str(DRIVER), "drive", *options, "--truth", str(tmp_path / "plain/truth.jsonl")],
         env=plain,

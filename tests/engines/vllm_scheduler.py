@@ -412,8 +412,8 @@ def cost(args: argparse.Namespace) -> None:
     Hooks.after, Hooks.before = timed(Hooks.after), timed(Hooks.before)
     os.environ["KVSCOPE_INSIDE"] = args.endpoint
     load()
-    scheduler = make_scheduler(args.model, "full", args.num_blocks, 256, 8192)
-    driver = Driver(scheduler, 1)
+    scheduler = make_scheduler(args.model, args.kind, args.num_blocks, 256, 8192)
+    driver = Driver(scheduler, 1, args.kind)
     gc.collect()
     gc.freeze()  # as the engine core does
     for _ in range(256):
