@@ -30,6 +30,7 @@ def engine_env() -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",  # sets of request ids are walked in the same order each time
     }
 
 

@@ -18,7 +18,27 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pretended_worker import worker_for
+
+KINDS = (
+    "full",
+    "window",
+    "state",
+    "drafts",
+    "loads",
+    "offload",
+    "offload-chunks",
+    "offload-window",
+    "offload-window-chunks",
+)
 BLOCK_SIZE = 16
+HOST_BYTES = 24 * 4096
+"""Little enough that offloaded blocks are evicted."""
+
+
+def blocks_per_place(kind: str) -> int:
+    """Blocks that are offloaded together."""
+    return 2 if kind.endswith("chunks") else 1
 
 
 def kv_groups(kind: str) -> list[Any]:
@@ -28,17 +48,37 @@ def kv_groups(kind: str) -> list[Any]:
 
     attention = {"block_size": BLOCK_SIZE, "num_kv_heads": 2, "head_size": 16, "dtype": torch.bfloat16}
     full = KVCacheGroupSpec(["full.0"], FullAttentionSpec(**attention))
-    if kind in ("full", "drafts", "loads"):
+    if kind in ("full", "drafts", "loads", "offload", "offload-chunks"):
         return [full]
-    if kind == "window":
+    if "window" in kind:
         return [full, KVCacheGroupSpec(["window.0"], SlidingWindowSpec(**attention, sliding_window=40))]
     page = full.kv_cache_spec.page_size_bytes
     spec = MambaSpec(block_size=512, shapes=((8,),), dtypes=(torch.float32,), page_size_padded=page)
     return [full, KVCacheGroupSpec(["state.0"], spec)]
 
 
+def may_offload_groups() -> bool:
+    """vLLM 0.20 offloads only where there is one KV group."""
+    from vllm.distributed.kv_transfer.kv_connector.v1 import SupportsHMA
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+
+    return issubclass(OffloadingConnector, SupportsHMA)
+
+
+def kv_tensors(groups: list[Any], num_blocks: int) -> list[Any]:
+    """What versions before 0.32 take a block's bytes from."""
+    from dataclasses import fields
+
+    from vllm.v1.kv_cache_interface import KVCacheTensor
+
+    if "shared_by" not in {field.name for field in fields(KVCacheTensor)}:
+        return []
+    layers = [name for group in groups for name in group.layer_names]
+    return [KVCacheTensor(size=num_blocks * groups[0].kv_cache_spec.page_size_bytes, shared_by=layers)]
+
+
 def options_of(kind: str) -> dict[str, Any]:
-    """With which vLLM guesses tokens ahead, or loads KV from elsewhere."""
+    """With which vLLM guesses tokens ahead, loads KV from elsewhere, or offloads blocks to host memory."""
     if kind == "drafts":
         return {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}}
     if kind == "loads":
@@ -46,6 +86,18 @@ def options_of(kind: str) -> dict[str, Any]:
 
         connector = {"kv_connector": "SlowConnector", "kv_connector_module_path": "slow_connector"}
         return {"kv_transfer_config": KVTransferConfig(**connector, kv_role="kv_both")}
+    if kind.startswith("offload"):
+        from vllm.config import KVTransferConfig
+
+        more = {
+            "cpu_bytes_to_use": HOST_BYTES,
+            "block_size": BLOCK_SIZE * blocks_per_place(kind),
+        }
+        return {
+            "kv_transfer_config": KVTransferConfig(
+                kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=more
+            )
+        }
     return {}
 
 
@@ -71,7 +123,12 @@ def make_scheduler(model: str, kind: str, num_blocks: int, max_num_seqs: int, bu
     config = arguments.create_engine_config()
     config.cache_config.num_gpu_blocks = num_blocks
     config.cache_config.block_size = BLOCK_SIZE
-    cache = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=kv_groups(kind))
+    if kind.startswith("offload-window") and not may_offload_groups():
+        print("impossible", flush=True)
+        sys.exit()
+    groups = kv_groups(kind)
+    tensors = kv_tensors(groups, num_blocks) if kind.startswith("offload") else []
+    cache = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
     return Scheduler(
         vllm_config=config,
         kv_cache_config=cache,
@@ -85,18 +142,32 @@ def make_scheduler(model: str, kind: str, num_blocks: int, max_num_seqs: int, bu
 class Driver:
     """Random requests, tokens, aborts and resets, always the same for a seed."""
 
-    def __init__(self, scheduler: Any, seed: int) -> None:
+    def __init__(self, scheduler: Any, seed: int, kind: str = "full") -> None:
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 
         init_none_hash(sha256)
-        self.scheduler = scheduler
+        self.scheduler, self.kind = scheduler, kind
         self.random = random.Random(seed)
         self.hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
         self.prefixes = [[self.random.randrange(3, 400) for _ in range(96)] for _ in range(4)]
         self.count = 0
         self.num_drafts = self.num_right = 0
         self.has_loaded: set[str] = set()
+        self.loading: dict[str, int] = getattr(scheduler.connector, "loading", {})
+        self.worker = worker_for(self.random, blocks_per_place(kind)) if is_offloading(scheduler) else None
+        if self.worker is not None:
+            self.watch_loads(scheduler.connector)
+
+    def watch_loads(self, connector: Any) -> None:
+        """Note how many tokens of each request come."""
+        original = connector.update_state_after_alloc
+
+        def update_state_after_alloc(request: Any, blocks: Any, num_tokens: int) -> Any:
+            self.loading[request.request_id] = num_tokens
+            return original(request, blocks, num_tokens)
+
+        connector.update_state_after_alloc = update_state_after_alloc
 
     def add(self, num_prompt: int | None = None, max_tokens: int | None = None) -> None:
         from vllm import SamplingParams
@@ -127,6 +198,8 @@ class Driver:
         if not scheduler.has_requests():
             return False
         output = scheduler.schedule()
+        if self.worker is not None:
+            self.worker.begin(output)
         ids = list(output.num_scheduled_tokens)
         tokens = [self.sampled(each, output.scheduled_spec_decode_tokens.get(each, ())) for each in ids]
         outcome = ModelRunnerOutput(
@@ -136,7 +209,7 @@ class Driver:
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
-            kv_connector_output=self.loaded(),
+            kv_connector_output=self.loaded() if self.worker is None else self.worker.ended(),
         )
         scheduler.update_from_output(output, outcome)
         if scheduler.num_spec_tokens:
@@ -182,13 +255,31 @@ class Driver:
         chance = self.random.random()
         if chance < 0.3 and len(self.scheduler.requests) < 12:
             self.add()
-        elif chance < 0.33 and self.scheduler.requests:
-            victim = self.random.choice(sorted(self.scheduler.requests))
-            self.scheduler.finish_requests(victim, RequestStatus.FINISHED_ABORTED)
+        elif chance < 0.33 and (victims := self.may_be_aborted()):
+            self.scheduler.finish_requests(self.random.choice(victims), RequestStatus.FINISHED_ABORTED)
         elif chance < 0.331:
             self.scheduler.reset_prefix_cache()
-        elif chance < 0.334:
+        elif chance < 0.334 and self.worker is None:
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
+        elif chance < 0.35 and self.worker is not None and not self.is_loading():
+            self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+
+    def may_be_aborted(self) -> list[str]:
+        """vLLM 0.26 offloads the whole prompt of whoever is aborted, and fails where it is not computed yet."""
+        import vllm
+
+        is_safe = self.worker is None or not vllm.__version__.startswith("0.26")
+        return sorted(
+            each.request_id
+            for each in self.scheduler.requests.values()
+            if is_safe or (each.status.name == "RUNNING" and each.num_computed_tokens >= each.num_tokens - 1)
+        )
+
+    def is_loading(self) -> bool:
+        """Blocks are held by those that do not run, so that vLLM refuses to forget all."""
+        running = {each.request_id for each in self.scheduler.running}
+        groups = self.scheduler.kv_cache_manager.coordinator.single_type_managers
+        return self.worker is not None and any(set(group.req_to_blocks) - running for group in groups)
 
 
 def truth_of(scheduler: Any, step: int, driver: Driver) -> dict[str, Any]:
@@ -200,11 +291,19 @@ def truth_of(scheduler: Any, step: int, driver: Driver) -> dict[str, Any]:
     while block is not None and block.block_id >= 0:
         free.append(block.block_id)
         block = block.next_free_block
-    requests = scheduler.requests.values()
+    requests = [each for each in scheduler.requests.values() if not each.is_finished()]
+
+    leaving = [  # of those that ended while their blocks are written or read by a connector
+        block.block_id
+        for request in scheduler.requests.values()
+        if request.is_finished()
+        for group in groups
+        for block in group.req_to_blocks.get(request.request_id, ())
+    ]
 
     def loading_of(request: Any) -> int:
         is_loading = request.status.name == "WAITING_FOR_REMOTE_KVS"
-        return int(scheduler.connector.loading[request.request_id]) if is_loading else 0
+        return int(driver.loading[request.request_id]) if is_loading else 0
 
     return {
         "step": step,
@@ -212,8 +311,12 @@ def truth_of(scheduler: Any, step: int, driver: Driver) -> dict[str, Any]:
         "hashes": [None if block.block_hash is None else bytes(block.block_hash).hex() for block in blocks],
         "tables": {
             request_id: [[block.block_id for block in group.req_to_blocks.get(request_id, ())] for group in groups]
-            for request_id in scheduler.requests
+            for request_id in (each.request_id for each in requests)
         },
+        "leaving": leaving,
+        "host": host_truth(scheduler),
+        "blocks_per_place": blocks_per_place(driver.kind),
+        "skipped": getattr(driver.worker, "skipped", {}),
         "computed": {each.request_id: each.num_computed_tokens - loading_of(each) for each in requests},
         "outputs": {each.request_id: each.num_output_tokens for each in requests},
         "preemptions": {each.request_id: each.num_preemptions for each in requests},
@@ -223,6 +326,24 @@ def truth_of(scheduler: Any, step: int, driver: Driver) -> dict[str, Any]:
         "drafts": [driver.num_drafts, driver.num_right],
         "statuses": {each.request_id: each.status.name for each in requests},
     }
+
+
+def is_offloading(scheduler: Any) -> bool:
+    return getattr(scheduler.connector, "connector_scheduler", None) is not None
+
+
+def host_truth(scheduler: Any) -> list[tuple[str, int, int]]:
+    """Of all that is offloaded: key, place, and how many read it, -1 while it is written."""
+    if not is_offloading(scheduler):
+        return []
+    policy = scheduler.connector.connector_scheduler.manager._policy
+    chunks = getattr(policy, "chunks", None)
+    if chunks is None:
+        chunks = policy.blocks
+    return [
+        (key.hex(), getattr(each, "chunk_id", None) or getattr(each, "block_id", 0), each.ref_cnt)
+        for key, each in chunks.items()
+    ]
 
 
 def break_hook(name: str) -> None:
@@ -245,7 +366,7 @@ def drive(args: argparse.Namespace) -> None:
     if args.breaking:
         break_hook(args.breaking)
     scheduler = make_scheduler(args.model, args.kind, args.num_blocks, 8, 48)
-    driver = Driver(scheduler, args.seed)
+    driver = Driver(scheduler, args.seed, args.kind)
     original, steps = scheduler.update_from_output, 0
     with args.truth.open("w", buffering=1) as file:
 
@@ -291,8 +412,8 @@ def cost(args: argparse.Namespace) -> None:
     Hooks.after, Hooks.before = timed(Hooks.after), timed(Hooks.before)
     os.environ["KVSCOPE_INSIDE"] = args.endpoint
     load()
-    scheduler = make_scheduler(args.model, "full", args.num_blocks, 256, 8192)
-    driver = Driver(scheduler, 1)
+    scheduler = make_scheduler(args.model, args.kind, args.num_blocks, 256, 8192)
+    driver = Driver(scheduler, 1, args.kind)
     gc.collect()
     gc.freeze()  # as the engine core does
     for _ in range(256):
@@ -319,7 +440,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("drive", "cost"))
     parser.add_argument("--model", required=True)
-    parser.add_argument("--kind", choices=("full", "window", "state", "drafts", "loads"), default="full")
+    parser.add_argument("--kind", choices=KINDS, default="full")
     parser.add_argument("--num-blocks", type=int, default=64)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)

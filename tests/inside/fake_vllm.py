@@ -157,6 +157,56 @@ class Pool:
             block._block_hash = None
 
 
+class OffloadingManager:
+    """Of places in host memory, each for `blocks_per_place` blocks; the oldest that nobody reads make way."""
+
+    def __init__(self, num_places: int) -> None:
+        self._num_chunks = num_places
+        self.places: dict[bytes, int] = {}
+        self.refs: dict[bytes, int] = {}
+        """-1: it is being written."""
+
+    def prepare_store(self, keys: Iterable[bytes], req_context: Any) -> Any:
+        fresh = [key for key in keys if key not in self.places]
+        free = [place for place in range(self._num_chunks) if place not in self.places.values()]
+        idle = [key for key in self.places if not self.refs[key]]
+        evicted = idle[: max(0, len(fresh) - len(free))]
+        if len(free) + len(evicted) < len(fresh):
+            return None
+        free += [self.places.pop(key) for key in evicted]
+        for key, place in zip(fresh, free, strict=False):
+            self.places[key], self.refs[key] = place, -1
+        spec = SimpleNamespace(block_ids=[self.places[key] for key in fresh])
+        return SimpleNamespace(keys_to_store=fresh, store_spec=spec, evicted_keys=evicted)
+
+    def complete_store(self, keys: Iterable[bytes], req_context: Any, success: bool = True) -> None:
+        for key in keys:
+            self.refs[key] = 0
+            if not success:
+                del self.places[key]
+
+    def prepare_load(self, keys: Sequence[bytes], req_context: Any) -> Any:
+        for key in keys:
+            self.refs[key] += 1
+        return SimpleNamespace(block_ids=[self.places[key] for key in keys])
+
+    def complete_load(self, keys: Sequence[bytes], req_context: Any) -> None:
+        for key in keys:
+            self.refs[key] -= 1
+
+    def reset_cache(self) -> None:
+        self.places.clear()
+
+
+class OffloadingConnector:
+    def __init__(self, num_places: int, blocks_per_place: int) -> None:
+        config = SimpleNamespace(blocks_per_chunk=blocks_per_place)
+        self.connector_scheduler = SimpleNamespace(manager=OffloadingManager(num_places), config=config)
+
+    def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
+        """Tests load by hand."""
+
+
 class Connector:
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
         """There is nothing behind it."""
@@ -171,9 +221,16 @@ class Manager:
 class Scheduler:
     """First come, first served; the newest is preempted."""
 
-    def __init__(self, num_blocks: int = 16, budget: int = 12, max_running: int = 100) -> None:
+    def __init__(
+        self,
+        num_blocks: int = 16,
+        budget: int = 12,
+        max_running: int = 100,
+        num_places: int = 0,
+        blocks_per_place: int = 1,
+    ) -> None:
         self.pool, self.manager, self.budget, self.max_running = Pool(num_blocks), Manager(), budget, max_running
-        self.connector = Connector()
+        self.connector = OffloadingConnector(num_places, blocks_per_place) if num_places else Connector()
         self.skipped_waiting: list[Request] = []
         self.kv_cache_manager = SimpleNamespace(
             block_pool=self.pool, coordinator=SimpleNamespace(single_type_managers=[self.manager])

@@ -6,10 +6,11 @@ import random
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tests.inside.conftest import hello_of
 
 from kvscope_inside import CacheState, KnownRequest
-from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.validity import check_frame, check_snapshot
 from kvscope_telemetry.state.coalesce import coalesce
@@ -28,6 +29,12 @@ def equal(mirror: Mirror, state: CacheState) -> bool:
         and numbers == sorted(state.requests)
         and all(mirror.requests.table(number, group).tolist() == table for (number, group), table in tables.items())
     )
+
+
+def test_rows_behind_the_pools_are_those_of_the_lower_tiers() -> None:
+    hello = hello_of(4)
+    state = CacheState(replace(hello, cache=replace(hello.cache, num_host_blocks=3, num_disk_blocks=2)))
+    assert state.ledger.tier.tolist() == [Tier.HBM] * 4 + [Tier.HOST] * 3 + [Tier.DISK] * 2
 
 
 @pytest.mark.parametrize("num_groups", [1, 3])

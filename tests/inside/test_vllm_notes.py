@@ -14,9 +14,11 @@ from tests.inside.fake_vllm import SIZE, Request, Scheduler, Status
 
 from kvscope_inside import CacheState
 from kvscope_inside.hooks import Hooks
+from kvscope_inside.vllm.block_texts import hash_of_row
 from kvscope_inside.vllm.notes import StepNotes
+from kvscope_inside.vllm.offloading import offloading_of, untold
 from kvscope_inside.vllm.replay import Replay
-from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
 from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.telemetry import Event, Frame
 
@@ -30,9 +32,12 @@ class Told:
         self.scheduler = Scheduler(**options)
         hello = hello_of(len(self.scheduler.pool.blocks), num_reserved=1)
         limits = {"max_num_seqs": 100, "max_num_batched_tokens": 1000} | (limits or {})
+        offloading = offloading_of(self.scheduler)
+        limits["num_host_blocks"] = offloading.num_blocks if offloading is not None else 0
+        self.per_place = offloading.blocks_per_place if offloading is not None else 1
         self.state = CacheState(replace(hello, cache=replace(hello.cache, **limits)))
         self.notes = StepNotes(self.scheduler, self.hooks, lambda: None)
-        self.replay = Replay(self.state, hash_block_size=SIZE)
+        self.replay = Replay(self.state, hash_block_size=SIZE, blocks_per_place=self.per_place)
         self.frames: list[Frame] = []
 
     def add(self, name: str, tokens: list[int], max_tokens: int = 5, **more: Any) -> Request:
@@ -80,7 +85,42 @@ class Told:
                     found.append(f"filled of {block}")
         if set(self.scheduler.requests) != {each.info.request_id for each in self.state.requests.values()}:
             found.append("requests")
+        return found + (self.host_differences() if ledger.num_blocks > len(self.scheduler.pool.blocks) else [])
+
+    @property
+    def manager(self) -> Any:
+        """Of what is offloaded."""
+        return self.scheduler.connector.connector_scheduler.manager
+
+    def host_differences(self) -> list[str]:
+        cache, manager = self.state.hello.cache, self.manager
+        ledger, found = self.state.ledger.part(cache.num_blocks, cache.num_rows), []
+        states = np.full(ledger.num_blocks, BlockState.FREE)
+        for key, place in manager.places.items():
+            rows, refs = slice(place * self.per_place, (place + 1) * self.per_place), manager.refs[key]
+            states[rows] = BlockState.ACTIVE if refs else BlockState.CACHED
+            own = 0 if refs < 0 else hash_of_row(key)
+            told = (int(ledger.hash[rows][-1]), set(ledger.ref_count[rows].tolist()), set(ledger.filled[rows].tolist()))
+            if told != (own, {abs(refs)}, {0 if refs < 0 else SIZE}):
+                found.append(f"place {place}: {told}, not {own}, {refs}")
+            if refs >= 0 and (ledger.hash[rows][:-1] != ledger.parent[rows][1:]).any():
+                found.append(f"place {place}: its blocks do not follow each other")
+        if (ledger.state != states).any() or (ledger.tier != Tier.HOST).any():
+            found.append(f"states of host memory: {ledger.state}, not {states}")
+        free = states == BlockState.FREE
+        if ledger.hash[free].any() or ledger.filled[free].any() or (ledger.owner[free] != NO_OWNER).any():
+            found.append("free places hold something")
         return found
+
+    def keys(self, request: Request) -> list[bytes]:
+        """Of its text as far as it is computed, a key a place."""
+        num_full = request.num_computed_tokens // SIZE
+        return [value + bytes(4) for value in request.block_hashes[self.per_place - 1 : num_full : self.per_place]]
+
+    def offload(self, request: Request) -> list[bytes]:
+        """What is there of it, which is being written then."""
+        output = self.manager.prepare_store(self.keys(request), SimpleNamespace(req_id=request.request_id))
+        return output.keys_to_store if output is not None else []
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -108,6 +148,72 @@ def test_whatever_happens_is_told_as_it_is(seed: int) -> None:
     assert totals["generation_tokens"] == sum(
         len(frame.first_token_ns + frame.inter_token_ns) // 8 for frame in told.frames
     )
+
+
+@pytest.mark.parametrize("blocks_per_place", [1, 2, 3])
+def test_what_is_offloaded_is_told_as_it_is(blocks_per_place: int) -> None:
+    told = Told(num_blocks=30, budget=40, num_places=6, blocks_per_place=blocks_per_place)
+    chance, writing, reading = random.Random(blocks_per_place), set[bytes](), list[bytes]()
+    prefix = [chance.randrange(50) for _ in range(12)]
+    kinds: set[str] = set()
+    for step in range(400):
+        if chance.random() < 0.4 and len(told.scheduler.requests) < 4:
+            told.add(f"r{step}", prefix + [chance.randrange(50) for _ in range(9)], chance.randrange(1, 20))
+        if told.scheduler.running:
+            writing |= set(told.offload(chance.choice(told.scheduler.running)))
+        done = {key for key in sorted(writing) if chance.random() < 0.5}
+        told.manager.complete_store(done, None, success=chance.random() < 0.8)
+        writing -= done
+        there = [key for key in told.manager.places if key not in writing]
+        if there and chance.random() < 0.4:
+            reading.append(chance.choice(there))
+            told.manager.prepare_load(reading[-1:], None)
+        if reading and chance.random() < 0.5:
+            told.manager.complete_load([reading.pop(0)], None)
+        if chance.random() < 0.02:
+            told.manager.reset_cache()
+            writing.clear()
+            reading.clear()
+        kinds |= {event.kind for event in told.step()}
+    assert "evicted" in kinds
+    assert told.state.totals["offloaded_blocks"] > 50
+    assert any(frame.moves.saved for frame in told.frames)
+
+
+def test_an_offloaded_block_follows_the_pools_and_says_its_text() -> None:
+    told = Told(num_blocks=30, budget=40, num_places=3)
+    request = told.add("first", list(range(13)), 3)
+    told.step()
+    keys = told.offload(request)
+    told.step()
+    rows, table = [30, 31, 32], told.state.requests[1].tables[0][:3]
+    ledger = told.state.ledger
+    assert set(ledger.owner[rows].tolist()) == {1}
+    told.manager.complete_store(keys, None)
+    told.step()
+    assert ledger.hash[rows].tolist() == ledger.hash[table].tolist()
+    assert ledger.parent[rows].tolist() == ledger.parent[table].tolist()
+    assert [content.token_ids for content in told.replay.contents(rows)] == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)]
+    while told.scheduler.requests:
+        told.step()
+    other = told.add("other", list(range(20, 29)), 3)
+    told.step()
+    told.offload(other)
+    event = by_kind(told.step(), "evicted")
+    assert "2 blocks were evicted from host memory, where blocks of request #2 are kept now" in event.cause
+    assert told.replay.contents([30])[0].token_ids == ()
+
+
+def test_what_a_connector_keeps_and_is_not_told_is_named() -> None:
+    assert untold(Scheduler()) == "blocks that Connector may keep outside the pool are not told"
+    scheduler = Scheduler(num_places=4)
+    assert untold(scheduler) == ""
+    scheduler.connector.connector_scheduler.manager.secondary_tiers = [SimpleNamespace()]
+    scheduler.connector = SimpleNamespace(_connectors=[Scheduler().connector, scheduler.connector])
+    assert untold(scheduler) == "blocks that Connector, SimpleNamespace may keep outside the pool are not told"
+    found = offloading_of(scheduler)
+    assert found is not None
+    assert found.num_blocks == 4
 
 
 def by_kind(events: list[Event], kind: str) -> Event:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_inside import endpoints
+from kvscope_inside.vllm.offloading import offloading_of
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
@@ -39,7 +40,7 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
     config, cache = scheduler.vllm_config, scheduler.kv_cache_config
     groups = tuple(_group(group) for group in cache.kv_cache_groups)
     num_blocks = len(scheduler.kv_cache_manager.block_pool.blocks)
-    limits = scheduler.scheduler_config
+    limits, offloading = scheduler.scheduler_config, offloading_of(scheduler)
     return Hello(
         epoch=epoch,
         time_ns=time.monotonic_ns(),
@@ -53,6 +54,7 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
             prefix_caching=bool(config.cache_config.enable_prefix_caching),
             max_num_seqs=int(limits.max_num_seqs),
             max_num_batched_tokens=int(limits.max_num_batched_tokens),
+            num_host_blocks=offloading.num_blocks if offloading is not None else 0,
             has_parents=True,
             groups=groups,
             num_reserved_blocks=1,  # the null block

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from kvscope_inside.hooks import Hooks
+from kvscope_inside.vllm.offloading import note_offloading, offloading_of
 
 MAX_NOT_READY: Final = 256
 """Requests of which is noted at each step what they wait for beside room."""
@@ -81,7 +82,7 @@ class StepNotes:
         self._put(hooks)
 
     def happen(self, *happened: Any) -> None:
-        """Something that kvscope did to the engine between two steps."""
+        """Something beside what the scheduler and its pool do, on the engine core's thread."""
         self._happened.append(happened)
 
     def flush(self) -> None:
@@ -112,6 +113,8 @@ class StepNotes:
             hooks.after(queue, "prepend_n", lambda _, blocks: self._queued("first", blocks))
         if (connector := getattr(scheduler, "connector", None)) is not None:
             hooks.after(connector, "update_state_after_alloc", self._loads)
+        if (offloading := offloading_of(scheduler)) is not None:
+            note_offloading(hooks, offloading, self.happen)
         cached = self._by_name(pool, "cache_full_blocks", self._cached)
         if cached is not None:
             hooks.after(pool, "cache_full_blocks", cached)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from kvscope_inside.vllm.block_texts import BlockText, hash_of_row, key_of, low_bits, notes_of, text_of
+from kvscope_inside.vllm.host_rows import HostRows
 from kvscope_inside.vllm.notes import Note
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.commands import BlockContent
@@ -27,9 +29,8 @@ from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
 
 MAX_EVICTED_KNOWN: Final = 200_000
 """Hashes of which is remembered when they were evicted, the newest."""
-_U8: Final = (1 << 64) - 1
-_GROUP_MIX: Final = 0x9E3779B97F4A7C15
-"""Keeps apart the hashes that several KV groups have for one text."""
+_OFFLOADED_WITHIN: Final = 16
+"""Steps after a request ended in which vLLM may still offload its last blocks."""
 _ABORTED: Final = "FINISHED_ABORTED"
 _REASONS: Final = {
     _ABORTED: "aborted",
@@ -47,8 +48,6 @@ _NOT_READY: Final = {
 _FIRST_ORDER: Final = 1 << 31
 """In the middle, since blocks are queued at both ends."""
 _LAST_ORDER: Final = (1 << 32) - 1
-Notes = tuple[tuple[str, str], ...]
-"""Of a block beside its tokens: names and values."""
 
 
 @dataclass(slots=True)
@@ -61,6 +60,15 @@ class _Known:
     last_token_ns: int = 0
     num_loaded_tokens: int = 0
     """That came, or come, from elsewhere when it started last."""
+    places: dict[bytes, int] = field(default_factory=dict)
+    """Of its hashes, as many as were looked for: which of them each is."""
+
+    def place_of(self, value: bytes) -> int | None:
+        """Which of its hashes this is; None: it is not among them."""
+        hashes = self.theirs.block_hashes
+        for place in range(len(self.places), len(hashes)):
+            self.places.setdefault(hashes[place], place)
+        return self.places.get(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +81,6 @@ class _Preemption:
     num_given_out: int
     """Blocks that had been given out in the step: the next one goes to whom it was for."""
     asked_by: str
-
-
-@dataclass(slots=True)
-class _Text:
-    """What a cached block holds."""
-
-    number: int
-    """Of the request that it was written for."""
-    start: int
-    """Where in that one's text it begins."""
-    token_ids: array[int]
-    key: tuple[str, str]
-    """The adapter and the salt that its hash is of as well."""
-    notes: Notes
 
 
 @dataclass(slots=True)
@@ -109,10 +103,16 @@ class _Step:
 class Replay:
     """Changes `state` by notes, in their order. `hash_block_size`: tokens that one of a request's hashes is for;
     `by_priority`: the scheduler preempts by priority, not by arrival; `max_adapters`: of a batch, 0 where there are
-    none."""
+    none; `blocks_per_place`: blocks that are offloaded to host memory together."""
 
     def __init__(
-        self, state: CacheState, *, hash_block_size: int, by_priority: bool = False, max_adapters: int = 0
+        self,
+        state: CacheState,
+        *,
+        hash_block_size: int,
+        by_priority: bool = False,
+        max_adapters: int = 0,
+        blocks_per_place: int = 1,
     ) -> None:
         self.state = state
         self._sizes = state.hello.cache.block_sizes
@@ -120,8 +120,10 @@ class Replay:
         self._hash_block_size = hash_block_size
         self._by_priority, self._max_adapters = by_priority, max_adapters
         self._by_id: dict[str, _Known] = {}
+        self._ended: deque[tuple[int, _Known]] = deque()
+        """With the step when that was, the last few."""
         self._evicted_at: OrderedDict[int, int] = OrderedDict()
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, BlockText] = {}
         """By cached block."""
         self._first_texts: dict[bytes, int] = {}
         """By the tokens that texts begin with: the first cached block that holds them."""
@@ -129,7 +131,14 @@ class Replay:
         """Of whom is told what they wait for."""
         self._next_order = [0, 0]
         """Before the first and after the last of them that may be given out."""
-        self._queue(np.arange(self._reserved, state.ledger.num_blocks))
+        self._host = HostRows(
+            state,
+            self._texts,
+            self._of_text,
+            hash_block_size=hash_block_size,
+            blocks_per_place=blocks_per_place,
+        )
+        self._queue(np.arange(self._reserved, state.hello.cache.num_blocks))
 
     def apply(self, note: Note) -> Frame:
         """The frame of what the note is about."""
@@ -144,7 +153,10 @@ class Replay:
         self._causes(step)
         self._waits(step, note)
         ran = self._ran(note)
+        while self._ended and self._ended[0][0] + _OFFLOADED_WITHIN < step.number:
+            self._ended.popleft()
         for known in step.ended:
+            self._ended.append((step.number, known))
             if self._by_id.get(known.theirs.request_id) is known:
                 del self._by_id[known.theirs.request_id]
         state.totals["num_running"], state.totals["num_waiting"] = len(note.running), note.num_waiting
@@ -181,7 +193,7 @@ class Replay:
         if known is not None and block in known.told.tables[group]:
             start = known.told.tables[group].index(block) * self._sizes[group]
             tokens = known.theirs.all_token_ids[start : start + int(ledger.filled[block])]
-            notes = _notes_of(known.theirs, start, len(tokens))
+            notes = notes_of(known.theirs, start, len(tokens))
             return BlockContent(block=block, number=owner, start=start, token_ids=tuple(tokens), notes=notes)
         text = self._texts.get(block)
         if text is None:
@@ -234,11 +246,12 @@ class Replay:
             self.state.count(
                 admitted=1, prompt_tokens=max(0, num_prompt - num_cached), cached_tokens=min(num_cached, num_prompt)
             )
-        told.state, told.num_computed_tokens = RequestState.RUNNING, num_cached
+        before, told.state, told.num_computed_tokens = told.num_computed_tokens, RequestState.RUNNING, num_cached
         missed, token, at_step = self._missed(known.theirs, num_cached, num_known)
         num_loaded = -(-known.num_loaded_tokens // self._sizes[0])
         if known.num_loaded_tokens:
             self._set_filled(step, dict(self._filled(known, 0, num_cached)))
+            self._came(known, max(before, num_cached - known.num_loaded_tokens), num_cached)
             known.num_loaded_tokens = 0
         data = EventData(
             kind="started",
@@ -324,11 +337,14 @@ class Replay:
                 continue
             step.evicted.append(block)
             self._forget_text(block)
-            self._evicted_at[value] = step.number
-            self._evicted_at.move_to_end(value)
-            if len(self._evicted_at) > MAX_EVICTED_KNOWN:
-                self._evicted_at.popitem(last=False)
+            self._was_evicted(step, value)
             self.state.count(evicted_blocks=1)
+
+    def _was_evicted(self, step: _Step, value: int) -> None:
+        self._evicted_at[value] = step.number
+        self._evicted_at.move_to_end(value)
+        if len(self._evicted_at) > MAX_EVICTED_KNOWN:
+            self._evicted_at.popitem(last=False)
 
     def _forget_text(self, block: int) -> None:
         text = self._texts.pop(block, None)
@@ -337,9 +353,10 @@ class Replay:
 
     def _reset(self, step: _Step) -> None:
         ledger = self.state.ledger
-        hashed = np.flatnonzero(ledger.hash)
+        hashed = np.flatnonzero(ledger.hash[: self.state.hello.cache.num_blocks])
         idle = hashed[ledger.ref_count[hashed] == 0]
-        self._texts.clear()
+        for block in [block for block in self._texts if block < self.state.hello.cache.num_blocks]:
+            del self._texts[block]
         self._first_texts.clear()
         self._evicted_at.clear()
         self.state.set_blocks(hashed, hash=0, parent=0)
@@ -398,13 +415,11 @@ class Replay:
             if block < self._reserved:
                 continue
             before, start = place * per_block - 1, place * block_size
-            parent = _low_bits(hashes[before], group) if 0 <= before < len(hashes) else 0
-            own = _low_bits(hashes[before + per_block], group) if before + per_block < len(hashes) else 0
-            tokens = array("i", request.all_token_ids[start : start + block_size])
-            notes = _notes_of(request, start, block_size)
-            self._texts[block] = _Text(number, start, tokens, _key_of(request), notes)
+            parent = low_bits(hashes[before], group) if 0 <= before < len(hashes) else 0
+            own = low_bits(hashes[before + per_block], group) if before + per_block < len(hashes) else 0
+            text = self._texts[block] = text_of(request, number, start, block_size)
             if not start and group == 0:
-                self._first_texts.setdefault(tokens.tobytes(), block)
+                self._first_texts.setdefault(text.token_ids.tobytes(), block)
             full = min(block_size, self._sizes[group])
             self.state.set_blocks([block], hash=own, parent=parent, filled=full, group=group)
 
@@ -419,6 +434,52 @@ class Replay:
                 known.told.set_entry(table.index(block), 0, group)
         step.used.update(ids)
         self.state.touch(known.told)
+
+    # What happened in host memory.
+
+    def _stores(
+        self, step: _Step, keys: Sequence[bytes], places: Iterable[int], evicted: Sequence[bytes], request_id: str
+    ) -> None:
+        rows, hashes = self._host.evicted(evicted)
+        for value in hashes:
+            if value:
+                self._was_evicted(step, value)
+        numbers = self._host.stores(step.number, keys, places, request_id)
+        if not rows:
+            return
+        self.state.add_moves("evicted", rows)
+        what = "1 block was" if len(rows) == 1 else f"{len(rows)} blocks were"
+        whose = next((number for number in numbers if number), 0)
+        cause = f"{what} evicted from host memory, where blocks of request #{whose} are kept now"
+        event = Event(kind="evicted", time_ns=step.time_ns, other=whose, num_blocks=len(rows), cause=cause)
+        self.state.add_event(event)
+
+    def _stored(self, step: _Step, keys: Iterable[bytes], is_whole: bool) -> None:
+        self._host.stored(step.number, keys, is_whole)
+
+    def _skips(self, step: _Step, places: Iterable[int], starts: Sequence[int]) -> None:
+        self._host.skips(places, starts)
+
+    def _reads(self, step: _Step, places: Iterable[int]) -> None:
+        self._host.reads(step.number, places)
+
+    def _was_read(self, step: _Step, keys: Iterable[bytes]) -> None:
+        self._host.was_read(step.number, keys)
+
+    def _emptied(self, step: _Step) -> None:
+        count = self._host.emptied()
+        cause = f"host memory was emptied: {count} blocks"
+        self.state.add_event(Event(kind="note", time_ns=step.time_ns, num_blocks=count, cause=cause))
+
+    def _of_text(self, value: bytes, request_id: str) -> tuple[Any, int, int] | None:
+        """Whose text a block's hash is of, as `HostRows` asks."""
+        named = self._by_id.get(request_id)
+        others = (*self._by_id.values(), *(known for _, known in reversed(self._ended)))
+        for known in ((named,) if named is not None else ()) + others:
+            place = known.place_of(value)
+            if place is not None:
+                return known.theirs, known.told.number, place
+        return None
 
     def _paused(self, step: _Step, by: str) -> None:
         data = EventData(kind="engine_paused", by=by)
@@ -484,7 +545,7 @@ class Replay:
         if last:
             ids, places = np.array(list(last), np.uint32), list(last.values())
             refs = np.array([note.ref_counts[place] for place in places], np.int32)
-            hashes = np.array([_hash_of_row(note.hashes[place]) for place in places], np.uint64)
+            hashes = np.array([hash_of_row(note.hashes[place]) for place in places], np.uint64)
             state = np.where(refs > 0, BlockState.ACTIVE, np.where(hashes != 0, BlockState.CACHED, BlockState.FREE))
             self.state.set_blocks(ids, state=state, ref_count=refs, hash=hashes)
             self.state.set_blocks(ids[hashes == 0], parent=0)
@@ -536,18 +597,18 @@ class Replay:
         at = token // self._hash_block_size + per_block - 1
         if at >= len(request.block_hashes) or token + size >= num_known:
             return "", 0, 0
-        evicted_at = self._evicted_at.get(_low_bits(request.block_hashes[at], 0))
+        evicted_at = self._evicted_at.get(low_bits(request.block_hashes[at], 0))
         if evicted_at is not None:
             return "evicted", token, evicted_at
         if not token:
             return self._missed_from_its_start(request), 0, 0
-        parent = np.uint64(_low_bits(request.block_hashes[at - per_block], 0))
+        parent = np.uint64(low_bits(request.block_hashes[at - per_block], 0))
         return ("differs" if (self.state.ledger.parent == parent).any() else "unseen"), token, 0
 
     def _missed_from_its_start(self, request: Any) -> str:
         tokens = array("i", request.all_token_ids[: self._sizes[0]]).tobytes()
         text = self._texts.get(self._first_texts.get(tokens, -1))
-        adapter, salt = _key_of(request)
+        adapter, salt = key_of(request)
         if text is None or text.key == (adapter, salt):
             return "new"
         return "adapter" if text.key[0] != adapter else "salt"
@@ -587,7 +648,13 @@ class Replay:
         """Its KV is there; it is in the queue until there is a place for it."""
         before, computed = known.told.num_computed_tokens, known.told.num_computed_tokens + known.num_loaded_tokens
         self._set_filled(step, dict(self._filled(known, before, computed)))
+        self._came(known, before, computed)
         known.told.num_computed_tokens = computed
+
+    def _came(self, known: _Known, start: int, end: int) -> None:
+        """Tokens `start` to `end` of it were loaded."""
+        if start < end:
+            self.state.add_moves("loaded", [block for block, _ in self._filled(known, start, end)])
 
     def _waits_for(self, known: _Known, reason: WaitsFor) -> None:
         self._waiting.append(known)
@@ -605,8 +672,8 @@ class Replay:
             return WaitsFor.PLACE
         if sum(note.step.num_scheduled_tokens.values()) >= limits.max_num_batched_tokens:
             return WaitsFor.BUDGET
-        adapter = _key_of(request)[0]
-        others = {_key_of(each)[0] for each in note.running} - {""}
+        adapter = key_of(request)[0]
+        others = {key_of(each)[0] for each in note.running} - {""}
         if adapter and adapter not in others and len(others) >= self._max_adapters > 0:
             return WaitsFor.ADAPTER
         num_needed = sum(-(-request.num_tokens // size) for size in self._sizes)
@@ -646,38 +713,15 @@ _HANDLERS: Final[dict[str, Callable[..., None]]] = {
     "finished": Replay._finished,
     "cached": Replay._cached,
     "let go": Replay._let_go,
+    "stores": Replay._stores,
+    "stored": Replay._stored,
+    "skips": Replay._skips,
+    "reads": Replay._reads,
+    "was read": Replay._was_read,
+    "emptied": Replay._emptied,
     "paused": Replay._paused,
     "resumed": Replay._resumed,
 }
-
-
-def _key_of(request: Any) -> tuple[str, str]:
-    """The adapter and the salt that its blocks' hashes are of beside its tokens."""
-    adapter = getattr(request, "lora_request", None)
-    return "" if adapter is None else str(adapter.lora_name), str(getattr(request, "cache_salt", None) or "")
-
-
-def _notes_of(request: Any, start: int, count: int) -> Notes:
-    """Of `count` tokens of its text from `start` on: adapter, salt, and the images and sounds that they stand for."""
-    adapter, salt = _key_of(request)
-    notes = [(name, words) for name, words in (("LoRA", adapter), ("Cache salt", salt)) if words]
-    for part in getattr(request, "mm_features", None) or ():
-        begin = part.mm_position.offset
-        end = begin + part.mm_position.length
-        if begin < start + count and start < end:
-            notes.append((str(part.modality).capitalize(), f"tokens {begin} to {end - 1} of the prompt"))
-    return tuple(notes)
-
-
-def _low_bits(value: Any, group: int) -> int:
-    """Of a block's hash as many bits as the ledger has, never 0; others in each KV group."""
-    number = value if isinstance(value, int) else int.from_bytes(value, "big")
-    return (number & _U8) ^ (group * _GROUP_MIX & _U8) or 1
-
-
-def _hash_of_row(value: Any) -> int:
-    """Of a row of vLLM's pool, whose hash has the group's number in its last four bytes; 0: it has none."""
-    return 0 if value is None else _low_bits(value[:-4], int.from_bytes(value[-4:], "big"))
 
 
 def _in_words(event: Event) -> Event:

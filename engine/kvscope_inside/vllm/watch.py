@@ -22,6 +22,7 @@ from kvscope_inside.vllm.actions import VllmActions
 from kvscope_inside.vllm.facts import endpoint_of_rank, file_of_rank, hello_of, kv_bytes, max_adapters
 from kvscope_inside.vllm.memory import EngineMemory
 from kvscope_inside.vllm.notes import StepNotes
+from kvscope_inside.vllm.offloading import offloading_of, untold
 from kvscope_inside.vllm.plugin import log
 from kvscope_inside.vllm.replay import Replay
 from kvscope_telemetry.messages.telemetry import Event
@@ -49,12 +50,13 @@ class Watch:
         memory = EngineMemory(hello, kv_bytes(scheduler))
         self._actions = VllmActions(self._hooks, memory.ask)
         self._notes = StepNotes(scheduler, self._hooks, self._actions.before_step)
-        pool = scheduler.kv_cache_manager.block_pool
+        pool, offloading = scheduler.kv_cache_manager.block_pool, offloading_of(scheduler)
         self._replay = Replay(
             state,
             hash_block_size=int(getattr(pool, "hash_block_size", 0) or hello.cache.block_size),
             by_priority=str(getattr(scheduler.policy, "value", scheduler.policy)) == "priority",
             max_adapters=max_adapters(scheduler),
+            blocks_per_place=offloading.blocks_per_place if offloading is not None else 1,
         )
         self._actions.bind(self._notes, self._replay)
         model = scheduler.vllm_config.model_config
@@ -78,6 +80,9 @@ class Watch:
             line = f"this version of vLLM does not have {missing}: what they tell is unknown"
             state.add_event(Event(kind="note", time_ns=time.monotonic_ns(), cause=line))
             log().warning("kvscope: %s", line)
+        if line := untold(scheduler):
+            state.add_event(Event(kind="note", time_ns=time.monotonic_ns(), cause=line))
+            log().info("kvscope: %s", line)
         self._thread = threading.Thread(target=self._run, name="kvscope-inside", daemon=True)
         self._thread.start()
         log().info("kvscope: this engine can be seen by kvscope --attach %s", address)

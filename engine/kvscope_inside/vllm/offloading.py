@@ -1,0 +1,124 @@
+"""What vLLM's OffloadingConnector keeps in host memory: found on the scheduler's side, and noted as it happens.
+
+Owns where in vLLM that is. A place is what its manager gives out at once: one block of the pool, or a chunk of several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from kvscope_inside.hooks import Hooks
+from kvscope_telemetry.messages.validity import MAX_BLOCKS
+
+_METHODS: Final = ("prepare_store", "complete_store", "prepare_load", "complete_load")
+
+
+class Offloading(NamedTuple):
+    """The tier in host memory."""
+
+    side: Any
+    """Of the connector, on the scheduler's side."""
+    manager: Any
+    """Who gives its places out."""
+    num_places: int
+    blocks_per_place: int
+
+    @property
+    def num_blocks(self) -> int:
+        """Of the pool's size, that it has room for."""
+        return self.num_places * self.blocks_per_place
+
+
+def offloading_of(scheduler: Any) -> Offloading | None:
+    """Of a scheduler; None: its connector keeps no blocks in host memory, or none that are known here."""
+    for connector in _connectors(getattr(scheduler, "connector", None)):
+        side = getattr(connector, "connector_scheduler", None)
+        manager = _of_host_memory(getattr(side, "manager", None))
+        found = Offloading(side, manager, _num_places(manager), _blocks_per_place(getattr(side, "config", None)))
+        if all(hasattr(manager, name) for name in _METHODS) and 0 < found.num_blocks <= MAX_BLOCKS:
+            return found
+    return None
+
+
+def untold(scheduler: Any) -> str:
+    """What a connector keeps that is not told, a line for people; empty: all of it is."""
+    offloading = offloading_of(scheduler)
+    names = []
+    for connector in _connectors(getattr(scheduler, "connector", None)):
+        manager = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
+        below = [type(tier).__name__ for tier in getattr(manager, "secondary_tiers", None) or ()]
+        is_told = offloading is not None and _of_host_memory(manager) is offloading.manager
+        names += below if is_told else [type(connector).__name__]
+    return f"blocks that {', '.join(names)} may keep outside the pool are not told" if names else ""
+
+
+def note_offloading(hooks: Hooks, offloading: Offloading, happen: Callable[..., None]) -> None:
+    """Hooks on it; `happen` is given a word and what it is about, on the engine core's thread."""
+
+    def stores(result: Any, keys: Any, context: Any = None, *_: Any, **named: Any) -> None:
+        if result is not None and result.keys_to_store:
+            request_id = getattr(named.get("req_context", context), "req_id", "")
+            places = result.store_spec.block_ids
+            happen("stores", tuple(result.keys_to_store), places, tuple(result.evicted_keys), request_id)
+
+    def stored(result: Any, keys: Iterable[bytes], *more: Any, success: bool = True, **_: Any) -> None:
+        happen("stored", tuple(keys), success and not any(each is False for each in more))
+
+    def reads(result: Any, *_: Any, **__: Any) -> None:
+        happen("reads", result.block_ids)
+
+    def was_read(keys: Iterable[bytes], *_: Any, **__: Any) -> None:
+        happen("was read", tuple(keys))
+
+    def skips(result: Any, *_: Any, **__: Any) -> None:
+        for job in getattr(result, "store_jobs", {}).values():
+            starts = [start % offloading.blocks_per_place for start in job.src_spec.block_indices]
+            if any(starts):
+                happen("skips", job.dst_spec.block_ids, starts)
+
+    manager = offloading.manager
+    if offloading.blocks_per_place > 1 and hasattr(offloading.side, "build_connector_meta"):
+        hooks.after(offloading.side, "build_connector_meta", skips)
+    # Tiers below it call the same methods by names of their own.
+    for name in _there(manager, "prepare_store", "prepare_write"):
+        hooks.after(manager, name, stores)
+    for name in _there(manager, "complete_store", "complete_write"):
+        hooks.after(manager, name, stored)
+    for name in _there(manager, "prepare_load", "prepare_read"):
+        hooks.after(manager, name, reads)
+    for name in _there(manager, "complete_load", "complete_read"):
+        hooks.before(manager, name, was_read)
+    for name in _there(manager, "reset_cache"):
+        hooks.after(manager, name, lambda *_, **__: happen("emptied"))
+
+
+def _there(owner: Any, *names: str) -> list[str]:
+    return [name for name in names if hasattr(owner, name)]
+
+
+def _connectors(connector: Any) -> Iterator[Any]:
+    """Those of a MultiConnector, or the only one."""
+    inner = getattr(connector, "_connectors", None)
+    if inner:
+        for each in inner:
+            yield from _connectors(each)
+    elif connector is not None:
+        yield connector
+
+
+def _of_host_memory(manager: Any) -> Any:
+    """Behind those that only choose what is stored, or that have tiers below it."""
+    for name in ("_backing", "primary_tier"):
+        manager = getattr(manager, name, manager)
+    return manager
+
+
+def _num_places(manager: Any) -> int:
+    policy = getattr(manager, "_policy", None)
+    names = ((manager, "_num_chunks"), (manager, "_num_blocks"), (policy, "cache_capacity"))
+    return int(next((getattr(owner, name) for owner, name in names if hasattr(owner, name)), 0))
+
+
+def _blocks_per_place(config: Any) -> int:
+    return int(getattr(config, "blocks_per_chunk", None) or getattr(config, "block_size_factor", None) or 1)
