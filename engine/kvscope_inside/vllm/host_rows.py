@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from kvscope_inside.vllm.block_texts import BlockText, hash_of_row, low_bits, te
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.state.cache_state import CacheState
 
+MAX_TEXTS: Final = 500_000
+"""Of blocks of all tiers, some 400 bytes each: of what is offloaded beyond that, tokens are not known."""
 Find = Callable[[bytes, str], tuple[Any, int, int] | None]
 """Of a block's hash, and the id of the request that it is of or "": that request, its number, and which of its hashes
 it is."""
@@ -160,7 +162,8 @@ class HostRows:
             filled=content.filled,
             last_used_step=step,
         )
-        self._texts.update({row: text for row, text in zip(content.rows, content.texts, strict=True) if text})
+        if len(self._texts) < MAX_TEXTS:
+            self._texts.update({row: text for row, text in zip(content.rows, content.texts, strict=True) if text})
         empty = [row for row, filled in zip(content.rows, content.filled, strict=True) if not filled]
         self._free(empty)
         rows = [row for row in content.rows if row not in empty]

@@ -11,6 +11,7 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -122,6 +123,8 @@ class Replay:
         self._by_id: dict[str, _Known] = {}
         self._ended: deque[tuple[int, _Known]] = deque()
         """With the step when that was, the last few."""
+        self._asked_last: _Known | None = None
+        """Whose text a block was that is offloaded."""
         self._evicted_at: OrderedDict[int, int] = OrderedDict()
         self._texts: dict[int, BlockText] = {}
         """By cached block."""
@@ -155,6 +158,7 @@ class Replay:
         ran = self._ran(note)
         while self._ended and self._ended[0][0] + _OFFLOADED_WITHIN < step.number:
             self._ended.popleft()
+            self._asked_last = None
         for known in step.ended:
             self._ended.append((step.number, known))
             if self._by_id.get(known.theirs.request_id) is known:
@@ -473,11 +477,12 @@ class Replay:
 
     def _of_text(self, value: bytes, request_id: str) -> tuple[Any, int, int] | None:
         """Whose text a block's hash is of, as `HostRows` asks."""
-        named = self._by_id.get(request_id)
-        others = (*self._by_id.values(), *(known for _, known in reversed(self._ended)))
-        for known in ((named,) if named is not None else ()) + others:
-            place = known.place_of(value)
-            if place is not None:
+        likely = (self._by_id.get(request_id), self._asked_last)  # blocks of a request come one after another
+        ended = (known for _, known in reversed(self._ended))
+        for known in chain(likely, self._by_id.values(), ended):
+            place = None if known is None else known.place_of(value)
+            if known is not None and place is not None:
+                self._asked_last = known
                 return known.theirs, known.told.number, place
         return None
 
