@@ -16,29 +16,22 @@ import logging
 import os
 import secrets
 import threading
-import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Self
 
 from kvscope_inside.detokenizer import Detokenizer
+from kvscope_inside.endpoints import ENDPOINT, keys_for
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.publisher import Publisher
+from kvscope_inside.teller import Teller, why
 from kvscope_inside.transformers.facts import Rows, hello_of, memory_of
 from kvscope_inside.transformers.notes import StepNotes
 from kvscope_inside.transformers.replay import Replay
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.keys.key_ring import KeyRing, default_keys_folder
-from kvscope_telemetry.messages.telemetry import Event
-from kvscope_telemetry.sockets.bind_address import TcpAddress, default_endpoint, parse_bind_address
+from kvscope_telemetry.sockets.bind_address import default_endpoint, parse_bind_address
 from kvscope_telemetry.state.cache_state import CacheState
 
-ENDPOINT: Final = "KVSCOPE_INSIDE"
-"""Where to tell, unless `watch` is given an endpoint."""
-NAP_S: Final = 0.004
-"""Between two looks for notes."""
-MAX_NOTES: Final = 10_000
-"""That wait to be told: more, and telling has stopped, so noting ends too."""
 _NEEDED: Final = ("_create_batch_processor", "_generation_loop_body", "stop", "join")
 
 
@@ -119,7 +112,6 @@ class Watch:
         if record is not None and self._num_caches > 1:
             record = record.with_stem(f"{record.stem}-{self._num_caches}")
         self._cache = _CacheWatch(self._manager, processor, self.endpoint, record, self._fail)
-        log().info("kvscope: this cache can be seen by kvscope --attach %s", self.endpoint)
 
     def _stops(self, *args: Any, **kwargs: Any) -> None:
         self._keeps_cache = bool(self._stop_form.bind(*args, **kwargs).arguments.get("keep_for_next_session"))
@@ -135,7 +127,7 @@ class Watch:
         if self._is_closed:
             return
         self._is_closed = True
-        reason = f"kvscope stopped watching: {type(error).__name__} in {name}: {error}"
+        reason = why(name, error)
         log().error("kvscope: %s; generation goes on", reason, exc_info=bool(os.environ.get("KVSCOPE_DEBUG")))
         threading.Thread(target=self._end, args=(reason,), name="kvscope-inside-end", daemon=True).start()
 
@@ -149,38 +141,27 @@ class _CacheWatch:
 
     def __init__(self, manager: Any, processor: Any, endpoint: str, record: Path | None, fail: Any) -> None:
         self._processor = processor
-        self._closing = threading.Event()
-        self._hooks = Hooks(fail)
+        self._teller = Teller("transformers", log(), on_failure=fail)
+        hooks = self._teller.hooks
         hello = hello_of(manager, processor, secrets.randbits(48))
         state = CacheState(hello)
         module = import_module("transformers.generation.continuous_batching.cache_allocators.cache_allocator")
-        self._replay = Replay(state, Rows.of(processor.cache), module.compute_block_hash)
+        replay = Replay(state, Rows.of(processor.cache), module.compute_block_hash)
         name = str(getattr(manager.model.config, "_name_or_path", "") or "")
-        self._detokenizer = Detokenizer(name)
-        address = parse_bind_address(endpoint)
-        is_keyed = isinstance(address, TcpAddress) and not address.is_loopback
-        try:
-            self._notes = StepNotes(processor, self._hooks)
-            self._publisher = Publisher(
+        detokenizer = Detokenizer(name)
+        with self._teller.beginning():
+            notes = StepNotes(processor, hooks)
+            publisher = Publisher(
                 endpoint,
                 state,
-                keys=KeyRing(default_keys_folder(), warn=log().warning) if is_keyed else None,
+                keys=keys_for(endpoint, log().warning),
                 record=record,
-                contents=self._replay.contents,
-                texts=self._detokenizer.texts if name else None,
+                contents=replay.contents,
+                texts=detokenizer.texts if name else None,
                 memory=lambda: memory_of(manager.model, processor, hello.epoch),
                 tell=log().warning,
             )
-        except BaseException:
-            self._hooks.remove()
-            raise
-        if self._hooks.missing:
-            missing = ", ".join(self._hooks.missing)
-            line = f"this version of transformers does not have {missing}: what they tell is unknown"
-            state.add_event(Event(kind="note", time_ns=time.monotonic_ns(), cause=line))
-            log().warning("kvscope: %s", line)
-        self._thread = threading.Thread(target=self._run, name="kvscope-inside", daemon=True)
-        self._thread.start()
+        self._teller.start(publisher, endpoint, notes, replay.apply, ends=[detokenizer.close])
 
     def is_of(self, processor: Any) -> bool:
         """Whether it is this one's."""
@@ -188,29 +169,4 @@ class _CacheWatch:
 
     def close(self, reason: str = "") -> None:
         """What was noted is told before the goodbye. Idempotent."""
-        self._hooks.remove()
-        self._closing.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=1.0)
-        self._publisher.close(reason)
-        self._detokenizer.close()
-
-    def _run(self) -> None:
-        try:
-            while not self._closing.wait(NAP_S):
-                self._tell()
-            self._tell()
-        except Exception as error:
-            self._hooks.fail("the thread that tells", error)
-
-    def _tell(self) -> None:
-        notes, publisher = self._notes.notes, self._publisher
-        publisher.step_started_ns = self._notes.step_started_ns
-        if not notes:
-            return
-        if len(notes) > MAX_NOTES:
-            raise RuntimeError(f"{len(notes)} steps wait to be told")
-        with publisher.telling():
-            while notes:
-                publisher.publish(self._replay.apply(notes.popleft()))
-            self._replay.state.totals["messages_dropped"] = publisher.messages_dropped
+        self._teller.close(reason)
