@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from PySide6.QtCore import QPoint
+from PySide6.QtCore import QObject, QPoint, QTimer
 from PySide6.QtWidgets import QAbstractButton, QComboBox, QLabel, QListWidget, QPushButton, QWidget
 
 Kind = TypeVar("Kind", bound=QWidget)
@@ -110,6 +110,11 @@ def drag(widget: QWidget, begin: QPoint, end: QPoint, qtbot: object, which: obje
     qtbot.mouseRelease(widget, which, pos=end)
 
 
+def is_at_rest(part: QObject) -> bool:
+    """Whether nothing of it wakes up by itself: no timer in it runs."""
+    return not any(timer.isActive() for timer in part.findChildren(QTimer))
+
+
 def poll_until(session: object, is_so: Callable[[], bool], qtbot: object) -> None:
     """Take what an engine tells until something is so: how things stand is told four times a second at most."""
 
@@ -117,4 +122,4 @@ def poll_until(session: object, is_so: Callable[[], bool], qtbot: object) -> Non
         session.poll()
         return is_so()
 
-    qtbot.waitUntil(look)
+    qtbot.waitUntil(look, timeout=120_000)
