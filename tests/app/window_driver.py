@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from PySide6.QtCore import QObject, QPoint, QTimer
-from PySide6.QtWidgets import QAbstractButton, QComboBox, QLabel, QListWidget, QPushButton, QWidget
+from PySide6.QtWidgets import QAbstractButton, QComboBox, QLabel, QListWidget, QPushButton, QTableView, QWidget
 
 Kind = TypeVar("Kind", bound=QWidget)
 
@@ -96,6 +96,13 @@ def load_only(window: QWidget, names: Iterable[str] = ()) -> None:
 def has_all_views(window: QWidget) -> bool:
     """Whether each dock holds its view."""
     return set(window.docks) <= set(window.views)
+
+
+def facts(table: QTableView) -> dict[str, str]:
+    """What a table of facts says: a name and a value a row, headings left out."""
+    model = table.model()
+    cells = [[model.index(row, column).data() for column in (0, 1)] for row in range(model.rowCount())]
+    return {name: value for name, value in cells if value is not None}
 
 
 def point_at(canvas: QWidget, block: int, qtbot: object) -> None:
