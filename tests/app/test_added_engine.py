@@ -6,6 +6,7 @@ import argparse
 
 import pytest
 from PySide6.QtWidgets import QAbstractButton, QPushButton, QWidget
+from tests.app import window_driver as driver
 from tests.telemetry.external.conftest import FakeServer
 from tests.telemetry.external.made_up_engine import MADE_UP, METRICS
 
@@ -38,7 +39,7 @@ def test_it_is_attached_in_the_sheet_and_has_its_row_in_a_fleet(server, qtbot):
     sheet.fields.kinds.findChildren(QAbstractButton)[-1].click()
     assert sheet.fields.where.placeholderText() == "HOST:4242"
     assert sheet.fields.kv_events.isVisible()
-    assert "Where its server listens." in [label.text() for label in sheet.findChildren(type(sheet._words))]
+    assert "Where its server listens." in driver.lines(sheet)
     sheet.fields.where.setText(f"127.0.0.1:{server.port}")
     next(button for button in sheet.findChildren(QPushButton) if button.text() == "Attach").click()
     (address,) = found

@@ -11,13 +11,14 @@ import pytest
 from PySide6.QtCore import QSettings
 from PySide6.QtGui import QGuiApplication
 from tests.app.conftest import FakeSource
-from tests.app.window_driver import load_only, text
+from tests.app.window_driver import is_at_rest, load_only, text
 
 from kvscope_app import desktop as desktop_module
 from kvscope_app.command_line import Options, parse
 from kvscope_app.desktop import Desktop, run_desktop
 from kvscope_app.library.sample import sample_recording
 from kvscope_app.own_engine.engine_process import EngineProcess
+from kvscope_app.recording import left_rings
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import SourceState
@@ -128,12 +129,14 @@ def test_the_key_of_the_command_line_is_that_of_every_engine_attached_to(qapp, t
     assert opened == list(addresses)
 
 
-def test_a_desktop_that_is_closed_offers_nothing_any_more(desktop):
+def test_a_desktop_that_is_closed_offers_nothing_any_more(desktop, monkeypatch):
     offer = desktop.offer_left_rings()
     desktop.close()
+    looked = []
+    monkeypatch.setattr(left_rings, "find_left_rings", lambda: looked.append(1))
     offer.begin()
-    assert offer._finding is None
-    assert not offer._clock.isActive()
+    assert not looked
+    assert is_at_rest(offer)
 
 
 def test_a_recording_opens_at_a_moment_that_its_link_names(desktop, qtbot):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.app.window_driver import status
+from tests.app.window_driver import poll_until, status
 
 from kvscope_app.look.theme import DARK
 from kvscope_app.views.console.answer import ChatAnswer
@@ -47,13 +47,12 @@ def test_a_request_in_an_unknown_state_is_in_the_table(engine, session, poll, ma
     assert "unknown" in cells
 
 
-def test_the_status_bar_says_what_was_left_out(engine, session, make_window):
+def test_the_status_bar_says_what_was_left_out(engine, session, make_window, qtbot):
     window = make_window(session)
     label = status(window, "frames")
     assert "newer" not in label.toolTip()
     engine.source.status = SourceStatus(SourceState.LIVE, frames_received=9, num_skipped=345, num_unknown=2)
-    session._status_told_ns = 0
-    session.poll()
+    poll_until(session, lambda: session.status == engine.source.status, qtbot)
     assert "only a newer kvscope knows: 345" in label.toolTip()
     assert "shown as unknown, which only a newer kvscope knows: 2" in label.toolTip()
     assert "unreadable" not in label.text()

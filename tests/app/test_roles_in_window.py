@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from PySide6.QtCore import QSettings
-from tests.app.window_driver import lines, load_only, moment_shown, status
+from tests.app.window_driver import is_at_rest, lines, load_only, moment_shown, status
 
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
@@ -124,7 +124,7 @@ def test_a_load_whose_stop_is_refused_ends(engine, session, qtbot):
     session.poll()
     assert not generator.is_stopping
     assert (generator.counts.lost, generator.message) == (2, "it is another client's")
-    qtbot.waitUntil(lambda: not generator._timer.isActive(), timeout=120_000)
+    qtbot.waitUntil(lambda: is_at_rest(generator), timeout=120_000)
     generator.deleteLater()
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from PySide6.QtCore import QPoint
-from PySide6.QtWidgets import QAbstractButton, QComboBox, QLabel, QListWidget, QPushButton, QWidget
+from PySide6.QtCore import QObject, QPoint, QTimer
+from PySide6.QtWidgets import QAbstractButton, QComboBox, QLabel, QListWidget, QPushButton, QTableView, QWidget
 
 Kind = TypeVar("Kind", bound=QWidget)
 
@@ -98,6 +98,13 @@ def has_all_views(window: QWidget) -> bool:
     return set(window.docks) <= set(window.views)
 
 
+def facts(table: QTableView) -> dict[str, str]:
+    """What a table of facts says: a name and a value a row, headings left out."""
+    model = table.model()
+    cells = [[model.index(row, column).data() for column in (0, 1)] for row in range(model.rowCount())]
+    return {name: value for name, value in cells if value is not None}
+
+
 def point_at(canvas: QWidget, block: int, qtbot: object) -> None:
     """Let the mouse stand on a block of the page map."""
     qtbot.mouseMove(canvas, canvas.cell_rect(block).center())
@@ -110,6 +117,11 @@ def drag(widget: QWidget, begin: QPoint, end: QPoint, qtbot: object, which: obje
     qtbot.mouseRelease(widget, which, pos=end)
 
 
+def is_at_rest(part: QObject) -> bool:
+    """Whether nothing of it wakes up by itself: no timer in it runs."""
+    return not any(timer.isActive() for timer in part.findChildren(QTimer))
+
+
 def poll_until(session: object, is_so: Callable[[], bool], qtbot: object) -> None:
     """Take what an engine tells until something is so: how things stand is told four times a second at most."""
 
@@ -117,4 +129,4 @@ def poll_until(session: object, is_so: Callable[[], bool], qtbot: object) -> Non
         session.poll()
         return is_so()
 
-    qtbot.waitUntil(look)
+    qtbot.waitUntil(look, timeout=120_000)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def watch() -> Iterator[Callable[..., LiveSource]]:
     """`watch(endpoint)`: a live source."""
     sources: list[LiveSource] = []
 
-    def start(endpoint: str, **options: Path) -> LiveSource:
+    def start(endpoint: str, **options: Any) -> LiveSource:
         sources.append(LiveSource(endpoint, **options))
         return sources[-1]
 

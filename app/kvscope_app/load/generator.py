@@ -46,7 +46,8 @@ class LoadGenerator(QObject):
     changed = Signal()
     """Counts or state changed; at most once a tick."""
 
-    def __init__(self, session: Session, parent: QObject | None = None) -> None:
+    def __init__(self, session: Session, parent: QObject | None = None, *, chance: random.Random | None = None) -> None:
+        """`chance` draws prompts, lengths and times between requests; one with a seed repeats a load."""
         super().__init__(parent)
         self.counts = LoadCounts()
         self.message = ""
@@ -57,7 +58,7 @@ class LoadGenerator(QObject):
         self._running = False
         self._epoch: int | None = None
         self._prompts: tuple[str, ...] = ()
-        self._chance = random.Random()
+        self._chance = chance or random.Random()
         self._next_s = 0.0
         self._is_news = False
         self._timer = QTimer(self)

@@ -39,7 +39,7 @@ from kvscope_telemetry.sockets.host_id import host_id
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
 from kvscope_telemetry.sources.liveness import Liveness
 from kvscope_telemetry.sources.sink import Sink, SinkFeed
-from kvscope_telemetry.state.coalesce import Pending, coalesce
+from kvscope_telemetry.state.coalesce import MAX_ENTRIES, Pending, coalesce
 from kvscope_telemetry.state.extras import Extras
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.sync import FIRST_TAG, Run, Sync
@@ -80,11 +80,16 @@ class LiveReader:
     """
 
     def __init__(
-        self, sockets: ClientSockets, sink: Sink | None = None, nap_s: float = NAP_S, taker: Taker | None = None
+        self,
+        sockets: ClientSockets,
+        sink: Sink | None = None,
+        nap_s: float = NAP_S,
+        taker: Taker | None = None,
+        max_entries: int = MAX_ENTRIES,
     ) -> None:
         self._taker = taker
         self.feed = SinkFeed(sink)
-        self.pending = Pending()
+        self.pending = Pending(max_entries)
         self.outgoing = Outgoing()
         self.replies = ReplyQueue()
         self.changed = threading.Condition()
@@ -428,17 +433,25 @@ class LiveSource:
     `key` is the key file that the engine's operator made for this client, `NO_KEY` for none; without it the one
     remembered for the endpoint is taken, or on loopback that of an engine of the same user (`connections`). An
     engine that is not there yet is waited for. `sink` is given all that is accepted (`set_sink`). The reading thread
-    naps for `nap_s` between frames: longer costs less, and tells later. Raises BadInput for an endpoint or key that is
-    not accepted.
+    naps for `nap_s` between frames: longer costs less, and tells later. What waits for its taker is bounded by
+    `max_entries`, as `Pending` counts them. Raises BadInput for an endpoint or key that is not accepted.
     """
 
     def __init__(
-        self, endpoint: str, *, key: Path | None = None, sink: Sink | None = None, nap_s: float = NAP_S
+        self,
+        endpoint: str,
+        *,
+        key: Path | None = None,
+        sink: Sink | None = None,
+        nap_s: float = NAP_S,
+        max_entries: int = MAX_ENTRIES,
     ) -> None:
         self.mirror = Mirror()
         """The state as of the last `update_mirror()`."""
         self._name = endpoint
-        self._reader = LiveReader(ClientSockets(endpoint, key=key_for(endpoint, key)), sink, nap_s)
+        self._reader = LiveReader(
+            ClientSockets(endpoint, key=key_for(endpoint, key)), sink, nap_s, max_entries=max_entries
+        )
         self._is_closed = False
         self._thread = threading.Thread(target=self._reader.run, name="kvscope-reader", daemon=True)
         self._thread.start()

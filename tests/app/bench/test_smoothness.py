@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -38,9 +39,15 @@ def test_sessions_that_keep_nothing_take_nothing(kept):
 
 
 def test_memory_is_told_of_first_last_and_most(qapp, qtbot):
-    sizes = ResidentMemory(lambda: [os.getpid()], every_ms=1)
+    asked = []
+
+    def pids():
+        asked.append(time.monotonic())
+        return [os.getpid()]
+
+    sizes = ResidentMemory(pids, every_ms=1)
     held = bytearray(64 << 20)
-    qtbot.waitUntil(lambda: len(sizes._samples) > 20, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: len(asked) > 20, timeout=WAIT_MS)
     del held
     first, last, most = sizes.stop()
     assert most >= max(first, last) > 1.0

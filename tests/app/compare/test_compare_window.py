@@ -260,7 +260,7 @@ def test_colours_mean_the_same_in_both_maps(make_compared):
     window = make_compared()
     window.actions_by_name["color_owner"].trigger()
     assert [side.map.mode.name for side in window.sides] == ["owner", "owner"]
-    window.sides[1].map._modes.chosen.emit(2)
+    driver.press(window.sides[1].map, "Colour by: Fill")
     assert [side.map.mode.name for side in window.sides] == ["fill", "fill"]
 
 

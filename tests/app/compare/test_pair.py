@@ -118,11 +118,12 @@ def test_a_pause_leaves_both_at_one_moment(make_pair, qtbot):
     assert not pair.b.timeline.is_playing
 
 
-def test_whoever_is_ahead_waits(make_pair):
+def test_whoever_is_ahead_waits(make_pair, qtbot):
     pair = make_pair()
     pair.play()
     pair.b.timeline.player.seek(2.0)
-    pair._look()
+    with qtbot.waitSignal(pair.cursor_changed, timeout=WAIT_MS):
+        pass  # it looks at both
     assert not pair.b.timeline.is_playing
     assert pair.cursor_ns < pair.origin_ns + S
     pair.pause()

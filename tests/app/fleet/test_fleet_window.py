@@ -67,17 +67,30 @@ def opened():
 
 
 @pytest.fixture
-def window(qtbot, tmp_path, opened):
+def make_fleet(qtbot, tmp_path):
+    """A window of the four engines, which opens them as it is told."""
     settings = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
     themes = ThemeKeeper(QApplication.instance(), settings, "dark")
-    fleet = FakeFleet()
-    made = FleetWindow(fleet, themes, opened.append, FakeReader(), Watched(fleet.watch).add)
-    qtbot.addWidget(made)
-    made.show()
-    show(made, ROWS)
-    yield made
-    made.close()
+    windows = []
+
+    def make(attach):
+        fleet = FakeFleet()
+        made = FleetWindow(fleet, themes, attach, FakeReader(), Watched(fleet.watch).add)
+        qtbot.addWidget(made)
+        made.show()
+        show(made, ROWS)
+        windows.append(made)
+        return made
+
+    yield make
+    for each in windows:
+        each.close()
     themes.deleteLater()
+
+
+@pytest.fixture
+def window(make_fleet, opened):
+    return make_fleet(opened.append)
 
 
 def show(window, rows):
@@ -145,7 +158,7 @@ def test_search_by_words_and_escape(window, qtbot):
     window.search.setText("nowhere")
     assert shown(window) == []
     assert NOTHING_FOUND in driver.lines(window)
-    window._escape()
+    qtbot.keyClick(window.search, Qt.Key.Key_Escape)
     assert len(shown(window)) == 4
     assert window.counts.text() == "2 of 4 engines online · 15 running, 4 waiting"
 
@@ -158,11 +171,11 @@ def test_enter_and_a_double_click_open(window, opened, qtbot):
     assert opened == [ROWS[0].entry.address] * 3
 
 
-def test_what_cannot_be_opened_is_said(window):
+def test_what_cannot_be_opened_is_said(make_fleet):
     def refuse(_address):
         raise BadInput("no such key")
 
-    window._attach = refuse
+    window = make_fleet(refuse)
     window.table.selectRow(0)
     window.open_chosen()
     assert "no such key" in window.status_label.text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from contextlib import closing
 
 import pytest
 
@@ -220,7 +221,8 @@ def test_facts_of_a_later_version_are_found_out_again(tmp_path, record):
     store = LibraryStore(tmp_path / "library")
     listed = store.note(record("one.mcap"))
     store.keep_facts(listed, Facts(start_ns=5), "stamp", b"")
-    store._open().execute("UPDATE recordings SET facts = ?", (b'{"start_ns": "not a number"}',))
+    with closing(sqlite3.connect(tmp_path / "library" / FILE_NAME)) as database, database:
+        database.execute("UPDATE recordings SET facts = ?", (b'{"start_ns": "not a number"}',))
     (entry,) = store.entries()
     assert (entry.facts, entry.stamp) == (Facts(), "")
     store.close()

@@ -153,7 +153,7 @@ def test_an_empty_list_says_what_it_is_for(window, qtbot):
     assert NOTHING_YET in driver.lines(sheet)
     assert show_recordings(window) is sheet
     sheet.reject()
-    assert not window.openers.library._clock.isActive()
+    assert driver.is_at_rest(window.openers.library)
 
 
 def test_in_light_colours_as_well(sheet, themes):

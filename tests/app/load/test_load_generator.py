@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 from PySide6.QtWidgets import QApplication, QLabel, QTabWidget
+from tests.app import window_driver as driver
 
 from kvscope_app.load.generator import LoadGenerator
 from kvscope_app.load.load_view import LoadView
@@ -18,10 +20,18 @@ from kvscope_telemetry.source import SourceState
 
 @pytest.fixture
 def generator(session):
-    made = LoadGenerator(session)
+    made = LoadGenerator(session, chance=random.Random(1))
     yield made
     made.stop()
     made.deleteLater()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The generator's, in seconds, which stands still until a test moves it."""
+    now_s = [1000.0]
+    monkeypatch.setattr("kvscope_app.load.generator.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    return now_s
 
 
 def submitted(engine):
@@ -79,10 +89,10 @@ def test_stop_aborts_each_and_ends_when_the_engine_says_so(engine, session, gene
     assert not generator.is_stopping
     assert generator.counts.aborted == 2
     generator.tick()
-    assert not generator._timer.isActive()
+    assert driver.is_at_rest(generator)
 
 
-def test_a_refusal_is_told_and_not_repeated_at_once(engine, session, generator):
+def test_a_refusal_is_told_and_not_repeated_at_once(engine, session, generator, clock):
     generator.start(LoadSettings(concurrency=1))
     engine.source.replies.append(Refused(request_id=submitted(engine)[0], reason="too long: 90 of 64 tokens"))
     session.poll()
@@ -90,7 +100,7 @@ def test_a_refusal_is_told_and_not_repeated_at_once(engine, session, generator):
     assert len(submitted(engine)) == 1
     assert generator.counts.refused == 1
     assert generator.message == "refused: too long: 90 of 64 tokens"
-    generator._next_s = 0.0
+    clock[0] += 1.0
     generator.tick()
     assert len(submitted(engine)) == 2
 
@@ -135,16 +145,15 @@ def test_a_connection_that_takes_nothing_more_stops_it(engine, session, generato
     assert generator.message == "the engine accepts no requests now"
 
 
-def test_a_rate_is_kept_on_average_and_bounded(engine, session, generator, monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr("kvscope_app.load.generator.time.monotonic", lambda: now[0])
-    generator._chance = random.Random(1)
+def test_a_rate_is_kept_on_average_and_bounded(engine, session, generator, clock):
     generator.start(LoadSettings(pace=Pace.RATE, rate=10.0))
+    num_ended = 0
     for _ in range(400):
-        now[0] += 0.05
+        clock[0] += 0.05
         generator.tick()
-        for request_id in list(generator._unfinished):
+        for request_id in submitted(engine)[num_ended:]:
             finish(engine, request_id)
+        num_ended = len(submitted(engine))
         session.poll()
     assert 160 < generator.counts.sent < 240
 

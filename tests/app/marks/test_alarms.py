@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import QDialogButtonBox
 from shiboken6 import isValid
+from tests.app import window_driver as driver
 
 from kvscope_app.marks import alarm_strip
 from kvscope_app.marks.alarm_sheet import AlarmSheet
-from kvscope_app.marks.alarm_strip import AlarmLine
+from kvscope_app.marks.alarm_strip import AlarmLine, AlarmStrip
 from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.settings.settings_keeper import SettingsKeeper
 from kvscope_telemetry.alarms.alarm_engine import Alarm
@@ -77,39 +79,42 @@ def test_a_notice_of_what_is_over_goes_by_itself(scripted, session, monkeypatch,
     tell(session, [second(at, used=97 if at < 20 else 50) for at in range(40)])
     strip = scripted.alarm_strip
     assert strip.isVisible()
-    strip._forget_old()
-    assert not strip.isVisible()
-    assert not strip._clock.isActive()
+    qtbot.waitUntil(lambda: not strip.isVisible(), timeout=WAIT_MS)
+    assert driver.is_at_rest(strip)
     assert len(session.bookmarks.shown) == 1
 
 
 def test_what_ends_meanwhile_does_not_put_off_that_a_notice_goes(scripted, monkeypatch, qtbot):
-    strip, now_s = scripted.alarm_strip, time.monotonic()
+    strip, now_s = scripted.alarm_strip, [time.monotonic()]
+    monkeypatch.setattr(alarm_strip, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     rung = [Alarm(rule, 7, START_NS, START_NS, 1.0) for rule in DEFAULT_RULES[:2]]
     for alarm in rung:
-        strip._on_rang(alarm)
-    strip._clock.setInterval(20)
-    strip._on_over(rung[0])
-    strip._over_s[rung[0].name] = now_s - 2 * alarm_strip.GOES_AFTER_S
+        scripted.alarms.rang.emit(alarm)
+    (clock,) = strip.findChildren(QTimer)
+    clock.setInterval(20)
+    scripted.alarms.over.emit(rung[0])
+    now_s[0] += 2 * alarm_strip.GOES_AFTER_S
     ending = QTimer(strip, interval=1)
-    ending.timeout.connect(lambda: strip._on_over(rung[1]))
+    ending.timeout.connect(lambda: scripted.alarms.over.emit(rung[1]))
     ending.start()
     qtbot.waitUntil(lambda: strip.names == [rung[1].name], timeout=WAIT_MS)
     ending.stop()
 
 
 def test_several_kinds_one_notice_each_and_the_newest_in_front(scripted, session, qtbot):
-    strip = scripted.alarm_strip
+    strip, went = scripted.alarm_strip, []
+    alone = AlarmStrip(scripted.alarms, went.append, lambda: None)
+    qtbot.addWidget(alone)
     tell(session, [second(at, used=97, longest_wait_s=15.0 if at > 10 else 0.0) for at in range(20)])
     assert strip.names == [KV_USAGE, "Long wait"]
     assert strip.text.startswith("Long wait: longest_wait_s > 10 since ")
-    assert strip._more.text() == "and 1 more"
+    assert "and 1 more" in driver.lines(strip)
     strip.dismiss.click()
     assert strip.names == [KV_USAGE]
-    went = []
-    strip._go_to = went.append
-    strip.go.click()
-    assert went == [START_NS]
+    alone.go.click()
+    alone.dismiss.click()
+    alone.go.click()
+    assert went == [START_NS + 11 * SECOND_NS, START_NS]
     strip.all.click()
     assert scripted.docks["bookmarks"].isVisible()
     strip.dismiss.click()

@@ -6,6 +6,7 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QApplication, QFileDialog
+from tests.app import window_driver as driver
 from tests.telemetry.conftest import record_in
 
 from kvscope_app.pictures import picture_actions
@@ -69,7 +70,7 @@ def test_asking_how_and_where(window, tmp_path, settings):
     dialog.scale.setCurrentIndex(2)
     dialog.theme.setCurrentText("light")
     dialog.captioned.setChecked(False)
-    dialog._finish(to_file=True)
+    driver.press(dialog, "Save…")
     dialog_of(window, QFileDialog).fileSelected.emit(str(tmp_path / "x.png"))
     dialog_of(window, QFileDialog).close()
     assert QImage(str(tmp_path / "x.png")).size() == window.page_map.size() * 3

@@ -65,9 +65,10 @@ def test_it_says_how_far_it_is_and_goes_when_it_is_open(slow, show, qtbot):
     assert opened == ["the recording of /somewhere/big.mcap"]
 
 
-def test_closed_by_hand_it_gives_up(slow, show, qtbot):
-    window = show("/somewhere/big.mcap")
-    opening = window._opening._opening
+def test_closed_by_hand_it_gives_up(slow, qtbot):
+    opening = RecordingOpening("/somewhere/big.mcap")
+    window = OpeningWindow(opening)
+    window.show()
     window.button.click()
     qtbot.waitUntil(lambda: opening.is_over, timeout=WAIT_MS)
     assert opening.recording is None

@@ -13,7 +13,7 @@ from kvscope_app.recording.kept_dialog import KeptDialog
 from kvscope_app.recording.left_rings import LeftRings
 from kvscope_app.recording.recording_actions import free_path, keep_last, minutes_offered, minutes_question, record
 from kvscope_app.session.kept.kept_timeline import KeptTimeline
-from kvscope_app.session.kept.rings import kept_bounds, make_ring, rings_folder
+from kvscope_app.session.kept.rings import find_left_rings, kept_bounds, make_ring, rings_folder
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.timeline.ring_client import RingClient
@@ -195,13 +195,14 @@ def test_what_a_crashed_session_left_is_offered_opened_and_discarded(window, set
     offer = LeftRings(window, lambda: [window], shown.append)
     offer.begin()
     qtbot.waitUntil(lambda: "ended unexpectedly" in window.banner.text, timeout=WAIT_MS)
-    (ring,) = offer._finding.made.kept
-    offer.open_ring(ring)
+    driver.press(window.banner, "Open")
     qtbot.waitUntil(lambda: bool(shown), timeout=WAIT_MS)
     assert isinstance(shown[0], RingRecording)
     assert shown[0].info.num_frames == 30
     assert window.banner.text == ""
-    offer.discard_rings([ring])
+    found = find_left_rings()
+    qtbot.waitUntil(lambda: found.is_over, timeout=WAIT_MS)
+    offer.discard_rings(found.made.kept)
     qtbot.waitUntil(lambda: list(rings_folder().iterdir()) == [window.session.kept.ring.folder], timeout=WAIT_MS)
 
 

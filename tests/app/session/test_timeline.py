@@ -166,7 +166,7 @@ def test_every_moment_is_as_it_was_live(live, qtbot, assert_same_state):
     live.timeline.go_to(early(live))
     arrive(live, qtbot)
     for mirror in (*reversed(was), *was):
-        live.timeline.cursor._source.step(mirror.seq - live.mirror.seq)
+        live.timeline.player.step(mirror.seq - live.mirror.seq)
         arrive(live, qtbot)
         qtbot.waitUntil(lambda mirror=mirror: live.mirror.seq == mirror.seq, timeout=WAIT_MS)
         assert set(live.mirror.requests.number.tolist()) <= set(mirror.requests.number.tolist())

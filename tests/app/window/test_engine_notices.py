@@ -43,8 +43,7 @@ def refused(make_engine, make_session, make_window):
 
 def test_the_end_of_a_reason_is_not_cut(refused, qtbot):
     window, _ = refused
-    words = window.banner._detail
-    assert words.text().endswith(REMEDY)
+    (words,) = [label for label in window.banner.findChildren(QLabel) if label.text().endswith(REMEDY)]
     qtbot.waitUntil(lambda: words.height() >= words.heightForWidth(words.width()), timeout=60_000)
     assert words.height() > 2 * words.fontMetrics().height()
 
@@ -67,8 +66,7 @@ def test_a_dead_address_says_why_and_offers_another(make_engine, make_session, m
     window = make_window(session, attach=attached.append)
     why = "nothing listens on 127.0.0.1:7710 (connection refused)"
     engine.say(SourceState.CONNECTING, why)
-    session._status_told_ns = 0
-    session.poll()
+    driver.poll_until(session, lambda: session.status.reason == why, qtbot)
     words = [label.text() for label in window.welcome.findChildren(QLabel)]
     assert any("Nothing listens on 127.0.0.1:7710" in text for text in words)
     buttons = {button.text(): button for button in window.welcome.findChildren(QPushButton) if not button.isHidden()}
@@ -83,7 +81,7 @@ def test_a_dead_address_says_why_and_offers_another(make_engine, make_session, m
 
 
 def test_cancel_closes_the_window_and_an_engine_that_comes_takes_the_words_away(
-    make_engine, make_session, make_window, poll
+    make_engine, make_session, make_window, poll, qtbot
 ):
     engine = make_engine()
     updates = list(engine.source.updates)
@@ -91,10 +89,8 @@ def test_cancel_closes_the_window_and_an_engine_that_comes_takes_the_words_away(
     engine.say(SourceState.CONNECTING, "no socket file /nowhere/telemetry")
     session = make_session(engine)
     window = make_window(session)
-    window.notices._on_status()
-    shown = [button.text() for button in window.welcome.findChildren(QPushButton) if not button.isHidden()]
-    assert "Cancel" in shown
-    assert "Change address…" not in shown  # there is nobody who could open another window
+    driver.poll_until(session, lambda: "Cancel" in driver.lines(window.welcome), qtbot)
+    assert "Change address…" not in driver.lines(window.welcome)  # there is nobody who could open another window
     engine.source.updates.extend(updates)
     engine.live()
     poll(session)

@@ -96,7 +96,6 @@ def test_says_that_the_engine_ended_and_keeps_what_it_had(engine, session, make_
     poll(session)
     window = make_window(session)
     engine.say(SourceState.ENDED, "the engine stopped unexpectedly")
-    session._status_told_ns = 0
     session.poll()
     assert "stopped unexpectedly" in window.banner.text
     assert session.mirror.num_active == 2
@@ -322,7 +321,7 @@ def test_the_cache_is_emptied_after_a_question(engine, session, make_window, sur
     assert engine.source.sent == ([Control(action="reset_prefix_cache", tag=tags[0])] if sure else [])
 
 
-def test_status_bar_tells_model_rate_and_losses(engine, session, make_window, poll):
+def test_status_bar_tells_model_rate_and_losses(engine, session, make_window, poll, qtbot):
     window = make_window(session)
     engine.hold([1])
     poll(session)
@@ -331,8 +330,7 @@ def test_status_bar_tells_model_rate_and_losses(engine, session, make_window, po
     engine.source.status = SourceStatus(
         SourceState.LIVE, frames_received=12_345, frames_dropped=3, messages_rejected=1, latency_ns=420_000
     )
-    session._status_told_ns = 0
-    session.poll()
+    driver.poll_until(session, lambda: session.status == engine.source.status, qtbot)
     texts = {name: driver.status(window, name).text() for name in ("state", "model", "frames", "latency")}
     assert texts["state"] == "Live"
     assert "fake-135M" in texts["model"]

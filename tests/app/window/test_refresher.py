@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from PySide6.QtWidgets import QVBoxLayout, QWidget
+from tests.app import window_driver as driver
 
 from kvscope_app.views.base import View
 from kvscope_app.window import refresher as refresher_module
@@ -104,15 +105,14 @@ def test_a_view_is_refreshed_at_its_own_rate(setup, clock, engine, session, poll
     assert (one.count, two.count) == (2, 2)
 
 
-def test_an_update_soon_after_a_late_one_has_a_frame_of_its_own(setup, clock, session):
+def test_an_update_soon_after_a_late_one_has_a_frame_of_its_own(setup, clock, session, qtbot):
     _, refresher, (fast, *_) = setup
     begin_anew(clock, refresher)
-    before = fast.count
     for milliseconds in (24, 8, 16):  # one is late by half a frame
         add(clock, milliseconds)
+        before = fast.count
         session.timeline.shown.emit(None)
-        refresher._refresh_fast()
-    assert fast.count == before + 3
+        qtbot.waitUntil(lambda before=before: fast.count == before + 1, timeout=120_000)
 
 
 def test_who_waits_for_its_turn_is_come_back_to(setup, engine, session, poll, qtbot):
@@ -190,7 +190,7 @@ def test_slow_views_that_take_long_leave_the_time_to_the_fast_one(setup, clock):
 def begin_anew(clock, refresher):
     """All views are due, whatever was before the test's first line."""
     add(clock, 1000)
-    for view in refresher._last_ns:
+    for view in refresher.parent().findChildren(Counting):
         view.count = 0
     refresher.touch_all()
     refresher.run()
@@ -215,7 +215,7 @@ def test_hidden_views_wait(setup, engine, session, poll, qtbot):
 def test_paused_nothing_is_refreshed_but_a_selection(setup, engine, session, poll, qtbot):
     _, refresher, (fast, _, _) = setup
     session.timeline.pause()
-    qtbot.waitUntil(lambda: not refresher._later.isActive(), timeout=120_000)
+    qtbot.waitUntil(lambda: driver.is_at_rest(refresher), timeout=120_000)
     before = fast.count
     engine.frame()
     poll(session)
@@ -224,18 +224,23 @@ def test_paused_nothing_is_refreshed_but_a_selection(setup, engine, session, pol
     qtbot.waitUntil(lambda: fast.count == before + 1, timeout=120_000)
 
 
-def test_signs_of_life_alone_are_followed_at_leisure(setup, engine, session, poll, monkeypatch):
+def test_signs_of_life_alone_are_followed_at_leisure(setup, clock, engine, session, poll):
     """Curves come to rest in seconds; from then on an engine that idles costs a refresh every three seconds."""
-    _, refresher, _ = setup
-    now_ns = [time.monotonic_ns()]
-    monkeypatch.setattr(refresher_module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
+    _, refresher, views = setup
+    begin_anew(clock, refresher)
 
     def is_followed(beat):
-        now_ns[0] += 500_000_000
-        refresher._dirty.clear()
+        """Half a second goes by, in which each view has its turn if anything is to be shown."""
+        before = sum(view.count for view in views)
+        add(clock, 440)
         beat()
         poll(session)
-        return bool(refresher._dirty)
+        for _ in range(3):
+            add(clock, 20)
+            refresher.run()
+        refreshed = sum(view.count for view in views) - before
+        assert refreshed in (0, len(views))
+        return refreshed > 0
 
     assert is_followed(engine.frame)
     assert all(is_followed(engine.heartbeat) for _ in range(15)), "the curves still move"

@@ -226,10 +226,12 @@ def test_an_endpoint_to_bind_that_is_taken_is_said(fake: Fake) -> None:
 def test_it_ends_at_once_wherever_it_is(fake: Fake, make_endpoint: Callable[[str], str]) -> None:
     publisher = fake()
     for endpoint in (publisher.endpoint, make_endpoint("ipc")):
+        before = set(threading.enumerate())
         stream = KvEventStream(endpoint, publisher.replay_endpoint)
+        assert set(threading.enumerate()) - before
         stream.close()
         stream.close()
-        assert not stream._thread.is_alive()
+        assert set(threading.enumerate()) <= before
 
 
 def _is_live(watched: Watched) -> bool:

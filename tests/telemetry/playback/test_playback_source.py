@@ -318,7 +318,7 @@ def test_after_a_failure_it_goes_nowhere_and_nobody_waits(
     source = watch(record(100).path).source
     source.recording.path.unlink()
     source.seek(1.0)
-    assert source.wait(lambda: bool(source._failure), WAIT_S)
+    assert source.wait(lambda: bool(source.failure), WAIT_S)
     for move in (lambda: source.seek(0.5), lambda: source.step(1), source.play):
         move()
         assert not source.is_seeking

@@ -310,8 +310,7 @@ def test_a_taker_that_stays_away_is_mended_by_a_snapshot(
     make_endpoint: MakeEndpoint, serve: Serve, watch: Watch, assert_mirrors: AssertMirrors
 ) -> None:
     server = serve(endpoint := make_endpoint("ipc"), rate=1000.0)
-    source = watch(endpoint)
-    source._reader.pending._max_entries = 3000  # sixty frames or so, instead of two million entries
+    source = watch(endpoint, max_entries=3000)  # sixty frames or so, instead of two million entries
     assert source.wait(lambda: source.status.frames_dropped > 100, WAIT_S)
     assert_mirrors(source, server)
     assert source.status.resyncs >= 1

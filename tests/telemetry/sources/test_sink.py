@@ -175,8 +175,7 @@ def test_another_engine_begins_with_its_snapshot(make_endpoint: MakeEndpoint, se
 def test_what_nobody_took_in_time_is_a_hole_with_a_snapshot_after(make_endpoint: MakeEndpoint, serve: Serve) -> None:
     sink = Collected()
     serve(endpoint := make_endpoint("ipc"))
-    with LiveSource(endpoint, sink=sink) as source:
-        source._reader.pending._max_entries = 200
+    with LiveSource(endpoint, sink=sink, max_entries=200) as source:
         assert source.wait(lambda: len(sink.of(Frame)) > 100, WAIT_S)
         _see(source, lambda: len(sink.of(Snapshot)) > 1)
     sink.assert_sound()

@@ -46,9 +46,9 @@ class World:
 
     def _start(self) -> None:
         self.engine = SyntheticEngine(num_blocks=40, num_running=3, epoch=self.epoch, seed=self.epoch)
-        self._remember()
+        self.remember()
 
-    def _remember(self) -> None:
+    def remember(self) -> None:
         rows = self.engine.ledger.pack_all()
         self.truth[self.epoch, self.engine.seq] = b"".join(getattr(rows, n) for n in rows.__struct_fields__)
 
@@ -59,7 +59,7 @@ class World:
 
     def step(self) -> None:
         frame = self.engine.advance()
-        self._remember()
+        self.remember()
         if self.rng.random() < self.loss:
             self.lost += 1
         elif self.rng.random() < self.reorder:
@@ -201,7 +201,7 @@ def test_losing_the_last_frame_before_a_rest_shows_in_the_heartbeat() -> None:
 def test_repeats_and_late_frames_change_nothing() -> None:
     world = _in_sync()
     frame = world.engine.advance()
-    world._remember()
+    world.remember()
     for _ in range(3):
         world.sync.frame(frame, world.now_ns)
     world.pass_time()

@@ -159,10 +159,14 @@ def test_a_text_is_found_by_what_the_block_was_then():
 
 
 def test_memory_of_texts_is_bounded_and_the_newest_stay():
-    index = TextIndex(max_bytes=100_000)
-    index.extend(text_of(3, time_ns) for time_ns in range(1_000))
-    assert index._num_bytes <= 100_000
-    assert index.find(Asked(EPOCH, 3, 1, 16, 0), 999).text == "1 at 999"
+    index, asked, most = TextIndex(max_bytes=10_000_000), Asked(EPOCH, 3, 1, 1_000, 0), 0
+    for newest_ns in range(1_000):
+        index.extend([text_of(3, newest_ns, num_tokens=1_000)])
+        if newest_ns % 20 == 0:
+            found = [index.find(asked, at_ns) for at_ns in range(newest_ns + 1)]
+            most = max(most, len({content.text for content in found if content is not None}))
+            assert found[-1].text == f"1 at {newest_ns}"
+    assert 200 < most <= 10_000_000 // (1_000 * 32), "32 bytes a token, and some more"
 
 
 @pytest.mark.parametrize(

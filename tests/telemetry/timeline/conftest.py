@@ -37,7 +37,7 @@ class Session:
     def restart(self, epoch: int) -> None:
         """Another engine in the place of the one before."""
         self.engine = SyntheticEngine(
-            num_blocks=self._num_blocks, num_running=6, epoch=epoch, seed=epoch, clock=self._tick
+            num_blocks=self._num_blocks, num_running=6, epoch=epoch, seed=epoch, clock=self.tick
         )
         self.tell(snapshot := self.engine.snapshot())
         self._states.append((len(self.messages), snapshot))
@@ -71,7 +71,7 @@ class Session:
     def frames(self) -> list[Frame]:
         return [message for message in self.messages if isinstance(message, Frame)]
 
-    def _tick(self) -> int:
+    def tick(self) -> int:
         self._now_ns += STEP_NS
         return self._now_ns
 

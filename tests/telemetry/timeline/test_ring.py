@@ -53,7 +53,7 @@ def test_an_idle_engine_begins_no_segments(make_ring: MakeRing, make_session: Ma
     session = make_session(ring)
     session.go_on(20)
     for _ in range(1000):
-        session.tell(Heartbeat(epoch=1, time_ns=session._tick(), seq=session.engine.seq, step=session.engine.seq))
+        session.tell(Heartbeat(epoch=1, time_ns=session.tick(), seq=session.engine.seq, step=session.engine.seq))
     assert ring.flush(60.0)
     assert list(segments_in(ring.folder)) == [1]
     ring.close()

@@ -59,5 +59,5 @@ def test_the_values_are_told_to_who_cannot_see_them(qtbot, monkeypatch):
     panel.legend.set_values({"run": "6", "wait": "9"})
     assert panel.plot.accessibleDescription() == "running 6, waiting 9"
     panel.hovered.connect(panel.show_cursor)
-    panel._on_key(Qt.Key.Key_Left, True)
+    qtbot.keyClick(panel.plot, Qt.Key.Key_Left, Qt.KeyboardModifier.ShiftModifier)
     assert panel.plot.accessibleDescription() == f"{panel.clock_text(59.4)}: running 6, waiting 9"

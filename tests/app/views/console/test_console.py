@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
+from tests.app import window_driver as driver
 
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.console.chat_page import StarterButton
@@ -309,8 +310,8 @@ def test_empty_fields_show_and_send_what_the_models_makers_say(talk, qtbot):
 )
 def test_what_is_not_accepted_is_said_and_not_sent(talk, qtbot, name, text, message):
     field = talk.page.options.fields[name]
-    field.setText(text)
-    talk.page.options._on_edited()
+    field.clear()
+    qtbot.keyClicks(field, text)
     assert talk.page.options.error.text() == message
     assert talk.page.options.error.isVisible()
     type_and_send(talk, qtbot, "x")
@@ -453,7 +454,7 @@ def test_long_conversations_show_the_newest_first(talk, qtbot):
     talk.page.show_conversation(other)
     talk.page.show_row(1)
     assert len(talk.page.transcript.cards) == 40
-    talk.page.transcript._earlier.click()
+    driver.press(talk.page.transcript, "Show earlier messages")
     assert len(talk.page.transcript.cards) == 80
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, QSettings, Qt, QTimer
 from PySide6.QtGui import QGuiApplication
+from tests.app import window_driver as driver
 
 from kvscope_app.look.theme import DARK
 from kvscope_app.session.kept.kept_timeline import KeptTimeline
@@ -185,7 +186,7 @@ def test_a_block_that_is_left_at_once_is_not_read(played, qtbot):
     history.show(3)
     history.show(None)
     assert not history.is_reading
-    qtbot.waitUntil(lambda: not history._timer.isActive(), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: driver.is_at_rest(history), timeout=WAIT_MS)
     history.close()
 
 
@@ -195,11 +196,9 @@ def test_a_step_tells_who_ran_in_it(recording, played, show, qtbot):
     played.timeline.go_to(file.start_ns + 4 * SECOND_NS)
     qtbot.waitUntil(lambda: played.mirror.seq == file.state_at(4.0).seq, timeout=WAIT_MS)
     view.show_subject(STEP)
-    rows = view.table.facts
 
     def names():
-        facts = [rows.fact_at(row) for row in range(rows.rowCount())]
-        return {fact.name: fact.value for fact in facts if fact is not None}
+        return driver.facts(view.table)
 
     qtbot.waitUntil(lambda: "Requests run" not in names(), timeout=WAIT_MS)
     frame = next(frame for frame in file.frames() if frame.seq == played.mirror.seq)

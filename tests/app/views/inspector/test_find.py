@@ -148,7 +148,6 @@ def test_a_text_twice_across_two_blocks_is_found_twice(engine, busy, make_window
 
 def test_a_viewer_is_told_that_texts_are_not_for_them(engine, busy, make_window, qtbot):
     engine.source.status = SourceStatus(SourceState.LIVE, role="viewer")
-    busy._status_told_ns = 0
     busy.poll()
     sheet = open_find(make_window(busy))
     qtbot.keyClicks(sheet.line, "sky")

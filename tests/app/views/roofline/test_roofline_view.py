@@ -12,7 +12,9 @@ from tests.app import window_driver as driver
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.session.session import Session
+from kvscope_app.setting_names import ROOFLINE_RANGE
 from kvscope_app.views.inspector.inspector_view import STEP, InspectorView
+from kvscope_app.views.roofline.point_text import point_text
 from kvscope_app.views.roofline.roofline_view import NOT_RECORDED, RANGES_S, RooflineView
 from kvscope_telemetry.messages.telemetry import DeviceInfo, Frame, Snapshot, Work
 from kvscope_telemetry.playback.playback_source import PlaybackSource
@@ -119,8 +121,7 @@ def test_a_step_that_is_clicked_is_shown_everywhere(show, recording_with_work, q
 
     def facts():
         inspector.refresh()
-        page = inspector._page()
-        return {} if page is None else {fact.name: fact.value for group in page.groups for fact in group.facts}
+        return driver.facts(inspector.table)
 
     qtbot.waitUntil(lambda: "Intensity" in facts(), timeout=WAIT_MS)
     assert facts()["Execution"] == "eager"
@@ -170,14 +171,27 @@ def test_its_time_is_remembered(show, recording_with_work, qtbot, tmp_path):
     other = RooflineView(view.session)
     qtbot.addWidget(other)
     other.recall(settings)
-    assert other._range_s == list(RANGES_S.values())[1]
+    name = list(RANGES_S)[1]
+    assert driver.button(other.ranges, name).isChecked()
+    settings.clear()
+    other.remember(settings)
+    assert settings.value(ROOFLINE_RANGE) == name
     other.shut_down()
 
 
 def test_pointing_tells_of_a_point_and_of_nothing_elsewhere(show, recording_with_work, qtbot):
     view = show(recording_with_work)
-    place = len(view.points) - 1
-    assert view.canvas.point_at(pixel(view, place)) >= 0
-    assert view.canvas.point_at(QPointF(-500, -500)) == -1
-    view.canvas._hover(place)
-    assert view.words.text().startswith("Step ")
+    canvas = view.canvas
+    assert canvas.point_at(pixel(view, len(view.points) - 1)) >= 0
+    assert canvas.point_at(QPointF(-500, -500)) == -1
+    place = next(place for place in range(len(view.points)) if canvas.point_at(pixel(view, place)) != canvas.selected)
+    text = point_text(view.points, canvas.point_at(pixel(view, place)), view.device)
+    assert not view.words.text().startswith(text)
+
+    def is_told():
+        """Points that are read meanwhile are shown instead of the one that is pointed at."""
+        for at in (QPointF(1, 1), pixel(view, place)):
+            qtbot.mouseMove(canvas, at.toPoint())
+        return view.words.text().startswith(text)
+
+    qtbot.waitUntil(is_told, timeout=WAIT_MS)

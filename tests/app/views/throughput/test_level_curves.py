@@ -46,10 +46,11 @@ def test_level_curves_are_drawn_more_rarely(engine, session, view, monkeypatch):
     monkeypatch.setattr(view.charts, "draw", lambda names, span: (drawn.append(names), draw(names, span)))
 
     def times_in_a_minute(*, level):
+        monkeypatch.setattr(view_module, "is_level", lambda _: level)
+        view.charts.refresh_all()
         drawn.clear()
         for _ in range(30):
             now_ns[0] += 2_000_000_000
-            view.charts._is_level = level
             view.refresh()
         return len(drawn)
 
@@ -58,14 +59,15 @@ def test_level_curves_are_drawn_more_rarely(engine, session, view, monkeypatch):
 
 
 def test_who_points_at_level_curves_sees_them_as_they_are_now(session, view, monkeypatch):
-    view.charts.refresh_all()
-    drawn = []
+    drawn, draw_all = [], view.charts.refresh_all
     monkeypatch.setattr(view.charts, "refresh_all", lambda: drawn.append(1))
-    view.charts._is_level = True
+    monkeypatch.setattr(view_module, "is_level", lambda _: True)
+    draw_all()
     view.charts.read_at(1.0)
     view.charts.read_at(2.0)
     assert len(drawn) == 1, "when the mouse comes, and not with each of its moves"
     view.charts.read_at(None)
-    view.charts._is_level = False
+    monkeypatch.setattr(view_module, "is_level", lambda _: False)
+    draw_all()
     view.charts.read_at(1.0)
     assert len(drawn) == 1

@@ -111,8 +111,9 @@ def test_a_shorter_range_follows_the_present(session, view, qtbot):
 
 def test_dragging_looks_back_in_all_panels_and_live_returns(session, view, qtbot):
     end_ns = feed(session, decode_tokens=1)
-    view.charts.panels["decode"].plot.view_box.setXRange(end_ns / 1e9 - 2, end_ns / 1e9 - 1, padding=0)
-    view.charts.panels["decode"]._on_dragged(None)
+    dragged = view.charts.panels["decode"].plot.view_box
+    dragged.setXRange(end_ns / 1e9 - 2, end_ns / 1e9 - 1, padding=0)
+    dragged.sigRangeChangedManually.emit(dragged.state["mouseEnabled"])
     assert not view.charts.is_following
     assert not view.charts.bar.live.isChecked()
     (first, last), _ = view.charts.panels["itl"].plot.view_box.viewRange()

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, Qt
+from tests.app import window_driver as driver
 
 from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import DARK
 from kvscope_app.session.session import Session
 from kvscope_app.views.inspector.inspector_view import STEP, InspectorView
 from kvscope_app.views.timeline.lane_layout import STEPS, gutter
-from kvscope_app.views.timeline.step_lane import wants_steps
+from kvscope_app.views.timeline.step_lane import steps_are_apart, wants_steps
 from kvscope_app.views.timeline.steps import read_steps
 from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_app.views.timeline.timeline_view import TimelineView
@@ -22,6 +23,7 @@ from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 WAIT_MS = 60_000
 SECOND_NS = 1_000_000_000
@@ -154,7 +156,7 @@ def test_a_step_tells_its_batch_and_a_click_selects_it_everywhere(view, session,
 
     def shown_rows():
         inspector.refresh()
-        return {fact.name for group in inspector._page().groups for fact in group.facts}
+        return driver.facts(inspector.table).keys()
 
     qtbot.waitUntil(lambda: {f"Request #{number}" for number in numbers} <= shown_rows(), timeout=WAIT_MS)
     session.select_request(numbers[0])
@@ -192,10 +194,12 @@ def test_it_is_drawn_where_it_ran(view, recording, qtbot):
 
 def test_steps_that_are_known_before_their_lane_is_there_are_not_drawn(view, recording, qtbot):
     """An engine that idled: its first steps are read before the second that they are in is over."""
-    assert len(zoom_to_steps(view, recording, qtbot))
-    canvas = view.canvas
-    assert STEPS not in canvas._bare
-    canvas._bare = frozenset({STEPS})
+    steps, canvas = zoom_to_steps(view, recording, qtbot), view.canvas
+    assert len(steps)
     view.resize(1_300, 260)  # a low one has no lane for what never happened
+    assert any(lane.name == STEPS for lane, *_ in canvas.layout_now.boxes())
+    canvas.show_overview(SessionOverview(), canvas.shown.lanes, canvas.whole, canvas.cursor_ns)
+    canvas.show_steps(steps)
+    assert steps_are_apart(steps, canvas.shown.span, canvas.layout_now.chart_width)
     assert all(lane.name != STEPS for lane, *_ in canvas.layout_now.boxes())
     assert not canvas.grab().isNull()

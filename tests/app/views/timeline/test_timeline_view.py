@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QApplication, QLabel, QToolButton
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from tests.app import window_driver as driver
 from timed_fakes import EPOCH, START_NS, FakeTimedSession, second, small_overview, timed
 
 from kvscope_app.look.theme import DARK, THEMES
@@ -339,11 +340,11 @@ def test_a_long_overview_is_taken_in_by_turns_and_painted_meanwhile(view, timed_
     events = [timed(91 + at / 1_000, kind, 100 + at) for at in range(2_000) for kind in ("admitted", "finished")]
     timed_session.overview.extend((), events)
     view.refresh()
-    while view._later.isActive():
+    while not driver.is_at_rest(view):
         view.canvas.grab()
         view.canvas.found_at(point(view, 92, row=2))
         QApplication.processEvents()
-    assert view._follower.lanes.history_of(EPOCH, 2_099) is not None
+    assert view.canvas.shown.lanes.history_of(EPOCH, 2_099) is not None
     assert view.canvas.found_at(point(view, 92.5, row=0)).number
 
 
@@ -365,7 +366,7 @@ def test_a_paint_makes_no_object_an_event(view, timed_session, qtbot):
             nonlocal calls
             calls += 1
 
-        view.canvas._redraw()
+        view.canvas.apply_theme(DARK)  # all is drawn anew
         sys.setprofile(count_call)
         try:
             view.canvas.grab()
@@ -378,7 +379,7 @@ def test_a_paint_makes_no_object_an_event(view, timed_session, qtbot):
     events += [timed(50 + at / 100, kind, 100 + at) for at in range(2_000) for kind in ("admitted", "finished")]
     timed_session.overview.extend((), events)
     view.refresh()
-    qtbot.waitUntil(lambda: not view._later.isActive())
+    qtbot.waitUntil(lambda: driver.is_at_rest(view), timeout=120_000)
     assert num_calls() < few + 1_500
 
 

@@ -48,9 +48,10 @@ def ask(make_view):
         views.append(view)
         view.segments_button.click()
 
-        def answer(reply):
+        def answer(reply, to_other=0):
+            """`to_other`: how far the question that is answered is from the sheet's own."""
             asked = [command for command in engine.source.sent if isinstance(command, GetAllocatorMap)]
-            engine.source.replies.append(msgspec.structs.replace(reply, tag=asked[-1].tag))
+            engine.source.replies.append(msgspec.structs.replace(reply, tag=asked[-1].tag + to_other))
             session.poll()
 
         return view.segments_sheet, answer
@@ -126,9 +127,12 @@ def test_nothing_held_and_damage_are_said(ask):
 
 
 def test_another_question_s_answer_is_not_ours(ask):
-    sheet, _ = ask()
-    sheet._read([msgspec.structs.replace(synthetic_allocator_map(0), tag=3), Failed(reason="x", tag=4)])
+    sheet, answer = ask()
+    answer(synthetic_allocator_map(0), to_other=-1)
+    answer(Failed(reason="x"), to_other=1)
     assert not sheet.again.isEnabled()
+    answer(synthetic_allocator_map(0))
+    assert sheet.again.isEnabled()
 
 
 @pytest.mark.parametrize("capabilities", [Capabilities(), Capabilities(engine="vllm", commands=False)])
