@@ -265,15 +265,16 @@ class Driver:
             self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
 
     def may_be_aborted(self) -> list[str]:
-        """vLLM 0.26 offloads the whole prompt of whoever is aborted, and fails where it is not computed yet."""
+        """Older versions of vLLM fail where one is aborted while blocks are offloaded: 0.26 would offload the whole
+        prompt, computed or not; 0.20 frees twice who is loaded after it was preempted."""
         import vllm
 
-        is_safe = self.worker is None or not vllm.__version__.startswith("0.26")
-        return sorted(
-            each.request_id
-            for each in self.scheduler.requests.values()
-            if is_safe or (each.status.name == "RUNNING" and each.num_computed_tokens >= each.num_tokens - 1)
-        )
+        requests = self.scheduler.requests.values()
+        if self.worker is not None and vllm.__version__.startswith("0.26"):
+            requests = [r for r in requests if r.status.name == "RUNNING" and r.num_computed_tokens >= r.num_tokens - 1]
+        if self.worker is not None and vllm.__version__.startswith("0.20"):
+            requests = [r for r in requests if r.status.name != "WAITING_FOR_REMOTE_KVS"]
+        return sorted(each.request_id for each in requests)
 
     def is_loading(self) -> bool:
         """Blocks are held by those that do not run, so that vLLM refuses to forget all."""

@@ -115,6 +115,7 @@ class StepNotes:
             hooks.after(connector, "update_state_after_alloc", self._loads)
         if (offloading := offloading_of(scheduler)) is not None:
             note_offloading(hooks, offloading, self.happen)
+            hooks.after(scheduler, "reset_prefix_cache", lambda *_, **__: self._unless_in_step())
         cached = self._by_name(pool, "cache_full_blocks", self._cached)
         if cached is not None:
             hooks.after(pool, "cache_full_blocks", cached)
