@@ -87,3 +87,16 @@ def test_totals_are_told_with_each_frame() -> None:
     assert state.frame(1, 1).counters.prompt_tokens == 7
     with pytest.raises(KeyError):
         state.count(prompt_token=1)
+
+
+def test_tokens_that_came_are_counted_with_the_time_they_took() -> None:
+    state = CacheState(hello_of())
+    request = state.add_request("a", num_prompt_tokens=4, arrival_ns=100)
+    state.tokens_came(request, 2, 400)
+    state.tokens_came(request, 2, 450)
+    state.tokens_came(request, 4, 1000)
+    frame = state.frame(1, 1000)
+    assert np.frombuffer(frame.first_token_ns, "<u8").tolist() == [300]
+    assert np.frombuffer(frame.inter_token_ns, "<u8").tolist() == [0, 300, 300], "two that came at once share the time"
+    assert frame.counters.generation_tokens == 4
+    assert state.frame(2, 1001).inter_token_ns == b""

@@ -50,7 +50,6 @@ class _Known:
     told: KnownRequest
     waits_since_ns: int
     seed: int
-    last_token_ns: int = 0
     num_retractions: int = 0
     has_run: bool = False
     has_ended: bool = False
@@ -92,8 +91,6 @@ class _Step:
     time_ns: int
     evicted: list[int] = field(default_factory=list)
     used: list[Ids] = field(default_factory=list)
-    first_token_ns: list[int] = field(default_factory=list)
-    inter_token_ns: list[int] = field(default_factory=list)
 
 
 class Replay:
@@ -144,8 +141,6 @@ class Replay:
             batch=numbers,
             num_decode_tokens=sum(numbers.get(number, 0) for number in decoding),
             timings=Timings(schedule_ns, note.run_ns, 0, note.commit_ns, note.note_ns) if ran is not None else None,
-            first_token_ns=step.first_token_ns,
-            inter_token_ns=step.inter_token_ns,
         )
 
     def _of(self, request: Any) -> _Known | None:
@@ -341,25 +336,12 @@ class Replay:
             known = self._of(request)
             if known is None or known.has_ended:
                 continue
-            self._tokens_came(step, known, note.num_outputs[place])
+            self.state.tokens_came(known.told, note.num_outputs[place], step.time_ns)
             if known.told.state == RequestState.RUNNING:
                 known.told.num_computed_tokens = note.computed[place]
             numbers[known.told.number] = ran.num_tokens[place]
             self.state.touch(known.told)
         return numbers
-
-    def _tokens_came(self, step: _Step, known: _Known, num_outputs: int) -> None:
-        told = known.told
-        num_new, told.num_output_tokens = num_outputs - told.num_output_tokens, num_outputs
-        if num_new <= 0:
-            return
-        self.state.count(generation_tokens=num_new)
-        if known.last_token_ns:
-            step.inter_token_ns += [max(0, step.time_ns - known.last_token_ns) // num_new] * num_new
-        else:
-            step.first_token_ns.append(max(0, step.time_ns - told.info.arrival_ns))
-            step.inter_token_ns += [0] * (num_new - 1)
-        known.last_token_ns = step.time_ns
 
     # Pages, as they were read.
 

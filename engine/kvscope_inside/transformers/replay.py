@@ -45,7 +45,6 @@ class _Known:
     """Found in the prefix cache, since it began to wait."""
     num_released: int = 0
     """Blocks that it let go last."""
-    last_token_ns: int = 0
 
     @property
     def num_earlier_tokens(self) -> int:
@@ -76,8 +75,6 @@ class _Step:
     """Who could get no block, when blocks were taken from others."""
     ended: dict[str, int] = field(default_factory=dict)
     """Their numbers, by id."""
-    first_token_ns: list[int] = field(default_factory=list)
-    inter_token_ns: list[int] = field(default_factory=list)
 
 
 class Replay:
@@ -112,8 +109,6 @@ class Replay:
             batch=ran,
             num_decode_tokens=num_decode_tokens,
             timings=timings if is_step else Timings(),
-            first_token_ns=step.first_token_ns,
-            inter_token_ns=step.inter_token_ns,
         )
 
     def contents(self, blocks: Sequence[int]) -> list[BlockContent]:
@@ -161,7 +156,7 @@ class Replay:
         )
         known = self._by_id[theirs.request_id] = _Known(theirs, told, arrival_ns)
         told.num_output_tokens = known.num_earlier_tokens + len(theirs.generated_tokens)  # before anybody watched
-        known.last_token_ns = step.time_ns if told.num_output_tokens else 0
+        told.last_token_ns = step.time_ns if told.num_output_tokens else 0
 
     def _ran_before(self, step: _Step, request_id: str) -> None:
         """It runs since before anybody watched."""
@@ -473,19 +468,8 @@ class Replay:
         return sorted({at % window // self._size for at in range(max(low, high - window), high)})
 
     def _tokens_came(self, step: _Step, known: _Known, num_generated: int) -> None:
-        told = known.told
-        num_outputs = num_generated + (known.num_earlier_tokens if known.theirs is not None else 0)
-        num_new, told.num_output_tokens = num_outputs - told.num_output_tokens, num_outputs
-        if num_new <= 0:
-            return
-        self.state.count(generation_tokens=num_new)
-        if known.last_token_ns:
-            step.inter_token_ns += [max(0, step.time_ns - known.last_token_ns) // num_new] * num_new
-        else:
-            step.first_token_ns.append(max(0, step.time_ns - told.info.arrival_ns))
-            step.inter_token_ns += [0] * (num_new - 1)
-        known.last_token_ns = step.time_ns
-        self.state.touch(told)
+        num_earlier = known.num_earlier_tokens if known.theirs is not None else 0
+        self.state.tokens_came(known.told, num_generated + num_earlier, step.time_ns)
 
     def _as_they_stand(self, step: _Step, note: Note) -> None:
         """What transformers' own ledger says, for all blocks that were touched and are not free."""

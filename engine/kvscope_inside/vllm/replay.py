@@ -58,7 +58,6 @@ class _Known:
     theirs: Any
     told: KnownRequest
     waits_since_ns: int
-    last_token_ns: int = 0
     num_loaded_tokens: int = 0
     """That came, or come, from elsewhere when it started last."""
     places: dict[bytes, int] = field(default_factory=dict)
@@ -97,8 +96,6 @@ class _Step:
     used: set[int] = field(default_factory=set)
     """Blocks that were written, hit or released."""
     ended: list[_Known] = field(default_factory=list)
-    first_token_ns: list[int] = field(default_factory=list)
-    inter_token_ns: list[int] = field(default_factory=list)
 
 
 class Replay:
@@ -172,8 +169,6 @@ class Replay:
             batch=ran,
             num_decode_tokens=sum(ran[number] for number in decoding if number in ran),
             timings=timings if note.step is not None else Timings(),
-            first_token_ns=step.first_token_ns,
-            inter_token_ns=step.inter_token_ns,
         )
 
     def request_id(self, number: int) -> str | None:
@@ -385,7 +380,7 @@ class Replay:
         if known is None or known.theirs is not request:
             return
         told, num_blocks = known.told, self._num_held(known)
-        self._tokens_came(step, known, num_outputs)
+        self.state.tokens_came(known.told, num_outputs, step.time_ns)
         self._release(step, told)
         self.state.finish(told)
         step.ended.append(known)
@@ -509,7 +504,7 @@ class Replay:
             known = self._by_id.get(request.request_id)
             if known is None:
                 continue
-            self._tokens_came(step, known, num_outputs)
+            self.state.tokens_came(known.told, num_outputs, step.time_ns)
             told = known.told
             if told.num_computed_tokens == computed:
                 continue
@@ -529,20 +524,6 @@ class Replay:
     def _set_filled(self, step: _Step, filled: Mapping[int, int]) -> None:
         step.used.update(filled)
         self.state.set_blocks(list(filled), filled=list(filled.values()))
-
-    def _tokens_came(self, step: _Step, known: _Known, num_outputs: int) -> None:
-        told = known.told
-        num_new, told.num_output_tokens = num_outputs - told.num_output_tokens, num_outputs
-        if num_new <= 0:
-            return
-        self.state.count(generation_tokens=num_new)
-        if known.last_token_ns:
-            step.inter_token_ns += [max(0, step.time_ns - known.last_token_ns) // num_new] * num_new
-        else:
-            step.first_token_ns.append(max(0, step.time_ns - told.info.arrival_ns))
-            step.inter_token_ns += [0] * (num_new - 1)
-        known.last_token_ns = step.time_ns
-        self.state.touch(told)
 
     def _rows(self, step: _Step, note: Note) -> None:
         """What vLLM's own rows say, for all that were touched."""

@@ -46,6 +46,8 @@ class KnownRequest:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     waits_for: WaitsFor = WaitsFor.UNTOLD
+    last_token_ns: int = 0
+    """When its newest token came; 0 before the first."""
     tables: list[list[int]] = field(default_factory=list)
     """Block ids, one list a KV group."""
     unchanged: list[int] = field(default_factory=list)
@@ -93,6 +95,8 @@ class CacheState:
         self._changed: list[npt.NDArray[np.uint32]] = []
         self._moves: dict[str, list[int]] = {name: [] for name in Moves.__struct_fields__}
         self._events: list[Event] = []
+        self._first_token_ns: list[int] = []
+        self._inter_token_ns: list[int] = []
 
     # What happened.
 
@@ -125,6 +129,21 @@ class CacheState:
     def touch(self, request: KnownRequest) -> None:
         """Its figures or tables changed."""
         self._touched[request.number] = request
+
+    def tokens_came(self, request: KnownRequest, num_outputs: int, time_ns: int) -> None:
+        """Its answer has so many tokens now: the new ones are counted, and how long they took is told. Those that came
+        at once share the time since the one before."""
+        num_new, request.num_output_tokens = num_outputs - request.num_output_tokens, num_outputs
+        if num_new <= 0:
+            return
+        self.count(generation_tokens=num_new)
+        if request.last_token_ns:
+            self._inter_token_ns += [max(0, time_ns - request.last_token_ns) // num_new] * num_new
+        else:
+            self._first_token_ns.append(max(0, time_ns - request.info.arrival_ns))
+            self._inter_token_ns += [0] * (num_new - 1)
+        request.last_token_ns = time_ns
+        self.touch(request)
 
     def finish(self, request: KnownRequest) -> None:
         """It ended and holds no block; what its blocks are now is for the caller to say."""
@@ -208,14 +227,15 @@ class CacheState:
             timings=timings or Timings(),
             counters=self.counters(),
             events=tuple(self._events),
-            first_token_ns=pack_u8(first_token_ns),
-            inter_token_ns=pack_u8(inter_token_ns),
+            first_token_ns=pack_u8([*self._first_token_ns, *first_token_ns]),
+            inter_token_ns=pack_u8([*self._inter_token_ns, *inter_token_ns]),
             moves=Moves(**{name: pack_u4(blocks) for name, blocks in self._moves.items()}),
         )
         for request in self._touched.values():
             request.unchanged = list(map(len, request.tables))
             request.told = list(request.unchanged)
         self._new, self._touched, self._changed, self._events = [], {}, [], []
+        self._first_token_ns, self._inter_token_ns = [], []
         self._moves = {name: [] for name in self._moves}
         return frame
 
