@@ -112,7 +112,7 @@ def test_a_colour_mode_of_the_page_map(recipe: Recipe) -> None:
 
         """,
     )
-    recipe.replace(modes, "ATTENTION, GROUP)", "ATTENTION, GROUP, PARITY)")
+    recipe.replace(modes, "GROUP, EVICTION)", "GROUP, EVICTION, PARITY)")
     recipe.check(
         """
         from PySide6.QtCore import QSettings

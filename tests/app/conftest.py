@@ -17,8 +17,10 @@ os.environ["QT_QPA_PLATFORM"] = "offscreen"
 
 import numpy as np
 import pytest
-from PySide6.QtCore import QCoreApplication, QEvent, QSettings, QTimer
-from PySide6.QtWidgets import QApplication
+from PySide6.QtCore import QCoreApplication, QEvent, QSettings, Qt, QTimer
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 from tests.app.window_driver import load_only
 from tests.warm_python import Piped, WarmPython
@@ -258,6 +260,8 @@ def _nothing_is_left_behind(qapp, monkeypatch):
     threads_before = set(threading.enumerate())
     gc.disable()
     yield
+    if QGuiApplication.keyboardModifiers() != Qt.KeyboardModifier.NoModifier:  # Qt remembers those of the last key
+        QTest.keyClick(QWidget(), Qt.Key.Key_unknown)
     for widget in QApplication.topLevelWidgets():
         widget.close()
         widget.deleteLater()

@@ -194,7 +194,7 @@ def test_importing_it_imports_neither_torch_nor_transformers() -> None:
 
 
 def test_the_example_runs_as_it_is_printed(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/guide/inside-other-engines.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/guide/inside-transformers.md").read_text()
     (tmp_path / "batches.py").write_text(page.split("```python\n")[1].split("```")[0])
     tiny_model().save_pretrained(tmp_path / "model")
     record = tmp_path / "run.mcap"

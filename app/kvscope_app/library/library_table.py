@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QItemSelectionModel, Qt
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView
 
 from kvscope_app.library.entry import Entry
@@ -43,7 +43,8 @@ class LibraryTable(PictureTable):
         if chosen and not self.selectionModel().hasSelection():
             for row in range(self.proxy.rowCount()):
                 if self.proxy.entry_at(row).path in chosen:
-                    self.selectRow(row)
+                    flags = QItemSelectionModel.SelectionFlag
+                    self.selectionModel().select(self.proxy.index(row, 0), flags.Select | flags.Rows)
 
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""

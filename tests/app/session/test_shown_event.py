@@ -206,9 +206,8 @@ def test_the_blocks_of_an_eviction_are_links(session, qtbot):
 
 def test_in_a_live_session_the_state_after_an_event_is_shown_from_what_was_kept(live, qtbot):
     begin_ns = live.timeline.range_ns[0] + SECOND_NS // 2  # before the first frame that was kept there is none
-    found = live.overview.events.find(begin_ns)
-    assert found.size
-    timed = live.overview.events[int(found[0])]
+    qtbot.waitUntil(lambda: live.overview.events.find(begin_ns).size > 0)
+    timed = live.overview.events[int(live.overview.events.find(begin_ns)[0])]
     live.timeline.show_event(timed)
     assert live.timeline.paused
     arrive_live(live, qtbot)

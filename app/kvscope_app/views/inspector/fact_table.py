@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from PySide6.QtCore import QAbstractTableModel, QEvent, QModelIndex, QPersistentModelIndex, QPoint, QSize, Qt, Signal
+from PySide6.QtCore import (
+    QAbstractTableModel,
+    QEvent,
+    QItemSelectionModel,
+    QModelIndex,
+    QPersistentModelIndex,
+    QPoint,
+    QSize,
+    Qt,
+    Signal,
+)
 from PySide6.QtGui import QFont, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QMenu, QTableView
 
@@ -121,8 +131,9 @@ class FactTable(QTableView):
         self.clearSpans()
         facts = [(row, self.facts.fact_at(row)) for row in range(self.facts.rowCount())] if self._selected_name else []
         selected = next((row for row, fact in facts if fact is not None and fact.name == self._selected_name), None)
-        if selected is not None:
-            self.selectRow(selected)
+        if selected is not None:  # whatever keys a person holds down meanwhile
+            flags = QItemSelectionModel.SelectionFlag
+            self.selectionModel().select(self.facts.index(selected, 0), flags.ClearAndSelect | flags.Rows)
         for row in self.facts.headings:
             self.setSpan(row, 0, 1, 2)
         self._fit_rows(list(range(self.facts.rowCount())))
