@@ -34,6 +34,15 @@ def file_of_rank(path: Path, rank: int) -> Path:
     return path.with_stem(f"{path.stem}-{rank}") if rank else path
 
 
+def free_file(path: Path) -> Path:
+    """`path`, or where there is a recording already, as after a restart, the next free name: NAME.2.mcap, …"""
+    found, number = path, 1
+    while found.exists() or found.with_name(f"{found.name}.part").exists():
+        number += 1
+        found = path.with_stem(f"{path.stem}.{number}")
+    return found
+
+
 def keys_for(endpoint: str, warn: Callable[[str], None]) -> KeyRing | None:
     """Of those who may connect; None where nobody from elsewhere can."""
     if not endpoint.startswith("tcp") or endpoint.startswith(_LOOPBACK):

@@ -123,7 +123,7 @@ class Teller:
     def _fail(self, name: str, error: Exception) -> None:
         """On the thread where it happened, which may be the engine's: the end is made on another."""
         reason = why(name, error)
-        self._log.error("kvscope: %s; %s goes on", reason, self._engine, exc_info=bool(os.environ.get("KVSCOPE_DEBUG")))
+        self._log.error("%s; %s goes on", reason, self._engine, exc_info=bool(os.environ.get("KVSCOPE_DEBUG")))
         threading.Thread(target=self._end, args=(reason,), name="kvscope-inside-end", daemon=True).start()
 
     def _end(self, reason: str) -> None:

@@ -85,7 +85,7 @@ def test_a_hook_that_raises_ends_it_and_the_engine_goes_on(endpoint: str, caplog
     assert watched.engine.step(14) == 28
     assert not watched.told.notes
     assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == [
-        "kvscope: kvscope stopped watching: RuntimeError in step: ours; Mine goes on"
+        "kvscope stopped watching: RuntimeError in step: ours; Mine goes on"
     ]
     watched.watcher.close()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_inside.detokenizer import Detokenizer
-from kvscope_inside.endpoints import endpoint_of_rank, file_of_rank, keys_for
+from kvscope_inside.endpoints import endpoint_of_rank, file_of_rank, free_file, keys_for
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.sglang.actions import SglangActions
 from kvscope_inside.sglang.facts import (
@@ -43,7 +43,7 @@ def watch(scheduler: Any, endpoint: str, record: str | None = None) -> Watch | N
     if not rank.is_first:
         return None
     address = endpoint_of_rank(endpoint, rank.data_parallel)
-    file = file_of_rank(Path(record), rank.data_parallel) if record else None
+    file = free_file(file_of_rank(Path(record), rank.data_parallel)) if record else None
     return Watch(scheduler, address, file, num_ranks=rank.num_ranks)
 
 

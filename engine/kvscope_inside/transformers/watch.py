@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from kvscope_inside.detokenizer import Detokenizer
-from kvscope_inside.endpoints import ENDPOINT, keys_for
+from kvscope_inside.endpoints import ENDPOINT, free_file, keys_for
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.teller import Teller, why
@@ -63,7 +63,6 @@ class Watch:
         self._manager, self._record = manager, record
         self._hooks = Hooks(self._fail)
         self._cache: _CacheWatch | None = None
-        self._num_caches = 0
         self._keeps_cache = self._is_closed = False
         hooks = self._hooks
         hooks.after(manager, "_create_batch_processor", lambda processor: self._made(processor))
@@ -107,10 +106,7 @@ class Watch:
     def _begin(self, processor: Any) -> None:
         if self._cache is not None:
             self._cache.close()
-        self._num_caches += 1
-        record = self._record
-        if record is not None and self._num_caches > 1:
-            record = record.with_stem(f"{record.stem}-{self._num_caches}")
+        record = None if self._record is None else free_file(self._record)
         self._cache = _CacheWatch(self._manager, processor, self.endpoint, record, self._fail)
 
     def _stops(self, *args: Any, **kwargs: Any) -> None:
@@ -128,7 +124,7 @@ class Watch:
             return
         self._is_closed = True
         reason = why(name, error)
-        log().error("kvscope: %s; generation goes on", reason, exc_info=bool(os.environ.get("KVSCOPE_DEBUG")))
+        log().error("%s; generation goes on", reason, exc_info=bool(os.environ.get("KVSCOPE_DEBUG")))
         threading.Thread(target=self._end, args=(reason,), name="kvscope-inside-end", daemon=True).start()
 
     def _end(self, reason: str) -> None:

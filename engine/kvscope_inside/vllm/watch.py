@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvscope_inside.detokenizer import Detokenizer
-from kvscope_inside.endpoints import keys_for
+from kvscope_inside.endpoints import free_file, keys_for
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.teller import Teller
 from kvscope_inside.vllm.actions import VllmActions
@@ -52,7 +52,7 @@ def watch(scheduler: Any, endpoint: str, record: str | None = None) -> Teller:
             address,
             state,
             keys=keys_for(address, log().warning),
-            record=file_of_rank(Path(record), scheduler) if record else None,
+            record=free_file(file_of_rank(Path(record), scheduler)) if record else None,
             actions=actions,
             contents=replay.contents,
             texts=detokenizer.texts,
