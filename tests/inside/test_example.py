@@ -36,6 +36,7 @@ def test_an_engine_of_ones_own_is_seen(tmp_path: Path) -> None:
                 if frame.step > 300:
                     break
             assert num_frames > 100
+            assert watcher.mirror.counters.generation_tokens > 20
             assert most > 20
         finally:
             watcher.close()
