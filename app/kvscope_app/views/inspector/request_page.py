@@ -14,14 +14,14 @@ from kvscope_app.session.history import History
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.inspector.event_facts import THIS_EVENT
 from kvscope_app.views.inspector.facts import Fact, Page, block_link, event_link, page, time_link
-from kvscope_app.views.places import place_of
+from kvscope_app.views.places import group_name, place_of
 from kvscope_app.views.requests.blocks_text import blocks_sentence
 from kvscope_app.views.requests.model import COLUMNS
 from kvscope_app.views.requests.phase_text import FindFirst, phases
 from kvscope_app.views.requests.request_columns import read_columns
 from kvscope_app.views.requests.reuse_text import prompt_of, reuse_text
 from kvscope_telemetry.ledger import attention_shares
-from kvscope_telemetry.messages.telemetry import Hello
+from kvscope_telemetry.messages.telemetry import CacheInfo, Hello
 from kvscope_telemetry.state.mirror import Mirror
 
 _MAX_EVENTS: Final = 50
@@ -106,10 +106,28 @@ def _blocks(mirror: Mirror, hello: Hello, number: int) -> Iterator[Fact]:
         if len(table) > abs(at):
             block = int(table[at])
             yield Fact(name, place_of(hello.cache, block).name, block_link(block))
+    yield from _groups(mirror, hello.cache, number)
     if (cold := _cold_blocks(mirror, number)) is not None:
         yield Fact("Cold blocks", cold.words, tip="By the last attention measurement, over all layers and heads")
         place = f"{place_of(hello.cache, cold.coldest).name}, {percent(cold.coldest_share, 2)}"
         yield Fact("Coldest block", place, block_link(cold.coldest))
+
+
+def _groups(mirror: Mirror, cache: CacheInfo, number: int) -> Iterator[Fact]:
+    """What it holds of each KV group, where there are several; what it found cached all of them had."""
+    row = mirror.requests.row_of(number)
+    if row is None or len(cache.groups) < 2:
+        return
+    num_cached = int(mirror.requests.num_cached_tokens[row])
+    for group, size in enumerate(cache.block_sizes):
+        table = mirror.requests.table(number, group)
+        is_held = table >= cache.num_reserved_blocks
+        words = plural(int(is_held.sum()), "block")
+        if num_let_go := int(np.count_nonzero(~is_held)):
+            words += f", {count(num_let_go)} let go"
+        if num_found := int(is_held[: num_cached // size].sum()):
+            words += f"; {count(num_found)} found in the cache"
+        yield Fact(f"KV group {group}", f"{group_name(cache.groups[group])}: {words}")
 
 
 def _reuse(mirror: Mirror, number: int, events: list[LoggedEvent]) -> Iterator[Fact]:

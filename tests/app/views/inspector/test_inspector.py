@@ -16,7 +16,10 @@ from kvscope_app.views.inspector.facts import Fact, page
 from kvscope_app.views.inspector.inspector_view import BLOCK, EMPTY_TEXTS, REQUEST, STEP, InspectorView
 from kvscope_telemetry.ledger import BlockState, attention_units
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
-from kvscope_telemetry.messages.telemetry import Counters
+from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.telemetry import Counters, KVGroup
+from kvscope_telemetry.source import Update
+from kvscope_telemetry.state.cache_state import CacheState
 
 
 @pytest.fixture
@@ -285,3 +288,21 @@ def test_a_value_that_wraps_has_the_height_it_needs(qtbot, width):
     table.setFont(larger)
     for row in range(table.facts.rowCount()):
         assert table.rowHeight(row) >= table.sizeHintForRow(row) or table.facts.fact_at(row) is None
+
+
+def test_a_request_says_what_it_holds_of_each_kv_group(engine, make_session, show, poll):
+    groups = (KVGroup(kind="full"), KVGroup(kind="window", window=40))
+    cache = msgspec.structs.replace(engine.hello.cache, groups=groups, num_reserved_blocks=1)
+    state = CacheState(msgspec.structs.replace(engine.hello, cache=cache))
+    request = state.add_request("a", num_prompt_tokens=70)
+    request.num_cached_tokens, request.state = 48, RequestState.RUNNING
+    request.set_table([3, 4, 5, 6, 7])
+    request.set_table([0, 0, 9, 10, 11], group=1)
+    engine.source.updates.clear()
+    engine.source.updates.append(Update(snapshot=state.snapshot()))
+    session = make_session(engine)
+    poll(session)
+    session.select_request(1)
+    facts = dict(shown_facts(show(session)))
+    assert facts["KV group 0"] == "full attention: 5 blocks; 3 found in the cache"
+    assert facts["KV group 1"] == "sliding window of 40: 3 blocks, 2 let go; 1 found in the cache"
