@@ -269,6 +269,7 @@ def test_each_row_is_what_vllm_has(kind, drive):
             if len(wrong) > 10:
                 break
     assert not wrong, "\n".join(wrong[:10])
+    print(json.dumps({"kind": kind, "steps compared": num_compared, "frames lost": watcher.num_lost}))
     assert num_compared > 0.6 * NUM_STEPS, "the others came while a snapshot was asked for"
     assert watcher.num_lost > 0
     assert all(moved.values()) if kind.startswith("offload") else not moved["saved"]

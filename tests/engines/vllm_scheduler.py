@@ -259,7 +259,7 @@ class Driver:
             self.scheduler.finish_requests(self.random.choice(victims), RequestStatus.FINISHED_ABORTED)
         elif chance < 0.331:
             self.scheduler.reset_prefix_cache()
-        elif chance < 0.334 and self.worker is None:
+        elif chance < 0.334 and self.worker is None and not self.is_loading():
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
         elif chance < 0.35 and self.worker is not None and not self.is_loading():
             self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
@@ -280,7 +280,7 @@ class Driver:
         """Blocks are held by those that do not run, so that vLLM refuses to forget all."""
         running = {each.request_id for each in self.scheduler.running}
         groups = self.scheduler.kv_cache_manager.coordinator.single_type_managers
-        return self.worker is not None and any(set(group.req_to_blocks) - running for group in groups)
+        return any(set(group.req_to_blocks) - running for group in groups)
 
 
 def truth_of(scheduler: Any, step: int, driver: Driver) -> dict[str, Any]:
