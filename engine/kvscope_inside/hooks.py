@@ -24,12 +24,18 @@ class Hooks:
         self.are_on = True
         """Whether notes are taken; one that somebody else has put theirs around stays, and only calls on, when not."""
 
+    def find(self, owner: Any, name: str) -> Callable[..., Any] | None:
+        """A method of `owner`; None, which is noted, where this version of the engine does not have it."""
+        original: Callable[..., Any] | None = getattr(owner, name, None)
+        if original is None:
+            self.missing.append(name)
+        return original
+
     def after(self, owner: Any, name: str, note: Note) -> bool:
         """`note(result, *args, **kwargs)` after each call of a method of `owner`, an object or a class. Whether there
         is such a method."""
-        original = getattr(owner, name, None)
+        original = self.find(owner, name)
         if original is None:
-            self.missing.append(name)
             return False
 
         @functools.wraps(original)
@@ -47,9 +53,8 @@ class Hooks:
 
     def before(self, owner: Any, name: str, note: Note) -> bool:
         """`note(*args, **kwargs)` before each call."""
-        original = getattr(owner, name, None)
+        original = self.find(owner, name)
         if original is None:
-            self.missing.append(name)
             return False
 
         @functools.wraps(original)
@@ -67,9 +72,8 @@ class Hooks:
     def around(self, owner: Any, name: str, look: Callable[..., Any], note: Note) -> bool:
         """`look(*args, **kwargs)` before each call, and `note(seen, result, *args, **kwargs)` after it with what that
         returned."""
-        original = getattr(owner, name, None)
+        original = self.find(owner, name)
         if original is None:
-            self.missing.append(name)
             return False
 
         @functools.wraps(original)

@@ -19,6 +19,7 @@ def test_vllm_finds_it() -> None:
 def test_it_does_nothing_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(plugin.ENDPOINT, raising=False)
     plugin.load()  # there is no vLLM here that it could import
+    assert "vllm" not in sys.modules
 
 
 def test_loading_it_imports_neither_sockets_nor_numpy() -> None:

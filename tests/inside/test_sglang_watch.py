@@ -145,6 +145,7 @@ def test_sglang_finds_it() -> None:
 def test_it_does_nothing_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENDPOINT, raising=False)
     plugin.load()  # there is no SGLang here that it could import
+    assert "sglang" not in sys.modules
 
 
 def test_it_asks_for_the_making_of_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:

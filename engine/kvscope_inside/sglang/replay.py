@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from kvscope_inside.evicted_hashes import MAX_KNOWN, EvictedHashes
 from kvscope_inside.sglang.notes import Note, Pages, Ran, Row
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.commands import BlockContent
@@ -24,8 +25,6 @@ from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame, Timings
 from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
 
-MAX_EVICTED_KNOWN: Final = 200_000
-"""Hashes of which is remembered when they were evicted, the newest."""
 MAX_ENDED_KNOWN: Final = 1_000
 """Requests that ended, whose pages were not read yet."""
 TEXTS_ARE_SORTED_OUT_EVERY: Final = 256
@@ -116,7 +115,7 @@ class Replay:
         """As it was read last."""
         self._undecided: Ids = np.empty(0, np.int64)
         """Neither free nor in a table that was read so far."""
-        self._evicted_at: OrderedDict[int, int] = OrderedDict()
+        self._evicted_hashes = EvictedHashes()
 
     def apply(self, note: Note) -> Frame:
         """The frame of what the note is about."""
@@ -268,7 +267,7 @@ class Replay:
             known.forget_pages()
         self._refs[:] = 0
         self._texts.clear()
-        self._evicted_at.clear()
+        self._evicted_hashes.clear()
         self.state.free_blocks(np.flatnonzero(self.state.ledger.state[1:] != BlockState.FREE) + 1)
         cause = f"the prefix cache was emptied: {idle.size} cached blocks"
         self.state.add_event(Event(kind="note", time_ns=step.time_ns, num_blocks=int(idle.size), cause=cause))
@@ -466,11 +465,7 @@ class Replay:
     def _lost(self, step: _Step, ids: Ids, hashes: Hashes) -> None:
         """These held cached prefixes, and do not any more."""
         step.evicted += ids.tolist()
-        for value in hashes[-MAX_EVICTED_KNOWN:].tolist():
-            self._evicted_at[value] = step.number
-            self._evicted_at.move_to_end(value)
-        while len(self._evicted_at) > MAX_EVICTED_KNOWN:
-            self._evicted_at.popitem(last=False)
+        self._evicted_hashes.note(hashes[-MAX_KNOWN:].tolist(), step.number)
 
     def _hashes(self, known: _Known, num_pages: int) -> Hashes:
         """Of the first pages of its text."""
@@ -494,7 +489,7 @@ class Replay:
         if token + self._size >= num_known:
             return "", 0, 0
         hashes = self._hashes(known, place + 1)
-        evicted_at = self._evicted_at.get(int(hashes[place]))
+        evicted_at = self._evicted_hashes.step_of(int(hashes[place]))
         if evicted_at is not None:
             return "evicted", token, evicted_at
         if not place:

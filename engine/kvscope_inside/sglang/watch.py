@@ -1,7 +1,6 @@
 """Watches one scheduler of SGLang's: hooks, the thread that tells, and the sockets.
 
-Owns their life. The thread looks for notes every few milliseconds, so that the scheduler wakes nobody; frames, and what
-is packed for them, are made there.
+Says what they are made of, and when pages are looked at again; their life is `Teller`'s.
 """
 
 from __future__ import annotations

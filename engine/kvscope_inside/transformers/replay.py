@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,6 +15,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from kvscope_inside.evicted_hashes import EvictedHashes
 from kvscope_inside.transformers.facts import Rows
 from kvscope_inside.transformers.notes import Note
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
@@ -24,9 +24,6 @@ from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame, Timings
 from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
-
-MAX_EVICTED_KNOWN: Final = 200_000
-"""Hashes of which is remembered when they were evicted, the newest."""
 
 
 @dataclass(slots=True)
@@ -87,7 +84,7 @@ class Replay:
         self._size = state.hello.cache.block_size
         self._windows = tuple(group.window for group in state.hello.cache.groups)
         self._by_id: dict[str, _Known] = {}
-        self._evicted_at: OrderedDict[int, int] = OrderedDict()
+        self._evicted_hashes = EvictedHashes()
         self._tokens: dict[int, tuple[int, int, array[int]]] = {}
         """By row of a block with a hash: its request's number, where its tokens begin, and they."""
 
@@ -357,10 +354,7 @@ class Replay:
         for row, value in zip(rows, self.state.ledger.hash[rows].tolist(), strict=True):
             if value:
                 self._tokens.pop(row, None)
-                self._evicted_at[value] = step.number
-                self._evicted_at.move_to_end(value)
-                if len(self._evicted_at) > MAX_EVICTED_KNOWN:
-                    self._evicted_at.popitem(last=False)
+                self._evicted_hashes.note((value,), step.number)
 
     def _starved(self, step: _Step, request_id: str) -> None:
         step.starved = request_id
@@ -492,7 +486,7 @@ class Replay:
         parent = int(self.state.ledger.hash[known.told.tables[0][token // self._size - 1]]) if token else None
         if parent == 0:
             return "", 0, 0
-        evicted_at = self._evicted_at.get(self._hash(parent, known.tokens(token, token + self._size)))
+        evicted_at = self._evicted_hashes.step_of(self._hash(parent, known.tokens(token, token + self._size)))
         if evicted_at is not None:
             return "evicted", token, evicted_at
         if parent is None:

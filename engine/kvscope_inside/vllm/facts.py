@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from kvscope_inside import endpoints
 from kvscope_inside.vllm.offloading import offloading_of
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
@@ -70,17 +69,8 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
     )
 
 
-def endpoint_of_rank(endpoint: str, scheduler: Any) -> str:
-    """Where a data-parallel rank tells: the first at `endpoint`, others beside, PATH-1 or PORT + 2, …"""
-    return endpoints.endpoint_of_rank(endpoint, _rank(scheduler))
-
-
-def file_of_rank(path: Path, scheduler: Any) -> Path:
-    """Where a data-parallel rank is recorded: the first in the file, others beside, NAME-1, …"""
-    return endpoints.file_of_rank(path, _rank(scheduler))
-
-
-def _rank(scheduler: Any) -> int:
+def rank_of(scheduler: Any) -> int:
+    """Which of the data-parallel ranks it is."""
     config = scheduler.vllm_config.parallel_config
     return int(getattr(config, "data_parallel_index", None) or config.data_parallel_rank or 0)
 

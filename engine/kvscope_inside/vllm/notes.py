@@ -128,9 +128,8 @@ class StepNotes:
 
     def _put_around_free(self, hooks: Hooks, name: str) -> None:
         """It may be given an iterator, which can be read once."""
-        original = getattr(self._pool, name, None)
+        original = hooks.find(self._pool, name)
         if original is None:
-            hooks.missing.append(name)
             return
 
         def free_blocks(ordered_blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:

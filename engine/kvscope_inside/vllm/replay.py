@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from kvscope_inside.evicted_hashes import EvictedHashes
 from kvscope_inside.vllm.block_texts import BlockText, hash_of_row, key_of, low_bits, notes_of, text_of
 from kvscope_inside.vllm.host_rows import HostRows
 from kvscope_inside.vllm.notes import Note
@@ -28,8 +29,6 @@ from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame, Timings
 from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
 
-MAX_EVICTED_KNOWN: Final = 200_000
-"""Hashes of which is remembered when they were evicted, the newest."""
 _OFFLOADED_WITHIN: Final = 16
 """Steps after a request ended in which vLLM may still offload its last blocks."""
 _ABORTED: Final = "FINISHED_ABORTED"
@@ -122,7 +121,7 @@ class Replay:
         """With the step when that was, the last few."""
         self._asked_last: _Known | None = None
         """Whose text a block was that is offloaded."""
-        self._evicted_at: OrderedDict[int, int] = OrderedDict()
+        self._evicted_hashes = EvictedHashes()
         self._texts: dict[int, BlockText] = {}
         """By cached block."""
         self._first_texts: dict[bytes, int] = {}
@@ -336,14 +335,8 @@ class Replay:
                 continue
             step.evicted.append(block)
             self._forget_text(block)
-            self._was_evicted(step, value)
+            self._evicted_hashes.note((value,), step.number)
             self.state.count(evicted_blocks=1)
-
-    def _was_evicted(self, step: _Step, value: int) -> None:
-        self._evicted_at[value] = step.number
-        self._evicted_at.move_to_end(value)
-        if len(self._evicted_at) > MAX_EVICTED_KNOWN:
-            self._evicted_at.popitem(last=False)
 
     def _forget_text(self, block: int) -> None:
         text = self._texts.pop(block, None)
@@ -357,7 +350,7 @@ class Replay:
         for block in [block for block in self._texts if block < self.state.hello.cache.num_blocks]:
             del self._texts[block]
         self._first_texts.clear()
-        self._evicted_at.clear()
+        self._evicted_hashes.clear()
         self.state.set_blocks(hashed, hash=0, parent=0)
         self.state.free_blocks(idle)
         cause = f"the prefix cache was emptied: {idle.size} cached blocks"
@@ -440,9 +433,7 @@ class Replay:
         self, step: _Step, keys: Sequence[bytes], places: Iterable[int], evicted: Sequence[bytes], request_id: str
     ) -> None:
         rows, hashes = self._host.evicted(evicted)
-        for value in hashes:
-            if value:
-                self._was_evicted(step, value)
+        self._evicted_hashes.note(filter(None, hashes), step.number)
         numbers = self._host.stores(step.number, keys, places, request_id)
         if not rows:
             return
@@ -583,7 +574,7 @@ class Replay:
         at = token // self._hash_block_size + per_block - 1
         if at >= len(request.block_hashes) or token + size >= num_known:
             return "", 0, 0
-        evicted_at = self._evicted_at.get(low_bits(request.block_hashes[at], 0))
+        evicted_at = self._evicted_hashes.step_of(low_bits(request.block_hashes[at], 0))
         if evicted_at is not None:
             return "evicted", token, evicted_at
         if not token:

@@ -1,7 +1,6 @@
 """Watches one scheduler of vLLM's: hooks, the thread that tells, and the sockets; what its engine core is asked to do.
 
-Owns their life. The thread looks for notes every few milliseconds, so that the engine core wakes nobody; frames, and
-what is packed for them, are made there.
+Says what they are made of; their life is `Teller`'s.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from kvscope_inside.detokenizer import Detokenizer
-from kvscope_inside.endpoints import free_file, keys_for
+from kvscope_inside.endpoints import endpoint_of_rank, file_of_rank, free_file, keys_for
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.teller import Teller
 from kvscope_inside.vllm.actions import VllmActions
-from kvscope_inside.vllm.facts import endpoint_of_rank, file_of_rank, hello_of, kv_bytes, max_adapters
+from kvscope_inside.vllm.facts import hello_of, kv_bytes, max_adapters, rank_of
 from kvscope_inside.vllm.memory import EngineMemory
 from kvscope_inside.vllm.notes import StepNotes
 from kvscope_inside.vllm.offloading import offloading_of, untold
@@ -42,7 +41,8 @@ def watch(scheduler: Any, endpoint: str, record: str | None = None) -> Teller:
     )
     model = scheduler.vllm_config.model_config
     detokenizer = Detokenizer(str(model.tokenizer or model.model))
-    address = endpoint_of_rank(endpoint, scheduler)
+    rank = rank_of(scheduler)
+    address = endpoint_of_rank(endpoint, rank)
     with teller.beginning():
         actions = VllmActions(hooks, memory.ask)
         notes = StepNotes(scheduler, hooks, actions.before_step)
@@ -52,7 +52,7 @@ def watch(scheduler: Any, endpoint: str, record: str | None = None) -> Teller:
             address,
             state,
             keys=keys_for(address, log().warning),
-            record=free_file(file_of_rank(Path(record), scheduler)) if record else None,
+            record=free_file(file_of_rank(Path(record), rank)) if record else None,
             actions=actions,
             contents=replay.contents,
             texts=detokenizer.texts,

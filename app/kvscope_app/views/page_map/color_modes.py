@@ -88,6 +88,11 @@ def gradient(stops: tuple[str, ...], share: float) -> str:
     return mix(stops[index], stops[index + 1], place - index)
 
 
+def shades(first: int, stops: tuple[str, ...], num_steps: int) -> dict[int, str]:
+    """The colours of keys `first` to `first + num_steps`, from the first to the last of evenly spaced stops."""
+    return {first + index: gradient(stops, index / num_steps) for index in range(num_steps + 1)}
+
+
 def hollow(color: str, theme: Theme) -> str:
     """Of the part of a cell whose slots hold no token, where the other is `color`."""
     return mix(color, theme.block_free, _HOLLOW)
@@ -248,7 +253,7 @@ def _fill_stops(theme: Theme) -> tuple[str, ...]:
 
 
 def _fill_colors(theme: Theme) -> dict[int, str]:
-    return {FILL_FULL + index: gradient(_fill_stops(theme), index / FILL_STEPS) for index in range(FILL_STEPS + 1)}
+    return shades(FILL_FULL, _fill_stops(theme), FILL_STEPS)
 
 
 FILL_SCALE: Final[Scale] = (_fill_stops, "full", "empty slots")
@@ -288,8 +293,8 @@ def _unheld(theme: Theme) -> str:
 
 def _sharing_colors(theme: Theme) -> dict[int, str]:
     steps = MAX_HOLDERS - 1
-    shades = [gradient(_sharing_stops(theme), (index / steps) ** 0.6) for index in range(steps + 1)]
-    return {UNHELD: _unheld(theme)} | {ONE_HOLDER + index: color for index, color in enumerate(shades)}
+    colors = [gradient(_sharing_stops(theme), (index / steps) ** 0.6) for index in range(steps + 1)]
+    return {UNHELD: _unheld(theme)} | {ONE_HOLDER + index: color for index, color in enumerate(colors)}
 
 
 SHARING: Final = ColorMode(
@@ -332,7 +337,7 @@ def _age_stops(theme: Theme) -> tuple[str, ...]:
 
 
 def _age_colors(theme: Theme) -> dict[int, str]:
-    return {OLDEST + index: gradient(_age_stops(theme), index / AGE_STEPS) for index in range(AGE_STEPS + 1)}
+    return shades(OLDEST, _age_stops(theme), AGE_STEPS)
 
 
 AGE: Final = ColorMode(
@@ -385,10 +390,8 @@ def _passed_over(theme: Theme) -> str:
 
 
 def _attention_colors(theme: Theme) -> dict[int, str]:
-    stops = _attention_stops(theme)
-    shades = [gradient(stops, index / ATTENTION_STEPS) for index in range(ATTENTION_STEPS + 1)]
     marks = {UNMEASURED: _unmeasured(theme), PASSED_OVER: _passed_over(theme)}
-    return marks | {COLDEST + index: color for index, color in enumerate(shades)}
+    return marks | shades(COLDEST, _attention_stops(theme), ATTENTION_STEPS)
 
 
 def _attention_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:
@@ -480,9 +483,7 @@ def _in_use(theme: Theme) -> str:
 
 
 def _eviction_colors(theme: Theme) -> dict[int, str]:
-    stops = _eviction_stops(theme)
-    shades = [gradient(stops, index / EVICTION_STEPS) for index in range(EVICTION_STEPS + 1)]
-    return {IN_USE: _in_use(theme)} | {EVICTED_LAST + index: color for index, color in enumerate(shades)}
+    return {IN_USE: _in_use(theme)} | shades(EVICTED_LAST, _eviction_stops(theme), EVICTION_STEPS)
 
 
 EVICTION: Final = ColorMode(

@@ -289,9 +289,10 @@ class PageMapView(View):
                 self.group.addItems([f"{number}: {group_name(group)}" for number, group in enumerate(self._groups)])
             self.group.setVisible(len(self._groups) > 1)
         number, ledger = self.group.currentIndex() - 1, mirror.ledger
-        holds = (ledger.state == BlockState.ACTIVE) | (ledger.state == BlockState.CACHED) if number >= 0 else None
-        rows = None if holds is None else np.flatnonzero(holds & (ledger.group == number)).astype(np.uint32)
-        self._group_rows = rows
+        self._group_rows = None
+        if number >= 0:
+            chosen = np.isin(ledger.state, (BlockState.ACTIVE, BlockState.CACHED)) & (ledger.group == number)
+            self._group_rows = np.flatnonzero(chosen).astype(np.uint32)
 
     def _on_group(self, number: int) -> None:
         if self.session.mirror.hello is not None:
