@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.inside.fake_sglang import Request, Scheduler
+from tests.inside.fake_sglang import Batch, Request, Scheduler
 
 from kvscope_inside import CacheState
 from kvscope_inside.hooks import Hooks
@@ -162,10 +162,24 @@ def test_a_prefix_that_was_evicted_is_missed_with_its_step() -> None:
     told.finish()
     told.add("other", [30 + each for each in range(16)], 1)
     events = told.finish()
-    assert by_kind(events, "evicted").num_blocks >= 1
+    evicted = [event for event in events if event.kind == "evicted"]
+    assert sum(event.num_blocks for event in evicted) == told.state.totals["evicted_blocks"] >= 1
+    assert {event.other for event in evicted} == {2}
+    assert "evicted for request #2" in evicted[0].cause
+    evicted_at = next(frame.step for frame in told.frames if evicted[-1] in frame.events)
     assert any(frame.moves.evicted for frame in told.frames)
     told.add("again", list(range(12)), 1)
-    assert "was evicted at step" in by_kind(told.finish(), "admitted").cause
+    assert f"was evicted at step {evicted_at}" in by_kind(told.finish(), "admitted").cause
+
+
+@pytest.mark.parametrize(("num_free", "who"), [(0, 0), (4, 2), (11, 2), (12, 3), (99, 3)])
+def test_an_eviction_is_for_the_first_that_is_not_served_by_what_was_free(num_free: int, who: int) -> None:
+    told = Told(num_pages=9)
+    requests = [Request(f"r{number}", [], extend_len=need) for number, need in enumerate([4, 0, 6, 4])]
+    asking = told.notes._asking
+    assert asking.first(num_free) is None
+    asking._extends(Batch(None, requests))
+    assert asking.first(num_free) is requests[who]
 
 
 def test_a_retraction_says_why_and_what_was_lost() -> None:
@@ -179,6 +193,7 @@ def test_a_retraction_says_why_and_what_was_lost() -> None:
         events = [event for event in told.step() if event.kind == "preempted"]
     (event,) = events
     assert event.number == 2
+    assert event.other == 1
     assert "having generated the fewest tokens" in event.cause
     assert told.state.requests[2].state == RequestState.PREEMPTED
 

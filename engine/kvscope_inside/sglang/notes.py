@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from kvscope_inside.hooks import Hooks
+from kvscope_inside.sglang.asking import Asking, Evicted
 from kvscope_inside.sglang.facts import full_allocator
 from kvscope_inside.sglang.pages import Copy, Reader, Span
 
@@ -111,6 +112,7 @@ class StepNotes:
         self._has_moved = True
         """Whether pages may be elsewhere than when they were copied."""
         self._copied_ns = self._schedule_ns = self._began_ns = self._commits_ns = self._note_ns = 0
+        self._asking = Asking(scheduler, hooks, self._evicted)
         self._put(hooks)
 
     def _put(self, hooks: Hooks) -> None:
@@ -128,11 +130,6 @@ class StepNotes:
         hooks.after(table, "alloc", self._got_rows)
         hooks.before(table, "free", self._gives_row)
         hooks.after(cache, "reset", self._flushed)
-        for name in ("_evict", "evict"):  # all ways of evicting, or the one of older trees
-            if hasattr(cache, name):
-                hooks.after(cache, name, self._evicted)
-                return
-        hooks.missing.append("evict")
 
     # On the scheduler's thread.
 
@@ -140,6 +137,7 @@ class StepNotes:
         self._began_ns = time.monotonic_ns()
 
     def _after_schedule(self, plan: Any, *_: Any, **__: Any) -> None:
+        self._asking.nobody()
         self._schedule_ns = time.monotonic_ns() - self._began_ns
 
     def _launches(self, batch: Any, *_: Any, **__: Any) -> None:
@@ -160,6 +158,7 @@ class StepNotes:
         self._commits_ns = time.monotonic_ns()
 
     def _after_results(self, result: Any, batch: Any, *_: Any, **__: Any) -> None:
+        self._asking.nobody()
         ran = None
         while self._launched and ran is None:
             ran = self._launched.popleft()
@@ -178,16 +177,15 @@ class StepNotes:
         if any(each is request for each in reversed(self.scheduler.waiting_queue)):
             again = int(getattr(request, "retraction_count", 0))
             now_ns = time.monotonic_ns()
-            self._happened.append(("added", request, now_ns, again, full_allocator(self.scheduler).available_size()))
+            num_free = full_allocator(self.scheduler).available_size()
+            self._happened.append(("added", request, now_ns, again, num_free, self._asking.first() if again else None))
 
     def _aborted(self, result: Any, message: Any, request: Any, *_: Any, **__: Any) -> None:
         self._happened.append(("aborted", request, len(request.output_ids)))
 
-    def _evicted(self, result: Any, *_: Any, **__: Any) -> None:
-        num_tokens = int(getattr(result, "num_tokens_evicted", 0) or 0)
-        if num_tokens:
-            self._has_moved = True
-            self._happened.append(("evicted", -(-num_tokens // self._page_size)))
+    def _evicted(self, evicted: Evicted) -> None:
+        self._has_moved = True
+        self._happened.append(("evicted", evicted))
 
     def _flushed(self, *_: Any, **__: Any) -> None:
         self._leaving, self._gone, self._has_moved = [], [], True

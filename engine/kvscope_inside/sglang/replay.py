@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_inside.evicted_hashes import MAX_KNOWN, EvictedHashes
+from kvscope_inside.sglang.asking import Evicted
 from kvscope_inside.sglang.notes import Note, Pages, Ran, Row
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.commands import BlockContent
@@ -90,6 +91,8 @@ class _Step:
     time_ns: int
     evicted: list[int] = field(default_factory=list)
     used: list[Ids] = field(default_factory=list)
+    evictions: dict[int, list[int]] = field(default_factory=dict)
+    """By the number of the request that they were for, 0 where that is not known: blocks of each kind."""
 
 
 class Replay:
@@ -116,6 +119,8 @@ class Replay:
         self._undecided: Ids = np.empty(0, np.int64)
         """Neither free nor in a table that was read so far."""
         self._evicted_hashes = EvictedHashes()
+        self._evicted_at = 0
+        """The step of the last eviction since pages were read; 0: there was none."""
 
     def apply(self, note: Note) -> Frame:
         """The frame of what the note is about."""
@@ -123,6 +128,7 @@ class Replay:
         step = _Step(state.step + (ran is not None), note.time_ns)
         for word, *about in note.happened:
             _HANDLERS[word](self, step, *about)
+        self._evictions(step)
         decoding = self._decoding(ran) if ran is not None else []
         numbers = self._figures(step, note) if ran is not None else {}
         for request, reason in note.ended:
@@ -165,11 +171,13 @@ class Replay:
 
     # What happened, by the words of the notes.
 
-    def _added(self, step: _Step, request: Any, at_ns: int, num_retractions: int, num_free: int) -> None:
+    def _added(
+        self, step: _Step, request: Any, at_ns: int, num_retractions: int, num_free: int, for_whom: Any = None
+    ) -> None:
         known = self._of(request)
         if known is not None and not known.has_ended:
             if num_retractions > known.num_retractions:
-                self._retracted(step, known, num_free)
+                self._retracted(step, known, num_free, self._number(for_whom))
                 known.num_retractions = num_retractions
             return
         told = self.state.add_request(
@@ -222,7 +230,7 @@ class Replay:
         self.state.add_event(msgspec.structs.replace(event, cause=cause_text(event)))
         self.state.touch(told)
 
-    def _retracted(self, step: _Step, known: _Known, num_free: int) -> None:
+    def _retracted(self, step: _Step, known: _Known, num_free: int, other: int) -> None:
         told, num_tokens = known.told, known.told.num_computed_tokens
         num_blocks = -(-num_tokens // self._size)
         why = (
@@ -230,9 +238,11 @@ class Replay:
             if self._by_priority
             else f"having generated the fewest tokens ({told.num_output_tokens})"
         )
+        first = f", request #{other} first" if other else ""
         cause = (
-            f"the running requests needed more blocks than were free or could be evicted; request #{told.number} was "
-            f"chosen, {why}; {num_tokens} tokens in {num_blocks} blocks given up; {num_free} tokens are free now"
+            f"the running requests needed more blocks than were free or could be evicted{first}; request "
+            f"#{told.number} was chosen, {why}; {num_tokens} tokens in {num_blocks} blocks given up; {num_free} tokens "
+            f"are free now"
         )
         told.set_table(())
         told.state, told.num_computed_tokens = RequestState.PREEMPTED, 0
@@ -244,6 +254,7 @@ class Replay:
             kind="preempted",
             time_ns=step.time_ns,
             number=told.number,
+            other=other,
             num_blocks=num_blocks,
             num_tokens=num_tokens,
             cause=cause,
@@ -253,11 +264,32 @@ class Replay:
     def _aborted(self, step: _Step, request: Any, num_outputs: int) -> None:
         self._finished(step, request, "FINISH_ABORT")
 
-    def _evicted(self, step: _Step, num_blocks: int) -> None:
-        self.state.count(evicted_blocks=num_blocks)
-        what = "1 cached block was" if num_blocks == 1 else f"{num_blocks} cached blocks were"
-        cause = f"no block was free; {what} evicted, whole ends of prefixes, in the order of SGLang's {self._policy}"
-        self.state.add_event(Event(kind="evicted", time_ns=step.time_ns, num_blocks=num_blocks, cause=cause))
+    def _evicted(self, step: _Step, evicted: Evicted) -> None:
+        counts = [-(-evicted.num_tokens // self._size), -(-evicted.num_window_tokens // self._size), evicted.num_states]
+        before = step.evictions.get(number := self._number(evicted.request), [0] * len(counts))
+        step.evictions[number] = [a + b for a, b in zip(before, counts, strict=True)]
+
+    def _evictions(self, step: _Step) -> None:
+        if step.evictions:
+            self._evicted_at = step.number
+        for number, (num_blocks, num_of_windows, num_states) in step.evictions.items():
+            parts = [_counted(num_blocks, "cached block")] if num_blocks else []
+            parts += [_counted(num_of_windows, "cached block") + " of windows"] if num_of_windows else []
+            parts += [_counted(num_states, "cached state")] if num_states else []
+            total = num_blocks + num_of_windows + num_states
+            self.state.count(evicted_blocks=total)
+            whom = f" for request #{number}" if number else ""
+            order = f"in the order of SGLang's {self._policy}"
+            order = f"whole ends of prefixes, {order}" if num_blocks else order
+            what = f"{' and '.join(parts)} {'was' if total == 1 else 'were'} evicted{whom}, {order}"
+            cause = f"too little was free; {what}"
+            event = Event(kind="evicted", time_ns=step.time_ns, other=number, num_blocks=total, cause=cause)
+            self.state.add_event(event)
+
+    def _number(self, request: Any) -> int:
+        """Of a request of SGLang's; 0: it is none that is known."""
+        known = self._of(request)
+        return known.told.number if known is not None else 0
 
     def _flushed(self, step: _Step) -> None:
         idle = np.flatnonzero(self.state.ledger.state == BlockState.CACHED)
@@ -359,6 +391,8 @@ class Replay:
         self._hold(step, held, np.concatenate([entries[:0], *(ids for known, _, ids in found if known is not None)]))
         self._fill(held)
         self._states(step, free, pages.is_whole)
+        if pages.is_whole:
+            self._evicted_at = 0
 
     def _hold(self, step: _Step, held: Sequence[tuple[_Known, Row]], entries: Ids) -> None:
         """Pages of tables, from entry `first` of each on, and which of them the tree has."""
@@ -465,7 +499,7 @@ class Replay:
     def _lost(self, step: _Step, ids: Ids, hashes: Hashes) -> None:
         """These held cached prefixes, and do not any more."""
         step.evicted += ids.tolist()
-        self._evicted_hashes.note(hashes[-MAX_KNOWN:].tolist(), step.number)
+        self._evicted_hashes.note(hashes[-MAX_KNOWN:].tolist(), self._evicted_at or step.number)
 
     def _hashes(self, known: _Known, num_pages: int) -> Hashes:
         """Of the first pages of its text."""
@@ -504,6 +538,10 @@ _HANDLERS: Final[dict[str, Callable[..., None]]] = {
     "evicted": Replay._evicted,
     "flushed": Replay._flushed,
 }
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def mixed(values: Hashes) -> Hashes:
