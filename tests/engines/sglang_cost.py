@@ -21,6 +21,7 @@ import kvscope_inside.sglang.facts as facts
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.sglang.notes import StepNotes
 from kvscope_inside.sglang.pages import reader_of
+from kvscope_inside.sglang.pools import pools_of
 from kvscope_inside.sglang.replay import Replay
 from kvscope_telemetry.state.cache_state import CacheState
 
@@ -118,8 +119,8 @@ def main() -> None:
     table, pool = scheduler.req_to_token_pool.req_to_token, scheduler.token_to_kv_pool_allocator
     failures: list[str] = []
     state = CacheState(facts.hello_of(scheduler, 7))
-    replay = Replay(state)
-    reader = reader_of(table, pool, args.num_pages)
+    replay = Replay(state, pools=pools_of(scheduler))
+    reader = reader_of(table, pools_of(scheduler))
     hooks = Hooks(lambda name, error: failures.append(f"{name}: {error!r}"))
     ending = threading.Event()
     notes = None

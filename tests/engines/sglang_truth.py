@@ -69,6 +69,7 @@ def truth_of(scheduler: Any) -> dict[str, Any]:
     running = [each for each in holders.values() if each.kv.holds_kv]
     in_tree = cache.tree_core.all_values_flatten()
     return {
+        **windows_of(scheduler),
         "free": sorted(allocator.get_all_free_pages().tolist()),
         "num_pages": allocator.size // size,
         "page_size": size,
@@ -83,4 +84,21 @@ def truth_of(scheduler: Any) -> dict[str, Any]:
         "outputs": {each.rid: len(each.output_ids) for each in running},
         "retractions": {each.rid: each.retraction_count for each in (*running, *scheduler.waiting_queue)},
         "waiting": [each.rid for each in scheduler.waiting_queue],
+    }
+
+
+def windows_of(scheduler: Any) -> dict[str, Any]:
+    """The pool of sliding windows; nothing where there is none."""
+    allocator, cache = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    own = getattr(allocator, "swa_attn_allocator", None)
+    if own is None:
+        return {}
+    size = own.page_size
+    return {
+        "num_windows": own.size // size,
+        "window": cache.swa_retain_window,
+        "free_windows": sorted(own.get_all_free_pages().tolist()),
+        "windows": (allocator.full_to_swa_index_mapping[:-1:size] // size).tolist(),
+        "evictable_windows": cache.swa_evictable_size() // size,
+        "locked_windows": cache.swa_protected_size() // size,
     }

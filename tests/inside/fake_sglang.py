@@ -49,6 +49,11 @@ class Request:
     max_new_tokens: int = 5
     priority: int | None = None
     extra_key: str | None = None
+    lora_id: str | None = None
+    cache_salt: str | None = None
+    multimodal_inputs: Any = None
+    spec_verify_ct: int = 0
+    spec_num_correct_drafts: int = 0
     kv: KV = field(default_factory=KV)
     output_ids: Any = field(default_factory=lambda: array("q"))
     finished_reason: Any = None
@@ -207,7 +212,8 @@ class Scheduler:
         self.running: list[Request] = []
         self.running_batch = Batch()
         weight = SimpleNamespace(nbytes=1000, data_ptr=lambda: 1)  # tied: the same memory twice
-        model = SimpleNamespace(parameters=lambda: [weight, weight], buffers=list)
+        names = ("model.embed_tokens.weight", "lm_head.weight")
+        model = SimpleNamespace(named_parameters=lambda: [(name, weight) for name in names], named_buffers=list)
         self.tp_worker = SimpleNamespace(model_runner=SimpleNamespace(model=model))
         self.chunked_req: Request | None = None
         self.server_args = SimpleNamespace(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kvscope_inside.hooks import Hooks
-from kvscope_inside.sglang.facts import full_allocator
+from kvscope_inside.sglang.pools import full_allocator
 
 
 class Evicted(NamedTuple):

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.sglang.asking import Asking, Evicted
-from kvscope_inside.sglang.facts import full_allocator
 from kvscope_inside.sglang.pages import Copy, Reader, Span
+from kvscope_inside.sglang.pools import full_allocator, pools_of
 
 COPIES_PER_S: Final = 20
 """How often pages are looked at, at most, while steps run."""
@@ -57,6 +57,8 @@ class Pages(NamedTuple):
     copy: Copy
     is_whole: bool
     """Nothing was left for the next copy."""
+    places: list[tuple[Any, int]]
+    """Of requests that have states: which row of the table."""
 
 
 class Note(NamedTuple):
@@ -69,6 +71,8 @@ class Note(NamedTuple):
     computed: list[int]
     """Of each that ran."""
     num_outputs: list[int]
+    guessed: list[tuple[int, int]]
+    """Of each, in how many steps tokens were guessed ahead so far, and how many were right; empty: none are."""
     ended: list[tuple[Any, Any]]
     """Those that ended in the step, and why."""
     pages: Pages | None
@@ -102,7 +106,9 @@ class StepNotes:
         self.no_copy_before_ns = 0
         """Whoever takes the notes asks for a rest: telling of a copy takes the interpreter from the scheduler."""
         self._reader, self._between_steps = reader, between_steps
-        self._page_size = int(full_allocator(scheduler).page_size)
+        pools = pools_of(scheduler)
+        self._page_size, self._has_states = pools.page_size, pools.states is not None
+        self._guesses = bool(getattr(scheduler.server_args, "speculative_algorithm", None))
         self._happened: list[Happened] = []
         self._holders: dict[int, _Holder] = {}
         self._leaving: list[tuple[Row, int]] = []
@@ -259,7 +265,8 @@ class StepNotes:
             self._reader.gather(spans)
         gone, self._gone = self._gone, []
         self._has_moved = not is_whole
-        return Pages(gone, rows, self._reader.copy(), is_whole)
+        places = [(each.request, int(each.request.kv.req_pool_idx)) for each in self._holders.values()]
+        return Pages(gone, rows, self._reader.copy(), is_whole, places if self._has_states else [])
 
     def _note(self, ran: Ran | None, *, is_idle: bool = False) -> None:
         now_ns = time.monotonic_ns()
@@ -276,6 +283,9 @@ class StepNotes:
                 ran,
                 [request.kv.kv_committed_len for request in requests],
                 [len(request.output_ids) for request in requests],
+                [(request.spec_verify_ct, request.spec_num_correct_drafts) for request in requests]
+                if self._guesses
+                else [],
                 [(request, request.finished_reason) for request in requests if request.finished_reason is not None],
                 pages,
                 self._commits_ns - ran.launched_ns if ran is not None else 0,
