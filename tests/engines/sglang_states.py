@@ -1,5 +1,5 @@
-"""Compares what is told of recurrent states with SGLang's own pool and radix tree, without a model: none that has states
-runs on a CPU. By a Python that has SGLang: `sglang_states.py STEPS SEED MODEL`. Prints a line of figures."""
+"""Compares what is told of recurrent states with SGLang's own pool and radix tree, without a model: none that has
+states runs on a CPU. By a Python that has SGLang: `sglang_states.py STEPS SEED MODEL`. Prints a line of figures."""
 
 from __future__ import annotations
 

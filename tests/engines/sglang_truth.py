@@ -17,6 +17,8 @@ def load() -> None:
         from kvscope_inside.sglang.notes import StepNotes
 
         break_hook(StepNotes, os.environ["KVSCOPE_BREAKING"])
+    if os.environ.get("KVSCOPE_WINDOWS"):
+        read_windows_by_pages_of_full_attention()
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", made, HookType.AFTER)
@@ -40,6 +42,20 @@ def made(_: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
 
     StepNotes._note = noted
     notes.COPIES_PER_S = int(os.environ.get("KVSCOPE_TRUTH_COPIES") or notes.COPIES_PER_S)
+
+
+def read_windows_by_pages_of_full_attention() -> None:
+    """Attention of a CPU looks keys of windows up where those of full attention are: they are put there for it."""
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+    for name in ("get_key_buffer", "get_value_buffer"):
+        read = getattr(SWAKVPool, name)
+
+        def in_order(self: Any, layer_id: int, read: Any = read) -> Any:
+            buffer = read(self, layer_id)
+            return buffer[self.full_to_swa_index_mapping[:-1]] if self.layers_mapping[layer_id][1] else buffer
+
+        setattr(SWAKVPool, name, in_order)
 
 
 def break_hook(kind: Any, name: str) -> None:
@@ -70,6 +86,7 @@ def truth_of(scheduler: Any) -> dict[str, Any]:
     in_tree = cache.tree_core.all_values_flatten()
     return {
         **windows_of(scheduler),
+        **host_tier_of(scheduler),
         "free": sorted(allocator.get_all_free_pages().tolist()),
         "num_pages": allocator.size // size,
         "page_size": size,
@@ -101,4 +118,18 @@ def windows_of(scheduler: Any) -> dict[str, Any]:
         "windows": (allocator.full_to_swa_index_mapping[:-1:size] // size).tolist(),
         "evictable_windows": cache.swa_evictable_size() // size,
         "locked_windows": cache.swa_protected_size() // size,
+    }
+
+
+def host_tier_of(scheduler: Any) -> dict[str, Any]:
+    """What HiCache keeps in host memory; nothing without it."""
+    cache = scheduler.tree_cache
+    if cache.cache_controller is None:
+        return {}
+    pool = cache.cache_controller.mem_pool_host.anchor_entry.host_pool
+    size = pool.page_size
+    return {
+        "num_host_pages": pool.size // size,
+        "host_pages": (pool.slot_used.nonzero().flatten()[::size] // size).tolist(),
+        "moving": len(cache.ongoing_write_through) + len(cache.ongoing_load_back),
     }

@@ -23,6 +23,7 @@ import pytest
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.commands import Abort, Control, Done, GetBlockText
 from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.telemetry import Counters
 from kvscope_telemetry.state.mirror import Mirror
 
 from .watching import FrameByFrame, wait_for
@@ -137,7 +138,8 @@ def differences(mirror: Mirror, truth: dict[str, Any]) -> list[str]:
     found: list[str] = []
     ledger, requests, size = mirror.ledger, mirror.requests, truth["page_size"]
     num_rows = truth["num_pages"] + 1
-    assert ledger.num_blocks == num_rows + truth.get("num_windows", 0)
+    num_others = truth.get("num_windows", 0), truth.get("num_host_pages", 0)
+    assert ledger.num_blocks == num_rows + sum(num_others)
     refs, filled, in_tree = np.zeros(num_rows, int), np.zeros(num_rows, int), np.zeros(num_rows, bool)
     in_tree[truth["in_tree"]] = True
     filled[in_tree] = size
@@ -154,7 +156,8 @@ def differences(mirror: Mirror, truth: dict[str, Any]) -> list[str]:
         found += [f"{name} of {page}: {told[page]}, not {expected[page]}" for page in wrong[:3]]
     wrong = np.flatnonzero((ledger.hash[:num_rows] != 0) != in_tree)
     found += [f"hash of {page}: {ledger.hash[page]}, in the tree: {in_tree[page]}" for page in wrong[:3]]
-    hashes = ledger.hash[ledger.hash != 0]
+    hashes = ledger.hash[: num_rows + num_others[0]]
+    hashes = hashes[hashes != 0]
     found += ["hashes that several pages have"] if np.unique(hashes).size != hashes.size else []
     owned = ledger.owner[:num_rows] != NO_OWNER
     wrong = np.flatnonzero(owned != ((state == BlockState.ACTIVE) | (state == BlockState.CACHED)))
@@ -183,6 +186,8 @@ def differences(mirror: Mirror, truth: dict[str, Any]) -> list[str]:
             found.append(f"outputs of {request_id}: {requests.num_output_tokens[row]}")
         if requests.state[row] != RequestState.RUNNING:
             found.append(f"state of {request_id}: {requests.state[row]}")
+    if "host_pages" in truth:
+        found += differences_of_host_tier(mirror, truth)
     if "windows" in truth:
         found += differences_of_windows(mirror, truth, {each: numbers[each] for each in alive})
     for request_id in alive & set(truth["retractions"]):
@@ -219,6 +224,24 @@ def differences_of_windows(mirror: Mirror, truth: dict[str, Any], numbers: dict[
     found += [f"pages of windows that the tree has: {hashed}, not {kept}"] if hashed != kept else []
     held = int(np.count_nonzero(state == BlockState.ACTIVE)) - own
     found += [f"held pages of windows: {held} > {truth['locked_windows']}"] if held > truth["locked_windows"] else []
+    return found
+
+
+def differences_of_host_tier(mirror: Mirror, truth: dict[str, Any]) -> list[str]:
+    """The same of pages in host memory."""
+    ledger, first = mirror.ledger, mirror.ledger.num_blocks - truth["num_host_pages"]
+    state, found = ledger.state[first:], []
+    used, expected = set(np.flatnonzero(state != BlockState.FREE).tolist()), set(truth["host_pages"])
+    found += [f"host pages: {sorted(used ^ expected)[:9]} differ"] if used != expected else []
+    num_moving = int(np.count_nonzero(state == BlockState.ACTIVE))
+    found += (
+        [f"{num_moving} host pages move, {truth['moving']} copies"] if (num_moving > 0) != (truth["moving"] > 0) else []
+    )
+    hashes = ledger.hash[first:][state == BlockState.CACHED]
+    found += [f"{np.count_nonzero(hashes == 0)} host pages without a hash"] if (hashes == 0).any() else []
+    found += ["hashes that several host pages have"] if np.unique(hashes).size != hashes.size else []
+    found += ["owners of host pages"] if (ledger.owner[first:][state != BlockState.FREE] == NO_OWNER).any() else []
+    found += ["tiers"] if (ledger.tier[first:] != 1).any() or ledger.tier[:first].any() else []
     return found
 
 
@@ -274,7 +297,9 @@ def windows_folder(model_folder, tmp_path_factory) -> Path:
 @pytest.mark.parametrize(("page_size", "loop"), [(1, "overlap"), (16, "overlap"), (16, "--disable-overlap-schedule")])
 def test_each_page_of_windows_is_what_sglang_has(page_size, loop, serve, windows_folder, tmp_path):
     options = ["--swa-full-tokens-ratio", "0.5", *([loop] if loop != "overlap" else [])]
-    server = serve(tmp_path, *options_of(page_size, 960), *options, KVSCOPE_MODEL=str(windows_folder))
+    server = serve(
+        tmp_path, *options_of(page_size, 960), *options, KVSCOPE_MODEL=str(windows_folder), KVSCOPE_WINDOWS="1"
+    )
     server.wait()
     compare(server, tmp_path, {"page size": page_size, "loop": loop, "pools": 2}, 50)
 
@@ -306,7 +331,7 @@ def options_of(page_size: int, num_tokens: int) -> list[str]:
     return [*options, "--max-running-requests", "8", "--schedule-conservativeness", "0.1"]
 
 
-def compare(server: Server, folder: Path, figures: dict[str, Any], min_compared: int) -> None:
+def compare(server: Server, folder: Path, figures: dict[str, Any], min_compared: int) -> Counters:
     """What is told at each look at the pages with what SGLang's objects say."""
     watcher, wrong, kinds, compared, rows, for_whom = FrameByFrame(server.endpoint), [], set(), 0, 0, []
     try:
@@ -338,8 +363,20 @@ def compare(server: Server, folder: Path, figures: dict[str, Any], min_compared:
         totals = watcher.mirror.counters
         assert totals.cached_tokens > 0
         assert totals.evicted_blocks > 0
+        return totals
     finally:
         watcher.close()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+def test_each_page_in_host_memory_is_what_sglang_has(policy, serve, tmp_path):
+    options = ["--enable-hierarchical-cache", "--hicache-ratio", "1.5", "--hicache-write-policy", policy]
+    options += ["--hicache-io-backend", "direct", "--hicache-mem-layout", "layer_first"]
+    server = serve(tmp_path, *options_of(16, 640), *options)
+    server.wait()
+    totals = compare(server, tmp_path, {"page size": 16, "policy": policy, "tiers": 2}, 50)
+    assert min(totals.offloaded_blocks, totals.loaded_blocks) > 0
 
 
 @pytest.mark.timeout(300)

@@ -52,7 +52,7 @@ class Asking:
         return self._requests[0] if last is None and len(self._requests) == 1 else last
 
     def _put(self, scheduler: Any, hooks: Hooks) -> None:
-        cache, kind_of_batch = scheduler.tree_cache, type(scheduler.running_batch)
+        cache, kind_of_batch = scheduler.tree_cache, type(getattr(scheduler, "running_batch", None))
         hooks.before(kind_of_batch, "prepare_for_extend", self._extends)
         hooks.before(kind_of_batch, "prepare_for_decode", self._decodes)
         hooks.before(kind_of_batch, "check_decode_mem", self._decodes)

@@ -81,6 +81,7 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool
             max_num_batched_tokens=int(getattr(scheduler, "chunked_prefill_size", 0) or scheduler.max_prefill_tokens),
             has_parents=True,
             num_reserved_blocks=1,
+            num_host_blocks=pools.num_host_pages,
             groups=groups,
             pool_tokens=pools.num_pages * pools.page_size if groups else 0,
         ),

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.sglang.asking import Asking, Evicted
+from kvscope_inside.sglang.host_tier import Moved, host_tier_of, note_host_tier
 from kvscope_inside.sglang.pages import Copy, Reader, Span
 from kvscope_inside.sglang.pools import full_allocator, pools_of
 
@@ -46,12 +47,21 @@ class Row(NamedTuple):
     is_last: bool = False
     """It ended, and gets no other row."""
 
+    @property
+    def num_entries(self) -> int:
+        """That come with the copy."""
+        return self.end - self.first
+
+    def dropped(self) -> Row:
+        """The cache was emptied; what comes with the copy is nobody's."""
+        return self._replace(request=None)
+
 
 class Pages(NamedTuple):
     """How pages stand after the notes before it."""
 
-    gone: list[Row]
-    """Of those that gave their row back, in order."""
+    gone: list[Row | Moved]
+    """Of those that gave their row back, and what happened to pages in host memory, in order."""
     rows: list[Row]
     """Of those that changed."""
     copy: Copy
@@ -108,12 +118,13 @@ class StepNotes:
         self._reader, self._between_steps = reader, between_steps
         pools = pools_of(scheduler)
         self._page_size, self._has_states = pools.page_size, pools.states is not None
+        self._has_host_pages = pools.num_host_pages > 0
         self._guesses = bool(getattr(scheduler.server_args, "speculative_algorithm", None))
         self._happened: list[Happened] = []
         self._holders: dict[int, _Holder] = {}
         self._leaving: list[tuple[Row, int]] = []
         """Rows that were given back and still have what they had, until another request gets them."""
-        self._gone: list[Row] = []
+        self._gone: list[Row | Moved] = []
         self._launched: deque[Ran] = deque()
         self._has_moved = True
         """Whether pages may be elsewhere than when they were copied."""
@@ -136,6 +147,8 @@ class StepNotes:
         hooks.after(table, "alloc", self._got_rows)
         hooks.before(table, "free", self._gives_row)
         hooks.after(cache, "reset", self._flushed)
+        if self._has_host_pages and (tier := host_tier_of(scheduler)) is not None:
+            note_host_tier(hooks, tier, self._moved)
 
     # On the scheduler's thread.
 
@@ -151,7 +164,7 @@ class StepNotes:
         lengths = batch.extend_lens if mode.is_extend() else None
         if lengths is not None and len(lengths) == len(requests):
             for request, prefix in zip(requests, batch.prefix_lens, strict=True):
-                self._happened.append(("scheduled", request, prefix))
+                self._happened.append(("scheduled", request, prefix, getattr(request, "host_loaded_length", 0)))
             num_tokens = list(lengths)
         else:
             lengths, num_tokens = None, [1] * len(requests)
@@ -194,9 +207,20 @@ class StepNotes:
         self._happened.append(("evicted", evicted))
 
     def _flushed(self, *_: Any, **__: Any) -> None:
-        self._leaving, self._gone, self._has_moved = [], [], True
+        self._leaving, self._has_moved = [], True
+        self._gone = [each.dropped() for each in self._gone]  # what was gathered for them comes all the same
         self._holders.clear()
         self._happened.append(("flushed",))
+
+    def _moved(self, moved: Moved, slots: Any) -> None:
+        self._has_moved = True
+        if slots is not None:
+            self._gather_leaving()
+            if moved.num_entries <= self._reader.num_entries_left():
+                self._reader.gather_slots(slots)
+            else:
+                moved = moved._replace(num_entries=0)
+        self._gone.append(moved)
 
     # Rows of the table.
 

@@ -100,10 +100,10 @@ class WindowRows:
         )
         return lost
 
-    def page_of(self, row: int) -> int:
-        """Of full attention, that has the same tokens; one that is none where there is none."""
+    def page_of(self, row: int) -> int | None:
+        """Of full attention, that has the same tokens; None where there is none."""
         found = np.flatnonzero(self._mapping == row - self._first)
-        return int(found[0]) if found.size else int(self._state.ledger.num_blocks)
+        return int(found[0]) if found.size else None
 
     def _tell_table(self, told: KnownRequest, begin: int, entries: Ids) -> None:
         """Entries before the window are 0. Told from the first on that is another."""

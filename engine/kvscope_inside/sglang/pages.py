@@ -59,6 +59,9 @@ class Reader(Protocol):
     def gather(self, spans: Sequence[Span]) -> None:
         """Have entries as they are now; they come with the next copy."""
 
+    def gather_slots(self, slots: Any) -> None:
+        """Have pages that a tensor names by their slots, in order; they come with the next copy, like entries."""
+
     def num_entries_left(self) -> int:
         """How many more can come with the next copy."""
 
@@ -151,6 +154,9 @@ class HostReader:
     def gather(self, spans: Sequence[Span]) -> None:
         entries = self._table[_slots(spans, self._num_columns, self._page_size)]
         self._gathered.append(entries.astype(np.int64) // self._page_size)
+
+    def gather_slots(self, slots: Any) -> None:
+        self._gathered.append(slots.numpy()[:: self._page_size].astype(np.int64) // self._page_size)
 
     def num_entries_left(self) -> int:
         return MAX_ENTRIES - sum(map(len, self._gathered))
@@ -258,6 +264,11 @@ class DeviceReader:
         at = self._slots[first:end].to(self._device, non_blocking=True)
         self._gathered.append(self._table.index_select(0, at))
         self._num_gathered += len(slots)
+
+    def gather_slots(self, slots: Any) -> None:
+        firsts = slots[:: self.page_size].to(self._table.dtype)
+        self._gathered.append(firsts)
+        self._num_gathered += int(firsts.shape[0])
 
     def num_entries_left(self) -> int:
         return MAX_ENTRIES - self._num_gathered

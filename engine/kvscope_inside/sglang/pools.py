@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from kvscope_inside.sglang.host_tier import host_tier_of
+
 
 class Windows(NamedTuple):
     """Layers whose queries look back a little."""
@@ -46,10 +48,11 @@ class Pools(NamedTuple):
     num_pages: int
     windows: Windows | None
     states: States | None
+    num_host_pages: int = 0
 
     @property
     def num_rows(self) -> int:
-        """Of the ledger."""
+        """Of the ledger, without those in host memory, which come last."""
         return self.first_state + (self.states.num_states if self.states is not None else 0) + 1
 
     @property
@@ -66,7 +69,15 @@ class Pools(NamedTuple):
 def pools_of(scheduler: Any) -> Pools:
     """As SGLang has them; those that it keeps in another way than is known here are left out."""
     full = full_allocator(scheduler)
-    return Pools(full, int(full.page_size), num_pages_of(full), _windows_of(scheduler), _states_of(scheduler))
+    tier = host_tier_of(scheduler)
+    return Pools(
+        full,
+        int(full.page_size),
+        num_pages_of(full),
+        _windows_of(scheduler),
+        _states_of(scheduler),
+        tier.num_pages if tier is not None and tier.page_size == int(full.page_size) else 0,
+    )
 
 
 def full_allocator(scheduler: Any) -> Any:

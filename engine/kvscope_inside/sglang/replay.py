@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from kvscope_inside.evicted_hashes import MAX_KNOWN, EvictedHashes
 from kvscope_inside.sglang.asking import Evicted
+from kvscope_inside.sglang.host_rows import Content, HostRows
+from kvscope_inside.sglang.host_tier import Moved
 from kvscope_inside.sglang.notes import Note, Pages, Ran, Row
 from kvscope_inside.sglang.other_pools import Holder, StateRows, WindowRows, hashes_of_windows
 from kvscope_inside.sglang.pools import Pools
@@ -129,8 +131,9 @@ class Replay:
         num_rows = self._num_rows
         self._refs = np.zeros(num_rows, np.int32)
         """How many tables have a page."""
-        self._places = np.zeros(num_rows, np.int32)
+        self._places = np.zeros(state.hello.cache.num_rows, np.int32)
         """Which page of its owner's text it is."""
+        self._host = HostRows(state, self._places)
         self._texts: dict[int, tuple[Any, TextKey, list[tuple[str, int, int]]]] = {}
         """By number: tokens, key and media of requests that ended, of which pages are left."""
         self._num_ended = 0
@@ -179,8 +182,9 @@ class Replay:
     def _content(self, block: int) -> BlockContent:
         ledger = self.state.ledger
         number = int(ledger.owner[block]) if block < ledger.num_blocks else NO_OWNER
-        page = block if block < self._num_rows or self._windows is None else self._windows.page_of(block)
-        if number == NO_OWNER or page >= self._num_rows:
+        is_of_windows = self._num_rows <= block < self.state.hello.cache.num_blocks and self._windows is not None
+        page = self._windows.page_of(block) if is_of_windows and self._windows is not None else block
+        if number == NO_OWNER or page is None or self._num_rows <= page < self.state.hello.cache.num_blocks:
             return BlockContent(block=block)
         text, key, media = self._texts.get(number, ((), TextKey(), []))
         if number not in self._texts:
@@ -213,7 +217,7 @@ class Replay:
         )
         self._by_object[id(request)] = _Known(request, told, told.info.arrival_ns, key_of(request, self._name_of))
 
-    def _scheduled(self, step: _Step, request: Any, num_cached: int) -> None:
+    def _scheduled(self, step: _Step, request: Any, num_cached: int, num_loaded: int = 0) -> None:
         known = self._of(request)
         if known is None:  # it came by another way than the queue
             self._added(step, request, step.time_ns, 0, 0)
@@ -238,7 +242,8 @@ class Replay:
             kind="started",
             waited_ns=max(0, step.time_ns - known.waits_since_ns),
             num_known_tokens=num_known,
-            num_pool_blocks=num_cached // self._size,
+            num_pool_blocks=max(0, num_cached - num_loaded) // self._size,
+            num_loaded_blocks=min(num_loaded, num_cached) // self._size,
             missed=missed,
             missed_token=token,
             missed_step=at_step,
@@ -329,6 +334,7 @@ class Replay:
         for pool in (self._windows, self._of_states):
             if pool is not None:
                 pool.empty()
+        self._host.emptied()
         cause = f"the prefix cache was emptied: {idle.size} cached blocks"
         self.state.add_event(Event(kind="note", time_ns=step.time_ns, num_blocks=int(idle.size), cause=cause))
 
@@ -417,10 +423,15 @@ class Replay:
         entries, free = pages.copy.entries(), pages.copy.free()
         windows, states = pages.copy.windows(), pages.copy.states()
         pages.copy.done()
-        ends = np.cumsum([row.end - row.first for row in (*pages.gone, *pages.rows)], dtype=np.int64)
+        ends = np.cumsum([each.num_entries for each in (*pages.gone, *pages.rows)], dtype=np.int64)
         spans = iter(np.split(entries, ends)[: len(ends)])
+        moved: list[tuple[Moved, Ids, Content | None]] = []
         for row in pages.gone:
-            ids, known = next(spans), self._of(row.request)
+            ids = next(spans)
+            if isinstance(row, Moved):
+                moved.append((row, ids, self._host.content(ids) if row.word == "saves" else None))
+                continue
+            known = self._of(row.request)
             if known is not None:
                 self._hold(step, [(known, row)], ids)
                 self._give_up(step, known, row.is_last)
@@ -430,6 +441,11 @@ class Replay:
         self._fill(held)
         for known, row in held:
             known.num_published = row.published
+        for each, ids, before in moved:
+            freed = self._host.moved(step.number, each, ids, before)
+            had = self.state.ledger.hash[freed]
+            self._lost(step, freed[had != 0], had[had != 0])
+            self.state.free_blocks(freed)
         self._states(step, free, pages.is_whole)
         self._other_pools(step, pages, windows, states)
         if pages.is_whole:
@@ -586,6 +602,8 @@ class Replay:
             evicted_at = of_windows if of_windows is not None else evicted_at
         if evicted_at is not None:
             return "evicted", token, evicted_at
+        if (self.state.ledger.hash[: self._num_rows] == hashes[place]).any():
+            return "", 0, 0  # it is there, and another group has not what belongs to it
         if not place:
             return self._missed_from_its_start(known, int(hashes[0])), 0, 0
         return ("differs" if (self.state.ledger.parent == hashes[place - 1]).any() else "unseen"), token, 0
