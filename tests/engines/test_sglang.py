@@ -340,7 +340,7 @@ def compare(server: Server, folder: Path, figures: dict[str, Any], min_compared:
             wait_for(folder / "truth")
             working = pool.submit(work, server, 5)
             first_ns = time.monotonic_ns()
-            for frame in watcher.frames(seconds=4):
+            for frame in watcher.frames(seconds=12):
                 kinds |= {event.kind for event in frame.events}
                 for_whom += [event.other > 0 for event in frame.events if event.kind == "evicted"]
                 if frame.time_ns < first_ns or not (frame.blocks.ids or frame.requests.table_blocks):

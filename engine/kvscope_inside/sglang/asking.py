@@ -90,9 +90,9 @@ class Asking:
 
     def _after(self, num_free: int, result: Any, *_: Any, **__: Any) -> None:
         names = ("num_tokens_evicted", "swa_num_tokens_evicted", "mamba_num_evicted")
-        numbers = [int(getattr(result, name, 0) or 0) for name in names]
-        if any(numbers):
-            self._tell(Evicted(*numbers, self.first(num_free)))
+        tokens, of_windows, states = (int(getattr(result, name, 0) or 0) for name in names)
+        if tokens or of_windows or states:
+            self._tell(Evicted(tokens, of_windows, states, self.first(num_free)))
 
 
 def _extension(request: Any) -> int:

@@ -64,7 +64,12 @@ class HostRows:
         now = self.content(pages)
         if before is not None:  # a page that was given to another since held its text then
             had = before.hash != 0
-            now = Content(*(np.where(had, old, new) for old, new in zip(before, now, strict=True)))
+            now = Content(
+                np.where(had, before.hash, now.hash),
+                np.where(had, before.parent, now.parent),
+                np.where(had, before.owner, now.owner),
+                np.where(had, before.place, now.place),
+            )
         if not pages.size:  # too many at once
             none = np.zeros(rows.size, np.uint64)
             now = Content(none, none, np.full(rows.size, NO_OWNER, np.int32), np.zeros(rows.size, np.int32))

@@ -25,10 +25,12 @@ class SchedulerMemory:
         self._hello = hello
         self._kv_bytes = kv_bytes(pools_of(scheduler))
         self._device = str(scheduler.device)
+        self._index = 0
         self._parts: dict[str, int] = {}
-        self._weights = 0
+        self._weights, self._graphs = 0, -1
         try:
             runner = scheduler.tp_worker.model_runner
+            self._index = int(getattr(runner, "gpu_id", 0) or 0)
             self._parts = bytes_by_part(runner.model)
             self._weights = sum(self._parts.values())
             self._graphs = _graph_bytes(runner)
@@ -39,6 +41,7 @@ class SchedulerMemory:
         """As of now, from any thread; None: nothing is known."""
         if not self._weights:
             return None
+        stats = _torch_stats(self._device, self._index)
         return MemoryBreakdown(
             epoch=self._hello.epoch,
             time_ns=time.monotonic_ns(),
@@ -46,7 +49,10 @@ class SchedulerMemory:
             kv_bytes=self._kv_bytes,
             graphs_bytes=self._graphs,
             modules=tuple(ModuleBytes(name=name, num_bytes=count) for name, count in self._parts.items()),
-            **_torch_bytes(self._device),
+            allocated_bytes=stats.get("allocated_bytes.all.current", -1),
+            reserved_bytes=stats.get("reserved_bytes.all.current", -1),
+            split_bytes=stats.get("inactive_split_bytes.all.current", -1),
+            peak_bytes=stats.get("allocated_bytes.all.peak", -1),
         )
 
 
@@ -56,17 +62,11 @@ def _graph_bytes(runner: Any) -> int:
     return int(sum(said.values()) * GIB) if said is not None else -1
 
 
-def _torch_bytes(device: str) -> dict[str, int]:
-    """What torch's allocator holds; nothing on a CPU, where it does not say."""
+def _torch_stats(device: str, index: int) -> dict[str, int]:
+    """What torch's allocator holds of a device; nothing on a CPU, where it does not say. A thread of ours has not
+    SGLang's device as its own."""
     if not device.startswith("cuda"):
         return {}
     import torch
 
-    stats = torch.cuda.memory_stats()
-    names = {
-        "allocated_bytes": "allocated_bytes.all.current",
-        "reserved_bytes": "reserved_bytes.all.current",
-        "split_bytes": "inactive_split_bytes.all.current",
-        "peak_bytes": "allocated_bytes.all.peak",
-    }
-    return {name: int(stats.get(stat, -1)) for name, stat in names.items()}
+    return dict(torch.cuda.memory_stats(index))

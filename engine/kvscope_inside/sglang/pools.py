@@ -108,6 +108,6 @@ def _windows_of(scheduler: Any) -> Windows | None:
 
 def _states_of(scheduler: Any) -> States | None:
     table = scheduler.req_to_token_pool
-    allocator = getattr(table, "mamba_allocator", None)
+    allocator: Any = getattr(table, "mamba_allocator", None)
     is_known = hasattr(table, "req_index_to_mamba_index_mapping") and hasattr(allocator, "free_slots")
     return States(table, allocator, int(allocator.size)) if is_known else None
