@@ -55,8 +55,8 @@ class WindowRows:
         assert pools.windows is not None, "there are windows"
         self._state, self._size, self._window = state, pools.page_size, pools.windows.num_tokens
         self._first, self._num_pages = pools.first_window, pools.windows.num_pages
-        self._rows = np.empty(0, np.int64)
-        """That are not free."""
+        self._used = np.zeros(self._num_pages + 1, bool)
+        """Which pages are not free."""
         self._tables: dict[int, tuple[int, Ids]] = {}
         """By number of a request, where its window begins, and its table from there on."""
         self._mapping = np.empty(0, np.int64)
@@ -66,18 +66,18 @@ class WindowRows:
         """Nothing is cached, and nobody runs."""
         rows = np.arange(self._first + 1, self._first + self._num_pages + 1)
         self._state.ledger.group[rows] = self.GROUP
-        self._rows, self._tables = rows[:0], {}
+        self._used[:], self._tables = False, {}
 
     def read(self, step: int, mapping: Ids, holders: Iterable[Holder]) -> Lost:
         """`mapping`: of each page of full attention, which page of windows goes with it."""
         self._mapping = mapping
         ledger, rows_of = self._state.ledger, np.where(mapping > 0, mapping + self._first, 0)
-        refs = np.zeros(ledger.num_blocks, np.int32)
-        numbers = set()
+        numbers: set[int] = set()
+        held_by: list[Ids] = []
         for holder in holders:
             begin = min(max(0, holder.num_tokens - self._window) // self._size, holder.num_published)
             entries = rows_of[holder.pages[begin:]]
-            np.add.at(refs, entries, 1)
+            held_by.append(entries)
             if holder.told.state == RequestState.RUNNING:
                 self._tell_table(holder.told, begin, entries)
                 numbers.add(holder.told.number)
@@ -85,7 +85,7 @@ class WindowRows:
         pages = np.flatnonzero(rows_of)
         pages = pages[ledger.state[pages] != BlockState.FREE]
         rows = rows_of[pages]
-        held = refs[rows]
+        held = np.bincount(np.concatenate([*held_by, rows[:0]]), minlength=ledger.num_blocks)[rows]
         lost = self._free(rows)
         self._write(
             step,
@@ -124,9 +124,10 @@ class WindowRows:
             self._state.touch(told)
 
     def _free(self, rows: Ids) -> Lost:
-        ledger = self._state.ledger
-        gone = np.setdiff1d(self._rows, rows)
-        self._rows = rows
+        ledger, used = self._state.ledger, np.zeros_like(self._used)
+        used[rows - self._first] = True
+        gone = np.flatnonzero(self._used & ~used) + self._first
+        self._used = used
         hashes = ledger.hash[gone]
         self._state.free_blocks(gone)
         self._state.set_blocks(gone, group=self.GROUP)
