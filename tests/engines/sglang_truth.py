@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -17,6 +20,8 @@ def load() -> None:
         from kvscope_inside.sglang.notes import StepNotes
 
         break_hook(StepNotes, os.environ["KVSCOPE_BREAKING"])
+    if os.environ.get("KVSCOPE_HICACHE"):
+        transfers_that_only_take_their_time()
     if os.environ.get("KVSCOPE_WINDOWS"):
         read_windows_by_pages_of_full_attention()
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -56,6 +61,54 @@ def read_windows_by_pages_of_full_attention() -> None:
             return buffer[self.full_to_swa_index_mapping[:-1]] if self.layers_mapping[layer_id][1] else buffer
 
         setattr(SWAKVPool, name, in_order)
+
+
+class Event:
+    """Of a device that is done a while after it was asked."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.ends_s = 0.0
+
+    def record(self, *_: Any) -> None:
+        self.ends_s = time.monotonic() + 0.02
+
+    def query(self) -> bool:
+        return time.monotonic() >= self.ends_s
+
+    def synchronize(self) -> None:
+        time.sleep(max(0.0, self.ends_s - time.monotonic()))
+
+    def wait(self, *_: Any) -> None: ...
+
+    def elapsed_time(self, _: Any) -> float:
+        return 20.0
+
+
+class Stream:
+    """Of the same."""
+
+    def wait_event(self, *_: Any) -> None: ...
+
+    def wait_stream(self, *_: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def transfers_that_only_take_their_time() -> None:
+    """HiCache copies between a GPU and the host alone: here all is kept in its books, and nothing is copied."""
+    from sglang.srt.managers import cache_controller
+    from sglang.srt.mem_cache import l2_transfer
+    from sglang.srt.mem_cache.pool_host import common
+    from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+
+    device = SimpleNamespace(
+        Event=Event, Stream=Stream, current_stream=lambda *_: Stream(), stream=lambda _: nullcontext(), __name__="none"
+    )
+    cache_controller.device_module = l2_transfer.device_module = device
+    common._cuda_host_register = lambda *_, **__: None
+    for name in ("backup_from_device_all_layer", "load_to_device_per_layer"):
+        setattr(MHATokenToKVPoolHost, name, lambda *_, **__: None)
+    l2_transfer.L2TransferEngine._record_stream = lambda *_, **__: None
 
 
 def break_hook(kind: Any, name: str) -> None:

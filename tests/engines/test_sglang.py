@@ -373,7 +373,7 @@ def compare(server: Server, folder: Path, figures: dict[str, Any], min_compared:
 def test_each_page_in_host_memory_is_what_sglang_has(policy, serve, tmp_path):
     options = ["--enable-hierarchical-cache", "--hicache-ratio", "1.5", "--hicache-write-policy", policy]
     options += ["--hicache-io-backend", "direct", "--hicache-mem-layout", "layer_first"]
-    server = serve(tmp_path, *options_of(16, 640), *options)
+    server = serve(tmp_path, *options_of(16, 640), *options, KVSCOPE_HICACHE="1")
     server.wait()
     totals = compare(server, tmp_path, {"page size": 16, "policy": policy, "tiers": 2}, 50)
     assert min(totals.offloaded_blocks, totals.loaded_blocks) > 0
