@@ -97,7 +97,7 @@ def test_pages_are_written_cached_read_and_dropped(monkeypatch: pytest.MonkeyPat
     assert np.frombuffer(frame.moves.saved, "<u4").tolist() == [21, 22]
     assert told.replay.contents([22])[0].token_ids == (4, 5, 6, 7)
     told.cache.ongoing_load_back[5] = None
-    told.controller.load(tensor(np.arange(4, 8)), node_id=5)
+    told.controller.load(host_indices=tensor(np.arange(4, 8)), node_id=5)
     frame = told.step()
     assert told.host[0][:2] == [BlockState.CACHED, BlockState.ACTIVE]
     assert np.frombuffer(frame.moves.loaded, "<u4").tolist() == [15]

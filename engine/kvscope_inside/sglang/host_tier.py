@@ -61,15 +61,15 @@ def host_tier_of(scheduler: Any) -> HostTier | None:
 def note_host_tier(hooks: Hooks, tier: HostTier, happen: Callable[[Moved, Any], None]) -> None:
     """Hooks on it. `happen` is given what happened, and the tensor of slots of the pool that belong to it, or None."""
 
-    def copies(word: str) -> Callable[..., None]:
-        def noted(result: Any, given: Any, *_: Any, node_id: int = -1, **__: Any) -> None:
-            if result is None:
-                return
-            host, device = (result, given) if word == "saves" else (given, result)
-            if len(host):
-                happen(Moved(word, node_id, _pages(host, tier.page_size), len(host) // tier.page_size), device)
+    def writes(result: Any, device_indices: Any, *_: Any, node_id: int = -1, **__: Any) -> None:
+        copies("saves", node_id, result, device_indices)
 
-        return noted
+    def loads(result: Any, host_indices: Any, *_: Any, node_id: int = -1, **__: Any) -> None:
+        copies("loads", node_id, host_indices, result)
+
+    def copies(word: str, node: int, host: Any, device: Any) -> None:
+        if host is not None and device is not None and len(host):
+            happen(Moved(word, node, _pages(host, tier.page_size), len(host) // tier.page_size), device)
 
     def saved(_: Any, node: int, *__: Any, **___: Any) -> None:
         happen(Moved("saved", node, _NONE), None)
@@ -86,8 +86,8 @@ def note_host_tier(hooks: Hooks, tier: HostTier, happen: Callable[[Moved, Any], 
         if len(indices):
             happen(Moved("frees", -1, _pages(indices, tier.page_size)), None)
 
-    hooks.after(tier.controller, "write", copies("saves"))
-    hooks.after(tier.controller, "load", copies("loads"))
+    hooks.after(tier.controller, "write", writes)
+    hooks.after(tier.controller, "load", loads)
     hooks.after(tier.cache, "_finish_write_through_ack", saved)
     hooks.around(tier.cache, "loading_check", loading, loaded)
     hooks.before(tier.pool, "free", frees)
