@@ -183,6 +183,12 @@ def test_an_eviction_is_for_the_first_that_is_not_served_by_what_was_free(num_fr
     assert asking.first(num_free) is None
     asking._extends(Batch(None, requests))
     assert asking.first(num_free) is requests[who]
+    for request in requests:
+        request.kv.kv_committed_len = 5  # nobody begins a page, and SGLang allows for one of each
+    asking._decodes(Batch(None, requests))
+    assert asking.first(8) is requests[2]
+    requests[3].kv.kv_committed_len = 8
+    assert asking.first(8) is requests[3]
 
 
 def test_a_retraction_says_why_and_what_was_lost() -> None:

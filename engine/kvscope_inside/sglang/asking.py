@@ -42,14 +42,18 @@ class Asking:
 
     def first(self, num_free: int = 0) -> Any:
         """Who is not served by so many free tokens; None: that is not known."""
+        found = self._first(num_free, self._need)
+        return found if found is not None else self._first(num_free, _something)  # SGLang allows for a page for each
+
+    def _first(self, num_free: int, need_of: Callable[[Any], int]) -> Any:
         size, last = self._page_size, None
         for request in self._requests:
-            need = self._need(request)
+            need = need_of(request)
             if need > 0:
                 last, num_free = request, num_free - -(-need // size) * size
                 if num_free < 0:
                     break
-        return self._requests[0] if last is None and len(self._requests) == 1 else last
+        return last
 
     def _put(self, scheduler: Any, hooks: Hooks) -> None:
         cache, kind_of_batch = scheduler.tree_cache, type(getattr(scheduler, "running_batch", None))
