@@ -119,6 +119,7 @@ def test_what_is_written_and_dropped_between_two_looks_is_what_its_page_held_bef
     """Pages that SGLang writes back are given to others at once."""
     told = Told(monkeypatch)
     had = told.state.ledger.hash[told.pages].tolist()
+    told.cache.is_write_back = True
     told.controller.write(slots_of(told.pages), node_id=5)
     told.cache._finish_write_through_ack(5)
     told.cache.evict(12)
@@ -126,6 +127,24 @@ def test_what_is_written_and_dropped_between_two_looks_is_what_its_page_held_bef
     told.step()
     told.step()
     assert told.host[2][:3] == had
+
+
+def test_what_is_written_at_once_is_what_its_page_holds_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks a page was evicted, given to another text, and written."""
+    told = Told(monkeypatch)
+    had = told.state.ledger.hash[told.pages].tolist()
+    told.cache.evict(12)
+    request = told.scheduler.add(Request("other", [50 + each for each in range(4 * NUM_PAGES - 2)], 1))
+    monkeypatch.setattr(notes_module, "COPIES_PER_S", 1)
+    while request.finished_reason is None:
+        told.scheduler.step()
+    told.controller.write(slots_of(told.pages[1:]), node_id=5)
+    told.cache._finish_write_through_ack(5)
+    told.step()
+    table = [node.page for node in told.cache.nodes.values()]
+    assert set(told.pages[1:]) <= set(table)
+    assert told.host[2][:2] == told.state.ledger.hash[told.pages[1:]].tolist()
+    assert not set(told.host[2][:2]) & {0, *had}
 
 
 def test_a_flush_empties_host_memory_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

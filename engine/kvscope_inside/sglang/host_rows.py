@@ -62,7 +62,7 @@ class HostRows:
 
     def _saves(self, step: int, node: int, rows: Ids, pages: Ids, before: Content | None) -> None:
         now = self.content(pages)
-        if before is not None:  # a page that was given to another since held its text then
+        if before is not None:
             had = before.hash != 0
             now = Content(
                 np.where(had, before.hash, now.hash),

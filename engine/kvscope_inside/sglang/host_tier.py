@@ -38,6 +38,8 @@ class Moved(NamedTuple):
     pages: Ids
     num_entries: int = 0
     """Pages of the pool that come with the copy, which these were copied from, or to."""
+    makes_way: bool = False
+    """SGLang writes pages when it evicts them: those of the pool are given to others at once."""
 
     def dropped(self) -> Moved:
         """The cache was emptied; what comes with the copy is nobody's."""
@@ -69,7 +71,8 @@ def note_host_tier(hooks: Hooks, tier: HostTier, happen: Callable[[Moved, Any], 
 
     def copies(word: str, node: int, host: Any, device: Any) -> None:
         if host is not None and device is not None and len(host):
-            happen(Moved(word, node, _pages(host, tier.page_size), len(host) // tier.page_size), device)
+            pages = _pages(host, tier.page_size)
+            happen(Moved(word, node, pages, len(pages), bool(getattr(tier.cache, "is_write_back", False))), device)
 
     def saved(_: Any, node: int, *__: Any, **___: Any) -> None:
         happen(Moved("saved", node, _NONE), None)

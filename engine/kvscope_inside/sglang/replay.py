@@ -429,7 +429,7 @@ class Replay:
         for row in pages.gone:
             ids = next(spans)
             if isinstance(row, Moved):
-                moved.append((row, ids, self._host.content(ids) if row.word == "saves" else None))
+                moved.append((row, ids, self._host.content(ids) if row.makes_way else None))
                 continue
             known = self._of(row.request)
             if known is not None:
