@@ -147,6 +147,33 @@ def test_what_is_written_at_once_is_what_its_page_holds_now(monkeypatch: pytest.
     assert not set(told.host[2][:2]) & {0, *had}
 
 
+def test_what_ended_and_made_way_between_two_looks_is_known_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    monkeypatch.setattr(notes_module, "COPIES_PER_S", 1)
+    request = told.scheduler.add(Request("short", [90 + each for each in range(8)], 1))
+    while request.finished_reason is None:
+        if request.kv.req_pool_idx is not None:
+            told.pages = told.scheduler.table_of(request)
+        told.scheduler.step()
+        if request.finished_reason is not None:
+            break
+    nodes = {node.key: node.page for node in told.cache.nodes.values()}
+    pages = [nodes[tuple(range(90, 90 + end))] for end in (4, 8)]
+    told.controller.write(slots_of(pages), node_id=5)
+    told.cache._finish_write_through_ack(5)
+    told.cache.evict(40)
+    other = told.scheduler.add(Request("other", [50 + each for each in range(4 * NUM_PAGES - 2)], 9))
+    for _ in range(7):
+        told.scheduler.step()
+    assert other.finished_reason is None
+    monkeypatch.setattr(notes_module, "COPIES_PER_S", 1_000_000_000)
+    told.step()
+    hashes = told.host[2][:2]
+    assert 0 not in hashes
+    assert len(set(hashes)) == 2
+    assert told.replay.contents([NUM_PAGES + 2])[0].token_ids == (94, 95, 96, 97)
+
+
 def test_a_flush_empties_host_memory_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(monkeypatch)
     told.controller.write(slots_of(told.pages), node_id=5)

@@ -24,6 +24,15 @@ class Content(NamedTuple):
     place: npt.NDArray[np.int32]
 
 
+def _either(is_first: npt.NDArray[np.bool_], first: Content, second: Content) -> Content:
+    return Content(
+        np.where(is_first, first.hash, second.hash),
+        np.where(is_first, first.parent, second.parent),
+        np.where(is_first, first.owner, second.owner),
+        np.where(is_first, first.place, second.place),
+    )
+
+
 class HostRows:
     """`places`: of each row, which page of its owner's text it is."""
 
@@ -39,12 +48,12 @@ class HostRows:
         ledger = self._state.ledger
         return Content(ledger.hash[pages], ledger.parent[pages], ledger.owner[pages], self._places[pages])
 
-    def moved(self, step: int, moved: Moved, of_pool: Ids, before: Content | None) -> Ids:
-        """`of_pool`: the pages that these were copied from, or to; `before`: what they held before tables were read.
-        Rows that held something and are free now."""
+    def moved(self, step: int, moved: Moved, of_pool: Ids, before: Content, between: Content) -> Ids:
+        """`of_pool`: the pages that these were copied from, or to; `before`: what they held before tables were read,
+        `between`: when those of requests that gave theirs back were read. Rows that held something and are free now."""
         rows = moved.pages + self._first
         if moved.word == "saves":
-            self._saves(step, moved.node, rows, of_pool, before)
+            self._saves(step, moved, rows, of_pool, before, between)
         elif moved.word == "saved":
             self._saved(step, moved.node)
         elif moved.word == "loads":
@@ -60,16 +69,13 @@ class HostRows:
         self._written.clear()
         self._read.clear()
 
-    def _saves(self, step: int, node: int, rows: Ids, pages: Ids, before: Content | None) -> None:
-        now = self.content(pages)
-        if before is not None:
-            had = before.hash != 0
-            now = Content(
-                np.where(had, before.hash, now.hash),
-                np.where(had, before.parent, now.parent),
-                np.where(had, before.owner, now.owner),
-                np.where(had, before.place, now.place),
-            )
+    def _saves(self, step: int, moved: Moved, rows: Ids, pages: Ids, before: Content, between: Content) -> None:
+        """What of the three was copied: who gave its pages back wrote them before, and others may have them now."""
+        node, now = moved.node, self.content(pages)
+        was_given_back = (between.hash != before.hash) & (between.hash != 0)
+        now = _either(was_given_back | (now.hash == 0), between, now)
+        if moved.is_as_told:
+            now = _either(before.hash != 0, before, now)
         if not pages.size:  # too many at once
             none = np.zeros(rows.size, np.uint64)
             now = Content(none, none, np.full(rows.size, NO_OWNER, np.int32), np.zeros(rows.size, np.int32))

@@ -38,8 +38,8 @@ class Moved(NamedTuple):
     pages: Ids
     num_entries: int = 0
     """Pages of the pool that come with the copy, which these were copied from, or to."""
-    makes_way: bool = False
-    """SGLang writes pages when it evicts them: those of the pool are given to others at once."""
+    is_as_told: bool = False
+    """What they were copied from held what was told of it last: nothing was evicted since, or it is evicted now."""
 
     def dropped(self) -> Moved:
         """The cache was emptied; what comes with the copy is nobody's."""

@@ -128,6 +128,8 @@ class StepNotes:
         self._launched: deque[Ran] = deque()
         self._has_moved = True
         """Whether pages may be elsewhere than when they were copied."""
+        self._has_evicted = False
+        """Whether something was evicted since."""
         self._copied_ns = self._schedule_ns = self._began_ns = self._commits_ns = self._note_ns = 0
         self._asking = Asking(scheduler, hooks, self._evicted)
         self._put(hooks)
@@ -203,7 +205,7 @@ class StepNotes:
         self._happened.append(("aborted", request, len(request.output_ids)))
 
     def _evicted(self, evicted: Evicted) -> None:
-        self._has_moved = True
+        self._has_moved = self._has_evicted = True
         self._happened.append(("evicted", evicted))
 
     def _flushed(self, *_: Any, **__: Any) -> None:
@@ -214,6 +216,7 @@ class StepNotes:
 
     def _moved(self, moved: Moved, slots: Any) -> None:
         self._has_moved = True
+        moved = moved._replace(is_as_told=moved.is_as_told or not self._has_evicted)
         if slots is not None:
             self._gather_leaving()
             if moved.num_entries <= self._reader.num_entries_left():
@@ -288,7 +291,7 @@ class StepNotes:
         if spans:
             self._reader.gather(spans)
         gone, self._gone = self._gone, []
-        self._has_moved = not is_whole
+        self._has_moved, self._has_evicted = not is_whole, False
         places = [(each.request, int(each.request.kv.req_pool_idx)) for each in self._holders.values()]
         return Pages(gone, rows, self._reader.copy(), is_whole, places if self._has_states else [])
 

@@ -425,24 +425,25 @@ class Replay:
         pages.copy.done()
         ends = np.cumsum([each.num_entries for each in (*pages.gone, *pages.rows)], dtype=np.int64)
         spans = iter(np.split(entries, ends)[: len(ends)])
-        moved: list[tuple[Moved, Ids, Content | None]] = []
+        moved: list[tuple[Moved, Ids, Content]] = []
         for row in pages.gone:
             ids = next(spans)
             if isinstance(row, Moved):
-                moved.append((row, ids, self._host.content(ids) if row.makes_way else None))
+                moved.append((row, ids, self._host.content(ids)))
                 continue
             known = self._of(row.request)
             if known is not None:
                 self._hold(step, [(known, row)], ids)
                 self._give_up(step, known, row.is_last)
+        between = [self._host.content(ids) for _, ids, _ in moved]
         found = [(self._of(row.request), row, ids) for row, ids in zip(pages.rows, spans, strict=True)]
         held = [(known, row) for known, row, _ in found if known is not None]
         self._hold(step, held, np.concatenate([entries[:0], *(ids for known, _, ids in found if known is not None)]))
         self._fill(held)
         for known, row in held:
             known.num_published = row.published
-        for each, ids, before in moved:
-            freed = self._host.moved(step.number, each, ids, before)
+        for (each, ids, before), after_gone in zip(moved, between, strict=True):
+            freed = self._host.moved(step.number, each, ids, before, after_gone)
             had = self.state.ledger.hash[freed]
             self._lost(step, freed[had != 0], had[had != 0])
             self.state.free_blocks(freed)
