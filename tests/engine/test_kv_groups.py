@@ -84,7 +84,7 @@ def answer(model: Any, prompt: list[int], count: int) -> list[int]:
 def answers(
     engine: Engine, asked: list[list[int]], count: int, n: int = 1, *, swap_every: int = 0
 ) -> dict[int, list[int]]:
-    """Greedy tokens of each prompt, by its place, all asked for at once. Somebody is swapped out every so many steps."""
+    """Greedy tokens of each prompt, by its place, all asked for at once; one is swapped out every so many steps."""
     numbers: dict[int, int] = {}
     for place, prompt in enumerate(asked):
         sampling = SamplingParams(max_tokens=count, n=n, **GREEDY)
