@@ -248,6 +248,19 @@ def test_a_prefix_that_was_evicted_is_missed_with_its_step() -> None:
     assert "was evicted at step 2" in by_kind(told.step(), "admitted").cause
 
 
+def test_who_ends_in_the_step_in_which_a_block_was_evicted_for_it_is_named() -> None:
+    told = Told(num_blocks=7, budget=40)
+    told.add("first", list(range(16)), 1)
+    told.step()
+    last = told.add("last", [30 + each for each in range(8)], 2)
+    while told.scheduler.requests:
+        events = told.step()
+    assert last.status.name == "FINISHED_LENGTH_CAPPED"
+    evicted = by_kind(events, "evicted")
+    assert evicted.other == by_kind(events, "finished").number == 2
+    assert "for request #2" in evicted.cause
+
+
 def test_a_preemption_says_for_whom_and_what_was_lost() -> None:
     told = Told(num_blocks=8, budget=40)
     told.add("old", list(range(15)), 20)
