@@ -148,7 +148,7 @@ class Replay:
         decoding = self._decoding(note)
         for word, *about in note.happened:
             _HANDLERS[word](self, step, *about)
-        self._tables_of_states(note)
+        self._tables_of_states(step, note)
         self._figures(step, note)
         self._rows(step, note)
         self._causes(step)
@@ -485,7 +485,7 @@ class Replay:
 
     # How things stand after it.
 
-    def _tables_of_states(self, note: Note) -> None:
+    def _tables_of_states(self, step: _Step, note: Note) -> None:
         for (request_id, group), ids in note.state_tables.items():
             known = self._by_id.get(request_id)
             if known is not None and known.told.tables[group] != ids:
