@@ -119,12 +119,6 @@ class WindowBody(QMainWindow):
             self.docks["devices"].show()
             self.docks["devices"].raise_()
 
-    @property
-    def has_use_for_console(self) -> bool:
-        """Whether somebody takes prompts, as far as is known."""
-        session = self.session
-        return not session.timeline.is_file and (session.live_mirror.hello is None or session.takes_prompts)
-
     def add_below(self, bar: QWidget) -> None:
         """Put `bar` under the map."""
         self._column.addWidget(bar)
@@ -132,7 +126,7 @@ class WindowBody(QMainWindow):
     def reset_layout(self) -> None:
         """Everything where it was at the first start."""
         layout.arrange(self, self.docks)
-        self.docks["console"].setVisible(self.has_use_for_console)
+        self.docks["console"].setVisible(not self.session.timeline.is_file)
 
     def zoom_by(self, steps: int) -> None:
         """The page map, while nothing else that can be zoomed has the keyboard."""

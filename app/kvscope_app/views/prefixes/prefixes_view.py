@@ -80,7 +80,7 @@ class PrefixesView(View):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
         self.keeper = TreeKeeper()
-        self.labels = Labels(self._text_of)
+        self.labels = Labels(self._text_of, self._notes_of)
         self.model = PrefixModel(self.labels, self)
         self.table = PrefixTable(self.model)
         self.selection = PrefixSelection(session, self.model, self.table)
@@ -216,6 +216,10 @@ class PrefixesView(View):
     def _text_of(self, block_hash: int) -> str | None:
         content = self.session.texts.get(self._asked(block_hash, 0))
         return None if content is None else content.text or " ".join(map(str, content.token_ids))
+
+    def _notes_of(self, block_hash: int) -> str:
+        content = self.session.texts.get(self._asked(block_hash, 0))
+        return "" if content is None else ", ".join(f"{name} {value}" for name, value in content.notes)
 
     def _asked(self, block_hash: int, row: int) -> Asked:
         return Asked(self.session.mirror.epoch or 0, row, 0, 0, block_hash)
