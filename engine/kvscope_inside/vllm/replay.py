@@ -80,6 +80,7 @@ class _Preemption:
     num_given_out: int
     """Blocks that had been given out in the step: the next one goes to whom it was for."""
     asked_by: str
+    time_ns: int
 
 
 @dataclass(slots=True)
@@ -359,16 +360,18 @@ class Replay:
         cause = f"the prefix cache was emptied: {idle.size} cached blocks"
         self.state.add_event(Event(kind="note", time_ns=step.time_ns, num_blocks=int(idle.size), cause=cause))
 
-    def _preempted(self, step: _Step, request: Any, num_tokens: int, num_free: int, asked_by: str) -> None:
+    def _preempted(
+        self, step: _Step, request: Any, num_tokens: int, num_free: int, asked_by: str, time_ns: int
+    ) -> None:
         known = self._by_id.get(request.request_id)
         if known is None:
             return
         told, num_blocks = known.told, self._num_held(known)
-        step.preemptions.append(_Preemption(known, num_tokens, num_blocks, num_free, len(step.new), asked_by))
+        step.preemptions.append(_Preemption(known, num_tokens, num_blocks, num_free, len(step.new), asked_by, time_ns))
         self._release(step, told)
         told.state, told.num_computed_tokens = RequestState.PREEMPTED, 0
         told.num_preemptions += 1
-        known.waits_since_ns = step.time_ns
+        known.waits_since_ns = time_ns
         self.state.count(preemptions=1)
 
     def _finished(self, step: _Step, request: Any, status: Any, num_outputs: int) -> None:
@@ -548,7 +551,7 @@ class Replay:
                 data, other = EventData(kind="asked", by=each.asked_by), 0
             event = Event(
                 kind="preempted",
-                time_ns=step.time_ns,
+                time_ns=each.time_ns,
                 number=victim.number,
                 other=other,
                 num_blocks=each.num_blocks,
