@@ -55,6 +55,8 @@ _MAX_DIGITS = 10
 _NARROW: Final = 520
 _LOW: Final = 320
 """Below this height the rows need all the room there is."""
+_BORDERS: Final = 6
+"""Pixels beside the columns that are no column's."""
 _COME_BACK_MS: Final = 40
 _LATER_MS: Final = 200
 _REORDER_MS: Final = 150
@@ -166,7 +168,7 @@ class PrefixesView(View):
         super().resizeEvent(event)
         directions = QBoxLayout.Direction
         self._bar.setDirection(directions.TopToBottom if self.width() < _NARROW else directions.LeftToRight)
-        self.table.fit(self.width() - 4)
+        self.table.fit(self.width() - _BORDERS - self.table.verticalScrollBar().sizeHint().width())
         self._show_detail()
 
     def _show_tree(self, mirror: Mirror) -> None:

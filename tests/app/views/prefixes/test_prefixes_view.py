@@ -132,6 +132,20 @@ def test_what_else_a_prompt_is_cached_for_stands_before_its_text(view, engine, s
     assert second == "LoRA sql, Cache salt tenant b · You are a helpful assistant who answers questions"
 
 
+def test_the_last_column_is_seen_whole_beside_the_bar(view, engine, session, poll, qtbot):
+    for row in range(31, 61):
+        seal(engine, [(row, 200 + row)], owner=6, state=BlockState.CACHED, ref_count=0)
+    poll(session)
+    view.resize(1300, 300)
+
+    def has_bar():
+        view.refresh()
+        return view.table.verticalScrollBar().isVisible()
+
+    qtbot.waitUntil(has_bar, timeout=20_000)
+    assert view.table.horizontalHeader().length() <= view.table.viewport().width()
+
+
 def test_the_model_keeps_qts_rules(view, qtmodeltester):
     qtmodeltester.check(view.model)
     view.model.set_all_open(True)
