@@ -72,10 +72,11 @@ class Labels:
         for (note, line, one), (other_note, after, other) in pairwise(known):
             common = _num_alike(line, after) if note == other_note else 0
             alike[one], alike[other] = max(alike[one], common), common
-        for each, line in lines.items():
-            if line is not None and _ALIKE < alike[each] < len(line) - 1:
-                line = f"…{_from_word(line, alike[each] - _KEPT_BEFORE)}"
-            self._made[each] = line if line is None else f"{notes[each]}{line}"
+        self._made |= dict.fromkeys(brothers)
+        for note, line, each in known:
+            is_cut = _ALIKE < alike[each] < len(line) - 1
+            shown = f"…{_from_word(line, alike[each] - _KEPT_BEFORE)}" if is_cut else line
+            self._made[each] = f"{note}{shown}"
 
     def _note(self, moment: PrefixMoment, node: int) -> str:
         """What all below it has in common beside its text."""
