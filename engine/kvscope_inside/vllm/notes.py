@@ -205,7 +205,8 @@ class StepNotes:
 
     def _preempted(self, request: Any, *_: Any, **__: Any) -> None:
         num_free = self._pool.get_num_free_blocks()
-        self._happened.append(("preempted", request, request.num_computed_tokens, num_free, self.asked_by))
+        now_ns = time.monotonic_ns()
+        self._happened.append(("preempted", request, request.num_computed_tokens, num_free, self.asked_by, now_ns))
 
     def _finished(self, result: Any, request: Any, *_: Any, **__: Any) -> None:
         self._happened.append(("finished", request, request.status, request.num_output_tokens))

@@ -80,6 +80,7 @@ class _Preemption:
     num_given_out: int
     """Blocks that had been given out in the step: the next one goes to whom it was for."""
     asked_by: str
+    time_ns: int
 
 
 @dataclass(slots=True)
@@ -91,6 +92,8 @@ class _Step:
     evicted: list[int] = field(default_factory=list)
     new: list[int] = field(default_factory=list)
     """Blocks that were given out, in order."""
+    given_to: dict[int, int] = field(default_factory=dict)
+    """The request that each of those came to, though it may have given it back before the step was over."""
     preemptions: list[_Preemption] = field(default_factory=list)
     used: set[int] = field(default_factory=set)
     """Blocks that were written, hit or released."""
@@ -146,7 +149,7 @@ class Replay:
         decoding = self._decoding(note)
         for word, *about in note.happened:
             _HANDLERS[word](self, step, *about)
-        self._tables_of_states(note)
+        self._tables_of_states(step, note)
         self._figures(step, note)
         self._rows(step, note)
         self._causes(step)
@@ -224,7 +227,7 @@ class Replay:
             elif blocks is not None and (known := self._by_id.get(request_id)) is not None:
                 for group, ids in enumerate(blocks):
                     if ids:
-                        self._give(known, group, ids, len(known.told.tables[group]))
+                        self._give(step, known, group, ids, len(known.told.tables[group]))
 
     def _started(
         self, step: _Step, time_ns: int, request_id: str, blocks: Sequence[Sequence[int]] | None, num_cached: int
@@ -235,7 +238,7 @@ class Replay:
         told, num_prompt = known.told, known.told.info.num_prompt_tokens
         returns = told.num_preemptions > 0
         for group, ids in enumerate(blocks or ()):
-            self._give(known, group, ids, 0)
+            self._give(step, known, group, ids, 0)
         num_known = num_prompt + told.num_output_tokens
         if returns:
             self.state.count(restored_tokens=num_cached, recomputed_tokens=max(0, num_known - num_cached))
@@ -272,13 +275,14 @@ class Replay:
         self.state.add_event(_in_words(event))
         self.state.touch(told)
 
-    def _give(self, known: _Known, group: int, ids: Sequence[int], start: int) -> None:
+    def _give(self, step: _Step, known: _Known, group: int, ids: Sequence[int], start: int) -> None:
         """Blocks in a table, `start` on; those that were given out just now are this request's."""
         known.told.set_table(list(ids), group, start)
         at = np.array(ids, np.uint32)
         at = at[at >= self._reserved]
         own = at[self.state.ledger.owner[at] == NO_OWNER]
         self.state.set_blocks(own, owner=known.told.number, group=group)
+        step.given_to |= dict.fromkeys(own.tolist(), known.told.number)
         self.state.touch(known.told)
 
     def _new(self, step: _Step, ids: list[int]) -> None:
@@ -318,7 +322,7 @@ class Replay:
         if known is None:
             return
         for group, ids in enumerate(blocks):
-            self._give(known, group, ids, 0)
+            self._give(step, known, group, ids, 0)
         known.num_loaded_tokens = num_tokens
         self.state.count(loaded_blocks=-(-num_tokens // self._sizes[0]))
 
@@ -356,16 +360,18 @@ class Replay:
         cause = f"the prefix cache was emptied: {idle.size} cached blocks"
         self.state.add_event(Event(kind="note", time_ns=step.time_ns, num_blocks=int(idle.size), cause=cause))
 
-    def _preempted(self, step: _Step, request: Any, num_tokens: int, num_free: int, asked_by: str) -> None:
+    def _preempted(
+        self, step: _Step, request: Any, num_tokens: int, num_free: int, asked_by: str, time_ns: int
+    ) -> None:
         known = self._by_id.get(request.request_id)
         if known is None:
             return
         told, num_blocks = known.told, self._num_held(known)
-        step.preemptions.append(_Preemption(known, num_tokens, num_blocks, num_free, len(step.new), asked_by))
+        step.preemptions.append(_Preemption(known, num_tokens, num_blocks, num_free, len(step.new), asked_by, time_ns))
         self._release(step, told)
         told.state, told.num_computed_tokens = RequestState.PREEMPTED, 0
         told.num_preemptions += 1
-        known.waits_since_ns = step.time_ns
+        known.waits_since_ns = time_ns
         self.state.count(preemptions=1)
 
     def _finished(self, step: _Step, request: Any, status: Any, num_outputs: int) -> None:
@@ -482,11 +488,11 @@ class Replay:
 
     # How things stand after it.
 
-    def _tables_of_states(self, note: Note) -> None:
+    def _tables_of_states(self, step: _Step, note: Note) -> None:
         for (request_id, group), ids in note.state_tables.items():
             known = self._by_id.get(request_id)
             if known is not None and known.told.tables[group] != ids:
-                self._give(known, group, ids, 0)
+                self._give(step, known, group, ids, 0)
 
     def _figures(self, step: _Step, note: Note) -> None:
         """Tokens of each request that runs, and the slots that they fill."""
@@ -534,10 +540,9 @@ class Replay:
 
     def _causes(self, step: _Step) -> None:
         """Events of which is known only now for whom they were."""
-        owner = self.state.ledger.owner
         for each in step.preemptions:
             victim, place = each.victim.told, each.num_given_out
-            other = int(owner[step.new[place]]) if place < len(step.new) else victim.number
+            other = step.given_to.get(step.new[place], 0) if place < len(step.new) else victim.number
             choice = "itself" if other == victim.number else "priority" if self._by_priority else "newest"
             data = EventData(kind="preempted", num_available=each.num_free, choice=choice)
             if choice == "priority":
@@ -546,16 +551,16 @@ class Replay:
                 data, other = EventData(kind="asked", by=each.asked_by), 0
             event = Event(
                 kind="preempted",
-                time_ns=step.time_ns,
+                time_ns=each.time_ns,
                 number=victim.number,
-                other=max(0, other),
+                other=other,
                 num_blocks=each.num_blocks,
                 num_tokens=each.num_tokens,
                 data=data,
             )
             self.state.add_event(_in_words(event))
         if step.evicted:
-            other = max(0, int(owner[step.evicted[0]]))
+            other = step.given_to.get(step.evicted[0], 0)
             what = "1 cached block was" if len(step.evicted) == 1 else f"{len(step.evicted)} cached blocks were"
             event = Event(
                 kind="evicted",

@@ -10,6 +10,7 @@ from tests.app import window_driver as driver
 
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.console.chat_page import StarterButton
+from kvscope_app.views.console.composer import Composer
 from kvscope_app.views.console.console_view import ConsoleView
 from kvscope_app.views.console.conversation import Conversation, sampling_to_send
 from kvscope_app.views.console.store import ConversationStore
@@ -383,6 +384,18 @@ def test_nothing_is_sent_before_the_engine_is_ready(talk, qtbot, state):
     type_and_send(talk, qtbot, "early")
     assert talk.submits == []
     assert talk.page.composer.edit.toPlainText() == "early"
+
+
+def test_why_nothing_can_be_sent_is_read_whole_where_it_is_narrow(qtbot):
+    composer = Composer()
+    qtbot.addWidget(composer)
+    composer.resize(300, 100)
+    composer.show()
+    one_line = composer.edit.height()
+    composer.show_state(is_writing=False, is_stopping=False, blocked="transformers accepts no prompts")
+    assert composer.edit.height() == composer.edit.height_of(2) > one_line
+    composer.show_state(is_writing=False, is_stopping=False, blocked="")
+    assert composer.edit.height() == one_line
 
 
 def test_a_models_text_loads_no_files_and_runs_no_html(talk, qtbot, tmp_path):
