@@ -265,7 +265,7 @@ class Replay:
             kind="resumed" if returns else "admitted",
             time_ns=time_ns,
             number=told.number,
-            num_blocks=sum(map(len, blocks or ())),
+            num_blocks=self._num_held(known),
             num_tokens=num_cached,
             data=data,
         )
