@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from kvscope_inside.endpoints import api_of
 from kvscope_inside.vllm.offloading import offloading_of
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
@@ -39,7 +40,7 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
     config, cache = scheduler.vllm_config, scheduler.kv_cache_config
     groups = tuple(_group(group) for group in cache.kv_cache_groups)
     num_blocks = len(scheduler.kv_cache_manager.block_pool.blocks)
-    limits, offloading = scheduler.scheduler_config, offloading_of(scheduler)
+    limits, offloading, api = scheduler.scheduler_config, offloading_of(scheduler), api_of("vllm", rank_of(scheduler))
     return Hello(
         epoch=epoch,
         time_ns=time.monotonic_ns(),
@@ -63,9 +64,10 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
         pid=os.getpid(),
         host=host_id(),
         capabilities=Capabilities(
-            engine="vllm", completions=False, aborts=True, groups=len(groups) > 1, eviction_order=True
+            engine="vllm", completions=bool(api), aborts=True, groups=len(groups) > 1, eviction_order=True
         ),
         num_ranks=int(config.parallel_config.tensor_parallel_size),
+        api=api,
     )
 
 

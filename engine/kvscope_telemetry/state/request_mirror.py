@@ -49,6 +49,8 @@ _TOLD_COLUMNS: Final = ("number", "priority", "index", "arrival_ns", "num_prompt
 _TOLD: Final = attrgetter(*_TOLD_COLUMNS)
 """What is told once of a request, when it is new."""
 _FIRST_CAPACITY: Final = 64
+_SEARCHED: Final = 2_000
+"""Requests, the newest, in which an id is looked for."""
 MAX_GROUP: Final = 255
 """As the ledger counts them in a byte."""
 _ROW_TYPES: Final = {
@@ -107,6 +109,11 @@ class RequestMirror:
         """What the client called request `number`, empty when it is not known."""
         row = self.row_of(number)
         return "" if row is None else self.request_ids[row]
+
+    def newest_with(self, request_id: str) -> int:
+        """The number of the newest whose id has this one in it, 0 for none: a server makes its own of a client's."""
+        rows = range(len(self) - 1, max(-1, len(self) - 1 - _SEARCHED), -1)
+        return next((int(self.number[row]) for row in rows if request_id in self.request_ids[row]), 0)
 
     def table(self, number: int, group: int = 0) -> npt.NDArray[np.int32]:
         """The block table that request `number` has in a KV group, shape (n,), a copy; empty when it is not known."""
