@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_inside.endpoints import api_of
-from kvscope_inside.vllm.offloading import offloading_of
+from kvscope_inside.vllm.offloading import offloading_of, second_pool
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
@@ -41,6 +41,11 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
     groups = tuple(_group(group) for group in cache.kv_cache_groups)
     num_blocks = len(scheduler.kv_cache_manager.block_pool.blocks)
     limits, offloading, api = scheduler.scheduler_config, offloading_of(scheduler), api_of("vllm", rank_of(scheduler))
+    second = second_pool(scheduler)
+    num_host = offloading.num_blocks if offloading is not None else 0
+    num_disk = 0
+    if second is not None:
+        num_host, num_disk = (0, second.num_blocks) if second.is_on_disk else (second.num_blocks, 0)
     return Hello(
         epoch=epoch,
         time_ns=time.monotonic_ns(),
@@ -54,7 +59,8 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
             prefix_caching=bool(config.cache_config.enable_prefix_caching),
             max_num_seqs=int(limits.max_num_seqs),
             max_num_batched_tokens=int(limits.max_num_batched_tokens),
-            num_host_blocks=offloading.num_blocks if offloading is not None else 0,
+            num_host_blocks=num_host,
+            num_disk_blocks=num_disk,
             has_parents=True,
             groups=groups,
             num_reserved_blocks=1,  # the null block
