@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from kvscope_inside.evicted_hashes import EvictedHashes
 from kvscope_inside.vllm.block_texts import BlockText, hash_of_row, key_of, low_bits, notes_of, text_of
-from kvscope_inside.vllm.host_rows import HostRows
+from kvscope_inside.vllm.host_rows import MAX_TEXTS, HostRows
 from kvscope_inside.vllm.notes import Note
+from kvscope_inside.vllm.second_pool import SecondPoolRows
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.event_kinds import cause_text
@@ -140,6 +141,8 @@ class Replay:
             hash_block_size=hash_block_size,
             blocks_per_place=blocks_per_place,
         )
+        self._second: SecondPoolRows | None = None
+        """Made by the first word of such a pool."""
         self._queue(np.arange(self._reserved, state.hello.cache.num_blocks))
 
     def apply(self, note: Note) -> Frame:
@@ -268,7 +271,7 @@ class Replay:
             kind="resumed" if returns else "admitted",
             time_ns=time_ns,
             number=told.number,
-            num_blocks=sum(map(len, blocks or ())),
+            num_blocks=self._num_held(known),
             num_tokens=num_cached,
             data=data,
         )
@@ -461,6 +464,11 @@ class Replay:
 
     def _was_read(self, step: _Step, keys: Iterable[bytes]) -> None:
         self._host.was_read(step.number, keys)
+
+    def _below(self, step: _Step, ids: list[int], ref_counts: list[int], hashes: list[Any]) -> None:
+        """How blocks of the second pool stand."""
+        self._second = self._second or SecondPoolRows(self.state, self._texts, MAX_TEXTS)
+        self._evicted_hashes.note(self._second.stand(step.number, ids, ref_counts, hashes), step.number)
 
     def _emptied(self, step: _Step) -> None:
         count = self._host.emptied()
@@ -701,6 +709,7 @@ _HANDLERS: Final[dict[str, Callable[..., None]]] = {
     "reads": Replay._reads,
     "was read": Replay._was_read,
     "emptied": Replay._emptied,
+    "below": Replay._below,
     "paused": Replay._paused,
     "resumed": Replay._resumed,
 }

@@ -508,3 +508,14 @@ def test_a_narrow_console_cuts_nothing_off(talk, qtbot):
     body = talk.page.transcript.widget()
     qtbot.waitUntil(lambda: body.width() <= talk.page.transcript.viewport().width(), timeout=120_000)
     assert talk.card.body.document().size().width() <= talk.card.body.viewport().width()
+
+
+def test_an_answer_finds_its_request_where_the_engine_tells_no_number(talk, engine, poll, qtbot):
+    type_and_send(talk, qtbot, "Hello there")
+    talk.reply(Accepted(request_id=talk.request_id, numbers=(), num_prompt_tokens=0))
+    engine.request(5, blocks=[7])
+    engine.requests[6] = replace(engine.requests[5], number=6, request_id=f"chatcmpl-{talk.request_id}-9a4b")
+    engine.frame((), new_requests=(engine.requests[6],))
+    poll(talk.session)
+    talk.token("Hi")
+    assert talk.chat.answer_of(talk.page.current.key).message.stats.number == 6
