@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvscope_inside.endpoints import api_of
 from kvscope_inside.sglang.pools import Pools, pools_of
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, KVGroup, ModelInfo
@@ -66,6 +67,7 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool
     """Of the scheduler's pools. A row is a page, or a state; the first is where padding is written."""
     pools = pools_of(scheduler)
     groups = _groups(scheduler, pools)
+    api = api_of("sglang", said=_said_of_api(scheduler.server_args))
     return Hello(
         epoch=epoch,
         time_ns=time.monotonic_ns(),
@@ -91,13 +93,14 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool
         host=host_id(),
         capabilities=Capabilities(
             engine="sglang",
-            completions=False,
+            completions=bool(api),
             aborts=True,
             allocator_map=False,
             free_rows=knows_free,
             groups=bool(groups),
         ),
         num_ranks=num_ranks,
+        api=api,
     )
 
 
@@ -106,6 +109,13 @@ def kv_bytes(pools: Pools) -> int:
     parts = [_bytes_of(pools.full)]
     parts += [_bytes_of(pools.windows.allocator)] if pools.windows is not None else []
     return sum(parts) + _state_bytes(pools) if all(parts) else 0
+
+
+def _said_of_api(args: Any) -> str:
+    """http://HOST:PORT of its server; empty: it has none."""
+    host, port = getattr(args, "host", ""), getattr(args, "port", 0)
+    scheme = "https" if getattr(args, "ssl_keyfile", None) else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" if host and port else ""
 
 
 def _bytes_of(allocator: Any) -> int:

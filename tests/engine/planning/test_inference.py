@@ -110,3 +110,33 @@ def test_wrong_questions_are_refused_by_name(skeleton: Make, wrong: dict[str, ob
 def test_what_the_engine_refuses_is_refused_here(skeleton: Make) -> None:
     with pytest.raises(BadInput, match="not supported"):
         skeleton({"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100})
+
+
+GEMMA_3_27B = {
+    "model_type": "gemma3_text",
+    "hidden_size": 5376,
+    "intermediate_size": 21504,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "head_dim": 128,
+    "sliding_window": 1024,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "layer_types": None,
+}
+
+
+def test_windows_hold_what_is_read_and_no_more(skeleton: Make) -> None:
+    """Gemma 3 27B at 32k tokens: 10 full layers, 52 with a window of 1,024; within 10 % of what they read."""
+    model = skeleton(GEMMA_3_27B)
+    question = _question(gpu_memory=141 * GIB, max_model_len=32768, max_num_batched_tokens=64)
+    plan = plan_inference(model, question)
+    token = 2 * 16 * 128 * 2
+    ideal = token * (10 * 32768 + 52 * 1024)
+    assert ideal <= plan.request_bytes(32768) <= 1.03 * ideal
+    assert plan.kept_bytes(32768) == token * 62 * 32768
+    assert plan.requests(32768) == plan.num_blocks // (2048 + 6 * 65)
+    assert plan.kv_bytes_a_token == plan.request_bytes(32768) / 32768
+    (stage,) = plan.stages
+    assert [(group.rule.window, len(group.layers)) for group in stage.groups] == [(0, 10), *[(1024, 10)] * 5, (1024, 2)]

@@ -17,6 +17,7 @@ from kvscope_engine.model.memory.memory_plan import PIECEWISE_SHARE, MemoryPlan,
 from kvscope_engine.model.memory.step_memory import Processors, step_reserves
 from kvscope_engine.model.running.kv_storage import MIB, block_bytes, storage_dtype
 from kvscope_engine.model.running.profile_run import step_profile
+from kvscope_engine.model.running.storage_for_model import groups_of_model
 from kvscope_engine.model.sparse.layers import layer_shapes
 from kvscope_engine.model.tiers.build import STAGING_BYTES
 from kvscope_telemetry.engine_config import EngineConfig
@@ -45,8 +46,9 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
     """
     if memory is None and loaded.device.type == "cuda":
         memory = CudaMemory(loaded.device)
-    layers = layer_shapes(loaded, config.sparse_decode)
-    one_block = block_bytes(layers, config.block_size, storage_dtype(config.kv_cache_dtype, loaded.dtype))
+    groups = groups_of_model(config, loaded)
+    layers, dtype = layer_shapes(loaded, config.sparse_decode), storage_dtype(config.kv_cache_dtype, loaded.dtype)
+    one_block = block_bytes(layers, config.block_size, dtype, [group.layers for group in groups])
     free = free_bytes(loaded.device) if memory is None else memory.free_bytes()
     if config.num_gpu_blocks_override is not None:
         num_blocks, option = config.num_gpu_blocks_override, "--num-gpu-blocks-override"
@@ -60,7 +62,7 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
         num_blocks = config.kv_memory_bytes // one_block
         return PoolSize(_checked(num_blocks, one_block, free, loaded.device, "--kv-memory"))
     if memory is not None:
-        plan = plan_memory(config, loaded, memory, one_block)
+        plan = plan_memory(config, loaded, memory, one_block, len(groups))
         plan.check(loaded.info.name, str(loaded.device))
         return PoolSize(plan.kv // one_block, plan)
     headroom = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
@@ -73,12 +75,15 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
     return PoolSize(headroom // one_block)
 
 
-def plan_memory(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory, one_block: int) -> MemoryPlan:
+def plan_memory(
+    config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory, one_block: int, num_groups: int = 1
+) -> MemoryPlan:
     """Where the GPU's memory goes; a full step is run to know. Graphs of steps with prefills are left out where they
     would take too much of the KV cache. `one_block` is what a block of the KV cache takes."""
     memory.release_unused()
     profile = step_profile(config, loaded, memory)
     held, streamed = memory.held_bytes(), streamed_weights(loaded.module)
+    processors = Processors(memory.num_multiprocessors, memory.compute_capability)
     plan = MemoryPlan(
         total=memory.total_bytes,
         utilization=config.gpu_memory_utilization,
@@ -86,7 +91,7 @@ def plan_memory(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory,
         weights=held,
         activations=profile.activations,
         logits=profile.logits,
-        reserves=step_reserves(config, loaded, Processors(memory.num_multiprocessors, memory.compute_capability)),
+        reserves=step_reserves(config, loaded, processors, num_groups),
         staging=2 * STAGING_BYTES if config.host_kv_memory_bytes else 0,
         kv_min=one_block,
         host_weights=streamed.num_bytes if streamed is not None else 0,
