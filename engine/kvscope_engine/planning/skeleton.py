@@ -16,6 +16,7 @@ from kvscope_engine.model.fetching.hub import hub_file
 from kvscope_engine.model.fetching.names import parse_model_name
 from kvscope_engine.model.loading.hf_config import read_config
 from kvscope_engine.model.loading.support import blueprint
+from kvscope_engine.model.loading.text_part import make_model, text_config
 from kvscope_engine.model.quantized.recipe import take_recipe
 from kvscope_telemetry.errors import BadInput
 
@@ -49,6 +50,9 @@ class Skeleton:
     name: str
     architecture: str
     config: PretrainedConfig
+    """Of the part that reads and writes text."""
+    whole: PretrainedConfig
+    """What `build` takes."""
     layers: tuple[Parameters, ...]
     embedding: Parameters
     """Read by number; the head's too where the two are one."""
@@ -95,7 +99,8 @@ def read_skeleton(model: str) -> Skeleton:
     return Skeleton(
         name=model,
         architecture=plan.architecture,
-        config=config,
+        config=text_config(config),
+        whole=config,
         layers=tuple(layers[number] for number in sorted(layers)),
         embedding=embedding,
         head=rest,
@@ -105,11 +110,8 @@ def read_skeleton(model: str) -> Skeleton:
 
 def build(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, attention: str = "eager") -> Any:
     """The causal language model of `config`, without values on the device "meta" or inside a fake tensor mode."""
-    from transformers import AutoModelForCausalLM
-
-    auto: Any = AutoModelForCausalLM
     with device:
-        return auto.from_config(config, dtype=dtype, attn_implementation=attention, trust_remote_code=False)
+        return make_model(config, dtype, attention)
 
 
 def _kind(name: str, match: re.Match[str] | None) -> str:

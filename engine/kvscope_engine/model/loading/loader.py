@@ -33,7 +33,9 @@ from kvscope_engine.model.loading.hf_config import (
     read_config,
 )
 from kvscope_engine.model.loading.quantization import choose_quantization, filed_bits, shown
+from kvscope_engine.model.loading.stored_tensor import StoredTensor, stored_tensors
 from kvscope_engine.model.loading.support import Blueprint, blueprint
+from kvscope_engine.model.loading.text_part import has_other_parts, make_model, text_config
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
 from kvscope_engine.model.memory.memory_plan import check_weights_fit
 from kvscope_engine.model.memory.shortage_report import start_remedy
@@ -142,9 +144,10 @@ def _load(
     rank: Rank,
 ) -> LoadedModel:
     folder, config_file = _files(name, dtype, progress)
-    hf_config = read_config(config_file)
-    recipe = take_recipe(hf_config, name.text)
-    plan = blueprint(hf_config, name.text)
+    whole = read_config(config_file)
+    recipe = take_recipe(whole, name.text)
+    plan = blueprint(whole, name.text)
+    hf_config = text_config(whole)
     max_model_len = resolve_max_model_len(hf_config, config.max_model_len, name.text)
     _check_shares(hf_config, rank, name)
     _check_memory(plan, name, dtype, device, config)
@@ -155,9 +158,9 @@ def _load(
     is_whole = rank.is_alone and not config.cpu_offload_gb
     source = device if is_whole else torch.device("cpu")  # where a file is mapped, and only what is kept is read
     if name.kind == "dummy":
-        module = random_model(hf_config, dtype, source, config.seed, progress)
+        module = random_model(whole, dtype, source, config.seed, progress)
     else:
-        given = folder, hf_config, dtype, source, name.text, progress
+        given = folder, whole, dtype, source, name.text, progress
         module, notes = _module(check_weights(folder), recipe, quantization, given)
     if not rank.is_alone:
         shard_model(module, rank, name.text)
@@ -179,7 +182,7 @@ def _load(
             max_model_len,
             (shown(quantization, device, filed_bits(recipe, file)), sampling),
         ),
-        eos_token_ids=eos_token_ids(folder, hf_config),
+        eos_token_ids=eos_token_ids(folder, whole) or eos_token_ids(folder, hf_config),
         device=device,
         dtype=dtype,
         max_model_len=max_model_len,
@@ -198,12 +201,25 @@ def _module(
 ) -> tuple[torch.nn.Module, list[str]]:
     """Of a checkpoint in `files`, with `given` for `load_weights`; and lines about it."""
     if recipe is None:
-        return load_weights(*given), []
+        tensors = stored_tensors(files) if has_other_parts(given[1]) else None
+        return load_weights(*given, tensors), _left_out(given[1], tensors)
     dtype, keeps = given[2], quantization != "none"
     module, note = load_quantized(files, recipe, dtype, lambda tensors: load_weights(*given, tensors), keeps=keeps)
     name_format(module, f"{recipe.method.upper()}, groups of {recipe.group or 'a row'}")
     widened = f"weights come as {recipe} and are widened to {dtype_name(dtype)}"
     return module, [line for line in (note, widened if quantization == "none" else "") if line]
+
+
+def _left_out(config: Any, tensors: dict[str, StoredTensor] | None) -> list[str]:
+    """A line about what was not read of a model that reads more than text."""
+    if tensors is None:
+        return []
+    left = sum(tensor.num_bytes for tensor in tensors.values() if not tensor.was_read)
+    total = sum(tensor.num_bytes for tensor in tensors.values())
+    return [
+        f"{config.model_type} reads more than text: its text part is served, and {left / 1e9:.2f} of its"
+        f" {total / 1e9:.2f} GB of weights, which see or hear, are not read"
+    ]
 
 
 def _keep_on_host(module: torch.nn.Module, cpu_offload_gb: float, device: torch.device) -> None:
@@ -311,15 +327,9 @@ def random_model(
 
     The causal language model of `hf_config`, initialised on `device` in `dtype`; a seed gives it again.
     """
-    from transformers import AutoModelForCausalLM
-
-    auto: Any = AutoModelForCausalLM
     with Meter(progress, "load", "random weights"), torch.random.fork_rng(_devices(device)), device:
         torch.manual_seed(seed)
-        model: torch.nn.Module = auto.from_config(
-            hf_config, dtype=dtype, attn_implementation="eager", trust_remote_code=False
-        )
-    return model
+        return make_model(hf_config, dtype)
 
 
 def _devices(device: torch.device) -> list[int]:

@@ -56,8 +56,6 @@ def test_tied_weights_count_once() -> None:
         ("t5", {}, "t5 is an encoder-decoder"),
         ("bart", {}, "bart is an encoder-decoder"),
         ("whisper", {}, "whisper is an encoder-decoder"),
-        ("gemma3", {}, "gemma3 is multimodal"),
-        ("llava", {}, "llava is multimodal"),
         ("vit", {}, "vit is not a causal language model"),
         ("llama", SMALL | {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized with gptq"),
         ("llama", SMALL | {"pad_token_id": 5000}, "llama"),
