@@ -6,6 +6,7 @@ Knows nothing of blocks: how attention is computed is for `attention`, who runs 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,7 +43,8 @@ from kvscope_engine.model.memory.shortage_report import start_remedy
 from kvscope_engine.model.quantized.checkpoint import load_quantized
 from kvscope_engine.model.quantized.filed_weight import name_format
 from kvscope_engine.model.quantized.gguf_blocks import attach_gguf, name_gguf
-from kvscope_engine.model.quantized.recipe import Recipe, take_recipe
+from kvscope_engine.model.quantized.recipe import UNNAMED, Recipe, take_recipe
+from kvscope_engine.model.quantized.scaled import is_scaled
 from kvscope_engine.model.ranks.rank import ALONE, Rank
 from kvscope_engine.model.ranks.shard import check_divides, shard_model
 from kvscope_engine.model.running.host_memory import bound_compiled_products
@@ -200,26 +202,29 @@ def _module(
     given: tuple[Path, Any, torch.dtype, torch.device, str, ProgressCallback],
 ) -> tuple[torch.nn.Module, list[str]]:
     """Of a checkpoint in `files`, with `given` for `load_weights`; and lines about it."""
-    if recipe is None:
-        tensors = stored_tensors(files) if has_other_parts(given[1]) else None
-        return load_weights(*given, tensors), _left_out(given[1], tensors)
-    dtype, keeps = given[2], quantization != "none"
-    module, note = load_quantized(files, recipe, dtype, lambda tensors: load_weights(*given, tensors), keeps=keeps)
-    name_format(module, f"{recipe.method.upper()}, groups of {recipe.group or 'a row'}")
-    widened = f"weights come as {recipe} and are widened to {dtype_name(dtype)}"
-    return module, [line for line in (note, widened if quantization == "none" else "") if line]
+    folder, whole, dtype = given[:3]
+    stored = stored_tensors(files)
+    recipe = recipe or (UNNAMED if is_scaled(stored) else None)
+    notes: list[str] = []
+    if recipe is not None:
+        build = partial(load_weights, *given)
+        module, note = load_quantized(folder, stored, recipe, dtype, build, keeps=quantization != "none")
+        name_format(module, recipe.format)
+        widened = f"weights come as {recipe} and are widened to {dtype_name(dtype)}"
+        notes = [line for line in (note, widened if quantization == "none" else "") if line]
+    else:
+        module = load_weights(*given, stored if has_other_parts(whole) else None)
+    return module, [*notes, *([_left_out(whole, stored)] if has_other_parts(whole) else [])]
 
 
-def _left_out(config: Any, tensors: dict[str, StoredTensor] | None) -> list[str]:
-    """A line about what was not read of a model that reads more than text."""
-    if tensors is None:
-        return []
-    left = sum(tensor.num_bytes for tensor in tensors.values() if not tensor.was_read)
-    total = sum(tensor.num_bytes for tensor in tensors.values())
-    return [
+def _left_out(config: Any, stored: dict[str, StoredTensor]) -> str:
+    """About what was not read of a model that reads more than text."""
+    left = sum(tensor.num_bytes for tensor in stored.values() if not tensor.was_read)
+    total = sum(tensor.num_bytes for tensor in stored.values())
+    return (
         f"{config.model_type} reads more than text: its text part is served, and {left / 1e9:.2f} of its"
         f" {total / 1e9:.2f} GB of weights, which see or hear, are not read"
-    ]
+    )
 
 
 def _keep_on_host(module: torch.nn.Module, cpu_offload_gb: float, device: torch.device) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ class StoredTensor:
     """Takes the place of a tensor where transformers loads weights: it asks for `[...]`."""
 
     name: str
+    dtype: str
+    """As the file calls it, such as BF16."""
     num_bytes: int
     shape: tuple[int, ...]
     part: Any
@@ -33,6 +35,18 @@ class StoredTensor:
         return self[...]
 
 
+@dataclass(slots=True)
+class MadeTensor:
+    """The same for one that is made of others."""
+
+    make: Callable[[], torch.Tensor]
+    was_read: bool = False
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        self.was_read = True
+        return self.make()[index]
+
+
 def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
     """Those of all `files`, which have been checked, by their names."""
     from safetensors import safe_open
@@ -40,15 +54,16 @@ def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
     found: dict[str, StoredTensor] = {}
     for path in files:
         file: Any = safe_open(path, framework="pt")
-        for name, (begin, end) in _places(path).items():
-            part = file.get_slice(name)
-            found[name] = StoredTensor(name, end - begin, tuple(part.get_shape()), part)
+        for name, entry in _entries(path).items():
+            begin, end = entry["data_offsets"]
+            shape = tuple(entry["shape"])
+            found[name] = StoredTensor(name, entry["dtype"], end - begin, shape, file.get_slice(name))
     return found
 
 
-def _places(path: Path) -> dict[str, tuple[int, int]]:
-    """Where each tensor lies. A file begins with the length of its JSON."""
+def _entries(path: Path) -> dict[str, dict[str, Any]]:
+    """What the file says of each tensor. It begins with the length of its JSON."""
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header: dict[str, Any] = json.loads(file.read(length))
-    return {name: tuple(entry["data_offsets"]) for name, entry in header.items() if name != "__metadata__"}
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvscope_engine.model.loading.text_part import has_other_parts, is_causal, make_model, text_config
+from kvscope_engine.model.quantized.recipe import METHODS
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _check_config(config: PretrainedConfig, name: str) -> None:
         method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization
         raise BadInput(
             f"model {name!r} is not supported: its weights are quantized with {method!s:.40};"
-            " GPTQ, AWQ, a GGUF file or weights in 16 or 32 bits are"
+            f" {METHODS}, a GGUF file or weights in 16 or 32 bits are"
         )
 
 
