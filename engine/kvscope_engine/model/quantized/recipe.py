@@ -31,6 +31,11 @@ _COMPRESSED: Final = (
     "nvfp4-pack-quantized",
     "pack-quantized",
 )
+_AUTO_ROUND: Final = {
+    "auto_round:auto_gptq": {"quant_method": "gptq", "checkpoint_format": "gptq"},
+    "auto_round:auto_awq": {"quant_method": "awq", "version": "gemm"},
+}
+"""AutoRound's packings that are those of others."""
 METHODS: Final = "GPTQ, AWQ, FP8, MXFP4, compressed-tensors, ModelOpt, bitsandbytes"
 
 
@@ -100,7 +105,7 @@ def _settings(hf_config: Any) -> dict[str, Any] | None:
     if raw is None:
         return None
     old = "bitsandbytes" if raw.get("load_in_4bit") or raw.get("load_in_8bit") else None
-    return {"quant_method": old} | raw
+    return {"quant_method": old} | raw | _AUTO_ROUND.get(str(raw.get("packing_format")), {})
 
 
 def _parts(hf_config: Any) -> list[Any]:

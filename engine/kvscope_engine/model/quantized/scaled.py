@@ -198,21 +198,21 @@ def _words(stored: Stored, name: str) -> ScaledWeight:
         )
 
     def facts() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Codes, scales, and which code is nothing: itself counted from the middle, so that the two are one."""
         codes = parts_of_words(stored[name].read(), bits)[:, :inputs]
-        scales = scale.read().float().expand(outputs, groups)
         middle = torch.tensor(float(2 ** (bits - 1)))
-        if zero is not None:  # itself counted from the middle, so that the two are one
+        if zero is not None:
             middle = parts_of_words(zero.read().T.contiguous(), bits)[:, :outputs].T.float()
-        return codes.contiguous(), scales.contiguous(), -scales * middle
+        return codes.contiguous(), scale.read().float().expand(outputs, groups), middle.expand(outputs, groups)
 
     def in_groups() -> GroupedWeight:
-        codes, scales, low = facts()
-        return grouped(codes, scales, low, bits, group)
+        codes, scales, middle = facts()
+        return grouped(codes, scales.contiguous(), -scales * middle, bits, group)
 
     def widened(dtype: torch.dtype) -> torch.Tensor:
-        codes, scales, low = facts()
+        codes, scales, middle = facts()
         place = torch.arange(inputs) // group if order is None else order.read().long()
-        return (scales[:, place] * codes + low[:, place]).to(dtype)
+        return (scales[:, place] * (codes - middle[:, place])).to(dtype)
 
     parts = {name, scale.name, shape.name} | {part.name for part in (zero, order) if part is not None}
     reads = in_groups if group % CHUNK == 0 else None

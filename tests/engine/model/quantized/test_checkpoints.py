@@ -28,6 +28,7 @@ CASES = {
     "gptq of whole rows": GPTQ | {"group_size": -1},
     "gptq in the order of activations": GPTQ | {"desc_act": True},
     "awq": AWQ,
+    "AutoRound": GPTQ | {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"},
 }
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
