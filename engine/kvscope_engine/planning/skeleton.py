@@ -141,18 +141,16 @@ def _there(path: Path, model: str) -> Path:
 
 def _gguf_config(path: Path | None) -> PretrainedConfig:
     """Of a GGUF file by its head alone; of the default model's where None."""
-    from kvscope_engine.model.fetching.cache_folder import cache_folder
-    from kvscope_engine.model.fetching.checksum import remembered_sha256
     from kvscope_engine.model.fetching.default_model import default_gguf
     from kvscope_engine.model.fetching.progress import TerminalProgress
     from kvscope_engine.model.gguf.cache import entry_folder
     from kvscope_engine.model.gguf.config import config_of
-    from kvscope_engine.model.gguf.entries import is_intact
+    from kvscope_engine.model.gguf.entries import content_sha256, is_intact
     from kvscope_engine.model.gguf.header import check_gguf
 
     file = path or default_gguf(TerminalProgress())
     for dtype in (torch.bfloat16, torch.float32, torch.float16):
-        entry = entry_folder(remembered_sha256(file, cache_folder() / "stamps"), dtype)
+        entry = entry_folder(content_sha256(file), dtype)
         if is_intact(entry):  # a file that was converted: reading its head again takes seconds
             return read_config(entry / "config.json")
     config: PretrainedConfig = config_of(file, check_gguf(file))
