@@ -40,6 +40,11 @@ def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
     num_layers = int(text_config(config).num_hidden_layers)
     kinds = Counter(type(module) for module in skeleton.modules())
     num_attention = sum(count for kind, count in kinds.items() if uses_interface(kind))
+    if num_attention < num_layers and uses_alibi(config):
+        raise BadInput(
+            f"model {name!r} is not supported: {architecture} adds a number for each distance to its attention scores"
+            " (ALiBi), which is not done"
+        )
     if num_attention < num_layers:
         raise BadInput(
             f"model {name!r} is not supported: {num_attention} of the {num_layers} layers of {architecture}"
@@ -72,6 +77,12 @@ def _skeleton(config: PretrainedConfig, name: str) -> torch.nn.Module:
     except Exception as error:  # sizes that do not fit each other: torch and transformers raise what they like
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"model {name!r} is not accepted: {config.model_type}: {line:.200}") from error
+
+
+def uses_alibi(config: Any) -> bool:
+    """Whether positions are in attention's scores alone, as distances."""
+    places = (config, getattr(config, "attn_config", None))
+    return config.model_type == "bloom" or any(getattr(place, "alibi", False) is True for place in places)
 
 
 def uses_interface(kind: Any) -> bool:
