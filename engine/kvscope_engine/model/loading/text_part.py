@@ -19,8 +19,8 @@ from torch import nn
 
 from kvscope_telemetry.errors import BadInput
 
-_PREFIX_LANGUAGE_MODELS: Final = frozenset({"paligemma"})
-"""Whose prompts are attended to in both directions."""
+_NOT_TEXT_ALONE: Final = frozenset({"paligemma", "voxtral_realtime"})
+"""One attends to its prompts in both directions, the other's layers are told the time in a sound."""
 _LOGITS: Final = re.compile(r"^ *logits = ", re.MULTILINE)
 
 
@@ -35,8 +35,8 @@ def has_other_parts(config: Any) -> bool:
 
 
 def is_causal(config: Any) -> bool:
-    """Whether transformers has a class for the text part that writes text token by token, and reads it so."""
-    if config.model_type in _PREFIX_LANGUAGE_MODELS:
+    """Whether transformers has a class for the text part that reads and writes text token by token."""
+    if config.model_type in _NOT_TEXT_ALONE:
         return False
     return (_whole_class(config) if has_other_parts(config) else _causal_class(config)) is not None
 

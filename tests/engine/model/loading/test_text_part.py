@@ -13,7 +13,13 @@ from safetensors.torch import load_file, save_file
 from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.loading.loader import load_model
 from kvscope_engine.model.loading.support import blueprint
-from kvscope_engine.model.loading.text_part import _no_other_parts, _whole_class, text_config
+from kvscope_engine.model.loading.text_part import (
+    _no_other_parts,
+    _whole_class,
+    loading_class,
+    reading_config,
+    text_config,
+)
 from kvscope_engine.planning.skeleton import read_skeleton
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
@@ -163,6 +169,26 @@ def test_names_of_older_files_are_known(kind: str, older: str, tmp_path: Path) -
     save_file(renamed, path, {"format": "pt"})
     found = load(tmp_path).module.state_dict()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_one_that_also_speaks(tmp_path: Path, planned: Any) -> None:
+    """What it reads with is a model of several parts inside of it."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model("qwen2_5_omni", thinker_config={"text_config": TEXT | THREE_ROWS})
+    torch.manual_seed(0)
+    reading: Any = loading_class(config)._from_config(reading_config(config), dtype=torch.float32)
+    reading.save_pretrained(tmp_path)
+    config.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = {f"thinker.{name.removeprefix('thinker.')}": tensor for name, tensor in load_file(path).items()}
+    save_file(tensors | {"talker.model.norm.weight": torch.ones(8)}, path, {"format": "pt"})
+    run = planned(load(tmp_path))
+    run.add(PROMPTS[0], 1)
+    ids = torch.tensor([list(PROMPTS[0])])
+    with torch.inference_mode():
+        logits = reading.eval()(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None], use_cache=False).logits
+    assert run.run(max_chunk=7) == [[int(logits[0, -1].argmax())]]
 
 
 def test_random_weights_of_the_text_part(tmp_path: Path) -> None:
