@@ -5,6 +5,7 @@ Weights are safetensors alone: nothing is ever unpickled, and no code that comes
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from kvscope_engine.model.fetching.progress import ProgressCallback
 from kvscope_engine.model.fetching.quiet import quiet_transformers
 from kvscope_engine.model.loading.json_file import read_json
 from kvscope_engine.model.loading.shortage import is_no_memory
+from kvscope_engine.model.loading.stored_tensor import MadeTensor
 from kvscope_engine.model.loading.text_part import loading_class, reading_config, take_text_part
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
@@ -54,8 +56,9 @@ def load_weights(
 
     Raises BadInput when weights are missing or of another shape than the configuration says.
     """
+    is_made = any(isinstance(tensor, MadeTensor) for tensor in (tensors or {}).values())
     try:
-        with quiet_transformers(progress, "load", detail), segment_a_weight():
+        with quiet_transformers(progress, "load", detail), segment_a_weight(), _one_by_one(is_made):
             model, report = loading_class(hf_config).from_pretrained(
                 folder if tensors is None else None,
                 config=reading_config(hf_config),
@@ -88,6 +91,16 @@ def segment_a_weight() -> Iterator[None]:
     from transformers import modeling_utils
 
     with patch.object(modeling_utils, "caching_allocator_warmup", _take_nothing, create=True):
+        yield
+
+
+@contextmanager
+def _one_by_one(is_asked: bool) -> Iterator[None]:
+    """Inside, transformers asks for a tensor when it puts it into its module, not for many ahead.
+
+    While it is made, a tensor takes several times what it becomes.
+    """
+    with patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"} if is_asked else {}):
         yield
 
 
