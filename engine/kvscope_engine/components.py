@@ -20,6 +20,7 @@ from msgspec.structs import replace as replace_fields
 from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
 from kvscope_engine.model.fused.fuse import Fused
+from kvscope_engine.model.latent.served import check_options, expanded_notes, latent_groups
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
@@ -228,7 +229,13 @@ def build_components(
         if has_pieces and size.plan is not None and not size.plan.reserves.piecewise_graphs:
             has_pieces = False
             notes.append(NO_ROOM_FOR_PIECES)
-        notes += [*loaded.notes, *bent, *(streamed.notes if streamed is not None else ()), *cache.notes(config)]
+        notes += [
+            *loaded.notes,
+            *expanded_notes(loaded.module),
+            *bent,
+            *(streamed.notes if streamed is not None else ()),
+            *cache.notes(config),
+        ]
         runner = _build_runner(config, loaded, cache.storage, model.attention, leader, notes, has_pieces)
         runner.warm_up(progress)
         for note in notes:
@@ -305,6 +312,7 @@ def _ready_model(
     fingerprint = _fingerprint(config, loaded)  # of the weights by their names, which fusing gives up
     progress(Progress(stage="warm up"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
+    check_options(config, loaded.module)
     attention = attention_choice(config, loaded, lambda tried: progress(Progress(stage="warm up", detail=tried)))
     check_fused(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
     return _ReadyModel(loaded, fused, attention, fingerprint)
@@ -431,6 +439,7 @@ def _hello(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
             max_request_tokens=scheduler.max_request_tokens,
+            groups=latent_groups(storage.layers, storage.block_bytes),
         ),
         device=_device_info(loaded.device, loaded.dtype, attention.words, loaded.rank.count),
         engine_version=program_version(),

@@ -178,6 +178,10 @@ class Ops:
     block_attention: BlockAttention
     block_bounds: BlockBounds
     block_scores: BlockScores
+    latent_decode: DecodeAttention
+    """`decode` where values are the first numbers of the keys, of one head."""
+    latent_prefill: PrefillAttention
+    """`prefill` alike."""
 
 
 _CPU: Final = Ops(
@@ -195,6 +199,8 @@ _CPU: Final = Ops(
     block_attention_torch,
     block_bounds_torch,
     block_scores_torch,
+    paged_decode_attention_torch,
+    paged_prefill_attention_torch,
 )
 _CUDA: Final = Ops(
     kv_write,
@@ -211,6 +217,8 @@ _CUDA: Final = Ops(
     block_attention,
     block_bounds,
     block_scores,
+    paged_decode_attention,
+    paged_prefill_attention,
 )
 
 
@@ -245,4 +253,6 @@ def cpu_ops() -> Ops:
         rms_norm=rms_norm_native,
         add_rms_norm=add_rms_norm_native,
         gated_activation=gated_activation_native,
+        latent_decode=paged_decode_attention_native,
+        latent_prefill=paged_prefill_attention_native,
     )

@@ -2,9 +2,9 @@
 Layers that choose among their blocks have bounds of their keys beside them, one row a block like all else.
 
 Owns the layout, NHD `[blocks, 2, block_size, heads, dim]` on a CPU and HND `[blocks, 2, heads, block_size, dim]`
-on a GPU; who uses a block, and why, it must not know. Everybody else sees the logical views
-`(num_blocks, block_size, heads, dim)` and, of scales, `(num_blocks, block_size, heads)`; who moves whole blocks takes
-`block_tensors`, so that data, scales and bounds travel together.
+on a GPU, with 1 in place of 2 for latents; who uses a block, and why, it must not know. Everybody else sees the logical
+views `(num_blocks, block_size, heads, dim)` and, of scales, `(num_blocks, block_size, heads)`; who moves whole blocks
+takes `block_tensors`, so that data, scales and bounds travel together.
 """
 
 from __future__ import annotations
@@ -37,10 +37,25 @@ class LayerShape:
     head_dim: int
     bounds_dtype: torch.dtype | None = None
     """Of the smallest and the largest key of each block, where these are kept with it: that of the activations."""
+    latent_dim: int = 0
+    """Of a layer of latents (MLA): how many of a token's `head_dim` numbers are its latent; a rotary key is the rest,
+    and there are no values beside them."""
+
+    @property
+    def vectors(self) -> int:
+        """Of a token and head: a key and a value, or one that is both."""
+        return 1 if self.latent_dim else 2
+
+    @property
+    def numbers(self) -> int:
+        """A token."""
+        return self.vectors * self.num_kv_heads * self.head_dim
 
 
 class LayerKV(NamedTuple):
-    """Keys and values of a layer, each (num_blocks, block_size, heads, dim), and their scales without dim, or None."""
+    """Keys and values of a layer, each (num_blocks, block_size, heads, dim), and their scales without dim, or None.
+
+    Of a layer of latents keys are all that is stored, and values their first numbers, the latents."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -138,6 +153,11 @@ class KVStorage:
 
     def _layer_view(self, layer: int) -> LayerKV:
         hnd = _is_hnd(self.device)
+        latent_dim = self.layers[layer].latent_dim
+        if latent_dim:
+            stored = self._packed[layer].squeeze(1)
+            stored = stored.transpose(1, 2) if hnd else stored
+            return LayerKV(stored, stored[..., :latent_dim], None, None)
         k, v = _logical_views(self._packed[layer], hnd)
         k_scale, v_scale = _logical_views(self._scales[layer], hnd) if self._scales else (None, None)
         return LayerKV(k, v, k_scale, v_scale, self._bounds.get(layer))
@@ -186,7 +206,7 @@ def block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtyp
 def tensor_block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
     """Bytes of one block in each tensor of a storage: the data of each layer, then, if quantized, its scales, then
     the bounds of layers that have them."""
-    heads = [2 * block_size * layer.num_kv_heads for layer in layers]
+    heads = [layer.vectors * block_size * layer.num_kv_heads for layer in layers]
     data = [count * layer.head_dim * dtype.itemsize for count, layer in zip(heads, layers, strict=True)]
     scales = [count * SCALE_DTYPE.itemsize for count in heads] if dtype in LARGEST else []
     bounds = [
@@ -203,8 +223,8 @@ def _is_hnd(device: torch.device) -> bool:
 
 def _packed_shape(num_blocks: int, block_size: int, layer: LayerShape, hnd: bool) -> tuple[int, ...]:
     if hnd:
-        return (num_blocks, 2, layer.num_kv_heads, block_size, layer.head_dim)
-    return (num_blocks, 2, block_size, layer.num_kv_heads, layer.head_dim)
+        return (num_blocks, layer.vectors, layer.num_kv_heads, block_size, layer.head_dim)
+    return (num_blocks, layer.vectors, block_size, layer.num_kv_heads, layer.head_dim)
 
 
 def _logical_views(packed: torch.Tensor, hnd: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,126 @@
+"""Attention of runs of queries over latents: expanded into keys and values where that costs less, else as they lie.
+
+Owns the choice, run by run, and the expansion, which is one of some heads at a time, so that what it takes is bounded:
+heads do not meet in attention. Short runs go together, as decodes do, without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import torch
+
+from kvscope_engine.model.latent.latents import Latents
+from kvscope_kernels import Ops
+from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
+from kvscope_kernels.decode.plan import DecodePlans
+
+EXPANDED_BYTES = 64 << 20
+"""Of the keys and values of a request that are there at once; at least those of one head."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunGroup:
+    """Runs one after the other in a step: short ones, or one that is expanded."""
+
+    is_expanded: bool
+    rows: slice
+    """Of the queries."""
+    requests: slice
+    seq_lens: torch.Tensor
+    start: torch.Tensor
+    """As `QueryRuns.start`."""
+    max_len: int
+    max_seq_len: int
+
+
+def is_expanded(latents: Latents, num_queries: int, length: int) -> bool:
+    """Whether a run of the last `num_queries` of `length` tokens takes fewer multiplications over keys and values."""
+    pairs = num_queries * length - num_queries * (num_queries - 1) // 2
+    product = latents.latent_dim * (latents.content_dim + latents.value_dim)
+    as_they_lie = pairs * (latents.stored_dim + latents.latent_dim) + num_queries * product
+    return pairs * (latents.key_dim + latents.value_dim) + length * product < as_they_lie
+
+
+def run_groups(latents: Latents, seq_lens: torch.Tensor, runs: QueryRuns) -> tuple[RunGroup, ...]:
+    """The same for all layers of a step. Lengths are read from the device where the host does not know them."""
+    known = runs.lengths
+    starts = (runs.start if known is None else known.query_start).tolist()
+    lengths = (seq_lens if known is None else known.seq_lens).tolist()
+    sizes = [end - start for start, end in pairwise(starts)]
+    long = [is_expanded(latents, size, length) for size, length in zip(sizes, lengths, strict=True)]
+    return tuple(_groups(long, starts, sizes, lengths, seq_lens, runs))
+
+
+def _groups(
+    long: list[bool], starts: list[int], sizes: list[int], lengths: list[int], seq_lens: torch.Tensor, runs: QueryRuns
+) -> Iterator[RunGroup]:
+    keys = [(index if is_long else -1) for index, is_long in enumerate(long)]
+    for key, members in groupby(range(len(long)), keys.__getitem__):
+        found = list(members)
+        first, stop = found[0], found[-1] + 1
+        is_whole = len(found) == len(long)  # the tensors themselves, by which layers share how runs are cut
+        yield RunGroup(
+            key >= 0,
+            slice(starts[first], starts[stop]),
+            slice(first, stop),
+            seq_lens if is_whole else seq_lens[first:stop],
+            runs.start if is_whole else runs.start[first : stop + 1] - starts[first],
+            max(sizes[first:stop]),
+            max(lengths[first:stop]),
+        )
+
+
+def attend_runs(
+    ops: Ops, latents: Latents, args: AttentionArgs, groups: tuple[RunGroup, ...], plans: DecodePlans | None
+) -> torch.Tensor:
+    """The model's queries (T, H, key_dim) over what is stored -> (T, H, value_dim), in `args.out` if given."""
+    out = args.out
+    if out is None:
+        out = args.query.new_empty(*args.query.shape[:2], latents.value_dim)
+    for group in groups:
+        own = args._replace(
+            query=args.query[group.rows],
+            block_tables=args.block_tables[group.requests],
+            seq_lens=group.seq_lens,
+            max_seq_len=group.max_seq_len,
+            out=out[group.rows],
+        )
+        if group.is_expanded:
+            _attend_expanded(ops, latents, own, QueryRuns(group.start, group.max_len))
+        else:
+            stored = own._replace(query=latents.absorb(own.query), out=None)
+            runs = QueryRuns(group.start, group.max_len, None, plans)
+            latents.values(ops.latent_prefill(stored, runs), own.out)
+    return out
+
+
+def _attend_expanded(ops: Ops, latents: Latents, args: AttentionArgs, runs: QueryRuns) -> None:
+    """One request; its blocks are made anew with keys and values of some heads."""
+    assert args.out is not None, "made for all groups"
+    assert args.max_seq_len is not None, "given with the group"
+    block_size = args.k_cache.shape[1]
+    num_blocks = -(-args.max_seq_len // block_size)
+    stored = args.k_cache.index_select(0, args.block_tables[0, :num_blocks]).view(-1, latents.stored_dim)
+    table = torch.arange(num_blocks, dtype=torch.int32, device=stored.device)[None]
+    step = heads_at_once(latents, len(stored), stored.element_size())
+    for first in range(0, latents.num_heads, step):
+        heads = slice(first, min(first + step, latents.num_heads))
+        keys, values = latents.expand(stored, first, heads.stop - first)
+        part = args._replace(
+            query=args.query[:, heads],
+            k_cache=keys.unflatten(0, (num_blocks, block_size)),
+            v_cache=values.unflatten(0, (num_blocks, block_size)),
+            block_tables=table,
+            sinks=None if args.sinks is None else args.sinks[heads],
+            out=args.out[:, heads],
+        )
+        ops.prefill(part, runs)
+
+
+def heads_at_once(latents: Latents, num_tokens: int, element_bytes: int) -> int:
+    """How many heads of a request of `num_tokens` are expanded together."""
+    numbers = 2 * latents.content_dim + latents.rotary_dim + latents.value_dim  # a product, and keys made of it
+    return min(latents.num_heads, max(1, EXPANDED_BYTES // (num_tokens * numbers * element_bytes)))
