@@ -24,6 +24,7 @@ from kvscope_kernels.linear.skinny_linear import linear, linear_torch
 from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
 from kvscope_kernels.logits.draw_tokens import draw_tokens, draw_tokens_torch
 from kvscope_kernels.native.decode import paged_decode_attention_native
+from kvscope_kernels.native.latent import latent_decode_native
 from kvscope_kernels.native.layers import (
     add_rms_norm_native,
     gated_activation_native,
@@ -253,6 +254,6 @@ def cpu_ops() -> Ops:
         rms_norm=rms_norm_native,
         add_rms_norm=add_rms_norm_native,
         gated_activation=gated_activation_native,
-        latent_decode=paged_decode_attention_native,
+        latent_decode=latent_decode_native,
         latent_prefill=paged_prefill_attention_native,
     )

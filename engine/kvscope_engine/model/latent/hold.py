@@ -45,7 +45,7 @@ def _is_latent(part: nn.Module) -> bool:
         return False
     latent, content, _, value, _ = sizes
     outputs, inputs = projection.weight.shape
-    return inputs == latent and outputs % (content + value) == 0  # type: ignore[no-any-return, operator]
+    return inputs == latent and outputs % (content + value) == 0
 
 
 def _latents_of(

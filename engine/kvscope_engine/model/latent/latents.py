@@ -24,7 +24,7 @@ class Latents:
         self.content_dim = int(attention.qk_nope_head_dim)
         """Of a query and a key, what is not rotated."""
         self.value_dim = int(attention.v_head_dim)
-        self.num_heads = attention.kv_b_proj.weight.shape[0] // (self.content_dim + self.value_dim)
+        self.num_heads: int = attention.kv_b_proj.weight.shape[0] // (self.content_dim + self.value_dim)
 
     @property
     def stored_dim(self) -> int:
@@ -39,7 +39,7 @@ class Latents:
     def absorb(self, query: torch.Tensor) -> torch.Tensor:
         """Queries (T, H, key_dim) -> (T, H, stored_dim), to be multiplied with what is stored."""
         count = query.shape[0]
-        content, rotary = query.split((self.content_dim, self.rotary_dim), dim=-1)
+        content, rotary = torch.split(query, (self.content_dim, self.rotary_dim), dim=-1)
         moved = torch.bmm(content.transpose(0, 1), self._keys())
         out = query.new_empty(count, self.num_heads, self.stored_dim)
         out[..., : self.latent_dim].copy_(moved.transpose(0, 1))
@@ -57,7 +57,7 @@ class Latents:
         Of `count` heads from `first` on. Values are a view with a contiguous last axis.
         """
         heads = slice(first, self.num_heads if count is None else first + count)
-        latent, rotary = stored.split((self.latent_dim, self.rotary_dim), dim=-1)
+        latent, rotary = torch.split(stored, (self.latent_dim, self.rotary_dim), dim=-1)
         weight = self._weight()[heads]
         both = torch.mm(latent, weight.flatten(0, 1).t()).view(len(stored), *weight.shape[:2])
         keys = both.new_empty(*both.shape[:2], self.key_dim)

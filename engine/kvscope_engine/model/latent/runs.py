@@ -111,8 +111,8 @@ def _attend_expanded(ops: Ops, latents: Latents, args: AttentionArgs, runs: Quer
         keys, values = latents.expand(stored, first, heads.stop - first)
         part = args._replace(
             query=args.query[:, heads],
-            k_cache=keys.unflatten(0, (num_blocks, block_size)),
-            v_cache=values.unflatten(0, (num_blocks, block_size)),
+            k_cache=keys.view(num_blocks, block_size, *keys.shape[1:]),
+            v_cache=values.view(num_blocks, block_size, *values.shape[1:]),
             block_tables=table,
             sinks=None if args.sinks is None else args.sinks[heads],
             out=args.out[:, heads],

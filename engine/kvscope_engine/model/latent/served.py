@@ -28,7 +28,7 @@ def expanded_notes(module: nn.Module) -> list[str]:
     config: Any = module.config
     config = config.get_text_config(decoder=True)
     calls = check_hook(module)
-    sizes = [getattr(config, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim")]
+    sizes: list[Any] = [getattr(config, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim")]
     if any(call.shape.latent_dim for call in calls) or not all(isinstance(size, int) for size in sizes):
         return []
     why = getattr(module, "kvscope_why_expanded", None) or "its attention has another structure than is known"
