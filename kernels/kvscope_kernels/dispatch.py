@@ -34,6 +34,12 @@ from kvscope_kernels.native.layers import (
 from kvscope_kernels.native.library import library
 from kvscope_kernels.native.prefill import paged_prefill_attention_native
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
+from kvscope_kernels.paged_latent_attention import (
+    latent_decode,
+    latent_decode_torch,
+    latent_prefill,
+    latent_prefill_torch,
+)
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention, paged_prefill_attention_torch
 from kvscope_kernels.rms_norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from kvscope_kernels.rotate_write import Rotation, rotate_write, rotate_write_torch
@@ -180,9 +186,8 @@ class Ops:
     block_bounds: BlockBounds
     block_scores: BlockScores
     latent_decode: DecodeAttention
-    """`decode` where values are the first numbers of the keys, of one head."""
+    """See `paged_latent_attention.latent_decode`."""
     latent_prefill: PrefillAttention
-    """`prefill` alike."""
 
 
 _CPU: Final = Ops(
@@ -200,8 +205,8 @@ _CPU: Final = Ops(
     block_attention_torch,
     block_bounds_torch,
     block_scores_torch,
-    paged_decode_attention_torch,
-    paged_prefill_attention_torch,
+    latent_decode_torch,
+    latent_prefill_torch,
 )
 _CUDA: Final = Ops(
     kv_write,
@@ -218,8 +223,8 @@ _CUDA: Final = Ops(
     block_attention,
     block_bounds,
     block_scores,
-    paged_decode_attention,
-    paged_prefill_attention,
+    latent_decode,
+    latent_prefill,
 )
 
 
