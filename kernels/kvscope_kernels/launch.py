@@ -131,7 +131,7 @@ def latent_tiles(num_rows: int, element_bytes: int, capability: int) -> LatentTi
     often. `compile_report` shows that none of these spill.
     """
     if element_bytes == 4:
-        return LatentTiles(16, 16, 8, 2)
+        return LatentTiles(16, 16, 8 if capability >= 100 else 4, 2)
     if num_rows >= 64 and 90 <= capability < 120:
         return LatentTiles(64, 32, 8, 2)
     return LatentTiles(32, 32, 8, 2) if num_rows >= 32 else LatentTiles(16, 32, 4, 2)

@@ -103,7 +103,12 @@ def _stage(stage: StagePlan, plan: InferencePlan) -> StageUse:
 
 
 def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
-    question, notes = plan.question, []
+    question, notes = plan.question, list[str]()
+    if plan.expanded_times > 1:
+        notes.append(
+            "the KV cache holds latents and rotary keys (MLA); as keys and values it would be"
+            f" {plan.expanded_times:,.1f} times as large"
+        )
     if question.tensor_parallel * question.pipeline_parallel > 1:
         notes.append("kvscope's engine runs on one GPU; vLLM and SGLang run on several, and kvscope watches them")
     if question.dtype == "int8":

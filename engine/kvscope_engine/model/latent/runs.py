@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 import torch
 
@@ -19,6 +19,8 @@ from kvscope_kernels.decode.plan import DecodePlans
 
 EXPANDED_BYTES = 64 << 20
 """Of the keys and values of a request that are there at once; at least those of one head."""
+MOST_TOGETHER = 512
+"""Queries of short runs that go together, but for those of one run: each becomes as wide as what is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +59,10 @@ def run_groups(latents: Latents, seq_lens: torch.Tensor, runs: QueryRuns) -> tup
 def _groups(
     long: list[bool], starts: list[int], sizes: list[int], lengths: list[int], seq_lens: torch.Tensor, runs: QueryRuns
 ) -> Iterator[RunGroup]:
-    keys = [(index if is_long else -1) for index, is_long in enumerate(long)]
-    for key, members in groupby(range(len(long)), keys.__getitem__):
-        found = list(members)
-        first, stop = found[0], found[-1] + 1
-        is_whole = len(found) == len(long)  # the tensors themselves, by which layers share how runs are cut
+    for first, stop in _cuts(long, sizes):
+        is_whole = stop - first == len(long)  # the tensors themselves, by which layers share how runs are cut
         yield RunGroup(
-            key >= 0,
+            long[first],
             slice(starts[first], starts[stop]),
             slice(first, stop),
             seq_lens if is_whole else seq_lens[first:stop],
@@ -71,6 +70,18 @@ def _groups(
             max(sizes[first:stop]),
             max(lengths[first:stop]),
         )
+
+
+def _cuts(long: list[bool], sizes: list[int]) -> Iterator[tuple[int, int]]:
+    """Long runs by themselves, short ones together as far as `MOST_TOGETHER`."""
+    first = total = 0
+    for index, (is_long, size) in enumerate(zip(long, sizes, strict=True)):
+        if index > first and (is_long or long[first] or total + size > MOST_TOGETHER):
+            yield first, index
+            first, total = index, 0
+        total += size
+    if long:
+        yield first, len(long)
 
 
 def attend_runs(
@@ -120,7 +131,17 @@ def _attend_expanded(ops: Ops, latents: Latents, args: AttentionArgs, runs: Quer
         ops.prefill(part, runs)
 
 
+def expanded_bytes(latents: Latents, num_tokens: int, element_bytes: int) -> int:
+    """What expanding a request of `num_tokens` takes: what is stored of it, and some heads' keys and values."""
+    stored = num_tokens * latents.stored_dim * element_bytes
+    return stored + heads_at_once(latents, num_tokens, element_bytes) * _head_bytes(latents, num_tokens, element_bytes)
+
+
 def heads_at_once(latents: Latents, num_tokens: int, element_bytes: int) -> int:
     """How many heads of a request of `num_tokens` are expanded together."""
-    numbers = 2 * latents.content_dim + latents.rotary_dim + latents.value_dim  # a product, and keys made of it
-    return min(latents.num_heads, max(1, EXPANDED_BYTES // (num_tokens * numbers * element_bytes)))
+    return min(latents.num_heads, max(1, EXPANDED_BYTES // _head_bytes(latents, num_tokens, element_bytes)))
+
+
+def _head_bytes(latents: Latents, num_tokens: int, element_bytes: int) -> int:
+    """A product, keys made of it, and values."""
+    return num_tokens * (2 * latents.content_dim + latents.rotary_dim + latents.value_dim) * element_bytes
