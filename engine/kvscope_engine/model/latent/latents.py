@@ -43,7 +43,7 @@ class Latents:
 
     def absorb(self, query: torch.Tensor) -> torch.Tensor:
         """Queries (T, H, key_dim) -> (T, H, stored_dim), to be multiplied with what is stored."""
-        content, rotary = torch.split(query, (self.content_dim, self.rotary_dim), dim=-1)
+        content, rotary = torch.split(query, [self.content_dim, self.rotary_dim], dim=-1)
         moved = torch.bmm(content.transpose(0, 1), self._keys())
         out = query.new_empty(query.shape[0], self.num_heads, self.stored_dim)
         out[..., : self.latent_dim].copy_(moved.transpose(0, 1))
@@ -63,7 +63,7 @@ class Latents:
         Of `count` heads from `first` on.
         """
         heads = slice(first, self.num_heads if count is None else first + count)
-        latent, rotary = torch.split(stored, (self.latent_dim, self.rotary_dim), dim=-1)
+        latent, rotary = torch.split(stored, [self.latent_dim, self.rotary_dim], dim=-1)
         of_keys, of_values = self._keys()[heads], self._values()[heads]
         keys = stored.new_empty(len(stored), len(of_keys), self.key_dim)
         content = torch.mm(latent, of_keys.reshape(-1, self.latent_dim).t())

@@ -46,14 +46,21 @@ def is_expanded(latents: Latents, num_queries: int, length: int) -> bool:
     return pairs * (latents.key_dim + latents.value_dim) + length * product < as_they_lie
 
 
-def run_groups(latents: Latents, seq_lens: torch.Tensor, runs: QueryRuns) -> tuple[RunGroup, ...]:
-    """The same for all layers of a step. Lengths are read from the device where the host does not know them."""
+def run_groups(latents: Latents, seq_lens: torch.Tensor, runs: QueryRuns, max_seq_len: int) -> tuple[RunGroup, ...]:
+    """The same for all layers of a step."""
     known = runs.lengths
-    starts = (runs.start if known is None else known.query_start).tolist()
-    lengths = (seq_lens if known is None else known.seq_lens).tolist()
+    if known is None:
+        return (_by_bounds(latents, seq_lens, runs, max_seq_len),)
+    starts, lengths = known.query_start.tolist(), known.seq_lens.tolist()
     sizes = [end - start for start, end in pairwise(starts)]
     long = [is_expanded(latents, size, length) for size, length in zip(sizes, lengths, strict=True)]
     return tuple(_groups(long, starts, sizes, lengths, seq_lens, runs))
+
+
+def _by_bounds(latents: Latents, seq_lens: torch.Tensor, runs: QueryRuns, max_seq_len: int) -> RunGroup:
+    """Where nobody on the host knows more: of a step that only is to compile what service needs."""
+    is_long = len(seq_lens) == 1 and is_expanded(latents, runs.max_len, max_seq_len)
+    return RunGroup(is_long, slice(None), slice(None), seq_lens, runs.start, runs.max_len, max_seq_len)
 
 
 def _groups(
@@ -112,9 +119,11 @@ def _attend_expanded(ops: Ops, latents: Latents, args: AttentionArgs, runs: Quer
     """One request; its blocks are made anew with keys and values of some heads."""
     assert args.out is not None, "made for all groups"
     assert args.max_seq_len is not None, "given with the group"
-    block_size = args.k_cache.shape[1]
-    num_blocks = -(-args.max_seq_len // block_size)
-    stored = args.k_cache.index_select(0, args.block_tables[0, :num_blocks]).view(-1, latents.stored_dim)
+    num_held, block_size = args.k_cache.shape[:2]
+    table = args.block_tables[0, : -(-args.max_seq_len // block_size)]
+    num_blocks = len(table)
+    held = table.clamp(0, num_held - 1)  # a bound may be more than what is there
+    stored = args.k_cache.index_select(0, held).view(-1, latents.stored_dim)
     table = torch.arange(num_blocks, dtype=torch.int32, device=stored.device)[None]
     step = heads_at_once(latents, len(stored), stored.element_size())
     for first in range(0, latents.num_heads, step):

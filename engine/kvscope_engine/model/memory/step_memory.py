@@ -244,9 +244,9 @@ def _run_partials(max_queries: int, limits: StepLimits, heads: HeadShape, proces
     group, length = heads.num_heads // heads.num_kv_heads, limits.max_request_tokens
     if heads.latents is not None:
         num_rows = max_queries * heads.num_heads
-        tiles = latent_tiles(num_rows, heads.element_bytes, processors.capability)
-        cut = (processors.num_multiprocessors, tiles.num_warps)
-        size = min(most_cut_runs(max_queries, length, -(-num_rows // tiles.tile_m), *cut), limits.max_num_seqs)
+        rows = latent_tiles(num_rows, heads.element_bytes, processors.capability)
+        cut = (processors.num_multiprocessors, rows.num_warps)
+        size = min(most_cut_runs(max_queries, length, -(-num_rows // rows.tile_m), *cut), limits.max_num_seqs)
         return _latent_partials(size, num_rows, length, heads, processors)
     dims = heads.head_dim, heads.head_dim, group, heads.element_bytes
     tiles = prefill_tiles(*dims, max_queries, processors.capability, is_quantized=heads.is_quantized)

@@ -243,7 +243,7 @@ class PagedContext(AttentionContext):
         runs = QueryRuns(batch.query_start, batch.max_query_len, batch.lengths, self.plans)
         if options.latents is not None:
             if self.run_groups is None:
-                self.run_groups = run_groups(options.latents, batch.seq_lens, runs)
+                self.run_groups = run_groups(options.latents, batch.seq_lens, runs, batch.max_seq_len)
             args = _args(query, kv, batch, options, out)
             return attend_runs(self.ops, options.latents, args, self.run_groups, self.plans)
         return self.ops.prefill(_args(query, kv, batch, options, out), runs)
