@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from kvscope_engine.model.loading.hf_config import position_limit
 from kvscope_engine.model.running.attention import DecodeBatch, PagedContext, PrefillBatch
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_kernels import Ops
+from kvscope_kernels.host_lengths import HostLengths
 
 CPU_BLOCK_SIZE: Final = 8
 GPU_BLOCK_SIZE: Final = 16
@@ -134,7 +136,8 @@ def check_context(step: CheckStep, storage: KVStorage, ops: Ops) -> PagedContext
     prefill = None
     if sizes:
         query_start = torch.tensor(starts, dtype=torch.int32, device=device)
-        prefill = PrefillBatch((tables[count:],), lens[count:], max(ends[count:]), query_start, max(sizes))
+        known = HostLengths(np.array(starts, np.int32), np.array(ends[count:], np.int32))
+        prefill = PrefillBatch((tables[count:],), lens[count:], max(ends[count:]), query_start, max(sizes), known)
     slots = torch.tensor([_slot(p, index, storage.block_size) for p in step.pieces for index in range(p.start, p.end)])
     return PagedContext(storage, ops, (slots.to(device),), count, decode, prefill)
 

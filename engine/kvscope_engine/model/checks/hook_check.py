@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvscope_engine.model.checks.eager_check import check_equals_eager
 from kvscope_engine.model.checks.layer_trace import LayerPlace, Trace, decoder_layer_of
+from kvscope_engine.model.latent.hold import expand_latents, hold_latents
 from kvscope_engine.model.loading.hf_config import position_limit
 from kvscope_engine.model.loading.support import uses_interface
 from kvscope_engine.model.running.attention import (
@@ -85,12 +86,19 @@ class _Recording(AttentionContext):
     ) -> torch.Tensor:
         if key.shape[0] != query.shape[0] or value.shape[0] != query.shape[0]:
             raise BadInput("its layers attend to other tokens than their own (cross attention)")
-        if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1] or query.shape[2] != key.shape[2]:
-            raise BadInput(f"its heads do not match: query {_heads(query)}, key {_heads(key)}, value {_heads(value)}")
-        shape = LayerShape(int(key.shape[1]), max(int(key.shape[2]), int(value.shape[2])))
+        shape = _shape(query, key, value, options)
         place = LayerPlace(layer, decoder_layer_of(self.caller), self.caller)
         self.calls.append(LayerCall(layer, shape, int(query.shape[1]), options, place))
-        return query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+        return query.new_zeros(query.shape[0], query.shape[1], options.value_dim(value))
+
+
+def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions) -> LayerShape:
+    latents = options.latents
+    if latents is not None:
+        return LayerShape(1, latents.stored_dim, latent_dim=latents.latent_dim)
+    if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1] or query.shape[2] != key.shape[2]:
+        raise BadInput(f"its heads do not match: query {_heads(query)}, key {_heads(key)}, value {_heads(value)}")
+    return LayerShape(int(key.shape[1]), max(int(key.shape[2]), int(value.shape[2])))
 
 
 def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
@@ -102,7 +110,7 @@ def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
     if found is None:
         register_attention()
         try:
-            found, trace = _checked(module)
+            found, trace = _checked_with_latents(module)
         except torch.OutOfMemoryError:
             raise
         except _FAILURES as error:
@@ -129,14 +137,30 @@ def take_plain_trace(module: nn.Module) -> Trace | None:
     return trace
 
 
-def _checked(module: nn.Module) -> tuple[tuple[LayerCall, ...], Trace | None]:
-    calls = seen_calls(module)
+def _checked_with_latents(module: nn.Module) -> tuple[tuple[LayerCall, ...], Trace | None]:
+    """Without, where the model is right without them alone."""
+    try:
+        return _checked(module)
+    except torch.OutOfMemoryError:
+        raise
+    except _FAILURES as error:
+        if not expand_latents(module):
+            raise
+        found = _checked(module, with_latents=False)
+        module.kvscope_why_expanded = " ".join(str(error).split())  # type: ignore[assignment]
+        return found
+
+
+def _checked(module: nn.Module, *, with_latents: bool = True) -> tuple[tuple[LayerCall, ...], Trace | None]:
+    calls = seen_calls(module, with_latents=with_latents)
     shapes, places = [call.shape for call in calls], [call.place for call in calls]
     return calls, check_equals_eager(module, shapes, places)
 
 
-def seen_calls(module: nn.Module) -> tuple[LayerCall, ...]:
+def seen_calls(module: nn.Module, *, with_latents: bool = True) -> tuple[LayerCall, ...]:
     """How each layer calls our attention, by a run of a few tokens alone: also where tensors have no data.
+
+    Layers that can hold latents do so from then on.
 
     Raises BadInput, or whatever the model raises, where it is not served.
     """
@@ -145,6 +169,8 @@ def seen_calls(module: nn.Module) -> tuple[LayerCall, ...]:
         raise BadInput("it is an encoder-decoder, only decoders are")
     text_config = config.get_text_config(decoder=True)
     _check_layer_types(text_config)
+    if with_latents:
+        hold_latents(module, ATTENTION_NAME)
     try:
         calls = _record(module)
     except _NotPassedOnError:
