@@ -251,6 +251,7 @@ def start(
         return engines[-1]
 
     make.folder = folder  # type: ignore[attr-defined]
+    make.checkpoint = partial(checkpoint, tmp_path)  # type: ignore[attr-defined]
     yield make
     for engine in engines:
         engine.close()
@@ -262,7 +263,7 @@ def read_shape(slice_of_file: Any, device: Any = None, dtype: torch.dtype | None
     return torch.empty(shape, dtype=kind).to(device=device, dtype=dtype)
 
 
-def checkpoint(folder: Path) -> Path:
+def checkpoint(folder: Path, model_type: str = "llama", **changes: Any) -> Path:
     """Written outside the rehearsal: real numbers in real files."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.utils._python_dispatch import _disable_current_modes
@@ -270,6 +271,6 @@ def checkpoint(folder: Path) -> Path:
 
     auto: Any = AutoModelForCausalLM
     with _disable_current_modes(), unset_fake_temporarily():
-        model = auto.from_config(AutoConfig.for_model("llama", **SIZES), dtype=torch.float32)
-        model.save_pretrained(folder / "model")
-    return folder / "model"
+        model = auto.from_config(AutoConfig.for_model(model_type, **SIZES | changes), dtype=torch.float32)
+        model.save_pretrained(folder / model_type)
+    return folder / model_type

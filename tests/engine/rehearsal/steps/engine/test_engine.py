@@ -94,6 +94,22 @@ def test_an_engine_starts_and_serves(start: Start, lanes: Any, fake_gpu: Any, kv
     assert (engine.overlaps.steps, engine.overlaps.overlapped) == (len(steps), len(steps) - 1)
 
 
+def test_an_engine_of_latents_starts_and_serves(start: Any, lanes: Any, fake_gpu: Any) -> None:
+    """And swaps them, as it does keys and values."""
+    sizes = {"q_lora_rank": 64, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
+    folder = start.checkpoint("youtu", num_key_value_heads=4, head_dim=32, **sizes)
+    engine = start(model=str(folder), dtype="bfloat16", **SWAPPING)
+    assert engine.hello.cache.block_bytes == 2 * 16 * (128 + 32) * 2
+    assert [group.kind for group in engine.hello.cache.groups] == ["latent"]
+    check_that_graphs_read_nothing_that_moves(engine, lanes)
+    known = set(fake_gpu.seen.compiled)
+    steps = list(serve(engine, lanes, fake_gpu))
+    assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
+    assert sum(step.tier_down for step in steps) > 0
+    assert sum(step.tier_up for step in steps) > 0
+    assert sum(step.replays for step in steps) > len(steps) // 2
+
+
 def test_a_graph_that_cannot_be_captured_in_service_is_an_event_and_a_note_at_once(
     start: Any, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
