@@ -29,16 +29,19 @@ class Blueprint:
 
 def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
     """The model that `config` makes. Raises BadInput, naming model and architecture, for what cannot be served."""
+    from kvscope_engine.model.running.recurrent import keeps_state
+
     _check_config(config, name)
     skeleton = _skeleton(config, name)
     architecture = type(skeleton).__name__
     num_layers = int(config.num_hidden_layers)
     kinds = Counter(type(module) for module in skeleton.modules())
     num_attention = sum(count for kind, count in kinds.items() if uses_interface(kind))
-    if num_attention < num_layers:
+    has_states = any(keeps_state(kind) for kind in kinds)  # how each layer is run is found out when it runs
+    if num_attention < num_layers and not has_states:
         raise BadInput(
             f"model {name!r} is not supported: {num_attention} of the {num_layers} layers of {architecture}"
-            " attend through transformers' attention interface; all must (no Mamba, no linear attention)"
+            " attend through transformers' attention interface, and it has no recurrent layers that are known"
         )
     return Blueprint(architecture, sum(parameter.numel() for parameter in skeleton.parameters()))
 

@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 
 from kvscope_engine.model.running.attention_scores import AttentionScores
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerKV
+from kvscope_engine.model.running.recurrent import StateStep
 from kvscope_engine.model.sparse.page_choice import Chosen, PageChoice, heads_apart
 from kvscope_engine.model.sparse.skips import BlockSkips
 from kvscope_kernels import Ops
@@ -121,6 +122,8 @@ class PagedContext(AttentionContext):
     """Where it is counted in this step what they passed over."""
     kept: list[KeptDecode] | None = None
     """Where the decodes of each layer are kept, to be measured later."""
+    states: StateStep | None = None
+    """What recurrent layers go on from; None where there are no such layers."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
@@ -249,7 +252,13 @@ def paged_attention(
     """
     context = kwargs["paged"]
     tokens_first = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return context.attend(module.layer_idx, *tokens_first, options_of(query, kwargs))[None], None
+    return context.attend(layer_of(module), *tokens_first, options_of(query, kwargs))[None], None
+
+
+def layer_of(module: Any) -> int:
+    """Which of the layers that attend an attention module is: its own number, but where a model has other layers."""
+    number = getattr(module, "kvscope_layer", module.layer_idx if hasattr(module, "layer_idx") else None)
+    return -1 if number is None else int(number)
 
 
 def options_of(query: torch.Tensor, kwargs: dict[str, Any]) -> AttentionOptions:
