@@ -33,7 +33,7 @@ from kvscope_engine.model.loading.hf_config import (
     read_config,
 )
 from kvscope_engine.model.loading.quantization import choose_quantization, filed_bits, shown
-from kvscope_engine.model.loading.support import Blueprint, blueprint
+from kvscope_engine.model.loading.support import Blueprint, blueprint, check_options_with_states, uses_interface
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
 from kvscope_engine.model.memory.memory_plan import check_weights_fit
 from kvscope_engine.model.memory.shortage_report import start_remedy
@@ -145,6 +145,7 @@ def _load(
     hf_config = read_config(config_file)
     recipe = take_recipe(hf_config, name.text)
     plan = blueprint(hf_config, name.text)
+    check_options_with_states(config, plan, name.text)
     max_model_len = resolve_max_model_len(hf_config, config.max_model_len, name.text)
     _check_shares(hf_config, rank, name)
     _check_memory(plan, name, dtype, device, config)
@@ -273,6 +274,8 @@ def _make_ready(module: torch.nn.Module) -> None:
     freeze_rope(module)
     module.requires_grad_(False).eval()
     register_attention()
+    if not any(uses_interface(type(part)) for part in module.modules()):
+        return
     module.set_attn_implementation(ATTENTION_NAME)  # type: ignore[operator]
     used = module.config._attn_implementation  # type: ignore[union-attr]
     if used != ATTENTION_NAME:

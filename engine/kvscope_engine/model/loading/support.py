@@ -18,6 +18,8 @@ from kvscope_telemetry.errors import BadInput
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+    from kvscope_telemetry.engine_config import EngineConfig
+
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
@@ -25,6 +27,8 @@ class Blueprint:
 
     architecture: str
     num_parameters: int
+    has_states: bool = False
+    """Whether it has recurrent layers, each with a state for a request."""
 
 
 def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
@@ -43,7 +47,26 @@ def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
             f"model {name!r} is not supported: {num_attention} of the {num_layers} layers of {architecture}"
             " attend through transformers' attention interface, and it has no recurrent layers that are known"
         )
-    return Blueprint(architecture, sum(parameter.numel() for parameter in skeleton.parameters()))
+    return Blueprint(architecture, sum(parameter.numel() for parameter in skeleton.parameters()), has_states)
+
+
+def check_options_with_states(config: EngineConfig, plan: Blueprint, name: str) -> None:
+    """Raise BadInput, naming the option, for what is not done with states of recurrent layers."""
+    if not plan.has_states:
+        return
+    refused = (
+        ("allocator", config.allocator, "paged", "states lie beside a pool of blocks"),
+        ("tensor_parallel_size", config.tensor_parallel_size, 1, "recurrent layers are not shared out"),
+        ("cpu_offload_gb", config.cpu_offload_gb, 0, "weights of recurrent layers are not streamed"),
+        ("speculative_config", config.speculative_config, None, "a state cannot go back behind a wrong guess"),
+        ("host_kv_memory_bytes", config.host_kv_memory_bytes, 0, "states are not kept in lower tiers"),
+    )
+    for option, value, accepted, why in refused:
+        if value != accepted:
+            raise BadInput(
+                f"{option}={value!r} is not accepted with model {name!r}: {plan.architecture} has recurrent layers, and"
+                f" {why}"
+            )
 
 
 def _check_config(config: PretrainedConfig, name: str) -> None:

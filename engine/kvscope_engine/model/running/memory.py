@@ -17,6 +17,8 @@ from kvscope_engine.model.memory.memory_plan import PIECEWISE_SHARE, MemoryPlan,
 from kvscope_engine.model.memory.step_memory import Processors, step_reserves
 from kvscope_engine.model.running.kv_storage import MIB, block_bytes, storage_dtype
 from kvscope_engine.model.running.profile_run import step_profile
+from kvscope_engine.model.running.recurrent import recurrent_layers
+from kvscope_engine.model.running.state_storage import state_bytes
 from kvscope_engine.model.sparse.layers import layer_shapes
 from kvscope_engine.model.tiers.build import STAGING_BYTES
 from kvscope_telemetry.engine_config import EngineConfig
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 
 MAX_DEFAULT_CPU_BYTES: Final = 512 * MIB
 DEFAULT_CPU_SHARE: Final = 0.25
+MIN_STATES: Final = 2
+"""A request's, and one to copy from while another begins."""
+STATES_SHARE: Final = 0.5
+"""Of the KV memory, that states of recurrent layers may take."""
+MAX_EMPTY_BLOCKS: Final = 1 << 16
+"""Of a model without keys and values: blocks hold its tokens' place in the prefix cache."""
 
 
 class PoolSize(NamedTuple):
@@ -35,6 +43,8 @@ class PoolSize(NamedTuple):
     num_blocks: int
     plan: MemoryPlan | None = None
     """Of a GPU's memory, where the size of the pool was left to it."""
+    num_states: int = 0
+    """Slots for states of recurrent layers."""
 
 
 def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | None = None) -> PoolSize:
@@ -48,6 +58,9 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
     layers = layer_shapes(loaded, config.sparse_decode)
     one_block = block_bytes(layers, config.block_size, storage_dtype(config.kv_cache_dtype, loaded.dtype))
     free = free_bytes(loaded.device) if memory is None else memory.free_bytes()
+    one_state = state_bytes(recurrent_layers(loaded.module).states)
+    if one_state:
+        return _size_with_states(config, loaded, memory, free, one_block, one_state)
     if config.num_gpu_blocks_override is not None:
         num_blocks, option = config.num_gpu_blocks_override, "--num-gpu-blocks-override"
         return PoolSize(_checked(num_blocks, one_block, free, loaded.device, option))
@@ -71,6 +84,48 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
             " free some, or give --kv-memory, a smaller model or --dtype bfloat16"
         )
     return PoolSize(headroom // one_block)
+
+
+def _size_with_states(
+    config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | None, free: int, one_block: int, one_state: int
+) -> PoolSize:
+    """States of recurrent layers lie in the KV memory: one a request and some for prefixes, in half of it at most where
+    there are blocks as well. Where no layer has keys and values blocks are for prefixes alone, and take nothing."""
+    for_prefixes = config.max_num_seqs if config.state_checkpoints is None else config.state_checkpoints
+    wanted = config.max_num_seqs + for_prefixes
+    plan = None
+    if config.num_gpu_blocks_override is not None:
+        num_blocks = config.num_gpu_blocks_override
+        _checked(num_blocks, one_block, free, loaded.device, "--num-gpu-blocks-override")
+        left = free - num_blocks * one_block
+        num_states = min(wanted + 1, left // one_state)
+    else:
+        if config.kv_memory_bytes is not None:
+            room = config.kv_memory_bytes
+            if room > free:
+                raise BadInput(
+                    f"--kv-memory asks for {room / MIB:.0f} MiB: {free / MIB:.0f} MiB are free on {loaded.device}"
+                )
+        elif memory is not None:
+            plan = plan_memory(config, loaded, memory, one_block + MIN_STATES * one_state)
+            plan.check(loaded.info.name, str(loaded.device))
+            room = plan.kv
+        else:
+            room = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
+        share = STATES_SHARE if one_block else 1.0
+        num_states = max(MIN_STATES, min(wanted + 1, int(share * room) // one_state))
+        left = room - num_states * one_state
+        if one_block:
+            num_blocks = left // one_block
+        else:
+            num_blocks = min(-(-loaded.max_model_len // config.block_size) * num_states, MAX_EMPTY_BLOCKS)
+    if num_states < MIN_STATES or left < 0 or num_blocks < 1:
+        raise KvscopeError(
+            f"no memory for the KV cache of {loaded.info.name!r}: one request's state of its recurrent layers takes"
+            f" {one_state / MIB:.2f} MiB, and {MIN_STATES} of them and a block of {one_block / MIB:.2f} MiB are needed;"
+            " free some, or give more --kv-memory or a smaller model"
+        )
+    return PoolSize(num_blocks, plan, num_states)
 
 
 def plan_memory(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory, one_block: int) -> MemoryPlan:

@@ -10,7 +10,7 @@ Owns how transformers' layers are given their states; knows neither requests nor
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, Protocol
@@ -158,6 +158,8 @@ class StateBatch(StateStep):
     """Whether a sequence's slot holds the state of its tokens before these; otherwise they are its first."""
     query_start: Sequence[int]
     """(sequences + 1,): where each one's tokens start in the batch."""
+    saves: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    """Of a sequence: (row of the batch, slot), where the state is before that row goes to a slot of its own."""
     decode_slots: torch.Tensor | None = None
     """Slots of the decodes that can be run together, on the device, where there are several."""
     decodes: list[int] = field(default_factory=list)
@@ -187,18 +189,40 @@ class StateBatch(StateStep):
             for tensor, state in zip(tensors, states, strict=True):
                 tensor.index_copy_(0, self.decode_slots, state)
             outputs |= {row: _picked(output, index) for index, row in enumerate(rows)}
+            for number in together:
+                self._save(number, self.query_start[number + 1], tensors)
         for number, (start, end) in enumerate(pairwise(self.query_start)):
             if start in outputs:
                 continue
             slot = self.slots[number]
             states = [tensor[slot : slot + 1] for tensor in tensors]
-            for first, last in _pieces(layer, start, end, goes_on=self.goes_on[number]):
-                goes_on = self.goes_on[number] or first > start
+            goes_on = self.goes_on[number]
+            for first, last in self._pieces(layer, number, start, end):
                 outputs[first], _ = layer.call(cut(given, num_tokens, first, last), states, goes_on=goes_on)
+                self._save(number, last, tensors)
+                goes_on = True
         assert outputs, "a step has tokens"
         missing = num_tokens - sum(_length(output) for output in outputs.values())
         assert missing == 0, f"{layer.name} left out {missing} tokens"
         return joined([outputs[start] for start in sorted(outputs)])
+
+    def _pieces(self, layer: RecurrentLayer, number: int, start: int, end: int) -> list[tuple[int, int]]:
+        """Tokens that the layer runs in one call: up to where a state is kept; from nothing it takes any number."""
+        ends = sorted({end, *(row for row, _ in self.saves.get(number, ()))})
+        pieces: list[tuple[int, int]] = []
+        for last in ends:
+            first = pieces[-1][1] if pieces else start
+            if layer.takes_pieces or not (pieces or self.goes_on[number]):
+                pieces.append((first, last))
+            else:
+                pieces += [(token, token + 1) for token in range(first, last)]
+        return pieces
+
+    def _save(self, number: int, row: int, tensors: Sequence[torch.Tensor]) -> None:
+        for at, slot in self.saves.get(number, ()):
+            if at == row:
+                for tensor in tensors:
+                    tensor[slot].copy_(tensor[self.slots[number]])
 
 
 def cut(given: dict[str, Any], num_tokens: int, start: int, end: int) -> dict[str, Any]:
@@ -225,13 +249,6 @@ def joined(outputs: Sequence[Any]) -> Any:
         else None
         for column in columns
     )
-
-
-def _pieces(layer: RecurrentLayer, start: int, end: int, *, goes_on: bool) -> list[tuple[int, int]]:
-    """Tokens that the layer runs in one call. From nothing it takes any number."""
-    if layer.takes_pieces or not goes_on:
-        return [(start, end)]
-    return [(token, token + 1) for token in range(start, end)]
 
 
 def _sequences_first(given: dict[str, Any], num_tokens: int, rows: list[int]) -> dict[str, Any]:

@@ -5,11 +5,12 @@ Reads everything, changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.request_prefixes import usable_digests
+from kvscope_engine.policy.state_pool import StatePool
 from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
 from kvscope_engine.policy.tiers.swap_costs import PrefillRate
 
@@ -23,14 +24,20 @@ class Reusable:
     """Those of them that are in the pool."""
     num_tokens: int
     """Tokens they hold."""
+    num_stateless: int = 0
+    """Tokens in blocks beyond these, that are of no use since no recurrent state was kept there."""
 
 
-def find_reusable(pool: BlockPool, tiers: LowerTiers | None, rate: PrefillRate, request: Request) -> Reusable:
+def find_reusable(
+    pool: BlockPool, tiers: LowerTiers | None, rate: PrefillRate, request: Request, states: StatePool | None = None
+) -> Reusable:
     """All that is known of the request's first tokens, of which one at least is left to compute.
 
     What a swapped-out request saved is used, unless the pool alone holds more of its text. Evicted prefixes are when
-    loading them costs less than computing their tokens, both as measured.
+    loading them costs less than computing their tokens, both as measured. With `states`, what ends at one of them.
     """
+    if states is not None:
+        return _find_with_state(pool, request, states)
     if tiers is None or pool.index is None:
         found = [] if pool.index is None else pool.index.find(usable_digests(pool, request))
     else:
@@ -40,6 +47,15 @@ def find_reusable(pool: BlockPool, tiers: LowerTiers | None, rate: PrefillRate, 
     if tiers is not None:
         found = _worth_loading(pool, tiers, rate, found)
     return _reusable(pool, found, len(found) * pool.block_size)
+
+
+def _find_with_state(pool: BlockPool, request: Request, states: StatePool) -> Reusable:
+    """Blocks of the pool up to the last kept state that all of them are there for."""
+    digests = usable_digests(pool, request)
+    found = [] if pool.index is None else pool.index.find(digests)
+    count = next(states.checkpoints(digests[: len(found)]), 0)
+    size = pool.block_size
+    return replace(_reusable(pool, found[:count], count * size), num_stateless=(len(found) - count) * size)
 
 
 def _find_in_all(pool: BlockPool, tiers: LowerTiers, digests: list[bytes]) -> list[int]:
