@@ -35,12 +35,13 @@ from kvscope_engine.model.roofline.model_costs import model_work
 from kvscope_engine.model.roofline.step_costs import ModelWork
 from kvscope_engine.model.running.attention_choice import attention_choice
 from kvscope_engine.model.running.cpu_threads import CpuThreads
-from kvscope_engine.model.running.kv_storage import MIB, KVStorage
+from kvscope_engine.model.running.kv_storage import MIB, KVStorage, block_bytes
+from kvscope_engine.model.running.layer_groups import LayerGroup
 from kvscope_engine.model.running.memory import PoolSize, pool_size
 from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.state_storage import StateStorage
-from kvscope_engine.model.running.storage_for_model import storage_for_model
+from kvscope_engine.model.running.storage_for_model import groups_of_model, storage_for_model
 from kvscope_engine.model.structured.forms import Forms
 from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.build import make_tier_mover
@@ -61,6 +62,7 @@ from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
     DeviceInfo,
     Hello,
+    KVGroup,
     MemoryBreakdown,
     ModuleBytes,
     Progress,
@@ -288,6 +290,25 @@ class _Cache:
     pool: BlockPool
     mover: BlockMover | None
     virtual: VirtualCache | None
+    groups: tuple[LayerGroup, ...]
+
+    @property
+    def shown_groups(self) -> tuple[KVGroup, ...]:
+        """As they are told; nothing where one group of all layers lets go of nothing."""
+        if len(self.groups) == 1 and not self.pool.groups[0].window:
+            return ()
+        kinds = {(False, False): "full", (True, False): "window", (True, True): "chunked"}
+        return tuple(
+            KVGroup(
+                kind=kinds[group.rule.window > 0, group.rule.is_chunked],
+                num_layers=len(group.layers),
+                block_bytes=block_bytes(
+                    [self.storage.layers[n] for n in group.layers], self.pool.block_size, self.storage.dtype
+                ),
+                window=group.rule.window,
+            )
+            for group in self.groups
+        )
 
     def notes(self, config: EngineConfig) -> list[str]:
         """What is not as it was asked for."""
@@ -344,10 +365,12 @@ def _build_cache(
     if virtual is not None:
         undo.callback(virtual.memory.close)
     num_rows = virtual.space.num_rows if virtual is not None else num_blocks
+    groups = groups_of_model(config, loaded)
     storage = storage_for_model(
         *(loaded, num_rows, config.block_size, config.kv_cache_dtype),
         memory=virtual.memory if virtual is not None else None,
         sparse_decode=config.sparse_decode,
+        groups=groups,
     )
     mover = make_tier_mover(config, storage, fingerprint)
     if mover is not None:
@@ -361,9 +384,12 @@ def _build_cache(
         num_host=mover.num_host_places if mover is not None else 0,
         num_disk=mover.num_disk_places if mover is not None else 0,
         space=virtual.space if virtual is not None else None,
+        groups=tuple(group.rule for group in groups),
     )
+    if cache_log is not None:
+        cache_log.has_groups = len(groups) > 1
     pool.cache_log = cache_log  # before the tiers: they tell what a kept file holds
-    return _Cache(storage, pool, mover, virtual)
+    return _Cache(storage, pool, mover, virtual, groups)
 
 
 def _build_states(loaded: LoadedModel, num_states: int) -> StateStorage | None:
@@ -475,6 +501,8 @@ def _hello(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
             max_request_tokens=scheduler.max_request_tokens,
+            groups=cache.shown_groups,
+            num_reserved_blocks=pool.num_blocks - pool.num_usable,
         ),
         device=_device_info(loaded.device, loaded.dtype, attention.words, loaded.rank.count),
         engine_version=program_version(),
@@ -484,6 +512,7 @@ def _hello(
             attention=config.page_heat > 0,
             allocator_map=True,
             sparse_decode=config.sparse_decode is not None,
+            groups=len(cache.groups) > 1,
         ),
         num_ranks=loaded.rank.count,
     )

@@ -132,7 +132,7 @@ class FrameBuilder:
             time_ns=now_ns,
             blocks=self._pool.ledger.pack(self._pool.take_changed()),
             new_requests=tuple(map(request_info, changes.added)),
-            requests=pack_requests(requests, changes.tables),
+            requests=pack_requests(requests, changes.tables, changes.groups),
             batch=batch,
             timings=timings,
             counters=self._counters(),
@@ -226,28 +226,37 @@ def request_info(request: Request) -> RequestInfo:
     )
 
 
-def pack_requests(requests: Sequence[Request], tables: Mapping[int, int]) -> RequestRows:
-    """A row a request. `tables`: of those whose block table changed, how many of its first blocks did not.
+def pack_requests(
+    requests: Sequence[Request], tables: Mapping[int, int], groups: Mapping[tuple[int, int], int] | None = None
+) -> RequestRows:
+    """A row a request, and one more for each other KV group whose block table changed.
 
-    A swapped-out request's table is that of its rows in lower tiers.
+    `tables`: of those whose tables changed, how many of the first blocks of each did not; `groups`: the same of one
+    table, by request and group. A swapped-out request's table is that of its rows in lower tiers.
     """
-    if not requests:
+    rows: list[tuple[Request, int, int, list[int]]] = []
+    for request in requests:
+        for group, table in enumerate(request.saved_tables or request.block_tables):
+            start = tables.get(request.number, len(table))
+            if groups:
+                start = min(start, groups.get((request.number, group), start))
+            if not group or request.number in tables or (groups and (request.number, group) in groups):
+                rows.append((request, group, start, table[start:]))
+    if not rows:
         return RequestRows()
-    held = [request.saved_rows or request.block_table for request in requests]
-    starts = [tables.get(request.number, len(table)) for request, table in zip(requests, held, strict=True)]
-    tails = [table[start:] for table, start in zip(held, starts, strict=True)]
     return RequestRows(
-        number=pack_u4([request.number for request in requests]),
-        state=bytes([request.state for request in requests]),
-        num_computed_tokens=pack_u4([request.num_computed_tokens for request in requests]),
-        num_cached_tokens=pack_u4([request.num_cached_tokens for request in requests]),
-        num_output_tokens=pack_u4([len(request.output_token_ids) for request in requests]),
-        num_preemptions=_pack_u2([min(request.num_preemptions, MAX_U2) for request in requests]),
-        table_start=pack_u4(starts),
-        table_count=pack_u4([len(tail) for tail in tails]),
-        table_blocks=pack_u4([block for tail in tails for block in tail]),
-        num_draft_tokens=_pack_if_any([request.num_draft_tokens for request in requests]),
-        num_accepted_tokens=_pack_if_any([request.num_accepted_tokens for request in requests]),
+        number=pack_u4([request.number for request, *_ in rows]),
+        state=bytes([request.state for request, *_ in rows]),
+        num_computed_tokens=pack_u4([request.num_computed_tokens for request, *_ in rows]),
+        num_cached_tokens=pack_u4([request.num_cached_tokens for request, *_ in rows]),
+        num_output_tokens=pack_u4([len(request.output_token_ids) for request, *_ in rows]),
+        num_preemptions=_pack_u2([min(request.num_preemptions, MAX_U2) for request, *_ in rows]),
+        table_start=pack_u4([start for _, _, start, _ in rows]),
+        table_count=pack_u4([len(tail) for *_, tail in rows]),
+        table_blocks=pack_u4([block for *_, tail in rows for block in tail]),
+        num_draft_tokens=_pack_if_any([request.num_draft_tokens for request, *_ in rows]),
+        num_accepted_tokens=_pack_if_any([request.num_accepted_tokens for request, *_ in rows]),
+        table_group=_pack_if_any([group for _, group, _, _ in rows]),
     )
 
 

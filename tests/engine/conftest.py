@@ -11,6 +11,7 @@ import pytest
 
 from kvscope_engine.policy.allocation.address_space import AddressSpace, address_space, page_range
 from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
+from kvscope_engine.policy.kv_groups import ONE_GROUP, GroupRule
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, without_ended
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
@@ -44,6 +45,7 @@ class Shape:
     block_bytes: tuple[int, ...] = (24,)
     """Of each tensor; with `page_bytes`, for the policy `virtual`."""
     page_bytes: int = 32
+    groups: tuple[GroupRule, ...] = ONE_GROUP
 
     def space(self) -> AddressSpace:
         """Of the policy `virtual`."""
@@ -195,6 +197,7 @@ class Drive:
             num_host=shape.num_host,
             num_disk=shape.num_disk,
             space=space,
+            groups=shape.groups,
         )
         self.kv = np.full((num_rows, shape.block_size), POISON, np.int64)
         self.mover = PretendMover(self.kv, shape)
@@ -341,15 +344,19 @@ class Drive:
         tokens = self._tokens(item)
         for position, value in list(enumerate(running_hashes(tokens)))[item.start :]:
             block, slot = divmod(position, self.shape.block_size)
-            self.kv[item.request.block_table[block], slot] = value
+            for group, table in enumerate(item.request.block_tables):
+                self.kv[table[block], slot] = value + group
 
     def _sample(self, item: Scheduled) -> tuple[int, ...]:
         stop = item.start + item.num_tokens
         tokens = self._tokens(item)
         if self.pages is not None:
             self.pages.check_backed(item.request.block_table)
-        seen = self.kv[item.request.block_table].reshape(-1)[:stop].tolist()
-        assert seen == running_hashes(tokens), f"request {item.request.number} reads what is not its own past"
+        for group, (rule, table) in enumerate(zip(self.pool.groups, item.request.block_tables, strict=True)):
+            first = rule.first_read(item.start)
+            seen = self.kv[table].reshape(-1)[first:stop].tolist()
+            past = [value + group for value in running_hashes(tokens)[first:]]
+            assert seen == past, f"request {item.request.number} reads what is not its own past in group {group}"
         self.sampled[item.request.number] = next_token(tokens)
         return (next_token(tokens),) if item.samples else ()
 
@@ -372,10 +379,12 @@ class Drive:
             assert stop <= request.num_prompt_tokens + request.max_tokens - 1, "the last token is never an input"
             sampled = before is not None and before.samples
             assert item.samples == (stop == request.num_tokens + sampled)
-            written = request.block_table[item.start // shape.block_size : -(-stop // shape.block_size)]
-            assert len(request.block_table) == -(-stop // shape.block_size)
-            assert (ledger.ref_count[written] == 1).all(), "a shared block is written"
-            assert (ledger.hash[written] == 0).all(), "a block of the prefix cache is written"
+            for group, table in enumerate(request.block_tables):
+                written = table[item.start // shape.block_size : -(-stop // shape.block_size)]
+                assert len(table) == -(-stop // shape.block_size)
+                assert (ledger.ref_count[written] == 1).all(), "a shared block is written"
+                assert (ledger.hash[written] == 0).all(), "a block of the prefix cache is written"
+                assert (ledger.group[written] == group).all(), "a block of another group is written"
 
 
 @pytest.fixture

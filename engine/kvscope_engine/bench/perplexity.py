@@ -44,11 +44,11 @@ def _chunk_logits(forward: Forward, storage: KVStorage, ids: torch.Tensor, start
     """(end - start, vocabulary) of tokens start..end - 1; the blocks are in a row, so a position is a slot."""
     positions = torch.arange(start, end, device=ids.device)
     prefill = PrefillBatch(
-        block_tables=torch.arange(storage.num_blocks, dtype=torch.int32, device=ids.device)[None],
+        block_tables=(torch.arange(storage.num_blocks, dtype=torch.int32, device=ids.device)[None],),
         seq_lens=torch.tensor([end], dtype=torch.int32, device=ids.device),
         max_seq_len=end,
         query_start=torch.tensor([0, end - start], dtype=torch.int32, device=ids.device),
         max_query_len=end - start,
     )
-    context = PagedContext(storage, ops_for(ids.device.type), positions, 0, None, prefill)
+    context = PagedContext(storage, ops_for(ids.device.type), (positions,), 0, None, prefill)
     return forward.logits(ids[start:end], positions, context)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from kvscope_engine.policy.kv_groups import GroupRule
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
 
@@ -11,28 +14,50 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def num_blocks_in_the_end(request: Request, block_size: int) -> int:
-    """Blocks that hold its prompt and all it may generate."""
-    return num_blocks_for(_length(request), block_size)
+class BlockNeeds:
+    """Blocks that requests hold at most in all KV groups together, when `max_chunk` tokens of one run in a step."""
 
+    def __init__(self, groups: Sequence[GroupRule], block_size: int, max_chunk: int) -> None:
+        self._groups = groups
+        self._block_size = block_size
+        self._max_chunk = max_chunk
 
-def check_fits(request: Request, *, num_blocks: int, block_size: int, max_model_len: int) -> None:
-    """Raise BadInput with the numbers when the request could not run even with the engine to itself.
+    def at_most(self, num_tokens: int) -> int:
+        """Of a request of so many tokens."""
+        return sum(rule.most_held(num_tokens, self._max_chunk, self._block_size) for rule in self._groups)
 
-    One that passes can always run alone, so a scheduler that falls back to one request never gets stuck.
-    """
-    if not request.num_prompt_tokens:
-        raise BadInput("the prompt is empty: at least 1 token is needed")
-    length = _length(request)
-    parts = f"{request.num_prompt_tokens} prompt tokens and {request.max_tokens} new ones"
-    if length > max_model_len:
-        raise BadInput(f"{parts} make {length} tokens: at most {max_model_len} are accepted (max_model_len)")
-    needed = num_blocks_for(length, block_size)
-    if needed > num_blocks:
-        raise BadInput(
-            f"{parts} need {needed} blocks of {block_size} tokens: the whole pool has {num_blocks}"
-            f" ({num_blocks * block_size} tokens)"
-        )
+    def in_the_end(self, request: Request) -> int:
+        """With its prompt and all it may generate."""
+        return self.at_most(_length(request))
+
+    def longest(self, num_blocks: int, max_tokens: int) -> int:
+        """The most tokens, `max_tokens` at most, of a request that holds `num_blocks` at most."""
+        low, high = 0, max_tokens
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.at_most(middle) <= num_blocks else (low, middle - 1)
+        return low
+
+    def check_fits(self, request: Request, num_blocks: int, max_model_len: int) -> None:
+        """Raise BadInput with the numbers when the request could not run even with the engine to itself.
+
+        One that passes can always run alone, so a scheduler that falls back to one request never gets stuck.
+        """
+        if not request.num_prompt_tokens:
+            raise BadInput("the prompt is empty: at least 1 token is needed")
+        length = _length(request)
+        parts = f"{request.num_prompt_tokens} prompt tokens and {request.max_tokens} new ones"
+        if length > max_model_len:
+            raise BadInput(f"{parts} make {length} tokens: at most {max_model_len} are accepted (max_model_len)")
+        needed = self.at_most(length)
+        if needed > num_blocks:
+            size, num_groups = self._block_size, len(self._groups)
+            groups = f" in {num_groups} KV groups" if num_groups > 1 else ""
+            room = num_blocks * size if num_groups == 1 else self.longest(num_blocks, num_blocks * size)
+            raise BadInput(
+                f"{parts} need {needed} blocks of {size} tokens{groups}: the whole pool has {num_blocks}"
+                f" ({room} tokens)"
+            )
 
 
 def _length(request: Request) -> int:

@@ -78,8 +78,8 @@ class StepResult:
     """One for each of these tokens where they were asked for; empty when no request asked for any."""
     forward_ns: int = 0
     block_shares: NDArray[np.float32] | None = None
-    """(num_single_token, blocks): the share of each decode's attention that fell on each of its blocks; None where it
-    was not measured."""
+    """(groups, num_single_token, blocks): the share of each decode's attention, in the layers of each KV group, that
+    fell on each of its blocks; None where it was not measured."""
     graph_size: int = 0
     """Requests that the CUDA graph it ran as has room for; 0: it ran without one."""
     wait_ns: int = 0
@@ -101,7 +101,7 @@ def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepRes
     num_single_token = sum(index < plan.num_single_token for index in kept)
     logprobs = tuple(result.logprobs[index] for index in kept) if result.logprobs else ()
     decodes = kept[:num_single_token]
-    shares = None if result.block_shares is None else result.block_shares[decodes]
+    shares = None if result.block_shares is None else result.block_shares[:, decodes]
     skips = None if result.block_skips is None else result.block_skips[decodes]
     how = (result.graph_size, result.wait_ns, skips, result.launches, result.graph_tokens)
     return (

@@ -1,7 +1,7 @@
-"""A request: prompt, tokens so far, sampling, state, its block table. Knows no tensors.
+"""A request: prompt, tokens so far, sampling, state, its block tables. Knows no tensors.
 
-The scheduler owns `state`, `block_table`, `saved_rows` and `num_computed_tokens`; the engine's commit appends to
-`output_token_ids` and ends the request. Nobody else writes here.
+The scheduler owns `state`, `block_tables`, `num_let_go`, `saved_tables` and `num_computed_tokens`; the engine's
+commit appends to `output_token_ids` and ends the request. Nobody else writes here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ class Request:
     priority: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     state: RequestState = RequestState.WAITING
-    block_table: list[int] = field(default_factory=list)
+    block_tables: list[list[int]] = field(default_factory=lambda: [[]])
+    """One a KV group, all of one length."""
+    num_let_go: list[int] = field(default_factory=lambda: [0])
+    """Of each group's table, the places from the first whose blocks were let go of (`NULL_BLOCK`)."""
     num_computed_tokens: int = 0
     """Tokens, from the first, whose KV is in the blocks of the table."""
     num_cached_tokens: int = 0
@@ -42,8 +45,9 @@ class Request:
     """When it last was, 0: never."""
     num_lost_tokens: int = 0
     """The most tokens, from the first, whose KV was in its blocks when it was preempted."""
-    saved_rows: list[int] = field(default_factory=list)
-    """While it is swapped out: rows of lower tiers that hold its first tokens' KV, place by place; else empty."""
+    saved_tables: list[list[int]] = field(default_factory=list)
+    """While it is swapped out: rows of lower tiers that hold its first tokens' KV, place by place, a list a KV group,
+    of which `num_let_go` places are not there; else empty."""
     num_saved_tokens: int = 0
     """Tokens in them."""
     parent: int = 0
@@ -74,6 +78,31 @@ class Request:
     """Tokens, from the first, that blocks were found for beyond the last state that could be gone on from."""
     matcher: TokenMatcher | None = None
     """Keeps its output to a form; the stream of its output drives it, the sampler asks it."""
+
+    @property
+    def block_table(self) -> list[int]:
+        """That of the first KV group."""
+        return self.block_tables[0]
+
+    @property
+    def held_blocks(self) -> list[int]:
+        """Of all groups, in the order of the text: what is read last comes last."""
+        tables = self.block_tables
+        if len(tables) == 1 and not self.num_let_go[0]:
+            return tables[0]
+        return [
+            table[place]
+            for place in range(len(tables[0]))
+            for table, let_go in zip(tables, self.num_let_go, strict=True)
+            if place >= let_go
+        ]
+
+    @property
+    def saved_rows(self) -> list[int]:
+        """Of all groups."""
+        return [
+            row for table, let_go in zip(self.saved_tables, self.num_let_go, strict=False) for row in table[let_go:]
+        ]
 
     @property
     def num_prompt_tokens(self) -> int:

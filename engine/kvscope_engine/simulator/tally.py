@@ -77,7 +77,7 @@ class Tally:
         for item in plan.scheduled:
             request = item.request
             if item.start == request.num_cached_tokens or request.num_preemptions:
-                tiers = [origins.pop(block, None) for block in request.block_table]
+                tiers = [origins.pop(block, None) for block in request.held_blocks]
                 for tier in tiers if not request.num_preemptions else ():
                     if tier is not None:
                         self.num_loaded_tokens[tier] += block_size

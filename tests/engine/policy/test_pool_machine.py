@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 from hypothesis.stateful import run_state_machine_as_test as check_machine
 
 from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_groups import ONE_GROUP, find_prefix
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, pack_tokens
 
 MAX_TABLES: Final = 12
@@ -167,7 +168,8 @@ class PoolMachine(RuleBasedStateMachine):
             return []
         digests: list[bytes] = []
         self.pool.index.extend(digests, tokens)
-        return self.pool.index.find(digests[: (len(tokens) - 1) // self.size])
+        found = find_prefix(ONE_GROUP, digests[: (len(tokens) - 1) // self.size], self.size, self.pool.index.get)
+        return found.tables[0] if found.tables else []
 
     def _compute(self, text: Text) -> None:
         first, stop = text.computed // self.size, -(-len(text.tokens) // self.size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from hypothesis.stateful import (
 
 from kvscope_engine.policy.allocation.fragmentation import kv_use
 from kvscope_engine.policy.allocation.names import ALLOCATORS
+from kvscope_engine.policy.kv_groups import ONE_GROUP, GroupRule
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.request_state import RequestState
@@ -30,10 +32,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     """`Drive` checks each step: every token sees its own past, and no copy's source is another's target."""
 
     def __init__(
-        self, drive: Make, completion: Make, allocator: str, knows_lengths: bool, has_tiers: bool = False
+        self,
+        drive: Make,
+        completion: Make,
+        allocator: str,
+        knows_lengths: bool,
+        *,
+        has_tiers: bool = False,
+        has_groups: bool = False,
     ) -> None:
         super().__init__()
-        self.has_tiers = has_tiers
+        self.has_tiers, self.has_groups = has_tiers, has_groups
         self.make, self.completion = drive, completion
         self.allocator, self.knows_lengths = allocator, knows_lengths
         self.one: Any = None
@@ -49,6 +58,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_disk=st.sampled_from([0, 5, 60, 60]),
         preemption=st.sampled_from(["swap", "swap", "auto", "recompute"]),
         block_bytes=st.sampled_from([(24,), (32,), (8, 8), (16, 48), (80, 32)]),
+        groups=st.lists(
+            st.builds(GroupRule, st.sampled_from([0, 1, 2, 3, 5, 8, 13, 30]), st.booleans()), min_size=1, max_size=4
+        ),
     )
     def begin(
         self,
@@ -62,6 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_disk: int,
         preemption: str,
         block_bytes: tuple[int, ...],
+        groups: list[GroupRule],
     ) -> None:
         longest_run = 1 << (num_blocks.bit_length() - 1)
         self.one = self.make(
@@ -77,6 +90,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_disk=num_disk if self.has_tiers else 0,
             preemption=preemption,
             block_bytes=block_bytes,
+            groups=tuple(groups) if self.has_groups else ONE_GROUP,
         )
         self.requests: list[Request] = []
 
@@ -237,6 +251,15 @@ def test_requests_and_blocks_agree_over_all_tiers(
 ) -> None:
     """Swapped, offloaded, demoted, loaded, lost: every request reads its own past, and every place is accounted for."""
     _check_machine(lambda: SchedulerMachine(drive, expected_completion, "paged", False, has_tiers=True), storm(15, 150))
+
+
+@pytest.mark.parametrize("has_tiers", [False, True])
+def test_requests_and_blocks_agree_in_all_kv_groups(
+    drive: Make, expected_completion: Make, has_tiers: bool, storm: Callable[[int, int], int]
+) -> None:
+    """Windows and chunks let go of blocks, prompts find what all groups have; no token misses what its layers read."""
+    make = partial(SchedulerMachine, drive, expected_completion, "paged", False, has_tiers=has_tiers, has_groups=True)
+    _check_machine(make, storm(20, 300))
 
 
 def _check_machine(machine: Callable[[], SchedulerMachine], max_examples: int) -> None:

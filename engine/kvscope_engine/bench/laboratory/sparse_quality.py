@@ -111,14 +111,14 @@ class _Reading:
     def fill(self, start: int, end: int) -> None:
         """A piece of the prompt."""
         prefill = PrefillBatch(
-            block_tables=self._tables,
+            block_tables=(self._tables,),
             seq_lens=self._ints(end),
             max_seq_len=end,
             query_start=self._ints(0, end - start),
             max_query_len=end - start,
         )
         slots = torch.arange(start, end, device=self._ids.device)
-        context = PagedContext(self._storage, self.ops, slots, 0, None, prefill)
+        context = PagedContext(self._storage, self.ops, (slots,), 0, None, prefill)
         self._forward.fill(self._ids[start:end], slots, context)
 
     def decode(self, start: int, choice: PageChoice) -> _Answers:
@@ -126,8 +126,8 @@ class _Reading:
         predictions, took = [], []
         for place in range(start, len(self._ids) - 1):
             slots = torch.tensor([place], device=self._ids.device)
-            batch = DecodeBatch(self._tables, self._ints(place + 1), place + 1)
-            context = PagedContext(self._storage, self.ops, slots, 1, batch, None, choice=choice)
+            batch = DecodeBatch((self._tables,), self._ints(place + 1), place + 1)
+            context = PagedContext(self._storage, self.ops, (slots,), 1, batch, None, choice=choice)
             began = time.perf_counter()
             logits = self._forward.logits(self._ids[place : place + 1], slots, context)
             predictions.append(logits[0].float().log_softmax(-1).cpu())

@@ -132,13 +132,13 @@ def check_context(step: CheckStep, storage: KVStorage, ops: Ops, states: StateSt
     lens = torch.tensor(ends, dtype=torch.int32, device=device)
     sizes = [piece.end - piece.start for piece in step.pieces[count:]]
     starts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
-    decode = DecodeBatch(tables[:count], lens[:count], max(ends[:count])) if count else None
+    decode = DecodeBatch((tables[:count],), lens[:count], max(ends[:count])) if count else None
     prefill = None
     if sizes:
         query_start = torch.tensor(starts, dtype=torch.int32, device=device)
-        prefill = PrefillBatch(tables[count:], lens[count:], max(ends[count:]), query_start, max(sizes))
+        prefill = PrefillBatch((tables[count:],), lens[count:], max(ends[count:]), query_start, max(sizes))
     slots = torch.tensor([_slot(p, index, storage.block_size) for p in step.pieces for index in range(p.start, p.end)])
-    context = PagedContext(storage, ops, slots.to(device), count, decode, prefill)
+    context = PagedContext(storage, ops, (slots.to(device),), count, decode, prefill)
     if states is not None:
         context.states = _check_states(step, states)
     return context

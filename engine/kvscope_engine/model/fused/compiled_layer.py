@@ -30,6 +30,7 @@ class WholeLayer:
     def __init__(self, layer: FusedLayer, form: LayerForm) -> None:
         self._number, self._head_dim = layer.attention.layer, layer.attention.head_dim
         self._form = form
+        self._group = 0
         self._ops = ops_for("cpu")
         self._storage: ref[KVStorage] | None = None
         self._compiled: CompiledLayer | None = None
@@ -46,11 +47,11 @@ class WholeLayer:
         if not isinstance(paged, PagedContext) or not self._knows(paged):
             return None
         compiled = self._over(paged.storage)
-        step = _step(paged, turn_of(position_embeddings, self._head_dim, paged))
+        step = _step(paged, turn_of(position_embeddings, self._head_dim, paged), self._group)
         if compiled is None or step is None or not compiled.takes(x, normed, step):
             return None
         if paged.shares is not None:
-            paged.shares.count_layer()
+            paged.shares.count_layer(self._group)
         return compiled(x, normed, step)
 
     def _knows(self, paged: PagedContext) -> bool:
@@ -60,7 +61,10 @@ class WholeLayer:
         """Bound to that storage; made when it is another than the last one."""
         if self._storage is None or self._storage() is not storage:
             kv = storage.layer(self._number)
-            is_plain = all(more is None for more in kv[2:])  # whatever is kept beside keys and values is written too
+            self._group = kv.group
+            is_plain = (
+                kv.k_scale is None and kv.v_scale is None and kv.bounds is None
+            )  # whatever is kept beside keys and values is written too
             is_ours = is_plain and can_compile(self._form, kv.k, kv.v)
             self._compiled = CompiledLayer(self._form, kv.k, kv.v) if is_ours else None
             self._storage = ref(storage)
@@ -118,13 +122,14 @@ def _norm(norm: FastRMSNorm) -> Norm:
     return Norm(norm.weight, float(norm.eps))
 
 
-def _step(paged: PagedContext, turn: Turn) -> DecodeStep | None:
-    """Made once a step for each pair of cosines and sines that the model hands out."""
-    known = paged.decode_steps.get(id(turn.cos))
+def _step(paged: PagedContext, turn: Turn, group: int) -> DecodeStep | None:
+    """Made once a step for each pair of cosines and sines that the model hands out, in each KV group."""
+    known = paged.decode_steps.get((id(turn.cos), group))
     if known is None:
         batch = paged.decode
         assert batch is not None, "a step without prefill has decodes"
-        shares = None if paged.shares is None else paged.shares.total(batch.block_tables)
-        made = DecodeStep(turn, paged.slot_mapping, batch.block_tables, batch.seq_lens, shares)
-        known = paged.decode_steps[id(turn.cos)] = (made if made.is_sound else None,)
+        tables = batch.block_tables[group]
+        shares = None if paged.shares is None else paged.shares.total(tables, group)
+        made = DecodeStep(turn, paged.slot_mapping[group], tables, batch.seq_lens, shares)
+        known = paged.decode_steps[id(turn.cos), group] = (made if made.is_sound else None,)
     return known[0]

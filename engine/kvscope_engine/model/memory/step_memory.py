@@ -52,6 +52,8 @@ class StepLimits:
     max_request_tokens: int
     """What the pool can hold of one request, at most the model's length."""
     block_size: int
+    num_groups: int = 1
+    """KV groups, each with block tables of its own."""
     max_drafts: int = 0
     """Tokens guessed ahead for one request; a step's drafts make it sample no more rows than these and one, or
     `max_num_seqs`."""
@@ -89,13 +91,16 @@ def max_batched_tokens(config: EngineConfig, device_type: str) -> int:
     return max(GPU_BATCHED_TOKENS if device_type == "cuda" else CPU_BATCHED_TOKENS, config.max_num_seqs)
 
 
-def step_reserves(config: EngineConfig, loaded: LoadedModel, processors: Processors) -> StepReserves:
+def step_reserves(
+    config: EngineConfig, loaded: LoadedModel, processors: Processors, num_groups: int = 1
+) -> StepReserves:
     """What stays taken for steps, beside what a profile of one shows, before it is known what the pool holds."""
     limits = StepLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
         max_request_tokens=loaded.max_model_len,
         block_size=config.block_size,
+        num_groups=num_groups,
         max_drafts=config.speculative_config.num_speculative_tokens if config.speculative_config is not None else 0,
     )
     heads = HeadShape(
@@ -121,13 +126,14 @@ def step_buffer_bytes(limits: StepLimits, vocab_size: int) -> int:
     """Bytes of a step's buffer, on the host and again on the device."""
     masks = min(4 * -(-vocab_size // 32) * limits.max_num_seqs, MAX_MASK_BYTES)
     tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
-    inputs = inputs_bytes(tokens, limits.max_num_seqs, limits.max_request_tokens, limits.block_size)
+    length, num_groups = limits.max_request_tokens, limits.num_groups
+    inputs = inputs_bytes(tokens, limits.max_num_seqs, length, limits.block_size, num_groups)
     return inputs + SAMPLING_INPUT_BYTES + SAMPLING_ROW_BYTES * limits.max_num_seqs + masks
 
 
 def graph_tensor_bytes(limits: StepLimits, vocab_size: int) -> int:
     """Bytes of the one tensor of logits that all graphs write, and of the block tables that all of them read."""
-    columns = vocab_size + table_width(limits.max_request_tokens, limits.block_size)
+    columns = vocab_size + limits.num_groups * table_width(limits.max_request_tokens, limits.block_size)
     return FLOAT32_BYTES * captured_sizes(limits.max_num_seqs)[-1] * columns
 
 

@@ -42,7 +42,7 @@ from kvscope_engine.model.ranks.reduce import keep_residual_in_float32, reduce_b
 from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.memory import pool_size
 from kvscope_engine.model.running.runner import ModelRunner
-from kvscope_engine.model.running.storage_for_model import storage_for_model
+from kvscope_engine.model.running.storage_for_model import groups_of_model, storage_for_model
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import KvscopeError
 
@@ -103,7 +103,9 @@ def _run(
     threads: CpuThreads,
 ) -> None:
     storage = storage_for_model(
-        *(loaded, begin.num_blocks, config.block_size, config.kv_cache_dtype), sparse_decode=config.sparse_decode
+        *(loaded, begin.num_blocks, config.block_size, config.kv_cache_dtype),
+        sparse_decode=config.sparse_decode,
+        groups=groups_of_model(config, loaded),
     )
     runner = ModelRunner(
         loaded,

@@ -43,6 +43,7 @@ class Step(_Message, frozen=True, kw_only=True):
     seq_lens: bytes
     query_start: bytes
     num_single_token: int
+    num_groups: int = 1
     copies: bytes = b""
 
 
@@ -92,11 +93,12 @@ def step_of(inputs: StepInputs, copies: Sequence[tuple[int, int]]) -> Step:
     return Step(
         input_ids=inputs.input_ids.tobytes(),
         positions=inputs.positions.tobytes(),
-        slot_mapping=inputs.slot_mapping.tobytes(),
+        slot_mapping=np.ascontiguousarray(inputs.slot_mapping).tobytes(),
         block_tables=np.ascontiguousarray(inputs.block_tables).tobytes(),
         seq_lens=inputs.seq_lens.tobytes(),
         query_start=inputs.query_start.tobytes(),
         num_single_token=inputs.num_single_token,
+        num_groups=len(inputs.slot_mapping),
         copies=np.array(copies, np.int64).tobytes() if copies else b"",
     )
 
@@ -107,8 +109,8 @@ def inputs_of(step: Step) -> tuple[StepInputs, list[tuple[int, int]]]:
     inputs = StepInputs(
         input_ids=_array(step.input_ids, np.int64),
         positions=_array(step.positions, np.int64),
-        slot_mapping=_array(step.slot_mapping, np.int64),
-        block_tables=_array(step.block_tables, np.int32).reshape(len(seq_lens), -1),
+        slot_mapping=_array(step.slot_mapping, np.int64).reshape(step.num_groups, -1),
+        block_tables=_array(step.block_tables, np.int32).reshape(step.num_groups, len(seq_lens), -1),
         seq_lens=seq_lens,
         query_start=_array(step.query_start, np.int32),
         num_single_token=step.num_single_token,

@@ -66,8 +66,8 @@ class AttentionContext(Protocol):
 class DecodeBatch:
     """Sequences with one query token each: the first tokens of the flattened batch."""
 
-    block_tables: torch.Tensor
-    """(num_single_token, max_blocks) int32."""
+    block_tables: tuple[torch.Tensor, ...]
+    """(num_single_token, max_blocks) int32, one a KV group."""
     seq_lens: torch.Tensor
     """(num_single_token,) int32, the query token included."""
     max_seq_len: int
@@ -77,8 +77,8 @@ class DecodeBatch:
 class PrefillBatch:
     """Sequences with several query tokens: the rest of the flattened batch."""
 
-    block_tables: torch.Tensor
-    """(num_prefills, max_blocks) int32."""
+    block_tables: tuple[torch.Tensor, ...]
+    """(num_prefills, max_blocks) int32, one a KV group."""
     seq_lens: torch.Tensor
     """(num_prefills,) int32, the query tokens included."""
     max_seq_len: int
@@ -104,13 +104,13 @@ class PagedContext(AttentionContext):
 
     storage: KVStorage
     ops: Ops
-    slot_mapping: torch.Tensor
-    """(T,) int64; -1 for padding."""
+    slot_mapping: tuple[torch.Tensor, ...]
+    """(T,) int64, one a KV group; -1 for padding."""
     num_single_token: int
     decode: DecodeBatch | None
     prefill: PrefillBatch | None
     scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
-    decode_steps: dict[int, tuple[DecodeStep | None]] = field(default_factory=dict)
+    decode_steps: dict[tuple[int, int], tuple[DecodeStep | None]] = field(default_factory=dict)
     """What layers in one call share, kept as `scratch` is."""
     shares: AttentionScores | None = None
     """Where the decodes' attention is measured in this step."""
@@ -134,7 +134,7 @@ class PagedContext(AttentionContext):
         if key.shape[-1] != stored_dim:
             query, key = _widen(query, stored_dim), _widen(key, stored_dim)
         value = _widen(value, stored_dim)
-        self.ops.kv_write(key, value, kv.k, kv.v, self.slot_mapping, kv.k_scale, kv.v_scale)
+        self.ops.kv_write(key, value, kv.k, kv.v, self.slot_mapping[kv.group], kv.k_scale, kv.v_scale)
         self._update_bounds(kv)
         out = self.attend_written(query, kv, options)
         return out if value_dim == stored_dim else out[..., :value_dim]
@@ -150,13 +150,13 @@ class PagedContext(AttentionContext):
         kv = self.storage.layer(layer)
         if kv.k.shape[-1] != heads.shape[-1]:
             return self.attend(layer, *rotate_torch(heads, rotation), options)
-        query = self.ops.rotate_write(heads, rotation, kv.k, kv.v, self.slot_mapping, kv.k_scale, kv.v_scale)
+        query = self.ops.rotate_write(heads, rotation, kv.k, kv.v, self.slot_mapping[kv.group], kv.k_scale, kv.v_scale)
         self._update_bounds(kv)
         return self.attend_written(query, kv, options)
 
     def _update_bounds(self, kv: LayerKV) -> None:
         if kv.bounds is not None:
-            self.ops.block_bounds(kv.k, kv.bounds, self.slot_mapping, kv.k_scale)
+            self.ops.block_bounds(kv.k, kv.bounds, self.slot_mapping[kv.group], kv.k_scale)
 
     def attend_written(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
         """(T, Hq, D) over keys and values that are stored, those of the step among them -> (T, Hq, D)."""
@@ -187,20 +187,21 @@ class PagedContext(AttentionContext):
         chosen = self._choose(batch, query, kv, options)
         if chosen is not None:
             return self._decode_chosen(chosen, batch, query, kv, options, out)
-        shares = None if self.shares is None else self.shares.of_layer(batch.block_tables)
-        return self.ops.decode(_args(query, kv, batch, options, out), self.plans, shares)
+        tables = batch.block_tables[kv.group]
+        shares = None if self.shares is None else self.shares.of_layer(tables, kv.group)
+        return self.ops.decode(_args(query, kv, batch, options, out, tables), self.plans, shares)
 
     def _choose(self, batch: DecodeBatch, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> Chosen | None:
         """None: all blocks."""
         if self.choice is None or kv.bounds is None:
             return None
         chosen = self.choice.choose(
-            *(query, kv, batch.block_tables, batch.seq_lens, batch.max_seq_len),
+            *(query, kv, batch.block_tables[kv.group], batch.seq_lens, batch.max_seq_len),
             scale=options.scale,
             softcap=options.softcap,
         )
         if self.skips is not None:
-            self.skips.add(chosen, batch.block_tables, kv.k.shape[2])
+            self.skips.add(chosen, batch.block_tables[kv.group], kv.k.shape[2])
         return chosen
 
     def _decode_chosen(
@@ -213,10 +214,11 @@ class PagedContext(AttentionContext):
         out: torch.Tensor | None,
     ) -> torch.Tensor:
         """Over the blocks that each KV head chose; the same operation as over all."""
-        rows, kv = query.reshape(len(chosen.seq_lens), -1, query.shape[-1]), heads_apart(kv)
-        args = _args(rows, kv, chosen, options, None if out is None else out.view(rows.shape))
+        rows, tables = query.reshape(len(chosen.seq_lens), -1, query.shape[-1]), batch.block_tables[kv.group]
+        kv = heads_apart(kv)
+        args = _args(rows, kv, chosen, options, None if out is None else out.view(rows.shape), chosen.block_tables)
         if self.shares is not None:
-            self.shares.add_chosen(args, chosen, batch.block_tables)
+            self.shares.add_chosen(args, chosen, tables)
         return self.ops.decode(args).view(query.shape)
 
     def _prefill(
@@ -225,12 +227,13 @@ class PagedContext(AttentionContext):
         batch = self.prefill
         assert batch is not None, "only called with prefill"
         runs = QueryRuns(batch.query_start, batch.max_query_len, batch.lengths, self.plans)
-        return self.ops.prefill(_args(query, kv, batch, options, out), runs)
+        return self.ops.prefill(_args(query, kv, batch, options, out, batch.block_tables[kv.group]), runs)
 
 
 def add_shares(shares: AttentionScores, layer: KeptDecode, batch: DecodeBatch) -> None:
     """Measure a layer's decodes."""
-    shares.add(_args(layer.query, layer.kv, batch, layer.options, None))
+    tables = batch.block_tables[layer.kv.group]
+    shares.add(_args(layer.query, layer.kv, batch, layer.options, None, tables), layer.kv.group)
 
 
 def register_attention() -> None:
@@ -278,9 +281,10 @@ def _args(
     batch: DecodeBatch | PrefillBatch | Chosen,
     options: AttentionOptions,
     out: torch.Tensor | None,
+    block_tables: torch.Tensor,
 ) -> AttentionArgs:
     return AttentionArgs(
-        *(query, kv.k, kv.v, batch.block_tables, batch.seq_lens),
+        *(query, kv.k, kv.v, block_tables, batch.seq_lens),
         *(options.scale, options.sliding_window, options.softcap, options.sinks),
         *(kv.k_scale, kv.v_scale, batch.max_seq_len, out),
     )

@@ -5,6 +5,8 @@ Owns when a step is measured and what is added up. Knows neither blocks' owners 
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,27 +21,27 @@ class AttentionScores:
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
-        self._total: torch.Tensor | None = None
-        self._num_layers = 0
+        self._totals: dict[int, torch.Tensor] = {}
+        self._num_layers: Counter[int] = Counter()
 
-    def total(self, block_tables: torch.Tensor) -> torch.Tensor:
-        """Where layers add their shares: (num_single_token, blocks) float32; see `DecodeBatch`."""
-        if self._total is None:
-            self._total = torch.zeros(block_tables.shape, device=block_tables.device)
-        return self._total
+    def total(self, block_tables: torch.Tensor, group: int = 0) -> torch.Tensor:
+        """Where layers of a KV group add their shares: (num_single_token, blocks) float32; see `DecodeBatch`."""
+        if group not in self._totals:
+            self._totals[group] = torch.zeros(block_tables.shape, device=block_tables.device)
+        return self._totals[group]
 
-    def count_layer(self) -> None:
-        """One more adds to it."""
-        self._num_layers += 1
+    def count_layer(self, group: int = 0) -> None:
+        """One more of the group adds to it."""
+        self._num_layers[group] += 1
 
-    def of_layer(self, block_tables: torch.Tensor) -> torch.Tensor:
+    def of_layer(self, block_tables: torch.Tensor, group: int = 0) -> torch.Tensor:
         """`total`, for a layer that is counted with it."""
-        self.count_layer()
-        return self.total(block_tables)
+        self.count_layer(group)
+        return self.total(block_tables, group)
 
-    def add(self, args: AttentionArgs) -> None:
+    def add(self, args: AttentionArgs, group: int = 0) -> None:
         """The shares alone of a layer's decodes, queries (num_single_token, Hq, D)."""
-        self._ops.block_attention(args, self.of_layer(args.block_tables))
+        self._ops.block_attention(args, self.of_layer(args.block_tables, group))
 
     def add_chosen(self, args: AttentionArgs, chosen: Chosen, block_tables: torch.Tensor) -> None:
         """The same of a layer whose KV heads chose: queries (num_single_token * Hkv, group, D) over `heads_apart`, as
@@ -51,10 +53,10 @@ class AttentionScores:
         total.scatter_add_(1, columns, shares.view(columns.shape).div_(chosen.columns.shape[1]))
 
     def rows(self) -> NDArray[np.float32] | None:
-        """(num_single_token, blocks): each row sums to 1. Waits for the step; None where no layer asked."""
-        if self._total is None:
+        """(groups, num_single_token, blocks): each row sums to 1. Waits for the step; None where no layer asked."""
+        if not self._totals:
             return None
-        return on_host(self._total) / np.float32(self._num_layers)
+        return np.stack([on_host(self._totals[g]) / np.float32(self._num_layers[g]) for g in sorted(self._totals)])
 
 
 def on_host(tensor: torch.Tensor) -> NDArray[np.float32]:

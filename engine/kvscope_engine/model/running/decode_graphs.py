@@ -1,9 +1,9 @@
 """CUDA graphs of decode steps: one a padded batch size, of whatever lengths, replayed from when it is captured.
 
-Owns the graphs, the one tensor of block tables that all of them read and the one of logits that all of them write. A
-batch is padded to the next size with sequences of length 0 that write to slot -1. Launches are shaped by what the pool
-can hold and cut by the lengths that are there, so that short requests do not pay for a long context. The largest is
-captured before the first request, which proves that it can be done and gives all others their memory; another when
+Owns the graphs, the block tables that all of them read, one tensor a KV group, and the one of logits that all of them
+write. A batch is padded to the next size with sequences of length 0 that write to slot -1. Launches are shaped by what
+the pool can hold and cut by the lengths that are there, so that short requests do not pay for a long context. The
+largest is captured before the first request, which proves that it can be done and gives all others their memory; another when
 its size is wanted the second time, so that nobody waits at the start for sizes that never come. What fits no graph,
 and every step with prefills in it, runs eagerly: such a step is as long as its prefill, and the decodes beside it are
 back in a graph with the next one. A capture that fails costs its own size alone: batches of it take the next larger
@@ -72,6 +72,7 @@ class DecodeGraphs:
         max_num_seqs: int,
         max_tokens: int,
         block_size: int,
+        num_groups: int = 1,
         keeps_queries: bool = False,
         is_by_length: bool = False,
         failures: CaptureFailures | None = None,
@@ -81,10 +82,12 @@ class DecodeGraphs:
         self._lengths = captured_lengths(max_tokens) if is_by_length else (max_tokens,)
         self._forward = forward
         self._buffer = buffer
-        self._tables = torch.zeros(
-            self.sizes[-1], table_width(max_tokens, block_size), dtype=torch.int32, device=device
-        )
-        self._sent_tables: torch.Tensor | None = None
+        self._device = device
+        self._tables = [
+            torch.zeros(self.sizes[-1], table_width(max_tokens, block_size), dtype=torch.int32, device=device)
+            for _ in range(num_groups)
+        ]
+        self._sent_tables: list[torch.Tensor] = []
         self._logits: torch.Tensor | None = None
         self._block_size = block_size
         self._keeps_queries = keeps_queries
@@ -128,7 +131,7 @@ class DecodeGraphs:
         graph, kept = torch.cuda.CUDAGraph(), list[KeptDecode]()
         # Threads that copy beside the steps may go on meanwhile. `graph` does not leave its stream where its end fails.
         capturing = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-        with torch.cuda.stream(torch.cuda.current_stream(self._tables.device)), capturing:
+        with torch.cuda.stream(torch.cuda.current_stream(self._device)), capturing:
             self._forward_into_logits(tensors, kept if self._keeps_queries else None)
         self._pool = self._pool or graph.pool()
         self._kept[size, length] = kept
@@ -165,9 +168,9 @@ class DecodeGraphs:
     def replay(self, size: int, num_rows: int) -> torch.Tensor:
         """Logits (num_rows, vocabulary), valid until the next replay."""
         assert self._logits is not None, "nothing was captured"
-        if self._sent_tables is not None:  # sent as narrow as they are, read at one place
-            count, width = self._sent_tables.shape
-            self._tables[:count, :width].copy_(self._sent_tables)
+        for table, sent in zip(self._tables, self._sent_tables, strict=False):
+            count, width = sent.shape  # sent as narrow as they are, read at one place
+            table[:count, :width].copy_(sent)
         self._graphs[size, self._length].replay()
         return self._logits[:num_rows]
 
@@ -175,7 +178,8 @@ class DecodeGraphs:
         """Of the step that was just replayed, where its attention fell; by the lengths that it has."""
         assert tensors.decode is not None, "decodes were put"
         count, longest = len(inputs.seq_lens), int(inputs.seq_lens.max())
-        tables = self._tables[:count, : table_width(longest, self._block_size)]
+        width = table_width(longest, self._block_size)
+        tables = tuple(table[:count, :width] for table in self._tables)
         batch = DecodeBatch(tables, tensors.decode.seq_lens[:count], longest)
         for query, kv, options in self._kept[size, self._length]:
             add_shares(shares, KeptDecode(query[:count], kv, options), batch)

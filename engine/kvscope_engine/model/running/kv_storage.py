@@ -1,5 +1,6 @@
 """The bytes of the block pool on the device: one packed tensor a layer, and one of scales when it is quantized.
-Layers that choose among their blocks have bounds of their keys beside them, one row a block like all else.
+Layers that choose among their blocks have bounds of their keys beside them, one row a block like all else. Layers of
+several KV groups share tensors, one of each group: a block is of one group at a time.
 
 Owns the layout, NHD `[blocks, 2, block_size, heads, dim]` on a CPU and HND `[blocks, 2, heads, block_size, dim]`
 on a GPU; who uses a block, and why, it must not know. Everybody else sees the logical views
@@ -9,6 +10,7 @@ on a GPU; who uses a block, and why, it must not know. Everybody else sees the l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -48,11 +50,15 @@ class LayerKV(NamedTuple):
     v_scale: torch.Tensor | None
     bounds: torch.Tensor | None = None
     """(num_blocks, 2, heads, dim): the smallest and the largest key of each block; None where none are kept."""
+    group: int = 0
+    """KV group, by whose block tables it is read."""
 
 
 class KVStorage:
     """Keys and values of every block and layer, in `memory` where that is given: there not every block has some.
 
+    `groups` are the layers of each KV group (None: all are in one). Layers at one place in their groups share a
+    tensor, whose rows are as long as the longest of them needs.
     Raises KvscopeError with the sizes when the device has no room for it.
     """
 
@@ -65,13 +71,18 @@ class KVStorage:
         device: torch.device,
         *,
         memory: PagedMemory | None = None,
+        groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.layers = tuple(layers)
+        self._sharing = layers_by_tensor(len(self.layers), groups)
+        self._place = {layer: place for place, sharing in enumerate(self._sharing) for layer in sharing}
+        self._group = {layer: group for group, own in enumerate(groups or ()) for layer in own}
+        self.num_groups = len(groups or (None,))
         self.dtype = dtype
         self.device = device
-        self.block_bytes = block_bytes(self.layers, block_size, dtype)
+        self.block_bytes = block_bytes(self.layers, block_size, dtype, groups)
         self._memory = memory
         self._packed, self._scales, self._bounds = self._allocate()
         self._views = [self._layer_view(layer) for layer in range(len(self.layers))]
@@ -137,19 +148,25 @@ class KVStorage:
             self._memory.close()
 
     def _layer_view(self, layer: int) -> LayerKV:
-        hnd = _is_hnd(self.device)
-        k, v = _logical_views(self._packed[layer], hnd)
-        k_scale, v_scale = _logical_views(self._scales[layer], hnd) if self._scales else (None, None)
-        return LayerKV(k, v, k_scale, v_scale, self._bounds.get(layer))
+        hnd, place = _is_hnd(self.device), self._place[layer]
+        shape = _packed_shape(self.num_blocks, self.block_size, self.layers[layer], hnd)
+        k, v = _logical_views(_first_of_rows(self._packed[place], shape), hnd)
+        k_scale = v_scale = None
+        if self._scales:
+            k_scale, v_scale = _logical_views(_first_of_rows(self._scales[place], shape[:-1]), hnd)
+        return LayerKV(k, v, k_scale, v_scale, self._bounds.get(layer), self._group.get(layer, 0))
 
     def _allocate(self) -> tuple[list[torch.Tensor], list[torch.Tensor], dict[int, torch.Tensor]]:
-        """Data and, if quantized, scales of each layer, and by layer the bounds of those that have them.
+        """Data and, if quantized, scales of layers that share a tensor, and by layer the bounds of those that have any.
 
         Not written to, so that a CPU hands out pages only as blocks are used; operations never read free slots.
         """
         hnd = _is_hnd(self.device)
-        shapes = [_packed_shape(self.num_blocks, self.block_size, layer, hnd) for layer in self.layers]
-        scale_shapes = [shape[:-1] for shape in shapes] if self.dtype in LARGEST else []
+        packed = [_packed_shape(self.num_blocks, self.block_size, layer, hnd) for layer in self.layers]
+        shapes = [_shape_for([packed[layer] for layer in sharing]) for sharing in self._sharing]
+        scale_shapes = []
+        if self.dtype in LARGEST:
+            scale_shapes = [_shape_for([packed[layer][:-1] for layer in sharing]) for sharing in self._sharing]
         bounded = {index: layer for index, layer in enumerate(self.layers) if layer.bounds_dtype is not None}
         wanted = [(shape, self.dtype) for shape in shapes] + [(shape, SCALE_DTYPE) for shape in scale_shapes]
         wanted += [
@@ -178,9 +195,24 @@ def storage_dtype(kv_cache_dtype: str, activations: torch.dtype) -> torch.dtype:
     return QUANTIZED_DTYPES.get(kv_cache_dtype, activations)
 
 
-def block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers, keys and values, their scales where `dtype` is quantized, and bounds."""
-    return sum(tensor_block_bytes(layers, block_size, dtype))
+def block_bytes(
+    layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype, groups: Sequence[Sequence[int]] | None = None
+) -> int:
+    """Bytes of one block over all tensors: keys and values, their scales where `dtype` is quantized, and bounds."""
+    each = [sum(tensor_block_bytes([layer], block_size, dtype)) for layer in layers]
+    return sum(max(each[layer] for layer in sharing) for sharing in layers_by_tensor(len(layers), groups))
+
+
+def layers_by_tensor(num_layers: int, groups: Sequence[Sequence[int]] | None) -> list[list[int]]:
+    """The layers that lie in each tensor of a storage: one of each KV group that has so many."""
+    if groups is None:
+        return [[layer] for layer in range(num_layers)]
+    return [[own[place] for own in groups if place < len(own)] for place in range(max(map(len, groups)))]
+
+
+def element_count(layer: LayerShape) -> int:
+    """Numbers that a layer keeps of a token."""
+    return 2 * layer.num_kv_heads * layer.head_dim
 
 
 def tensor_block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
@@ -205,6 +237,18 @@ def _packed_shape(num_blocks: int, block_size: int, layer: LayerShape, hnd: bool
     if hnd:
         return (num_blocks, 2, layer.num_kv_heads, block_size, layer.head_dim)
     return (num_blocks, 2, block_size, layer.num_kv_heads, layer.head_dim)
+
+
+def _shape_for(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Of a tensor whose rows have room for each of `shapes`."""
+    if len(set(shapes)) == 1:
+        return shapes[0]
+    return shapes[0][0], max(math.prod(shape[1:]) for shape in shapes)
+
+
+def _first_of_rows(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A layer's part of each row."""
+    return tensor if tensor.shape == shape else tensor[:, : math.prod(shape[1:])].view(shape)
 
 
 def _logical_views(packed: torch.Tensor, hnd: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,6 +19,7 @@ from kvscope_engine.model.running.kv_storage import MIB, block_bytes, storage_dt
 from kvscope_engine.model.running.profile_run import step_profile
 from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.state_storage import state_bytes
+from kvscope_engine.model.running.storage_for_model import groups_of_model
 from kvscope_engine.model.sparse.layers import layer_shapes
 from kvscope_engine.model.tiers.build import STAGING_BYTES
 from kvscope_telemetry.engine_config import EngineConfig
@@ -55,12 +56,13 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
     """
     if memory is None and loaded.device.type == "cuda":
         memory = CudaMemory(loaded.device)
-    layers = layer_shapes(loaded, config.sparse_decode)
-    one_block = block_bytes(layers, config.block_size, storage_dtype(config.kv_cache_dtype, loaded.dtype))
+    groups = groups_of_model(config, loaded)
+    layers, dtype = layer_shapes(loaded, config.sparse_decode), storage_dtype(config.kv_cache_dtype, loaded.dtype)
+    one_block = block_bytes(layers, config.block_size, dtype, [group.layers for group in groups])
     free = free_bytes(loaded.device) if memory is None else memory.free_bytes()
     one_state = state_bytes(recurrent_layers(loaded.module).states)
     if one_state:
-        return _size_with_states(config, loaded, memory, free, one_block, one_state)
+        return _size_with_states(config, loaded, memory, free, one_block, one_state, len(groups))
     if config.num_gpu_blocks_override is not None:
         num_blocks, option = config.num_gpu_blocks_override, "--num-gpu-blocks-override"
         return PoolSize(_checked(num_blocks, one_block, free, loaded.device, option))
@@ -73,7 +75,7 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
         num_blocks = config.kv_memory_bytes // one_block
         return PoolSize(_checked(num_blocks, one_block, free, loaded.device, "--kv-memory"))
     if memory is not None:
-        plan = plan_memory(config, loaded, memory, one_block)
+        plan = plan_memory(config, loaded, memory, one_block, len(groups))
         plan.check(loaded.info.name, str(loaded.device))
         return PoolSize(plan.kv // one_block, plan)
     headroom = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
@@ -87,7 +89,13 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
 
 
 def _size_with_states(
-    config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | None, free: int, one_block: int, one_state: int
+    config: EngineConfig,
+    loaded: LoadedModel,
+    memory: DeviceMemory | None,
+    free: int,
+    one_block: int,
+    one_state: int,
+    num_groups: int,
 ) -> PoolSize:
     """States of recurrent layers lie in the KV memory: one a request and some for prefixes, in half of it at most where
     there are blocks as well. Where no layer has keys and values blocks are for prefixes alone, and take nothing."""
@@ -107,7 +115,7 @@ def _size_with_states(
                     f"--kv-memory asks for {room / MIB:.0f} MiB: {free / MIB:.0f} MiB are free on {loaded.device}"
                 )
         elif memory is not None:
-            plan = plan_memory(config, loaded, memory, one_block + MIN_STATES * one_state)
+            plan = plan_memory(config, loaded, memory, one_block + MIN_STATES * one_state, num_groups)
             plan.check(loaded.info.name, str(loaded.device))
             room = plan.kv
         else:
@@ -128,12 +136,15 @@ def _size_with_states(
     return PoolSize(num_blocks, plan, num_states)
 
 
-def plan_memory(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory, one_block: int) -> MemoryPlan:
+def plan_memory(
+    config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory, one_block: int, num_groups: int = 1
+) -> MemoryPlan:
     """Where the GPU's memory goes; a full step is run to know. Graphs of steps with prefills are left out where they
     would take too much of the KV cache. `one_block` is what a block of the KV cache takes."""
     memory.release_unused()
     profile = step_profile(config, loaded, memory)
     held, streamed = memory.held_bytes(), streamed_weights(loaded.module)
+    processors = Processors(memory.num_multiprocessors, memory.compute_capability)
     plan = MemoryPlan(
         total=memory.total_bytes,
         utilization=config.gpu_memory_utilization,
@@ -141,7 +152,7 @@ def plan_memory(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory,
         weights=held,
         activations=profile.activations,
         logits=profile.logits,
-        reserves=step_reserves(config, loaded, Processors(memory.num_multiprocessors, memory.compute_capability)),
+        reserves=step_reserves(config, loaded, processors, num_groups),
         staging=2 * STAGING_BYTES if config.host_kv_memory_bytes else 0,
         kv_min=one_block,
         host_weights=streamed.num_bytes if streamed is not None else 0,

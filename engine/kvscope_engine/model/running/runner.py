@@ -125,9 +125,11 @@ class ModelRunner:
             max_num_batched_tokens=max_num_batched_tokens,
             max_request_tokens=min(loaded.max_model_len, storage.num_blocks * storage.block_size),
             block_size=storage.block_size,
+            num_groups=storage.num_groups,
         )
         self._limits = limits
-        self._rows = TableRows(max_num_seqs, min(limits.max_request_blocks, storage.num_blocks))
+        max_blocks = min(limits.max_request_blocks, storage.num_blocks)
+        self._rows = TableRows(max_num_seqs, max_blocks, storage.num_groups)
         self._buffer = StepBuffer(loaded.device, step_buffer_bytes(limits, self._vocab_size))
         self._read_back = ReadBack(loaded.device, max_num_seqs * (2 + 2 * MAX_LOGPROBS))
         self._graphs: DecodeGraphs | None = None
@@ -139,6 +141,7 @@ class ModelRunner:
                 max_num_seqs=max_num_seqs,
                 max_tokens=limits.max_request_tokens,
                 block_size=storage.block_size,
+                num_groups=storage.num_groups,
                 keeps_queries=page_heat > 0 and self.choice is None,
                 is_by_length=self.choice is not None,
                 failures=CaptureFailures(self.notes.append),

@@ -28,9 +28,9 @@ class StepInputs:
     positions: Int64
     """(T,)."""
     slot_mapping: Int64
-    """(T,); -1 for padding."""
+    """(G, T), one row a KV group; -1 for padding."""
     block_tables: Int32
-    """(S, max_blocks); what is behind a sequence's last block is never read."""
+    """(G, S, max_blocks); what is behind a sequence's last block, or before its window, is never read."""
     seq_lens: Int32
     """(S,), the step's tokens included."""
     query_start: Int32
@@ -49,12 +49,12 @@ class StepInputs:
 
 
 class TableRows:
-    """Block ids of the requests that ran lately, one row a request."""
+    """Block ids of the requests that ran lately, one row a request in each KV group."""
 
-    def __init__(self, num_rows: int, max_blocks: int) -> None:
-        self.table: Int32 = np.zeros((num_rows, max_blocks), np.int32)
+    def __init__(self, num_rows: int, max_blocks: int, num_groups: int = 1) -> None:
+        self.table: Int32 = np.zeros((num_groups, num_rows, max_blocks), np.int32)
         self._rows: dict[int, int] = {}
-        self._known: list[list[int]] = [[] for _ in range(num_rows)]
+        self._known: list[list[list[int]]] = [_nothing(num_groups) for _ in range(num_rows)]
         self._free = list(range(num_rows - 1, -1, -1))
 
     def rows_of(self, requests: list[Request]) -> Int64:
@@ -66,20 +66,22 @@ class TableRows:
         row = self._rows.get(request.number)
         if row is None:
             row = self._rows[request.number] = self._free.pop()
-        known, table = self._known[row], request.block_table
-        if known != table:  # compares identical objects, so 1,000 ids take microseconds
-            self._write(row, known, table)
+        for group, (known, table) in enumerate(zip(self._known[row], request.block_tables, strict=True)):
+            let_go = request.num_let_go[group]
+            # compares identical objects, so 1,000 ids take microseconds; what was let go of is not read
+            if known != table if not let_go else known[let_go:] != table[let_go:]:
+                self._write(group, row, known, table, let_go)
         return row
 
-    def _write(self, row: int, known: list[int], table: list[int]) -> None:
+    def _write(self, group: int, row: int, known: list[int], table: list[int], let_go: int) -> None:
         """Append what is new; start over when the known ids are not its beginning."""
         kept = len(known)
-        if known != table[:kept]:
-            known.clear()
-            kept = 0
-        if len(table) > self.table.shape[1]:
+        if known[let_go:] != table[let_go:kept]:
+            kept = min(let_go, kept)
+            del known[kept:]
+        if len(table) > self.table.shape[2]:
             self._widen(len(table))
-        self.table[row, kept : len(table)] = table[kept:]
+        self.table[group, row, kept : len(table)] = table[kept:]
         known += table[kept:]
 
     def _make_room(self, requests: list[Request]) -> None:
@@ -90,22 +92,27 @@ class TableRows:
         running = {request.number for request in requests}
         for number in [number for number in self._rows if number not in running]:
             row = self._rows.pop(number)
-            self._known[row].clear()
+            self._known[row] = _nothing(len(self.table))
             self._free.append(row)
         self._add_rows(missing - len(self._free))
 
     def _add_rows(self, count: int) -> None:
         if count <= 0:
             return
-        start = len(self.table)
-        self.table = np.vstack((self.table, np.zeros((count, self.table.shape[1]), np.int32)))
-        self._known += [[] for _ in range(count)]
+        num_groups, start, width = self.table.shape
+        self.table = np.concatenate((self.table, np.zeros((num_groups, count, width), np.int32)), axis=1)
+        self._known += [_nothing(num_groups) for _ in range(count)]
         self._free += range(start, start + count)
 
     def _widen(self, width: int) -> None:
-        wider = np.zeros((len(self.table), max(width, 2 * self.table.shape[1])), np.int32)
-        wider[:, : self.table.shape[1]] = self.table
+        num_groups, num_rows, before = self.table.shape
+        wider = np.zeros((num_groups, num_rows, max(width, 2 * before)), np.int32)
+        wider[:, :, :before] = self.table
         self.table = wider
+
+
+def _nothing(num_groups: int) -> list[list[int]]:
+    return [[] for _ in range(num_groups)]
 
 
 def build_inputs(
@@ -127,7 +134,7 @@ def build_inputs(
         input_ids=_token_ids(scheduled, plan.num_single_token, int(ends[-1]), in_flight or {}, awaited),
         positions=positions,
         slot_mapping=_slots(rows.table, row_of_token, positions, block_size),
-        block_tables=rows.table[row_of_sequence, : -(-int(seq_lens.max()) // block_size)],
+        block_tables=rows.table[:, row_of_sequence, : -(-int(seq_lens.max()) // block_size)],
         seq_lens=seq_lens.astype(np.int32),
         query_start=query_start.astype(np.int32),
         num_single_token=plan.num_single_token,
@@ -187,4 +194,4 @@ def _sample_rows(scheduled: Sequence[Scheduled], ends: Int64, samples: NDArray[n
 
 def _slots(table: Int32, row_of_token: Int64, positions: Int64, block_size: int) -> Int64:
     blocks, offsets = np.divmod(positions, block_size)
-    return table[row_of_token, blocks].astype(np.int64) * block_size + offsets
+    return table[:, row_of_token, blocks].astype(np.int64) * block_size + offsets

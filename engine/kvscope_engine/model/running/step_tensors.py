@@ -6,6 +6,7 @@ wide, and decodes and prefills have arrays of their own, so that each starts at 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ class StepTensors:
 
     input_ids: torch.Tensor
     positions: torch.Tensor
-    slot_mapping: torch.Tensor
+    slot_mapping: tuple[torch.Tensor, ...]
     num_single_token: int
     decode: DecodeBatch | None
     prefill: PrefillBatch | None
@@ -41,16 +42,17 @@ def put_inputs(inputs: StepInputs, buffer: StepBuffer, size: int | None = None) 
     count = inputs.num_single_token
     decode = prefill = None
     if size is None:
-        flat = buffer.put(inputs.input_ids), buffer.put(inputs.positions), buffer.put(inputs.slot_mapping)
+        slots = tuple(buffer.put(of_group) for of_group in inputs.slot_mapping)
+        flat = buffer.put(inputs.input_ids), buffer.put(inputs.positions), slots
     else:
-        flat = put_padded(inputs, size, buffer)
+        flat = put_padded(inputs, size, buffer, len(inputs.slot_mapping))
     if count:
-        tables, seq_lens = _tables(inputs.block_tables[:count], buffer), buffer.put(inputs.seq_lens[:count])
+        tables, seq_lens = _tables(inputs.block_tables[:, :count], buffer), buffer.put(inputs.seq_lens[:count])
         decode = DecodeBatch(tables, seq_lens, int(inputs.seq_lens[:count].max()))
     if count < len(inputs.seq_lens):
         query_start = inputs.query_start[count:] - inputs.query_start[count]
         prefill = PrefillBatch(
-            block_tables=_tables(inputs.block_tables[count:], buffer),
+            block_tables=_tables(inputs.block_tables[:, count:], buffer),
             seq_lens=buffer.put(inputs.seq_lens[count:]),
             max_seq_len=int(inputs.seq_lens[count:].max()),
             query_start=buffer.put(query_start),
@@ -63,42 +65,48 @@ def put_inputs(inputs: StepInputs, buffer: StepBuffer, size: int | None = None) 
 
 
 def put_decodes(
-    inputs: StepInputs | None, size: int, length: int, block_tables: torch.Tensor, buffer: StepBuffer
-) -> tuple[StepTensors, torch.Tensor | None]:
+    inputs: StepInputs | None, size: int, length: int, block_tables: Sequence[torch.Tensor], buffer: StepBuffer
+) -> tuple[StepTensors, list[torch.Tensor]]:
     """A step of decodes alone, padded to `size` sequences of up to `length` tokens: what one graph reads.
 
     Sequences that are added write nowhere (slot -1) and attend to nothing; without `inputs` all are of that kind.
-    Tables are read from the first rows of `block_tables`. What belongs there comes second, as wide as it is, to be
-    copied once it is sent: nothing behind a sequence's last block is ever read, so it need not be written.
+    Tables are read from the first rows of `block_tables`, one a KV group. What belongs there comes second, as wide as
+    it is, to be copied once it is sent: nothing behind a sequence's last block is ever read, so it need not be written.
     """
     count = 0 if inputs is None else len(inputs.seq_lens)
     assert inputs is None or inputs.num_single_token == count == inputs.num_tokens <= size, "only decodes are padded"
-    flat = put_padded(inputs, size, buffer)
+    flat = put_padded(inputs, size, buffer, len(block_tables))
     lengths, seq_lens = buffer.reserve((size,), np.int32)
     lengths[count:] = 0
-    tables = None
+    tables = []
     if inputs is not None:
         lengths[:count] = inputs.seq_lens
-        tables = buffer.put(inputs.block_tables)
-    return StepTensors(*flat, size, DecodeBatch(block_tables[:size], seq_lens, length), None, None), tables
+        tables = [buffer.put(of_group) for of_group in inputs.block_tables]
+    read = tuple(table[:size] for table in block_tables)
+    return StepTensors(*flat, size, DecodeBatch(read, seq_lens, length), None, None), tables
 
 
 def put_padded(
-    inputs: StepInputs | None, size: int, buffer: StepBuffer
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids, positions and slots of a step, (size,) each; tokens that are added write nowhere (slot -1).
+    inputs: StepInputs | None, size: int, buffer: StepBuffer, num_groups: int
+) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
+    """Ids, positions and, in each KV group, slots of a step, (size,) each.
 
-    Without `inputs` all are of that kind.
+    Tokens that are added write nowhere (slot -1); without `inputs` all are of that kind.
     """
     count = 0 if inputs is None else inputs.num_tokens
     ids, input_ids = buffer.reserve((size,), np.int64)
     places, positions = buffer.reserve((size,), np.int64)
-    slots, slot_mapping = buffer.reserve((size,), np.int64)
-    for array, fill in ((ids, 0), (places, 0), (slots, -1)):
-        array[count:] = fill
+    ids[count:] = places[count:] = 0
     if inputs is not None:
-        ids[:count], places[:count], slots[:count] = inputs.input_ids, inputs.positions, inputs.slot_mapping
-    return input_ids, positions, slot_mapping
+        ids[:count], places[:count] = inputs.input_ids, inputs.positions
+    slot_mapping = []
+    for group in range(num_groups):
+        slots, of_group = buffer.reserve((size,), np.int64)
+        slots[count:] = -1
+        if inputs is not None:
+            slots[:count] = inputs.slot_mapping[group]
+        slot_mapping.append(of_group)
+    return input_ids, positions, tuple(slot_mapping)
 
 
 def table_width(length: int, block_size: int) -> int:
@@ -106,14 +114,19 @@ def table_width(length: int, block_size: int) -> int:
     return -(-length // (block_size * WIDTH_STEP)) * WIDTH_STEP
 
 
-def inputs_bytes(num_tokens: int, num_seqs: int, length: int, block_size: int) -> int:
+def inputs_bytes(num_tokens: int, num_seqs: int, length: int, block_size: int, num_groups: int = 1) -> int:
     """Bytes of the largest step's tensors in a buffer."""
-    tables = 4 * num_seqs * table_width(length, block_size)
-    each = aligned_bytes(*[8 * num_tokens] * 3, tables, *[4 * (num_seqs + 1)] * 4, 8 * num_seqs)
+    tables = [4 * num_seqs * table_width(length, block_size)] * num_groups
+    flat = [8 * num_tokens] * (2 + num_groups)
+    each = aligned_bytes(*flat, *tables, *[4 * (num_seqs + 1)] * 4, 8 * num_seqs)
     return each + aligned_bytes(1)  # decodes and prefills begin arrays of their own
 
 
-def _tables(tables: NDArray[Any], buffer: StepBuffer) -> torch.Tensor:
+def _tables(tables: NDArray[Any], buffer: StepBuffer) -> tuple[torch.Tensor, ...]:
+    return tuple(_table(of_group, buffer) for of_group in tables)
+
+
+def _table(tables: NDArray[Any], buffer: StepBuffer) -> torch.Tensor:
     if not buffer.is_on_device:
         return buffer.put(tables)
     width = -(-tables.shape[1] // WIDTH_STEP) * WIDTH_STEP

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.running.kv_storage import KVStorage, storage_dtype
+from kvscope_engine.model.running.layer_groups import LayerGroup, group_layers, one_group
 from kvscope_engine.model.sparse.layers import layer_shapes
+from kvscope_engine.policy.kv_groups import GroupRule
 
 if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel
     from kvscope_engine.model.virtual_memory.memory import PagedMemory
+    from kvscope_telemetry.engine_config import EngineConfig
 
 
 def storage_for_model(
@@ -20,8 +24,19 @@ def storage_for_model(
     *,
     memory: PagedMemory | None = None,
     sparse_decode: float | None = None,
+    groups: tuple[LayerGroup, ...] | None = None,
 ) -> KVStorage:
     """Storage whose layers are those that the model's attention was seen to use."""
     layers = layer_shapes(loaded, sparse_decode)
     dtype = storage_dtype(kv_cache_dtype, loaded.dtype)
-    return KVStorage(num_blocks, block_size, layers, dtype, loaded.device, memory=memory)
+    own = None if groups is None else [group.layers for group in groups]
+    return KVStorage(num_blocks, block_size, layers, dtype, loaded.device, memory=memory, groups=own)
+
+
+def groups_of_model(config: EngineConfig, loaded: LoadedModel) -> tuple[LayerGroup, ...]:
+    """The model's KV groups. One of all layers where blocks are reserved, or chosen among: then none is let go of."""
+    calls = check_hook(loaded.module)
+    if config.allocator != "paged" or config.sparse_decode is not None or not calls:
+        return one_group(len(calls))
+    rules = [GroupRule(call.options.sliding_window or 0) for call in calls]
+    return group_layers(rules, layer_shapes(loaded, config.sparse_decode), loaded.max_model_len)

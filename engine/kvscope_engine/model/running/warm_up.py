@@ -72,18 +72,19 @@ def idle_steps(limits: StepLimits) -> Iterator[Callable[[StepBuffer], StepTensor
     most = min(limits.max_num_batched_tokens, LONGEST_RUN)
     for num_queries in (*(1 << power for power in range(most.bit_length()) if 1 << power < most), most):
         for length in dict.fromkeys((num_queries, max(num_queries, limits.max_request_tokens))):
-            yield _prefill_step(num_queries, 0, length=length)
-    yield _prefill_step(most, 0, longest=limits.max_num_batched_tokens, num_seqs=limits.max_num_seqs)
-    yield _prefill_step(min(2, most), 1)
+            yield _prefill_step(num_queries, 0, length=length, num_groups=limits.num_groups)
+    longest, num_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
+    yield _prefill_step(most, 0, longest=longest, num_seqs=num_seqs, num_groups=limits.num_groups)
+    yield _prefill_step(min(2, most), 1, num_groups=limits.num_groups)
     for length in dict.fromkeys((1, limits.max_request_tokens)):  # in one part, and in several to be merged
         for num_rows in dict.fromkeys((1, min(2, limits.max_num_seqs))):
-            yield _decode_step(num_rows, length, limits.block_size)
+            yield _decode_step(num_rows, length, limits.block_size, limits.num_groups)
 
 
-def _decode_step(num_rows: int, length: int, block_size: int) -> Callable[[StepBuffer], StepTensors]:
+def _decode_step(num_rows: int, length: int, block_size: int, num_groups: int) -> Callable[[StepBuffer], StepTensors]:
     def put(buffer: StepBuffer) -> StepTensors:
-        flat = _idle_tokens(num_rows, buffer)
-        return StepTensors(*flat, num_rows, _idle_decodes(num_rows, length, block_size, buffer), None, None)
+        flat = _idle_tokens(num_rows, buffer, num_groups)
+        return StepTensors(*flat, num_rows, _idle_decodes(num_rows, length, block_size, buffer, num_groups), None, None)
 
     return put
 
@@ -95,33 +96,36 @@ def _prefill_step(
     length: int | None = None,
     longest: int | None = None,
     num_seqs: int = 1,
+    num_groups: int,
 ) -> Callable[[StepBuffer], StepTensors]:
     """Tokens that belong to no sequence, launched as if one of `length` had them all; or as if so many had `longest`
     each."""
 
     def put(buffer: StepBuffer) -> StepTensors:
-        flat = _idle_tokens(num_single_token + num_queries, buffer)
+        flat = _idle_tokens(num_single_token + num_queries, buffer, num_groups)
         prefill = PrefillBatch(
-            block_tables=buffer.put(np.zeros((num_seqs, table_width(1, 1)), np.int32)),
+            block_tables=(buffer.put(np.zeros((num_seqs, table_width(1, 1)), np.int32)),) * num_groups,
             seq_lens=buffer.put(np.zeros(num_seqs, np.int32)),
             max_seq_len=length or num_queries,
             query_start=buffer.put(np.zeros(num_seqs + 1, np.int32)),
             max_query_len=longest or num_queries,
         )
-        decode = _idle_decodes(num_single_token, 1, 1, buffer) if num_single_token else None
+        decode = _idle_decodes(num_single_token, 1, 1, buffer, num_groups) if num_single_token else None
         return StepTensors(*flat, num_single_token, decode, prefill, None)
 
     return put
 
 
-def _idle_tokens(num_tokens: int, buffer: StepBuffer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _idle_tokens(
+    num_tokens: int, buffer: StepBuffer, num_groups: int
+) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
     zeros = np.zeros(num_tokens, np.int64)
-    return buffer.put(zeros), buffer.put(zeros), buffer.put(np.full(num_tokens, -1, np.int64))
+    return buffer.put(zeros), buffer.put(zeros), (buffer.put(np.full(num_tokens, -1, np.int64)),) * num_groups
 
 
-def _idle_decodes(num_rows: int, length: int, block_size: int, buffer: StepBuffer) -> DecodeBatch:
+def _idle_decodes(num_rows: int, length: int, block_size: int, buffer: StepBuffer, num_groups: int) -> DecodeBatch:
     tables = buffer.put(np.zeros((num_rows, table_width(length, block_size)), np.int32))
-    return DecodeBatch(tables, buffer.put(np.zeros(num_rows, np.int32)), length)
+    return DecodeBatch((tables,) * num_groups, buffer.put(np.zeros(num_rows, np.int32)), length)
 
 
 def _sample(logits: torch.Tensor, sampler: Sampler, buffer: StepBuffer) -> None:

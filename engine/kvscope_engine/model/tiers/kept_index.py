@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from kvscope_engine.policy.prefixes.prefix_index import DIGEST_BYTES as PREFIX_BYTES
 from kvscope_engine.policy.prefixes.prefix_index import SALT_BYTES, Prefix
 
 MAGIC: Final = b"kvscope kv index 1\n"
@@ -125,9 +126,10 @@ def _is_sound(block: KeptBlock, block_size: int) -> bool:
     return (
         block.place >= 0
         and 0 <= block.checksum < 1 << 32
-        and len(block.digest) == hashlib.sha256().digest_size
+        and len(block.digest) in (PREFIX_BYTES, PREFIX_BYTES + 1)
         and len(block.tokens) == 4 * block_size
-        and len(block.parent) == (hashlib.sha256().digest_size if block.start else 0)
+        and len(block.parent) == (len(block.digest) if block.start else 0)
+        and block.parent[PREFIX_BYTES:] in (b"", block.digest[PREFIX_BYTES:])
         and 0 <= block.start < MAX_START
         and block.start % block_size == 0
     )

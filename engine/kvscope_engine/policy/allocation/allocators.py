@@ -17,6 +17,7 @@ from kvscope_engine.policy.allocation.run_pool import RunPool
 from kvscope_engine.policy.allocation.virtual_allocation import NoMapper, PageMapper, VirtualAllocation
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.kv_groups import ONE_GROUP, GroupRule
 from kvscope_telemetry.errors import BadInput
 
 
@@ -30,19 +31,26 @@ def make_pool(
     num_host: int = 0,
     num_disk: int = 0,
     space: AddressSpace | None = None,
+    groups: tuple[GroupRule, ...] = ONE_GROUP,
 ) -> BlockPool:
     """The pool that the policy `name` chooses from, every block of it free.
 
-    Only `paged` has a prefix cache, and places of lower tiers. `virtual` needs a `space`, whose blocks are the
-    pool's, instead of `num_blocks`.
+    Only `paged` has a prefix cache, places of lower tiers and KV groups. `virtual` needs a `space`, whose blocks are
+    the pool's, instead of `num_blocks`.
     Raises BadInput for a name that does not exist, and for prefix caching where nothing is shared.
     """
     if name not in ALLOCATORS:
         raise BadInput(f"allocator={name!r} is not accepted: one of {', '.join(ALLOCATORS)}")
     if name == "paged":
         return BlockPool(
-            num_blocks, block_size, prefix_caching=prefix_caching, salt=salt, num_host=num_host, num_disk=num_disk
+            *(num_blocks, block_size),
+            prefix_caching=prefix_caching,
+            salt=salt,
+            num_host=num_host,
+            num_disk=num_disk,
+            groups=groups,
         )
+    assert groups == ONE_GROUP, f"allocator {name!r} has one KV group"
     if prefix_caching:
         raise BadInput(f"allocator={name!r} is not accepted with prefix caching: it needs prefix caching off")
     assert not num_host + num_disk, f"allocator {name!r} has no lower tiers"

@@ -79,7 +79,7 @@ def kv_use(pool: BlockPool, requests: Iterable[Request]) -> KVUse:
     reserved, superfluous, has_reservations = _reservations(requests)
     rest = pool.num_active * size - used - reserved - superfluous
     return KVUse(
-        num_slots=pool.num_blocks * size,
+        num_slots=pool.num_usable * size,
         num_used=used,
         num_reserved=reserved,
         num_internal=superfluous if has_reservations else rest,

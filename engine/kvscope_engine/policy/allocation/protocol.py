@@ -47,8 +47,9 @@ class AllocationPolicy(Protocol):
         The old ones go to nobody else until `settle`: they are copied from in this step.
         """
 
-    def allocate(self, request: Request, count: int) -> list[int]:
-        """The next `count` blocks of the request's table, at most `num_available`."""
+    def allocate(self, request: Request, count: int, group: int = 0) -> list[int]:
+        """The next `count` blocks of the request's table in a KV group, at most `num_available`; a policy that reserves
+        has one group."""
 
     def release(self, request: Request, step: int) -> None:
         """Let go of every block that the request holds."""
@@ -65,7 +66,7 @@ class TableAllocation:
 
     def num_held(self, request: Request) -> int:
         """The blocks of the table."""
-        return len(request.block_table)
+        return len(request.held_blocks)
 
     def num_reserved_tokens(self, request: Request) -> int:
         """None."""
@@ -102,7 +103,7 @@ class PagedAllocation(TableAllocation):
     @property
     def max_request_tokens(self) -> int:
         """All the pool."""
-        return self._pool.num_blocks * self._pool.block_size
+        return self._pool.num_usable * self._pool.block_size
 
     def check_fits(self, request: Request) -> None:
         """What fits into the pool can be served."""
@@ -111,14 +112,14 @@ class PagedAllocation(TableAllocation):
         """Every block that no request holds, whoever asks."""
         return self._pool.num_available
 
-    def allocate(self, request: Request, count: int) -> list[int]:
+    def allocate(self, request: Request, count: int, group: int = 0) -> list[int]:
         """The next `count` blocks, no two of them necessarily neighbours."""
-        return self._pool.allocate(count, request.number)
+        return self._pool.allocate(count, request.number, group)
 
     def release(self, request: Request, step: int) -> None:
         """Blocks of the table go back to the pool; full hashed ones that nobody else holds stay cached."""
-        self._pool.release(request.block_table, step)
+        self._pool.release(request.held_blocks, step)
 
     def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:
         """The block tables."""
-        return [request.block_table for request in requests]
+        return [request.held_blocks for request in requests]

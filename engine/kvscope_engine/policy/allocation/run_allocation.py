@@ -101,7 +101,7 @@ class RunAllocation:
         places = reservation.run[: len(request.block_table)]
         return places if places != request.block_table else None
 
-    def allocate(self, request: Request, count: int) -> list[int]:
+    def allocate(self, request: Request, count: int, group: int = 0) -> list[int]:
         """The next `count` blocks of the request's run, which is reserved here when it has none."""
         reservation = self._reservations.get(request.number)
         if reservation is None:

@@ -91,7 +91,7 @@ class VirtualAllocation(TableAllocation):
         backed = min(self._space.num_backed(max(0, groups)), self._space.slot_blocks)
         return backed - len(request.block_table)
 
-    def allocate(self, request: Request, count: int) -> list[int]:
+    def allocate(self, request: Request, count: int, group: int = 0) -> list[int]:
         """The next `count` blocks of the request's slot, which it gets here when it has none."""
         slot = self._slots.get(request.number)
         if slot is None:

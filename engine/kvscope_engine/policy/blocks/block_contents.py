@@ -27,18 +27,22 @@ def block_content(
     holder = _holder(block, owner, requests)
     if holder is None:
         return BlockContent(block=block)
-    start = _held(holder).index(block) * pool.block_size
+    start = _table(holder, int(pool.ledger.group[block])).index(block) * pool.block_size
     tokens = tuple(holder.tokens(start, start + filled))
     return BlockContent(block=block, number=holder.number, start=start, token_ids=tokens)
 
 
 def _holder(block: int, owner: int, requests: Mapping[int, Request]) -> Request | None:
-    """A request whose table has the block: the one that wrote it, or another that shares it."""
+    """A request whose tables have the block: the one that wrote it, or another that shares it."""
     request = requests.get(owner)
-    if request is not None and block in _held(request):
+    if request is not None and _has(request, block):
         return request
-    return next((other for other in requests.values() if block in _held(other)), None)
+    return next((other for other in requests.values() if _has(other, block)), None)
 
 
-def _held(request: Request) -> list[int]:
-    return request.saved_rows or request.block_table
+def _has(request: Request, block: int) -> bool:
+    return block in (request.saved_rows if request.saved_tables else request.held_blocks)
+
+
+def _table(request: Request, group: int) -> list[int]:
+    return (request.saved_tables or request.block_tables)[group]

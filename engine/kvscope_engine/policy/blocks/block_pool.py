@@ -3,6 +3,9 @@
 Owns the ledger, the free list, reference counts, the prefix index and the order of eviction. Knows block ids
 and request numbers, and neither the requests nor what is computed in a block.
 
+All KV groups take their blocks from it: a block is of the group that it was given out to last, and one order of
+eviction serves them all. Where a group lets go of blocks, block 0 is given to nobody (`NULL_BLOCK`).
+
 A block is free (holds nothing), active (`ref_count` block tables or reservations hold it) or cached (held by nobody,
 full and hashed; kept for a later prompt, evicted oldest first once no free block is left, unless it is pinned).
 `free + cached + active = num_blocks`, always; `check_integrity` says where that, or anything else here, is broken.
@@ -21,6 +24,7 @@ import numpy.typing as npt
 from kvscope_engine.policy.blocks.cache_log import CacheLog
 from kvscope_engine.policy.blocks.integrity import check_pool
 from kvscope_engine.policy.blocks.move_log import MoveLog
+from kvscope_engine.policy.kv_groups import NULL_BLOCK, ONE_GROUP, GroupRule
 from kvscope_engine.policy.prefixes.prefix_history import PrefixHistory
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, PrefixIndex, published_hash
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
@@ -65,8 +69,8 @@ class AllMapped:
 
     @property
     def num_unmapped(self) -> int:
-        """None."""
-        return 0
+        """As many as `unmapped`."""
+        return len(self.unmapped)
 
     @property
     def unmapped(self) -> Ids:
@@ -77,14 +81,20 @@ class AllMapped:
 class FreeList(AllMapped):
     """A stack of block ids over one array, all `num_blocks` of them at first: lowest id first, then the one freed last.
 
-    Taking and giving back cost the same however large the pool is.
+    Taking and giving back cost the same however large the pool is. `keeps_null`: `NULL_BLOCK` is not among them.
     """
 
-    __slots__ = ("_count", "_stack")
+    __slots__ = ("_count", "_kept", "_stack")
 
-    def __init__(self, num_blocks: int) -> None:
-        self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
-        self._count = num_blocks
+    def __init__(self, num_blocks: int, *, keeps_null: bool = False) -> None:
+        self._kept = np.array([NULL_BLOCK] if keeps_null else [], np.int64)
+        self._count = num_blocks - len(self._kept)
+        self._stack = np.arange(num_blocks - 1, len(self._kept) - 1, -1, dtype=np.int64)
+
+    @property
+    def unmapped(self) -> Ids:
+        """The null block, where it is kept."""
+        return self._kept
 
     def __len__(self) -> int:
         return self._count
@@ -149,8 +159,10 @@ class BlockPool:
         num_host: int = 0,
         num_disk: int = 0,
         free: FreeBlocks | None = None,
+        groups: tuple[GroupRule, ...] = ONE_GROUP,
     ) -> None:
         self.num_blocks = num_blocks
+        self.groups = groups
         self.block_size = block_size
         self.num_host = num_host
         self.num_disk = num_disk
@@ -168,7 +180,12 @@ class BlockPool:
         """The step in progress, for who asks when something happened; the scheduler sets it."""
         self.evicted_blocks = 0
         """Cached blocks that lost their prefix since the start: given to another request, or dropped when asked."""
-        self._free: FreeBlocks = free if free is not None else FreeList(num_blocks)
+        keeps_null = any(group.window for group in groups)
+        self._free: FreeBlocks = free if free is not None else FreeList(num_blocks, keeps_null=keeps_null)
+        self.num_usable = num_blocks - keeps_null
+        """Blocks that requests can have; where rows are addresses, there may be memory for fewer."""
+        if keeps_null:
+            self.ledger.state[NULL_BLOCK] = BlockState.UNMAPPED
         self._cached = EvictionOrder()
         self._changed = ChangedRows(self.ledger.num_blocks)
         self._is_measured = False
@@ -193,7 +210,7 @@ class BlockPool:
 
     @property
     def num_unmapped(self) -> int:
-        """Rows without memory; none but where rows are addresses."""
+        """Rows that nobody can have: without memory, where rows are addresses, and the null block."""
         return self._free.num_unmapped
 
     @property
@@ -223,17 +240,17 @@ class BlockPool:
         idle = self._cached.idle
         return sum(block in idle for block in blocks)
 
-    def allocate(self, count: int, owner: int) -> list[int]:
-        """`count` blocks for request `owner`, at most `num_available`; each is held once and empty."""
+    def allocate(self, count: int, owner: int, group: int = 0) -> list[int]:
+        """`count` blocks of a KV group for request `owner`, at most `num_available`; each is held once and empty."""
         if count == 1 and self._free:
             block = self._free.take_one()
-            self._activate_one(block, owner)
+            self._activate_one(block, owner, group)
             return [block]
         from_free = min(count, len(self._free))
         blocks = self._free.popleft_n(from_free)
         if count > from_free:
             blocks += self._evict(count - from_free)
-        self._activate(np.array(blocks, np.int64), owner)
+        self._activate(np.array(blocks, np.int64), owner, group)
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -373,24 +390,26 @@ class BlockPool:
         assert all(blocks.hash[block] for block in self.pinned), "a block is pinned that holds no prefix"
         check_pool(blocks, self.block_size, self._free.ids, self._cached.cached, prefixes, tables, self._free.unmapped)
 
-    def _activate_one(self, block: int, owner: int) -> None:
+    def _activate_one(self, block: int, owner: int, group: int) -> None:
         # A free block's other columns are zero already.
         self.ledger.state[block] = BlockState.ACTIVE
         self._ref_counts[block] = 1
         self.ledger.owner[block] = owner
+        self.ledger.group[block] = group
         self._changed.add_one(block)
 
-    def _activate(self, ids: Ids, owner: int) -> None:
-        self._fill_rows(ids, BlockState.ACTIVE, owner, ref_count=1)
+    def _activate(self, ids: Ids, owner: int, group: int = 0) -> None:
+        self._fill_rows(ids, BlockState.ACTIVE, owner, ref_count=1, group=group)
 
     def _clear(self, ids: Ids) -> None:
         """Unheld, unhashed blocks become free."""
         if len(ids):
-            self._fill_rows(ids, BlockState.FREE, NO_OWNER, ref_count=0)
+            self._fill_rows(ids, BlockState.FREE, NO_OWNER, ref_count=0, group=0)
             self._free.give(ids)
 
-    def _fill_rows(self, ids: Ids, state: BlockState, owner: int, ref_count: int) -> None:
+    def _fill_rows(self, ids: Ids, state: BlockState, owner: int, ref_count: int, group: int) -> None:
         ledger = self.ledger
+        ledger.group[ids] = group
         ledger.state[ids] = state
         ledger.ref_count[ids] = ref_count
         ledger.owner[ids] = owner

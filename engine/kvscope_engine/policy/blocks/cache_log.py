@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from kvscope_engine.policy.prefixes.prefix_index import Prefix, published_hash
+from kvscope_engine.policy.prefixes.prefix_index import DIGEST_BYTES, Prefix, published_hash
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from kvscope_telemetry.kv_events.encoding import pack_extra_keys
 from kvscope_telemetry.ledger import Tier
@@ -19,9 +19,11 @@ MEDIA: Final = {Tier.HBM: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE"}
 
 
 class CacheLog:
-    """For a cache with blocks of `block_size` tokens."""
+    """For a cache with blocks of `block_size` tokens. Where there are several KV groups (`has_groups`), each event is
+    of one of them; the hash of a block is the same in all."""
 
     def __init__(self, block_size: int) -> None:
+        self.has_groups = False
         self._block_size = block_size
         self._events: list[KvEvent] = []
         self._run: list[Prefix] = []
@@ -36,10 +38,13 @@ class CacheLog:
 
     def removed(self, prefixes: Iterable[Prefix], tier: Tier = Tier.HBM) -> None:
         """They can no longer be found in `tier`."""
-        hashes = tuple([published_hash(prefix.digest) for prefix in prefixes])
-        if hashes:
+        by_group: dict[int, list[Prefix]] = {}
+        for prefix in prefixes:
+            by_group.setdefault(prefix.group, []).append(prefix)
+        for group, removed in by_group.items():
             self._end_run()
-            self._events.append(BlockRemoved(hashes, MEDIA[tier]))
+            hashes = tuple([_hash(prefix.digest) for prefix in removed])
+            self._events.append(BlockRemoved(hashes, MEDIA[tier], group_idx=self._told(group)))
 
     def cleared(self) -> None:
         """Nothing can be found any more."""
@@ -52,20 +57,29 @@ class CacheLog:
         events, self._events = self._events, []
         return events
 
+    def _told(self, group: int) -> int | None:
+        return group if self.has_groups else None
+
     def _end_run(self) -> None:
         if not self._run:
             return
         run, self._run = self._run, []
         self._events.append(
             BlockStored(
-                tuple([published_hash(prefix.digest) for prefix in run]),
-                run[0].published_parent or None,
+                tuple([_hash(prefix.digest) for prefix in run]),
+                _hash(run[0].parent) if run[0].parent else None,
                 tuple([token for prefix in run for token in prefix.token_ids]),
                 self._block_size,
                 medium=MEDIA[self._run_tier],
+                group_idx=self._told(run[0].group),
                 extra_keys=_extra_keys(run),
             )
         )
+
+
+def _hash(digest: bytes) -> int:
+    """Without the KV group, as vLLM publishes it."""
+    return published_hash(digest[:DIGEST_BYTES])
 
 
 def _extra_keys(run: list[Prefix]) -> bytes | None:

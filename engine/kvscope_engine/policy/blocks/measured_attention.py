@@ -11,15 +11,15 @@ from kvscope_telemetry.ledger import attention_units
 
 
 def store_attention(pool: BlockPool, plan: StepPlan, shares: NDArray[np.float32], step: int) -> None:
-    """`shares` (num_single_token, blocks) of the plan's decodes, whose tables are as they were when it ran."""
+    """`shares` (groups, num_single_token, blocks) of the plan's decodes. Of blocks let go of since nothing is told."""
     ids, values = _by_block(pool, plan, shares)
     if len(ids):
         pool.measure(ids, attention_units(values), step)
 
 
 def store_skips(pool: BlockPool, plan: StepPlan, skips: NDArray[np.float32]) -> None:
-    """`skips` (num_single_token, blocks), alike."""
-    ids, values = _by_block(pool, plan, skips)
+    """`skips` (num_single_token, blocks), alike; those who choose among blocks have one group."""
+    ids, values = _by_block(pool, plan, skips[None])
     if len(ids):
         pool.skip(ids, attention_units(values))
 
@@ -29,8 +29,12 @@ def _by_block(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Every block of the plan's decodes, and what its row says of it."""
     decodes = plan.scheduled[: plan.num_single_token]
-    tables = [item.request.block_table[: item.start // pool.block_size + 1] for item in decodes]
-    if not tables:
-        return np.empty(0, np.int64), np.empty(0, np.float32)
-    ids = np.concatenate([np.array(table, np.int64) for table in tables])
-    return ids, np.concatenate([row[: len(table)] for row, table in zip(rows, tables, strict=True)])
+    ids: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    values: list[NDArray[np.float32]] = [np.empty(0, np.float32)]
+    for group, of_group in enumerate(rows):
+        for item, row in zip(decodes, of_group, strict=True):
+            first, stop = item.request.num_let_go[group], item.start // pool.block_size + 1
+            table = item.request.block_tables[group][first:stop]
+            ids.append(np.array(table, np.int64))
+            values.append(row[first : first + len(table)])
+    return np.concatenate(ids), np.concatenate(values)

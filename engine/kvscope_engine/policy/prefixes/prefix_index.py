@@ -13,16 +13,17 @@ from __future__ import annotations
 import hashlib
 import secrets
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 SALT_BYTES: Final = 32
+DIGEST_BYTES: Final = hashlib.sha256().digest_size
 
 
 def published_hash(digest: bytes) -> int:
-    """The low 64 bits of a digest, as the ledger shows them; never 0, which means not hashed."""
+    """The low 64 bits of a digest, others in each KV group, as the ledger shows them; never 0: that is not hashed."""
     return int.from_bytes(digest[-8:], "big") or 1
 
 
@@ -33,12 +34,18 @@ class Prefix(msgspec.Struct, frozen=True, gc=False):
     """
 
     digest: bytes
+    """With the number of its KV group behind it (`group_digest`), as `parent`."""
     start: int
     tokens: bytes
     parent: bytes = b""
     """Digest of the block before it in its text, empty for the first."""
     salt: str = ""
     """A client's own, in the digest of a first block."""
+
+    @property
+    def group(self) -> int:
+        """Its KV group."""
+        return self.digest[DIGEST_BYTES] if len(self.digest) > DIGEST_BYTES else 0
 
     @property
     def follows(self) -> bytes:
@@ -87,17 +94,6 @@ class PrefixIndex:
             extra = salt.encode() if parent is None else b""
             parent = self.digest(parent, packed[low : low + size], extra)
             digests.append(parent)
-
-    def find(self, digests: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest run of `digests`, from the first, that are all here."""
-        blocks = []
-        block_of = self._block_of
-        for digest in digests:
-            block = block_of.get(digest)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
 
     def insert(self, block: int, prefix: Prefix) -> bool:
         """Enter a full block. False, and nothing done, when another block holds the same already."""

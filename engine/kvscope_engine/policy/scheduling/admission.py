@@ -6,7 +6,7 @@ Owns no request and no queue; who is next, and when, is the scheduler's.
 from __future__ import annotations
 
 from kvscope_engine.policy.blocks.block_pool import BlockPool
-from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.fit import BlockNeeds
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling import causes
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
@@ -34,6 +34,7 @@ class Admission:
         totals: Totals,
         watermark: int,
         running_time: RunningTime,
+        needs: BlockNeeds,
         states: StatePool | None = None,
     ) -> None:
         self._pool = pool
@@ -43,6 +44,7 @@ class Admission:
         self._totals = totals
         self._watermark = watermark
         self._running_time = running_time
+        self._needs = needs
         self._states = states
 
     def find(self, request: Request) -> Reusable:
@@ -79,4 +81,4 @@ class Admission:
         return causes.admitted(request, builder.now_ns, found, reused, blocks, missed, self._running_time)
 
     def _num_blocks(self, request: Request) -> int:
-        return num_blocks_for(request.num_tokens, self._pool.block_size)
+        return self._needs.at_most(request.num_tokens)

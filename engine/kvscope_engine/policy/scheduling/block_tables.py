@@ -1,4 +1,4 @@
-"""Block tables: how they grow, are shared, swapped out and let go of. The only code that writes a request's table.
+"""Block tables: how they grow, are shared, swapped out and let go of. The only code that writes a request's tables.
 
 Owns nothing: pool, allocation policy and change log are the scheduler's. Knows no order of service.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from kvscope_engine.policy.allocation.protocol import AllocationPolicy
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.kv_groups import NULL_BLOCK
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.changes import ChangeLog
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
@@ -29,6 +30,12 @@ class BlockTables:
         self._allocation = allocation
         self._changes = changes
         self._reserves = allocation.reserves
+        self._windows = [(group, rule) for group, rule in enumerate(pool.groups) if rule.window]
+
+    def begin(self, request: Request) -> None:
+        """A new request has an empty table in each KV group."""
+        request.block_tables = [[] for _ in self._pool.groups]
+        request.num_let_go = [0] * len(self._pool.groups)
 
     @property
     def any_shares_tail(self) -> bool:
@@ -37,9 +44,10 @@ class BlockTables:
 
     def num_needed(self, request: Request, stop: int) -> int:
         """New blocks it takes to write the request's tokens from the first not computed up to `stop`."""
-        missing = -(-stop // self._pool.block_size) - len(request.block_table)
-        shared = 1 if self._forked and self._shares_tail(request) else 0
-        return shared + missing if missing > 0 else shared
+        tables = request.block_tables
+        missing = -(-stop // self._pool.block_size) - len(tables[0])
+        shared = len(self._shared_tails(request)) if self._forked else 0
+        return shared + missing * len(tables) if missing > 0 else shared
 
     def num_available(self, request: Request) -> int:
         """Blocks that the request could be given now."""
@@ -56,12 +64,14 @@ class BlockTables:
     def grow(self, request: Request, count: int, step: int, builder: PlanBuilder) -> None:
         """Give the request the `count` blocks that `num_needed` said."""
         evicted_before = self._pool.evicted_blocks
-        copies = self._copy_shared_tail(request, step, builder)
+        copies = self._copy_shared_tails(request, step, builder)
         if self._reserves:
             self._move(request, count, step, builder)
         if count > copies:
-            self._changes.table(request, len(request.block_table))
-            request.block_table += self._allocation.allocate(request, count - copies)
+            tables = request.block_tables
+            self._changes.table(request, len(tables[0]))
+            for group, table in enumerate(tables):
+                table += self._allocation.allocate(request, (count - copies) // len(tables), group)
             if self._reserves:
                 request.num_reserved_tokens = self._allocation.num_reserved_tokens(request)
         self._note_evictions(evicted_before, request, builder)
@@ -72,20 +82,38 @@ class BlockTables:
         What comes from a lower tier gets blocks of its own, which `num_available` must have; what could not be read
         back ends it there.
         """
-        if not found.sources:
+        if not found:
             return 0
-        if len(found.hits) == len(found.sources):
+        if not found.num_to_load:
             self._pool.hit(found.hits, step)
-            table, num_tokens = list(found.sources), found.num_tokens
+            tables, num_tokens = [list(table) for table in found.tables], found.num_tokens
         else:
             evicted_before = self._pool.evicted_blocks
-            table, num_tokens = self._load(request, found, step, builder)
+            tables, num_tokens = self._load(request, found, step, builder)
             self._note_evictions(evicted_before, request, builder)
-        if self._tiers is not None and request.saved_rows:
+        if self._tiers is not None and request.saved_tables:
             self._tiers.let_go(request)
-        request.block_table[:] = table
+        request.block_tables = tables
+        request.num_let_go = list(found.num_let_go) if num_tokens else [0] * len(tables)
         self._changes.table(request, 0)
         return num_tokens
+
+    def let_go_unread(self, request: Request, step: int) -> None:
+        """Let go of blocks that no later token of the request reads; what a prompt can find in them stays cached."""
+        size = self._pool.block_size
+        for group, rule in self._windows:
+            first, stop = request.num_let_go[group], rule.num_unread(request.num_computed_tokens, size)
+            if stop > first:
+                table = request.block_tables[group]
+                self._pool.release(table[first:stop], step)
+                table[first:stop] = [NULL_BLOCK] * (stop - first)
+                request.num_let_go[group] = stop
+                self._changes.table(request, first, group)
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether any group has blocks that later tokens do not read."""
+        return bool(self._windows)
 
     def swap_out(self, request: Request, step: int, builder: PlanBuilder) -> bool:
         """Release every block, and keep what the computed tokens' blocks hold in a lower tier.
@@ -95,41 +123,57 @@ class BlockTables:
         size, tokens = self._pool.block_size, request.num_computed_tokens
         if self._tiers is None or not tokens:
             return False
-        num_full = tokens // size
-        blocks = [builder.content_of(block) for block in request.block_table[: num_blocks_for(tokens, size)]]
-        prefixes = [prefix_at(self._pool, request, place) if place < num_full else None for place in range(len(blocks))]
-        if not self._tiers.swap_out(request, blocks, prefixes):
+        num_full, num_filled = tokens // size, num_blocks_for(tokens, size)
+        places = [
+            (group, place) for group, let_go in enumerate(request.num_let_go) for place in range(let_go, num_filled)
+        ]
+        blocks = [builder.content_of(request.block_tables[group][place]) for group, place in places]
+        prefixes = [
+            prefix_at(self._pool, request, place, group) if place < num_full else None for group, place in places
+        ]
+        rows = self._tiers.swap_out(
+            request, blocks, prefixes, [min(size, tokens - place * size) for _, place in places]
+        )
+        if rows is None:
             return False
+        request.saved_tables = [[NULL_BLOCK] * num_filled for _ in request.block_tables]
+        for (group, place), row in zip(places, rows, strict=True):
+            request.saved_tables[group][place] = row
+        request.num_saved_tokens = tokens
         self.release(request, step, keep_saved=True)
         return True
 
     def share(self, parent: Request, child: Request) -> None:
-        """The child's table becomes that of the parent's first tokens, as many as the child has computed."""
+        """The child's tables become those of the parent's first tokens, as many as the child has computed."""
         held = num_blocks_for(child.num_computed_tokens, self._pool.block_size)
-        child.block_table[:] = parent.block_table[:held]
-        self._pool.share(child.block_table)
+        child.block_tables = [table[:held] for table in parent.block_tables]
+        child.num_let_go = list(parent.num_let_go)
+        self._pool.share(child.held_blocks)
         self._forked |= {parent.number, child.number}
         self._changes.table(child, 0)
 
     def release(self, request: Request, step: int, *, keep_saved: bool = False) -> None:
         """Let go of every block of the request, and of what it saved in lower tiers."""
-        if self._tiers is not None and request.saved_rows and not keep_saved:
+        if self._tiers is not None and request.saved_tables and not keep_saved:
             self._tiers.let_go(request)
             self._changes.table(request, 0)
         self._forked.discard(request.number)
         if request.block_table:
             self._allocation.release(request, step)
-            request.block_table.clear()
+            for table in request.block_tables:
+                table.clear()
             request.num_reserved_tokens = 0
             self._changes.table(request, 0)
+        if not keep_saved:
+            request.num_let_go = [0] * len(request.num_let_go)
 
     def trim(self, request: Request, step: int) -> None:
         """Let go of blocks behind those of the tokens computed: they were for drafts that were wrong."""
         held = num_blocks_for(request.num_computed_tokens, self._pool.block_size)
-        spare = request.block_table[held:]
-        if spare:
-            del request.block_table[held:]
-            self._pool.release(spare, step)
+        if len(request.block_table) > held:
+            self._pool.release([block for table in request.block_tables for block in table[held:]], step)
+            for table in request.block_tables:
+                del table[held:]
             self._changes.table(request, held)
 
     def settle(self, step: int) -> None:
@@ -142,26 +186,40 @@ class BlockTables:
         if self._pool.evicted_blocks > evicted_before:
             builder.evicted_for = builder.evicted_for or request.number
 
-    def _load(self, request: Request, found: Reusable, step: int, builder: PlanBuilder) -> tuple[list[int], int]:
-        """Hits as they are, and blocks for what comes from below; the table and the tokens in it."""
+    def _load(self, request: Request, found: Reusable, step: int, builder: PlanBuilder) -> tuple[list[list[int]], int]:
+        """Hits as they are, and blocks for what comes from below; the tables and the tokens in them.
+
+        What could not be read back ends them there; where a group lets go of blocks, what is before that is of no use.
+        """
         assert self._tiers is not None, "rows of a lower tier without one"
         pool, size = self._pool, self._pool.block_size
-        places = [place for place, source in enumerate(found.sources) if source >= pool.num_blocks]
-        rows = [found.sources[place] for place in places]
+        tables = [list(table) for table in found.tables]
+        places = [
+            (group, place)
+            for group, table in enumerate(tables)
+            for place, row in enumerate(table)
+            if row >= pool.num_blocks
+        ]
+        rows = [tables[group][place] for group, place in places]
         self._tiers.acquire(rows)
         pool.hit(found.hits, step)
-        own = [self._unless_source(block, builder) for block in self._allocation.allocate(request, len(rows))]
+        own = [
+            self._unless_source(block, builder)
+            for group, table in enumerate(tables)
+            for block in self._allocation.allocate(request, sum(row >= pool.num_blocks for row in table), group)
+        ]
         whole = self._tiers.load(rows, own)
-        lost = [place for place, is_whole in zip(places, whole, strict=True) if not is_whole]
-        end = lost[0] if lost else len(found.sources)
-        table = list(found.sources)
-        for place, block in zip(places, own, strict=True):
-            table[place] = block
-        kept = [(row, block) for place, row, block in zip(places, rows, own, strict=True) if place < end]
+        lost = [place for (_, place), is_whole in zip(places, whole, strict=True) if not is_whole]
+        end = len(tables[0]) if not lost else 0 if self._windows else min(lost)
+        for (group, place), block in zip(places, own, strict=True):
+            tables[group][place] = block
+        kept = [(row, block) for (_, place), row, block in zip(places, rows, own, strict=True) if place < end]
         self._write_loaded(request, kept, step)
         self._tiers.release(rows)
-        pool.release(table[end:], step)
-        return table[:end], min(found.num_tokens, end * size)
+        for table, let_go in zip(tables, found.num_let_go, strict=True):
+            pool.release(table[max(end, let_go) :], step)
+            del table[end:]
+        return tables, min(found.num_tokens, end * size)
 
     def _write_loaded(self, request: Request, loaded: list[tuple[int, int]], step: int) -> None:
         """Blocks hold what rows of lower tiers held."""
@@ -187,31 +245,36 @@ class BlockTables:
         request.block_table[:] = targets
         self._changes.table(request, 0)
 
-    def _shares_tail(self, request: Request) -> bool:
-        """Whether the request's next token goes to a block that is not its alone to write to: only forks have such."""
+    def _shared_tails(self, request: Request) -> list[int]:
+        """KV groups in which the request's next token goes to a block that is not its alone to write to: only forks
+        have such."""
         if request.number not in self._forked:
-            return False
+            return []
         place, slot = divmod(request.num_computed_tokens, self._pool.block_size)
-        if slot and not self._pool.is_private(request.block_table[place]):
-            return True
-        self._forked.discard(request.number)  # what it writes to from now on is its own, until another fork
-        return False
+        shared = [
+            group
+            for group, table in enumerate(request.block_tables)
+            if slot and not self._pool.is_private(table[place])
+        ]
+        if not shared:
+            self._forked.discard(request.number)  # what it writes to from now on is its own, until another fork
+        return shared
 
-    def _copy_shared_tail(self, request: Request, step: int, builder: PlanBuilder) -> int:
-        """Copy on write of a last block that is not the request's alone to write to; returns the blocks it took."""
-        if not self._shares_tail(request):
-            return 0
+    def _copy_shared_tails(self, request: Request, step: int, builder: PlanBuilder) -> int:
+        """Copy on write of last blocks that are not the request's alone to write to; returns the blocks it took."""
+        groups = self._shared_tails(request) if self._forked else []
         place = request.num_computed_tokens // self._pool.block_size
-        shared = request.block_table[place]
-        (own,) = self._allocation.allocate(request, 1)
-        own = self._unless_source(own, builder)
-        self._pool.release([shared], step)
-        request.block_table[place] = own
-        builder.copy(request, shared, own)
-        self._pool.moves.copied([own])
-        builder.num_copied += 1
-        self._changes.table(request, place)
-        return 1
+        for group in groups:
+            shared = request.block_tables[group][place]
+            (own,) = self._allocation.allocate(request, 1, group)
+            own = self._unless_source(own, builder)
+            self._pool.release([shared], step)
+            request.block_tables[group][place] = own
+            builder.copy(request, shared, own)
+            self._pool.moves.copied([own])
+            builder.num_copied += 1
+            self._changes.table(request, place, group)
+        return len(groups)
 
     def _unless_source(self, block: int, builder: PlanBuilder) -> int:
         """`block`, just taken to be copied or loaded to, or another when this step copies from it.
@@ -223,7 +286,8 @@ class BlockTables:
         if undone is None:
             return block
         keeper, target = undone
-        place = keeper.block_table.index(target)
-        keeper.block_table[place] = block
-        self._changes.table(keeper, place)
+        group = next(group for group, table in enumerate(keeper.block_tables) if target in table)
+        place = keeper.block_tables[group].index(target)
+        keeper.block_tables[group][place] = block
+        self._changes.table(keeper, place, group)
         return target

@@ -25,7 +25,9 @@ class RequestChanges:
     touched: tuple[Request, ...] = ()
     """Requests whose state or block table changed, in order of the first change, `added` among them."""
     tables: dict[int, int] = field(default_factory=dict)
-    """Request number -> how many blocks from the first of its table are still the same."""
+    """Request number -> how many blocks from the first of each of its tables are still the same."""
+    groups: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Request number and KV group -> the same of one table that changed alone."""
     events: tuple[Event, ...] = ()
     moves: Moves = NO_MOVES
 
@@ -36,13 +38,14 @@ class RequestChanges:
 class ChangeLog:
     """Collects changes; each call is O(1)."""
 
-    __slots__ = ("_added", "_events", "_moves", "_tables", "_touched")
+    __slots__ = ("_added", "_events", "_groups", "_moves", "_tables", "_touched")
 
     def __init__(self, moves: MoveLog) -> None:
         self._moves = moves
         self._added: list[Request] = []
         self._touched: dict[int, Request] = {}
         self._tables: dict[int, int] = {}
+        self._groups: dict[tuple[int, int], int] = {}
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
     def add(self, request: Request) -> None:
@@ -54,11 +57,14 @@ class ChangeLog:
         """The state of a request changed."""
         self._touched[request.number] = request
 
-    def table(self, request: Request, unchanged: int) -> None:
-        """A block table changed; its first `unchanged` blocks did not."""
+    def table(self, request: Request, unchanged: int, group: int | None = None) -> None:
+        """A request's block table of a KV group, or all of them, changed; the first `unchanged` blocks did not."""
         number = request.number
         self._touched[number] = request
-        self._tables[number] = min(unchanged, self._tables.get(number, unchanged))
+        if group is None:
+            self._tables[number] = min(unchanged, self._tables.get(number, unchanged))
+        else:
+            self._groups[number, group] = min(unchanged, self._groups.get((number, group), unchanged))
 
     def event(self, event: Event) -> None:
         """Something a person is told."""
@@ -73,8 +79,8 @@ class ChangeLog:
     def drain(self) -> RequestChanges:
         """Everything since the last take."""
         touched, moves = tuple(self._touched.values()), self._moves.drain()
-        changes = RequestChanges(tuple(self._added), touched, self._tables, self.take_events(), moves)
+        changes = RequestChanges(tuple(self._added), touched, self._tables, self._groups, self.take_events(), moves)
         self._added.clear()
         self._touched.clear()
-        self._tables = {}
+        self._tables, self._groups = {}, {}
         return changes

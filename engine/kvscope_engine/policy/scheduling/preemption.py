@@ -70,8 +70,8 @@ class Preemption:
     def _give_up(
         self, victim: Request, step: int, builder: PlanBuilder, mode: str, *, insists: bool = False
     ) -> GivenUp | None:
-        tokens, num_blocks = victim.num_computed_tokens, len(victim.block_table)
-        swap, recompute = self._swap_seconds(tokens), self._rate.seconds(tokens)
+        tokens, num_blocks = victim.num_computed_tokens, len(victim.held_blocks)
+        swap, recompute = self._swap_seconds(victim), self._rate.seconds(tokens)
         swapped = _prefers_swap(mode, swap, recompute) and self._tables.swap_out(victim, step, builder)
         if insists and not swapped:
             return None
@@ -82,10 +82,11 @@ class Preemption:
         victim.num_computed_tokens = 0
         return GivenUp(num_blocks, tokens, swapped, swap, recompute)
 
-    def _swap_seconds(self, num_tokens: int) -> float | None:
+    def _swap_seconds(self, victim: Request) -> float | None:
         if self._tiers is None:
             return None
-        return self._tiers.swap_seconds(num_blocks_for(num_tokens, self._block_size))
+        num_filled = num_blocks_for(victim.num_computed_tokens, self._block_size)
+        return self._tiers.swap_seconds(sum(num_filled - let_go for let_go in victim.num_let_go))
 
 
 def _prefers_swap(mode: str, swap: float | None, recompute: float | None) -> bool:

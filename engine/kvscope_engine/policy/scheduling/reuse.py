@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_groups import NOTHING, Found, find_prefix, group_digest
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.request_prefixes import usable_digests
 from kvscope_engine.policy.state_pool import StatePool
@@ -17,15 +18,23 @@ from kvscope_engine.policy.tiers.swap_costs import PrefillRate
 
 @dataclass(frozen=True, slots=True)
 class Reusable:
-    """The first blocks of a request's text, place by place: blocks of the pool, or rows of lower tiers."""
+    """The first blocks of a request's text, place by place in each KV group: blocks of the pool, or rows of lower
+    tiers."""
 
-    sources: tuple[int, ...]
-    hits: tuple[int, ...]
-    """Those of them that are in the pool."""
+    tables: tuple[list[int], ...]
+    num_let_go: tuple[int, ...]
+    """Of each table, the places from the first that are `NULL_BLOCK`."""
     num_tokens: int
     """Tokens they hold."""
+    hits: list[int]
+    """What of it is in the pool, in the order of the text."""
+    num_to_load: int
+    """Blocks that are in lower tiers."""
     num_stateless: int = 0
     """Tokens in blocks beyond these, that are of no use since no recurrent state was kept there."""
+
+    def __bool__(self) -> bool:
+        return self.num_tokens > 0
 
 
 def find_reusable(
@@ -36,67 +45,70 @@ def find_reusable(
     What a swapped-out request saved is used, unless the pool alone holds more of its text. Evicted prefixes are when
     loading them costs less than computing their tokens, both as measured. With `states`, what ends at one of them.
     """
+    digests, index, size = usable_digests(pool, request), pool.index, pool.block_size
+    found = NOTHING if index is None else find_prefix(pool.groups, digests, size, index.get)
     if states is not None:
-        return _find_with_state(pool, request, states)
-    if tiers is None or pool.index is None:
-        found = [] if pool.index is None else pool.index.find(usable_digests(pool, request))
-    else:
-        found = _find_in_all(pool, tiers, usable_digests(pool, request))
-    if request.saved_rows and _num_in_pool(pool, found) * pool.block_size <= request.num_saved_tokens:
-        return _with_saved(pool, request, found)
-    if tiers is not None:
-        found = _worth_loading(pool, tiers, rate, found)
-    return _reusable(pool, found, len(found) * pool.block_size)
+        return _with_state(pool, states, found, digests)
+    if request.saved_tables and found.num_places * size <= request.num_saved_tokens:
+        return _with_saved(pool, request, digests)
+    if tiers is not None and index is not None:
+        found = _worth_loading(pool, tiers, rate, found, digests)
+    return _reusable(pool, found.tables, found.num_let_go, found.num_places * size)
 
 
-def _find_with_state(pool: BlockPool, request: Request, states: StatePool) -> Reusable:
-    """Blocks of the pool up to the last kept state that all of them are there for."""
-    digests = usable_digests(pool, request)
-    found = [] if pool.index is None else pool.index.find(digests)
-    count = next(states.checkpoints(digests[: len(found)]), 0)
-    size = pool.block_size
-    return replace(_reusable(pool, found[:count], count * size), num_stateless=(len(found) - count) * size)
-
-
-def _find_in_all(pool: BlockPool, tiers: LowerTiers, digests: list[bytes]) -> list[int]:
-    assert pool.index is not None, "looked for prefixes without an index"
-    sources = []
-    for digest in digests:
-        source = pool.index.get(digest)
-        if source is None:
-            source = tiers.find(digest)
-        if source is None:
+def _with_state(pool: BlockPool, states: StatePool, found: Found, digests: list[bytes]) -> Reusable:
+    """What is found, up to the last kept state that all blocks are there for."""
+    index, size, num_places = pool.index, pool.block_size, found.num_places
+    kept = NOTHING
+    for count in states.checkpoints(digests[:num_places]):
+        assert index is not None, "looked for prefixes without an index"
+        kept = found if count == num_places else find_prefix(pool.groups, digests[:count], size, index.get)
+        if kept.num_places == count:
             break
-        sources.append(source)
-    return sources
+        kept = NOTHING
+    reusable = _reusable(pool, kept.tables, kept.num_let_go, kept.num_places * size)
+    return replace(reusable, num_stateless=(num_places - kept.num_places) * size)
 
 
-def _num_in_pool(pool: BlockPool, found: list[int]) -> int:
-    """Blocks of the pool before the first that is not there."""
-    return next((place for place, source in enumerate(found) if source >= pool.num_blocks), len(found))
-
-
-def _with_saved(pool: BlockPool, request: Request, found: list[int]) -> Reusable:
+def _with_saved(pool: BlockPool, request: Request, digests: list[bytes]) -> Reusable:
     """Its own rows, except where the pool still holds the same. A part of a block is its own: it is written to."""
-    in_pool = found[: request.num_saved_tokens // pool.block_size]
-    sources = [
-        in_pool[place] if place < len(in_pool) and in_pool[place] < pool.num_blocks else row
-        for place, row in enumerate(request.saved_rows)
-    ]
-    return _reusable(pool, sources, request.num_saved_tokens)
+    index, num_full = pool.index, request.num_saved_tokens // pool.block_size
+    tables = []
+    for group, (saved, let_go) in enumerate(zip(request.saved_tables, request.num_let_go, strict=True)):
+        table = list(saved)
+        if index is not None:
+            for place in range(let_go, min(num_full, len(digests))):
+                block = index.get(group_digest(digests[place], group))
+                table[place] = table[place] if block is None else block
+        tables.append(table)
+    return _reusable(pool, tuple(tables), tuple(request.num_let_go), request.num_saved_tokens)
 
 
-def _worth_loading(pool: BlockPool, tiers: LowerTiers, rate: PrefillRate, found: list[int]) -> list[int]:
-    """`found`, cut before its first row of a lower tier when it is cheaper to compute the tokens from there on."""
-    first = next((place for place, source in enumerate(found) if source >= pool.num_blocks), None)
-    if first is None:
-        return found
-    lower = [source for source in found[first:] if source >= pool.num_blocks]
-    to_compute = rate.seconds((len(found) - first) * pool.block_size)
+def _worth_loading(
+    pool: BlockPool, tiers: LowerTiers, rate: PrefillRate, in_pool: Found, digests: list[bytes]
+) -> Found:
+    """What is in any tier, or `in_pool` where it is cheaper to compute the tokens from there on."""
+    index = pool.index
+    assert index is not None, "looked for prefixes without an index"
+
+    def get(digest: bytes) -> int | None:
+        block = index.get(digest)
+        return tiers.find(digest) if block is None else block
+
+    found = find_prefix(pool.groups, digests, pool.block_size, get)
+    if found.num_places <= in_pool.num_places:
+        return in_pool
+    lower = [row for table in found.tables for row in table if row >= pool.num_blocks]
+    to_compute = rate.seconds((found.num_places - in_pool.num_places) * pool.block_size)
     to_load = tiers.load_seconds(len(lower), sum(map(tiers.is_on_disk, lower)))
-    return found if to_compute is None or to_load < to_compute else found[:first]
+    return found if to_compute is None or to_load < to_compute else in_pool
 
 
-def _reusable(pool: BlockPool, sources: list[int], num_tokens: int) -> Reusable:
-    hits = tuple(source for source in sources if source < pool.num_blocks)
-    return Reusable(tuple(sources), hits, num_tokens)
+def _reusable(pool: BlockPool, tables: tuple[list[int], ...], num_let_go: tuple[int, ...], num_tokens: int) -> Reusable:
+    if len(tables) == 1:
+        held = tables[0][num_let_go[0] :]
+    else:
+        tails = [table[let_go:] for table, let_go in zip(tables, num_let_go, strict=True)]
+        held = [block for tail in tails for block in tail]
+    hits = [block for block in held if block < pool.num_blocks]
+    return Reusable(tables, num_let_go, num_tokens, hits, len(held) - len(hits))

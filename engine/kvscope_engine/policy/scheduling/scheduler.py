@@ -48,7 +48,8 @@ from dataclasses import replace
 from kvscope_engine.policy.allocation.protocol import AllocationPolicy
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.drafting.drafter import Drafter
-from kvscope_engine.policy.fit import check_fits, num_blocks_in_the_end
+from kvscope_engine.policy.fit import BlockNeeds
+from kvscope_engine.policy.kv_groups import group_digest
 from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_engine.policy.ranked_queue import RankedQueue
@@ -121,8 +122,9 @@ class Scheduler:
         watermark = 0 if allocation.reserves else max(1, pool.num_blocks // 100)
         self.states = states
         """Of the states of recurrent layers; None where a model has no such layers."""
+        self._needs = BlockNeeds(pool.groups, pool.block_size, max_num_batched_tokens)
         self._admission = Admission(
-            *(pool, self.tables, self.tiers, self.rate, self.totals, watermark, self.running_time, states)
+            *(pool, self.tables, self.tiers, self.rate, self.totals, watermark, self.running_time, self._needs, states)
         )
         self._disk_failure = ""
         self.drafting = None if drafter is None or self._reserves else Drafting(drafter, self.tables)
@@ -145,7 +147,10 @@ class Scheduler:
     @property
     def max_request_tokens(self) -> int:
         """The longest prompt and output together that is accepted, of a text that begins with no pinned block."""
-        beside_pins = self._allocation.max_request_tokens - len(self._pool.pinned) * self._pool.block_size
+        pool = self._pool
+        if len(pool.groups) > 1 or pool.groups[0].window:
+            return self._needs.longest(pool.num_usable - len(pool.pinned), self._max_model_len)
+        beside_pins = self._allocation.max_request_tokens - len(pool.pinned) * pool.block_size
         return min(self._max_model_len, beside_pins)
 
     def prefix_of(self, row: int) -> Prefix | None:
@@ -156,14 +161,9 @@ class Scheduler:
 
     def check_fits(self, request: Request) -> None:
         """Raise BadInput, with the numbers, when the request could not even run alone. Changes nothing."""
-        check_fits(
-            request,
-            num_blocks=self._pool.num_blocks,
-            block_size=self._pool.block_size,
-            max_model_len=self._max_model_len,
-        )
+        self._needs.check_fits(request, self._pool.num_usable, self._max_model_len)
         self._allocation.check_fits(request)
-        check_fits_beside_pins(self._pool, request)
+        check_fits_beside_pins(self._pool, self._needs, request)
 
     def add_request(self, request: Request) -> None:
         """Take a new request into the queue. Raises BadInput, and notes the refusal, as `check_fits` does."""
@@ -174,6 +174,7 @@ class Scheduler:
             self.refuse(str(error), request.arrival_ns, number=request.number)
             raise
         self._requests[request.number] = request
+        self.tables.begin(request)
         (self._held if self._is_held_back(request) else self._waiting).add_request(request)
         self._changes.add(request)
 
@@ -270,6 +271,10 @@ class Scheduler:
             for item in plan.scheduled:
                 if item.request.num_computed_tokens >= item.request.num_prompt_tokens:
                     self._fork_held(item.request, now_ns)
+        if self.tables.lets_go:
+            for item in plan.scheduled:
+                if item.request.state is RequestState.RUNNING:
+                    self.tables.let_go_unread(item.request, step)
 
     def finish(self, request: Request, reason: FinishReason, now_ns: int) -> None:
         """End a request that is done (or failed) and let go of its blocks. Nothing happens when it ended."""
@@ -334,7 +339,7 @@ class Scheduler:
 
     def pin(self, blocks: list[int]) -> None:
         """These hashed blocks are not evicted. Raises BadInput, and does nothing, when a request could not run then."""
-        check_pins(self._pool, self._requests.values(), blocks)
+        check_pins(self._pool, self._needs, self._requests.values(), blocks)
         self._pool.pin(blocks)
 
     def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
@@ -437,7 +442,7 @@ class Scheduler:
             victim = victims[len(way)]
             way.append(victim)
             seats -= 1
-            missing -= sum(self._pool.ref_count(block) == 1 for block in victim.block_table)
+            missing -= sum(self._pool.ref_count(block) == 1 for block in victim.held_blocks)
         return [] if seats > 0 or missing > 0 else way
 
     def _who_may_make_way(self, first: Request) -> list[Request]:
@@ -629,35 +634,39 @@ class HeldForks:
 #
 # The rule that keeps a queue from standing still for ever: each unfinished request fits, alone, into the blocks that
 # are not pinned and the pinned ones that its own text begins with. Reads everything, changes nothing.
-def check_fits_beside_pins(pool: BlockPool, request: Request) -> None:
+def check_fits_beside_pins(pool: BlockPool, needs: BlockNeeds, request: Request) -> None:
     """Raise BadInput, with the numbers and the way out, when pinned blocks leave the request too little."""
-    missing = num_missing(pool, request, pool.pinned)
+    missing = num_missing(pool, needs, request, pool.pinned)
     if missing > 0:
         raise BadInput(
-            f"it needs {num_blocks_in_the_end(request, pool.block_size)} blocks: {len(pool.pinned)} of the pool's"
-            f" {pool.num_blocks} are pinned, and {missing} of those must be unpinned first"
+            f"it needs {needs.in_the_end(request)} blocks: {len(pool.pinned)} of the pool's {pool.num_usable} are"
+            f" pinned, and {missing} of those must be unpinned first"
         )
 
 
-def check_pins(pool: BlockPool, requests: Iterable[Request], blocks: Iterable[int]) -> None:
+def check_pins(pool: BlockPool, needs: BlockNeeds, requests: Iterable[Request], blocks: Iterable[int]) -> None:
     """Raise BadInput unless every request could still run were `blocks` pinned as well."""
     pinned = pool.pinned | set(blocks)
     for request in requests:
-        if num_missing(pool, request, pinned) > 0:
+        if num_missing(pool, needs, request, pinned) > 0:
             raise BadInput(
-                f"pinning these would leave {pool.num_blocks - len(pinned)} of {pool.num_blocks} blocks to others, and"
-                f" request {request.number} may need {num_blocks_in_the_end(request, pool.block_size)}"
+                f"pinning these would leave {pool.num_usable - len(pinned)} of {pool.num_usable} blocks to others, and"
+                f" request {request.number} may need {needs.in_the_end(request)}"
             )
 
 
-def num_missing(pool: BlockPool, request: Request, pinned: Set[int]) -> int:
-    """Blocks that the request could lack, alone, if `pinned` were never evicted."""
+def num_missing(pool: BlockPool, needs: BlockNeeds, request: Request, pinned: Set[int]) -> int:
+    """Blocks that the request could lack, alone, if `pinned` were never evicted.
+
+    Of KV groups that let go of blocks none counts as its own: what is pinned there may be what it does not read.
+    """
     if not pinned:
         return 0
     own = 0
-    for digest in usable_digests(pool, request):
-        block = pool.index.get(digest) if pool.index is not None else None
-        if block not in pinned:
-            break
-        own += 1
-    return num_blocks_in_the_end(request, pool.block_size) - own - (pool.num_blocks - len(pinned))
+    for group, rule in enumerate(pool.groups):
+        for digest in usable_digests(pool, request) if not rule.window else ():
+            block = pool.index.get(group_digest(digest, group)) if pool.index is not None else None
+            if block not in pinned:
+                break
+            own += 1
+    return needs.in_the_end(request) - own - (pool.num_usable - len(pinned))

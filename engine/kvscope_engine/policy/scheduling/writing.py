@@ -42,9 +42,10 @@ def _write_one(item: Scheduled, pool: BlockPool, written: _Written) -> None:
     """A single token: most of what a busy engine writes down, so without lists of its own."""
     request = item.request
     place, slot = divmod(item.start, pool.block_size)
-    written.blocks.append(request.block_table[place])
-    written.filled.append(slot + 1)
-    written.owners.append(request.number)
+    for table in request.block_tables:
+        written.blocks.append(table[place])
+        written.filled.append(slot + 1)
+        written.owners.append(request.number)
     if slot + 1 == pool.block_size:
         seal_blocks(pool, request, place, place + 1)
 
@@ -53,9 +54,10 @@ def _write_several(item: Scheduled, pool: BlockPool, written: _Written) -> None:
     request, size = item.request, pool.block_size
     end = item.start + item.num_tokens
     first, stop = item.start // size, -(-end // size)
-    written.blocks.extend(request.block_table[first:stop])
-    written.filled.extend([size] * (stop - first - 1))
-    written.filled.append(end - (stop - 1) * size)
-    written.owners.extend([request.number] * (stop - first))
+    for table in request.block_tables:
+        written.blocks.extend(table[first:stop])
+        written.filled.extend([size] * (stop - first - 1))
+        written.filled.append(end - (stop - 1) * size)
+        written.owners.extend([request.number] * (stop - first))
     if end // size > first:
         seal_blocks(pool, request, first, end // size)

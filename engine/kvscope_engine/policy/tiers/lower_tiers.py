@@ -2,7 +2,7 @@
 
 Owns the places of both tiers and says to the mover what to copy. Knows blocks, prefixes and whose a place is; neither
 bytes nor the order of service. Two kinds of content meet here: evicted prefixes, which are dropped when room is short,
-and the blocks of swapped-out requests (`Request.saved_rows`), which are not: when host memory is full of them, those
+and the blocks of swapped-out requests (`Request.saved_tables`), which are not: when host memory is full of them, those
 of the request that is served last go to disk.
 """
 
@@ -35,7 +35,7 @@ def num_bounce(num_host: int) -> int:
 class LowerTiers:
     """Host memory of `pool.num_host` places over a disk of `pool.num_disk` (0: none).
 
-    `on_table` is told of each request whose `saved_rows` changed place.
+    `on_table` is told of each request whose `saved_tables` changed.
     """
 
     def __init__(self, pool: BlockPool, mover: TierMover, totals: Totals, on_table: Callable[[Request], None]) -> None:
@@ -72,8 +72,11 @@ class LowerTiers:
             self._save([blocks[i] for i in chosen], [prefixes[i] for i in chosen])
         return [self.find(prefix.digest) is not None for prefix in prefixes]
 
-    def swap_out(self, request: Request, blocks: Sequence[int], prefixes: Sequence[Prefix | None]) -> bool:
-        """Keep what `blocks` hold, the request's computed tokens, in host memory. False and nothing done without room.
+    def swap_out(
+        self, request: Request, blocks: Sequence[int], prefixes: Sequence[Prefix | None], filled: Sequence[int]
+    ) -> list[int] | None:
+        """Keep what `blocks` hold, the request's computed tokens, in host memory, `filled` slots of each; returns the
+        rows. None and nothing done without room.
 
         `prefixes` are those of full blocks, None for others; what is there already is held and not copied again.
         """
@@ -83,18 +86,16 @@ class LowerTiers:
         missing = [i for i, row in enumerate(known) if row is None]
         if self._make_room(len(missing), demote=True) < len(missing):
             self.host.release(held)
-            return False
+            return None
         rows = self.host.allocate(len(missing), [request.number] * len(missing))
-        self._mover.save([blocks[i] for i in missing], self.host.places(rows))
-        size, tokens = self._pool.block_size, request.num_computed_tokens
-        self.host.fill(rows, [min(size, tokens - i * size) for i in missing], [prefixes[i] for i in missing])
+        missed = [blocks[i] for i in missing]
+        self._mover.save(missed, self.host.places(rows))
+        self.host.fill(rows, [filled[i] for i in missing], [prefixes[i] for i in missing], self._groups_of(missed))
         self._pool.moves.saved(rows)
         self._totals.swapped_blocks += len(rows)
         fresh = iter(rows)
-        request.saved_rows[:] = [next(fresh) if row is None else row for row in known]
-        request.num_saved_tokens = tokens
         self._swapped[request.number] = request
-        return True
+        return [next(fresh) if row is None else row for row in known]
 
     def acquire(self, rows: Sequence[int]) -> None:
         """They are about to be loaded: nothing may take their place."""
@@ -109,7 +110,7 @@ class LowerTiers:
     def let_go(self, request: Request) -> None:
         """The request came back, or ended: its rows are no longer held."""
         self.release(request.saved_rows)
-        request.saved_rows.clear()
+        request.saved_tables.clear()
         request.num_saved_tokens = 0
         self._swapped.pop(request.number, None)
 
@@ -175,8 +176,13 @@ class LowerTiers:
         tables = [request.saved_rows for request in requests]
         self.host.check(tables)
         self.disk.check(tables)
-        held = {request.number for request in requests if request.saved_rows}
+        held = {request.number for request in requests if request.saved_tables}
         assert held == set(self._swapped), f"swapped out are {held}, known are {set(self._swapped)}"
+
+    def _groups_of(self, rows: list[int]) -> list[int]:
+        """KV groups of rows of any tier."""
+        groups: list[int] = self._pool.ledger.group[rows].tolist()
+        return groups
 
     def _is_known(self, prefix: Prefix) -> bool:
         """Whether host memory holds it; it is used again now."""
@@ -189,7 +195,7 @@ class LowerTiers:
         owners = self._pool.ledger.owner[blocks].tolist()
         rows = self.host.allocate(len(blocks), owners)
         self._mover.save(blocks, self.host.places(rows))
-        self.host.fill(rows, [self._pool.block_size] * len(rows), prefixes)
+        self.host.fill(rows, [self._pool.block_size] * len(rows), prefixes, self._groups_of(blocks))
         self.host.release(rows)
         self._pool.moves.saved(rows)
         self._totals.offloaded_blocks += len(rows)
@@ -250,7 +256,8 @@ class LowerTiers:
         prefixes = [self.host.prefix(row) for row in rows]
         good = self._mover.offload(self.host.places(rows), self.disk.places(targets), prefixes)
         filled = [self.filled(row) for row in rows]
-        self.disk.fill(targets, filled, [p if ok else None for p, ok in zip(prefixes, good, strict=True)])
+        found = [prefix if ok else None for prefix, ok in zip(prefixes, good, strict=True)]
+        self.disk.fill(targets, filled, found, self._groups_of(rows))
         self.disk.release([target for target, ok in zip(targets, good, strict=True) if not ok])
         self._pool.moves.saved([target for target, ok in zip(targets, good, strict=True) if ok])
         return [target if ok else None for target, ok in zip(targets, good, strict=True)]
@@ -274,7 +281,7 @@ class LowerTiers:
             for row in moved:
                 self.host.forget(row)
             self.host.release(list(moved))
-            request.saved_rows[:] = [moved.get(row, row) for row in request.saved_rows]
+            request.saved_tables = [[moved.get(row, row) for row in table] for table in request.saved_tables]
             count -= len(moved)
             self._on_table(request)
 
@@ -302,7 +309,8 @@ class LowerTiers:
         """A kept file holds them from before, perhaps very many."""
         rows, prefixes = [self.disk.first + place for place, _ in kept], [prefix for _, prefix in kept]
         self.disk.adopt(rows)
-        self.disk.fill(rows, [self._pool.block_size] * len(rows), prefixes)
+        groups = [prefix.group for prefix in prefixes]
+        self.disk.fill(rows, [self._pool.block_size] * len(rows), prefixes, groups)
         self.disk.release(rows)
         if self._pool.history is not None:
             for prefix in prefixes:

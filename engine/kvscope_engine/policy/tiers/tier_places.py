@@ -78,11 +78,15 @@ class TierPlaces:
         for row in rows:
             self._activate(row, 0)
 
-    def fill(self, rows: Sequence[int], filled: Sequence[int], prefixes: Sequence[Prefix | None]) -> None:
-        """The rows, just taken, hold `filled` slots now; those with a prefix can be found, unless it can be already."""
+    def fill(
+        self, rows: Sequence[int], filled: Sequence[int], prefixes: Sequence[Prefix | None], groups: Sequence[int]
+    ) -> None:
+        """The rows, just taken, hold `filled` slots of KV groups now; those with a prefix can be found, unless it can
+        be already."""
         columns = self._columns
-        for row, count, prefix in zip(rows, filled, prefixes, strict=True):
+        for row, count, prefix, group in zip(rows, filled, prefixes, groups, strict=True):
             columns.filled[row] = count
+            columns.group[row] = group
             if prefix is not None and self._row_of.setdefault(prefix.digest, row) == row:
                 self._prefix_of[row] = prefix
                 columns.hash[row] = published_hash(prefix.digest)
@@ -180,19 +184,21 @@ class TierPlaces:
         columns.state[row] = BlockState.FREE
         columns.owner[row] = NO_OWNER
         columns.filled[row] = 0
+        columns.group[row] = 0
         self._free.append(row)
 
 
 class _Columns:
     """The ledger's columns as memoryviews: rows are changed by ones and twos, where numpy takes 10 times as long."""
 
-    __slots__ = ("filled", "hash", "last_used_step", "owner", "parent", "ref_count", "state")
+    __slots__ = ("filled", "group", "hash", "last_used_step", "owner", "parent", "ref_count", "state")
 
     def __init__(self, ledger: Ledger) -> None:
         for name in self.__slots__:
             setattr(self, name, getattr(ledger, name).data)
 
     filled: memoryview[int]
+    group: memoryview[int]
     hash: memoryview[int]
     last_used_step: memoryview[int]
     owner: memoryview[int]

@@ -98,7 +98,7 @@ class Shadow:
             if needed > self._allocation.num_available(request):
                 return False
             self._move(request, needed)
-            request.block_table += self._allocation.allocate(request, needed)
+            request.block_table.extend(self._allocation.allocate(request, needed))
             request.num_reserved_tokens = self._allocation.num_reserved_tokens(request)
         self._write(request, running.num_tokens)
         return True

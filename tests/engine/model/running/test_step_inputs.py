@@ -26,7 +26,7 @@ def make_request(number: int, prompt: list[int], output: list[int], table: list[
         max_tokens=99,
         arrival_ns=0,
         output_token_ids=output,
-        block_table=table,
+        block_tables=[table],
     )
 
 
@@ -40,14 +40,14 @@ def test_a_mixed_step() -> None:
     inputs = build_inputs(plan, TableRows(8, 2), BLOCK_SIZE)
     assert inputs.input_ids.tolist() == [14, 21, 22, 23, 24, 30, 31, 32, 33]
     assert inputs.positions.tolist() == [4, 1, 2, 3, 4, 0, 1, 2, 3]
-    assert inputs.slot_mapping.tolist() == [8, 21, 22, 23, 36, 16, 17, 18, 19]
+    assert inputs.slot_mapping.tolist() == [[8, 21, 22, 23, 36, 16, 17, 18, 19]]
     assert inputs.seq_lens.tolist() == [5, 5, 4]
     assert inputs.query_start.tolist() == [0, 1, 5, 9]
     assert inputs.sample_rows.tolist() == [0, 8]
     assert inputs.num_single_token == 1
-    assert inputs.block_tables[0].tolist() == [7, 2]
-    assert inputs.block_tables[1].tolist() == [5, 9]
-    assert inputs.block_tables[2, 0] == 4
+    assert inputs.block_tables[0, 0].tolist() == [7, 2]
+    assert inputs.block_tables[0, 1].tolist() == [5, 9]
+    assert inputs.block_tables[0, 2, 0] == 4
     assert inputs.block_tables.dtype == np.dtype(np.int32)
     assert inputs.slot_mapping.dtype == np.dtype(np.int64)
 
@@ -69,7 +69,32 @@ def test_rows_follow_tables_that_grow_change_and_start_over() -> None:
         found = rows.rows_of(running)
         assert len(set(found.tolist())) == len(running)
         for row, request in zip(found, running, strict=True):
-            assert rows.table[row, : len(request.block_table)].tolist() == request.block_table
+            assert rows.table[0, row, : len(request.block_table)].tolist() == request.block_table
+
+
+def test_rows_of_a_group_with_a_window_follow_what_is_read() -> None:
+    """Blocks that were let go of may be there still; all others are as the tables have them."""
+    rng = np.random.default_rng(1)
+    rows = TableRows(num_rows=2, max_blocks=2, num_groups=2)
+    requests = [make_request(number, [0], [], []) for number in range(4)]
+    for request in requests:
+        request.block_tables, request.num_let_go = [[], []], [0, 0]
+    for _ in range(500):
+        running = [requests[index] for index in rng.permutation(4)[: rng.integers(1, 4)]]
+        for request in running:
+            full, window = request.block_tables
+            more = rng.integers(0, 3)
+            full += rng.integers(1, 10_000, more).tolist()
+            window += rng.integers(1, 10_000, more).tolist()
+            let_go = int(rng.integers(request.num_let_go[1], len(window) + 1))
+            window[:let_go] = [0] * let_go
+            request.num_let_go[1] = let_go
+            if rng.integers(0, 8) == 0:  # preempted
+                request.block_tables, request.num_let_go = [[], []], [0, 0]
+        found = rows.rows_of(running)
+        for row, request in zip(found, running, strict=True):
+            for group, (table, let_go) in enumerate(zip(request.block_tables, request.num_let_go, strict=True)):
+                assert rows.table[group, row, let_go : len(table)].tolist() == table[let_go:]
 
 
 def change_table(table: list[int], rng: np.random.Generator) -> None:
@@ -88,16 +113,16 @@ def test_padding_writes_nowhere_and_attends_to_nothing() -> None:
     plan = StepPlan(tuple(Scheduled(request, 9, 1, True) for request in requests), num_single_token=3)
     inputs = build_inputs(plan, TableRows(4, 3), BLOCK_SIZE)
     tables = torch.full((16, 32), -1, dtype=torch.int32)
-    padded, own_tables = put_decodes(inputs, 8, 20, tables, StepBuffer(torch.device("cpu"), 0))
+    padded, own_tables = put_decodes(inputs, 8, 20, [tables], StepBuffer(torch.device("cpu"), 0))
     assert padded.input_ids.tolist() == [6, 7, 8, 0, 0, 0, 0, 0]
     assert padded.positions.tolist() == [9, 9, 9, 0, 0, 0, 0, 0]
-    assert padded.slot_mapping.tolist() == [25, 25, 25, -1, -1, -1, -1, -1]
+    assert padded.slot_mapping[0].tolist() == [25, 25, 25, -1, -1, -1, -1, -1]
     assert padded.decode is not None
     assert padded.decode.seq_lens.tolist() == [10, 10, 10, 0, 0, 0, 0, 0]
-    assert padded.decode.block_tables.shape == (8, 32)
-    assert padded.decode.block_tables.data_ptr() == tables.data_ptr()
-    assert own_tables is not None
-    assert own_tables.tolist() == [[1, 4, 6], [2, 5, 6], [3, 6, 6]]
+    (read,) = padded.decode.block_tables
+    assert read.shape == (8, 32)
+    assert read.data_ptr() == tables.data_ptr()
+    assert [each.tolist() for each in own_tables] == [[[1, 4, 6], [2, 5, 6], [3, 6, 6]]]
     assert padded.decode.max_seq_len == 20
     assert padded.num_single_token == 8
 
@@ -106,7 +131,7 @@ def test_prefills_are_not_padded() -> None:
     request = make_request(1, [1, 2], [], [0])
     inputs = build_inputs(StepPlan((Scheduled(request, 0, 2, True),), 0), TableRows(1, 4), BLOCK_SIZE)
     with pytest.raises(AssertionError, match="only decodes"):
-        put_decodes(inputs, 8, 16, torch.zeros(8, 16, dtype=torch.int32), StepBuffer(torch.device("cpu"), 0))
+        put_decodes(inputs, 8, 16, [torch.zeros(8, 16, dtype=torch.int32)], StepBuffer(torch.device("cpu"), 0))
 
 
 @pytest.mark.parametrize(

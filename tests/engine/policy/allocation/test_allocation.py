@@ -14,7 +14,7 @@ def test_paged_takes_from_the_pool_and_gives_back() -> None:
     request = Request(9, "r9", [1], ResolvedSampling(), 1, 0)
     assert policy.name == "paged"
     assert policy.num_available(request) == 4
-    request.block_table += policy.allocate(request, 3)
+    request.block_table.extend(policy.allocate(request, 3))
     assert policy.num_available(request) == 1
     assert pool.ledger.owner[request.block_table].tolist() == [9, 9, 9]
     policy.release(request, 5)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvscope_engine.policy.blocks.block_pool import MAX_PREFIX_HITS, BlockPool
+from kvscope_engine.policy.kv_groups import ONE_GROUP, find_prefix
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, pack_tokens, published_hash
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 
@@ -32,7 +33,8 @@ def find(pool: BlockPool, text: int, num_blocks: int) -> list[int]:
     assert pool.index is not None
     digests: list[bytes] = []
     pool.index.extend(digests, [text] * SIZE * num_blocks)
-    return pool.index.find(digests)
+    found = find_prefix(ONE_GROUP, digests, SIZE, pool.index.get)
+    return found.tables[0] if found.tables else []
 
 
 def row(pool: BlockPool, block: int) -> tuple[int, ...]:

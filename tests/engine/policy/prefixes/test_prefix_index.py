@@ -7,6 +7,7 @@ import struct
 
 import pytest
 
+from kvscope_engine.policy.kv_groups import ONE_GROUP, find_prefix
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, PrefixIndex, pack_tokens, published_hash
 
 
@@ -70,17 +71,22 @@ def test_the_published_hash_is_never_zero() -> None:
     assert published_hash(b"\xff" * 24 + b"\x00" * 6 + b"\x01\x02") == 0x0102
 
 
+def find(index: PrefixIndex, digests: list[bytes]) -> list[int]:
+    found = find_prefix(ONE_GROUP, digests, 2, index.get)
+    return found.tables[0] if found.tables else []
+
+
 def test_find_stops_at_the_first_hole() -> None:
     index = PrefixIndex(2, salt=b"s")
     tokens = [1, 2, 3, 4, 5, 6]
     digests = digests_of(index, tokens)
     for block, place in ((10, 0), (30, 2)):
         index.insert(block, Prefix(digests[place], 2 * place, pack_tokens(tokens[2 * place : 2 * place + 2])))
-    assert index.find(digests) == [10]
+    assert find(index, digests) == [10]
     index.insert(20, Prefix(digests[1], 2, pack_tokens([3, 4])))
-    assert index.find(digests) == [10, 20, 30]
+    assert find(index, digests) == [10, 20, 30]
     index.remove(10)
-    assert index.find(digests) == []
+    assert find(index, digests) == []
 
 
 def test_the_second_block_of_the_same_text_is_not_entered() -> None:
@@ -100,7 +106,7 @@ def test_clear_gives_back_what_was_there() -> None:
     index.insert(9, Prefix(digests[1], 1, pack_tokens([2])))
     assert sorted(index.clear()) == [3, 9]
     assert len(index) == 0
-    assert index.find(digests) == []
+    assert find(index, digests) == []
 
 
 def test_a_token_that_is_no_int32_is_an_error() -> None:

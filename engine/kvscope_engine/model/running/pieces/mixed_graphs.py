@@ -109,7 +109,7 @@ class MixedGraphs:
     def capture(self, size: int) -> None:
         """Raises what CUDA or the model raise. Waits for all that the device was given, and uses the buffer."""
         self._buffer.begin()
-        ids, positions, slots = put_padded(None, size, self._buffer)
+        ids, positions, slots = put_padded(None, size, self._buffer, self._storage.num_groups)
         self._buffer.send()
         found: list[torch.Tensor] = []
 
