@@ -227,6 +227,9 @@ def build_components(
         config = _as_it_runs(config_of_rank(config, leader))
         threads = CpuThreads(config.num_threads)
         model = _ready_model(config, leader, progress, undo)
+        asked = config
+        if recurrent_layers(model.loaded.module).layers:
+            config = replace(config, enforce_eager=True)
         size = _agreed_size(config, model, leader, progress)
         loaded, bent = bent_to_allocator(config, model.loaded, size.num_blocks)
         cache = _build_cache(config, loaded, size.num_blocks, model.fingerprint, cache_log, undo)
@@ -239,7 +242,7 @@ def build_components(
             has_pieces = False
             notes.append(NO_ROOM_FOR_PIECES)
         notes += [*loaded.notes, *bent, *(streamed.notes if streamed is not None else ()), *cache.notes(config)]
-        notes += _notes_on_states(config, states)
+        notes += _notes_on_states(asked, states)
         runner = _build_runner(config, loaded, cache.storage, model.attention, leader, notes, has_pieces, states)
         runner.warm_up(progress)
         for note in notes:
@@ -420,9 +423,8 @@ def _notes_on_states(config: EngineConfig, states: StateStorage | None) -> list[
 def _build_scheduler(config: EngineConfig, loaded: LoadedModel, cache: _Cache, num_states: int) -> Scheduler:
     states, max_num_seqs = None, config.max_num_seqs
     if num_states:
-        size = config.block_size
-        interval = -(-config.state_interval // size) * size
-        states = StatePool(num_states, size, interval, keeps=cache.pool.index is not None)
+        keeps = cache.pool.index is not None
+        states = StatePool(num_states, config.block_size, config.state_interval, keeps=keeps)
         max_num_seqs = min(max_num_seqs, num_states - 1)
     mapper = cache.virtual.memory if cache.virtual is not None else None
     return Scheduler(

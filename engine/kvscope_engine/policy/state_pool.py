@@ -21,16 +21,15 @@ class StatePool:
     - before the last block of a prompt that is full and is not its end, where the same prompt and the next turn of a
       conversation go on;
     - where the text of a prompt parted from one that was seen before, since a third is likely to part there, too;
-    - every `interval` tokens.
+    - every `interval` tokens, rounded up to whole blocks.
 
     Each costs a copy of one state, and its slot until it is evicted.
     """
 
     def __init__(self, num_slots: int, block_size: int, interval: int, *, keeps: bool) -> None:
-        assert interval % block_size == 0, "states are kept where blocks end"
         self.num_slots = num_slots
         self.block_size = block_size
-        self.interval = interval
+        self.interval = -(-interval // block_size) * block_size
         self._keeps = keeps
         self._free = list(range(num_slots - 1, -1, -1))
         self._checkpoints: OrderedDict[bytes, int] = OrderedDict()

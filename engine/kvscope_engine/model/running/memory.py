@@ -18,7 +18,7 @@ from kvscope_engine.model.memory.step_memory import Processors, step_reserves
 from kvscope_engine.model.running.kv_storage import MIB, block_bytes, storage_dtype
 from kvscope_engine.model.running.profile_run import step_profile
 from kvscope_engine.model.running.recurrent import recurrent_layers
-from kvscope_engine.model.running.state_storage import state_bytes
+from kvscope_engine.model.running.state_storage import MIN_SLOTS, num_empty_blocks, num_slots_within, state_bytes
 from kvscope_engine.model.running.storage_for_model import groups_of_model
 from kvscope_engine.model.sparse.layers import layer_shapes
 from kvscope_engine.model.tiers.build import STAGING_BYTES
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
 
 MAX_DEFAULT_CPU_BYTES: Final = 512 * MIB
 DEFAULT_CPU_SHARE: Final = 0.25
-MIN_STATES: Final = 2
-"""A request's, and one to copy from while another begins."""
-STATES_SHARE: Final = 0.5
-"""Of the KV memory, that states of recurrent layers may take."""
-MAX_EMPTY_BLOCKS: Final = 1 << 16
-"""Of a model without keys and values: blocks hold its tokens' place in the prefix cache."""
 
 
 class PoolSize(NamedTuple):
@@ -115,22 +109,20 @@ def _size_with_states(
                     f"--kv-memory asks for {room / MIB:.0f} MiB: {free / MIB:.0f} MiB are free on {loaded.device}"
                 )
         elif memory is not None:
-            plan = plan_memory(config, loaded, memory, one_block + MIN_STATES * one_state, num_groups)
+            plan = plan_memory(config, loaded, memory, one_block + MIN_SLOTS * one_state, num_groups)
             plan.check(loaded.info.name, str(loaded.device))
             room = plan.kv
         else:
             room = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
-        share = STATES_SHARE if one_block else 1.0
-        num_states = max(MIN_STATES, min(wanted + 1, int(share * room) // one_state))
+        num_states = num_slots_within(room, one_block, one_state, wanted)
         left = room - num_states * one_state
+        num_blocks = num_empty_blocks(loaded.max_model_len, config.block_size, num_states)
         if one_block:
             num_blocks = left // one_block
-        else:
-            num_blocks = min(-(-loaded.max_model_len // config.block_size) * num_states, MAX_EMPTY_BLOCKS)
-    if num_states < MIN_STATES or left < 0 or num_blocks < 1:
+    if num_states < MIN_SLOTS or left < 0 or num_blocks < 1:
         raise KvscopeError(
             f"no memory for the KV cache of {loaded.info.name!r}: one request's state of its recurrent layers takes"
-            f" {one_state / MIB:.2f} MiB, and {MIN_STATES} of them and a block of {one_block / MIB:.2f} MiB are needed;"
+            f" {one_state / MIB:.2f} MiB, and {MIN_SLOTS} of them and a block of {one_block / MIB:.2f} MiB are needed;"
             " free some, or give more --kv-memory or a smaller model"
         )
     return PoolSize(num_blocks, plan, num_states)

@@ -133,7 +133,7 @@ class ModelRunner:
         self._buffer = StepBuffer(loaded.device, step_buffer_bytes(limits, self._vocab_size))
         self._read_back = ReadBack(loaded.device, max_num_seqs * (2 + 2 * MAX_LOGPROBS))
         self._graphs: DecodeGraphs | None = None
-        if loaded.device.type == "cuda" and not enforce_eager and states is None:
+        if loaded.device.type == "cuda" and not enforce_eager:
             self._graphs = DecodeGraphs(
                 self._run_eagerly,
                 self._buffer,

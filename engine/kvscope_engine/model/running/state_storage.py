@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -15,6 +16,11 @@ from kvscope_kernels.copy_rows import RowTensors, row_tensors
 from kvscope_telemetry.errors import KvscopeError
 
 MIB = 1 << 20
+MIN_SLOTS: Final = 2
+"""A request's, and one to copy from while another begins."""
+STATES_SHARE: Final = 0.5
+"""Of the KV memory, that states may take."""
+MAX_EMPTY_BLOCKS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,18 @@ LayerState = tuple[StatePart, ...]
 def state_bytes(layers: Sequence[LayerState]) -> int:
     """Bytes of one slot: the state of one request over all recurrent layers."""
     return sum(part.num_bytes for layer in layers for part in layer)
+
+
+def num_slots_within(room: int, one_block: int, one_state: int, wanted: int) -> int:
+    """Slots for the states of requests and prefixes in a KV memory of `room` bytes: `wanted`, and one to copy from
+    while another request begins, within half of it; all of it where blocks hold no keys and values."""
+    share = STATES_SHARE if one_block else 1.0
+    return max(MIN_SLOTS, min(wanted + 1, int(share * max(room, 0)) // one_state))
+
+
+def num_empty_blocks(max_model_len: int, block_size: int, num_slots: int) -> int:
+    """Blocks of a model without keys and values: they are its texts' places in the prefix cache, and take nothing."""
+    return min(-(-max_model_len // block_size) * num_slots, MAX_EMPTY_BLOCKS)
 
 
 class StateStorage:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.fit import BlockNeeds
+from kvscope_engine.policy.prefixes.prefix_history import Miss
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling import causes
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
@@ -77,6 +78,8 @@ class Admission:
         else:
             self._totals.restored_tokens += reused
         missed = explain_miss(pool, request, reused // pool.block_size)
+        if found.num_stateless:
+            missed = Miss("state", reused + found.num_stateless)
         blocks = Blocks(self._num_blocks(request), self._tables.num_set_aside(request))
         return causes.admitted(request, builder.now_ns, found, reused, blocks, missed, self._running_time)
 
