@@ -109,4 +109,4 @@ def test_wrong_questions_are_refused_by_name(skeleton: Make, wrong: dict[str, ob
 
 def test_what_the_engine_refuses_is_refused_here(skeleton: Make) -> None:
     with pytest.raises(BadInput, match="not supported"):
-        skeleton({"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100})
+        skeleton({"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100})
