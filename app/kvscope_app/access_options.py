@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from kvscope_telemetry.addresses import API_KEY_VARIABLE, Address, each_rank, read_api_key
 from kvscope_telemetry.errors import BadInput
@@ -63,6 +64,10 @@ def add_access_options(parser: argparse.ArgumentParser, option: str) -> None:
     )
 
 
+_FOR_ANY: Final = ("--api-key-file", "--tls-ca")
+"""For another engine's HTTP server, and for prompts to it where it is watched from inside."""
+
+
 def _access_options(args: argparse.Namespace) -> tuple[tuple[str, object], ...]:
     names = ("key", "kv_events", "api_key_file", "tls", "tls_ca")
     return tuple((f"--{name.replace('_', '-')}", getattr(args, name)) for name in names)
@@ -70,20 +75,17 @@ def _access_options(args: argparse.Namespace) -> tuple[tuple[str, object], ...]:
 
 def _with_access(address: Address, args: argparse.Namespace, api_key: str) -> Address:
     """Each kind of engine with the options that are for it."""
+    address = replace(address, api_key=api_key or read_api_keys().get(address.text, ""), ca_file=args.tls_ca)
     if not address.is_external:
         return replace(address, key=args.key)
-    return replace(
-        address,
-        kv_events=args.kv_events,
-        api_key=api_key or read_api_keys().get(address.text, ""),
-        tls=args.tls or args.tls_ca is not None,
-        ca_file=args.tls_ca,
-    )
+    return replace(address, kv_events=args.kv_events, tls=args.tls or args.tls_ca is not None)
 
 
 def _check_fits(args: argparse.Namespace, addresses: Sequence[Address]) -> None:
     """Every option is for one of them at least."""
     for name, value in _access_options(args):
+        if name in _FOR_ANY:
+            continue
         is_for_external = name != "--key"
         if value and not any(address.is_external == is_for_external for address in addresses):
             kind = (

@@ -163,9 +163,9 @@ class Publisher:
             self._sockets.reply(client, snapshot)
         elif isinstance(command, GetStatus):
             self._sockets.reply(client, self._status(command.tag, by, caller.role if caller is not None else ""))
-        elif isinstance(command, GetBlockText) and self._contents is not None:
+        elif isinstance(command, GetBlockText):
             with self._lock:
-                contents = list(self._contents(command.blocks))
+                contents = [] if self._contents is None else list(self._contents(command.blocks))
             self._writers.submit(self._reply_texts, client, command.tag, contents)
         elif isinstance(command, ACTIONS) and self._actions is not None:
             self._actions.ask(client, command, by, lambda reply: self._sockets.reply(client, reply))

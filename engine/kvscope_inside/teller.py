@@ -121,16 +121,17 @@ class Teller:
             publisher.state.totals["messages_dropped"] = publisher.messages_dropped
 
     def _fail(self, name: str, error: Exception) -> None:
-        """On the thread where it happened, which may be the engine's: the end is made on another."""
-        reason = why(name, error)
-        self._log.error("%s; %s goes on", reason, self._engine, exc_info=bool(os.environ.get("KVSCOPE_DEBUG")))
-        threading.Thread(target=self._end, args=(reason,), name="kvscope-inside-end", daemon=True).start()
+        end_after(error, name, self._log, self._engine, self.close)
 
-    def _end(self, reason: str) -> None:
+
+def end_after(error: Exception, name: str, log: logging.Logger, who: str, close: Callable[[str], None]) -> None:
+    """It went wrong on this thread, which may be the engine's: `log` has why, and that `who` goes on; `close` is given
+    that reason on a thread of its own."""
+
+    def end() -> None:
         with contextlib.suppress(Exception):
-            self.close(reason)
+            close(reason)
 
-
-def why(name: str, error: Exception) -> str:
-    """It ended, as it is said to a person."""
-    return f"kvscope stopped watching: {type(error).__name__} in {name}: {error}"
+    reason = f"kvscope stopped watching: {type(error).__name__} in {name}: {error}"
+    log.error("%s; %s goes on", reason, who, exc_info=bool(os.environ.get("KVSCOPE_DEBUG")))
+    threading.Thread(target=end, name="kvscope-inside-end", daemon=True).start()

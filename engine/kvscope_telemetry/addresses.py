@@ -29,6 +29,7 @@ from kvscope_telemetry.state.mirror import Mirror
 
 if TYPE_CHECKING:
     from kvscope_telemetry.external.address import ExternalAddress
+    from kvscope_telemetry.external.own_api import OwnApi
 
 OWN_SCHEMES: Final = ("ipc", "tcp", "ssh")
 API_KEY_VARIABLE: Final = "KVSCOPE_API_KEY"
@@ -70,7 +71,7 @@ class Address:
     kv_events: str = ""
     """Where another engine publishes its KV events; empty: where it says itself."""
     api_key: str = field(default="", repr=False)
-    """For another engine's HTTP server."""
+    """For another engine's HTTP server, where prompts go to one that is watched from inside as well."""
     tls: bool = False
     """Whether that server speaks https."""
     ca_file: Path | None = None
@@ -94,6 +95,7 @@ class Address:
             external_address(self)
         elif self.scheme in OWN_SCHEMES:
             self._check_options_of_own()
+            self._check_ca_file()
             if self.scheme == SCHEME:
                 require_ssh()
             require_curve(self.text, has_keys=key_for(self.text, self.key) is not None)
@@ -107,7 +109,7 @@ class Address:
         """
         self.check()
         if not self.is_external:
-            return LiveSource(self.text, key=self.key, sink=sink)
+            return LiveSource(self.text, key=self.key, sink=sink, make_api=self._own_api)
         if self._tells_slots:
             from kvscope_telemetry.external.slot_source import SlotSource
 
@@ -116,13 +118,18 @@ class Address:
 
         return ExternalSource(external_address(self), sink=sink)
 
+    def _own_api(self) -> OwnApi:
+        from kvscope_telemetry.external.own_api import OwnApi
+
+        return OwnApi(self.text, api_key=self.api_key, ca_file=self.ca_file)
+
     @property
     def _tells_slots(self) -> bool:
         engine = find_engine(self.scheme)
         return engine is not None and engine.tells_slots
 
     def _check_options_of_own(self) -> None:
-        for name, value in (("--kv-events", self.kv_events), ("an API key", self.api_key), ("--tls", self.tls)):
+        for name, value in (("--kv-events", self.kv_events), ("--tls", self.tls)):
             if value:
                 engines = each_engine("{scheme}://", "and", with_events=name == "--kv-events")
                 raise BadInput(f"{name} is for {engines}, and does not go with {self.text}")
@@ -133,6 +140,9 @@ class Address:
             raise BadInput(f"--kv-events is for {engines}, and does not go with {self.text}")
         if self.key is not None:
             raise BadInput(f"--key is for engines of kvscope's own and does not go with {self.text}")
+        self._check_ca_file()
+
+    def _check_ca_file(self) -> None:
         if self.ca_file is not None and not self.ca_file.expanduser().is_file():
             raise BadInput(f"--tls-ca {str(self.ca_file)!r} is not accepted: a file of certificates (PEM)")
 

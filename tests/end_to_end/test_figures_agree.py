@@ -32,7 +32,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvscope_app.session.source_timeline import Viewpoint
 from kvscope_app.views.requests.request_columns import read_columns
-from kvscope_engine.metrics.page import MetricsPage
 from kvscope_telemetry import LiveSource
 from kvscope_telemetry.exports.comparison.comparison import Run, compare
 from kvscope_telemetry.exports.export import Wanted, export
@@ -42,6 +41,7 @@ from kvscope_telemetry.fleet.fleet import Fleet
 from kvscope_telemetry.messages.commands import Abort, Accepted, Command, Control, GetSnapshot, GetStatus, Status
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
+from kvscope_telemetry.metrics.page import MetricsPage
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording

@@ -83,7 +83,8 @@ def assert_mirrored(mirror: Mirror, engine: Engine) -> None:
     for number, request in requests.items():
         row = rows.row_of(number)
         assert row is not None
-        assert rows.table(number).tolist() == (request.saved_rows or request.block_table)
+        for group, table in enumerate(request.saved_tables or request.block_tables):
+            assert rows.table(number, group).tolist() == table
         assert int(rows.num_output_tokens[row]) == len(request.output_token_ids)
         assert int(rows.state[row]) == request.state
     assert mirror.counters == engine.snapshot().counters
@@ -137,13 +138,30 @@ def watched(make_engine: Make) -> Callable[..., Engine]:
 TIERS = {"host_kv_memory_bytes": 20 * 2048, "disk_kv_memory_bytes": 300 * 4096, "preemption": "swap", "page_heat": 3}
 
 
+WINDOWED: dict[str, Any] = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "head_dim": 16,
+    "sliding_window": 13,
+    "query_pre_attn_scalar": 16,
+}
+
+
+@pytest.mark.parametrize("kv_groups", [False, True], ids=["one group", "two groups"])
 @pytest.mark.parametrize("tiers", [{}, TIERS], ids=["the pool alone", "host memory and disk"])
 def test_mirrors_equal_the_ledger_whatever_the_line_loses(
-    watched: Callable[..., Engine], tiers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    watched: Callable[..., Engine],
+    tiny_model: Callable[..., str],
+    tiers: dict[str, Any],
+    kv_groups: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path))
     watchers = {name: Watcher(loses) for name, loses in LINES.items()}
-    engine = watched(*watchers.values(), **tiers)
+    more = {"model": tiny_model(**WINDOWED), "num_gpu_blocks_override": 90} if kv_groups else {}
+    engine = watched(*watchers.values(), **tiers, **more)
+    assert len(engine.hello.cache.groups) == 2 * kv_groups
     checks = 0
 
     def after_step() -> None:

@@ -84,6 +84,32 @@ class PretendedRequestWorker:
         return KVConnectorOutput(finished_sending=sent or None, finished_recving=loaded or None)
 
 
+class PretendedPoolWorker:
+    """The same of SimpleCPUOffloadConnector: a step's stores are over together, and so are its loads."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._random = chance
+        self._stores: list[int] = []
+        self._loads: list[list[str]] = []
+
+    def begin(self, output: Any) -> None:
+        metadata = output.kv_connector_metadata
+        if metadata.store_event >= 0:
+            self._stores.append(metadata.store_event)
+        if metadata.load_event >= 0:
+            self._loads.append(list(metadata.load_event_to_reqs.get(metadata.load_event, ())))
+
+    def ended(self) -> Any:
+        from vllm.v1.outputs import KVConnectorOutput
+        from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
+
+        stored = [event for event in self._stores if self._random.random() < 0.4]
+        self._stores = [event for event in self._stores if event not in stored]
+        loaded = self._loads.pop(0) if self._loads and self._random.random() < 0.4 else []
+        done = SimpleCPUOffloadWorkerMetadata(completed_store_events=dict.fromkeys(stored, 1)) if stored else None
+        return KVConnectorOutput(finished_recving=set(loaded) or None, kv_connector_worker_meta=done)
+
+
 def worker_for(chance: random.Random, blocks_per_place: int) -> PretendedWorker | PretendedRequestWorker:
     """As this version of vLLM has it."""
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading import common

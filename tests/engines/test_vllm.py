@@ -124,7 +124,8 @@ def differences(mirror: Mirror, truth: dict[str, Any], sizes: tuple[int, ...]) -
                 filled[block] = max(filled[block], room)
                 owner_of.setdefault(block, []).append(request_id)
                 group_of[block] = group
-    filled[(hashes != 0) & (refs == 0)] = [sizes[group] for group in ledger.group[(hashes != 0) & (refs == 0)]]
+    in_no_table = (hashes != 0) & ~np.isin(np.arange(len(refs)), list(group_of))  # idle, or held while it is copied
+    filled[in_no_table] = [sizes[group] for group in ledger.group[in_no_table]]
     filled[truth["leaving"]] = ledger.filled[truth["leaving"]]  # of requests that ended already
     rows = slice(1, None)  # the null block is vLLM's own
     for name, expected in (("ref_count", refs), ("hash", hashes), ("state", state), ("filled", filled)):
@@ -175,7 +176,24 @@ def differences(mirror: Mirror, truth: dict[str, Any], sizes: tuple[int, ...]) -
         found.append(f"drafts: {counters.draft_tokens}, {counters.accepted_tokens}, not {truth['drafts']}")
     if (counters.num_running, counters.num_waiting) != (len(truth["running"]), truth["waiting"]):
         found.append(f"running, waiting: {counters.num_running}, {counters.num_waiting}")
+    if truth["below"]:
+        return found + below_differences(mirror, truth["below"])
     return found + host_differences(mirror, truth, sizes)
+
+
+def below_differences(mirror: Mirror, below: list[Any]) -> list[str]:
+    """The same for a second pool, whose first block is nobody's."""
+    ledger, size = mirror.ledger.part(mirror.hello.cache.num_blocks, mirror.hello.cache.num_rows), 16
+    refs = np.array([count for count, _ in below[1:]])
+    hashes = np.array([hash_of(value) for _, value in below[1:]], np.uint64)
+    state = np.where(refs > 0, BlockState.ACTIVE, np.where(hashes != 0, BlockState.CACHED, BlockState.FREE))
+    found: list[str] = []
+    filled = np.where(hashes != 0, size, 0)
+    for name, expected in (("ref_count", refs), ("state", state), ("hash", hashes), ("filled", filled)):
+        told = getattr(ledger, name)[1:]
+        wrong = np.flatnonzero(told != expected)
+        found += [f"{name} of {row + 1} below: {told[row]}, not {expected[row]}" for row in wrong[:3]]
+    return found
 
 
 def host_differences(mirror: Mirror, truth: dict[str, Any], sizes: tuple[int, ...]) -> list[str]:
@@ -246,6 +264,7 @@ def num_below(mirror: Mirror, frame: Frame, move: str) -> int:
         "offload-chunks",
         "offload-window",
         "offload-window-chunks",
+        "second-pool",
     ],
 )
 def test_each_row_is_what_vllm_has(kind, drive):
@@ -272,7 +291,7 @@ def test_each_row_is_what_vllm_has(kind, drive):
     print(json.dumps({"kind": kind, "steps compared": num_compared, "frames lost": watcher.num_lost}))
     assert num_compared > 0.6 * NUM_STEPS, "the others came while a snapshot was asked for"
     assert watcher.num_lost > 0
-    assert all(moved.values()) if kind.startswith("offload") else not moved["saved"]
+    assert all(moved.values()) if kind.startswith(("offload", "second")) else not moved["saved"]
     expected = {"admitted", "resumed", "preempted", "evicted", "finished", "aborted", "note"}
     assert expected - kinds <= ({"evicted", "note"} if kind == "state" else set())
 

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pretended_worker import worker_for
+from pretended_worker import PretendedPoolWorker, worker_for
 
 KINDS = (
     "full",
@@ -30,6 +30,7 @@ KINDS = (
     "offload-chunks",
     "offload-window",
     "offload-window-chunks",
+    "second-pool",
 )
 BLOCK_SIZE = 16
 HOST_BYTES = 24 * 4096
@@ -48,7 +49,7 @@ def kv_groups(kind: str) -> list[Any]:
 
     attention = {"block_size": BLOCK_SIZE, "num_kv_heads": 2, "head_size": 16, "dtype": torch.bfloat16}
     full = KVCacheGroupSpec(["full.0"], FullAttentionSpec(**attention))
-    if kind in ("full", "drafts", "loads", "offload", "offload-chunks"):
+    if kind in ("full", "drafts", "loads", "offload", "offload-chunks", "second-pool"):
         return [full]
     if "window" in kind:
         return [full, KVCacheGroupSpec(["window.0"], SlidingWindowSpec(**attention, sliding_window=40))]
@@ -66,15 +67,15 @@ def may_offload_groups() -> bool:
 
 
 def kv_tensors(groups: list[Any], num_blocks: int) -> list[Any]:
-    """What versions before 0.32 take a block's bytes from."""
+    """What versions before 0.32, and a second pool, take a block's bytes from."""
     from dataclasses import fields
 
     from vllm.v1.kv_cache_interface import KVCacheTensor
 
+    layers, page = [name for group in groups for name in group.layer_names], groups[0].kv_cache_spec.page_size_bytes
     if "shared_by" not in {field.name for field in fields(KVCacheTensor)}:
-        return []
-    layers = [name for group in groups for name in group.layer_names]
-    return [KVCacheTensor(size=num_blocks * groups[0].kv_cache_spec.page_size_bytes, shared_by=layers)]
+        return [KVCacheTensor(size=num_blocks * page, layers=layers, layer_stride=page * num_blocks, block_stride=page)]
+    return [KVCacheTensor(size=num_blocks * page, shared_by=layers)]
 
 
 def options_of(kind: str) -> dict[str, Any]:
@@ -86,6 +87,13 @@ def options_of(kind: str) -> dict[str, Any]:
 
         connector = {"kv_connector": "SlowConnector", "kv_connector_module_path": "slow_connector"}
         return {"kv_transfer_config": KVTransferConfig(**connector, kv_role="kv_both")}
+    if kind == "second-pool":
+        from vllm.config import KVTransferConfig
+
+        second = {"kv_connector": "SimpleCPUOffloadConnector", "kv_role": "kv_both"}
+        return {
+            "kv_transfer_config": KVTransferConfig(**second, kv_connector_extra_config={"cpu_bytes_to_use": HOST_BYTES})
+        }
     if kind.startswith("offload"):
         from vllm.config import KVTransferConfig
 
@@ -127,7 +135,7 @@ def make_scheduler(model: str, kind: str, num_blocks: int, max_num_seqs: int, bu
         print("impossible", flush=True)
         sys.exit()
     groups = kv_groups(kind)
-    tensors = kv_tensors(groups, num_blocks) if kind.startswith("offload") else []
+    tensors = kv_tensors(groups, num_blocks) if kind.startswith(("offload", "second")) else []
     cache = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
     return Scheduler(
         vllm_config=config,
@@ -155,7 +163,9 @@ class Driver:
         self.num_drafts = self.num_right = 0
         self.has_loaded: set[str] = set()
         self.loading: dict[str, int] = getattr(scheduler.connector, "loading", {})
-        self.worker = worker_for(self.random, blocks_per_place(kind)) if is_offloading(scheduler) else None
+        self.worker: Any = worker_for(self.random, blocks_per_place(kind)) if is_offloading(scheduler) else None
+        if kind == "second-pool":
+            self.worker = PretendedPoolWorker(self.random)
         if self.worker is not None:
             self.watch_loads(scheduler.connector)
 
@@ -280,7 +290,12 @@ class Driver:
         """Blocks are held by those that do not run, so that vLLM refuses to forget all."""
         running = {each.request_id for each in self.scheduler.running}
         groups = self.scheduler.kv_cache_manager.coordinator.single_type_managers
-        return any(set(group.req_to_blocks) - running for group in groups)
+        blocks = self.scheduler.kv_cache_manager.block_pool.blocks
+        num_held = sum(
+            block.block_id > 0 for group in groups for table in group.req_to_blocks.values() for block in table
+        )
+        is_copying = self.kind == "second-pool" and sum(block.ref_cnt for block in blocks[1:]) > num_held
+        return is_copying or any(set(group.req_to_blocks) - running for group in groups)
 
 
 def truth_of(scheduler: Any, step: int, driver: Driver) -> dict[str, Any]:
@@ -316,6 +331,7 @@ def truth_of(scheduler: Any, step: int, driver: Driver) -> dict[str, Any]:
         },
         "leaving": leaving,
         "host": host_truth(scheduler),
+        "below": below_truth(scheduler),
         "blocks_per_place": blocks_per_place(driver.kind),
         "skipped": getattr(driver.worker, "skipped", {}),
         "computed": {each.request_id: each.num_computed_tokens - loading_of(each) for each in requests},
@@ -345,6 +361,13 @@ def host_truth(scheduler: Any) -> list[tuple[str, int, int]]:
         (key.hex(), getattr(each, "chunk_id", None) or getattr(each, "block_id", 0), each.ref_cnt)
         for key, each in chunks.items()
     ]
+
+
+def below_truth(scheduler: Any) -> list[tuple[int, str | None]]:
+    """Of each block of a second pool: how many hold it, and its hash."""
+    pool = getattr(getattr(scheduler.connector, "scheduler_manager", None), "cpu_block_pool", None)
+    blocks = [] if pool is None else pool.blocks
+    return [(each.ref_cnt, None if each.block_hash is None else bytes(each.block_hash).hex()) for each in blocks]
 
 
 def break_hook(name: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 from pathlib import Path
 
 import pytest
 
-from kvscope_inside.endpoints import endpoint_of_rank, file_of_rank, free_file
+from kvscope_inside.endpoints import API, api_of, endpoint_of_rank, file_of_rank, free_file, note_api
 
 
 @pytest.mark.parametrize(
@@ -30,3 +32,42 @@ def test_a_recording_never_stands_in_the_way_of_the_next_start(tmp_path: Path) -
     (tmp_path / "run.2.mcap").touch()
     assert free_file(wanted) == tmp_path / "run.3.mcap"
     assert file_of_rank(wanted, 1) == tmp_path / "run-1.mcap"
+
+
+@pytest.fixture
+def no_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(API, "")  # so that it is as it was afterwards
+    monkeypatch.delenv(API)
+
+
+@pytest.mark.usefixtures("no_api")
+def test_a_server_that_has_bound_its_port_says_where_prompts_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listening, socket.socket() as bound, socket.socket(type=socket.SOCK_DGRAM) as other:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        other.bind(("127.0.0.1", 0))
+        note_api()
+        assert api_of("vllm") == "", "one that listens may be anybody's"
+        bound.bind(("0.0.0.0", 0))
+        port = bound.getsockname()[1]
+        monkeypatch.setattr(sys, "argv", ["vllm", "serve", "--ssl-keyfile=k"])
+        note_api()
+    assert api_of("vllm") == f"vllm://0.0.0.0:{port}/?tls=1"
+    assert api_of("vllm", 3) == f"vllm://0.0.0.0:{port}/?tls=1&rank=3"
+
+
+@pytest.mark.usefixtures("no_api")
+def test_of_two_ports_none_is_believed() -> None:
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        note_api()
+    assert api_of("vllm") == ""
+
+
+def test_what_a_person_said_of_the_api_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(API, "http://gateway:80/")
+    note_api()
+    assert api_of("sglang", said="http://127.0.0.1:30000") == "sglang://gateway:80"
+    monkeypatch.setenv(API, "")
+    assert api_of("sglang", said="http://[::1]:30000") == "sglang://[::1]:30000"

@@ -100,6 +100,11 @@ def test_texts_are_what_the_engine_says(publish: Any) -> None:
     assert watcher.ask(GetBlockText(blocks=(3,), tag=2)) == BlockText(contents=(found,), tag=2)
 
 
+def test_who_keeps_no_texts_refuses_nobody_that_asks_for_them(publish: Any) -> None:
+    watcher = publish(CacheState(hello_of()))[1]
+    assert watcher.ask(GetBlockText(blocks=(3,), tag=2)) == BlockText(contents=(), tag=2)
+
+
 def test_token_ids_are_read_by_the_models_tokenizer(tmp_path: Path, publish: Any) -> None:
     tokenizer = Tokenizer(WordLevel({"the": 0, "cache": 1, "?": 2}, unk_token="?"))
     tokenizer.save(str(tmp_path / "tokenizer.json"))

@@ -248,6 +248,37 @@ def test_a_prefix_that_was_evicted_is_missed_with_its_step() -> None:
     assert "was evicted at step 2" in by_kind(told.step(), "admitted").cause
 
 
+def test_the_wait_of_who_was_preempted_begins_when_it_was_not_when_the_step_ended() -> None:
+    told = Told(num_blocks=7, budget=40)
+    told.add("first", list(range(10)), 9)
+    told.add("second", [30 + each for each in range(8)], 5)
+    events = told.step()
+    while "preempted" not in [event.kind for event in events]:
+        events = told.step()
+    preempted, frame = by_kind(events, "preempted"), told.frames[-1]
+    assert frame.time_ns - frame.timings.commit_ns - frame.timings.run_ns > preempted.time_ns
+    assert told.frames[-2].time_ns <= preempted.time_ns
+    events = told.step()
+    while "resumed" not in [event.kind for event in events]:
+        events = told.step()
+    resumed = by_kind(events, "resumed")
+    assert resumed.data is not None
+    assert resumed.data.waited_ns == resumed.time_ns - preempted.time_ns
+
+
+def test_who_ends_in_the_step_in_which_a_block_was_evicted_for_it_is_named() -> None:
+    told = Told(num_blocks=7, budget=40)
+    told.add("first", list(range(16)), 1)
+    told.step()
+    last = told.add("last", [30 + each for each in range(8)], 2)
+    while told.scheduler.requests:
+        events = told.step()
+    assert last.status.name == "FINISHED_LENGTH_CAPPED"
+    evicted = by_kind(events, "evicted")
+    assert evicted.other == by_kind(events, "finished").number == 2
+    assert "for request #2" in evicted.cause
+
+
 def test_a_preemption_says_for_whom_and_what_was_lost() -> None:
     told = Told(num_blocks=8, budget=40)
     told.add("old", list(range(15)), 20)

@@ -73,7 +73,8 @@ def test_another_engine_with_all_that_was_given(external):
         (Address("tcp://192.0.2.1:7710"), "not accepted without a key file"),
         (Address("tcp://127.0.0.1:7710", kv_events="tcp://127.0.0.1:1"), "--kv-events is for vllm:// and sglang://"),
         (Address("llama://box", kv_events="tcp://box:1"), "--kv-events is for vllm:// and sglang://"),
-        (Address("ipc:///a", api_key="secret"), "an API key is for vllm://, sglang:// and llama://"),
+        (Address("ipc:///a", tls=True), "--tls is for vllm://, sglang:// and llama://"),
+        (Address("ipc:///a", ca_file=Path("/nowhere/ca.pem")), "--tls-ca '/nowhere/ca.pem'"),
         (Address("vllm://box:8000", tls=True, ca_file=Path("/nowhere/ca.pem")), "--tls-ca '/nowhere/ca.pem'"),
     ],
 )

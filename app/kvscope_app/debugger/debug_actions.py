@@ -237,7 +237,7 @@ def cached_blocks(window: WindowBody) -> tuple[int, ...]:
     mirror, number = window.session.mirror, window.session.selected_request
     if number is None:
         return ()
-    held = mirror.requests.table(number)
+    held = mirror.requests.blocks(number)
     pool = slice(0, mirror.num_blocks)
     is_its = mirror.ledger.owner[pool] == number
     is_its[held[held < mirror.num_blocks]] = True

@@ -70,7 +70,7 @@ DOCKS: Final = (
     DockSpec("inspector", "Inspector", "inspector", "InspectorView", "right", 400, "inspect", _CHARTS, False),
     DockSpec("bookmarks", "Bookmarks", "bookmarks", "BookmarksView", "left", 400, "bookmark", is_open=False),
     DockSpec("devices", "Devices", "device", "DeviceView", "right", 400, "gauge", _CHARTS, False, "still"),
-    DockSpec("prefixes", "Prefixes", "prefixes", "PrefixesView", "bottom", 300, "tree", _REQUESTS, False, "still"),
+    DockSpec("prefixes", "Prefixes", "prefixes", "PrefixesView", "bottom", 300, "tree", _REQUESTS, pictures="still"),
     DockSpec("roofline", "Roofline", "roofline", "RooflineView", "right", 400, "chart", _CHARTS, False, "still"),
 )
 """In the order of menus and keys."""

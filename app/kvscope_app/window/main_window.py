@@ -84,12 +84,19 @@ class MainWindow(WindowBody):
         self.status_bar = StatusBar(session, self, is_own=keeper is not None)
         self.setStatusBar(self.status_bar)
         self.docked.add_view("page_map", self.page_map)
+        self._takes_prompts, self._is_console_spared = True, False
+        """The engine, as far as is known; whether the window, and not the person, closed the console."""
         self._has_own_layout, self.has_own_place = self._restore_layout()
         self._follow_state()
         self._paint_parts(themes.theme)
         self.page_map.apply_theme(themes.theme)
         if session.live_mirror.hello is not None:
             self.show_map()
+            self._follow_prompts()
+
+    def reset_layout(self) -> None:
+        super().reset_layout()
+        self._spare_console()
 
     # Qt's side
 
@@ -118,6 +125,8 @@ class MainWindow(WindowBody):
         open_dropped(self, event.mimeData())
 
     def closeEvent(self, event: QCloseEvent) -> None:
+        if self._is_console_spared:  # the next engine may take prompts
+            self.docks["console"].show()
         layout.save(self, self.settings, self._group, with_docks=self.has_own_docks)
         self.notices.forget()
         self.undo.forget()
@@ -146,6 +155,27 @@ class MainWindow(WindowBody):
     def _on_update(self, update: Update) -> None:
         if update.snapshot is not None:  # an engine has said what it is
             self.actions_by_name.refresh()
+            self._follow_prompts()
+
+    def _follow_prompts(self) -> None:
+        """Where nobody takes prompts the console gives its room to the others, until the person opens it."""
+        session = self.session
+        if session.timeline.is_file or session.live_mirror.hello is None:
+            return
+        if session.takes_prompts != self._takes_prompts:
+            self._takes_prompts = session.takes_prompts
+            self._spare_console()
+            self.layout_watch.take_over()
+
+    def _spare_console(self) -> None:
+        """Closed where it is of no use, and open again where it is and the person did not close it."""
+        console = self.docks["console"]
+        if not self._takes_prompts:
+            self._is_console_spared |= not console.isHidden()
+            console.hide()
+        elif self._is_console_spared:
+            self._is_console_spared = False
+            console.show()
 
     def _on_link(self) -> None:
         self.status_bar.show_linked(self.link_words)
@@ -191,6 +221,7 @@ class MainWindow(WindowBody):
             layout.restore_docks(self, self.settings, self._group)
         else:
             layout.share_out(self, self.docks)
+        self._spare_console()
 
     def _on_loaded(self, name: str) -> None:
         view = self.views[name]

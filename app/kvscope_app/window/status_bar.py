@@ -20,7 +20,7 @@ from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 from kvscope_telemetry.source import SourceState, SourceStatus
 
 _MAX_STATE: Final = 80
-"""Letters of the state and its reason; the tooltip has all."""
+"""Letters of the state and its reason, and more where the other words leave room; the tooltip has all."""
 _CHANGING: Final = ("recording", "device", "rate", "frames", "latency", "display")
 _TIPS: Final = {
     "recording": "Recorded so far (Time ▸ Stop recording)",
@@ -141,10 +141,9 @@ class StatusBar(QStatusBar):
         self._dot.set_color(self._theme.color("warn" if is_doubtful else STATE_COLORS[status.state]))
         is_ready = status.state is SourceState.LOADING and status.reason == "ready"
         words = STATE_WORDS[status.state] + reason
-        self._set(
-            "state", "Ready" if is_ready else words if len(words) <= _MAX_STATE else words[: _MAX_STATE - 1] + "…"
-        )
-        tip = f"{words}\n{_TIPS['state']}" if len(words) > _MAX_STATE else _TIPS["state"]
+        shown = "Ready" if is_ready else self._shortened(words)
+        self._set("state", shown)
+        tip = f"{words}\n{_TIPS['state']}" if shown != words else _TIPS["state"]
         if tip != self._labels["state"].toolTip():
             self._labels["state"].setToolTip(tip)
         self._set("role", "viewer" if self._session.is_viewer else "")
@@ -167,6 +166,15 @@ class StatusBar(QStatusBar):
         known = status.latency_ns >= 0 and status.state is SourceState.LIVE
         self._set("latency", f"{seconds(status.latency_ns / 1e9)} behind the engine" if known else "")
         self._set("display", f"{self._display_rate()} updates/s")
+
+    def _shortened(self, words: str) -> str:
+        if len(words) <= _MAX_STATE:
+            return words
+        others = [label for name, label in self._labels.items() if name != "state" and label.text()]
+        room = self.width() - _EDGES - sum(label.sizeHint().width() + _SPACING for label in others)
+        metrics = self._labels["state"].fontMetrics()
+        at_least = metrics.horizontalAdvance(words[: _MAX_STATE - 1] + "…")
+        return metrics.elidedText(words, Qt.TextElideMode.ElideRight, max(room, at_least))
 
     def _show_recording(self) -> None:
         recorder = self._session.recorder

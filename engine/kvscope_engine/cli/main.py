@@ -23,7 +23,7 @@ PROGRAM = "kvscope-engine"
 COMMANDS: Final = {
     "serve": "cli.serve",
     "http": "http.http_command",
-    "dashboard": "metrics.dashboard_command",
+    "dashboard": "http.dashboard_command",
     "keys": "cli.keys",
     "generate": "cli.generate",
     "bench": "cli.bench",

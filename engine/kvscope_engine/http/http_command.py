@@ -128,8 +128,8 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"{names} must be whole numbers above 0 (the last: 0 or more)")
     from kvscope_engine.http.api import HttpLimits, HttpSettings
     from kvscope_engine.http.server import HttpServer
-    from kvscope_engine.metrics.page import PATH
     from kvscope_engine.server.parent_watch import watch_parent
+    from kvscope_telemetry.metrics.page import PATH
 
     if args.exit_with_parent is not None:
         watch_parent(args.exit_with_parent)
@@ -166,10 +166,11 @@ def _pages(args: argparse.Namespace, settings: HttpSettings) -> Iterator[list[Ba
     if args.no_metrics:
         yield []
         return
-    from kvscope_engine.metrics.page import MetricsPage
+    from kvscope_engine.http.server import metrics_route
+    from kvscope_telemetry.metrics.page import MetricsPage
 
     page = MetricsPage(settings.endpoint, key=settings.key, served_name=settings.served_name)
     try:
-        yield page.routes()
+        yield [metrics_route(page)]
     finally:
         page.close()

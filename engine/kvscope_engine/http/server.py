@@ -32,6 +32,7 @@ from kvscope_engine.http.pages import detokenize, health, model, models, tokeniz
 from kvscope_engine.http.protocol import MAX_HEAD_BYTES, bounded
 from kvscope_engine.http.shapes.errors import ApiError, error_response
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.metrics.page import PATH, MetricsPage
 from kvscope_telemetry.sockets.file_limit import raise_file_limit
 
 BACKLOG: Final = 4096
@@ -99,6 +100,16 @@ class _Server(uvicorn.Server):
             for number in numbers:
                 with suppress(ValueError, RuntimeError):
                     loop.remove_signal_handler(number)
+
+
+def metrics_route(page: MetricsPage) -> Route:
+    """To be mounted. Starlette runs what is no coroutine beside its loop."""
+
+    def answer(request: Request) -> Response:
+        body, content_type = page.render(",".join(request.headers.getlist("accept")))
+        return Response(body, headers={"Content-Type": content_type})
+
+    return Route(PATH, answer, methods=["GET"])
 
 
 def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starlette:

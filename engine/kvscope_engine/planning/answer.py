@@ -109,6 +109,14 @@ def _stage(stage: StagePlan, plan: InferencePlan) -> StageUse:
 
 def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
     question, notes = plan.question, []
+    if plan.lets_go:
+        length, groups = plan.max_model_len, plan.tightest.groups
+        held, kept = plan.request_bytes(length), plan.kept_bytes(length)
+        windows = " and ".join(str(window) for window in sorted({group.rule.window for group in groups} - {0}))
+        notes.append(
+            f"a request of {length:,} tokens holds {gib(held)}: layers with a window of {windows} tokens let go of what"
+            f" is behind it; without that {gib(kept)}, {kept / held:.1f} times as much"
+        )
     if question.tensor_parallel * question.pipeline_parallel > 1:
         notes.append("kvscope's engine runs on one GPU; vLLM and SGLang run on several, and kvscope watches them")
     if question.dtype == "int8":

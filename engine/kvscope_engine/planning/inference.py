@@ -2,7 +2,8 @@
 
 The sum is the engine's own (`model/memory/memory_plan.py`), with the same reserves; what it measures at a start is
 reckoned here. Weights: parameters times their bytes. KV: two vectors a head, layer and token, and a float32 scale
-each where they have 8 bits. Activations: transformers' forward of the largest step, run without data.
+each where they have 8 bits; blocks by KV group, as the engine has them, of which windows hold few. Activations:
+transformers' forward of the largest step, run without data.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from kvscope_engine.model.memory.step_memory import (
 from kvscope_engine.model.running.attention import register_attention
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.kv_storage import QUANTIZED_DTYPES, block_bytes, storage_dtype
+from kvscope_engine.model.running.layer_groups import LayerGroup, group_layers
 from kvscope_engine.model.running.profile_run import NoAttention
 from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.state_storage import (
@@ -46,6 +48,8 @@ from kvscope_engine.model.tiers.build import STAGING_BYTES
 from kvscope_engine.planning.live_memory import LiveMemory
 from kvscope_engine.planning.shards import Stage, check_divisible, stages
 from kvscope_engine.planning.skeleton import Skeleton, build
+from kvscope_engine.policy.fit import BlockNeeds, num_blocks_for
+from kvscope_engine.policy.kv_groups import GroupRule
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 if TYPE_CHECKING:
@@ -122,6 +126,10 @@ class StagePlan:
     num_blocks: int
     """That fit, 0 where nothing does."""
     num_host_blocks: int
+    groups: tuple[LayerGroup, ...]
+    """KV groups of its layers."""
+    needs: BlockNeeds
+    """Blocks of a request in all of them, once its prompt is computed."""
     num_states: int = 0
     """Slots for states of recurrent layers: of requests that run, and of prefixes."""
     state_bytes: int = 0
@@ -149,12 +157,34 @@ class InferencePlan:
 
     @property
     def num_tokens(self) -> int:
-        """That all requests together may have in the KV cache."""
-        return self.num_blocks * self.question.block_size
+        """That all requests together may have in the KV cache; of requests of the greatest length, where groups of
+        layers let go of what is behind a window."""
+        if not self.lets_go:
+            return self.num_blocks * self.question.block_size
+        return int(self.num_blocks / self.tightest.needs.at_most(self.max_model_len) * self.max_model_len)
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether any layers have a window that a request outgrows."""
+        return any(group.rule.window for stage in self.stages for group in stage.groups)
+
+    def request_bytes(self, length: int) -> int:
+        """Of the KV of one request of `length` tokens, on all GPUs together."""
+        each = sum(stage.needs.at_most(length) * stage.block_bytes for stage in self.stages)
+        return each * self.question.tensor_parallel
+
+    def kept_bytes(self, length: int) -> int:
+        """The same if no layer let go of anything."""
+        dtype = storage_dtype(self.question.kv_cache_dtype, self.question.activations)
+        one_block = sum(block_bytes(stage.stage.kv, self.question.block_size, dtype) for stage in self.stages)
+        return num_blocks_for(length, self.question.block_size) * one_block * self.question.tensor_parallel
 
     @property
     def kv_bytes_a_token(self) -> float:
-        """On all GPUs together, each KV head counted as often as it is held."""
+        """On all GPUs together, each KV head counted as often as it is held; of a request of the greatest length,
+        where layers let go of what is behind a window."""
+        if self.lets_go:
+            return self.request_bytes(self.max_model_len) / self.max_model_len
         whole = sum(stage.block_bytes for stage in self.stages) * self.question.tensor_parallel
         return whole / self.question.block_size
 
@@ -170,7 +200,7 @@ class InferencePlan:
 
     def requests(self, length: int) -> int:
         """How many requests of `length` tokens, prompt and output, may run at once, sharing nothing."""
-        fitting = self.num_blocks // max(1, -(-length // self.question.block_size))
+        fitting = min(stage.num_blocks // max(1, stage.needs.at_most(length)) for stage in self.stages)
         return min(fitting, max(0, self.tightest.num_states - 1)) if self.tightest.num_states else fitting
 
 
@@ -218,7 +248,10 @@ def _stage_plan(
     skeleton: Skeleton, stage: Stage, shape: ForwardShape, question: InferenceQuestion, length: int, tokens: int
 ) -> StagePlan:
     dtype = storage_dtype(question.kv_cache_dtype, question.activations)
-    one_block = block_bytes(stage.kv, question.block_size, dtype)
+    rules = [GroupRule(call.options.sliding_window or 0) for call in shape.calls[stage.first_layer :]]
+    groups = group_layers(rules[: len(stage.kv)], stage.kv, length)
+    one_block = block_bytes(stage.kv, question.block_size, dtype, [group.layers for group in groups])
+    needs = BlockNeeds([group.rule for group in groups], question.block_size, 1)
     memory = with_room_for_blocks(
         MemoryPlan(
             total=question.gpu_memory,
@@ -227,19 +260,21 @@ def _stage_plan(
             weights=max(0, weight_bytes(stage, question.dtype) - question.weights_on_host),
             activations=_activations(skeleton, shape, question, tokens),
             logits=0,
-            reserves=_reserves(skeleton, stage, shape, question, length),
+            reserves=_reserves(skeleton, stage, shape, question, length, len(groups)),
             staging=2 * STAGING_BYTES if question.kv_host_memory else 0,
             kv_min=one_block + MIN_SLOTS * shape.state_bytes,
         )
     )
     room = max(0, memory.kv) if memory.fits else 0
     if not shape.states:
-        return StagePlan(stage, memory, one_block, room // one_block, question.kv_host_memory // one_block)
+        return StagePlan(
+            stage, memory, one_block, room // one_block, question.kv_host_memory // one_block, groups, needs
+        )
     slots = num_slots_within(room, one_block, shape.state_bytes, 2 * question.max_num_seqs)
     blocks = num_empty_blocks(length, question.block_size, slots) if memory.fits else 0
     if one_block:
         blocks = max(0, room - slots * shape.state_bytes) // one_block
-    return StagePlan(stage, memory, one_block, blocks, 0, slots, slots * shape.state_bytes)
+    return StagePlan(stage, memory, one_block, blocks, 0, groups, needs, slots, slots * shape.state_bytes)
 
 
 def _activations(skeleton: Skeleton, shape: ForwardShape, question: InferenceQuestion, tokens: int) -> int:
@@ -255,13 +290,14 @@ def _activations(skeleton: Skeleton, shape: ForwardShape, question: InferenceQue
 
 
 def _reserves(
-    skeleton: Skeleton, stage: Stage, shape: ForwardShape, question: InferenceQuestion, length: int
+    skeleton: Skeleton, stage: Stage, shape: ForwardShape, question: InferenceQuestion, length: int, num_groups: int
 ) -> StepReserves:
     limits = StepLimits(
         max_num_seqs=question.max_num_seqs,
         max_num_batched_tokens=question.max_num_batched_tokens,
         max_request_tokens=length,
         block_size=question.block_size,
+        num_groups=num_groups,
     )
     widest = max(shape.calls, key=lambda call: call.num_query_heads, default=None)
     kv_heads = max(1, widest.shape.num_kv_heads // question.tensor_parallel) if widest is not None else 1

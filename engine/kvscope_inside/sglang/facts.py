@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvscope_inside.endpoints import api_of
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, ModelInfo
 from kvscope_telemetry.sockets.host_id import host_id
@@ -49,6 +50,7 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool
     """Of the scheduler's pool. A row is a page; the first is where padding is written."""
     allocator = full_allocator(scheduler)
     page_size, num_pages = int(allocator.page_size), num_pages_of(scheduler)
+    api = api_of("sglang", said=_said_of_api(scheduler.server_args))
     return Hello(
         epoch=epoch,
         time_ns=time.monotonic_ns(),
@@ -70,10 +72,18 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool
         pid=os.getpid(),
         host=host_id(),
         capabilities=Capabilities(
-            engine="sglang", completions=False, aborts=True, allocator_map=False, free_rows=knows_free
+            engine="sglang", completions=bool(api), aborts=True, allocator_map=False, free_rows=knows_free
         ),
         num_ranks=num_ranks,
+        api=api,
     )
+
+
+def _said_of_api(args: Any) -> str:
+    """http://HOST:PORT of its server; empty: it has none."""
+    host, port = getattr(args, "host", ""), getattr(args, "port", 0)
+    scheme = "https" if getattr(args, "ssl_keyfile", None) else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" if host and port else ""
 
 
 def full_allocator(scheduler: Any) -> Any:

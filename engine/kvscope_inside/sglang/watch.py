@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from kvscope_inside.detokenizer import Detokenizer
 from kvscope_inside.endpoints import endpoint_of_rank, file_of_rank, free_file, keys_for
+from kvscope_inside.metrics_process import MetricsProcess
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.sglang.actions import SglangActions
 from kvscope_inside.sglang.facts import (
@@ -43,13 +44,15 @@ def watch(scheduler: Any, endpoint: str, record: str | None = None) -> Watch | N
         return None
     address = endpoint_of_rank(endpoint, rank.data_parallel)
     file = free_file(file_of_rank(Path(record), rank.data_parallel)) if record else None
-    return Watch(scheduler, address, file, num_ranks=rank.num_ranks)
+    return Watch(scheduler, address, file, num_ranks=rank.num_ranks, data_parallel=rank.data_parallel)
 
 
 class Watch:
     """Runs until `close`, the end of the process, or the first exception of ours."""
 
-    def __init__(self, scheduler: Any, address: str, record: Path | None = None, *, num_ranks: int = 1) -> None:
+    def __init__(
+        self, scheduler: Any, address: str, record: Path | None = None, *, num_ranks: int = 1, data_parallel: int = 0
+    ) -> None:
         self._teller = Teller("SGLang", log())
         hooks = self._teller.hooks
         allocator, args = full_allocator(scheduler), scheduler.server_args
@@ -79,7 +82,9 @@ class Watch:
                 memory=self._memory_of(scheduler, state.hello),
                 tell=log().warning,
             )
-        self._teller.start(publisher, address, self._notes, self._tell, can_tell=_has_arrived, ends=[detokenizer.close])
+        metrics = MetricsProcess(address, data_parallel, log().warning)
+        ends = [metrics.close, detokenizer.close]
+        self._teller.start(publisher, address, self._notes, self._tell, can_tell=_has_arrived, ends=ends)
 
     @staticmethod
     def _memory_of(scheduler: Any, hello: Hello) -> Callable[[], MemoryBreakdown | None]:

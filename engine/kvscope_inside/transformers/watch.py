@@ -10,12 +10,10 @@ as an engine of its own, from its making on, or from where it stands when somebo
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 import os
 import secrets
-import threading
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Self
@@ -24,7 +22,7 @@ from kvscope_inside.detokenizer import Detokenizer
 from kvscope_inside.endpoints import ENDPOINT, free_file, keys_for
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.publisher import Publisher
-from kvscope_inside.teller import Teller, why
+from kvscope_inside.teller import Teller, end_after
 from kvscope_inside.transformers.facts import Rows, hello_of, memory_of
 from kvscope_inside.transformers.notes import StepNotes
 from kvscope_inside.transformers.replay import Replay
@@ -123,13 +121,7 @@ class Watch:
         if self._is_closed:
             return
         self._is_closed = True
-        reason = why(name, error)
-        log().error("%s; generation goes on", reason, exc_info=bool(os.environ.get("KVSCOPE_DEBUG")))
-        threading.Thread(target=self._end, args=(reason,), name="kvscope-inside-end", daemon=True).start()
-
-    def _end(self, reason: str) -> None:
-        with contextlib.suppress(Exception):
-            self.close(reason)
+        end_after(error, name, log(), "generation", self.close)
 
 
 class _CacheWatch:

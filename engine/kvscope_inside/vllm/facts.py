@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from kvscope_inside.vllm.offloading import offloading_of
+from kvscope_inside.endpoints import api_of
+from kvscope_inside.vllm.offloading import offloading_of, second_pool
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
@@ -39,7 +40,12 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
     config, cache = scheduler.vllm_config, scheduler.kv_cache_config
     groups = tuple(_group(group) for group in cache.kv_cache_groups)
     num_blocks = len(scheduler.kv_cache_manager.block_pool.blocks)
-    limits, offloading = scheduler.scheduler_config, offloading_of(scheduler)
+    limits, offloading, api = scheduler.scheduler_config, offloading_of(scheduler), api_of("vllm", rank_of(scheduler))
+    second = second_pool(scheduler)
+    num_host = offloading.num_blocks if offloading is not None else 0
+    num_disk = 0
+    if second is not None:
+        num_host, num_disk = (0, second.num_blocks) if second.is_on_disk else (second.num_blocks, 0)
     return Hello(
         epoch=epoch,
         time_ns=time.monotonic_ns(),
@@ -53,7 +59,8 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
             prefix_caching=bool(config.cache_config.enable_prefix_caching),
             max_num_seqs=int(limits.max_num_seqs),
             max_num_batched_tokens=int(limits.max_num_batched_tokens),
-            num_host_blocks=offloading.num_blocks if offloading is not None else 0,
+            num_host_blocks=num_host,
+            num_disk_blocks=num_disk,
             has_parents=True,
             groups=groups,
             num_reserved_blocks=1,  # the null block
@@ -63,9 +70,10 @@ def hello_of(scheduler: Any, epoch: int) -> Hello:
         pid=os.getpid(),
         host=host_id(),
         capabilities=Capabilities(
-            engine="vllm", completions=False, aborts=True, groups=len(groups) > 1, eviction_order=True
+            engine="vllm", completions=bool(api), aborts=True, groups=len(groups) > 1, eviction_order=True
         ),
         num_ranks=int(config.parallel_config.tensor_parallel_size),
+        api=api,
     )
 
 

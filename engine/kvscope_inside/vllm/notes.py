@@ -11,11 +11,13 @@ import inspect
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from kvscope_inside.hooks import Hooks
-from kvscope_inside.vllm.offloading import note_offloading, offloading_of
+from kvscope_inside.vllm.offloading import note_offloading, offloading_of, second_pool
+from kvscope_inside.vllm.second_pool import note_second_pool
 
 MAX_NOT_READY: Final = 256
 """Requests of which is noted at each step what they wait for beside room."""
@@ -72,6 +74,8 @@ class StepNotes:
         self._between_steps = between_steps
         self._happened: list[Happened] = []
         self._touched: list[Any] = []
+        self._touched_below: list[Any] = []
+        """Of the second pool."""
         self._letting_go: tuple[str, int] | None = None
         """Of whose table in which group a manager frees blocks now."""
         self._is_in_step = False
@@ -87,7 +91,7 @@ class StepNotes:
 
     def flush(self) -> None:
         """Note what happened between two steps."""
-        if self._happened or self._touched:
+        if self._happened or self._touched or self._touched_below:
             self._note(None)
 
     def _put(self, hooks: Hooks) -> None:
@@ -104,9 +108,9 @@ class StepNotes:
         hooks.after(pool, "touch", self._hit)
         hooks.before(pool, "evict_blocks", self._evicts)
         hooks.after(pool, "reset_prefix_cache", self._reset)
-        self._put_around_free(hooks, "free_blocks")
+        self._put_around_free(hooks, "free_blocks", pool=pool)
         if hasattr(pool, "unpin_blocks"):
-            self._put_around_free(hooks, "unpin_blocks")
+            self._put_around_free(hooks, "unpin_blocks", pool=pool)
         queue = pool.free_block_queue
         hooks.after(queue, "append_n", lambda _, blocks: self._queued("last", blocks))
         if hasattr(queue, "prepend_n"):
@@ -115,6 +119,10 @@ class StepNotes:
             hooks.after(connector, "update_state_after_alloc", self._loads)
         if (offloading := offloading_of(scheduler)) is not None:
             note_offloading(hooks, offloading, self.happen)
+            hooks.after(scheduler, "reset_prefix_cache", lambda *_, **__: self._unless_in_step())
+        if (second := second_pool(scheduler)) is not None:
+            put = partial(self._put_around_free, hooks, pool=second.pool, touched=self._touched_below)
+            note_second_pool(hooks, second.pool, self._touched_below, put)
             hooks.after(scheduler, "reset_prefix_cache", lambda *_, **__: self._unless_in_step())
         cached = self._by_name(pool, "cache_full_blocks", self._cached)
         if cached is not None:
@@ -126,9 +134,9 @@ class StepNotes:
             elif not name.startswith(("FullAttention", "MLA")):
                 self._put_around_skipping(hooks, manager, group)
 
-    def _put_around_free(self, hooks: Hooks, name: str) -> None:
-        """It may be given an iterator, which can be read once."""
-        original = hooks.find(self._pool, name)
+    def _put_around_free(self, hooks: Hooks, name: str, *, pool: Any, touched: list[Any] | None = None) -> None:
+        """It may be given an iterator, which can be read once. `touched`: where blocks of the second pool go."""
+        original = hooks.find(pool, name)
         if original is None:
             return
 
@@ -137,12 +145,15 @@ class StepNotes:
                 return original(ordered_blocks, *args, **kwargs)
             blocks = list(ordered_blocks)
             result = original(blocks, *args, **kwargs)
+            if touched is not None:
+                touched.extend(blocks)
+                return result
             self._touched += blocks
             if self._letting_go is not None and blocks:
                 self._happened.append(("let go", *self._letting_go, [block.block_id for block in blocks]))
             return result
 
-        hooks.put(self._pool, name, free_blocks)
+        hooks.put(pool, name, free_blocks)
 
     def _put_around_skipping(self, hooks: Hooks, manager: Any, group: int) -> None:
         """What a window has left behind is freed here, and its entry is the null block from then on."""
@@ -205,7 +216,8 @@ class StepNotes:
 
     def _preempted(self, request: Any, *_: Any, **__: Any) -> None:
         num_free = self._pool.get_num_free_blocks()
-        self._happened.append(("preempted", request, request.num_computed_tokens, num_free, self.asked_by))
+        now_ns = time.monotonic_ns()
+        self._happened.append(("preempted", request, request.num_computed_tokens, num_free, self.asked_by, now_ns))
 
     def _finished(self, result: Any, request: Any, *_: Any, **__: Any) -> None:
         self._happened.append(("finished", request, request.status, request.num_output_tokens))
@@ -253,6 +265,10 @@ class StepNotes:
     def _note(self, step: Any) -> None:
         now_ns = time.monotonic_ns()
         scheduler = self.scheduler
+        if below := self._touched_below:
+            ids, refs = [block.block_id for block in below], [block.ref_cnt for block in below]
+            self._happened.append(("below", ids, refs, self._hash_of(below)))
+            below.clear()
         happened, self._happened = self._happened, []
         touched, self._touched = self._touched, []
         running = list(scheduler.running)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from kvscope_inside.hooks import Hooks
+from kvscope_inside.vllm.second_pool import SecondPool, second_pool_of
 from kvscope_telemetry.messages.validity import MAX_BLOCKS
 
 _METHODS: Final = ("prepare_store", "complete_store", "prepare_load", "complete_load")
@@ -41,14 +42,23 @@ def offloading_of(scheduler: Any) -> Offloading | None:
     return None
 
 
+def second_pool(scheduler: Any) -> SecondPool | None:
+    """Of a connector that keeps blocks in a pool like the first; None: there is none, or another tier is told."""
+    if offloading_of(scheduler) is not None:
+        return None
+    return second_pool_of(_connectors(getattr(scheduler, "connector", None)))
+
+
 def untold(scheduler: Any) -> str:
     """What a connector keeps that is not told, a line for people; empty: all of it is."""
-    offloading = offloading_of(scheduler)
+    offloading, second = offloading_of(scheduler), second_pool(scheduler)
     names = []
     for connector in _connectors(getattr(scheduler, "connector", None)):
         manager = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
         below = [type(tier).__name__ for tier in getattr(manager, "secondary_tiers", None) or ()]
         is_told = offloading is not None and _of_host_memory(manager) is offloading.manager
+        if second is not None and second_pool_of([connector]) == second:
+            continue
         names += below if is_told else [type(connector).__name__]
     return f"blocks that {', '.join(names)} may keep outside the pool are not told" if names else ""
 

@@ -4,12 +4,15 @@ and only where `KVSCOPE_INSIDE` is set. Everything else of kvscope is imported t
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
+import sys
 from typing import Any, Final
 
 from kvscope_inside.announcement import announce
-from kvscope_inside.endpoints import ENDPOINT, RECORD
+from kvscope_inside.endpoints import ENDPOINT, RECORD, note_api
 
 _HOOKED: Final = "_kvscope_is_hooked"
 
@@ -23,6 +26,7 @@ def load() -> None:
     if getattr(Scheduler, _HOOKED, False):
         return
     setattr(Scheduler, _HOOKED, True)
+    _note_api_in_time()
     announce(os.environ[ENDPOINT])
     original = Scheduler.__init__
 
@@ -36,6 +40,22 @@ def load() -> None:
             log().error("kvscope: cannot watch this engine: %s", error)
 
     Scheduler.__init__ = made
+
+
+def _note_api_in_time() -> None:
+    """vLLM's server binds its port before it makes its configuration, and that before it starts engine cores."""
+    kind = getattr(sys.modules.get("vllm.engine.arg_utils"), "EngineArgs", None)
+    original = getattr(kind, "create_engine_config", None)
+    if kind is None or original is None:
+        return
+
+    @functools.wraps(original)
+    def create_engine_config(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(Exception):
+            note_api()
+        return original(*args, **kwargs)
+
+    kind.create_engine_config = create_engine_config
 
 
 def log() -> logging.Logger:

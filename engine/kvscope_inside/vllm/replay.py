@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from kvscope_inside.evicted_hashes import EvictedHashes
 from kvscope_inside.vllm.block_texts import BlockText, hash_of_row, key_of, low_bits, notes_of, text_of
-from kvscope_inside.vllm.host_rows import HostRows
+from kvscope_inside.vllm.host_rows import MAX_TEXTS, HostRows
 from kvscope_inside.vllm.notes import Note
+from kvscope_inside.vllm.second_pool import SecondPoolRows
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.event_kinds import cause_text
@@ -80,6 +81,7 @@ class _Preemption:
     num_given_out: int
     """Blocks that had been given out in the step: the next one goes to whom it was for."""
     asked_by: str
+    time_ns: int
 
 
 @dataclass(slots=True)
@@ -91,6 +93,8 @@ class _Step:
     evicted: list[int] = field(default_factory=list)
     new: list[int] = field(default_factory=list)
     """Blocks that were given out, in order."""
+    given_to: dict[int, int] = field(default_factory=dict)
+    """The request that each of those came to, though it may have given it back before the step was over."""
     preemptions: list[_Preemption] = field(default_factory=list)
     used: set[int] = field(default_factory=set)
     """Blocks that were written, hit or released."""
@@ -137,6 +141,8 @@ class Replay:
             hash_block_size=hash_block_size,
             blocks_per_place=blocks_per_place,
         )
+        self._second: SecondPoolRows | None = None
+        """Made by the first word of such a pool."""
         self._queue(np.arange(self._reserved, state.hello.cache.num_blocks))
 
     def apply(self, note: Note) -> Frame:
@@ -146,7 +152,7 @@ class Replay:
         decoding = self._decoding(note)
         for word, *about in note.happened:
             _HANDLERS[word](self, step, *about)
-        self._tables_of_states(note)
+        self._tables_of_states(step, note)
         self._figures(step, note)
         self._rows(step, note)
         self._causes(step)
@@ -224,7 +230,7 @@ class Replay:
             elif blocks is not None and (known := self._by_id.get(request_id)) is not None:
                 for group, ids in enumerate(blocks):
                     if ids:
-                        self._give(known, group, ids, len(known.told.tables[group]))
+                        self._give(step, known, group, ids, len(known.told.tables[group]))
 
     def _started(
         self, step: _Step, time_ns: int, request_id: str, blocks: Sequence[Sequence[int]] | None, num_cached: int
@@ -235,7 +241,7 @@ class Replay:
         told, num_prompt = known.told, known.told.info.num_prompt_tokens
         returns = told.num_preemptions > 0
         for group, ids in enumerate(blocks or ()):
-            self._give(known, group, ids, 0)
+            self._give(step, known, group, ids, 0)
         num_known = num_prompt + told.num_output_tokens
         if returns:
             self.state.count(restored_tokens=num_cached, recomputed_tokens=max(0, num_known - num_cached))
@@ -265,20 +271,21 @@ class Replay:
             kind="resumed" if returns else "admitted",
             time_ns=time_ns,
             number=told.number,
-            num_blocks=sum(map(len, blocks or ())),
+            num_blocks=self._num_held(known),
             num_tokens=num_cached,
             data=data,
         )
         self.state.add_event(_in_words(event))
         self.state.touch(told)
 
-    def _give(self, known: _Known, group: int, ids: Sequence[int], start: int) -> None:
+    def _give(self, step: _Step, known: _Known, group: int, ids: Sequence[int], start: int) -> None:
         """Blocks in a table, `start` on; those that were given out just now are this request's."""
         known.told.set_table(list(ids), group, start)
         at = np.array(ids, np.uint32)
         at = at[at >= self._reserved]
         own = at[self.state.ledger.owner[at] == NO_OWNER]
         self.state.set_blocks(own, owner=known.told.number, group=group)
+        step.given_to |= dict.fromkeys(own.tolist(), known.told.number)
         self.state.touch(known.told)
 
     def _new(self, step: _Step, ids: list[int]) -> None:
@@ -318,7 +325,7 @@ class Replay:
         if known is None:
             return
         for group, ids in enumerate(blocks):
-            self._give(known, group, ids, 0)
+            self._give(step, known, group, ids, 0)
         known.num_loaded_tokens = num_tokens
         self.state.count(loaded_blocks=-(-num_tokens // self._sizes[0]))
 
@@ -356,16 +363,18 @@ class Replay:
         cause = f"the prefix cache was emptied: {idle.size} cached blocks"
         self.state.add_event(Event(kind="note", time_ns=step.time_ns, num_blocks=int(idle.size), cause=cause))
 
-    def _preempted(self, step: _Step, request: Any, num_tokens: int, num_free: int, asked_by: str) -> None:
+    def _preempted(
+        self, step: _Step, request: Any, num_tokens: int, num_free: int, asked_by: str, time_ns: int
+    ) -> None:
         known = self._by_id.get(request.request_id)
         if known is None:
             return
         told, num_blocks = known.told, self._num_held(known)
-        step.preemptions.append(_Preemption(known, num_tokens, num_blocks, num_free, len(step.new), asked_by))
+        step.preemptions.append(_Preemption(known, num_tokens, num_blocks, num_free, len(step.new), asked_by, time_ns))
         self._release(step, told)
         told.state, told.num_computed_tokens = RequestState.PREEMPTED, 0
         told.num_preemptions += 1
-        known.waits_since_ns = step.time_ns
+        known.waits_since_ns = time_ns
         self.state.count(preemptions=1)
 
     def _finished(self, step: _Step, request: Any, status: Any, num_outputs: int) -> None:
@@ -456,6 +465,11 @@ class Replay:
     def _was_read(self, step: _Step, keys: Iterable[bytes]) -> None:
         self._host.was_read(step.number, keys)
 
+    def _below(self, step: _Step, ids: list[int], ref_counts: list[int], hashes: list[Any]) -> None:
+        """How blocks of the second pool stand."""
+        self._second = self._second or SecondPoolRows(self.state, self._texts, MAX_TEXTS)
+        self._evicted_hashes.note(self._second.stand(step.number, ids, ref_counts, hashes), step.number)
+
     def _emptied(self, step: _Step) -> None:
         count = self._host.emptied()
         cause = f"host memory was emptied: {count} blocks"
@@ -482,11 +496,11 @@ class Replay:
 
     # How things stand after it.
 
-    def _tables_of_states(self, note: Note) -> None:
+    def _tables_of_states(self, step: _Step, note: Note) -> None:
         for (request_id, group), ids in note.state_tables.items():
             known = self._by_id.get(request_id)
             if known is not None and known.told.tables[group] != ids:
-                self._give(known, group, ids, 0)
+                self._give(step, known, group, ids, 0)
 
     def _figures(self, step: _Step, note: Note) -> None:
         """Tokens of each request that runs, and the slots that they fill."""
@@ -534,10 +548,9 @@ class Replay:
 
     def _causes(self, step: _Step) -> None:
         """Events of which is known only now for whom they were."""
-        owner = self.state.ledger.owner
         for each in step.preemptions:
             victim, place = each.victim.told, each.num_given_out
-            other = int(owner[step.new[place]]) if place < len(step.new) else victim.number
+            other = step.given_to.get(step.new[place], 0) if place < len(step.new) else victim.number
             choice = "itself" if other == victim.number else "priority" if self._by_priority else "newest"
             data = EventData(kind="preempted", num_available=each.num_free, choice=choice)
             if choice == "priority":
@@ -546,16 +559,16 @@ class Replay:
                 data, other = EventData(kind="asked", by=each.asked_by), 0
             event = Event(
                 kind="preempted",
-                time_ns=step.time_ns,
+                time_ns=each.time_ns,
                 number=victim.number,
-                other=max(0, other),
+                other=other,
                 num_blocks=each.num_blocks,
                 num_tokens=each.num_tokens,
                 data=data,
             )
             self.state.add_event(_in_words(event))
         if step.evicted:
-            other = max(0, int(owner[step.evicted[0]]))
+            other = step.given_to.get(step.evicted[0], 0)
             what = "1 cached block was" if len(step.evicted) == 1 else f"{len(step.evicted)} cached blocks were"
             event = Event(
                 kind="evicted",
@@ -696,6 +709,7 @@ _HANDLERS: Final[dict[str, Callable[..., None]]] = {
     "reads": Replay._reads,
     "was read": Replay._was_read,
     "emptied": Replay._emptied,
+    "below": Replay._below,
     "paused": Replay._paused,
     "resumed": Replay._resumed,
 }

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvscope_inside.detokenizer import Detokenizer
 from kvscope_inside.endpoints import endpoint_of_rank, file_of_rank, free_file, keys_for
+from kvscope_inside.metrics_process import MetricsProcess
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.teller import Teller
 from kvscope_inside.vllm.actions import VllmActions
@@ -63,5 +64,7 @@ def watch(scheduler: Any, endpoint: str, record: str | None = None) -> Teller:
     if line := untold(scheduler):
         state.add_event(Event(kind="note", time_ns=time.monotonic_ns(), cause=line))
         log().info("kvscope: %s", line)
-    teller.start(publisher, address, notes, replay.apply, look=actions.look, ends=[detokenizer.close])
+    metrics = MetricsProcess(address, rank, log().warning)
+    ends = [metrics.close, detokenizer.close]
+    teller.start(publisher, address, notes, replay.apply, look=actions.look, ends=ends)
     return teller

@@ -15,7 +15,7 @@ MAX_RANK: Final = 4095
 MAX_RANKS: Final = 64
 """That one address may stand for."""
 MAX_KEY_LETTERS: Final = 8192
-_EVERYWHERE: Final = ("*", "0.0.0.0", "[::]", "::")
+EVERYWHERE: Final = ("*", "0.0.0.0", "[::]", "::")
 _OPTIONS: Final = ("kv_events", "replay", "topic", "rank", "tls", "ca", "model", "tokenizer")
 
 
@@ -115,7 +115,7 @@ class ExternalAddress:
         """Where we connect to what the server says that it binds: its wildcard is the host that we reach it at."""
         scheme, _, rest = endpoint.partition("://")
         host, _, port = rest.rpartition(":")
-        return f"{scheme}://{self.bracketed_host}:{port}" if scheme == "tcp" and host in _EVERYWHERE else endpoint
+        return f"{scheme}://{self.bracketed_host}:{port}" if scheme == "tcp" and host in EVERYWHERE else endpoint
 
     def _check_endpoints(self) -> None:
         for name, endpoint in (("kv_events", self.kv_events), ("replay", self.replay)):
@@ -149,7 +149,7 @@ def each_rank(text: str) -> list[str]:
 def waits_for_publisher(endpoint: str) -> bool:
     """Whether we bind `endpoint`: the publisher was told to connect to us."""
     scheme, _, rest = endpoint.partition("://")
-    return scheme == "tcp" and rest.rpartition(":")[0] in _EVERYWHERE
+    return scheme == "tcp" and rest.rpartition(":")[0] in EVERYWHERE
 
 
 def _split(text: str) -> tuple[ExternalEngine, SplitResult, int]:

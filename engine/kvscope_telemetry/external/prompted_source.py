@@ -1,38 +1,29 @@
 """What sources of other engines have in common: updates that are made here, and prompts through an OpenAI API.
 
-Owns the queue of updates, the mirror, and the end; what is told, and the thread that finds it out, are the source's.
+Owns the queue of updates and the end; what is told, and the thread that finds it out, are the source's.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
-from types import TracebackType
-from typing import Final, Self
 
-from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.external.address import ExternalAddress
 from kvscope_telemetry.external.prompting.prompter import Prompter
 from kvscope_telemetry.external.update_queue import UpdateQueue
 from kvscope_telemetry.messages.commands import Command, Reply
 from kvscope_telemetry.source import Update
+from kvscope_telemetry.sources.mirrored_source import MirroredSource
 from kvscope_telemetry.sources.sink import Sink
-from kvscope_telemetry.state.mirror import Mirror
-
-_LOOK_AGAIN_S: Final = 0.05
 
 
-class PromptedSource:
+class PromptedSource(MirroredSource):
     """Of the engine at `address`; its thread is started by whoever inherits, as `_thread`."""
 
     def __init__(self, address: ExternalAddress, sink: Sink | None) -> None:
-        self.mirror = Mirror()
-        """The state as of the last `update_mirror()`."""
+        super().__init__(threading.Condition())
         self._address = address
         self._hand_over = UpdateQueue(sink)
         self._resync_wanted = False
-        self._changed = threading.Condition()
         self._end = threading.Event()
         self._prompter = Prompter(address)
         self._thread: threading.Thread
@@ -40,18 +31,6 @@ class PromptedSource:
     def take_update(self) -> Update | None:
         """What came since the last call, None when nothing did."""
         return self._hand_over.take_update()
-
-    def update_mirror(self) -> Update | None:
-        """Take what came and apply it to `mirror`; what was applied, None when nothing was."""
-        update = self.take_update()
-        if update is None:
-            return None
-        try:
-            self.mirror.apply(update)
-        except ProtocolError:
-            self.resync()
-            return None
-        return update
 
     def resync(self) -> None:
         """For a taker that could not apply an update: drop what waits, begin anew with the whole state."""
@@ -73,27 +52,8 @@ class PromptedSource:
         """Answers to what was sent since the last call, oldest first."""
         return self._prompter.take_replies()
 
-    def wait(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until `predicate()` holds, looking again whenever something came; whether it did in time."""
-        deadline = time.monotonic() + timeout_s
-        while not predicate():
-            rest_s = deadline - time.monotonic()
-            if rest_s <= 0:
-                return False
-            with self._changed:
-                self._changed.wait(min(rest_s, _LOOK_AGAIN_S))
-        return True
-
     def close(self) -> None:
         """End the threads and free the sockets. Idempotent."""
         self._end.set()
         self._prompter.close()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

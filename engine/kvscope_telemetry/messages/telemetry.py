@@ -169,6 +169,9 @@ class Hello(_Message, frozen=True, kw_only=True):
     """What it can tell and be asked for."""
     num_ranks: int = 1
     """Processes that the model is shared out among, each with its heads of every block (tensor parallel)."""
+    api: str = ""
+    """Where prompts go that its command socket does not take, as an address of `external.address`, such as
+    vllm://127.0.0.1:8000, seen from the engine's machine; empty: nowhere else."""
 
 
 class RequestInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

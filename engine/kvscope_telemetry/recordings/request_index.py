@@ -105,9 +105,14 @@ class RequestReader:
         row = mirror.requests.row_of(number)
         if self._follower.is_lost or mirror.hello is None or row is None:
             return ()
-        num_full = int(mirror.requests.num_prompt_tokens[row]) // mirror.hello.cache.block_size
-        hashes: list[int] = mirror.ledger.hash[mirror.requests.table(number)[:num_full]].tolist()
-        return tuple(hashes) if any(hashes) else ()
+        cache, requests = mirror.hello.cache, mirror.requests
+        num_full = int(requests.num_prompt_tokens[row]) // cache.block_size
+        for group, size in enumerate(cache.block_sizes):
+            table = requests.table(number, group)[:num_full]
+            if size == cache.block_size and (table >= cache.num_reserved_blocks).all():  # nothing was let go
+                hashes: list[int] = mirror.ledger.hash[table].tolist()
+                return tuple(hashes) if any(hashes) else ()
+        return ()
 
     def _note_ends(self, rows: RequestRows) -> None:
         is_end = np.frombuffer(rows.state, "u1") == RequestState.FINISHED

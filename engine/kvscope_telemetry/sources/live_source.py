@@ -13,12 +13,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Final
+from typing import Final, Protocol
 
 from kvscope_telemetry.errors import EngineDead, ProtocolError, UnknownMessage
 from kvscope_telemetry.keys.connections import key_for
-from kvscope_telemetry.messages.commands import Abort, Command, Failed, GetSnapshot, GetStatus, Reply, Status
+from kvscope_telemetry.messages.commands import Abort, Command, Failed, GetSnapshot, GetStatus, Reply, Status, Submit
 from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import (
     DeviceSample,
@@ -38,10 +37,10 @@ from kvscope_telemetry.sockets.client_sockets import MAX_READ_BYTES, AwaitedRequ
 from kvscope_telemetry.sockets.host_id import host_id
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
 from kvscope_telemetry.sources.liveness import Liveness
+from kvscope_telemetry.sources.mirrored_source import MirroredSource
 from kvscope_telemetry.sources.sink import Sink, SinkFeed
 from kvscope_telemetry.state.coalesce import MAX_ENTRIES, Pending, coalesce
 from kvscope_telemetry.state.extras import Extras
-from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.sync import FIRST_TAG, Run, Sync
 from kvscope_telemetry.state.whole_blocks import WholeBlocks
 
@@ -94,6 +93,8 @@ class LiveReader:
         self.replies = ReplyQueue()
         self.changed = threading.Condition()
         """Notified after each pass in which something came."""
+        self.api = ""
+        """Where prompts go, as the engine says (`Hello.api`); empty: over its command socket."""
         self._sockets = sockets
         self._nap_s = nap_s
         self._sync = Sync(self.feed.passed)
@@ -101,7 +102,7 @@ class LiveReader:
         self._session = secrets.token_hex(16)
         self._num_introduced = 0  # connections on which the engine was told who we are
         self._role, self._intervenes = "", False
-        self._is_same_machine = sockets.is_ipc
+        self.is_same_machine = sockets.is_ipc
         self._liveness = Liveness(is_local=sockets.is_ipc)
         self._closing = False
         self._resync_wanted = False
@@ -287,16 +288,17 @@ class LiveReader:
     def _take_snapshot(self, snapshot: Snapshot, data: bytes, now_ns: int) -> None:
         is_awaited = self._sync.is_awaited(snapshot)
         if self._sync.snapshot(snapshot, now_ns, data):
-            self._note_host(snapshot.hello)
+            self._note_place(snapshot.hello)
             self._liveness.began()
             self._liveness.heard(now_ns)
         elif is_awaited:
             self.feed.snapshot(snapshot, data)
 
-    def _note_host(self, hello: Hello) -> None:
+    def _note_place(self, hello: Hello) -> None:
         """Whose clock the engine's times are of: an address may be a tunnel's, a machine's name is its own."""
-        self._is_same_machine = hello.host == host_id() if hello.host else self._sockets.is_ipc
-        self._liveness.is_local = self._is_same_machine
+        self.is_same_machine = hello.host == host_id() if hello.host else self._sockets.is_ipc
+        self._liveness.is_local = self.is_same_machine
+        self.api = hello.api
 
     def _reject(self, error: ProtocolError, data: bytes) -> None:
         self._messages_rejected += 1
@@ -306,7 +308,7 @@ class LiveReader:
 
     def _measure_latency(self, frame: Frame, now_ns: int) -> None:
         latency_ns = now_ns - frame.time_ns
-        is_plausible = self._is_same_machine and 0 <= latency_ns < MAX_LATENCY_NS
+        is_plausible = self.is_same_machine and 0 <= latency_ns < MAX_LATENCY_NS
         self._latency_ns = latency_ns if is_plausible else -1
 
     def _tick(self, now_ns: int) -> None:
@@ -424,17 +426,31 @@ class ReplyQueue:
         return replies
 
 
-_LOOK_AGAIN_S: Final = 0.05
+class OwnApi(Protocol):
+    """Where prompts go that an engine's command socket does not take. From any thread; never waits."""
+
+    def submit(self, submit: Submit, told: str, *, is_same_machine: bool) -> None:
+        """To the API at `told`, as the engine's hello has it. Raises BadInput for a prompt that is too large."""
+
+    def abort(self, abort: Abort) -> bool:
+        """End a prompt; False where it is none of those on their way."""
+
+    def take_replies(self) -> list[Reply]:
+        """Answers since the last call, oldest first."""
+
+    def close(self) -> None:
+        """End all, within a second."""
 
 
-class LiveSource:
+class LiveSource(MirroredSource):
     """The engine at `endpoint`, over its restarts; a context manager that closes at the end.
 
     `key` is the key file that the engine's operator made for this client, `NO_KEY` for none; without it the one
     remembered for the endpoint is taken, or on loopback that of an engine of the same user (`connections`). An
     engine that is not there yet is waited for. `sink` is given all that is accepted (`set_sink`). The reading thread
     naps for `nap_s` between frames: longer costs less, and tells later. What waits for its taker is bounded by
-    `max_entries`, as `Pending` counts them. Raises BadInput for an endpoint or key that is not accepted.
+    `max_entries`, as `Pending` counts them. `make_api` makes what sends prompts to an engine that
+    takes them at its own API (`Hello.api`). Raises BadInput for an endpoint or key that is not accepted.
     """
 
     def __init__(
@@ -445,14 +461,16 @@ class LiveSource:
         sink: Sink | None = None,
         nap_s: float = NAP_S,
         max_entries: int = MAX_ENTRIES,
+        make_api: Callable[[], OwnApi] | None = None,
     ) -> None:
-        self.mirror = Mirror()
-        """The state as of the last `update_mirror()`."""
-        self._name = endpoint
+        self._name, self._make_api = endpoint, make_api
         self._reader = LiveReader(
             ClientSockets(endpoint, key=key_for(endpoint, key)), sink, nap_s, max_entries=max_entries
         )
+        super().__init__(self._reader.changed)
         self._is_closed = False
+        self._api_lock = threading.Lock()
+        self._api: OwnApi | None = None
         self._thread = threading.Thread(target=self._reader.run, name="kvscope-reader", daemon=True)
         self._thread.start()
 
@@ -477,21 +495,6 @@ class LiveSource:
             self._reader.resync()
         return self._reader.pending.take_update()
 
-    def update_mirror(self) -> Update | None:
-        """Take what came and apply it to `mirror`; what was applied, None when nothing was.
-
-        What does not fit is refused whole, and a snapshot makes it good: see `status.resyncs`.
-        """
-        update = self.take_update()
-        if update is None:
-            return None
-        try:
-            self.mirror.apply(update)
-        except ProtocolError:
-            self.resync()
-            return None
-        return update
-
     def resync(self) -> None:
         """For a taker that could not apply an update: drop what waits, ask for a snapshot."""
         self._reader.pending.discard()  # first: a snapshot that comes in between is a good beginning
@@ -508,27 +511,20 @@ class LiveSource:
     def send(self, command: Command) -> None:
         """Send a command. From any thread; never waits; answers come from `take_replies`.
 
-        Raises BadInput for one that is too large, EngineDead after `close` and when too many wait.
+        A prompt goes to the engine's own API where it has one (`Hello.api`). Raises BadInput for one that is too large,
+        EngineDead after `close` and when too many wait.
         """
         if self._is_closed:
             raise EngineDead(f"the connection to {self._name} is closed")
+        if self._sends_to_api(command):
+            return
         self._reader.outgoing.put(command)
         self._reader.wake()
 
     def take_replies(self) -> list[Reply]:
         """Answers since the last call, oldest first; those to our own questions are not among them."""
-        return self._reader.replies.take_all()
-
-    def wait(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until `predicate()` holds, looking again whenever something came; whether it did in time."""
-        deadline = time.monotonic() + timeout_s
-        while not predicate():
-            rest_s = deadline - time.monotonic()
-            if rest_s <= 0:
-                return False
-            with self._reader.changed:
-                self._reader.changed.wait(min(rest_s, _LOOK_AGAIN_S))
-        return True
+        replies = self._reader.replies.take_all()
+        return replies if self._api is None else replies + self._api.take_replies()
 
     def close(self) -> None:
         """End the thread and free the sockets. Idempotent."""
@@ -536,12 +532,15 @@ class LiveSource:
             return
         self._is_closed = True
         self._reader.stop()
+        if self._api is not None:
+            self._api.close()
         self._thread.join()
 
-    def __enter__(self) -> LiveSource:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _sends_to_api(self, command: Command) -> bool:
+        """Whether it goes there, a prompt or the end of one that did."""
+        if isinstance(command, Submit) and self._reader.api and self._make_api is not None:
+            with self._api_lock:
+                self._api = self._api or self._make_api()
+            self._api.submit(command, self._reader.api, is_same_machine=self._reader.is_same_machine)
+            return True
+        return isinstance(command, Abort) and self._api is not None and self._api.abort(command)

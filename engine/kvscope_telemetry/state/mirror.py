@@ -150,6 +150,7 @@ class Mirror:
             self.used_share, self.figures = -1.0, ()
             self.stops = RunningTime()
         self.stops.catch_up(snapshot.stops, snapshot.time_ns)
+        self.requests.num_reserved = snapshot.hello.cache.num_reserved_blocks
         self.hello, self.counters = snapshot.hello, snapshot.counters
         self.seq, self.step, self.time_ns = snapshot.seq, snapshot.step, snapshot.time_ns
         self.version += 1

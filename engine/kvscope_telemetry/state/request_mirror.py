@@ -49,6 +49,8 @@ _TOLD_COLUMNS: Final = ("number", "priority", "index", "arrival_ns", "num_prompt
 _TOLD: Final = attrgetter(*_TOLD_COLUMNS)
 """What is told once of a request, when it is new."""
 _FIRST_CAPACITY: Final = 64
+_SEARCHED: Final = 2_000
+"""Requests, the newest, in which an id is looked for."""
 MAX_GROUP: Final = 255
 """As the ledger counts them in a byte."""
 _ROW_TYPES: Final = {
@@ -89,6 +91,8 @@ class RequestMirror:
 
     def __init__(self, max_finished: int = MAX_FINISHED) -> None:
         self.max_finished = max_finished
+        self.num_reserved = 0
+        """Entries of block tables below it stand for no block (`CacheInfo.num_reserved_blocks`)."""
         self.layout = 0
         self.request_ids: list[str] = []
         self._clear()
@@ -106,21 +110,34 @@ class RequestMirror:
         row = self.row_of(number)
         return "" if row is None else self.request_ids[row]
 
+    def newest_with(self, request_id: str) -> int:
+        """The number of the newest whose id has this one in it, 0 for none: a server makes its own of a client's."""
+        rows = range(len(self) - 1, max(-1, len(self) - 1 - _SEARCHED), -1)
+        return next((int(self.number[row]) for row in rows if request_id in self.request_ids[row]), 0)
+
     def table(self, number: int, group: int = 0) -> npt.NDArray[np.int32]:
         """The block table that request `number` has in a KV group, shape (n,), a copy; empty when it is not known."""
         row = self.row_of(number)
         return np.empty(0, np.int32) if row is None or group not in self._tables else self.held(row, group).copy()
 
-    def blocks(self, number: int) -> npt.NDArray[np.int32]:
-        """Those of all of its block tables, one table after another, shape (n,)."""
-        return np.concatenate([self.table(number, group) for group in self._tables])
+    def blocks(self, number: int, group: int | None = None) -> npt.NDArray[np.int32]:
+        """Those that request `number` holds, in the order of its block tables, one after another, or of that of a KV
+        group, shape (n,): entries of a table apart that stand for no block."""
+        groups = self._tables if group is None else (group,)
+        entries = np.concatenate([self.table(number, each) for each in groups])
+        return entries[entries >= self.num_reserved]
 
     @property
     def num_held(self) -> npt.NDArray[np.int32]:
-        """Entries of all its block tables, shape `(len(self),)`; of a single KV group that is `num_blocks`."""
-        if len(self._tables) == 1:
+        """How many blocks each holds, of all KV groups, shape `(len(self),)`."""
+        if len(self._tables) == 1 and not self.num_reserved:
             return self.num_blocks
-        held: npt.NDArray[np.int32] = np.sum([self._lengths(group) for group in self._tables], axis=0, dtype=np.int32)
+        held = np.zeros(len(self), np.int32)
+        for group, tables in self._tables.items():
+            lengths = self._lengths(group)
+            held += lengths
+            if self.num_reserved:
+                held -= tables.num_below(self.num_reserved, lengths)
         return held
 
     @property
@@ -175,15 +192,15 @@ class RequestMirror:
                 found.append(int(self.number[candidate]))
         return sorted(found)
 
-    def index_in_table(self, number: int, block: int) -> int | None:
-        """Where `block` is in that of the block tables of request `number` that has it, None when none does."""
+    def place_in_tables(self, number: int, block: int) -> tuple[int, int] | None:
+        """In the block table of which KV group of request `number` a block is, and its index there; None: in none."""
         row = self.row_of(number)
         if row is None:
             return None
         for group in self._tables:
             at = np.flatnonzero(self.held(row, group) == block)
             if at.size:
-                return int(at[0])
+                return group, int(at[0])
         return None
 
     def held(self, row: int, group: int) -> npt.NDArray[np.int32]:
@@ -474,6 +491,14 @@ class BlockTables:
         """The first `length` entries of a row: a view until the next `write`."""
         begin = int(self._begin[row])
         return self._entries[begin : begin + length]
+
+    def num_below(self, limit: int, lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """How many of the first `lengths` entries of each row are less than `limit`, shape `(num_rows,)`."""
+        ends = np.cumsum(lengths, dtype=np.int64)
+        at = np.arange(int(ends[-1]) if ends.size else 0) + np.repeat(self._begin - (ends - lengths), lengths)
+        sums = np.concatenate(([0], np.cumsum(self._entries[at] < limit)))
+        below: npt.NDArray[np.int32] = (sums[ends] - sums[ends - lengths]).astype(np.int32)
+        return below
 
     def append_rows(self, num_rows: int) -> None:
         """So many rows more, empty."""

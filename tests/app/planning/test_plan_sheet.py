@@ -178,6 +178,19 @@ def test_the_child_is_kept_for_the_next_sheet_and_ends_with_the_window(make_shee
     assert not process.child.is_running
 
 
+@pytest.mark.parametrize("steps", [0, 5])
+def test_its_fields_are_seen_whole(qtbot, themes, steps):
+    themes.zoom(steps)
+    parent = QWidget()
+    qtbot.addWidget(parent)
+    sheet = PlanSheet(parent, DARK, "m", PlanProcess(parent, [str(Path("/nowhere/at/all"))]))
+    with qtbot.waitExposed(sheet):
+        sheet.show()
+    sheet.form.train.setChecked(True)
+    qtbot.wait(50)
+    assert sheet.form.width() <= sheet.form.parentWidget().width()
+
+
 def test_what_a_sheet_that_went_had_asked_is_not_told_to_the_next(make_sheet, qtbot):
     sheet = make_sheet("slow")
     process = sheet.process

@@ -206,6 +206,37 @@ def test_layout_is_kept_and_reset(session, make_window, settings):
     assert again.docks["memory"].isVisible()
 
 
+MUTE = Capabilities(engine="sglang", completions=False)
+
+
+@pytest.mark.parametrize("with_views", [False, True])
+def test_the_console_gives_its_room_where_nobody_takes_prompts(
+    session, make_engine, make_session, make_window, with_views
+):
+    window = make_window(make_session(make_engine(capabilities=MUTE)), with_views=with_views, size=(1500, 900))
+    console = window.docks["console"]
+    assert console.isHidden()
+    assert not window.undo.canUndo()
+    window.reset_layout()
+    assert console.isHidden()
+    console.show()
+    assert console.isVisible()
+    console.hide()
+    window.close()
+    assert make_window(session).docks["console"].isVisible()
+
+
+def test_the_console_comes_back_with_an_engine_that_takes_prompts(make_engine, make_session, make_window, poll):
+    engine = make_engine(capabilities=MUTE)
+    session = make_session(engine)
+    window = make_window(session)
+    assert window.docks["console"].isHidden()
+    engine.capabilities = Capabilities()
+    engine.begin(epoch=12)
+    poll(session)
+    assert window.docks["console"].isVisible()
+
+
 def test_views_that_load_later_leave_a_kept_layout_alone(session, make_window, qtbot):
     window = make_window(session, with_views=True, size=(1500, 900))
     window.resizeDocks([window.docks["console"]], [350], Qt.Orientation.Horizontal)

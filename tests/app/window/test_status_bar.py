@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QLabel, QMainWindow
 from tests.app import window_driver as driver
 
 from kvscope_app.window.status_bar import StatusBar, rounded_words
-from kvscope_telemetry.source import Update
+from kvscope_telemetry.source import SourceState, Update
 
 
 @pytest.fixture
@@ -37,6 +37,24 @@ def test_where_it_is_narrow_what_matters_least_goes(bar):
     assert bar.width() == bar.window().width() == wide + 120
     bar.window().resize(2_000, 100)
     assert "display" in shown_labels(bar)
+
+
+def test_a_long_reason_takes_the_room_that_others_leave(bar, engine, session, qtbot):
+    reason = "seen from outside; for the rest: kvscope --attach ipc:///tmp/kvscope-vllm; no KV events were found there"
+    state = driver.named(bar, "state")
+    engine.say(SourceState.LIVE, reason)
+
+    def is_whole():
+        session.poll()
+        return state.text() == f"Live: {reason}"
+
+    qtbot.waitUntil(is_whole)
+    bar.window().resize(900, 100)
+    bar.refresh()
+    assert state.text().startswith("Live: seen from outside")
+    assert state.text().endswith("…")
+    assert reason in state.toolTip()
+    assert "frames" in shown_labels(bar)
 
 
 def test_a_message_takes_its_room_first(bar):

@@ -110,3 +110,71 @@ def test_wrong_questions_are_refused_by_name(skeleton: Make, wrong: dict[str, ob
 def test_what_the_engine_refuses_is_refused_here(skeleton: Make) -> None:
     with pytest.raises(BadInput, match="not supported"):
         skeleton({"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100})
+
+
+GEMMA_3_27B = {
+    "model_type": "gemma3_text",
+    "hidden_size": 5376,
+    "intermediate_size": 21504,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "head_dim": 128,
+    "sliding_window": 1024,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "layer_types": None,
+}
+
+
+def test_windows_hold_what_is_read_and_no_more(skeleton: Make) -> None:
+    """Gemma 3 27B at 32k tokens: 10 full layers, 52 with a window of 1,024; within 10 % of what they read."""
+    model = skeleton(GEMMA_3_27B)
+    question = _question(gpu_memory=141 * GIB, max_model_len=32768, max_num_batched_tokens=64)
+    plan = plan_inference(model, question)
+    token = 2 * 16 * 128 * 2
+    ideal = token * (10 * 32768 + 52 * 1024)
+    assert ideal <= plan.request_bytes(32768) <= 1.03 * ideal
+    assert plan.kept_bytes(32768) == token * 62 * 32768
+    assert plan.requests(32768) == plan.num_blocks // (2048 + 6 * 65)
+    assert plan.kv_bytes_a_token == plan.request_bytes(32768) / 32768
+    (stage,) = plan.stages
+    assert [(group.rule.window, len(group.layers)) for group in stage.groups] == [(0, 10), *[(1024, 10)] * 5, (1024, 2)]
+
+
+MAMBA = {"model_type": "mamba2", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "head_dim": 16}
+HYBRID = {
+    "model_type": "qwen3_next",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "num_experts": 0,
+    "vocab_size": 100,
+    "max_position_embeddings": 4096,
+}
+
+
+def test_states_of_recurrent_layers_are_planned(skeleton: Make) -> None:
+    """Three of four layers keep one; a slot a request, as many for prefixes, and one to copy from."""
+    plan = plan_inference(skeleton(HYBRID), _question(gpu_memory=4 * GIB, max_num_seqs=8))
+    (stage,) = plan.stages
+    one_state = 3 * (128 * 4 * 2 + 4 * 16 * 16 * 4)  # convolutions in bfloat16, the others in float32
+    assert (stage.num_states, stage.state_bytes) == (17, 17 * one_state)
+    assert stage.num_blocks * stage.block_bytes + stage.state_bytes <= stage.memory.kv
+    assert len(stage.stage.kv) == 1
+    assert plan.requests(16) == 16
+
+
+def test_a_model_without_keys_and_values_is_planned(skeleton: Make) -> None:
+    plan = plan_inference(skeleton(MAMBA | {"num_heads": 8}), _question(gpu_memory=4 * GIB, max_model_len=4096))
+    assert plan.fits
+    assert plan.kv_bytes_a_token == 0
+    with pytest.raises(BadInput, match="recurrent layers, which run on one GPU alone"):
+        plan_inference(skeleton(HYBRID), _question(tensor_parallel=2))

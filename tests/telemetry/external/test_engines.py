@@ -92,8 +92,8 @@ def test_what_a_person_is_told_of_it(made_up: str, server: FakeServer) -> None:
             Address(wrong).check()
     with pytest.raises(BadInput, match=r"say which engine it is, .* or madeup://box"):
         Address("http://box").check()
-    with pytest.raises(BadInput, match=r"an API key is for vllm://, sglang://, llama:// and madeup://, "):
-        Address("ipc:///tmp/a", api_key="x").check()
+    with pytest.raises(BadInput, match=r"--tls is for vllm://, sglang://, llama:// and madeup://, "):
+        Address("ipc:///tmp/a", tls=True).check()
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,9 @@ def test_tables_follow_a_plain_model_however_changes_are_batched(data: st.DataOb
             row = mirror.row_of(number)
             assert row is not None
             assert mirror.num_blocks[row] == len(table)
+        mirror.num_reserved = 50
+        assert mirror.num_held.tolist() == [sum(block >= 50 for block in table) for table in model.values()]
+        mirror.num_reserved = 0
 
 
 def test_a_hole_that_only_shows_inside_the_batch_is_seen() -> None:
@@ -127,7 +130,7 @@ def test_who_holds_a_block_is_found_without_copying_tables(monkeypatch: pytest.M
     tracemalloc.start()
     try:
         assert mirror.holders(3 * length + 7, limit=9) == [3]
-        assert mirror.index_in_table(3, 3 * length + 7) == 7
+        assert mirror.place_in_tables(3, 3 * length + 7) == (0, 7)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -159,7 +162,12 @@ def test_each_kv_group_has_tables_of_its_own() -> None:
     assert mirror.table(2).tolist() == [7]
     assert mirror.table(2, 2).size == 0
     assert mirror.blocks(1).tolist() == [4, 6, 9, 8]
-    assert (mirror.holders(8, limit=9), mirror.index_in_table(1, 8)) == ([1], 1)
+    assert (mirror.holders(8, limit=9), mirror.place_in_tables(1, 8)) == ([1], (2, 1))
+    assert mirror.num_held.tolist() == [4, 1]
+    mirror.num_reserved = 7
+    assert mirror.num_held.tolist() == [2, 1]
+    assert (mirror.blocks(1).tolist(), mirror.blocks(1, 0).tolist()) == ([9, 8], [])
+    mirror.num_reserved = 0
     again = RequestMirror()
     again.reset([_info(1), _info(2)], mirror.pack(np.arange(2), np.zeros(2, np.int64)), time_ns=2, same_epoch=False)
     assert equal_requests(mirror, again, ["number", "num_blocks", "state"])

@@ -70,6 +70,10 @@ class ChatAnswer:
         number = reply.numbers[0] if reply.numbers else 0
         self._update(number=number, num_prompt_tokens=reply.num_prompt_tokens)
 
+    def is_request(self, number: int) -> None:
+        """Which of the engine's requests it is."""
+        self._update(number=number)
+
     def tokens(self, reply: Tokens) -> None:
         """More text."""
         now_s = time.monotonic()

@@ -239,11 +239,21 @@ class Chat(QObject):
         if self.follow_on_map and answer.message.stats.number:
             self._session.select_request(answer.message.stats.number)
 
+    def _look_for_number(self, answer: ChatAnswer) -> None:
+        """Of an engine that takes prompts at its own API, and names each by the id that it was sent with."""
+        if not answer.message.stats.number:
+            number = self._session.live_mirror.requests.newest_with(answer.request_id)
+            if number:
+                answer.is_request(number)
+                self._select(answer)
+                self.answer_changed.emit(answer.conversation.key)
+
     def flush(self) -> None:
         """Hand on text that came, then the ends."""
         for answer in list(self._answers.values()):
             key = answer.conversation.key
             text = answer.take_pending()
+            self._look_for_number(answer)
             if text:
                 self.text_added.emit(key, text)
                 self._keeper.touch_partial(answer.conversation)

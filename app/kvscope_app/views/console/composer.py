@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QMimeData, QSize, Qt, Signal
+from PySide6.QtCore import QMimeData, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QPushButton, QSizePolicy, QWidget
 
@@ -75,10 +75,23 @@ class PromptEdit(QPlainTextEdit):
         self.moveCursor(self.textCursor().MoveOperation.End)
         return True
 
+    def show_hint(self, words: str) -> None:
+        """What stands there while there is no text, in as many lines as it takes."""
+        if words != self.placeholderText():
+            self.setPlaceholderText(words)
+            self._fit()
+
     def _fit(self) -> None:
-        height = self.height_of(max(1, min(int(self.document().size().height()), MAX_LINES)))
+        num_lines = self._num_hint_lines() if self.document().isEmpty() else int(self.document().size().height())
+        height = self.height_of(max(1, min(num_lines, MAX_LINES)))
         if height != self.height():
             self.setFixedHeight(height)
+
+    def _num_hint_lines(self) -> int:
+        metrics, margin = self.fontMetrics(), round(self.document().documentMargin())
+        room = QRect(0, 0, max(self.viewport().width() - 2 * margin, 1), 1 << 15)
+        words = metrics.boundingRect(room, Qt.TextFlag.TextWordWrap, self.placeholderText())
+        return -(-words.height() // metrics.lineSpacing())
 
 
 class Composer(QWidget):
@@ -109,7 +122,7 @@ class Composer(QWidget):
     def show_state(self, *, is_writing: bool, is_stopping: bool, blocked: str) -> None:
         """What the button does now; `blocked` says why nothing can be sent, empty when it can."""
         self._is_writing, self._can_send = is_writing, not blocked
-        self.edit.setPlaceholderText(blocked or "Ask something")
+        self.edit.show_hint(blocked or "Ask something")
         self._show_button()
         if blocked and not is_writing:
             self.button.setToolTip(blocked)

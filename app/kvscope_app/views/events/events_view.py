@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 import numpy as np
-from PySide6.QtCore import QItemSelectionModel, QModelIndex, QObject, QTimer
+from PySide6.QtCore import QItemSelectionModel, QModelIndex, QObject, QSignalBlocker, QTimer
 from PySide6.QtGui import QAction, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -38,7 +38,7 @@ from kvscope_app.views.events.event_search import EventSearch, IntArray
 from kvscope_app.views.events.event_table import EventTable
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.table import Index
-from kvscope_telemetry.messages.event_kinds import KIND_NAMES
+from kvscope_telemetry.messages.event_kinds import KIND_NAMES, kind_text
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.summary import TimedEvent
 
@@ -68,6 +68,9 @@ class EventsView(View):
         self.text.setClearButtonEnabled(True)
         self.kinds = tool_button("All kinds ▾", "Kinds of events")
         self.kind_actions = self._make_kinds()
+        self.preemptions = tool_button(
+            "Preemptions", "Only preemptions: for whom, why, and how much is to be recomputed", checkable=True
+        )
         self.of_selected = tool_button(
             "Selected request", "Only events of the selected request, or caused by it", checkable=True
         )
@@ -155,9 +158,18 @@ class EventsView(View):
         wanted = [kind for kind, action in self.kind_actions.items() if action.isChecked()]
         is_all = len(wanted) in (0, len(KIND_NAMES))
         self._search.set_kinds(None if is_all else wanted)
-        few = ", ".join(wanted) if len(wanted) <= 2 else f"{len(wanted)} kinds"
+        few = ", ".join(map(kind_text, wanted)) if len(wanted) <= 2 else f"{len(wanted)} kinds"
         self.kinds.setText(f"{'All kinds' if is_all else few} ▾")
+        with QSignalBlocker(self.preemptions):
+            self.preemptions.setChecked(wanted == ["preempted"])
         self.refresh()
+
+    def _on_preemptions(self, alone: bool) -> None:
+        """As ticked in the menu, alone of all kinds, in one click."""
+        for kind, action in self.kind_actions.items():
+            with QSignalBlocker(action):
+                action.setChecked(alone and kind == "preempted")
+        self._on_kinds()
 
     def _ask_file(self) -> None:
         ask_save(self, "Export events", Path("events.csv"), _FILES, self.export_to)
@@ -165,7 +177,7 @@ class EventsView(View):
     def _make_kinds(self) -> dict[str, QAction]:
         """A menu that stays a menu: each kind can be ticked; none ticked means all."""
         menu = QMenu(self.kinds)
-        actions = {kind: menu.addAction(kind) for kind in KIND_NAMES}
+        actions = {kind: menu.addAction(kind_text(kind)) for kind in KIND_NAMES}
         for action in actions.values():
             action.setCheckable(True)
             action.toggled.connect(self._on_kinds)
@@ -177,6 +189,7 @@ class EventsView(View):
         self.table.entry_chosen.connect(self._on_chosen)
         self.text.textChanged.connect(self.refresh)
         self.of_selected.toggled.connect(self.refresh)
+        self.preemptions.toggled.connect(self._on_preemptions)
         self.export.clicked.connect(self._ask_file)
         self.session.selection_changed.connect(self.refresh)
         self.session.overview_changed.connect(self._on_overview_changed)
@@ -193,15 +206,15 @@ class EventsView(View):
 
     def _lay_out(self) -> None:
         rest = QHBoxLayout()
-        for widget in (self.kinds, self.of_selected):
+        for widget in (self.kinds, self.preemptions, self.of_selected):
             rest.addWidget(widget)
         rest.addWidget(self.count, 1)
         rest.addWidget(self.export)
         self._bar = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         self._bar.setContentsMargins(8, 6, 8, 4)
         self._bar.setSpacing(8)
-        self._bar.addWidget(self.text, 2)
-        self._bar.addLayout(rest, 3)
+        self._bar.addWidget(self.text, 1)
+        self._bar.addLayout(rest, 2)
         body = QWidget()
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)

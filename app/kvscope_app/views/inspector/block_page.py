@@ -9,6 +9,7 @@ from kvscope_app.look.number_text import count, num_bytes, plural
 from kvscope_app.views.inspector.facts import Fact, Page, block_link, page, request_link
 from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
 from kvscope_telemetry.messages.commands import BlockContent
+from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.state.mirror import Mirror
 
 _MAX_TEXT: Final = 2_000
@@ -26,7 +27,7 @@ def block_page(mirror: Mirror, block: int, content: BlockContent | None = None, 
     return page(
         facts.title,
         ("Block", _state(mirror, facts)),
-        ("In block tables", _tables(mirror, facts, size)),
+        ("In block tables", _tables(mirror, facts, mirror.hello.cache)),
         ("Neighbours in memory", _neighbours(mirror, block, size)),
         ("Text", _text(content, instead)),
     )
@@ -55,18 +56,19 @@ def _state(mirror: Mirror, facts: BlockFacts) -> Iterator[Fact]:
     yield Fact("Ledger row", count(block))
 
 
-def _tables(mirror: Mirror, facts: BlockFacts, block_size: int) -> Iterator[Fact]:
+def _tables(mirror: Mirror, facts: BlockFacts, cache: CacheInfo) -> Iterator[Fact]:
     for number in facts.holders:
-        index = mirror.requests.index_in_table(number, facts.block)
-        if index is None:
+        place = mirror.requests.place_in_tables(number, facts.block)
+        if place is None:
             continue
-        table = mirror.requests.table(number)
+        (group, index), table = place, mirror.requests.table(number, place[0])
+        block_size = cache.block_sizes[group] if group < len(cache.block_sizes) else cache.block_size
         first = index * block_size
         tokens = f"tokens {count(first)} to {count(first + block_size - 1)}"
         where = f"{count(index + 1)} of {plural(len(table), 'block')}, {tokens}"
         yield Fact(f"Request #{count(number)}", where, request_link(number))
         for name, at in (("Previous block", index - 1), ("Next block", index + 1)):
-            if 0 <= at < len(table):
+            if 0 <= at < len(table) and table[at] >= cache.num_reserved_blocks:
                 other = int(table[at])
                 yield Fact(name, _brief(mirror, other, block_size), block_link(other))
 

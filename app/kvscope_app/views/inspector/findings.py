@@ -92,7 +92,7 @@ def _request(mirror: Mirror, overview: SessionOverview, number: int) -> Iterator
 def _shown_request(mirror: Mirror, row: int) -> Finding:
     requests = mirror.requests
     number, state = int(requests.number[row]), RequestState(int(requests.state[row])).name.lower()
-    blocks = plural(int(requests.num_blocks[row]), "block")
+    blocks = plural(int(requests.num_held[row]), "block")
     return Finding(f"Request #{count(number)}", f"{state}, {blocks}  ·  {requests.request_ids[row]}", request=number)
 
 

@@ -101,7 +101,7 @@ def _times(mirror: Mirror, history: History, hello: Hello, row: int) -> Iterator
 
 def _blocks(mirror: Mirror, hello: Hello, number: int) -> Iterator[Fact]:
     yield Fact("Holds", blocks_sentence(mirror, number))
-    table = mirror.requests.table(number)
+    table = mirror.requests.blocks(number, 0)
     for name, at in (("First block", 0), ("Last block", -1)):
         if len(table) > abs(at):
             block = int(table[at])
@@ -156,7 +156,7 @@ class _ColdBlocks(NamedTuple):
 
 def _cold_blocks(mirror: Mirror, number: int) -> _ColdBlocks | None:
     """Of request `number`; None where nothing was measured."""
-    table = mirror.requests.table(number).astype(np.int64)
+    table = mirror.requests.blocks(number).astype(np.int64)
     units = mirror.ledger.attention[table]
     measured = np.flatnonzero(units)
     if not measured.size:

@@ -229,7 +229,7 @@ def blocks_in_order(mirror: Mirror) -> Iterator[tuple[int, int]]:
     requests = mirror.requests
     for row in np.flatnonzero(requests.num_blocks > 0)[::-1].tolist():
         number = int(requests.number[row])
-        for block in requests.table(number).tolist():
+        for block in requests.blocks(number, 0).tolist():
             if block not in seen:
                 seen.add(block)
                 yield block, number

@@ -171,7 +171,8 @@ def _held(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     if mirror.ledger.tier[block] == Tier.HBM or not holders:
         return ""
     number = holders[0]
-    index = mirror.requests.index_in_table(number, block)
+    place = mirror.requests.place_in_tables(number, block)
+    index = None if place is None else place[1]
     return f"block {index} of request #{number}" + (" (swapped out)" if is_swapped_out(mirror, number) else "")
 
 

@@ -1,4 +1,5 @@
-"""What each node is called: its text, and where brothers begin alike only from where they do not.
+"""What each node is called: its text, and where brothers begin alike only from where they do not. Before the text of a
+whole prompt stands what else its blocks are cached for: an adapter, a salt, an image.
 
 Owns labels of one tree, made when they are first looked at; `forget` when texts came or the tree is another.
 """
@@ -10,6 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 from kvscope_app.views.prefixes.prefix_columns import PrefixMoment
+from kvscope_telemetry.prefixes.tree import ROOT
 
 LABEL_BLOCKS: Final = 4
 """Whose text is looked at: more than fits into most rows."""
@@ -22,10 +24,12 @@ _KEPT_BEFORE: Final = 14
 
 
 class Labels:
-    """`text_of` tells what is known of the text of a hash."""
+    """`text_of` tells what is known of the text of a hash, `notes_of` what its block is cached for beside its text."""
 
-    def __init__(self, text_of: Callable[[int], str | None]) -> None:
-        self._text_of = text_of
+    def __init__(
+        self, text_of: Callable[[int], str | None], notes_of: Callable[[int], str] = lambda block_hash: ""
+    ) -> None:
+        self._text_of, self._notes_of = text_of, notes_of
         self._moment: PrefixMoment | None = None
         self._made: dict[int, str | None] = {}
 
@@ -62,15 +66,24 @@ class Labels:
         if len(brothers) > _MAX_BROTHERS:
             brothers = [node]
         lines = {each: self._line(each) for each in brothers}
-        self._made |= lines
-        known = sorted((line, each) for each, line in lines.items() if line is not None)
-        alike = dict.fromkeys((each for _, each in known), 0)
-        for (line, one), (after, other) in pairwise(known):
-            common = _num_alike(line, after)
+        notes = {each: self._note(moment, each) for each in brothers}
+        alike = dict.fromkeys(brothers, 0)
+        known = sorted((notes[each], line, each) for each, line in lines.items() if line is not None)
+        for (note, line, one), (other_note, after, other) in pairwise(known):
+            common = _num_alike(line, after) if note == other_note else 0
             alike[one], alike[other] = max(alike[one], common), common
-        for line, each in known:
-            if alike[each] > _ALIKE and alike[each] < len(line) - 1:
-                self._made[each] = f"…{_from_word(line, alike[each] - _KEPT_BEFORE)}"
+        self._made |= dict.fromkeys(brothers)
+        for note, line, each in known:
+            is_cut = _ALIKE < alike[each] < len(line) - 1
+            shown = f"…{_from_word(line, alike[each] - _KEPT_BEFORE)}" if is_cut else line
+            self._made[each] = f"{note}{shown}"
+
+    def _note(self, moment: PrefixMoment, node: int) -> str:
+        """What all below it has in common beside its text."""
+        if moment.tree.parent[node] != ROOT:
+            return ""
+        notes = [self._notes_of(block_hash) for block_hash, _ in moment.tree.blocks_of(node, 1)]
+        return f"{notes[0]} · " if notes and notes[0] else ""
 
     def _line(self, node: int) -> str | None:
         text = self.text(node, LABEL_BLOCKS)

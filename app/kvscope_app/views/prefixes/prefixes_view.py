@@ -55,6 +55,8 @@ _MAX_DIGITS = 10
 _NARROW: Final = 520
 _LOW: Final = 320
 """Below this height the rows need all the room there is."""
+_BORDERS: Final = 6
+"""Pixels beside the columns that are no column's."""
 _COME_BACK_MS: Final = 40
 _LATER_MS: Final = 200
 _REORDER_MS: Final = 150
@@ -80,7 +82,7 @@ class PrefixesView(View):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
         self.keeper = TreeKeeper()
-        self.labels = Labels(self._text_of)
+        self.labels = Labels(self._text_of, self._notes_of)
         self.model = PrefixModel(self.labels, self)
         self.table = PrefixTable(self.model)
         self.selection = PrefixSelection(session, self.model, self.table)
@@ -166,7 +168,7 @@ class PrefixesView(View):
         super().resizeEvent(event)
         directions = QBoxLayout.Direction
         self._bar.setDirection(directions.TopToBottom if self.width() < _NARROW else directions.LeftToRight)
-        self.table.fit(self.width() - 4)
+        self.table.fit(self.width() - _BORDERS - self.table.verticalScrollBar().sizeHint().width())
         self._show_detail()
 
     def _show_tree(self, mirror: Mirror) -> None:
@@ -216,6 +218,10 @@ class PrefixesView(View):
     def _text_of(self, block_hash: int) -> str | None:
         content = self.session.texts.get(self._asked(block_hash, 0))
         return None if content is None else content.text or " ".join(map(str, content.token_ids))
+
+    def _notes_of(self, block_hash: int) -> str:
+        content = self.session.texts.get(self._asked(block_hash, 0))
+        return "" if content is None else ", ".join(f"{name} {value}" for name, value in content.notes)
 
     def _asked(self, block_hash: int, row: int) -> Asked:
         return Asked(self.session.mirror.epoch or 0, row, 0, 0, block_hash)

@@ -75,11 +75,10 @@ class BlockStrip(QWidget):
         """What hovering the block at `index` of the table says."""
         shared = int(self._ref_counts[index])
         first = index * self._block_size
-        lines = [
-            self._place(index).name,
-            f"index {index} of the table, positions {count(first)} to {count(first + self._block_size - 1)}",
-            f"{self._filled[index]} of {self._block_size} slots filled",
-        ]
+        where = f"index {index} of the table, positions {count(first)} to {count(first + self._block_size - 1)}"
+        if self._is_let_go(index):
+            return f"Let go: no block\n{where}"
+        lines = [self._place(index).name, where, f"{self._filled[index]} of {self._block_size} slots filled"]
         return "\n".join([*lines, f"shared by {shared} requests"] if shared > 1 else lines)
 
     def index_at(self, x: int, y: int) -> int | None:
@@ -132,7 +131,7 @@ class BlockStrip(QWidget):
         fill = mix(ink, theme.base, 0.45)
         painter.fillRect(box.left(), box.bottom() + 1 - height, box.width(), height, QColor(fill))
         painter.setPen(QColor(theme.text))
-        painter.drawText(box, Qt.AlignmentFlag.AlignCenter, place.short)
+        painter.drawText(box, Qt.AlignmentFlag.AlignCenter, "–" if self._is_let_go(index) else place.short)
 
     def _paint_rows(self, painter: QPainter, dirty: QRect) -> None:
         """The rows of small cells that are to be seen, as one image: what it costs is the pixels, not the blocks."""
@@ -165,6 +164,10 @@ class BlockStrip(QWidget):
         share = np.minimum(self._filled[part] / self._block_size, 1.0)
         heights: IntArray = np.rint(_SMALL.height() * share).astype(np.int64)
         return heights
+
+    def _is_let_go(self, index: int) -> bool:
+        """Whether a window has left behind what was there."""
+        return self._cache is not None and int(self._ids[index]) < self._cache.num_reserved_blocks
 
     def _place(self, index: int) -> Place:
         row = int(self._ids[index])

@@ -13,7 +13,7 @@ from kvscope_telemetry.state.mirror import Mirror
 def blocks_sentence(mirror: Mirror, number: int) -> str:
     """How many, where they are, and how much of them is used; of one that ended, what it left in the cache."""
     assert mirror.hello is not None, "a request is shown only once there is an engine"
-    ids = mirror.requests.table(number).astype(np.int64)
+    ids = mirror.requests.blocks(number).astype(np.int64)
     cache, num_blocks = mirror.hello.cache, ids.size
     if not num_blocks:
         left = int(np.count_nonzero((mirror.ledger.owner == number) & (mirror.ledger.state == BlockState.CACHED)))
@@ -21,7 +21,9 @@ def blocks_sentence(mirror: Mirror, number: int) -> str:
         return f"Request #{count(number)} holds no blocks now.{cached}"
     size = f", {num_bytes(num_blocks * cache.block_bytes)}" if cache.block_bytes else ""
     num_tokens = int(mirror.ledger.filled[ids].astype(np.int64).sum())
-    slots = f"{count(num_tokens)} of {count(num_blocks * cache.block_size)} slots filled"
+    sizes = np.array(cache.block_sizes)
+    num_slots = int(sizes[np.minimum(mirror.ledger.group[ids], sizes.size - 1)].sum())
+    slots = f"{count(num_tokens)} of {count(num_slots)} slots filled"
     name = f"Request #{count(number)}"
     lower = places_text(num_by_tier(cache, ids))
     if not lower:

@@ -70,7 +70,7 @@ def phases_of(timings: Timings) -> tuple[StripPhase, ...]:
     return (
         StripPhase("Schedule", timings.schedule_ns, 1),
         StripPhase("Forward", min(timings.forward_ns, timings.run_ns) if timings.run_ns else timings.forward_ns, 0),
-        StripPhase("Sample, wait", rest_ns, 2),
+        StripPhase("Sample, wait" if timings.forward_ns else "Run", rest_ns, 2),
         StripPhase("Commit", timings.commit_ns, 3),
         StripPhase("Record", timings.record_ns, 7),
     )

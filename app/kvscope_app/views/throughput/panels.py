@@ -148,15 +148,16 @@ PANELS: Final = (
         (
             CurveSpec("schedule_s", "schedule", 2),
             CurveSpec("forward_s", "forward", 0),
-            CurveSpec("rest_s", "sample", 1),
+            CurveSpec("rest_s", "run", 1),
             CurveSpec("commit_s", "commit", 5),
         ),
         seconds,
         seconds,
         join_gap_s=_JOIN_LATENCIES_S,
         needs="run_ns",
-        tip="Average step time by part. Schedule: choosing requests and blocks. Forward: the model. Sample: "
-        "inputs, sampling and other device work. Commit: storing and reporting results.",
+        tip="Average step time by part. Schedule: choosing requests and blocks. Forward: the model. Run: "
+        "inputs, sampling and other device work; all of it where the model's part is not told. Commit: storing and "
+        "reporting results.",
     ),
     PanelSpec(
         "hits",

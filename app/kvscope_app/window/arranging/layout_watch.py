@@ -37,6 +37,11 @@ class LayoutWatch(QObject):
         """Where the docks are now is what the first undo goes back to."""
         self._settled, self._stood = self._window.saveState(LAYOUT_VERSION), self._stand()
 
+    def take_over(self) -> None:
+        """The window itself moved docks: nothing that a person would undo."""
+        if self._settled is not None:
+            self.begin()
+
     def about_to(self, words: str, beside: tuple[Callable[[], object], Callable[[], object]] | None = None) -> None:
         """The whole layout changes now, in one go; `beside`: what undoes and does again what changes with it."""
         if self._settled is not None and not self._window.undo.is_at_work:

@@ -3,14 +3,13 @@
 Owns the graphs, the block tables that all of them read, one tensor a KV group, and the one of logits that all of them
 write. A batch is padded to the next size with sequences of length 0 that write to slot -1. Launches are shaped by what
 the pool can hold and cut by the lengths that are there, so that short requests do not pay for a long context. The
-largest is captured before the first request, which proves that it can be done and gives all others their memory; another when
-its size is wanted the second time, so that nobody waits at the start for sizes that never come. What fits no graph,
-and every step with prefills in it, runs eagerly: such a step is as long as its prefill, and the decodes beside it are
-back in a graph with the next one. A capture that fails costs its own size alone: batches of it take the next larger
-graph that there is (`capture_failures`). Where decodes choose their blocks, what ranks them is as wide as the longest
-request may be: there is a graph for each of some lengths too, so that it is at most four times as wide as the longest
-one is.
-Where attention is measured, queries of all layers stay where their graph left them:
+largest is captured before the first request, which proves that it can be done and gives all others their memory;
+another when its size is wanted the second time, so that nobody waits at the start for sizes that never come. What fits
+no graph, and every step with prefills in it, runs eagerly: such a step is as long as its prefill, and the decodes
+beside it are back in a graph with the next one. A capture that fails costs its own size alone: batches of it take the
+next larger graph that there is (`capture_failures`). Where decodes choose their blocks, what ranks them is as wide as
+the longest request may be: there is a graph for each of some lengths too, so that it is at most four times as wide as
+the longest one is. Where attention is measured, queries of all layers stay where their graph left them:
 a measured step is a replay, and behind it one pass over the keys of each layer, as wide as the step is.
 """
 

@@ -134,7 +134,7 @@ def build_inputs(
         input_ids=_token_ids(scheduled, plan.num_single_token, int(ends[-1]), in_flight or {}, awaited),
         positions=positions,
         slot_mapping=_slots(rows.table, row_of_token, positions, block_size),
-        block_tables=rows.table[:, row_of_sequence, : -(-int(seq_lens.max()) // block_size)],
+        block_tables=rows.table[:, :, : -(-int(seq_lens.max()) // block_size)].take(row_of_sequence, axis=1),
         seq_lens=seq_lens.astype(np.int32),
         query_start=query_start.astype(np.int32),
         num_single_token=plan.num_single_token,
@@ -194,4 +194,5 @@ def _sample_rows(scheduled: Sequence[Scheduled], ends: Int64, samples: NDArray[n
 
 def _slots(table: Int32, row_of_token: Int64, positions: Int64, block_size: int) -> Int64:
     blocks, offsets = np.divmod(positions, block_size)
-    return table[:, row_of_token, blocks].astype(np.int64) * block_size + offsets
+    places = np.stack([of_group[row_of_token, blocks] for of_group in table])  # a row a group, each in one run
+    return places.astype(np.int64) * block_size + offsets

@@ -36,7 +36,7 @@ def storage_for_model(
 def groups_of_model(config: EngineConfig, loaded: LoadedModel) -> tuple[LayerGroup, ...]:
     """The model's KV groups. One of all layers where blocks are reserved, or chosen among: then none is let go of."""
     calls = check_hook(loaded.module)
-    if config.allocator != "paged" or config.sparse_decode is not None or not calls:
+    if config.allocator != "paged" or config.sparse_decode is not None:
         return one_group(len(calls))
     rules = [GroupRule(call.options.sliding_window or 0) for call in calls]
     return group_layers(rules, layer_shapes(loaded, config.sparse_decode), loaded.max_model_len)

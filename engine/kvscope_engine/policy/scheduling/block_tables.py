@@ -46,8 +46,9 @@ class BlockTables:
         """New blocks it takes to write the request's tokens from the first not computed up to `stop`."""
         tables = request.block_tables
         missing = -(-stop // self._pool.block_size) - len(tables[0])
-        shared = len(self._shared_tails(request)) if self._forked else 0
-        return shared + missing * len(tables) if missing > 0 else shared
+        if not self._forked:  # nearly always, and asked of each request in each step
+            return missing * len(tables) if missing > 0 else 0
+        return len(self._shared_tails(request)) + max(0, missing) * len(tables)
 
     def num_available(self, request: Request) -> int:
         """Blocks that the request could be given now."""

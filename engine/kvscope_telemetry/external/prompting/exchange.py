@@ -38,6 +38,8 @@ MAX_ANSWER_BYTES: Final = 256 << 20
 MAX_ERROR_BYTES: Final = 64 << 10
 _EVENTS: Final = "text/event-stream"
 _RANK: Final = "X-data-parallel-rank"
+_ID: Final = "X-Request-Id"
+"""vLLM makes it a part of the request's name: seen from inside, it is known by it."""
 
 
 class Exchange:
@@ -92,6 +94,8 @@ class Exchange:
     def _go(self) -> None:
         body = self._body()
         head = {_RANK: str(self._address.rank)} if self._address.rank else {}
+        if self.request_id.isascii() and self.request_id.isprintable():
+            head[_ID] = self.request_id
         with self._http.ask(self._question.path, body, accept=_EVENTS, head=head, wait_s=self._silence_s) as answer:
             self._check(answer)
             self._is_accepted = True

@@ -51,6 +51,10 @@ class Prompter:
         else:
             self._box.put([refuse(command, f"{self._address.engine.name} can be watched but not controlled")])
 
+    def has(self, request_id: str) -> bool:
+        """Whether a request of this id is on its way."""
+        return request_id in self._open
+
     def take_replies(self) -> list[Reply]:
         """Answers since the last call, oldest first."""
         return self._box.take_all()

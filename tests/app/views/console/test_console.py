@@ -10,6 +10,7 @@ from tests.app import window_driver as driver
 
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.console.chat_page import StarterButton
+from kvscope_app.views.console.composer import Composer
 from kvscope_app.views.console.console_view import ConsoleView
 from kvscope_app.views.console.conversation import Conversation, sampling_to_send
 from kvscope_app.views.console.store import ConversationStore
@@ -385,6 +386,18 @@ def test_nothing_is_sent_before_the_engine_is_ready(talk, qtbot, state):
     assert talk.page.composer.edit.toPlainText() == "early"
 
 
+def test_why_nothing_can_be_sent_is_read_whole_where_it_is_narrow(qtbot):
+    composer = Composer()
+    qtbot.addWidget(composer)
+    composer.resize(300, 100)
+    composer.show()
+    one_line = composer.edit.height()
+    composer.show_state(is_writing=False, is_stopping=False, blocked="transformers accepts no prompts")
+    assert composer.edit.height() == composer.edit.height_of(2) > one_line
+    composer.show_state(is_writing=False, is_stopping=False, blocked="")
+    assert composer.edit.height() == one_line
+
+
 def test_a_models_text_loads_no_files_and_runs_no_html(talk, qtbot, tmp_path):
     secret = tmp_path / "secret.png"
     secret.write_bytes(b"x")
@@ -495,3 +508,14 @@ def test_a_narrow_console_cuts_nothing_off(talk, qtbot):
     body = talk.page.transcript.widget()
     qtbot.waitUntil(lambda: body.width() <= talk.page.transcript.viewport().width(), timeout=120_000)
     assert talk.card.body.document().size().width() <= talk.card.body.viewport().width()
+
+
+def test_an_answer_finds_its_request_where_the_engine_tells_no_number(talk, engine, poll, qtbot):
+    type_and_send(talk, qtbot, "Hello there")
+    talk.reply(Accepted(request_id=talk.request_id, numbers=(), num_prompt_tokens=0))
+    engine.request(5, blocks=[7])
+    engine.requests[6] = replace(engine.requests[5], number=6, request_id=f"chatcmpl-{talk.request_id}-9a4b")
+    engine.frame((), new_requests=(engine.requests[6],))
+    poll(talk.session)
+    talk.token("Hi")
+    assert talk.chat.answer_of(talk.page.current.key).message.stats.number == 6

@@ -114,6 +114,20 @@ def test_kinds_words_and_the_selected_request_filter(view, timed_session, qtbot)
     assert len(kinds_shown(view)) == 7
 
 
+def test_preemptions_alone_are_one_click_away_and_the_menu_agrees(view):
+    view.preemptions.click()
+    assert kinds_shown(view) == ["preempted"]
+    assert view.kind_actions["preempted"].isChecked()
+    view.kind_actions["evicted"].trigger()
+    assert kinds_shown(view) == ["evicted", "preempted"]
+    assert not view.preemptions.isChecked()
+    view.preemptions.click()
+    assert kinds_shown(view) == ["preempted"]
+    view.preemptions.click()
+    assert len(kinds_shown(view)) == 7
+    assert view.kind_actions["engine_paused"].text() == "engine paused"
+
+
 def test_rows_are_copied_with_tabs(view, timed_session, qtbot):
     choose(view, 4, qtbot)
     choose(view, 5, qtbot, Qt.KeyboardModifier.ShiftModifier)

@@ -304,5 +304,26 @@ def test_a_request_says_what_it_holds_of_each_kv_group(engine, make_session, sho
     poll(session)
     session.select_request(1)
     facts = dict(shown_facts(show(session)))
+    assert facts["Holds"] == "Request #1: 8 blocks, 2.81 MiB, 0 of 128 slots filled"
+    assert (facts["First block"], facts["Last block"]) == ("Block 3", "Block 7")
     assert facts["KV group 0"] == "full attention: 5 blocks; 3 found in the cache"
     assert facts["KV group 1"] == "sliding window of 40: 3 blocks, 2 let go; 1 found in the cache"
+
+
+def test_a_block_of_a_window_says_where_it_is_in_that_table(engine, make_session, show, poll):
+    groups = (KVGroup(kind="full"), KVGroup(kind="window", window=40))
+    cache = msgspec.structs.replace(engine.hello.cache, groups=groups, num_reserved_blocks=1)
+    state = CacheState(msgspec.structs.replace(engine.hello, cache=cache))
+    request = state.add_request("a", num_prompt_tokens=70)
+    request.set_table([3, 4, 5, 6, 7])
+    request.set_table([0, 0, 9, 10], group=1)
+    state.set_blocks([9, 10], state=BlockState.ACTIVE, ref_count=1, owner=1, group=1, filled=16)
+    engine.source.updates.clear()
+    engine.source.updates.append(Update(snapshot=state.snapshot()))
+    session = make_session(engine)
+    poll(session)
+    session.select_block(9)
+    facts = dict(shown_facts(show(session)))
+    assert facts["Request #1"] == "3 of 4 blocks, tokens 32 to 47"
+    assert "Previous block" not in facts, "it was let go"
+    assert facts["Next block"].startswith("Block 10")

@@ -12,6 +12,7 @@ from tests.app import window_driver as driver
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.session.texts import session_texts
+from kvscope_app.views.inspector.findings import findings
 from kvscope_app.views.page_map import canvas as canvas_module
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import ATTENTION, COLOR_MODES, PASSED_OVER, STATE, UNMEASURED
@@ -21,6 +22,7 @@ from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
 from kvscope_telemetry.messages.telemetry import KVGroup
 from kvscope_telemetry.source import Update
+from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 
 @pytest.fixture
@@ -154,6 +156,24 @@ def test_clicking_a_block_selects_its_request_everywhere(engine, session, show, 
     qtbot.keyClick(view.canvas, Qt.Key.Key_Escape)
     assert session.selected_request is None
     assert color_at(view, 9) == DARK.block_active
+
+
+def test_an_entry_that_stands_for_no_block_is_none_of_the_request(engine, make_session, show, poll):
+    engine.hello = replace(engine.hello, cache=replace(engine.hello.cache, num_reserved_blocks=1))
+    engine.source.updates.clear()
+    engine.source.updates.append(Update(snapshot=engine.snapshot()))
+    engine.request(2, blocks=[0, 0, 7, 8])
+    engine.hold([7, 8], owner=2)
+    session = make_session(engine)
+    poll(session)
+    view = show(session)
+    before = color_at(view, 0)
+    session.select_request(2)
+    assert color_at(view, 7) == DARK.block_active
+    assert color_at(view, 0) != before, "it fades, as all that is not its own"
+    assert [finding.detail for finding in findings("#2", session.mirror, SessionOverview())] == [
+        "running, 2 blocks  ·  chat-2"
+    ]
 
 
 def test_clicking_a_shared_block_goes_through_its_holders(engine, session, show, poll, qtbot):

@@ -81,25 +81,26 @@ def column(view, title):
     return [view.model.index(row, index).data() for row in range(view.model.rowCount())]
 
 
-def answer(engine, session, poll):
+def answer(engine, session, poll, notes=None):
     """What the engine says of the blocks that it was asked for."""
     asked = [command for command in engine.source.sent if isinstance(command, GetBlockText)]
     engine.source.sent.clear()
     for command in asked:
         contents = tuple(
-            BlockContent(block=b, token_ids=(1,), text=WORDS.get(b % 66 or 30, "?")) for b in command.blocks
+            BlockContent(block=b, token_ids=(1,), text=WORDS.get(b % 66 or 30, "?"), notes=(notes or {}).get(b, ()))
+            for b in command.blocks
         )
         engine.source.replies.append(BlockText(contents=contents, tag=command.tag))
     poll(session)
     return [command.blocks for command in asked]
 
 
-def texts_come(view, engine, session, poll, qtbot):
+def texts_come(view, engine, session, poll, qtbot, notes=None):
     def asked():
         return any(isinstance(command, GetBlockText) for command in engine.source.sent)
 
     qtbot.waitUntil(asked)
-    return answer(engine, session, poll)
+    return answer(engine, session, poll, notes)
 
 
 def test_one_row_until_texts_part(view):
@@ -119,6 +120,30 @@ def test_one_row_until_texts_part(view):
     ]
     assert [view.model.level_at(row) for row in range(4)] == [0, 1, 1, 0]
     assert view.count.text() == "3 texts, 6 blocks"
+
+
+def test_what_else_a_prompt_is_cached_for_stands_before_its_text(view, engine, session, poll, qtbot, monkeypatch):
+    monkeypatch.setitem(WORDS, 4, "You are a helpful assistant who answers questions")
+    monkeypatch.setitem(WORDS, 30, "You are a helpful assistant who answers questions")
+    notes = {30: (("LoRA", "sql"), ("Cache salt", "tenant b"))}
+    texts_come(view, engine, session, poll, qtbot, notes)
+    first, second = column(view, "Prefix")
+    assert first.startswith("You are a helpful assistant")
+    assert second == "LoRA sql, Cache salt tenant b · You are a helpful assistant who answers questions"
+
+
+def test_the_last_column_is_seen_whole_beside_the_bar(view, engine, session, poll, qtbot):
+    for row in range(31, 61):
+        seal(engine, [(row, 200 + row)], owner=6, state=BlockState.CACHED, ref_count=0)
+    poll(session)
+    view.resize(1300, 300)
+
+    def has_bar():
+        view.refresh()
+        return view.table.verticalScrollBar().isVisible()
+
+    qtbot.waitUntil(has_bar, timeout=20_000)
+    assert view.table.horizontalHeader().length() <= view.table.viewport().width()
 
 
 def test_the_model_keeps_qts_rules(view, qtmodeltester):

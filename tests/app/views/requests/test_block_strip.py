@@ -99,3 +99,9 @@ def test_painting_costs_the_rows_that_are_seen_not_the_blocks(strip):
 
     few = num_calls(4_000)
     assert num_calls(40_000) < 2 * few < 4_000  # the collector may come in between
+
+
+def test_where_a_window_has_let_go_there_is_no_block(strip):
+    show(strip, np.array([0, 0, 7]), cache=CacheInfo(num_blocks=200, block_size=16, num_reserved_blocks=1))
+    assert strip.tip(1) == "Let go: no block\nindex 1 of the table, positions 16 to 31"
+    assert strip.tip(2).startswith("Block 7\n")

@@ -123,3 +123,8 @@ def test_nothing_is_told_of_an_engine_that_tells_nothing():
 def test_phases_never_take_more_than_the_step():
     phases = {p.name: p.time_ns for p in phases_of(Timings(schedule_ns=1, run_ns=10, forward_ns=12, commit_ns=2))}
     assert phases == {"Schedule": 1, "Forward": 10, "Sample, wait": 0, "Commit": 2, "Record": 0}
+
+
+def test_a_run_whose_forward_pass_is_not_told_is_not_called_sampling():
+    phases = {p.name: p.time_ns for p in phases_of(Timings(schedule_ns=1, run_ns=10, commit_ns=2))}
+    assert phases == {"Schedule": 1, "Forward": 0, "Run": 10, "Commit": 2, "Record": 0}

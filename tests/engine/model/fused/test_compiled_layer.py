@@ -123,7 +123,7 @@ def test_a_measured_step_measures_the_same(tiny_loaded: Load) -> None:
     rows, wanted = found.rows(), expected.rows()
     assert rows is not None
     assert wanted is not None
-    assert rows.sum(1) == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert rows[0].sum(1) == pytest.approx([1.0, 1.0], abs=1e-5)
     assert (rows == wanted).all()
 
 

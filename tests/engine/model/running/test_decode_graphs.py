@@ -25,8 +25,8 @@ def decodes(*lengths: int) -> StepInputs:
     return StepInputs(
         input_ids=np.arange(count),
         positions=np.array(lengths) - 1,
-        slot_mapping=np.arange(count) * BLOCK_SIZE,
-        block_tables=np.full((count, width), 3, np.int32),
+        slot_mapping=np.arange(count)[None] * BLOCK_SIZE,
+        block_tables=np.full((1, count, width), 3, np.int32),
         seq_lens=np.array(lengths, np.int32),
         query_start=np.arange(count + 1, dtype=np.int32),
         num_single_token=count,
@@ -63,7 +63,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
         return torch.zeros(len(tensors.input_ids), VOCABULARY)
 
     def replay() -> None:
-        found.replayed.append(found.graphs._tables.clone())
+        found.replayed.append(found.graphs._tables[0].clone())
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(pool=lambda: (0, 1), replay=replay))
     monkeypatch.setattr(torch.cuda, "graph", capturing)
@@ -137,17 +137,19 @@ def test_a_replay_reads_the_tables_of_its_step(recorded: Recorded) -> None:
     """As wide as they are: the rest, which may be a long context's, is neither sent nor written."""
     graphs = recorded.graphs
     graphs.capture(graphs.largest)
-    graphs._tables.fill_(-77)
+    (table,) = graphs._tables
+    table.fill_(-77)
     tensors = graphs.put(decodes(*[6] * 18, 40), 20)
     assert tensors.decode is not None
     assert tensors.decode.max_seq_len == 1 << 17
-    assert tensors.decode.block_tables.data_ptr() == graphs._tables.data_ptr()
-    assert tensors.decode.block_tables.shape == (20, table_width(1 << 17, BLOCK_SIZE))
+    (read,) = tensors.decode.block_tables
+    assert read.data_ptr() == table.data_ptr()
+    assert read.shape == (20, table_width(1 << 17, BLOCK_SIZE))
     graphs.replay(20, 19)
     (found,) = recorded.replayed
     assert found[:19, :3].eq(3).all()
     assert found[:, 3:].eq(-77).all()
     assert found[19:].eq(-77).all()
-    assert tensors.slot_mapping.tolist() == [*range(0, 19 * BLOCK_SIZE, BLOCK_SIZE), -1]
+    assert tensors.slot_mapping[0].tolist() == [*range(0, 19 * BLOCK_SIZE, BLOCK_SIZE), -1]
     assert tensors.decode.seq_lens.tolist() == [*[6] * 18, 40, 0]
     assert tensors.input_ids.tolist() == [*range(19), 0]

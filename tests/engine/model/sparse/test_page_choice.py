@@ -59,9 +59,17 @@ class Decodes:
         shares: AttentionScores | None = None,
     ) -> torch.Tensor:
         """Decode attention as a step does it."""
-        batch = DecodeBatch(self.tables, self.seq_lens, max(self.lengths))
+        batch = DecodeBatch((self.tables,), self.seq_lens, max(self.lengths))
         context = PagedContext(
-            self.storage, ops, self.slots[:0], len(self.lengths), batch, None, choice=choice, skips=skips, shares=shares
+            self.storage,
+            ops,
+            (self.slots[:0],),
+            len(self.lengths),
+            batch,
+            None,
+            choice=choice,
+            skips=skips,
+            shares=shares,
         )
         return context.attend_written(self.query, self.kv, AttentionOptions(DIM**-0.5))
 
@@ -195,6 +203,7 @@ def test_no_attention_falls_on_what_all_heads_passed_over(name: str) -> None:
     assert of_chosen is not None
     assert passed_over is not None
     assert before is not None
+    of_chosen, before = of_chosen[0], before[0]
     assert of_chosen.sum(1) == pytest.approx([0.0, *[1.0] * (len(LENGTHS) - 1)], abs=1e-5)
     by_all = (passed_over == 1.0) & (before > 0.0)
     assert by_all.any()

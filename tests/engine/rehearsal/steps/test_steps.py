@@ -140,7 +140,7 @@ def test_a_measured_step_reads_once_more_and_the_others_do_not(fake_gpu: Any) ->
         assert fake_gpu.seen.launches["block_attention"] == 2 * is_measured, name
         assert (result.block_shares is not None) == is_measured, name
         if result.block_shares is not None:
-            assert len(result.block_shares) == plan.num_single_token
+            assert len(result.block_shares[0]) == plan.num_single_token
             is_decode = plan.num_single_token == len(plan.scheduled)
             assert fake_gpu.seen.replays == int(is_decode), name
             assert (fake_gpu.seen.launches["paged_decode_attention"] == 0) == is_decode, name

@@ -40,7 +40,7 @@ def measured(planned: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedM
             result = plain(plan)
             if plan.num_single_token == len(plan.scheduled):
                 assert result.block_shares is not None
-                shares.append([row.copy() for row in result.block_shares])
+                shares.append([row.copy() for row in result.block_shares[0]])
             return result
 
         monkeypatch.setattr(runner, "run", running)

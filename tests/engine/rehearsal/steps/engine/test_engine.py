@@ -70,7 +70,7 @@ def check_that_graphs_read_nothing_that_moves(engine: Engine, lanes: Any) -> Non
     runner, module = parts.runner, parts.loaded.module
     kept = [*held(module), *module.parameters(), *module.buffers()]
     kept += [*parts.storage.block_tensors, *parts.storage.rows[1:3]]
-    kept += [runner._buffer._on_device, runner._graphs._logits, runner._graphs._tables]
+    kept += [runner._buffer._on_device, runner._graphs._logits, *runner._graphs._tables]
     known = set(map(storage_of, kept))
     assert lanes.read_by_graphs, "something was captured"
     assert lanes.read_by_graphs <= known, len(lanes.read_by_graphs - known)

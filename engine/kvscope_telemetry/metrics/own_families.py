@@ -8,10 +8,10 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
-from kvscope_engine.metrics.families import Labels, Maker
-from kvscope_engine.metrics.pool_figures import PoolFigures
-from kvscope_engine.metrics.tally import Tally
 from kvscope_telemetry.messages.telemetry import DeviceSample, MemoryBreakdown
+from kvscope_telemetry.metrics.families import Labels, Maker
+from kvscope_telemetry.metrics.pool_figures import PoolFigures
+from kvscope_telemetry.metrics.tally import Tally
 from kvscope_telemetry.source import SourceState, SourceStatus
 
 TIER_GAUGES: Final = {
@@ -51,6 +51,8 @@ def counters(make: Maker, tally: Tally) -> Iterator[Metric]:
     for field, text in TOTALS.items():
         name = TOTAL_NAMES.get(field, field)
         yield make.counter(f"kvscope_{name}", text, ({}, getattr(tally.counters, field)))
+    times = [({"part": part}, took_ns / 1e9) for part, took_ns in tally.step_ns.items()]
+    yield make.counter("kvscope_step_seconds", "Time of the engine's steps by part, of those heard.", *times)
     causes = [({"cause": cause}, float(count)) for cause, count in tally.preemptions.counts.items()]
     text = "Preemptions by mode; unknown: before this process was connected."
     yield make.counter("kvscope_preemptions", text, *causes)
@@ -65,6 +67,8 @@ def gauges(make: Maker, tally: Tally, pool: PoolFigures) -> Iterator[Metric]:
     block_bytes = tally.hello.cache.block_bytes
     if block_bytes:
         yield make.gauge("kvscope_block_bytes", "Bytes of one block over all layers.", ({}, block_bytes))
+    if pool.groups:
+        yield from _groups(make, tally, pool)
     yield from _fragmentation(make, pool)
     if tally.memory is not None:
         yield make.gauge("kvscope_memory_bytes", "The engine's memory by kind.", *_memory(tally.memory))
@@ -91,6 +95,13 @@ _STATES: Final = tuple(state for state in SourceState if state is not SourceStat
 def _by_tier(pool: PoolFigures, field: str) -> list[tuple[Labels, float]]:
     get = attrgetter(field)
     return [({"tier": tier.tier}, float(get(tier))) for tier in pool.tiers]
+
+
+def _groups(make: Maker, tally: Tally, pool: PoolFigures) -> Iterator[Metric]:
+    labels = [{"group": str(at), "kind": group.kind} for at, group in enumerate(tally.hello.cache.groups)]
+    for place, name, text in ((0, "used", "held by requests"), (1, "cached", "cached and held by no request")):
+        samples = [(each, float(counts[place])) for each, counts in zip(labels, pool.groups, strict=True)]
+        yield make.gauge(f"kvscope_num_{name}_blocks_of_group", f"Blocks of a KV group {text}.", *samples)
 
 
 def _fragmentation(make: Maker, pool: PoolFigures) -> Iterator[Metric]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
-from kvscope_engine.metrics.histogram import Histogram
+from kvscope_telemetry.metrics.histogram import Histogram
 
 Labels = Mapping[str, str]
 

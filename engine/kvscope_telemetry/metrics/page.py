@@ -17,15 +17,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
-from kvscope_engine.metrics import own_families, vllm_families
-from kvscope_engine.metrics.families import Maker
-from kvscope_engine.metrics.pool_figures import PoolFigures, pool_figures
-from kvscope_engine.metrics.tally import Tally
 from kvscope_telemetry.messages.telemetry import DeviceSample, Frame, MemoryBreakdown, Snapshot, TelemetryMessage
+from kvscope_telemetry.metrics import own_families, vllm_families
+from kvscope_telemetry.metrics.families import Maker
+from kvscope_telemetry.metrics.pool_figures import PoolFigures, pool_figures
+from kvscope_telemetry.metrics.tally import Tally
 from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.live_source import LiveSource
 
@@ -44,11 +41,14 @@ ENGINE: Final = "0"
 class MetricsPage:
     """Of the engine at `endpoint`, which clients call `served_name` (empty: as it calls itself); to be closed.
 
-    Raises BadInput for an endpoint or key that is not accepted.
+    `with_vllm_names`: families that vLLM's own page has, too. Raises BadInput for an endpoint or key that is not
+    accepted.
     """
 
-    def __init__(self, endpoint: str, *, key: Path | None = None, served_name: str = "") -> None:
-        self._served_name = served_name
+    def __init__(
+        self, endpoint: str, *, key: Path | None = None, served_name: str = "", with_vllm_names: bool = True
+    ) -> None:
+        self._served_name, self._with_vllm_names = served_name, with_vllm_names
         self._watch = EngineWatch(endpoint, key=key)
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -79,25 +79,20 @@ class MetricsPage:
         )
         return page, f"{OPENMETRICS_TYPE}; version=1.0.0; charset=utf-8"
 
-    def routes(self) -> list[BaseRoute]:
-        """To be mounted. Starlette runs what is no coroutine beside its loop."""
-        return [Route(PATH, self._answer, methods=["GET"])]
-
     def close(self) -> None:
         """Idempotent."""
         self._watch.close()
 
-    def _answer(self, request: Request) -> Response:
-        page, content_type = self.render(",".join(request.headers.getlist("accept")))
-        return Response(page, headers={"Content-Type": content_type})
-
     def _families(self, tally: Tally, look: Look) -> Iterator[Metric]:
         labels = {"model_name": self._served_name or tally.hello.model.name, "engine": ENGINE}
         make = Maker(labels, tally.began_s)
-        yield from vllm_families.counters_and_histograms(make, tally)
+        is_there = look.pool is not None and look.pool.epoch == tally.hello.epoch
+        if self._with_vllm_names:
+            yield from vllm_families.counters_and_histograms(make, tally)
+            if look.pool is not None and is_there:
+                yield from vllm_families.gauges(make, tally, look.pool)
         yield from own_families.counters(make, tally)
-        if look.pool is not None and look.pool.epoch == tally.hello.epoch:
-            yield from vllm_families.gauges(make, tally, look.pool)
+        if look.pool is not None and is_there:
             yield from own_families.gauges(make, tally, look.pool)
 
 

@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_engine.metrics.histogram import FIRST_TOKEN_S, REQUEST_S, STEP_TOKENS, TOKEN_S, Histogram, lengths
 from kvscope_telemetry.latencies import Moments
 from kvscope_telemetry.messages.telemetry import (
     Counters,
@@ -24,6 +23,7 @@ from kvscope_telemetry.messages.telemetry import (
     RequestInfo,
     Snapshot,
 )
+from kvscope_telemetry.metrics.histogram import FIRST_TOKEN_S, REQUEST_S, STEP_TOKENS, TOKEN_S, Histogram, lengths
 from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.summaries.moments import FirstTokens
 
@@ -53,6 +53,8 @@ class Tally:
         self.seen_s = seen_s
         self.counters = Counters()
         self.num_steps = 0
+        self.step_ns = dict.fromkeys(("schedule", "run", "commit", "record"), 0)
+        """How long the parts of steps took."""
         self.ends = ByCause(FINISH_REASONS)
         self.preemptions = ByCause(PREEMPTION_CAUSES)
         self.histograms = Histograms(snapshot.hello.model.max_model_len)
@@ -74,6 +76,8 @@ class Tally:
     def frame(self, frame: Frame) -> None:
         """The next step."""
         self._count(frame.counters, frame.events, frame.step)
+        for part in self.step_ns:
+            self.step_ns[part] += getattr(frame.timings, f"{part}_ns")
         into = self.histograms
         into.time_to_first_token_seconds.add_all(_seconds(frame.first_token_ns))
         into.inter_token_latency_seconds.add_all(_seconds(frame.inter_token_ns))

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvscope_engine.metrics.page import MetricsPage
 from kvscope_telemetry.ledger import Ledger
 from kvscope_telemetry.messages.commands import Command, GetSnapshot, GetStatus, Status
 from kvscope_telemetry.messages.roles import Role
@@ -28,6 +27,7 @@ from kvscope_telemetry.messages.telemetry import (
     RequestRows,
     Snapshot,
 )
+from kvscope_telemetry.metrics.page import MetricsPage
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
 
 WAIT_S = 60.0

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 
 import pytest
-from tests.engine.metrics.scripted import ScriptedEngine
+from tests.telemetry.metrics.scripted import ScriptedEngine
 
-from kvscope_engine.metrics.page import MetricsPage
+from kvscope_telemetry.metrics.page import MetricsPage
 
 
 @pytest.fixture

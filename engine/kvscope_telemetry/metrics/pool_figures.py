@@ -34,6 +34,8 @@ class PoolFigures:
     """The pool first."""
     slots: PoolUse
     num_pinned: int
+    groups: tuple[tuple[int, int], ...] = ()
+    """Blocks of the pool that requests hold, and cached ones, of each KV group; empty where there is one."""
 
     @property
     def usage(self) -> float:
@@ -61,7 +63,11 @@ def pool_figures(mirror: Mirror) -> PoolFigures:
     if cache.num_disk_blocks:
         tiers.append(_lower(mirror, Tier.DISK, slice(first_disk, cache.num_rows), cache.num_disk_blocks))
     return PoolFigures(
-        epoch=mirror.hello.epoch, tiers=tuple(tiers), slots=pool_use(mirror), num_pinned=len(mirror.pinned)
+        epoch=mirror.hello.epoch,
+        tiers=tuple(tiers),
+        slots=pool_use(mirror),
+        num_pinned=len(mirror.pinned),
+        groups=_by_group(mirror, len(cache.groups)) if len(cache.groups) > 1 else (),
     )
 
 
@@ -75,6 +81,15 @@ def _lower(mirror: Mirror, tier: Tier, rows: slice, num_blocks: int) -> TierFigu
         num_cached=cached,
         num_free=max(0, num_blocks - used - cached),
     )
+
+
+def _by_group(mirror: Mirror, num_groups: int) -> tuple[tuple[int, int], ...]:
+    group, state = mirror.ledger.group[: mirror.num_blocks], mirror.ledger.state[: mirror.num_blocks]
+    used, cached = (
+        np.bincount(group[state == kind], minlength=num_groups)[:num_groups].tolist()
+        for kind in (BlockState.ACTIVE, BlockState.CACHED)
+    )
+    return tuple(zip(used, cached, strict=True))
 
 
 def _num_shared(mirror: Mirror, rows: slice) -> int:

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
-from tests.engine.metrics.scripted import LABELS, Scraped, ScriptedEngine, join, wait_for
+from tests.telemetry.metrics.scripted import LABELS, Scraped, ScriptedEngine, join, wait_for
 
-from kvscope_engine.metrics.histogram import lengths
-from kvscope_engine.metrics.page import MetricsPage
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import DeviceSample
+from kvscope_telemetry.metrics.histogram import lengths
+from kvscope_telemetry.metrics.page import MetricsPage
 
 ROOT = Path(__file__).parents[3]
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info")

@@ -11,14 +11,14 @@ from contextlib import closing
 
 import pytest
 from starlette.testclient import TestClient
-from tests.engine.metrics.scripted import ScriptedEngine, wait_for
+from tests.telemetry.metrics.scripted import ScriptedEngine, wait_for
 
 from kvscope_engine.cli.main import main
 from kvscope_engine.http.api import HttpSettings
 from kvscope_engine.http.child import HttpChild
-from kvscope_engine.http.server import make_app
-from kvscope_engine.metrics.page import PATH, MetricsPage
+from kvscope_engine.http.server import make_app, metrics_route
 from kvscope_telemetry.keys.connections import NO_KEY
+from kvscope_telemetry.metrics.page import PATH, MetricsPage
 
 Start = Callable[..., ScriptedEngine]
 
@@ -64,7 +64,7 @@ def test_beside_an_engine(endpoint: str, start: Start, options: list[str], statu
 def test_who_may_see_it(endpoint: str, api_key: str, is_open: bool, shown: str, status: int) -> None:
     settings = HttpSettings(endpoint=endpoint, api_key=api_key, open_paths=frozenset((PATH,) if is_open else ()))
     with closing(MetricsPage(endpoint)) as page:
-        app = make_app(settings, page.routes())
+        app = make_app(settings, [metrics_route(page)])
         client = TestClient(app, base_url="http://localhost")
         try:
             headers = {"Authorization": f"Bearer {shown}"} if shown else {}

@@ -9,10 +9,10 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
-from kvscope_engine.metrics.families import Maker
-from kvscope_engine.metrics.pool_figures import PoolFigures
-from kvscope_engine.metrics.tally import Tally
 from kvscope_telemetry.messages.telemetry import CacheInfo
+from kvscope_telemetry.metrics.families import Maker
+from kvscope_telemetry.metrics.pool_figures import PoolFigures
+from kvscope_telemetry.metrics.tally import Tally
 from kvscope_telemetry.summaries.figures import PROMPTS
 
 HISTOGRAMS: Final = {

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 import pytest
-from tests.engine.metrics.scripted import (
+from tests.telemetry.metrics.scripted import (
     LABELS,
     SECOND,
     STARTED_S,
@@ -21,11 +21,11 @@ from tests.engine.metrics.scripted import (
     wait_for,
 )
 
-from kvscope_engine.metrics.page import MetricsPage
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Batch, DeviceSample, Event, EventData, RequestInfo
+from kvscope_telemetry.metrics.page import MetricsPage
 
 Start = Callable[..., ScriptedEngine]
 

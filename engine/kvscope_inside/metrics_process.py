@@ -1,0 +1,59 @@
+"""The page `/metrics` of an engine that is watched from inside, in a process beside it (`KVSCOPE_METRICS`).
+
+Owns that process: it has the lowest priority, watches as any desktop does, and ends with ours, killed or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final
+
+METRICS: Final = "KVSCOPE_METRICS"
+"""Where the page is served: HOST:PORT."""
+
+
+class MetricsProcess:
+    """Of what is told at `endpoint`, where `METRICS` says, the data-parallel rank's number of ports further; nothing
+    where it says nothing. `tell` is given a line where it does not begin."""
+
+    def __init__(self, endpoint: str, rank: int, tell: Callable[[str], None]) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._tell = tell
+        if listen := os.environ.get(METRICS, ""):
+            host, _, port = listen.rpartition(":")
+            listen = f"{host}:{int(port) + rank}" if port.isdigit() else listen
+            self._process = self._start(endpoint, listen)
+            self._watcher = threading.Thread(target=self._watch, args=(self._process,), name="kvscope-metrics")
+            self._watcher.daemon = True
+            self._watcher.start()
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
+            process.kill()
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+            process.wait()
+            self._watcher.join(timeout=1.0)
+
+    def _start(self, endpoint: str, listen: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "kvscope_telemetry.metrics.serve", endpoint, listen],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def _watch(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None, "piped"
+        with process.stderr as lines:
+            said = [line.strip() for line in lines if line.strip()][-1:]
+        if self._process is not None:
+            self._tell(f"no metrics are served: {said[0] if said else 'their process ended'}")

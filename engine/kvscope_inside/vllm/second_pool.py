@@ -1,0 +1,105 @@
+"""The second pool of vLLM's SimpleCPUOffloadConnector, in host memory or on disk: found, and told as rows below the
+first.
+
+Its blocks are of the same kind as the first pool's, and what is in one of them was copied from there, hash and all.
+`note_second_pool` runs on the engine core's thread, `SecondPoolRows` belongs to the thread that tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvscope_inside.hooks import Hooks
+from kvscope_inside.vllm.block_texts import BlockText, hash_of_row
+from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_telemetry.messages.validity import MAX_BLOCKS
+from kvscope_telemetry.state.cache_state import CacheState
+
+_COPIED = ("parent", "owner", "group", "filled")
+
+
+class SecondPool(NamedTuple):
+    """Of a scheduler's connector."""
+
+    pool: Any
+    is_on_disk: bool
+
+    @property
+    def num_blocks(self) -> int:
+        """Its null block among them."""
+        return len(self.pool.blocks)
+
+
+def second_pool_of(connectors: Iterable[Any]) -> SecondPool | None:
+    """None: none of them has one."""
+    for connector in connectors:
+        manager = getattr(connector, "scheduler_manager", None)
+        pool = getattr(manager, "cpu_block_pool", None)
+        if hasattr(pool, "free_blocks") and 0 < len(getattr(pool, "blocks", ())) <= MAX_BLOCKS:
+            return SecondPool(pool, str(getattr(manager, "kv_event_medium", "CPU")).upper() != "CPU")
+    return None
+
+
+def note_second_pool(hooks: Hooks, pool: Any, touched: list[Any], free: Callable[[str], None]) -> None:
+    """Hooks on it: blocks that change are put into `touched`. `free` puts the hook around a method that may be given an
+    iterator."""
+    hooks.after(pool, "get_new_blocks", lambda blocks, *_, **__: touched.extend(blocks))
+    hooks.after(pool, "touch", lambda _, blocks, *__, **___: touched.extend(blocks))
+    hooks.after(
+        pool, "reset_prefix_cache", lambda was_reset, *_, **__: touched.extend(pool.blocks if was_reset else ())
+    )
+    free("free_blocks")
+
+
+class SecondPoolRows:
+    """Behind those of the first. `texts`: by block of either."""
+
+    def __init__(self, state: CacheState, texts: dict[int, BlockText], max_texts: int) -> None:
+        self._state, self._texts, self._max_texts = state, texts, max_texts
+        self._first = state.hello.cache.num_blocks
+        state.set_blocks([self._first], state=BlockState.UNMAPPED)  # its null block
+
+    def stand(self, step: int, ids: list[int], ref_counts: list[int], hashes: list[Any]) -> list[int]:
+        """How blocks stand after a step, the last word of each; hashes of those that were evicted."""
+        last = {block: place for place, block in enumerate(ids) if block}
+        if not last:
+            return []
+        state, ledger, places = self._state, self._state.ledger, list(last.values())
+        rows = self._first + np.array(list(last), np.int64)
+        refs = np.array([ref_counts[place] for place in places], np.int32)
+        now = np.array([hash_of_row(hashes[place]) for place in places], np.uint64)
+        before, refs_before = ledger.hash[rows].copy(), ledger.ref_count[rows].copy()
+        gone, came = (before != 0) & (before != now), (now != 0) & (before != now)
+        is_hit = (now != 0) & (before == now) & (refs > refs_before)
+        hits = np.where(gone, 0, np.minimum(ledger.prefix_hits[rows].astype(np.uint32) + is_hit, (1 << 16) - 1))
+        kind = np.where(refs > 0, BlockState.ACTIVE, np.where(now != 0, BlockState.CACHED, BlockState.FREE))
+        self._forget(rows[gone])
+        state.set_blocks(rows, state=kind, ref_count=refs, hash=now, prefix_hits=hits, last_used_step=step)
+        self._copy(rows[came], now[came])
+        state.free_blocks(rows[kind == BlockState.FREE])
+        state.add_moves("evicted", rows[gone].tolist())
+        state.add_moves("saved", rows[came].tolist())
+        state.count(offloaded_blocks=int(came.sum()))
+        return [int(value) for value in before[gone]]
+
+    def _forget(self, rows: Any) -> None:
+        for row in rows.tolist():
+            self._texts.pop(row, None)
+        self._state.set_blocks(rows, filled=0, parent=0, owner=NO_OWNER, group=0, prefix_hits=0)
+
+    def _copy(self, rows: Any, hashes: Any) -> None:
+        """What the first pool's blocks with these hashes hold, where they are still there."""
+        ledger = self._state.ledger
+        found = np.flatnonzero(np.isin(ledger.hash[: self._first], hashes))
+        by_hash = dict(zip(ledger.hash[found].tolist(), found.tolist(), strict=True))
+        for row, value in zip(rows.tolist(), hashes.tolist(), strict=True):
+            source = by_hash.get(value)
+            if source is None:
+                self._state.set_blocks([row], filled=self._state.hello.cache.block_size)
+                continue
+            self._state.set_blocks([row], **{name: getattr(ledger, name)[source] for name in _COPIED})
+            if source in self._texts and len(self._texts) < self._max_texts:
+                self._texts[row] = self._texts[source]

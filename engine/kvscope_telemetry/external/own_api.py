@@ -1,0 +1,102 @@
+"""Prompts to an engine that is watched from inside: they go to its own OpenAI API, whose address its hello has.
+
+Owns where that is, seen from here, and the prompts on their way there.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.external.address import EVERYWHERE, ExternalAddress
+from kvscope_telemetry.external.prompting.prompter import Prompter
+from kvscope_telemetry.messages.commands import Abort, Reply, Submit, refuse
+
+_SSH: Final = "ssh://"
+_LOCAL: Final = ("localhost", "127.", "::1")
+
+
+class OwnApi:
+    """Of the engine that is attached to at `endpoint`. From any thread; never waits."""
+
+    def __init__(self, endpoint: str, *, api_key: str = "", ca_file: Path | None = None) -> None:
+        self._endpoint, self._api_key, self._ca = endpoint, api_key, ca_file
+        self._lock = threading.Lock()
+        self._told: tuple[str, bool] = ("", False)
+        self._prompter: Prompter | None = None
+        self._refused: list[Reply] = []
+
+    def submit(self, submit: Submit, told: str, *, is_same_machine: bool) -> None:
+        """To the API at `told`, as the engine's hello has it; answers come from `take_replies`. Raises BadInput for a
+        prompt that is too large."""
+        with self._lock:
+            try:
+                prompter = self._prompter_of(told, is_same_machine)
+            except BadInput as error:
+                self._refused.append(refuse(submit, str(error)))
+                return
+        prompter.send(submit)
+
+    def abort(self, abort: Abort) -> bool:
+        """Hang up on a prompt; False where it is none of those on their way."""
+        prompter = self._prompter
+        if prompter is None or not prompter.has(abort.request_id):
+            return False
+        prompter.send(abort)
+        return True
+
+    def take_replies(self) -> list[Reply]:
+        """Answers since the last call, oldest first."""
+        with self._lock:
+            refused, self._refused = self._refused, []
+            return refused + (self._prompter.take_replies() if self._prompter is not None else [])
+
+    def close(self) -> None:
+        """Hang up on all, within a second."""
+        with self._lock:
+            if self._prompter is not None:
+                self._prompter.close()
+
+    def _prompter_of(self, told: str, is_same_machine: bool) -> Prompter:
+        """Another one where the engine came back at another address."""
+        if self._prompter is None or self._told != (told, is_same_machine):
+            address = seen_from_here(told, self._endpoint, is_same_machine=is_same_machine)
+            ca = "" if self._ca is None else str(self._ca.expanduser())
+            if self._prompter is not None:
+                self._prompter.close()
+            self._prompter = Prompter(replace(address, api_key=self._api_key, ca=ca))
+            self._told = (told, is_same_machine)
+        return self._prompter
+
+
+def seen_from_here(told: str, endpoint: str, *, is_same_machine: bool) -> ExternalAddress:
+    """Where the API at `told` is for whoever is attached at `endpoint`. Nothing else that is told is believed, such as
+    a file of this machine's. Raises BadInput, in a line for people, where it cannot be reached."""
+    said = ExternalAddress.parse(told)
+    address = ExternalAddress(said.engine, said.host, said.port, said.path, said.tls, rank=said.rank)
+    name = said.engine.name
+    prompts = f"prompts go to {name}'s own API at {said.authority}"
+    if endpoint.startswith(_SSH):
+        there = f"{said.engine.scheme}://127.0.0.1:{said.port}"
+        raise BadInput(f"{prompts}, which is not carried through ssh: forward that port, and attach to {there}")
+    attached = _host_of(endpoint)
+    if said.host in EVERYWHERE:
+        if not is_same_machine and _is_local(attached):
+            raise BadInput(f"{prompts} of another machine, which cannot be found from here: attach to {name} as well")
+        return replace(address, host="127.0.0.1" if is_same_machine else attached)
+    if _is_local(said.host) and not is_same_machine:
+        raise BadInput(f"{prompts}, which answers on its own machine alone")
+    return address
+
+
+def _host_of(endpoint: str) -> str:
+    """Of tcp://HOST:PORT; empty for ipc."""
+    scheme, _, rest = endpoint.partition("://")
+    return rest.rpartition(":")[0].strip("[]") if scheme == "tcp" else ""
+
+
+def _is_local(host: str) -> bool:
+    return not host or host.startswith(_LOCAL)

@@ -1,0 +1,93 @@
+"""The page `/metrics` alone, of an engine that has no HTTP server of kvscope's: in a process of its own, so that the
+engine has one watcher more and nothing else to do.
+
+`python -m kvscope_telemetry.metrics.serve ENDPOINT HOST:PORT` is what an engine that is watched from inside starts; it
+ends when its standard input does. Serves what only kvscope knows: the rest is on the engine's own page.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Final
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.metrics.page import PATH, MetricsPage
+
+_SILENCE_S: Final = 30.0
+"""Of a connection; then it is ended."""
+
+
+class MetricsServer:
+    """Of the engine at `endpoint`, at `listen` (HOST:PORT), from `serve` to `close`. Raises BadInput for either."""
+
+    def __init__(self, endpoint: str, listen: str, *, key: Path | None = None) -> None:
+        host, port = _parsed(listen)
+        self._page = page = MetricsPage(endpoint, key=key, with_vllm_names=False)
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = _SILENCE_S
+
+            def do_GET(self) -> None:
+                if self.path.partition("?")[0] != PATH:
+                    self.send_error(404)
+                    return
+                body, content_type = page.render(self.headers.get("Accept", ""))
+                self.send_response(200)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Nothing: a scrape every few seconds is no news."""
+
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            page.close()
+            raise BadInput(f"cannot listen at {listen}: {error.strerror}") from None
+
+    @property
+    def url(self) -> str:
+        """Of the page."""
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}{PATH}"
+
+    def serve(self) -> None:
+        """Until `close`, on another thread."""
+        self._server.serve_forever()
+
+    def close(self) -> None:
+        """End it."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._page.close()
+
+
+def _parsed(listen: str) -> tuple[str, int]:
+    host, separator, port = listen.rpartition(":")
+    if not separator or not (port.isascii() and port.isdigit()) or int(port) > 65535 or not host or ":" in host:
+        raise BadInput(f"{listen!r} is not accepted: HOST:PORT, such as 127.0.0.1:9400")
+    return host, int(port)
+
+
+def main() -> int:
+    """The process beside an engine: 0, and 1 with a line where it cannot begin."""
+    os.nice(10)
+    try:
+        server = MetricsServer(*sys.argv[1:3])
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        return 1
+    threading.Thread(target=server.serve, daemon=True).start()
+    sys.stdin.buffer.read()
+    server.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Real engines on models with sliding windows: several KV groups, whose blocks are let go of, and the same tokens."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine import Engine, SamplingParams
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.request_state import RequestState
+
+Make = Callable[..., Engine]
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "sliding_window": 13,
+    "bos_token_id": 0,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+FULL, WINDOW = "full_attention", "sliding_attention"
+MODELS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"num_hidden_layers": 5, "layer_types": [WINDOW, WINDOW, FULL, WINDOW, WINDOW]},
+    "gemma2": {"num_hidden_layers": 4, "query_pre_attn_scalar": 16},
+    "mistral": {"num_hidden_layers": 2},
+    "gpt_oss": {"num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+GROUPS = {"gemma3_text": (0, 13, 13, 13, 13), "gemma2": (0, 13), "mistral": (13,), "gpt_oss": (0, 13)}
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+
+
+@pytest.fixture
+def windowed(tmp_path: Path) -> Callable[[str], tuple[str, Any]]:
+    """The name of a tiny random model with windows, and the model itself as transformers runs it."""
+
+    def make(kind: str) -> tuple[str, Any]:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        auto: Any = AutoModelForCausalLM
+        config = AutoConfig.for_model(kind, **(SIZES | MODELS[kind]))
+        torch.manual_seed(0)
+        model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+        folder = tmp_path / kind
+        model.save_pretrained(folder)
+        saved = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(saved | {"eos_token_id": None}))
+        return str(folder), model
+
+    return make
+
+
+def prompts(seed: int) -> list[list[int]]:
+    """Some much longer than a window; half of them begin alike."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(3, 256) for _ in range(45)]
+    return [
+        (shared if index % 2 else []) + [rng.randrange(3, 256) for _ in range(rng.randrange(4, 30))]
+        for index in range(8)
+    ]
+
+
+@torch.inference_mode()
+def answer(model: Any, prompt: list[int], count: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    out = model.generate(ids, do_sample=False, max_new_tokens=count, min_new_tokens=count, use_cache=True)
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
+
+
+def answers(
+    engine: Engine, asked: list[list[int]], count: int, n: int = 1, *, swap_every: int = 0
+) -> dict[int, list[int]]:
+    """Greedy tokens of each prompt, by its place, all asked for at once; one is swapped out every so many steps."""
+    numbers: dict[int, int] = {}
+    for place, prompt in enumerate(asked):
+        sampling = SamplingParams(max_tokens=count, n=n, **GREEDY)
+        accepted = engine.submit(Submit(request_id=f"r{place}", prompt_token_ids=tuple(prompt), sampling=sampling))
+        numbers |= dict.fromkeys(accepted.numbers, place)
+    requests = dict(engine.components.scheduler.requests)
+    scheduler = engine.components.scheduler
+    while engine.has_unfinished:
+        engine.step()
+        running = [request for request in requests.values() if request.state is RequestState.RUNNING]
+        if swap_every and running and engine.step_count % swap_every == 0:
+            scheduler.preempt(running[engine.step_count % len(running)], "swap", "a test", 0)
+        scheduler.check_integrity()
+    found: dict[int, list[int]] = {}
+    for number, place in numbers.items():
+        tokens = requests[number].output_token_ids
+        assert found.setdefault(place, tokens) == tokens
+    return found
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_same_tokens_whatever_is_let_go_of_preempted_found_and_forked(
+    kind: str, make_engine: Make, windowed: Callable[[str], tuple[str, Any]]
+) -> None:
+    name, model = windowed(kind)
+    asked = prompts(1)
+    wanted = {place: answer(model, prompt, 20) for place, prompt in enumerate(asked)}
+    num_groups = len(GROUPS[kind])
+    engine = make_engine(model=name, num_gpu_blocks_override=30 * num_groups, max_num_batched_tokens=24)
+    groups = engine.hello.cache.groups
+    assert tuple(group.window for group in groups) == GROUPS[kind]
+    assert answers(engine, asked, 20) == wanted
+    assert answers(engine, asked, 20, n=2) == wanted
+    counters = engine.snapshot().counters
+    assert counters.preemptions > 0
+    assert counters.cached_tokens > 40
+    pool = engine.components.pool
+    assert pool.num_active == 0
+    assert pool.num_free + pool.num_cached == pool.num_usable
+
+
+@pytest.mark.parametrize(("kind", "num_blocks"), [("gemma3_text", 72), ("mistral", 22)])
+def test_windows_go_to_lower_tiers_and_come_back(
+    kind: str,
+    num_blocks: int,
+    make_engine: Make,
+    windowed: Callable[[str], tuple[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path))
+    name, model = windowed(kind)
+    asked = prompts(2)
+    wanted = {place: answer(model, prompt, 20) for place, prompt in enumerate(asked)}
+    tiers = {"host_kv_memory_bytes": 1 << 19, "disk_kv_memory_bytes": 1 << 22, "preemption": "swap"}
+    engine = make_engine(model=name, num_gpu_blocks_override=num_blocks, max_num_batched_tokens=24, **tiers)
+    assert answers(engine, asked, 20, swap_every=5) == wanted
+    assert answers(engine, asked, 20, swap_every=3) == wanted
+    counters = engine.snapshot().counters
+    assert counters.swapped_blocks > 0
+    assert counters.loaded_blocks > 0
+
+
+def test_a_request_holds_its_windows_and_no_more(make_engine: Make, windowed: Callable[[str], tuple[str, Any]]) -> None:
+    """Blocks of 4 tokens: a window of 13 lies in 4 or 5 of them, whatever the length of the text."""
+    name, _ = windowed("gemma3_text")
+    engine = make_engine(model=name, num_gpu_blocks_override=400, max_num_batched_tokens=16)
+    sampling = SamplingParams(max_tokens=100, **GREEDY)
+    ids = tuple(range(3, 203))
+    engine.submit(Submit(request_id="long", prompt_token_ids=ids, sampling=sampling))
+    (request,) = engine.components.scheduler.requests.values()
+    while len(request.output_token_ids) < 90:
+        engine.step()
+    ledger = engine.components.pool.ledger
+    held = [int(((ledger.state == BlockState.ACTIVE) & (ledger.group == group)).sum()) for group in range(5)]
+    assert held[0] == -(-request.num_computed_tokens // 4)
+    assert all(4 <= count <= 5 for count in held[1:])
+    assert engine.components.pool.num_active == sum(held) == len(request.held_blocks)
+
+
+def test_other_allocators_and_sparse_decode_let_go_of_nothing(
+    make_engine: Make, windowed: Callable[[str], tuple[str, Any]]
+) -> None:
+    name, model = windowed("gemma3_text")
+    asked = prompts(3)[:3]
+    wanted = {place: answer(model, prompt, 8) for place, prompt in enumerate(asked)}
+    for options in ({"allocator": "buddy"}, {"sparse_decode": 1.0}):
+        engine = make_engine(model=name, **options)
+        assert not engine.hello.cache.groups
+        assert answers(engine, asked, 8) == wanted
+
+
+def test_a_request_that_fits_only_since_windows_are_let_go_of_is_accepted(
+    make_engine: Make, windowed: Callable[[str], tuple[str, Any]]
+) -> None:
+    name, _ = windowed("mistral")
+    engine = make_engine(model=name, num_gpu_blocks_override=12, max_num_batched_tokens=16)
+    sampling = SamplingParams(max_tokens=50, **GREEDY)
+    engine.submit(Submit(request_id="long", prompt_token_ids=tuple(range(3, 203)), sampling=sampling))
+    while engine.has_unfinished:
+        engine.step()
+    assert engine.hello.cache.max_request_tokens == 512
