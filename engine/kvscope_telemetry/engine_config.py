@@ -100,11 +100,12 @@ class EngineConfig:
         OneOf(QUANTIZATIONS),
         group=_MODEL,
         metavar="Q",
-        help="auto: 4 and 8 bits are read as a GGUF, GPTQ or AWQ file holds them (a GPU: GPTQ's and AWQ's of 4) and"
-        " activations are left as they are, so the tokens are those of widened weights; none: widen, the same tokens,"
-        " more memory and less speed. On a CPU the others are faster, batches most of all, and give other tokens: a8 is"
-        " auto with activations rounded to 8 bits, as llama.cpp does; int8 and int4 round the weights of any model too"
-        " (8 bits with a scale for each 64 inputs, 4 for each 32; on a GPU weights alone)",
+        help="auto: 4 and 8 bits are read as a GGUF, GPTQ, AWQ or compressed-tensors file holds them (a GPU: 4 of"
+        " all but GGUF) and activations are left as they are, so the tokens are those of widened weights;"
+        " none: widen, the same tokens, more memory and less speed. On a CPU the others are faster, batches"
+        " most of all, and give other tokens: a8 is auto with activations rounded to 8 bits, as llama.cpp"
+        " does; int8 and int4 round the weights of any model too (8 bits with a scale for each 64 inputs, 4"
+        " for each 32; on a GPU weights alone)",
         brief="weights: auto (as in quantized files) or none (widened): same tokens; a8 (auto with 8-bit"
         " activations), int8, int4: faster on a CPU, different tokens",
     )

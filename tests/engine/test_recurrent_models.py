@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.recurrent_models import FAMILIES, recurrent_config
+from tests.engine.recurrent_models import FAMILIES, SIZES, recurrent_config
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.model.loading.hf_config import read_config
@@ -68,12 +68,14 @@ def transformers_tokens(
 ) -> list[list[int]]:
     config = read_config(folder / f"{family}.json")
     model: Any = random_model(config, torch.float32, torch.device("cpu"), 0, lambda _: None).eval()
-    with torch.inference_mode():
-        answers = [
-            model.generate(torch.tensor([ids]), max_new_tokens=max_tokens, do_sample=False)[0, len(ids) :]
-            for ids in prompts
-        ]
-    return [answer.tolist() for answer in answers]
+    return [greedy(model, ids, max_tokens) for ids in prompts]
+
+
+@torch.inference_mode()
+def greedy(model: Any, ids: Sequence[int], max_tokens: int) -> list[int]:
+    answer = model.generate(torch.tensor([list(ids)]), max_new_tokens=max_tokens, do_sample=False, eos_token_id=None)
+    found: list[int] = answer[0, len(ids) :].tolist()
+    return found
 
 
 def scheduler_of(engine: Engine) -> Scheduler:
@@ -101,6 +103,22 @@ def test_tokens_are_those_of_transformers(family: str, make: Make, tmp_path: Pat
     assert complete_all(engine, prompts) == wanted
     assert scheduler_of(engine).totals.cached_tokens - before == 48 + 8 + 0 + 56, "up to the last full block of each"
     check_all_is_given_back(engine)
+
+
+def test_a_model_that_also_sees_answers_as_the_whole_does(make: Make, tmp_path: Path) -> None:
+    """Qwen3.5 as it is released: its text part has the recurrent layers."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32}
+    text = SIZES | FAMILIES["qwen3_5_text"]
+    config = AutoConfig.for_model("qwen3_5", text_config=text, vision_config=vision | {"num_position_embeddings": 16})
+    torch.manual_seed(0)
+    auto: Any = AutoModelForImageTextToText
+    whole = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    whole.save_pretrained(tmp_path / "whole")
+    prompts = [prompt_of(1, 50), prompt_of(2, 9)]
+    engine = make("qwen3_5_text", model=str(tmp_path / "whole"))
+    assert complete_all(engine, prompts) == [greedy(whole, ids, 8) for ids in prompts]
 
 
 @pytest.mark.parametrize("family", MANY)

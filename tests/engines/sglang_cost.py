@@ -15,14 +15,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tests.inside.fake_sglang import Mode, Request, Scheduler
+from tests.inside.fake_sglang import Batch, Mode, Request, Scheduler
 
 import kvscope_inside.sglang.facts as facts
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.sglang.notes import StepNotes
 from kvscope_inside.sglang.pages import reader_of
+from kvscope_inside.sglang.pools import pools_of
 from kvscope_inside.sglang.replay import Replay
 from kvscope_telemetry.state.cache_state import CacheState
+
+
+class Decode(Batch):
+    """All go on."""
+
+    forward_mode, extend_lens, prefix_lens = Mode(False), None, None
 
 
 class Decoding(Scheduler):
@@ -44,6 +51,7 @@ class Decoding(Scheduler):
         slots = (taken[:, None] * page_size + torch.arange(page_size, device=device)).reshape(num_requests, -1)
         table.req_to_token[1:, : slots.shape[1]] = slots
         table.free_slots = list(range(1, num_requests + 1))
+        self.running_batch = Decode(self)
         self.rows = torch.arange(num_requests, 0, -1, device=device)
         self.joins = [Request(f"r{number}", [number % 90] * length, 1 << 20) for number in range(num_requests)]
         self.length = length
@@ -74,7 +82,8 @@ class Decoding(Scheduler):
         self.req_to_token_pool.req_to_token[self.rows, at] = last.to(torch.int32)
         for request in self.running:
             request.kv.kv_committed_len = request.kv.kv_allocated_len = at + 1
-        batch = SimpleNamespace(reqs=list(self.running), forward_mode=Mode(False), extend_lens=None, prefix_lens=None)
+        batch = Decode(self, self.running)
+        batch.prepare_for_decode()
         return SimpleNamespace(batch_to_run=batch)
 
     def run_batch(self, batch: Any) -> None:
@@ -118,8 +127,8 @@ def main() -> None:
     table, pool = scheduler.req_to_token_pool.req_to_token, scheduler.token_to_kv_pool_allocator
     failures: list[str] = []
     state = CacheState(facts.hello_of(scheduler, 7))
-    replay = Replay(state)
-    reader = reader_of(table, pool, args.num_pages)
+    replay = Replay(state, pools=pools_of(scheduler))
+    reader = reader_of(table, pools_of(scheduler))
     hooks = Hooks(lambda name, error: failures.append(f"{name}: {error!r}"))
     ending = threading.Event()
     notes = None

@@ -49,11 +49,17 @@ class Request:
     max_new_tokens: int = 5
     priority: int | None = None
     extra_key: str | None = None
+    lora_id: str | None = None
+    cache_salt: str | None = None
+    multimodal_inputs: Any = None
+    spec_verify_ct: int = 0
+    spec_num_correct_drafts: int = 0
     kv: KV = field(default_factory=KV)
     output_ids: Any = field(default_factory=lambda: array("q"))
     finished_reason: Any = None
     to_finish: Any = None
     retraction_count: int = 0
+    extend_len: int = 0
     lock: list[Node] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -166,6 +172,24 @@ class Tree:
         return SimpleNamespace(num_tokens_evicted=num_evicted)
 
 
+class Batch:
+    """What is decoded next, or extended."""
+
+    def __init__(self, scheduler: Scheduler | None = None, reqs: Sequence[Request] = ()) -> None:
+        self.scheduler, self.reqs = scheduler, list(reqs)
+
+    def prepare_for_extend(self) -> bool:
+        assert self.scheduler is not None
+        return self.scheduler.make_room(self.reqs[0].extend_len // self.scheduler.size)
+
+    def prepare_for_decode(self) -> None: ...
+
+    def check_decode_mem(self, selected_indices: Sequence[int] | None = None) -> bool:
+        assert self.scheduler is not None
+        chosen = self.reqs if selected_indices is None else [self.reqs[each] for each in selected_indices]
+        return self.scheduler.make_room(sum(each.kv.kv_committed_len % self.scheduler.size == 0 for each in chosen))
+
+
 class Mode:
     def __init__(self, is_prefill: bool) -> None:
         self.is_prefill = is_prefill
@@ -186,8 +210,10 @@ class Scheduler:
         self.tree_cache = Tree(self.token_to_kv_pool_allocator)
         self.waiting_queue: list[Request] = []
         self.running: list[Request] = []
+        self.running_batch = Batch()
         weight = SimpleNamespace(nbytes=1000, data_ptr=lambda: 1)  # tied: the same memory twice
-        model = SimpleNamespace(parameters=lambda: [weight, weight], buffers=list)
+        names = ("model.embed_tokens.weight", "lm_head.weight")
+        model = SimpleNamespace(named_parameters=lambda: [(name, weight) for name in names], named_buffers=list)
         self.tp_worker = SimpleNamespace(model_runner=SimpleNamespace(model=model))
         self.chunked_req: Request | None = None
         self.server_args = SimpleNamespace(
@@ -267,7 +293,8 @@ class Scheduler:
         end = min(len(request.tokens), prefix + self.chunked_prefill_size)
         if request.kv.req_pool_idx is None:
             self._lock(request, matched)
-        if not self._make_room(-(-end // self.size) - prefix // self.size + len(self.running)):
+        request.extend_len = (-(-end // self.size) - prefix // self.size + len(self.running)) * self.size
+        if not Batch(self, [request]).prepare_for_extend():
             if request.kv.req_pool_idx is None:
                 self._lock(request, [])
             return None
@@ -286,7 +313,7 @@ class Scheduler:
     def _decode(self) -> Any:
         if not self.running:
             return None
-        while not self._make_room(sum(each.kv.kv_committed_len % self.size == 0 for each in self.running)):
+        while not Batch(self, self.running).check_decode_mem():
             victim = min(self.running, key=lambda each: len(each.output_ids))
             self.running.remove(victim)
             self._release(victim, publish=False)
@@ -323,7 +350,7 @@ class Scheduler:
         row = self.req_to_token_pool.req_to_token[request.kv.req_pool_idx]
         return [int(slot) // self.size for slot in row[: request.kv.kv_allocated_len : self.size]]
 
-    def _make_room(self, num_pages: int) -> bool:
+    def make_room(self, num_pages: int) -> bool:
         lacks = num_pages * self.size - self.token_to_kv_pool_allocator.available_size()
         if lacks > 0:
             self.tree_cache.evict(lacks)

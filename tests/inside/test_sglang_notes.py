@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.inside.fake_sglang import Request, Scheduler
+from tests.inside.fake_sglang import Batch, Request, Scheduler
 
 from kvscope_inside import CacheState
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.sglang import notes as notes_module
-from kvscope_inside.sglang.facts import hello_of, num_pages_of
+from kvscope_inside.sglang.facts import hello_of
 from kvscope_inside.sglang.notes import StepNotes
 from kvscope_inside.sglang.pages import MAX_ENTRIES, reader_of
+from kvscope_inside.sglang.pools import pools_of
 from kvscope_inside.sglang.replay import Replay, text_sums
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.request_state import RequestState
@@ -30,15 +32,16 @@ def _no_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
 class Told:
     """A scheduler, and what is told of it."""
 
-    def __init__(self, **options: int) -> None:
+    def __init__(self, drafts_per_step: int = 0, **options: int) -> None:
         self.failures: list[str] = []
         self.hooks = Hooks(lambda name, error: self.failures.append(f"{name}: {error!r}"))
         self.scheduler = Scheduler(**options)
-        pool = self.scheduler.token_to_kv_pool_allocator
-        self.reader = reader_of(self.scheduler.req_to_token_pool.req_to_token, pool, num_pages_of(self.scheduler))
+        self.scheduler.server_args.speculative_algorithm = "NGRAM" if drafts_per_step else None
+        pools = pools_of(self.scheduler)
+        self.reader = reader_of(self.scheduler.req_to_token_pool.req_to_token, pools)
         self.state = CacheState(hello_of(self.scheduler, 7))
         self.notes = StepNotes(self.scheduler, self.hooks, self.reader, lambda: None)
-        self.replay = Replay(self.state)
+        self.replay = Replay(self.state, pools=pools, drafts_per_step=drafts_per_step)
         self.frames: list[Frame] = []
 
     def add(self, name: str, tokens: list[int], max_tokens: int = 5, **more: Any) -> Request:
@@ -162,10 +165,30 @@ def test_a_prefix_that_was_evicted_is_missed_with_its_step() -> None:
     told.finish()
     told.add("other", [30 + each for each in range(16)], 1)
     events = told.finish()
-    assert by_kind(events, "evicted").num_blocks >= 1
+    evicted = [event for event in events if event.kind == "evicted"]
+    assert sum(event.num_blocks for event in evicted) == told.state.totals["evicted_blocks"] >= 1
+    assert {event.other for event in evicted} == {2}
+    assert "evicted for request #2" in evicted[0].cause
+    evicted_at = next(frame.step for frame in told.frames if evicted[-1] in frame.events)
     assert any(frame.moves.evicted for frame in told.frames)
     told.add("again", list(range(12)), 1)
-    assert "was evicted at step" in by_kind(told.finish(), "admitted").cause
+    assert f"was evicted at step {evicted_at}" in by_kind(told.finish(), "admitted").cause
+
+
+@pytest.mark.parametrize(("num_free", "who"), [(0, 0), (4, 2), (11, 2), (12, 3), (99, 3)])
+def test_an_eviction_is_for_the_first_that_is_not_served_by_what_was_free(num_free: int, who: int) -> None:
+    told = Told(num_pages=9)
+    requests = [Request(f"r{number}", [], extend_len=need) for number, need in enumerate([4, 0, 6, 4])]
+    asking = told.notes._asking
+    assert asking.first(num_free) is None
+    asking._extends(Batch(None, requests))
+    assert asking.first(num_free) is requests[who]
+    for request in requests:
+        request.kv.kv_committed_len = 5  # nobody begins a page, and SGLang allows for one of each
+    asking._decodes(Batch(None, requests))
+    assert asking.first(8) is requests[2]
+    requests[3].kv.kv_committed_len = 8
+    assert asking.first(8) is requests[3]
 
 
 def test_a_retraction_says_why_and_what_was_lost() -> None:
@@ -179,6 +202,7 @@ def test_a_retraction_says_why_and_what_was_lost() -> None:
         events = [event for event in told.step() if event.kind == "preempted"]
     (event,) = events
     assert event.number == 2
+    assert event.other == 1
     assert "having generated the fewest tokens" in event.cause
     assert told.state.requests[2].state == RequestState.PREEMPTED
 
@@ -206,6 +230,57 @@ def test_the_same_text_of_another_adapter_is_another_text() -> None:
     while told.notes.notes:
         told.replay.apply(told.notes.notes.popleft())
     assert len(set(told.state.ledger.hash.tolist()) - before) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "missed", "notes"),
+    [
+        ({}, "no cached prefix matches", ()),
+        ({"extra_key": "mine"}, "no cached prefix matches", (("Extra key", "mine"),)),
+        ({"cache_salt": "s"}, "its text is cached under another cache salt", (("Cache salt", "s"),)),
+        (
+            {"extra_key": "minea1", "lora_id": "a1"},
+            "its text is cached under another LoRA adapter",
+            (("LoRA", "poet"), ("Extra key", "mine")),
+        ),
+    ],
+)
+def test_what_keeps_like_texts_apart_is_told(more: dict[str, str], missed: str, notes: Any) -> None:
+    told = Told(num_pages=30)
+    told.replay._name_of = {"a1": "poet"}.get
+    told.add("first", list(range(9)), 1)
+    told.finish()
+    told.scheduler.tree_cache.match = lambda tokens: []  # type: ignore[method-assign] # the tree of the other
+    told.add("second", list(range(9)) if more else list(range(1, 10)), 1, **more)
+    told.scheduler.step()
+    while told.notes.notes:
+        told.frames.append(told.replay.apply(told.notes.notes.popleft()))
+    assert missed in by_kind(list(told.frames[-1].events), "admitted").cause
+    (page,) = {each for each in np.flatnonzero(told.state.ledger.owner == 2) if told.replay._places[each] == 1}
+    (content,) = told.replay.contents([page])
+    assert content.token_ids[:4] == ((4, 5, 6, 7) if more else (5, 6, 7, 8))
+    assert content.notes == notes
+
+
+def test_images_are_told_of_the_blocks_that_their_tokens_are_in() -> None:
+    told = Told(num_pages=30)
+    image = SimpleNamespace(modality=SimpleNamespace(name="IMAGE"), offsets=[(3, 6)])
+    told.add("first", list(range(12)), 3, multimodal_inputs=SimpleNamespace(mm_items=[image]))
+    told.step()
+    table = list(told.state.requests[1].tables[0])
+    words = (("Image", "tokens 3 to 6 of the prompt"),)
+    assert [content.notes for content in told.replay.contents(table[:3])] == [words, words, ()]
+
+
+def test_tokens_that_were_guessed_ahead_are_counted() -> None:
+    told = Told(num_pages=30, drafts_per_step=3)
+    request = told.add("first", list(range(9)), 4)
+    told.step()
+    request.spec_verify_ct, request.spec_num_correct_drafts = 2, 5
+    told.step()
+    known = told.state.requests[1]
+    assert (known.num_draft_tokens, known.num_accepted_tokens) == (6, 5)
+    assert (told.state.totals["draft_tokens"], told.state.totals["accepted_tokens"]) == (6, 5)
 
 
 def test_what_is_too_much_for_one_copy_comes_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,6 +337,6 @@ def test_methods_that_are_missing_are_named() -> None:
 
     hooks = Hooks(lambda name, error: None)
     scheduler = Older()
-    reader = reader_of(scheduler.req_to_token_pool.req_to_token, scheduler.token_to_kv_pool_allocator, 16)
+    reader = reader_of(scheduler.req_to_token_pool.req_to_token, pools_of(scheduler))
     StepNotes(scheduler, hooks, reader, lambda: None)
     assert hooks.missing == ["send_abort_output"]

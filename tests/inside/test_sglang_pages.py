@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvscope_inside.sglang.pages import DeviceReader, HostReader, Span, knows_free, reader_of
+from kvscope_inside.sglang.pages import DeviceReader, HostReader, Span, reader_of
+from kvscope_inside.sglang.pools import Pools, States, Windows, knows_free
 
 
 class Device:
@@ -49,7 +50,15 @@ class Tensor:
     def __getitem__(self, place: slice) -> Tensor:
         return Tensor(self.on, self.data[place], self.device)
 
-    def to(self, device: str, *, non_blocking: bool) -> Tensor:
+    def __floordiv__(self, other: int) -> Tensor:
+        return Tensor(self.on, self.data // other, self.device)
+
+    def clone(self) -> Tensor:
+        return Tensor(self.on, self.data.copy(), self.device)
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> Tensor:
+        if device is np.int32:
+            return Tensor(self.on, self.data.astype(device), self.device)
         assert non_blocking
         return Tensor(self.on, self.data.copy(), device)
 
@@ -88,7 +97,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         yield
         device.is_aside = False
 
-    def empty(size: int, *, dtype: Any, pin_memory: bool = False, device: str = "") -> Tensor:
+    def empty(size: Any, *, dtype: Any, pin_memory: bool = False, device: str = "") -> Tensor:
         assert pin_memory or device, "pageable memory would make copies wait"
         return Tensor(this, np.full(size, 77, dtype), "cpu" if pin_memory else device)
 
@@ -104,6 +113,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         empty=empty,
         cat=lambda parts: Tensor(this, np.concatenate([part.data for part in parts])),
         int64=np.int64,
+        int32=np.int32,
         uint8=np.uint8,
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
@@ -120,9 +130,46 @@ def pool_of(device: Device, page_size: int) -> tuple[Tensor, Any]:
     return Tensor(device, table), allocator
 
 
+def pools_with(allocator: Any, num_pages: int, windows: Any = None, states: Any = None) -> Pools:
+    return Pools(allocator, allocator.page_size, num_pages, windows, states)
+
+
+def other_pools(device: Device, kind: str) -> tuple[Windows, States]:
+    """Of 5 pages of 2 tokens and 3 of windows; 4 states, of which two requests have one each and one keeps another."""
+    mapping = Tensor(device, [0, 0, 4, 5, 0, 0, 2, 3, 0, 0, 0, 0, -1], kind)
+    allocator = SimpleNamespace(free_slots=Tensor(device, np.array([2]), kind))
+    own, tracked = Tensor(device, [0, 3, 1], kind), Tensor(device, [[0, 0], [4, -1], [0, 0]], kind)
+    table = SimpleNamespace(
+        req_index_to_mamba_index_mapping=own, req_index_to_mamba_ping_pong_track_buffer_mapping=tracked
+    )
+    return Windows(mapping, None, 3, 4), States(table, allocator, 4)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda:0"])
+def test_pages_of_windows_and_states_arrive_as_they_were(kind: str, device: Device) -> None:
+    table, allocator = pool_of(device, 2)
+    table.device = kind
+    for each in (allocator.free_pages, *allocator.staged_pages, allocator.release_pages):
+        each.device = kind
+    allocator.release_pages.data = allocator.release_pages.data.astype(np.int64)
+    allocator.staged_pages, allocator.free_pages.data = [], np.array([1])
+    windows, states = other_pools(device, kind)
+    copy = reader_of(table, pools_with(allocator, 5, windows, states)).copy()
+    windows.mapping.data[:] = 0  # SGLang goes on
+    for each in states.of_rows:
+        each.data[:] = 0
+    states.allocator.free_slots = Tensor(device, np.array([1]), kind)
+    device.run()
+    assert copy.has_arrived()
+    assert copy.windows().tolist() == [0, 2, 0, 1, 0, 0]
+    free, of_rows = copy.states()
+    assert np.flatnonzero(free).tolist() == [2]
+    assert [each.tolist() for each in of_rows] == [[[0], [3], [1]], [[0, 0], [4, -1], [0, 0]]]
+
+
 def test_entries_arrive_as_they_were_when_they_were_gathered(device: Device) -> None:
     table, allocator = pool_of(device, 2)
-    reader = reader_of(table, allocator, 20)
+    reader = reader_of(table, pools_with(allocator, 20))
     assert isinstance(reader, DeviceReader)
     reader.gather([Span(1, 0, 2), Span(3, 1, 1), Span(3, 1, 4)])
     assert reader.num_entries_left() == 7
@@ -152,7 +199,7 @@ def test_a_pool_in_host_memory_is_read_at_once(device: Device) -> None:
     for each in (allocator.free_pages, *allocator.staged_pages, allocator.release_pages):
         each.device = "cpu"
         each.data = each.data.astype(np.int64)
-    reader = reader_of(table, allocator, 39)
+    reader = reader_of(table, pools_with(allocator, 39))
     assert isinstance(reader, HostReader)
     reader.gather([Span(2, 3, 6)])
     copy = reader.copy()
@@ -164,13 +211,13 @@ def test_a_pool_in_host_memory_is_read_at_once(device: Device) -> None:
 def test_pages_are_not_read_while_the_allocator_holds_some_back(device: Device) -> None:
     table, allocator = pool_of(device, 1)
     allocator.free_group = []
-    assert not reader_of(table, allocator, 39).is_settled()
+    assert not reader_of(table, pools_with(allocator, 39)).is_settled()
 
 
 def test_an_allocator_without_a_list_says_nothing_of_free_pages(device: Device) -> None:
     table, allocator = pool_of(device, 1)
     allocator.free_pages = None
     assert not knows_free(allocator)
-    copy = reader_of(table, allocator, 39).copy()
+    copy = reader_of(table, pools_with(allocator, 39)).copy()
     device.run()
     assert copy.free() is None

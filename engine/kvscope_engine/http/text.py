@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from kvscope_engine.http.shapes.errors import refused
-from kvscope_engine.model.fetching.cache_folder import cache_folder
-from kvscope_engine.model.fetching.checksum import remembered_sha256
 from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF_SHA256
 from kvscope_engine.model.fetching.names import parse_model_name
-from kvscope_engine.model.gguf.entries import entry_of
+from kvscope_engine.model.gguf.entries import content_sha256, entry_of
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.text.tokenizer_files import load_tokenizer
 from kvscope_engine.server.turns import Turns
@@ -135,7 +133,7 @@ def tokenizer_folder(model: ModelInfo) -> Path:
     if name.kind == "default":
         return entry_of(DEFAULT_GGUF_SHA256, model.dtype)
     if name.kind == "gguf":
-        return entry_of(remembered_sha256(name.path, cache_folder() / "stamps"), model.dtype)
+        return entry_of(content_sha256(name.path), model.dtype)
     return name.path.parent if name.kind == "dummy" else name.path
 
 

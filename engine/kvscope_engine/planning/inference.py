@@ -349,7 +349,7 @@ def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int) -> Fo
     """Run `num_tokens` through a model without data. Raises BadInput where the engine would refuse it."""
     register_attention()
     with FakeTensorMode(), torch.inference_mode():
-        module = build(skeleton.config, dtype, torch.device("cpu")).eval()
+        module = build(skeleton.whole, dtype, torch.device("cpu")).eval()
         try:
             calls = seen_calls(module)
             states = tuple(recurrent_layers(module).states)

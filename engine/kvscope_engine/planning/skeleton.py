@@ -16,6 +16,7 @@ from kvscope_engine.model.fetching.hub import hub_file
 from kvscope_engine.model.fetching.names import parse_model_name
 from kvscope_engine.model.loading.hf_config import read_config
 from kvscope_engine.model.loading.support import blueprint
+from kvscope_engine.model.loading.text_part import make_model, text_config
 from kvscope_engine.model.quantized.recipe import take_recipe
 from kvscope_telemetry.errors import BadInput
 
@@ -49,6 +50,9 @@ class Skeleton:
     name: str
     architecture: str
     config: PretrainedConfig
+    """Of the part that reads and writes text."""
+    whole: PretrainedConfig
+    """What `build` takes."""
     layers: tuple[Parameters, ...]
     embedding: Parameters
     """Read by number; the head's too where the two are one."""
@@ -95,7 +99,8 @@ def read_skeleton(model: str) -> Skeleton:
     return Skeleton(
         name=model,
         architecture=plan.architecture,
-        config=config,
+        config=text_config(config),
+        whole=config,
         layers=tuple(layers[number] for number in sorted(layers)),
         embedding=embedding,
         head=rest,
@@ -105,11 +110,8 @@ def read_skeleton(model: str) -> Skeleton:
 
 def build(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, attention: str = "eager") -> Any:
     """The causal language model of `config`, without values on the device "meta" or inside a fake tensor mode."""
-    from transformers import AutoModelForCausalLM
-
-    auto: Any = AutoModelForCausalLM
     with device:
-        return auto.from_config(config, dtype=dtype, attn_implementation=attention, trust_remote_code=False)
+        return make_model(config, dtype, attention)
 
 
 def _kind(name: str, match: re.Match[str] | None) -> str:
@@ -139,18 +141,16 @@ def _there(path: Path, model: str) -> Path:
 
 def _gguf_config(path: Path | None) -> PretrainedConfig:
     """Of a GGUF file by its head alone; of the default model's where None."""
-    from kvscope_engine.model.fetching.cache_folder import cache_folder
-    from kvscope_engine.model.fetching.checksum import remembered_sha256
     from kvscope_engine.model.fetching.default_model import default_gguf
     from kvscope_engine.model.fetching.progress import TerminalProgress
     from kvscope_engine.model.gguf.cache import entry_folder
     from kvscope_engine.model.gguf.config import config_of
-    from kvscope_engine.model.gguf.entries import is_intact
+    from kvscope_engine.model.gguf.entries import content_sha256, is_intact
     from kvscope_engine.model.gguf.header import check_gguf
 
     file = path or default_gguf(TerminalProgress())
     for dtype in (torch.bfloat16, torch.float32, torch.float16):
-        entry = entry_folder(remembered_sha256(file, cache_folder() / "stamps"), dtype)
+        entry = entry_folder(content_sha256(file), dtype)
         if is_intact(entry):  # a file that was converted: reading its head again takes seconds
             return read_config(entry / "config.json")
     config: PretrainedConfig = config_of(file, check_gguf(file))

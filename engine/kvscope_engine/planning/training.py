@@ -184,9 +184,9 @@ def _trainable(skeleton: Skeleton, question: TrainingQuestion) -> nn.Module:
     """With the attention that training would use: torch's own where the architecture can, else transformers' eager."""
     dtype, cpu = question.weights_dtype, torch.device("cpu")
     try:
-        module = build(skeleton.config, dtype, cpu, "sdpa")
+        module = build(skeleton.whole, dtype, cpu, "sdpa")
     except ValueError:
-        module = build(skeleton.config, dtype, cpu, "eager")
+        module = build(skeleton.whole, dtype, cpu, "eager")
     module.train()
     if question.checkpointing:
         enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable

@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvscope_inside.endpoints import api_of
+from kvscope_inside.sglang.pools import Pools, pools_of
 from kvscope_telemetry.messages.capabilities import Capabilities
-from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, ModelInfo
+from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, KVGroup, ModelInfo
+from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
 from kvscope_telemetry.sockets.host_id import host_id
 
 
@@ -25,6 +28,20 @@ class Rank(NamedTuple):
     """Of those that hold parts of one model and do the same."""
     num_ranks: int
     """Processes that the model is shared out among."""
+
+
+def drafts_per_step(scheduler: Any) -> int:
+    """Tokens that are guessed ahead for a request each time; 0: none are, or not always as many."""
+    args = scheduler.server_args
+    is_steady = getattr(args, "speculative_algorithm", None) and not getattr(args, "speculative_adaptive", False)
+    return max(0, int(getattr(args, "speculative_num_draft_tokens", 0) or 0) - 1) if is_steady else 0
+
+
+def adapter_names(scheduler: Any) -> Callable[[str], str | None]:
+    """What adapters are called, by the ids that SGLang gave them."""
+    found = getattr(getattr(scheduler, "kv_event_lora_names", None), "resolve", None)
+    named = {each.lora_id: each.lora_name for each in getattr(scheduler.server_args, "lora_paths", None) or ()}
+    return lambda adapter: named.get(adapter) or (found(adapter) if found is not None else None)
 
 
 def rank_of(scheduler: Any) -> Rank:
@@ -47,9 +64,9 @@ def _number(parallel: Any, name: str) -> int:
 
 
 def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool = True) -> Hello:
-    """Of the scheduler's pool. A row is a page; the first is where padding is written."""
-    allocator = full_allocator(scheduler)
-    page_size, num_pages = int(allocator.page_size), num_pages_of(scheduler)
+    """Of the scheduler's pools. A row is a page, or a state; the first is where padding is written."""
+    pools = pools_of(scheduler)
+    groups = _groups(scheduler, pools)
     api = api_of("sglang", said=_said_of_api(scheduler.server_args))
     return Hello(
         epoch=epoch,
@@ -57,26 +74,41 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool
         wall_time_ns=time.time_ns(),
         model=_model(scheduler),
         cache=CacheInfo(
-            num_blocks=num_pages + 1,
-            block_size=page_size,
-            block_bytes=kv_bytes(scheduler) // max(1, num_pages),
-            dtype=_dtype(getattr(allocator, "dtype", "")),
+            num_blocks=pools.num_rows,
+            block_size=pools.page_size,
+            block_bytes=kv_bytes(pools) // max(1, pools.num_rows - 1),
+            dtype=_dtype(getattr(pools.full, "dtype", "")),
             prefix_caching=not getattr(scheduler.tree_cache, "disable", False),
             max_num_seqs=int(scheduler.max_running_requests),
             max_num_batched_tokens=int(getattr(scheduler, "chunked_prefill_size", 0) or scheduler.max_prefill_tokens),
             has_parents=True,
             num_reserved_blocks=1,
+            num_host_blocks=pools.num_host_pages,
+            groups=groups,
+            pool_tokens=pools.num_pages * pools.page_size if groups else 0,
         ),
         device=_device(str(scheduler.device)),
         engine_version=f"SGLang {_version()}",
         pid=os.getpid(),
         host=host_id(),
         capabilities=Capabilities(
-            engine="sglang", completions=bool(api), aborts=True, allocator_map=False, free_rows=knows_free
+            engine="sglang",
+            completions=bool(api),
+            aborts=True,
+            allocator_map=False,
+            free_rows=knows_free,
+            groups=bool(groups),
         ),
         num_ranks=num_ranks,
         api=api,
     )
+
+
+def kv_bytes(pools: Pools) -> int:
+    """Of all pages and states, over all layers; 0: unknown."""
+    parts = [_bytes_of(pools.full)]
+    parts += [_bytes_of(pools.windows.allocator)] if pools.windows is not None else []
+    return sum(parts) + _state_bytes(pools) if all(parts) else 0
 
 
 def _said_of_api(args: Any) -> str:
@@ -86,33 +118,51 @@ def _said_of_api(args: Any) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" if host and port else ""
 
 
-def full_allocator(scheduler: Any) -> Any:
-    """Of the pages that full attention has; windows have another pool, of which nothing is told."""
-    allocator = scheduler.token_to_kv_pool_allocator
-    return getattr(allocator, "full_attn_allocator", allocator)
-
-
-def num_pages_of(scheduler: Any) -> int:
-    """Without the first, which is nobody's."""
-    allocator = full_allocator(scheduler)
-    return int(getattr(allocator, "num_pages", 0) or int(allocator.size) // int(allocator.page_size))
-
-
-def kv_bytes(scheduler: Any) -> int:
-    """Of all pages, over all layers, keys and values; 0: unknown."""
-    pool = full_allocator(scheduler).get_kvcache()
-    read = getattr(pool, "get_kv_size_bytes", None)
+def _bytes_of(allocator: Any) -> int:
+    """Of its pages, keys and values; 0: unknown."""
+    read = getattr(_pool_of(allocator), "get_kv_size_bytes", None)
     if read is None:
         return 0
     said = read()
     return sum(map(int, said)) if isinstance(said, tuple) else int(said)
 
 
-def weights_bytes(scheduler: Any) -> int:
-    """Of the model's parameters and buffers on this rank, each once; 0: it does not show them."""
-    model = scheduler.tp_worker.model_runner.model
-    found = {each.data_ptr(): int(each.nbytes) for each in (*model.parameters(), *model.buffers())}
-    return sum(found.values())
+def _pool_of(allocator: Any) -> Any:
+    """The pool of pages, which may be part of one that has states as well."""
+    pool = allocator.get_kvcache()
+    return getattr(pool, "full_kv_pool", pool)
+
+
+def _state_bytes(pools: Pools) -> int:
+    """Of all states, over their layers; 0: unknown, or there are none."""
+    read = getattr(getattr(pools.states and pools.states.table, "mamba_pool", None), "get_kv_size_bytes", None)
+    return int(read()) if read is not None else 0
+
+
+def _groups(scheduler: Any, pools: Pools) -> tuple[KVGroup, ...]:
+    """Empty where full attention is all there is."""
+    if pools.windows is None and pools.states is None:
+        return ()
+    groups = [_pages_group("full", pools.full, pools, 0)]
+    if (windows := pools.windows) is not None:
+        groups.append(_pages_group("window", windows.allocator, pools, windows.num_tokens))
+    if (states := pools.states) is not None:
+        layers = len(getattr(states.table, "mamba_map", ()))
+        size = min(int(scheduler.model_config.context_len), MAX_BLOCK_SIZE)
+        num_bytes = _state_bytes(pools) // max(1, states.num_states)
+        groups.append(KVGroup(kind="state", num_layers=layers, block_size=size, block_bytes=num_bytes))
+    return tuple(groups)
+
+
+def _pages_group(kind: str, allocator: Any, pools: Pools, window: int) -> KVGroup:
+    num_pages = pools.num_pages if kind == "full" or pools.windows is None else pools.windows.num_pages
+    return KVGroup(
+        kind=kind,
+        num_layers=int(getattr(_pool_of(allocator), "layer_num", 0) or 0),
+        block_size=pools.page_size,
+        block_bytes=_bytes_of(allocator) // max(1, num_pages),
+        window=window,
+    )
 
 
 def _model(scheduler: Any) -> ModelInfo:

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from kvscope_inside.hooks import Hooks
-from kvscope_inside.sglang.facts import full_allocator
+from kvscope_inside.sglang.asking import Asking, Evicted
+from kvscope_inside.sglang.host_tier import Moved, host_tier_of, note_host_tier
 from kvscope_inside.sglang.pages import Copy, Reader, Span
+from kvscope_inside.sglang.pools import full_allocator, pools_of
 
 COPIES_PER_S: Final = 20
 """How often pages are looked at, at most, while steps run."""
@@ -45,17 +47,28 @@ class Row(NamedTuple):
     is_last: bool = False
     """It ended, and gets no other row."""
 
+    @property
+    def num_entries(self) -> int:
+        """That come with the copy."""
+        return self.end - self.first
+
+    def dropped(self) -> Row:
+        """The cache was emptied; what comes with the copy is nobody's."""
+        return self._replace(request=None)
+
 
 class Pages(NamedTuple):
     """How pages stand after the notes before it."""
 
-    gone: list[Row]
-    """Of those that gave their row back, in order."""
+    gone: list[Row | Moved]
+    """Of those that gave their row back, and what happened to pages in host memory, in order."""
     rows: list[Row]
     """Of those that changed."""
     copy: Copy
     is_whole: bool
     """Nothing was left for the next copy."""
+    places: list[tuple[Any, int]]
+    """Of requests that have states: which row of the table."""
 
 
 class Note(NamedTuple):
@@ -68,6 +81,8 @@ class Note(NamedTuple):
     computed: list[int]
     """Of each that ran."""
     num_outputs: list[int]
+    guessed: list[tuple[int, int]]
+    """Of each, in how many steps tokens were guessed ahead so far, and how many were right; empty: none are."""
     ended: list[tuple[Any, Any]]
     """Those that ended in the step, and why."""
     pages: Pages | None
@@ -101,16 +116,22 @@ class StepNotes:
         self.no_copy_before_ns = 0
         """Whoever takes the notes asks for a rest: telling of a copy takes the interpreter from the scheduler."""
         self._reader, self._between_steps = reader, between_steps
-        self._page_size = int(full_allocator(scheduler).page_size)
+        pools = pools_of(scheduler)
+        self._page_size, self._has_states = pools.page_size, pools.states is not None
+        self._has_host_pages = pools.num_host_pages > 0
+        self._guesses = bool(getattr(scheduler.server_args, "speculative_algorithm", None))
         self._happened: list[Happened] = []
         self._holders: dict[int, _Holder] = {}
         self._leaving: list[tuple[Row, int]] = []
         """Rows that were given back and still have what they had, until another request gets them."""
-        self._gone: list[Row] = []
+        self._gone: list[Row | Moved] = []
         self._launched: deque[Ran] = deque()
         self._has_moved = True
         """Whether pages may be elsewhere than when they were copied."""
+        self._has_evicted = False
+        """Whether something was evicted since."""
         self._copied_ns = self._schedule_ns = self._began_ns = self._commits_ns = self._note_ns = 0
+        self._asking = Asking(scheduler, hooks, self._evicted)
         self._put(hooks)
 
     def _put(self, hooks: Hooks) -> None:
@@ -128,11 +149,8 @@ class StepNotes:
         hooks.after(table, "alloc", self._got_rows)
         hooks.before(table, "free", self._gives_row)
         hooks.after(cache, "reset", self._flushed)
-        for name in ("_evict", "evict"):  # all ways of evicting, or the one of older trees
-            if hasattr(cache, name):
-                hooks.after(cache, name, self._evicted)
-                return
-        hooks.missing.append("evict")
+        if self._has_host_pages and (tier := host_tier_of(scheduler)) is not None:
+            note_host_tier(hooks, tier, self._moved)
 
     # On the scheduler's thread.
 
@@ -140,6 +158,7 @@ class StepNotes:
         self._began_ns = time.monotonic_ns()
 
     def _after_schedule(self, plan: Any, *_: Any, **__: Any) -> None:
+        self._asking.nobody()
         self._schedule_ns = time.monotonic_ns() - self._began_ns
 
     def _launches(self, batch: Any, *_: Any, **__: Any) -> None:
@@ -147,7 +166,7 @@ class StepNotes:
         lengths = batch.extend_lens if mode.is_extend() else None
         if lengths is not None and len(lengths) == len(requests):
             for request, prefix in zip(requests, batch.prefix_lens, strict=True):
-                self._happened.append(("scheduled", request, prefix))
+                self._happened.append(("scheduled", request, prefix, getattr(request, "host_loaded_length", 0)))
             num_tokens = list(lengths)
         else:
             lengths, num_tokens = None, [1] * len(requests)
@@ -160,6 +179,7 @@ class StepNotes:
         self._commits_ns = time.monotonic_ns()
 
     def _after_results(self, result: Any, batch: Any, *_: Any, **__: Any) -> None:
+        self._asking.nobody()
         ran = None
         while self._launched and ran is None:
             ran = self._launched.popleft()
@@ -178,21 +198,32 @@ class StepNotes:
         if any(each is request for each in reversed(self.scheduler.waiting_queue)):
             again = int(getattr(request, "retraction_count", 0))
             now_ns = time.monotonic_ns()
-            self._happened.append(("added", request, now_ns, again, full_allocator(self.scheduler).available_size()))
+            num_free = full_allocator(self.scheduler).available_size()
+            self._happened.append(("added", request, now_ns, again, num_free, self._asking.first() if again else None))
 
     def _aborted(self, result: Any, message: Any, request: Any, *_: Any, **__: Any) -> None:
         self._happened.append(("aborted", request, len(request.output_ids)))
 
-    def _evicted(self, result: Any, *_: Any, **__: Any) -> None:
-        num_tokens = int(getattr(result, "num_tokens_evicted", 0) or 0)
-        if num_tokens:
-            self._has_moved = True
-            self._happened.append(("evicted", -(-num_tokens // self._page_size)))
+    def _evicted(self, evicted: Evicted) -> None:
+        self._has_moved = self._has_evicted = True
+        self._happened.append(("evicted", evicted))
 
     def _flushed(self, *_: Any, **__: Any) -> None:
-        self._leaving, self._gone, self._has_moved = [], [], True
+        self._leaving, self._has_moved = [], True
+        self._gone = [each.dropped() for each in self._gone]  # what was gathered for them comes all the same
         self._holders.clear()
         self._happened.append(("flushed",))
+
+    def _moved(self, moved: Moved, slots: Any) -> None:
+        self._has_moved = True
+        moved = moved._replace(is_as_told=moved.is_as_told or not self._has_evicted)
+        if slots is not None:
+            self._gather_leaving()
+            if moved.num_entries <= self._reader.num_entries_left():
+                self._reader.gather_slots(slots)
+            else:
+                moved = moved._replace(num_entries=0)
+        self._gone.append(moved)
 
     # Rows of the table.
 
@@ -260,8 +291,9 @@ class StepNotes:
         if spans:
             self._reader.gather(spans)
         gone, self._gone = self._gone, []
-        self._has_moved = not is_whole
-        return Pages(gone, rows, self._reader.copy(), is_whole)
+        self._has_moved, self._has_evicted = not is_whole, False
+        places = [(each.request, int(each.request.kv.req_pool_idx)) for each in self._holders.values()]
+        return Pages(gone, rows, self._reader.copy(), is_whole, places if self._has_states else [])
 
     def _note(self, ran: Ran | None, *, is_idle: bool = False) -> None:
         now_ns = time.monotonic_ns()
@@ -278,6 +310,9 @@ class StepNotes:
                 ran,
                 [request.kv.kv_committed_len for request in requests],
                 [len(request.output_ids) for request in requests],
+                [(request.spec_verify_ct, request.spec_num_correct_drafts) for request in requests]
+                if self._guesses
+                else [],
                 [(request, request.finished_reason) for request in requests if request.finished_reason is not None],
                 pages,
                 self._commits_ns - ran.launched_ns if ran is not None else 0,

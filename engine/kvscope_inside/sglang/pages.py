@@ -1,5 +1,6 @@
-"""Reads which pages are where, without ever waiting for a device: entries of SGLang's table of requests' tokens, and
-its list of free pages.
+"""Reads which pages are where, without ever waiting for a device: entries of SGLang's table of requests' tokens, its
+list of free pages, and where it has other pools, which page of windows goes with each page and which request has which
+states.
 
 On a device the entries are gathered in the order of the scheduler's own stream, and copied on a stream of their own
 into pinned memory; another thread takes them when they arrived. On a CPU both are in reach at once.
@@ -12,6 +13,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from kvscope_inside.sglang.pools import Pools, knows_free
 
 MAX_ENTRIES: Final = 1 << 20
 """Of tables that are copied at once: what is more comes with the next copy."""
@@ -38,6 +41,14 @@ class Copy(Protocol):
     def free(self) -> npt.NDArray[np.bool_] | None:
         """Whether each page is free; None: this allocator does not say."""
 
+    def windows(self) -> Ids | None:
+        """Of each page of full attention the page of windows that has the same tokens, 0 for none; None: there is no
+        such pool."""
+
+    def states(self) -> tuple[npt.NDArray[np.bool_], list[Ids]] | None:
+        """Whether each state is free, and of each row of the table the states that its request has, in columns;
+        None: there is no such pool."""
+
     def done(self) -> None:
         """It was read: its memory may be written again."""
 
@@ -47,6 +58,9 @@ class Reader(Protocol):
 
     def gather(self, spans: Sequence[Span]) -> None:
         """Have entries as they are now; they come with the next copy."""
+
+    def gather_slots(self, slots: Any) -> None:
+        """Have pages that a tensor names by their slots, in order; they come with the next copy, like entries."""
 
     def num_entries_left(self) -> int:
         """How many more can come with the next copy."""
@@ -58,15 +72,10 @@ class Reader(Protocol):
         """Of all that was gathered, and of the free pages as they are now."""
 
 
-def reader_of(table: Any, allocator: Any, num_pages: int) -> Reader:
-    """For `req_to_token`, and the allocator of its pages."""
+def reader_of(table: Any, pools: Pools) -> Reader:
+    """For `req_to_token`, and the pools of its pages."""
     kind = HostReader if str(table.device).startswith("cpu") else DeviceReader
-    return kind(table, allocator, num_pages)
-
-
-def knows_free(allocator: Any) -> bool:
-    """Whether it has a list of free pages."""
-    return getattr(allocator, "free_pages", None) is not None
+    return kind(table, pools)
 
 
 def _free_lists(allocator: Any) -> list[Any]:
@@ -91,8 +100,16 @@ def _slots(spans: Sequence[Span], num_columns: int, page_size: int) -> Ids:
 
 
 class _HostCopy:
-    def __init__(self, entries: Ids, free: list[Any], num_rows: int) -> None:
+    def __init__(
+        self,
+        entries: Ids,
+        free: list[Any],
+        num_rows: int,
+        windows: Ids | None,
+        states: tuple[Any, int, list[Ids]] | None,
+    ) -> None:
         self._entries, self._free, self._num_rows = entries, free, num_rows
+        self._windows, self._states = windows, states
 
     def has_arrived(self) -> bool:
         return True
@@ -103,27 +120,43 @@ class _HostCopy:
     def free(self) -> npt.NDArray[np.bool_] | None:
         if not self._free:
             return None
-        mask = np.zeros(self._num_rows, bool)
-        for ids in self._free:
-            mask[ids.numpy()] = True
-        return mask
+        return _mask(self._free, self._num_rows)
+
+    def windows(self) -> Ids | None:
+        return self._windows
+
+    def states(self) -> tuple[npt.NDArray[np.bool_], list[Ids]] | None:
+        if self._states is None:
+            return None
+        free, num_rows, of_rows = self._states
+        return _mask([free], num_rows), of_rows
 
     def done(self) -> None:
         self._free = []
 
 
+def _mask(lists: list[Any], num_rows: int) -> npt.NDArray[np.bool_]:
+    mask = np.zeros(num_rows, bool)
+    for ids in lists:
+        mask[ids.numpy()] = True
+    return mask
+
+
 class HostReader:
     """Where the pool is in the host's own memory."""
 
-    def __init__(self, table: Any, allocator: Any, num_pages: int) -> None:
+    def __init__(self, table: Any, pools: Pools) -> None:
         self._table, self._num_columns = table.numpy().reshape(-1), int(table.shape[1])
-        self._allocator, self._page_size = allocator, int(allocator.page_size)
-        self._num_rows = num_pages + 1
+        self._pools, self._allocator, self._page_size = pools, pools.full, pools.page_size
+        self._num_rows = pools.num_pages + 1
         self._gathered: list[Ids] = []
 
     def gather(self, spans: Sequence[Span]) -> None:
         entries = self._table[_slots(spans, self._num_columns, self._page_size)]
         self._gathered.append(entries.astype(np.int64) // self._page_size)
+
+    def gather_slots(self, slots: Any) -> None:
+        self._gathered.append(slots.numpy()[:: self._page_size].astype(np.int64) // self._page_size)
 
     def num_entries_left(self) -> int:
         return MAX_ENTRIES - sum(map(len, self._gathered))
@@ -134,7 +167,26 @@ class HostReader:
     def copy(self) -> Copy:
         gathered, self._gathered = self._gathered, []
         entries = np.concatenate(gathered) if gathered else np.empty(0, np.int64)
-        return _HostCopy(entries, _free_lists(self._allocator), self._num_rows)
+        windows, states, size = self._pools.windows, self._pools.states, self._page_size
+        return _HostCopy(
+            entries,
+            _free_lists(self._allocator),
+            self._num_rows,
+            _pages_of(windows.mapping.numpy()[: self._num_rows * size : size], size) if windows is not None else None,
+            (states.allocator.free_slots, states.num_states + 1, [_columns(each.numpy()) for each in states.of_rows])
+            if states is not None
+            else None,
+        )
+
+
+def _pages_of(slots: Ids, page_size: int) -> Ids:
+    """A copy: dividing a million numbers by 1 takes as long as by any other."""
+    return slots.copy() if page_size == 1 else slots // page_size
+
+
+def _columns(of_rows: npt.NDArray[Any]) -> Ids:
+    """A copy, shape (rows, columns)."""
+    return of_rows.astype(np.int64).reshape(of_rows.shape[0], -1)
 
 
 class _DeviceCopy:
@@ -153,6 +205,16 @@ class _DeviceCopy:
     def free(self) -> npt.NDArray[np.bool_] | None:
         return self._reader.host_free.astype(bool) if self._has_free else None
 
+    def windows(self) -> Ids | None:
+        there = self._reader.host_windows
+        return there.astype(np.int64) if there is not None else None
+
+    def states(self) -> tuple[npt.NDArray[np.bool_], list[Ids]] | None:
+        reader = self._reader
+        if reader.host_free_states is None:
+            return None
+        return reader.host_free_states.astype(bool), [_columns(each) for each in reader.host_states]
+
     def done(self) -> None:
         self._keeps = []
         self._reader.is_busy = False
@@ -161,26 +223,43 @@ class _DeviceCopy:
 class DeviceReader:
     """Where the pool is on a device that torch knows. One copy is under way at a time."""
 
-    def __init__(self, table: Any, allocator: Any, num_pages: int) -> None:
+    def __init__(self, table: Any, pools: Pools) -> None:
         import torch
 
         self._torch, self._device = torch, table.device
         self._module = torch.get_device_module(table.device)
         self._table, self._num_columns = table.view(-1), int(table.shape[1])
-        self._allocator, self.page_size = allocator, int(allocator.page_size)
+        self._pools, self._allocator, self.page_size = pools, pools.full, pools.page_size
+        num_rows = pools.num_pages + 1
         self._stream = self._module.Stream(device=table.device)
         self._begun, self.sent = self._module.Event(), self._module.Event()
         self._slots = torch.empty(2 * MAX_ENTRIES, dtype=torch.int64, pin_memory=True)
         self._half = 0
         """Of `_slots`, which is written: the other may still be read by the device, for the copy that is under way."""
         self._entries = torch.empty(MAX_ENTRIES, dtype=table.dtype, pin_memory=True)
-        self._free = torch.empty(num_pages + 1, dtype=torch.uint8, device=table.device)
-        self._free_there = torch.empty(num_pages + 1, dtype=torch.uint8, pin_memory=True)
+        self._free = torch.empty(num_rows, dtype=torch.uint8, device=table.device)
+        self._free_there = torch.empty(num_rows, dtype=torch.uint8, pin_memory=True)
         self._host_slots = self._slots.numpy()
         self.host_entries, self.host_free = self._entries.numpy(), self._free_there.numpy()
         self._num_gathered = 0
         self._gathered: list[Any] = []
         self.is_busy = False
+        self.host_windows: npt.NDArray[Any] | None = None
+        self.host_free_states: npt.NDArray[Any] | None = None
+        self.host_states: list[npt.NDArray[Any]] = []
+        self._make_room_for_others(table, num_rows)
+
+    def _make_room_for_others(self, table: Any, num_rows: int) -> None:
+        torch, states = self._torch, self._pools.states
+        if self._pools.windows is not None:
+            self._windows_there = torch.empty(num_rows, dtype=torch.int32, pin_memory=True)
+            self.host_windows = self._windows_there.numpy()
+        if states is not None:
+            self._free_states = torch.empty(states.num_states + 1, dtype=torch.uint8, device=table.device)
+            self._free_states_there = torch.empty(states.num_states + 1, dtype=torch.uint8, pin_memory=True)
+            self._states_there = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in states.of_rows]
+            self.host_free_states = self._free_states_there.numpy()
+            self.host_states = [each.numpy() for each in self._states_there]
 
     def gather(self, spans: Sequence[Span]) -> None:
         slots = _slots(spans, self._num_columns, self.page_size)
@@ -190,6 +269,11 @@ class DeviceReader:
         at = self._slots[first:end].to(self._device, non_blocking=True)
         self._gathered.append(self._table.index_select(0, at))
         self._num_gathered += len(slots)
+
+    def gather_slots(self, slots: Any) -> None:
+        firsts = slots[:: self.page_size].to(self._table.dtype)
+        self._gathered.append(firsts)
+        self._num_gathered += int(firsts.shape[0])
 
     def num_entries_left(self) -> int:
         return MAX_ENTRIES - self._num_gathered
@@ -202,6 +286,7 @@ class DeviceReader:
         free = _free_lists(self._allocator)
         self._gathered, self._num_gathered, self.is_busy = [], 0, True
         self._half = MAX_ENTRIES - self._half
+        others = self._others_as_they_are()
         self._begun.record(self._module.current_stream(self._device))
         with self._module.stream(self._stream):
             self._stream.wait_event(self._begun)
@@ -214,5 +299,24 @@ class DeviceReader:
                 for ids in free:
                     self._free.index_fill_(0, ids, 1)
                 self._free_there.copy_(self._free, non_blocking=True)
+            for there, here in others:
+                there.copy_(here, non_blocking=True)
+            if (states := self._pools.states) is not None:
+                free_states = states.allocator.free_slots
+                self._free_states.zero_()
+                self._free_states.index_fill_(0, free_states, 1)
+                self._free_states_there.copy_(self._free_states, non_blocking=True)
+                others.append((self._free_states_there, free_states))
             self.sent.record(self._stream)
-        return _DeviceCopy(self, num_entries, [*gathered, *free], bool(free))
+        return _DeviceCopy(self, num_entries, [*gathered, *free, *others], bool(free))
+
+    def _others_as_they_are(self) -> list[tuple[Any, Any]]:
+        """Where to copy what. SGLang writes these tensors in place: they are taken in the order of its own stream."""
+        windows, states, size = self._pools.windows, self._pools.states, self.page_size
+        others: list[tuple[Any, Any]] = []
+        if windows is not None:
+            of_pages = windows.mapping[: self._free.shape[0] * size : size]
+            others.append((self._windows_there, (of_pages // size).to(self._torch.int32)))
+        if states is not None:
+            others += [(there, each.clone()) for there, each in zip(self._states_there, states.of_rows, strict=True)]
+        return others

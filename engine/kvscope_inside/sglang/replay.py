@@ -6,7 +6,6 @@ pages. Belongs to the thread that tells; of SGLang's objects it reads only what 
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_inside.evicted_hashes import MAX_KNOWN, EvictedHashes
+from kvscope_inside.sglang.asking import Evicted
+from kvscope_inside.sglang.host_rows import Content, HostRows
+from kvscope_inside.sglang.host_tier import Moved
 from kvscope_inside.sglang.notes import Note, Pages, Ran, Row
+from kvscope_inside.sglang.other_pools import Holder, StateRows, WindowRows, hashes_of_windows
+from kvscope_inside.sglang.pools import Pools
+from kvscope_inside.sglang.texts import Beginnings, NameOf, Notes, TextKey, key_of, media_of
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.event_kinds import cause_text
@@ -48,7 +53,7 @@ class _Known:
     theirs: Any
     told: KnownRequest
     waits_since_ns: int
-    seed: int
+    key: TextKey
     num_retractions: int = 0
     has_run: bool = False
     has_ended: bool = False
@@ -57,6 +62,8 @@ class _Known:
     num_hits_counted: int = 0
     num_filled: int = 0
     """Tokens that its pages held when they were read last."""
+    num_published: int = 0
+    """Its first so many pages were in the tree then."""
     table: Ids = field(default_factory=lambda: np.empty(64, np.int64))
     """As it was read last, `num_pages` of it; the rest is room."""
     num_pages: int = 0
@@ -79,7 +86,7 @@ class _Known:
 
     def forget_pages(self) -> None:
         """It has none any more."""
-        self.num_pages = self.num_filled = 0
+        self.num_pages = self.num_filled = self.num_published = 0
 
 
 @dataclass(slots=True)
@@ -90,32 +97,53 @@ class _Step:
     time_ns: int
     evicted: list[int] = field(default_factory=list)
     used: list[Ids] = field(default_factory=list)
+    evictions: dict[int, list[int]] = field(default_factory=dict)
+    """By the number of the request that they were for, 0 where that is not known: blocks of each kind."""
 
 
 class Replay:
-    """Changes `state` by notes, in their order. `by_priority`: requests are retracted by priority, and not those that
-    generated the fewest tokens."""
+    """Changes `state`, which is of `pools`, by notes, in their order. `by_priority`: requests are retracted by
+    priority, and not those that generated the fewest tokens; `drafts_per_step`: tokens that are guessed ahead, 0
+    where that is not always as many; `name_of`: an adapter."""
 
-    def __init__(self, state: CacheState, *, by_priority: bool = False, policy: str = "lru") -> None:
+    def __init__(
+        self,
+        state: CacheState,
+        *,
+        pools: Pools,
+        by_priority: bool = False,
+        policy: str = "lru",
+        drafts_per_step: int = 0,
+        name_of: NameOf = lambda _: None,
+    ) -> None:
         self.state = state
+        self._drafts_per_step, self._name_of = drafts_per_step, name_of
+        self._beginnings = Beginnings()
+        self._windows = WindowRows(state, pools) if pools.windows is not None else None
+        self._of_states = StateRows(state, pools) if pools.states is not None else None
+        self._num_rows = pools.num_pages + 1
+        """Of full attention."""
         self._size = state.hello.cache.block_size
         self._by_priority, self._policy = by_priority, policy
         self._by_object: dict[int, _Known] = {}
         """Until they ended and their row was given back."""
         self._ended: OrderedDict[int, None] = OrderedDict()
-        num_rows = state.hello.cache.num_blocks
+        num_rows = self._num_rows
         self._refs = np.zeros(num_rows, np.int32)
         """How many tables have a page."""
-        self._places = np.zeros(num_rows, np.int32)
+        self._places = np.zeros(state.hello.cache.num_rows, np.int32)
         """Which page of its owner's text it is."""
-        self._texts: dict[int, Any] = {}
-        """By number: tokens of requests that ended, of which pages are left."""
+        self._host = HostRows(state, self._places)
+        self._texts: dict[int, tuple[Any, TextKey, list[tuple[str, int, int]]]] = {}
+        """By number: tokens, key and media of requests that ended, of which pages are left."""
         self._num_ended = 0
         self._free = np.ones(num_rows, bool)
         """As it was read last."""
         self._undecided: Ids = np.empty(0, np.int64)
         """Neither free nor in a table that was read so far."""
         self._evicted_hashes = EvictedHashes()
+        self._evicted_at = 0
+        """The step of the last eviction since pages were read; 0: there was none."""
 
     def apply(self, note: Note) -> Frame:
         """The frame of what the note is about."""
@@ -123,6 +151,7 @@ class Replay:
         step = _Step(state.step + (ran is not None), note.time_ns)
         for word, *about in note.happened:
             _HANDLERS[word](self, step, *about)
+        self._evictions(step)
         decoding = self._decoding(ran) if ran is not None else []
         numbers = self._figures(step, note) if ran is not None else {}
         for request, reason in note.ended:
@@ -153,23 +182,30 @@ class Replay:
     def _content(self, block: int) -> BlockContent:
         ledger = self.state.ledger
         number = int(ledger.owner[block]) if block < ledger.num_blocks else NO_OWNER
-        if number == NO_OWNER:
+        is_of_windows = self._num_rows <= block < self.state.hello.cache.num_blocks and self._windows is not None
+        page = self._windows.page_of(block) if is_of_windows and self._windows is not None else block
+        if number == NO_OWNER or page is None or self._num_rows <= page < self.state.hello.cache.num_blocks:
             return BlockContent(block=block)
-        text = self._texts.get(number)
-        if text is None:
+        text, key, media = self._texts.get(number, ((), TextKey(), []))
+        if number not in self._texts:
             known = next((each for each in self._by_object.values() if each.told.number == number), None)
-            text = _tokens(known.theirs, 0, known.told.num_computed_tokens) if known is not None else ()
-        start = int(self._places[block]) * self._size
+            if known is not None:
+                text = _tokens(known.theirs, 0, known.told.num_computed_tokens)
+                key, media = known.key, media_of(known.theirs)
+        start = int(self._places[page]) * self._size
         tokens = tuple(map(int, text[start : start + int(ledger.filled[block])]))
-        return BlockContent(block=block, number=number, start=start, token_ids=tokens)
+        notes = _notes(key, media, start, len(tokens))
+        return BlockContent(block=block, number=number, start=start, token_ids=tokens, notes=notes)
 
     # What happened, by the words of the notes.
 
-    def _added(self, step: _Step, request: Any, at_ns: int, num_retractions: int, num_free: int) -> None:
+    def _added(
+        self, step: _Step, request: Any, at_ns: int, num_retractions: int, num_free: int, for_whom: Any = None
+    ) -> None:
         known = self._of(request)
         if known is not None and not known.has_ended:
             if num_retractions > known.num_retractions:
-                self._retracted(step, known, num_free)
+                self._retracted(step, known, num_free, self._number(for_whom))
                 known.num_retractions = num_retractions
             return
         told = self.state.add_request(
@@ -179,9 +215,9 @@ class Replay:
             max_tokens=int(getattr(request.sampling_params, "max_new_tokens", 0) or 0),
             priority=_as_priority(request.priority),
         )
-        self._by_object[id(request)] = _Known(request, told, told.info.arrival_ns, _seed_of(request))
+        self._by_object[id(request)] = _Known(request, told, told.info.arrival_ns, key_of(request, self._name_of))
 
-    def _scheduled(self, step: _Step, request: Any, num_cached: int) -> None:
+    def _scheduled(self, step: _Step, request: Any, num_cached: int, num_loaded: int = 0) -> None:
         known = self._of(request)
         if known is None:  # it came by another way than the queue
             self._added(step, request, step.time_ns, 0, 0)
@@ -206,7 +242,8 @@ class Replay:
             kind="started",
             waited_ns=max(0, step.time_ns - known.waits_since_ns),
             num_known_tokens=num_known,
-            num_pool_blocks=num_cached // self._size,
+            num_pool_blocks=max(0, num_cached - num_loaded) // self._size,
+            num_loaded_blocks=min(num_loaded, num_cached) // self._size,
             missed=missed,
             missed_token=token,
             missed_step=at_step,
@@ -222,7 +259,7 @@ class Replay:
         self.state.add_event(msgspec.structs.replace(event, cause=cause_text(event)))
         self.state.touch(told)
 
-    def _retracted(self, step: _Step, known: _Known, num_free: int) -> None:
+    def _retracted(self, step: _Step, known: _Known, num_free: int, other: int) -> None:
         told, num_tokens = known.told, known.told.num_computed_tokens
         num_blocks = -(-num_tokens // self._size)
         why = (
@@ -230,11 +267,14 @@ class Replay:
             if self._by_priority
             else f"having generated the fewest tokens ({told.num_output_tokens})"
         )
+        first = f", request #{other} first" if other else ""
         cause = (
-            f"the running requests needed more blocks than were free or could be evicted; request #{told.number} was "
-            f"chosen, {why}; {num_tokens} tokens in {num_blocks} blocks given up; {num_free} tokens are free now"
+            f"the running requests needed more blocks than were free or could be evicted{first}; request "
+            f"#{told.number} was chosen, {why}; {num_tokens} tokens in {num_blocks} blocks given up; {num_free} tokens "
+            f"are free now"
         )
-        told.set_table(())
+        for group in range(told.num_groups):
+            told.set_table((), group)
         told.state, told.num_computed_tokens = RequestState.PREEMPTED, 0
         told.num_preemptions += 1
         known.waits_since_ns = step.time_ns
@@ -244,6 +284,7 @@ class Replay:
             kind="preempted",
             time_ns=step.time_ns,
             number=told.number,
+            other=other,
             num_blocks=num_blocks,
             num_tokens=num_tokens,
             cause=cause,
@@ -253,11 +294,32 @@ class Replay:
     def _aborted(self, step: _Step, request: Any, num_outputs: int) -> None:
         self._finished(step, request, "FINISH_ABORT")
 
-    def _evicted(self, step: _Step, num_blocks: int) -> None:
-        self.state.count(evicted_blocks=num_blocks)
-        what = "1 cached block was" if num_blocks == 1 else f"{num_blocks} cached blocks were"
-        cause = f"no block was free; {what} evicted, whole ends of prefixes, in the order of SGLang's {self._policy}"
-        self.state.add_event(Event(kind="evicted", time_ns=step.time_ns, num_blocks=num_blocks, cause=cause))
+    def _evicted(self, step: _Step, evicted: Evicted) -> None:
+        counts = [-(-evicted.num_tokens // self._size), -(-evicted.num_window_tokens // self._size), evicted.num_states]
+        before = step.evictions.get(number := self._number(evicted.request), [0] * len(counts))
+        step.evictions[number] = [a + b for a, b in zip(before, counts, strict=True)]
+
+    def _evictions(self, step: _Step) -> None:
+        if step.evictions:
+            self._evicted_at = step.number
+        for number, (num_blocks, num_of_windows, num_states) in step.evictions.items():
+            parts = [_counted(num_blocks, "cached block")] if num_blocks else []
+            parts += [_counted(num_of_windows, "cached block") + " of windows"] if num_of_windows else []
+            parts += [_counted(num_states, "cached state")] if num_states else []
+            total = num_blocks + num_of_windows + num_states
+            self.state.count(evicted_blocks=total)
+            whom = f" for request #{number}" if number else ""
+            order = f"in the order of SGLang's {self._policy}"
+            order = f"whole ends of prefixes, {order}" if num_blocks else order
+            what = f"{' and '.join(parts)} {'was' if total == 1 else 'were'} evicted{whom}, {order}"
+            cause = f"too little was free; {what}"
+            event = Event(kind="evicted", time_ns=step.time_ns, other=number, num_blocks=total, cause=cause)
+            self.state.add_event(event)
+
+    def _number(self, request: Any) -> int:
+        """Of a request of SGLang's; 0: it is none that is known."""
+        known = self._of(request)
+        return known.told.number if known is not None else 0
 
     def _flushed(self, step: _Step) -> None:
         idle = np.flatnonzero(self.state.ledger.state == BlockState.CACHED)
@@ -269,6 +331,10 @@ class Replay:
         self._texts.clear()
         self._evicted_hashes.clear()
         self.state.free_blocks(np.flatnonzero(self.state.ledger.state[1:] != BlockState.FREE) + 1)
+        for pool in (self._windows, self._of_states):
+            if pool is not None:
+                pool.empty()
+        self._host.emptied()
         cause = f"the prefix cache was emptied: {idle.size} cached blocks"
         self.state.add_event(Event(kind="note", time_ns=step.time_ns, num_blocks=int(idle.size), cause=cause))
 
@@ -293,9 +359,8 @@ class Replay:
         if not known.has_run:
             self._forget(id(request))
             return
-        self._texts[told.number] = _tokens(request, 0, len(request.origin_input_ids) + len(request.output_ids)).astype(
-            np.int32
-        )
+        tokens = _tokens(request, 0, len(request.origin_input_ids) + len(request.output_ids)).astype(np.int32)
+        self._texts[told.number] = tokens, known.key, media_of(request)
         self._ended[id(request)] = None
         if len(self._ended) > MAX_ENDED_KNOWN:
             self._forget(next(iter(self._ended)))
@@ -339,26 +404,53 @@ class Replay:
             if known.told.state == RequestState.RUNNING:
                 known.told.num_computed_tokens = note.computed[place]
             numbers[known.told.number] = ran.num_tokens[place]
+            if note.guessed and self._drafts_per_step:
+                self._guessed(known.told, *note.guessed[place])
             self.state.touch(known.told)
         return numbers
+
+    def _guessed(self, told: KnownRequest, num_steps: int, num_right: int) -> None:
+        num_drafts = num_steps * self._drafts_per_step
+        self.state.count(
+            draft_tokens=max(0, num_drafts - told.num_draft_tokens),
+            accepted_tokens=max(0, num_right - told.num_accepted_tokens),
+        )
+        told.num_draft_tokens, told.num_accepted_tokens = num_drafts, num_right
 
     # Pages, as they were read.
 
     def _pages(self, step: _Step, pages: Pages) -> None:
         entries, free = pages.copy.entries(), pages.copy.free()
+        windows, states = pages.copy.windows(), pages.copy.states()
         pages.copy.done()
-        ends = np.cumsum([row.end - row.first for row in (*pages.gone, *pages.rows)], dtype=np.int64)
+        ends = np.cumsum([each.num_entries for each in (*pages.gone, *pages.rows)], dtype=np.int64)
         spans = iter(np.split(entries, ends)[: len(ends)])
+        moved: list[tuple[Moved, Ids, Content]] = []
         for row in pages.gone:
-            ids, known = next(spans), self._of(row.request)
+            ids = next(spans)
+            if isinstance(row, Moved):
+                moved.append((row, ids, self._host.content(ids)))
+                continue
+            known = self._of(row.request)
             if known is not None:
                 self._hold(step, [(known, row)], ids)
                 self._give_up(step, known, row.is_last)
+        between = [self._host.content(ids) for _, ids, _ in moved]
         found = [(self._of(row.request), row, ids) for row, ids in zip(pages.rows, spans, strict=True)]
         held = [(known, row) for known, row, _ in found if known is not None]
         self._hold(step, held, np.concatenate([entries[:0], *(ids for known, _, ids in found if known is not None)]))
         self._fill(held)
+        for known, row in held:
+            known.num_published = row.published
+        for (each, ids, before), after_gone in zip(moved, between, strict=True):
+            freed = self._host.moved(step.number, each, ids, before, after_gone)
+            had = self.state.ledger.hash[freed]
+            self._lost(step, freed[had != 0], had[had != 0])
+            self.state.free_blocks(freed)
         self._states(step, free, pages.is_whole)
+        self._other_pools(step, pages, windows, states)
+        if pages.is_whole:
+            self._evicted_at = 0
 
     def _hold(self, step: _Step, held: Sequence[tuple[_Known, Row]], entries: Ids) -> None:
         """Pages of tables, from entry `first` of each on, and which of them the tree has."""
@@ -441,7 +533,7 @@ class Replay:
         ledger = self.state.ledger
         changed = [*step.used, self._undecided]
         if free is None:
-            free = ledger.hash == 0
+            free = ledger.hash[: self._num_rows] == 0
         changed.append(np.flatnonzero(free != self._free))
         self._free = free
         ids = np.unique(np.concatenate(changed))
@@ -462,10 +554,26 @@ class Replay:
         self.state.set_blocks(others, state=state, ref_count=others_refs, last_used_step=step.number)
         self.state.set_blocks(others[others_refs == 0], filled=self._size)
 
+    def _other_pools(
+        self,
+        step: _Step,
+        pages: Pages,
+        windows: Ids | None,
+        states: tuple[npt.NDArray[np.bool_], list[Ids]] | None,
+    ) -> None:
+        if self._windows is not None and windows is not None:
+            holders = (_holder(known) for known in self._by_object.values() if known.num_pages)
+            lost = self._windows.read(step.number, windows, holders)
+            self._lost(step, lost.rows, lost.hashes)
+        if self._of_states is not None and states is not None:
+            found = [(self._of(request), row) for request, row in pages.places]
+            of_rows = [(_holder(known), row) for known, row in found if known is not None]
+            step.evicted += self._of_states.read(step.number, *states, of_rows).tolist()
+
     def _lost(self, step: _Step, ids: Ids, hashes: Hashes) -> None:
         """These held cached prefixes, and do not any more."""
         step.evicted += ids.tolist()
-        self._evicted_hashes.note(hashes[-MAX_KNOWN:].tolist(), step.number)
+        self._evicted_hashes.note(hashes[-MAX_KNOWN:].tolist(), self._evicted_at or step.number)
 
     def _hashes(self, known: _Known, num_pages: int) -> Hashes:
         """Of the first pages of its text."""
@@ -474,7 +582,7 @@ class Replay:
             start, end = have * self._size, num_pages * self._size
             tokens = _tokens(known.theirs, start, end)
             whole = tokens.size // self._size * self._size
-            before = int(known.sums[-1]) if have else known.seed
+            before = int(known.sums[-1]) if have else known.key.seed
             sums = text_sums(tokens[:whole], start, before)[self._size - 1 :: self._size]
             known.sums = np.concatenate((known.sums, sums))
         hashes = np.zeros(num_pages, np.uint64)
@@ -490,11 +598,23 @@ class Replay:
             return "", 0, 0
         hashes = self._hashes(known, place + 1)
         evicted_at = self._evicted_hashes.step_of(int(hashes[place]))
+        if evicted_at is None and self._windows is not None:
+            of_windows = self._evicted_hashes.step_of(int(hashes_of_windows(hashes[place : place + 1])[0]))
+            evicted_at = of_windows if of_windows is not None else evicted_at
         if evicted_at is not None:
             return "evicted", token, evicted_at
+        if (self.state.ledger.hash[: self._num_rows] == hashes[place]).any():
+            return "", 0, 0  # it is there, and another group has not what belongs to it
         if not place:
-            return "new", 0, 0
+            return self._missed_from_its_start(known, int(hashes[0])), 0, 0
         return ("differs" if (self.state.ledger.parent == hashes[place - 1]).any() else "unseen"), token, 0
+
+    def _missed_from_its_start(self, known: _Known, own: int) -> str:
+        tokens = _tokens(known.theirs, 0, self._size)
+        plain = int((mixed(text_sums(tokens, 0, 0)[-1:]) | np.uint64(1))[0])
+        missed = self._beginnings.missed(plain, known.key, lambda value: bool((self.state.ledger.hash == value).any()))
+        self._beginnings.note(plain, known.key, own)
+        return missed
 
 
 _HANDLERS: Final[dict[str, Callable[..., None]]] = {
@@ -504,6 +624,20 @@ _HANDLERS: Final[dict[str, Callable[..., None]]] = {
     "evicted": Replay._evicted,
     "flushed": Replay._flushed,
 }
+
+
+def _holder(known: _Known) -> Holder:
+    return Holder(known.told, known.pages, known.num_published, known.num_filled)
+
+
+def _notes(key: TextKey, media: Sequence[tuple[str, int, int]], start: int, count: int) -> Notes:
+    """Of `count` tokens of a text from `start` on."""
+    here = [each for each in media if each[1] < start + count and start <= each[2]]
+    return (*key.notes(), *((kind, f"tokens {first} to {last} of the prompt") for kind, first, last in here))
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def mixed(values: Hashes) -> Hashes:
@@ -528,14 +662,6 @@ def _tokens(request: Any, start: int, end: int) -> Ids:
     length = len(prompt)
     parts = [prompt[start:end], outputs[max(0, start - length) : max(0, end - length)]]
     return np.concatenate([np.array(part, np.int64) for part in parts])
-
-
-def _seed_of(request: Any) -> int:
-    """Like texts of another adapter, or of another salt, are other texts."""
-    names = [getattr(request, name, None) for name in ("extra_key", "cache_salt")]
-    if not any(names):
-        return 0
-    return int.from_bytes(hashlib.blake2b(repr(names).encode(), digest_size=8).digest(), "little")
 
 
 def _as_priority(value: Any) -> int:

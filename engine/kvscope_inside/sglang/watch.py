@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,20 +15,15 @@ from kvscope_inside.endpoints import endpoint_of_rank, file_of_rank, free_file, 
 from kvscope_inside.metrics_process import MetricsProcess
 from kvscope_inside.publisher import Publisher
 from kvscope_inside.sglang.actions import SglangActions
-from kvscope_inside.sglang.facts import (
-    full_allocator,
-    hello_of,
-    kv_bytes,
-    num_pages_of,
-    rank_of,
-    weights_bytes,
-)
+from kvscope_inside.sglang.facts import adapter_names, drafts_per_step, hello_of, rank_of
+from kvscope_inside.sglang.memory import SchedulerMemory
 from kvscope_inside.sglang.notes import Note, StepNotes
-from kvscope_inside.sglang.pages import knows_free, reader_of
+from kvscope_inside.sglang.pages import reader_of
 from kvscope_inside.sglang.plugin import log
+from kvscope_inside.sglang.pools import knows_free, pools_of
 from kvscope_inside.sglang.replay import Replay
 from kvscope_inside.teller import Teller
-from kvscope_telemetry.messages.telemetry import Frame, Hello, MemoryBreakdown
+from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.state.cache_state import CacheState
 
 REST: Final = 9
@@ -55,16 +49,19 @@ class Watch:
     ) -> None:
         self._teller = Teller("SGLang", log())
         hooks = self._teller.hooks
-        allocator, args = full_allocator(scheduler), scheduler.server_args
+        pools, args = pools_of(scheduler), scheduler.server_args
         state = CacheState(
-            hello_of(scheduler, secrets.randbits(48), num_ranks=num_ranks, knows_free=knows_free(allocator))
+            hello_of(scheduler, secrets.randbits(48), num_ranks=num_ranks, knows_free=knows_free(pools.full))
         )
         table = scheduler.req_to_token_pool.req_to_token
-        reader = reader_of(table, allocator, num_pages_of(scheduler))
+        reader = reader_of(table, pools)
         self._replay = Replay(
             state,
+            pools=pools,
             by_priority=str(getattr(args, "retraction_policy", "")) == "priority",
             policy=str(getattr(args, "radix_eviction_policy", "lru")),
+            drafts_per_step=drafts_per_step(scheduler),
+            name_of=adapter_names(scheduler),
         )
         actions = SglangActions(scheduler, num_ranks)
         detokenizer = Detokenizer(str(getattr(args, "tokenizer_path", None) or args.model_path))
@@ -79,25 +76,12 @@ class Watch:
                 actions=actions,
                 contents=self._replay.contents,
                 texts=detokenizer.texts,
-                memory=self._memory_of(scheduler, state.hello),
+                memory=SchedulerMemory(scheduler, state.hello).told,
                 tell=log().warning,
             )
         metrics = MetricsProcess(address, data_parallel, log().warning)
         ends = [metrics.close, detokenizer.close]
         self._teller.start(publisher, address, self._notes, self._tell, can_tell=_has_arrived, ends=ends)
-
-    @staticmethod
-    def _memory_of(scheduler: Any, hello: Hello) -> Callable[[], MemoryBreakdown | None]:
-        """Where the memory went, as far as SGLang shows it: weights and pool stay as they are."""
-        try:
-            weights = weights_bytes(scheduler)
-        except Exception as error:
-            log().warning("kvscope: where the memory went is unknown: %s", error)
-            return lambda: None
-        kv = kv_bytes(scheduler)
-        return lambda: MemoryBreakdown(
-            epoch=hello.epoch, time_ns=time.monotonic_ns(), weights_bytes=weights, kv_bytes=kv
-        )
 
     def close(self, reason: str = "") -> None:
         """SGLang is as it was, and whoever watches is told. Idempotent."""

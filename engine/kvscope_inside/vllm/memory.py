@@ -14,22 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_inside.vllm.plugin import log
+from kvscope_inside.weights import bytes_by_part
 from kvscope_telemetry.messages.telemetry import Hello, MemoryBreakdown, ModuleBytes, RankMemory
 
 ANSWER_S: Final = 30.0
-_PARTS: Final = (
-    ("embed", "embeddings"),
-    ("lm_head", "output head"),
-    ("attn", "attention"),
-    ("attention", "attention"),
-    ("mixer", "state layers"),
-    ("mamba", "state layers"),
-    ("expert", "experts"),
-    ("mlp", "MLP"),
-    ("feed_forward", "MLP"),
-    ("norm", "norms"),
-)
-"""What the name of a parameter has in it, and which part of the weights that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +38,7 @@ class WorkerMemory:
 def worker_memory(worker: Any) -> WorkerMemory:
     """Called in a worker."""
     runner = worker.model_runner
-    parts: dict[str, int] = {}
-    seen: set[int] = set()
-    for name, tensor in (*runner.model.named_parameters(), *runner.model.named_buffers()):
-        if tensor.data_ptr() in seen:
-            continue  # tied
-        seen.add(tensor.data_ptr())
-        part = next((part for word, part in _PARTS if word in name), "other")
-        parts[part] = parts.get(part, 0) + tensor.nbytes
+    parts = bytes_by_part(runner.model)
     device = str(getattr(worker, "device", "cpu"))
     weights = _weights(worker, sum(parts.values()))
     torch_bytes = _torch_bytes() if device.startswith("cuda") else {}

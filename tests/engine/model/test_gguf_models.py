@@ -20,6 +20,8 @@ LogitsOf = Callable[..., torch.Tensor]
 SPECIALS = ("<unk>", "<s>", "</s>")
 ARCHITECTURES = {
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
+    "gpt_oss": "gpt-oss",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
 }
@@ -112,6 +114,35 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"attention.sliding_window": 8, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
     ),
+    "gemma3, other layers": (
+        "gemma3_text",
+        {
+            "sliding_window": 8,
+            "query_pre_attn_scalar": 16,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+        {
+            "attention.sliding_window": 8,
+            "attention.sliding_window_pattern": [False, True, False],
+            "rope.freq_base": 1e6,
+        },
+    ),
+    "gemma2, each third is full": (
+        "gemma2",
+        {
+            "sliding_window": 8,
+            "query_pre_attn_scalar": 16,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+        {
+            "attention.sliding_window": 8,
+            "attention.sliding_window_pattern": 3,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
     "stablelm": ("stablelm", rope("default", partial_rotary_factor=0.5) | {"head_dim": None}, {}),
     "qwen2_moe": (
         "qwen2_moe",
@@ -178,6 +209,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "clamped": ({"attention.clamp_kqv": 8.0}, {}, r"llama\.attention\.clamp_kqv=8\.0"),
     "looks ahead": ({"attention.causal": False}, {}, r"llama\.attention\.causal=False"),
     "layers that differ": ({"attention.head_count_kv": [2, 1]}, {}, r"llama\.attention\.head_count_kv is a list"),
+    "a pattern of windows": (
+        {"attention.sliding_window_pattern": [True, False]},
+        {},
+        r"llama\.attention\.sliding_window_pattern='\(True, False\)' asks for what llama here",
+    ),
     "another rotation": ({"rope.scaling.type": "su"}, {}, r"rope\.scaling\.type='su'"),
     "an attention factor": (YARN_FIELDS | {"rope.scaling.attn_factor": 1.5}, {}, r"attn_factor=1\.5"),
     "values of another size": ({"attention.value_length": 8}, {}, r"attention\.value_length=8"),
@@ -196,12 +232,103 @@ def test_what_is_not_done_is_refused_by_name(logits_of: LogitsOf, make: Make, ca
     assert "tiny.gguf" in str(refused.value)
 
 
-def test_lists_of_gemma4_are_refused_by_name(logits_of: LogitsOf, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its layers differ, and its files say how by numbers a layer, which nothing here reads."""
-    monkeypatch.setitem(ARCHITECTURES, "llama", "gemma4")
-    fields = {"attention.sliding_window_pattern": [True, False]}
-    with pytest.raises(BadInput, match=r"gemma4\.attention\.sliding_window_pattern is a list, one a layer"):
-        logits_of(make("llama"), fields)
+GEMMA4: dict[str, Any] = {
+    "sliding_window": 8,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "eos_token_id": [1, 2, 50, 106],
+    "final_logit_softcapping": 30.0,
+}
+GEMMA4_KINDS: dict[str, dict[str, Any]] = {
+    "small": {
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 320,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+    },
+    "large": {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    "experts": {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
+}
+
+
+def gemma4_fields(changes: dict[str, Any]) -> dict[str, Any]:
+    """What a converter writes of it; lists are one number a layer."""
+    slides = [kind == "sliding_attention" for kind in changes["layer_types"]]
+    shared, full_heads = changes.get("num_kv_shared_layers", 0), changes.get("num_global_key_value_heads")
+    fields = {
+        "context_length": 256,
+        "block_count": 6,
+        "embedding_length": 64,
+        "feed_forward_length": [96] * (6 - shared) + [192] * shared,
+        "attention.head_count": 4,
+        "attention.head_count_kv": [2 if slide or not full_heads else full_heads for slide in slides],
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.sliding_window": 8,
+        "attention.sliding_window_pattern": slides,
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": changes["hidden_size_per_layer_input"],
+        "final_logit_softcapping": 30.0,
+        "rope.freq_base": 1e6,
+        "rope.freq_base_swa": 1e4,
+    }
+    for name, size in (("_swa", 16), ("", 32)):
+        keys = f"attention.key_length{name}", f"attention.value_length{name}", f"rope.dimension_count{name}"
+        fields |= dict.fromkeys(keys, size)
+    if "num_experts" in changes:
+        fields |= {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+    return fields
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", GEMMA4_KINDS)
+def test_layers_of_gemma4_differ(logits_of: LogitsOf, make: Make, kind: str) -> None:
+    changes = GEMMA4 | GEMMA4_KINDS[kind]
+    model = make("gemma4_text", **changes)
+    divisors = np.array([1.0] * 4 + [1e30] * 12)
+    check_same(logits_of(model, gemma4_fields(changes), {"rope_freqs.weight": divisors}), model)
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"attention.sliding_window_pattern": [True] * 6}, "attention.sliding_window_pattern"),
+        ({"attention.head_count_kv": [2, 2, 1, 2, 2, 2]}, "attention.head_count_kv"),
+        ({"feed_forward_length": [96, 96, 96, 96, 96, 128]}, "feed_forward_length"),
+        ({"rope.dimension_sections": [1, 2, 3]}, "rope.dimension_sections"),
+        ({"attention.value_length": 24}, "attention.value_length"),
+        ({"attention.shift": 1}, "attention.shift=1"),
+    ],
+)
+def test_what_gemma4_does_not_do_is_refused_by_name(
+    logits_of: LogitsOf, make: Make, fields: dict[str, Any], key: str
+) -> None:
+    changes = GEMMA4 | GEMMA4_KINDS["large"]
+    with pytest.raises(BadInput, match=rf"its key gemma4\.{key} asks for what gemma4(_text)? here does not do"):
+        logits_of(make("gemma4_text", **changes), gemma4_fields(changes) | fields)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "yarn"])
+def test_gpt_oss(logits_of: LogitsOf, make: Make, scaled: bool) -> None:
+    yarn = rope("yarn", 150000.0, **YARN, beta_fast=32.0, beta_slow=1.0, truncate=False)
+    model = make(
+        "gpt_oss",
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=8,
+        **(yarn if scaled else rope("default", 150000.0)),
+    )
+    fields = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 96}
+    check_same(logits_of(model, fields | {"attention.sliding_window": 8} | (YARN_FIELDS if scaled else {})), model)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_one_number_for_all_layers_may_be_a_list(logits_of: LogitsOf, make: Make) -> None:
+    model = make("llama")
+    check_same(logits_of(model, {"attention.head_count_kv": [2, 2], "feed_forward_length": [96, 96]}), model)
 
 
 # Writing files the way llama.cpp's converter does
@@ -213,7 +340,8 @@ def write_model(model: Any, path: Path, fields: dict[str, Any], extra: dict[str,
 
     architecture = ARCHITECTURES.get(model.config.model_type, model.config.model_type)
     writer = gguf.GGUFWriter(path, architecture)
-    for key, value in (common_fields(model.config) | fields).items():
+    common = common_fields(model.config) if architecture != "gemma4" else {}
+    for key, value in (common | fields).items():
         if value is not None:
             _add(writer, f"{architecture}.{key}", value)
     _add_tokenizer(writer, model.config.vocab_size)
@@ -259,8 +387,12 @@ def tensors_of(model: Any) -> dict[str, Any]:
     names = get_gguf_hf_weights_map(model, processor)
     state = {name: tensor.detach().float() for name, tensor in model.state_dict().items()}
     tensors: dict[str, Any] = {}
+    if architecture in ("gemma4", "gpt-oss"):
+        names = _names_of(architecture, names, state)
     for name, source in names.items():
-        if "_exps" in name:
+        if "_exps" in name and architecture == "gpt-oss":
+            tensors |= _interleaved(name, state[source])
+        elif "_exps" in name and architecture != "gemma4":
             tensors |= _experts(name, state[source])
         else:
             tensor = _written(config, name, state[source])
@@ -286,6 +418,38 @@ def _written(config: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
     is_norm = name.endswith("norm.weight")
     return tensor + 1 if is_norm and config.model_type in ("gemma2", "gemma3_text", "nemotron") else tensor
+
+
+def _names_of(architecture: str, names: dict[str, str], state: dict[str, Any]) -> dict[str, str]:
+    """Where a file's names are not those that transformers' loader knows."""
+    if architecture == "gemma4":
+        scales = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+        routers = [source for source in state if source.endswith(tuple(scales))]
+        found = {f"blk.{source.split('.')[2]}.{scales[source.split('.', 3)[3]]}": source for source in routers}
+        return {name if "." in name[-7:] else f"{name}.weight": source for name, source in names.items()} | found
+    parts = {
+        "self_attn.sinks": "attn_sinks.weight",
+        "mlp.router.weight": "ffn_gate_inp.weight",
+        "mlp.router.bias": "ffn_gate_inp.bias",
+        "mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        "mlp.experts.gate_up_proj_bias": "ffn_gate_up_exps.bias",
+        "mlp.experts.down_proj": "ffn_down_exps.weight",
+        "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
+    }
+    layers = [source.split(".", 3) for source in state if ".layers." in source]
+    own = {
+        f"blk.{layer}.{parts[rest]}": f"model.layers.{layer}.{rest}" for _, _, layer, rest in layers if rest in parts
+    }
+    return {name: source for name, source in names.items() if source not in own.values()} | own
+
+
+def _interleaved(name: str, tensor: torch.Tensor) -> dict[str, Any]:
+    """Of gpt-oss: outputs before inputs, gate and up apart."""
+    made = tensor.transpose(1, 2) if tensor.dim() == 3 else tensor
+    if "gate_up" not in name:
+        return {name: made.numpy()}
+    gate, up = made[:, ::2], made[:, 1::2]
+    return {name.replace("gate_up", "gate"): gate.numpy(), name.replace("gate_up", "up"): up.numpy()}
 
 
 def _experts(name: str, tensor: torch.Tensor) -> dict[str, Any]:

@@ -193,6 +193,8 @@ class ContentPart(_Body, frozen=True, kw_only=True):
     text: Text = None
     refusal: Text = None
     image_url: Any = None
+    video_url: Any = None
+    audio_url: Any = None
     input_audio: Any = None
     file: Any = None
 

@@ -70,7 +70,7 @@ def message_text(message: Message) -> str:
 def _part_text(part: ContentPart) -> str:
     text = part.refusal if part.type == "refusal" else part.text
     if part.type not in ("text", "refusal", "input_text") or text is None:
-        raise ApiError(400, f"content of type {part.type!r:.40} is not accepted: text is", param="messages")
+        raise ApiError(400, f"content of type {part.type!r:.40} is not accepted: only text is read", param="messages")
     return text
 
 
@@ -105,7 +105,7 @@ def _rendered(
             **dict(tokenizer.special_tokens)
             | dict(extra)
             | {
-                "messages": BoundedTurns(turns, MAX_TEMPLATE_S),
+                "messages": BoundedTurns(tokenizer.as_read(turns), MAX_TEMPLATE_S),
                 "tools": [_shown(tool) for tool in tools] or None,
                 "documents": None,
                 "add_generation_prompt": add_generation_prompt,

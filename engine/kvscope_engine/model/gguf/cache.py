@@ -15,13 +15,14 @@ from unittest.mock import patch
 import torch
 from safetensors import SafetensorError
 
-from kvscope_engine.model.fetching.cache_folder import cache_folder, exclusive, replace_folder, scratch_folder
-from kvscope_engine.model.fetching.checksum import remembered_sha256
+from kvscope_engine.model.fetching.cache_folder import exclusive, replace_folder, scratch_folder
 from kvscope_engine.model.fetching.progress import ProgressCallback
 from kvscope_engine.model.fetching.quiet import quiet_gguf, quiet_transformers
 from kvscope_engine.model.gguf.config import config_of
-from kvscope_engine.model.gguf.entries import MANIFEST, entry_of, fingerprint, is_intact
+from kvscope_engine.model.gguf.entries import MANIFEST, content_sha256, entry_of, fingerprint, is_intact
 from kvscope_engine.model.gguf.header import GgufHeader, check_gguf
+from kvscope_engine.model.gguf.parts import whole_files
+from kvscope_engine.model.gguf.processors import is_unused, processors
 from kvscope_engine.model.gguf.rope import ROPE_TENSORS
 from kvscope_engine.model.loading.checkpoint import check_report, load_weights
 from kvscope_engine.model.loading.device import dtype_name
@@ -40,7 +41,7 @@ def converted_gguf(gguf: Path, dtype: torch.dtype, progress: ProgressCallback) -
 
     Raises BadInput when the file cannot be converted. Several processes may ask at once: one converts.
     """
-    entry = entry_folder(remembered_sha256(gguf, cache_folder() / "stamps"), dtype)
+    entry = entry_folder(content_sha256(gguf), dtype)
     if is_intact(entry):
         return entry
     with exclusive(entry):
@@ -113,7 +114,7 @@ def _read(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     auto: Any = AutoModelForCausalLM
-    with quiet_gguf(progress, gguf.name), watched_tensors() as used:
+    with quiet_gguf(progress, gguf.name), whole_files(), watched_tensors() as used:
         config = config_of(gguf, header)
         model, report = auto.from_pretrained(
             gguf.parent, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **source
@@ -148,21 +149,22 @@ def _file_system_reason(text: str) -> str:
 
 # Which tensors of a GGUF file became weights: transformers' loader drops those it has no place for.
 #
-# Owns the watching of that loader. Knows tensors by name alone.
+# Owns the watching of that loader, which is given the processors that it lacks. Knows tensors by name alone.
 @contextmanager
 def watched_tensors() -> Iterator[set[str]]:
     """The names that the loader found a place for inside, as far as it came."""
     from transformers import modeling_gguf_pytorch_utils as gguf_loader
 
     used: set[str] = set()
-    with patch.object(gguf_loader, "TENSOR_PROCESSORS", _Watched(gguf_loader.TENSOR_PROCESSORS, used)):
+    known = gguf_loader.TENSOR_PROCESSORS | processors()
+    with patch.object(gguf_loader, "TENSOR_PROCESSORS", _Watched(known, used)):
         yield used
 
 
 def check_used(header: GgufHeader, used: set[str]) -> None:
     """Raise BadInput, naming one, when a tensor of the file is in no weight of the model."""
     left = sorted(header.shapes.keys() - used - set(ROPE_TENSORS))
-    left = [name for name in left if not _HARMLESS.fullmatch(name)]
+    left = [name for name in left if not _HARMLESS.fullmatch(name) and not is_unused(header, name)]
     if left:
         raise BadInput(
             f"it is not accepted: {len(left)} of its tensors, {left[0]} for one, have no place in"

@@ -10,7 +10,9 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
+from kvscope_engine.model.gguf.gemma4 import GEMMA4, gemma4_config
 from kvscope_engine.model.gguf.header import GgufHeader, Scalar
+from kvscope_engine.model.gguf.parts import whole_files
 from kvscope_engine.model.gguf.rope import ROPE_KEYS, apply_rope
 from kvscope_telemetry.errors import BadInput
 
@@ -46,6 +48,7 @@ EXPECTED: Final[dict[str, tuple[Scalar, ...]]] = {
 HARMLESS: Final = frozenset({"tensor_data_layout", "attention.group_norm_groups"})
 _HEAD_KEYS: Final = ("attention.key_length", "attention.value_length")
 _WINDOW: Final = "attention.sliding_window"
+_PATTERN: Final = "attention.sliding_window_pattern"
 _WITH_WINDOW: Final = frozenset({"mistral", "gemma2", "gemma3_text", "gpt_oss", "phi3", "starcoder2"})
 _GATING_KEY: Final = "expert_gating_func"
 _GATING: Final = {"qwen2_moe": 1, "qwen3_moe": 1, "minimax_m2": 2}
@@ -67,7 +70,17 @@ def config_of(gguf: Path, header: GgufHeader) -> Any:
 
     _check_file(header)
     metadata = _metadata_of(header)
-    config: Any = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
+    lists = _lists_of(header, metadata)
+    config: Any
+    if header.architecture == GEMMA4:
+        config = gemma4_config(gguf, header, metadata, lists)
+        _check_rest(header, config, metadata)
+        return config
+    pattern = lists.pop(_PATTERN, None)
+    _refuse_lists(header, lists)
+    with whole_files():
+        config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
+    _apply_pattern(header, config, metadata.pop(_PATTERN, None) if pattern is None else pattern)
     rope = _apply(header, metadata, config)
     if isinstance(config.pad_token_id, int) and config.pad_token_id >= config.vocab_size:
         config.pad_token_id = None  # the architecture's own default, not the file's
@@ -93,18 +106,34 @@ def _check_file(header: GgufHeader) -> None:
     kind = header.fields.get("general.type", "model")
     if kind != "model" or any(key.startswith("adapter.") for key in header.fields):
         raise BadInput(f"it is not accepted: it holds a part of a model, {kind!r:.40}, not a whole one")
-    parts = header.fields.get("split.count", 0)
-    if isinstance(parts, int) and parts > 1:
-        raise BadInput(f"it is not accepted: it is one of {parts} parts; `llama-gguf-split --merge` joins them")
 
 
 def _metadata_of(header: GgufHeader) -> dict[str, Scalar]:
-    """The keys of the architecture without its name."""
+    """The keys of the architecture without its name. A list of one number a layer, the same for all, is that number."""
     prefix = f"{header.architecture}."
-    array = next((key for key in header.arrays if key.startswith(prefix)), None)
-    if array is not None:
-        raise BadInput(f"it is not accepted: its key {array} is a list, one a layer or a part; that is not done")
-    return {key.removeprefix(prefix): value for key, value in header.fields.items() if key.startswith(prefix)}
+    told = {key.removeprefix(prefix): value for key, value in header.fields.items() if key.startswith(prefix)}
+    count = header.fields.get(f"{prefix}block_count")
+    same = {
+        key.removeprefix(prefix): values[0]
+        for key, values in header.lists.items()
+        if key.startswith(prefix) and len(values) == count and len(set(values)) == 1
+    }
+    return told | same
+
+
+def _lists_of(header: GgufHeader, metadata: dict[str, Scalar]) -> dict[str, tuple[Scalar, ...]]:
+    """The keys of the architecture that are lists, but for those of one number for all layers."""
+    prefix = f"{header.architecture}."
+    told = {key.removeprefix(prefix): values for key, values in header.lists.items() if key.startswith(prefix)}
+    others = {key.removeprefix(prefix): () for key in header.arrays if key.startswith(prefix)}
+    return {key: values for key, values in (told | others).items() if key not in metadata}
+
+
+def _refuse_lists(header: GgufHeader, lists: dict[str, tuple[Scalar, ...]]) -> None:
+    key = next(iter(lists), None)
+    if key is not None:
+        name = f"{header.architecture}.{key}"
+        raise BadInput(f"it is not accepted: its key {name} is a list, one a layer or a part; that is not done")
 
 
 def _place(header: GgufHeader, config: Any, key: str, value: Scalar) -> None:
@@ -134,6 +163,20 @@ def _apply_window(header: GgufHeader, config: Any, metadata: dict[str, Scalar]) 
         config.sliding_window = window or None
     elif window:
         raise _refusal(header, config, _WINDOW, window)
+
+
+def _apply_pattern(header: GgufHeader, config: Any, pattern: Scalar | tuple[Scalar, ...] | None) -> None:
+    """Which layers have the window: those of a list, all or none, or all but each of some number."""
+    if pattern is None:
+        return
+    count = int(config.num_hidden_layers)
+    if isinstance(pattern, bool):
+        pattern = (pattern,) * count
+    if isinstance(pattern, int) and pattern > 0:
+        pattern = tuple((layer + 1) % pattern != 0 for layer in range(count))
+    if not isinstance(pattern, tuple) or len(pattern) != count or not hasattr(config, "layer_types"):
+        raise _refusal(header, config, _PATTERN, pattern if isinstance(pattern, int) else str(pattern))
+    config.layer_types = ["sliding_attention" if slides else "full_attention" for slides in pattern]
 
 
 def _apply_biases(header: GgufHeader, config: Any) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_engine.model.fetching.cache_folder import cache_folder
+from kvscope_engine.model.fetching.checksum import remembered_sha256
+from kvscope_engine.model.gguf.parts import parts_of
 
 FORMAT_VERSION: Final = 2
 """Goes up when the same file is converted to another model than before."""
@@ -20,6 +22,14 @@ NUM_SAMPLES: Final = 64
 def entry_of(sha256: str, dtype: str) -> Path:
     """Where the entry of a file with this checksum belongs, its weights in the dtype of this name."""
     return cache_folder() / "converted" / f"{sha256[:32]}-{dtype}-v{FORMAT_VERSION}"
+
+
+def content_sha256(path: Path) -> str:
+    """Of a GGUF file; of all parts together, where `path` is the first of several. Remembered while they are as they
+    were."""
+    stamps = cache_folder() / "stamps"
+    found = [remembered_sha256(part, stamps) for part in parts_of(path)]
+    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 
 def is_intact(entry: Path) -> bool:

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from kvscope_engine.model.gguf.parts import parts_of
 from kvscope_telemetry.errors import BadInput
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 MAX_DIMENSIONS: Final = 4
+MAX_LIST: Final = 1024
+"""Numbers of a list that is read: one a layer."""
 _SCALARS: Final = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING: Final = 8
 _ARRAY: Final = 9
@@ -40,18 +43,23 @@ Scalar = int | float | bool | str
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where in the file a tensor lies, and its type by ggml's number."""
+    """Where in which file a tensor lies, and its type by ggml's number."""
 
     kind: int
     start: int
     num_bytes: int
+    file: Path = Path()
 
 
 @dataclass(slots=True)
 class GgufHeader:
-    """Scalar fields by key, and the dimensions and place of each tensor by name. Of arrays, only their keys."""
+    """Scalar fields by key, and the dimensions and place of each tensor by name.
+
+    Of arrays, those of few numbers, and the keys of all others.
+    """
 
     fields: dict[str, Scalar] = field(default_factory=dict)
+    lists: dict[str, tuple[Scalar, ...]] = field(default_factory=dict)
     arrays: list[str] = field(default_factory=list)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     places: dict[str, TensorPlace] = field(default_factory=dict)
@@ -63,16 +71,41 @@ class GgufHeader:
 
 
 def check_gguf(path: Path) -> GgufHeader:
-    """The head of the file. Raises BadInput when it is no GGUF, cut short, or claims what cannot be in it."""
+    """The head of the file, and of all parts where it is the first of several.
+
+    Raises BadInput when it is no GGUF, cut short, or claims what cannot be in it.
+    """
+    header, *others = (_header_of(part) for part in parts_of(path))
+    try:
+        _join(header, others)
+        _check_sizes(header)
+    except BadInput as error:
+        raise BadInput(f"{path} is not accepted: {error}") from error
+    return header
+
+
+def _header_of(path: Path) -> GgufHeader:
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _read(_Reader(data))
+            return _read(_Reader(data), path)
     except BadInput as error:
         raise BadInput(f"{path} is not accepted: {error}") from error
     except ValueError as error:  # an empty file cannot be mapped
         raise BadInput(f"{path} is not accepted: it is empty") from error
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
+
+
+def _join(header: GgufHeader, others: list[GgufHeader]) -> None:
+    count = header.fields.get("split.count", 0)
+    if count not in (0, 1, 1 + len(others)):
+        raise BadInput(f"it is one of {count!r:.40} parts, which must be beside it, named as llama-gguf-split does")
+    for other in others:
+        twice = next(iter(header.shapes.keys() & other.shapes.keys()), None)
+        if twice is not None:
+            raise BadInput(f"tensor {twice!r:.60} occurs twice")
+        header.shapes |= other.shapes
+        header.places |= other.places
 
 
 class _Reader:
@@ -127,7 +160,7 @@ class _Reader:
         return self.data[start : start + length].decode("utf-8", "replace")
 
 
-def _read(reader: _Reader) -> GgufHeader:
+def _read(reader: _Reader, path: Path) -> GgufHeader:
     if reader.data[:4] != MAGIC:
         raise BadInput("it is not a GGUF file")
     reader.take(4)
@@ -140,38 +173,44 @@ def _read(reader: _Reader) -> GgufHeader:
     for _ in range(num_fields):
         key = reader.string()
         value = _value(reader, reader.whole("I"), key)
-        if value is not None:
+        if isinstance(value, tuple):
+            header.lists[key] = value
+        elif value is not None:
             header.fields[key] = value
         else:
             header.arrays.append(key)
-    _read_tensors(reader, num_tensors, header)
-    _check_sizes(header)
+    _read_tensors(reader, num_tensors, header, path)
     return header
 
 
-def _value(reader: _Reader, kind: int, key: str) -> Scalar | None:
+def _value(reader: _Reader, kind: int, key: str) -> Scalar | tuple[Scalar, ...] | None:
     if kind == _STRING:
         return reader.string()
     if kind == _ARRAY:
-        _skip_array(reader, key)
-        return None
+        return _array(reader, key)
     if kind not in _SCALARS:
         raise BadInput(f"field {key!r:.60} has unknown type {kind}")
     return reader.scalar(_SCALARS[kind])
 
 
-def _skip_array(reader: _Reader, key: str) -> None:
+def _array(reader: _Reader, key: str) -> tuple[Scalar, ...] | None:
+    """Its numbers, where they are few; else what is behind it is read next."""
     kind = reader.whole("I")
     if kind == _STRING:
         reader.skip_strings(reader.count(_MIN_STRING_BYTES, f"strings in {key!r:.60}"))
-    elif kind in _SCALARS:
-        size = struct.calcsize(f"<{_SCALARS[kind]}")
-        reader.take(reader.count(size, f"numbers in {key!r:.60}") * size)
-    else:
+        return None
+    if kind not in _SCALARS:
         raise BadInput(f"array {key!r:.60} has items of unknown type {kind}")
+    code = _SCALARS[kind]
+    size = struct.calcsize(f"<{code}")
+    count = reader.count(size, f"numbers in {key!r:.60}")
+    if count <= MAX_LIST:
+        return tuple(reader.scalar(code) for _ in range(count))
+    reader.take(count * size)
+    return None
 
 
-def _read_tensors(reader: _Reader, num_tensors: int, header: GgufHeader) -> None:
+def _read_tensors(reader: _Reader, num_tensors: int, header: GgufHeader, path: Path) -> None:
     places: list[tuple[str, int, int]] = []
     kinds: list[int] = []
     for _ in range(num_tensors):
@@ -185,7 +224,7 @@ def _read_tensors(reader: _Reader, num_tensors: int, header: GgufHeader) -> None
         kinds.append(kind)
     begin = _check_places(places, header.fields.get("general.alignment", 32), reader)
     for kind, (name, start, num_bytes) in zip(kinds, places, strict=True):
-        header.places[name] = TensorPlace(kind, begin + start, num_bytes)
+        header.places[name] = TensorPlace(kind, begin + start, num_bytes, path)
 
 
 def _shape(reader: _Reader, name: str) -> tuple[int, ...]:
@@ -234,6 +273,7 @@ def _check_sizes(header: GgufHeader) -> None:
     largest = max(max(shape) for shape in header.shapes.values())
     limits = dict.fromkeys(_SIZE_FIELDS, largest) | {"block_count": len(header.shapes)}
     for name, limit in limits.items():
-        value = header.fields.get(f"{header.architecture}.{name}", 1)
-        if not isinstance(value, int) or not 0 < value <= limit:
-            raise BadInput(f"{header.architecture}.{name} is {value!r:.40}, its tensors allow 1 to {limit}")
+        key = f"{header.architecture}.{name}"
+        for value in header.lists.get(key, (header.fields.get(key, 1),)):
+            if not isinstance(value, int) or not 0 < value <= limit:
+                raise BadInput(f"{key} is {value!r:.40}, its tensors allow 1 to {limit}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_engine.model.gguf.header import GgufHeader, Scalar
+from kvscope_engine.model.gguf.parts import read_gguf
 from kvscope_telemetry.errors import BadInput
 
 FACTORS: Final = "rope_freqs.weight"
@@ -91,7 +92,7 @@ def _scaling(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, config
     if kind == "longrope":
         return _longrope(header, metadata, gguf, config)
     if FACTORS in header.shapes and (kind == "none" or factor == 1.0):
-        return _scaled_frequencies(_values(gguf, FACTORS), config)
+        return _scaled_frequencies(tensor_values(gguf, FACTORS), config)
     if FACTORS in header.shapes:
         raise BadInput(f"it is not accepted: it scales rotation twice, by {FACTORS} and by {_TYPE}={kind!r:.40}")
     if kind == "none" or factor == 1.0:
@@ -99,8 +100,9 @@ def _scaling(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, config
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     original = metadata.get(_ORIGINAL) or int(config.max_position_embeddings / factor)
+    exact = {"truncate": False} if config.model_type == "gpt_oss" else {}
     betas = {name: float(metadata.get(key) or usual) for key, (name, usual) in _YARN.items()}
-    return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original} | betas
+    return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original} | betas | exact
 
 
 def _kind(header: GgufHeader, metadata: dict[str, Scalar]) -> str:
@@ -118,8 +120,8 @@ def _longrope(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, confi
         config.original_max_position_embeddings = original
     return {
         "rope_type": "longrope",
-        "short_factor": _values(gguf, SHORT_FACTORS),
-        "long_factor": _values(gguf, LONG_FACTORS),
+        "short_factor": tensor_values(gguf, SHORT_FACTORS),
+        "long_factor": tensor_values(gguf, LONG_FACTORS),
         "attention_factor": float(metadata.get(_ATTENTION) or 1.0),
         "factor": config.max_position_embeddings / original,
         "original_max_position_embeddings": original,
@@ -140,10 +142,11 @@ def _scaled_frequencies(factors: list[float], config: Any) -> dict[str, Any]:
     }
 
 
-def _values(gguf: Path, name: str) -> list[float]:
-    from gguf import GGUFReader, dequantize
+def tensor_values(gguf: Path, name: str) -> list[float]:
+    """All numbers of a small tensor."""
+    from gguf import dequantize
 
-    tensor = next(tensor for tensor in GGUFReader(gguf).tensors if tensor.name == name)
+    tensor = next(tensor for tensor in read_gguf(gguf).tensors if tensor.name == name)
     return [float(value) for value in dequantize(tensor.data, tensor.tensor_type).reshape(-1)]
 
 

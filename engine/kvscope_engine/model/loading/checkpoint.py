@@ -5,7 +5,8 @@ Weights are safetensors alone: nothing is ever unpickled, and no code that comes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,8 @@ from kvscope_engine.model.fetching.progress import ProgressCallback
 from kvscope_engine.model.fetching.quiet import quiet_transformers
 from kvscope_engine.model.loading.json_file import read_json
 from kvscope_engine.model.loading.shortage import is_no_memory
+from kvscope_engine.model.loading.stored_tensor import MadeTensor
+from kvscope_engine.model.loading.text_part import loading_class, reading_config, take_text_part
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 CONFIG_FILE: Final = "config.json"
@@ -44,23 +47,21 @@ def load_weights(
     device: torch.device,
     detail: str,
     progress: ProgressCallback,
-    tensors: dict[str, torch.Tensor] | None = None,
+    tensors: Mapping[str, Any] | None = None,
 ) -> torch.nn.Module:
     """The causal language model in `folder`. On a CPU, weights in the dtype of the files are mapped, not read.
 
-    `tensors` are its weights, where they are not as the files hold them;
+    `tensors` are its weights, where they are not as the files hold them: tensors, or what gives one for `[...]`;
     `detail` is what progress calls it.
 
     Raises BadInput when weights are missing or of another shape than the configuration says.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
-
-    auto: Any = AutoModelForCausalLM if tensors is None else MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+    is_made = any(isinstance(tensor, MadeTensor) for tensor in (tensors or {}).values())
     try:
-        with quiet_transformers(progress, "load", detail), segment_a_weight():
-            model, report = auto.from_pretrained(
+        with quiet_transformers(progress, "load", detail), segment_a_weight(), _one_by_one(is_made):
+            model, report = loading_class(hf_config).from_pretrained(
                 folder if tensors is None else None,
-                config=hf_config,
+                config=reading_config(hf_config),
                 state_dict=tensors,
                 dtype=dtype,
                 attn_implementation="eager",
@@ -77,8 +78,7 @@ def load_weights(
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"the model in {str(folder)!r} cannot be loaded: {line:.200}") from error
     check_report(folder, report)
-    module: torch.nn.Module = model
-    return module
+    return take_text_part(model, hf_config)
 
 
 @contextmanager
@@ -91,6 +91,16 @@ def segment_a_weight() -> Iterator[None]:
     from transformers import modeling_utils
 
     with patch.object(modeling_utils, "caching_allocator_warmup", _take_nothing, create=True):
+        yield
+
+
+@contextmanager
+def _one_by_one(is_asked: bool) -> Iterator[None]:
+    """Inside, transformers asks for a tensor when it puts it into its module, not for many ahead.
+
+    While it is made, a tensor takes several times what it becomes.
+    """
+    with patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"} if is_asked else {}):
         yield
 
 

@@ -6,6 +6,7 @@ Knows nothing of blocks: how attention is computed is for `attention`, who runs 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,14 +34,17 @@ from kvscope_engine.model.loading.hf_config import (
     read_config,
 )
 from kvscope_engine.model.loading.quantization import choose_quantization, filed_bits, shown
+from kvscope_engine.model.loading.stored_tensor import StoredTensor, stored_tensors
 from kvscope_engine.model.loading.support import Blueprint, blueprint, check_options_with_states, uses_interface
+from kvscope_engine.model.loading.text_part import has_other_parts, make_model, text_config
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
 from kvscope_engine.model.memory.memory_plan import check_weights_fit
 from kvscope_engine.model.memory.shortage_report import start_remedy
 from kvscope_engine.model.quantized.checkpoint import load_quantized
 from kvscope_engine.model.quantized.filed_weight import name_format
 from kvscope_engine.model.quantized.gguf_blocks import attach_gguf, name_gguf
-from kvscope_engine.model.quantized.recipe import Recipe, take_recipe
+from kvscope_engine.model.quantized.recipe import UNNAMED, Recipe, take_recipe
+from kvscope_engine.model.quantized.scaled import is_scaled
 from kvscope_engine.model.ranks.rank import ALONE, Rank
 from kvscope_engine.model.ranks.shard import check_divides, shard_model
 from kvscope_engine.model.running.host_memory import bound_compiled_products
@@ -142,10 +146,11 @@ def _load(
     rank: Rank,
 ) -> LoadedModel:
     folder, config_file = _files(name, dtype, progress)
-    hf_config = read_config(config_file)
-    recipe = take_recipe(hf_config, name.text)
-    plan = blueprint(hf_config, name.text)
+    whole = read_config(config_file)
+    recipe = take_recipe(whole, name.text)
+    plan = blueprint(whole, name.text)
     check_options_with_states(config, plan, name.text)
+    hf_config = text_config(whole)
     max_model_len = resolve_max_model_len(hf_config, config.max_model_len, name.text)
     _check_shares(hf_config, rank, name)
     _check_memory(plan, name, dtype, device, config)
@@ -156,9 +161,9 @@ def _load(
     is_whole = rank.is_alone and not config.cpu_offload_gb
     source = device if is_whole else torch.device("cpu")  # where a file is mapped, and only what is kept is read
     if name.kind == "dummy":
-        module = random_model(hf_config, dtype, source, config.seed, progress)
+        module = random_model(whole, dtype, source, config.seed, progress)
     else:
-        given = folder, hf_config, dtype, source, name.text, progress
+        given = folder, whole, dtype, source, name.text, progress
         module, notes = _module(check_weights(folder), recipe, quantization, given)
     if not rank.is_alone:
         shard_model(module, rank, name.text)
@@ -180,7 +185,7 @@ def _load(
             max_model_len,
             (shown(quantization, device, filed_bits(recipe, file)), sampling),
         ),
-        eos_token_ids=eos_token_ids(folder, hf_config),
+        eos_token_ids=eos_token_ids(folder, whole) or eos_token_ids(folder, hf_config),
         device=device,
         dtype=dtype,
         max_model_len=max_model_len,
@@ -198,13 +203,29 @@ def _module(
     given: tuple[Path, Any, torch.dtype, torch.device, str, ProgressCallback],
 ) -> tuple[torch.nn.Module, list[str]]:
     """Of a checkpoint in `files`, with `given` for `load_weights`; and lines about it."""
-    if recipe is None:
-        return load_weights(*given), []
-    dtype, keeps = given[2], quantization != "none"
-    module, note = load_quantized(files, recipe, dtype, lambda tensors: load_weights(*given, tensors), keeps=keeps)
-    name_format(module, f"{recipe.method.upper()}, groups of {recipe.group or 'a row'}")
-    widened = f"weights come as {recipe} and are widened to {dtype_name(dtype)}"
-    return module, [line for line in (note, widened if quantization == "none" else "") if line]
+    folder, whole, dtype = given[:3]
+    stored = stored_tensors(files)
+    recipe = recipe or (UNNAMED if is_scaled(stored) else None)
+    notes: list[str] = []
+    if recipe is not None:
+        build = partial(load_weights, *given)
+        module, note = load_quantized(folder, stored, recipe, dtype, build, keeps=quantization != "none")
+        name_format(module, recipe.format)
+        widened = f"weights come as {recipe} and are widened to {dtype_name(dtype)}"
+        notes = [line for line in (note, widened if quantization == "none" else "") if line]
+    else:
+        module = load_weights(*given, stored if has_other_parts(whole) else None)
+    return module, [*notes, *([_left_out(whole, stored)] if has_other_parts(whole) else [])]
+
+
+def _left_out(config: Any, stored: dict[str, StoredTensor]) -> str:
+    """About what was not read of a model that reads more than text."""
+    left = sum(tensor.num_bytes for tensor in stored.values() if not tensor.was_read)
+    total = sum(tensor.num_bytes for tensor in stored.values())
+    return (
+        f"{config.model_type} reads more than text: its text part is served, and {left / 1e9:.2f} of its"
+        f" {total / 1e9:.2f} GB of weights, which see or hear, are not read"
+    )
 
 
 def _keep_on_host(module: torch.nn.Module, cpu_offload_gb: float, device: torch.device) -> None:
@@ -314,15 +335,9 @@ def random_model(
 
     The causal language model of `hf_config`, initialised on `device` in `dtype`; a seed gives it again.
     """
-    from transformers import AutoModelForCausalLM
-
-    auto: Any = AutoModelForCausalLM
     with Meter(progress, "load", "random weights"), torch.random.fork_rng(_devices(device)), device:
         torch.manual_seed(seed)
-        model: torch.nn.Module = auto.from_config(
-            hf_config, dtype=dtype, attn_implementation="eager", trust_remote_code=False
-        )
-    return model
+        return make_model(hf_config, dtype)
 
 
 def _devices(device: torch.device) -> list[int]:

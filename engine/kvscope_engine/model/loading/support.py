@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvscope_engine.model.loading.text_part import has_other_parts, is_causal, make_model, text_config
+from kvscope_engine.model.quantized.recipe import METHODS
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
@@ -32,16 +34,24 @@ class Blueprint:
 
 
 def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
-    """The model that `config` makes. Raises BadInput, naming model and architecture, for what cannot be served."""
+    """The text part of the model that `config` makes.
+
+    Raises BadInput, naming model and architecture, for what cannot be served.
+    """
     from kvscope_engine.model.running.recurrent import keeps_state
 
     _check_config(config, name)
     skeleton = _skeleton(config, name)
     architecture = type(skeleton).__name__
-    num_layers = int(config.num_hidden_layers)
+    num_layers = int(text_config(config).num_hidden_layers)
     kinds = Counter(type(module) for module in skeleton.modules())
     num_attention = sum(count for kind, count in kinds.items() if uses_interface(kind))
     has_states = any(keeps_state(kind) for kind in kinds)  # how each layer is run is found out when it runs
+    if num_attention < num_layers and uses_alibi(config):
+        raise BadInput(
+            f"model {name!r} is not supported: {architecture} adds a number for each distance to its attention scores"
+            " (ALiBi), which is not done"
+        )
     if num_attention < num_layers and not has_states:
         raise BadInput(
             f"model {name!r} is not supported: {num_attention} of the {num_layers} layers of {architecture}"
@@ -70,36 +80,35 @@ def check_options_with_states(config: EngineConfig, plan: Blueprint, name: str) 
 
 
 def _check_config(config: PretrainedConfig, name: str) -> None:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
     kind = config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise BadInput(f"model {name!r} is not supported: {kind} is an encoder-decoder, only decoders are")
-    if config.get_text_config(decoder=True) is not config:
-        raise BadInput(f"model {name!r} is not supported: {kind} is multimodal; only text models are")
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise BadInput(f"model {name!r} is not supported: {kind} is not a causal language model")
+    if not is_causal(config):
+        more = " reads more than text, and its text part" if has_other_parts(config) else ""
+        raise BadInput(f"model {name!r} is not supported: {kind}{more} is not a causal language model")
     quantization = getattr(config, "quantization_config", None)
     if quantization is not None:
         method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization
         raise BadInput(
             f"model {name!r} is not supported: its weights are quantized with {method!s:.40};"
-            " GPTQ, AWQ, a GGUF file or weights in 16 or 32 bits are"
+            f" {METHODS}, a GGUF file or weights in 16 or 32 bits are"
         )
 
 
 def _skeleton(config: PretrainedConfig, name: str) -> torch.nn.Module:
     """The modules without memory for their weights."""
-    from transformers import AutoModelForCausalLM
-
-    auto: Any = AutoModelForCausalLM
     try:
         with torch.device("meta"):
-            model: torch.nn.Module = auto.from_config(config, attn_implementation="eager", trust_remote_code=False)
+            return make_model(config)
     except Exception as error:  # sizes that do not fit each other: torch and transformers raise what they like
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"model {name!r} is not accepted: {config.model_type}: {line:.200}") from error
-    return model
+
+
+def uses_alibi(config: Any) -> bool:
+    """Whether positions are in attention's scores alone, as distances."""
+    places = (config, getattr(config, "attn_config", None))
+    return config.model_type == "bloom" or any(getattr(place, "alibi", False) is True for place in places)
 
 
 def uses_interface(kind: Any) -> bool:

@@ -5,172 +5,88 @@ Owns the way from a folder's tensors to a module. Which layers run on the file's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import nn
 
+from kvscope_engine.model.loading.stored_tensor import MadeTensor, StoredTensor
 from kvscope_engine.model.quantized.filed_weight import keep_filed
 from kvscope_engine.model.quantized.recipe import Recipe
-from kvscope_kernels.grouped.weight import CHUNK, GroupedWeight, grouped
+from kvscope_engine.model.quantized.scaled import ScaledWeight, plain_tensors, scaled_weights
+from kvscope_engine.model.quantized.words import PARTS, words_of
 from kvscope_telemetry.errors import BadInput
 
-_AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of 8 outputs each 4 bits of a word hold, from the lowest."""
-PARTS: Final = ("qweight", "qzeros", "scales", "g_idx")
-Build = Callable[[dict[str, torch.Tensor]], nn.Module]
-_MARK = ".qweight"
+Build = Callable[[dict[str, Any]], nn.Module]
+_MARK: Final = ".qweight"
+_LAYERS: Final = "layers."
 
 
 def load_quantized(
-    files: Sequence[Path], recipe: Recipe, dtype: torch.dtype, build: Build, *, keeps: bool
+    folder: Path, stored: dict[str, StoredTensor], recipe: Recipe, dtype: torch.dtype, build: Build, *, keeps: bool
 ) -> tuple[nn.Module, str]:
-    """The module that `build` makes of plain weights in `dtype`, and a line about what it could not keep, or nothing.
+    """The module of what `folder` holds, and a line about what could not be kept, or nothing.
 
-    With `keeps` each layer's weight of the file is at hand (`filed_weight`). Raises BadInput for tensors that do not
-    fit each other.
+    It is what `build` makes of plain weights in `dtype`. That is given tensors, or what gives one for `[...]`: then no
+    more of them are wide than it asks for at a time. With `keeps` each layer's weight of the file is at hand
+    (`filed_weight`). Raises BadInput for tensors that do not fit each other.
     """
-    tensors = _read(files)
     try:
-        words = _words(tensors, recipe)
+        weights = _in_words(stored, recipe) if recipe.is_in_words else scaled_weights(stored, recipe)
     except BadInput as error:
-        raise BadInput(f"the model in {str(files[0].parent)!r} cannot be loaded: {error}") from error
-    plain = {name: tensor for name, tensor in tensors.items() if not _is_of(name, words)}
-    module = build(plain | {f"{prefix}.weight": each.widened().to(dtype) for prefix, each in words.items()})
-    return module, _keep(module, words) if keeps else ""
+        raise BadInput(f"the model in {str(folder)!r} cannot be loaded: {error}") from error
+    tensors = plain_tensors(stored, weights, dtype)
+    module = build(tensors)
+    return module, _keep(module, weights, tensors) if keeps else ""
 
 
-def _words(tensors: dict[str, torch.Tensor], recipe: Recipe) -> dict[str, Words]:
-    prefixes = [name.removesuffix(_MARK) for name in tensors if name.endswith(_MARK)]
+def _in_words(stored: dict[str, StoredTensor], recipe: Recipe) -> list[ScaledWeight]:
+    prefixes = [name.removesuffix(_MARK) for name in stored if name.endswith(_MARK)]
     if not prefixes:
         raise BadInput(f"it holds no layer in words, as {recipe.method} has them")
-    return {prefix: words_of(tensors, prefix, recipe) for prefix in prefixes}
+    return [_of_words(stored, prefix, recipe) for prefix in prefixes]
 
 
-def _read(files: Sequence[Path]) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    tensors: dict[str, torch.Tensor] = {}
-    for path in files:
-        tensors |= load_file(path)
-    return tensors
-
-
-def _is_of(name: str, words: dict[str, Words]) -> bool:
-    prefix, _, part = name.rpartition(".")
-    return prefix in words and part in PARTS
+def _of_words(stored: dict[str, StoredTensor], prefix: str, recipe: Recipe) -> ScaledWeight:
+    names = [f"{prefix}.{part}" for part in PARTS]
+    words = words_of({name: stored[name].read() for name in names if name in stored}, prefix, recipe)
+    return ScaledWeight(
+        f"{prefix}.weight",
+        frozenset(names),
+        lambda dtype: words.widened().to(dtype),
+        words.grouped,
+        words.is_in_order,
+    )
 
 
-def _keep(module: Any, words: dict[str, Words]) -> str:
-    unordered = 0
-    for prefix, each in words.items():
-        if each.is_in_order:
-            keep_filed(module.get_submodule(prefix), [each.grouped])
+def _keep(module: Any, weights: list[ScaledWeight], tensors: dict[str, Any]) -> str:
+    unordered = kept = 0
+    layers = _linear_layers(module)
+    for weight in weights:
+        made: MadeTensor = tensors[weight.target]
+        layer = layers.get(_below_layers(weight.target.removesuffix(".weight"))) if made.was_read else None
+        if layer is None or weight.grouped is None:
+            continue  # of a part that is not served, or one that transformers holds together with others
+        kept += 1
+        if weight.is_in_order:
+            keep_filed(layer, [weight.grouped])
         else:
             unordered += 1
     if not unordered:
         return ""
     return (
-        f"{unordered} of {len(words)} quantized layers have their inputs in the order of activations (desc_act): no"
+        f"{unordered} of {kept} quantized layers have their inputs in the order of activations (desc_act): no"
         " product here reads that, so their weights are widened"
     )
 
 
-@dataclass(frozen=True)
-class Words:
-    """Words of 32 bits in which GPTQ and AWQ hold 4 or 8 bits a weight, as grouped weights.
-
-    Owns their order. GPTQ packs inputs one after the other (https://github.com/AutoGPTQ/AutoGPTQ), AWQ outputs in an
-    order of its own (https://github.com/casper-hansen/AutoAWQ, version `gemm`). A weight is scale * (code - zero) in
-    both.
-
-    A layer's weight as a checkpoint holds it.
-    """
-
-    recipe: Recipe
-    qweight: torch.Tensor
-    qzeros: torch.Tensor
-    scales: torch.Tensor
-    g_idx: torch.Tensor | None
-
-    @property
-    def is_in_order(self) -> bool:
-        """Whether inputs of a group are one after the other, as products here need it."""
-        if self.g_idx is None:
-            return True
-        return torch.equal(self.g_idx.long(), torch.arange(len(self.g_idx)) // self._group)
-
-    def grouped(self) -> GroupedWeight:
-        """Of inputs that are in order."""
-        codes, scale, low = self._facts()
-        return grouped(codes, scale, low, self.recipe.bits, self._group)
-
-    def widened(self) -> torch.Tensor:
-        """(outputs, inputs) float32, in whatever order the inputs are."""
-        if self.g_idx is None or self.is_in_order:
-            return self.grouped().widened()
-        codes, scale, low = self._facts()
-        place = self.g_idx.long()
-        return scale[:, place] * codes + low[:, place]
-
-    @property
-    def _inputs(self) -> int:
-        return len(self.qweight) * (32 // self.recipe.bits if self.recipe.method == "gptq" else 1)
-
-    @property
-    def _group(self) -> int:
-        return self.recipe.group or -(-self._inputs // CHUNK) * CHUNK
-
-    def _facts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Codes (outputs, inputs), scales and lows (outputs, groups)."""
-        bits, scale = self.recipe.bits, self.scales.float()
-        if self.recipe.method == "gptq":
-            codes = _parts(self.qweight.T, bits)  # inputs are packed
-            zeros = _parts(self.qzeros, bits)
-        else:
-            codes, zeros = _awq_parts(self.qweight).T, _awq_parts(self.qzeros)
-        zeros = zeros[:, : scale.shape[1]].float() + self.recipe.zero_offset
-        return codes.contiguous(), scale.T.contiguous(), (-scale * zeros).T.contiguous()
+def _linear_layers(module: nn.Module) -> dict[str, nn.Module]:
+    """By what their names are in files of models with other parts and without."""
+    return {_below_layers(name): part for name, part in module.named_modules() if type(part) is nn.Linear}
 
 
-def words_of(tensors: Mapping[str, torch.Tensor], prefix: str, recipe: Recipe) -> Words:
-    """Those of the layer `prefix`. Raises BadInput, naming it, when parts are missing or do not fit each other."""
-    found = {part: tensors.get(f"{prefix}.{part}") for part in PARTS}
-    qweight, qzeros, scales = (found[part] for part in PARTS[:3])
-    if qweight is None or qzeros is None or scales is None:
-        missing = next(part for part in PARTS if found[part] is None)
-        raise BadInput(f"it lacks {prefix}.{missing}")
-    words = Words(recipe, qweight, qzeros, scales, found["g_idx"])
-    _check(words, prefix)
-    return words
-
-
-def _check(words: Words, prefix: str) -> None:
-    packed, tensors = 32 // words.recipe.bits, (words.qweight, words.qzeros, words.scales)
-    if any(tensor.dim() != 2 for tensor in tensors) or any(tensor.dtype != torch.int32 for tensor in tensors[:2]):
-        raise BadInput(f"{prefix}.qweight is not in words of 32 bits")
-    groups = -(-words._inputs // words._group)
-    outputs = words.qweight.shape[1] * (1 if words.recipe.method == "gptq" else packed)
-    if words.scales.shape != (groups, outputs) or words.qzeros.shape != (groups, -(-outputs // packed)):
-        raise BadInput(f"{prefix}.scales is {list(words.scales.shape)}: {[groups, outputs]} is needed")
-    index = words.g_idx
-    if index is not None and (
-        index.shape != (words._inputs,) or not 0 <= int(index.min()) <= int(index.max()) < groups
-    ):
-        raise BadInput(f"{prefix}.g_idx does not name one of {groups} groups for each of {words._inputs} inputs")
-
-
-def _parts(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """(rows, n) int32 to (rows, n * 32 / bits) uint8, the lowest bits first."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    found: torch.Tensor = (words[..., None] >> shifts) & (2**bits - 1)
-    return found.to(torch.uint8).flatten(1)
-
-
-def _awq_parts(words: torch.Tensor) -> torch.Tensor:
-    found = torch.empty((*words.shape, 8), dtype=torch.uint8)
-    found[..., list(_AWQ_ORDER)] = _parts(words, 4).view(len(words), -1, 8)
-    return found.flatten(1)
+def _below_layers(name: str) -> str:
+    place = name.find(_LAYERS)
+    return name if place < 0 else name[place:]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from math import prod
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -36,12 +35,12 @@ def attach_gguf(module: nn.Module, file: GgufFile) -> int:
 
     Layers that the file holds in other types, in pieces or in an order that is not known here are left out.
     """
-    header, path = file.header, file.path
+    header = file.header
     name_format(module, main_format(header))
     names = _tensor_names(header, module)
     count = 0
     for layer, name in names:
-        part = _proven(layer, header, path, name) if name in header.places else None
+        part = _proven(layer, header, name) if name in header.places else None
         if part is not None:
             keep_filed(layer, [part])
             count += 1
@@ -88,9 +87,9 @@ def _packed_bytes(shape: tuple[int, ...], kind: int) -> int:
     return count * half_bits // 16
 
 
-def read_blocks(path: Path, place: TensorPlace, rows: torch.Tensor, outputs: int) -> GroupedWeight:
+def read_blocks(place: TensorPlace, rows: torch.Tensor, outputs: int) -> GroupedWeight:
     """Some rows, by their numbers, of the tensor at `place`, which has `outputs` of them."""
-    raw = np.memmap(path, np.uint8, "r", place.start, (outputs, place.num_bytes // outputs))
+    raw = np.memmap(place.file, np.uint8, "r", place.start, (outputs, place.num_bytes // outputs))
     blocks = torch.from_numpy(raw[rows.numpy()]).view(len(rows), -1, _BLOCK_BYTES[place.kind])
     scale = _halves(blocks[..., :2])
     if place.kind == Q8_0:
@@ -125,7 +124,7 @@ def _tensor_names(header: GgufHeader, module: nn.Module) -> list[tuple[Any, str]
     return found
 
 
-def _proven(layer: nn.Linear, header: GgufHeader, path: Path, name: str) -> FiledWeight | None:
+def _proven(layer: nn.Linear, header: GgufHeader, name: str) -> FiledWeight | None:
     place, shape = header.places[name], header.shapes[name]
     outputs, inputs = layer.weight.shape
     if place.kind not in BITS or shape != (inputs, outputs):
@@ -133,9 +132,9 @@ def _proven(layer: nn.Linear, header: GgufHeader, path: Path, name: str) -> File
     samples = torch.linspace(0, outputs - 1, min(outputs, _NUM_SAMPLES)).long()
     expected = layer.weight[samples]
     for order in _orders(header, outputs):
-        found = read_blocks(path, place, order[samples], outputs).widened()
+        found = read_blocks(place, order[samples], outputs).widened()
         if torch.equal(found.to(expected.dtype), expected.cpu()):
-            return lambda: read_blocks(path, place, order, outputs)
+            return lambda: read_blocks(place, order, outputs)
     return None
 
 

@@ -32,7 +32,7 @@ from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.host_memory import keep_freed_memory
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.pieces.mixed_graphs import MixedGraphs
-from kvscope_engine.model.running.recurrent import StateBatch
+from kvscope_engine.model.running.recurrent import StateBatch, recurrent_layers
 from kvscope_engine.model.running.state_storage import StateStorage
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs, TableRows, build_inputs, sampled_places
@@ -102,6 +102,7 @@ class ModelRunner:
         self._others = others
         self._storage = storage
         self._states = states
+        assert (states is not None) == bool(recurrent_layers(loaded.module).layers), "recurrent layers need states"
         self._device = loaded.device
         self._ops = ops or ops_for(loaded.device.type)
         self._measures_shares = page_heat > 0

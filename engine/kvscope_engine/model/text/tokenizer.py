@@ -7,7 +7,7 @@ stop strings end it wherever tokens are cut. Knows no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -25,6 +25,9 @@ WINDOW: Final = 16
 """Tokens decoded again for each new one; the first few give the rest their context (leading spaces)."""
 MAX_WINDOW: Final = 256
 """Tokens of broken bytes in a row after which nobody waits for the character to become whole."""
+
+_PROBE: Final = "kvscope"
+"""A text that no template writes by itself."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -102,7 +105,7 @@ class Tokenizer:
             # Not by `render_jinja_template`: it copies the turns into a plain list, which knows no end.
             template: Any = _compile_jinja_template(self.chat_template)
             rendered = template.render(
-                messages=BoundedTurns(map(_turn, messages), MAX_TEMPLATE_S),
+                messages=BoundedTurns(self.as_read(map(_turn, messages)), MAX_TEMPLATE_S),
                 tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
@@ -112,6 +115,25 @@ class Tokenizer:
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise BadInput(f"the model's chat template refuses the conversation: {line:.200}") from error
         return str(rendered)
+
+    def as_read(self, turns: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+        """Turns with their texts as the template reads them: some, of models that see, read lists of parts alone."""
+        return map(_in_parts, turns) if self._reads_parts_alone else turns
+
+    @cached_property
+    def _reads_parts_alone(self) -> bool:
+        return not self._writes(_PROBE) and self._writes([{"type": "text", "text": _PROBE}])
+
+    def _writes(self, content: Any) -> bool:
+        """Whether the template has the probe's text in what it makes of `content`."""
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        try:
+            template: Any = _compile_jinja_template(self.chat_template)
+            turns = BoundedTurns([{"role": "user", "content": content}], MAX_TEMPLATE_S)
+            return _PROBE in template.render(messages=turns, tools=None, documents=None, **self._special)
+        except Exception:  # the template is the model's own program: what it makes of this, it says of real turns, too
+            return False
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of `ids`, with special tokens written out unless skipped."""
@@ -181,6 +203,11 @@ class Tokenizer:
     def _special_id(self, role: str) -> int | None:
         token = self._special.get(role)
         return None if token is None else self.vocabulary.get(token)
+
+
+def _in_parts(turn: dict[str, Any]) -> dict[str, Any]:
+    content = turn.get("content")
+    return turn | {"content": [{"type": "text", "text": content}]} if isinstance(content, str) else turn
 
 
 def _turn(message: ChatMessage | Mapping[str, str]) -> dict[str, Any]:

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from kvscope_engine.model.loading.json_file import read_json
 from kvscope_engine.model.text.tokenizer import FastCodec, PythonCodec, Tokenizer
 from kvscope_telemetry.errors import BadInput
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 EXTRAS_FILE: Final = "kvscope_tokenizer.json"
 """Beside a `tokenizer.json` that is exact: special tokens by role, and the chat template."""
+PROCESSOR_TEMPLATE_FILE: Final = "chat_template.json"
+"""Of older models that see: the template is that of all their inputs."""
 _ANY_OF: Final = (TOKENIZER_FILE, "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
 
 
@@ -30,6 +33,8 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     except Exception as error:  # a external file: transformers raises nearly anything
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"the tokenizer in {str(folder)!r} cannot be read: {line:.200}") from error
+    if source.chat_template is None and (folder / PROCESSOR_TEMPLATE_FILE).is_file():
+        source.chat_template = read_json(folder / PROCESSOR_TEMPLATE_FILE).get("chat_template")
     return from_transformers(source)
 
 

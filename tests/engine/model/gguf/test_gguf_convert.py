@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from kvscope_engine.model.gguf.cache import convert_gguf, recast
+from kvscope_engine.model.gguf.entries import content_sha256
 from kvscope_engine.model.loading.checkpoint import load_weights
 from kvscope_engine.model.loading.hf_config import read_config
 from kvscope_engine.model.text.tokenizer_files import load_tokenizer
@@ -95,3 +96,64 @@ def test_an_unknown_architecture_is_named(
     gguf.write_bytes(gguf.read_bytes().replace(b"llama", b"lllll"))
     with pytest.raises(BadInput, match="lllll"):
         convert_gguf(gguf, torch.float32, tmp_path / "converted", heard.append)
+
+
+def split(gguf: Path, count: int, first_tensors: int = 0) -> Path:
+    """As `llama-gguf-split` does it; the first part may hold no tensors. The first of the files."""
+    from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+    reader = GGUFReader(gguf)
+    cuts = [first_tensors, *(len(reader.tensors) * number // (count - 1) for number in range(1, count))]
+    paths = [gguf.with_name(f"part-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    for number, path in enumerate(paths):
+        writer = GGUFWriter(path, "llama")
+        for key, field in reader.fields.items() if number == 0 else ():
+            if key.startswith("GGUF.") or key == "general.architecture":
+                continue
+            if field.types[0] == GGUFValueType.ARRAY:
+                writer.add_array(key, field.contents())
+            else:
+                writer.add_key_value(key, field.contents(), field.types[0])
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", count)
+        for tensor in reader.tensors[cuts[number - 1] if number else 0 : cuts[number]]:
+            writer.add_tensor(tensor.name, tensor.data)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return paths[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first_tensors", [0, 5])
+def test_a_file_in_parts_is_the_whole(
+    tiny_gguf: Callable[..., Path], tmp_path: Path, heard: list[Progress], first_tensors: int
+) -> None:
+    gguf = tiny_gguf()
+    first = split(gguf, 3, first_tensors)
+    folders = [tmp_path / name for name in ("whole", "parts")]
+    for source, folder in zip((gguf, first), folders, strict=True):
+        convert_gguf(source, torch.float32, folder, heard.append)
+    whole, parts = (load_file(folder / "model.safetensors") for folder in folders)
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert (folders[0] / "config.json").read_text() == (folders[1] / "config.json").read_text()
+    before = content_sha256(first)
+    other = first.with_name(first.name.replace("00001", "00003", 1))
+    other.write_bytes(other.read_bytes()[:-1] + b"\x01")
+    assert content_sha256(first) != before
+
+
+def test_a_part_is_not_the_whole(tiny_gguf: Callable[..., Path], tmp_path: Path, heard: list[Progress]) -> None:
+    first = split(tiny_gguf(), 3)
+    second, third = (first.with_name(first.name.replace("00001", number, 1)) for number in ("00002", "00003"))
+    with pytest.raises(BadInput, match=r"it is part 2 of 3, give the first, part-00001-of-00003\.gguf"):
+        convert_gguf(second, torch.float32, tmp_path / "x", heard.append)
+    alone = first.rename(tmp_path / "alone.gguf")
+    with pytest.raises(BadInput, match="it is one of 3 parts, which must be beside it"):
+        convert_gguf(alone, torch.float32, tmp_path / "x", heard.append)
+    alone.rename(first)
+    third.unlink()
+    with pytest.raises(BadInput, match=r"of its 3 parts part-00003-of-00003\.gguf is not beside it"):
+        convert_gguf(first, torch.float32, tmp_path / "x", heard.append)

@@ -144,12 +144,12 @@ def test_weights_that_do_not_fit_the_configuration(llama: Path, change: str) -> 
 )
 def test_no_memory_is_not_a_damaged_file(llama: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     import safetensors
-    from transformers import AutoModelForCausalLM
+    from transformers import PreTrainedModel
 
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", fail)
     with pytest.raises(MemoryError):
         loaded(llama)
     monkeypatch.setattr(safetensors, "safe_open", fail)

@@ -28,6 +28,7 @@ CASES = {
     "gptq of whole rows": GPTQ | {"group_size": -1},
     "gptq in the order of activations": GPTQ | {"desc_act": True},
     "awq": AWQ,
+    "AutoRound": GPTQ | {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"},
 }
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -145,7 +146,7 @@ def test_layers_run_on_what_the_file_holds(case: str, vivid_model: Model, tmp_pa
         (GPTQ | {"group_size": 24}, "its gptq group_size is 24, a multiple of 32"),
         (GPTQ | {"checkpoint_format": "marlin"}, "its gptq checkpoint_format is 'marlin'"),
         (AWQ | {"version": "gemv"}, "its awq version is 'gemv', gemm is accepted"),
-        ({"quant_method": "bitsandbytes"}, "quantized with bitsandbytes"),
+        ({"quant_method": "hqq"}, "quantized with hqq; GPTQ, AWQ, FP8"),
     ],
 )
 def test_other_versions_are_refused(recipe: dict[str, Any], words: str, tiny_checkpoint: Callable[..., Path]) -> None:

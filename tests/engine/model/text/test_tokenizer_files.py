@@ -6,10 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from kvscope_engine.http.shapes.bodies import Message
+from kvscope_engine.http.shapes.conversation import conversation_text
 from kvscope_engine.model.text import tokenizer_files
-from kvscope_engine.model.text.tokenizer_files import EXTRAS_FILE, load_tokenizer, save_tokenizer
+from kvscope_engine.model.text.tokenizer_files import (
+    EXTRAS_FILE,
+    PROCESSOR_TEMPLATE_FILE,
+    load_tokenizer,
+    save_tokenizer,
+)
 from kvscope_telemetry.errors import BadInput
 
 MESSAGES = [{"role": "user", "content": "Hi </s> é"}]
@@ -55,3 +63,20 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     assert repr(str(tmp_path)) in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+def test_a_template_that_reads_parts_alone_is_given_parts(tiny_tokenizer: Any, tmp_path: Path) -> None:
+    tiny_tokenizer.chat_template = None
+    tiny_tokenizer.save_pretrained(tmp_path)
+    (tmp_path / PROCESSOR_TEMPLATE_FILE).write_text(json.dumps({"chat_template": PARTS}))
+    loaded = load_tokenizer(tmp_path)
+    assert loaded is not None
+    assert loaded.chat_text(MESSAGES) == f"<user>{MESSAGES[0]['content']}"
+    asked = msgspec.convert(MESSAGES, list[Message])
+    assert conversation_text(loaded, asked) == f"<user>{MESSAGES[0]['content']}"

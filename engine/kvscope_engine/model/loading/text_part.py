@@ -1,0 +1,178 @@
+"""The part of a model that reads and writes text: the whole of it, or the causal language model inside of one that also
+sees or hears.
+
+Owns which of transformers' classes that is, and how it is taken out of the whole. Of a model of several parts no other
+part is built in memory, and none of their weights is read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from kvscope_telemetry.errors import BadInput
+
+_NOT_TEXT_ALONE: Final = frozenset({"paligemma", "voxtral_realtime"})
+"""One attends to its prompts in both directions, the other's layers are told the time in a sound."""
+_LOGITS: Final = re.compile(r"^ *logits = ", re.MULTILINE)
+
+
+def text_config(config: Any) -> Any:
+    """The configuration of the part with text; `config` itself where there is no other part."""
+    return config.get_text_config(decoder=True)
+
+
+def has_other_parts(config: Any) -> bool:
+    """Whether the model of `config` reads more than text."""
+    return text_config(config) is not config
+
+
+def is_causal(config: Any) -> bool:
+    """Whether transformers has a class for the text part that reads and writes text token by token."""
+    if config.model_type in _NOT_TEXT_ALONE:
+        return False
+    return (_whole_class(config) if has_other_parts(config) else _causal_class(config)) is not None
+
+
+def make_model(config: Any, dtype: torch.dtype | None = None, attention: str = "eager") -> nn.Module:
+    """The causal language model of the text part, without the weights of a file, where torch makes tensors now.
+
+    Raises BadInput, without the model's name, where `is_causal` says there is none.
+    """
+    options: dict[str, Any] = {"attn_implementation": attention} | ({} if dtype is None else {"dtype": dtype})
+    text = text_config(config)
+    kind = _causal_class(text)
+    if kind is not None:
+        made: nn.Module = kind._from_config(text, **options)
+        return made
+    return take_text_part(loading_class(config)._from_config(reading_config(config), **options), config)
+
+
+def reading_config(config: Any) -> Any:
+    """Of the part that reads; one that also speaks keeps the other apart."""
+    return getattr(config, "thinker_config", None) or config
+
+
+def loading_class(config: Any) -> Any:
+    """The class whose `from_pretrained`, with the `reading_config`, reads the weights of the text part alone.
+
+    The names of weights in files of several parts have changed over the years: transformers knows them by this class.
+    """
+    if not has_other_parts(config):
+        return _causal_class(config)
+    config, kind = reading_config(config), _whole_class(config)
+    if kind is None:
+        raise BadInput(f"{config.model_type} has no text part that writes text token by token")
+
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            kind.__init__(self, *args, **kwargs)
+        except ImportError:  # of a library that only a part which is left out needs
+            with _no_other_parts(text_config(args[0])):
+                kind.__init__(self, *args, **kwargs)
+        _prune(self, config)
+
+    return _named(kind, kind.__name__, __init__=begin, __module__=kind.__module__)
+
+
+def take_text_part(whole: Any, config: Any) -> nn.Module:
+    """The causal language model of what a `loading_class` made. Its weights are not copied."""
+    if not has_other_parts(config):
+        return whole  # type: ignore[no-any-return]
+    decoder, head = _decoder(whole, config), whole.get_output_embeddings()
+    kind = _causal_class(decoder.config)
+    if kind is not None and isinstance(decoder, kind):
+        return decoder  # type: ignore[no-any-return]
+    if kind is None:
+        from kvscope_engine.model.loading.decoder_and_head import DecoderAndHead
+
+        return _named(DecoderAndHead, type(whole).__name__)(decoder, head)  # type: ignore[no-any-return]
+    with torch.device("meta"):
+        causal = kind._from_config(decoder.config, attn_implementation="eager", dtype=decoder.dtype)
+    setattr(causal, causal.base_model_prefix, decoder)
+    causal.set_output_embeddings(head)
+    if any(parameter.is_meta != head.weight.is_meta for parameter in causal.parameters()):
+        raise BadInput(f"{config.model_type} does not hold all of {kind.__name__}")
+    return causal  # type: ignore[no-any-return]
+
+
+def _named(kind: type, name: str, **members: Any) -> Any:
+    """A class that is `kind` but for `members`."""
+    return type(name, (kind,), members)
+
+
+def _causal_class(text: Any) -> Any:
+    """Of a configuration with text alone; None where transformers has none."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    kind = _first(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None))
+    if kind is None:  # a few are listed beside the whole that they are for
+        kind = _first(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(text), None))
+        return kind if kind is not None and kind.__name__.endswith("ForCausalLM") else None
+    return kind
+
+
+def _whole_class(config: Any) -> Any:
+    """Of a configuration of several parts; None where transformers has none that writes text and no more."""
+    import transformers
+
+    reading, kind = type(reading_config(config)), None
+    for inputs in ("IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM"):
+        kind = kind or _first(getattr(transformers, f"MODEL_FOR_{inputs}_MAPPING").get(reading, None))
+    has_own_class = _causal_class(text_config(config)) is not None
+    return kind if kind is None or has_own_class or _has_plain_head(kind) else None
+
+
+def _first(kinds: Any) -> Any:
+    return kinds[0] if isinstance(kinds, tuple | list) else kinds
+
+
+def _has_plain_head(kind: Any) -> bool:
+    """Whether logits are what the head gives, by the class's source: a `DecoderAndHead` does no more."""
+    source = inspect.getsource(kind.forward)
+    return len(_LOGITS.findall(source)) == 1 and "logits = self.lm_head(hidden_states" in source
+
+
+def _decoder(whole: Any, config: Any) -> Any:
+    """The module with the text part in it: with its head, where it is a causal language model itself."""
+    kind = _causal_class(text_config(config))
+    if kind is None:
+        return whole.get_decoder()
+    with torch.device("meta"):
+        base = type(kind._from_config(text_config(config)).base_model)
+    return next(part for wanted in (kind, base) for part in whole.modules() if type(part) is wanted)
+
+
+def _prune(whole: Any, config: Any) -> None:
+    """Let go of all modules that are neither the text part nor around it."""
+    decoder, head = _decoder(whole, config), whole.get_output_embeddings()
+    kept = {id(part) for root in (decoder, head) if root is not None for part in root.modules()}
+    around = {id(part) for part in whole.modules() if any(id(below) in kept for below in part.modules())} - kept
+    for part in [part for part in whole.modules() if id(part) in around]:
+        for name, child in list(part.named_children()):
+            if id(child) not in kept | around:
+                delattr(part, name)
+    names = whole.state_dict().keys()
+    tied = whole.all_tied_weights_keys.items()
+    whole.all_tied_weights_keys = {name: source for name, source in tied if name in names and source in names}
+
+
+@contextmanager
+def _no_other_parts(text: Any) -> Iterator[None]:
+    """Inside, transformers makes nothing of a configuration that is not the text's."""
+    from transformers import AutoModel
+
+    make: Any = AutoModel.from_config
+
+    def from_config(config: Any, **options: Any) -> Any:
+        return make(config, **options) if type(config) is type(text) else nn.Module()
+
+    with patch.object(AutoModel, "from_config", from_config):
+        yield

@@ -1,0 +1,72 @@
+"""Where the memory of SGLang's scheduler process went, which runs the model as well: weights by part, the pools, and
+what torch's allocator holds.
+
+It asks the allocator's own books on the host and never a device. Weights and pools are looked at once.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from kvscope_inside.sglang.facts import kv_bytes
+from kvscope_inside.sglang.plugin import log
+from kvscope_inside.sglang.pools import pools_of
+from kvscope_inside.weights import bytes_by_part
+from kvscope_telemetry.messages.telemetry import Hello, MemoryBreakdown, ModuleBytes
+
+GIB = 1 << 30
+
+
+class SchedulerMemory:
+    """Of one scheduler, from when it is made."""
+
+    def __init__(self, scheduler: Any, hello: Hello) -> None:
+        self._hello = hello
+        self._kv_bytes = kv_bytes(pools_of(scheduler))
+        self._device = str(scheduler.device)
+        self._index = 0
+        self._parts: dict[str, int] = {}
+        self._weights, self._graphs = 0, -1
+        try:
+            runner = scheduler.tp_worker.model_runner
+            self._index = int(getattr(runner, "gpu_id", 0) or 0)
+            self._parts = bytes_by_part(runner.model)
+            self._weights = sum(self._parts.values())
+            self._graphs = _graph_bytes(runner)
+        except Exception as error:
+            log().warning("kvscope: where the memory went is unknown: %s", error)
+
+    def told(self) -> MemoryBreakdown | None:
+        """As of now, from any thread; None: nothing is known."""
+        if not self._weights:
+            return None
+        stats = _torch_stats(self._device, self._index)
+        return MemoryBreakdown(
+            epoch=self._hello.epoch,
+            time_ns=time.monotonic_ns(),
+            weights_bytes=self._weights,
+            kv_bytes=self._kv_bytes,
+            graphs_bytes=self._graphs,
+            modules=tuple(ModuleBytes(name=name, num_bytes=count) for name, count in self._parts.items()),
+            allocated_bytes=stats.get("allocated_bytes.all.current", -1),
+            reserved_bytes=stats.get("reserved_bytes.all.current", -1),
+            split_bytes=stats.get("inactive_split_bytes.all.current", -1),
+            peak_bytes=stats.get("allocated_bytes.all.peak", -1),
+        )
+
+
+def _graph_bytes(runner: Any) -> int:
+    """As SGLang measured it where it captured graphs; -1: it does not say."""
+    said = getattr(runner, "graph_memory_usage", None)
+    return int(sum(said.values()) * GIB) if said is not None else -1
+
+
+def _torch_stats(device: str, index: int) -> dict[str, int]:
+    """What torch's allocator holds of a device; nothing on a CPU, where it does not say. A thread of ours has not
+    SGLang's device as its own."""
+    if not device.startswith("cuda"):
+        return {}
+    import torch
+
+    return dict(torch.cuda.memory_stats(index))

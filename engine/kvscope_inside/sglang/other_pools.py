@@ -1,0 +1,203 @@
+"""The ledger's rows of what is beside full attention: pages of sliding windows, which go with pages of full attention,
+and recurrent states. Both are made anew of each copy, and what differs is written.
+
+Belongs to the thread that tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_inside.sglang.pools import Pools
+from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
+
+_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
+"""Keeps apart the hashes that two groups have for one text."""
+Ids = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+
+
+class Holder(NamedTuple):
+    """A request that has pages, as they were read."""
+
+    told: KnownRequest
+    pages: Ids
+    num_published: int
+    """Its first so many are in the tree."""
+    num_tokens: int
+
+
+class Lost(NamedTuple):
+    """Rows that held cached prefixes and do not any more, and the hashes that they had."""
+
+    rows: Ids
+    hashes: Hashes
+
+
+def hashes_of_windows(hashes: Hashes) -> Hashes:
+    """That pages of windows have for the texts which have these."""
+    return np.where(hashes != 0, (hashes ^ _MIX) | np.uint64(1), np.uint64(0))
+
+
+class WindowRows:
+    """A page of windows is held by requests that still look back to it, or that have it to themselves; and it is cached
+    as long as the tree has it, which may be shorter than that has the page of full attention."""
+
+    GROUP: Final = 1
+
+    def __init__(self, state: CacheState, pools: Pools) -> None:
+        assert pools.windows is not None, "there are windows"
+        self._state, self._size, self._window = state, pools.page_size, pools.windows.num_tokens
+        self._first, self._num_pages = pools.first_window, pools.windows.num_pages
+        self._used = np.zeros(self._num_pages + 1, bool)
+        """Which pages are not free."""
+        self._tables: dict[int, tuple[int, Ids]] = {}
+        """By number of a request, where its window begins, and its table from there on."""
+        self._mapping = np.empty(0, np.int64)
+        self.empty()
+
+    def empty(self) -> None:
+        """Nothing is cached, and nobody runs."""
+        rows = np.arange(self._first + 1, self._first + self._num_pages + 1)
+        self._state.ledger.group[rows] = self.GROUP
+        self._used[:], self._tables = False, {}
+
+    def read(self, step: int, mapping: Ids, holders: Iterable[Holder]) -> Lost:
+        """`mapping`: of each page of full attention, which page of windows goes with it."""
+        self._mapping = mapping
+        ledger, rows_of = self._state.ledger, np.where(mapping > 0, mapping + self._first, 0)
+        numbers: set[int] = set()
+        held_by: list[Ids] = []
+        for holder in holders:
+            begin = min(max(0, holder.num_tokens - self._window) // self._size, holder.num_published)
+            entries = rows_of[holder.pages[begin:]]
+            held_by.append(entries)
+            if holder.told.state == RequestState.RUNNING:
+                self._tell_table(holder.told, begin, entries)
+                numbers.add(holder.told.number)
+        self._tables = {number: table for number, table in self._tables.items() if number in numbers}
+        pages = np.flatnonzero(rows_of)
+        pages = pages[ledger.state[pages] != BlockState.FREE]
+        rows = rows_of[pages]
+        held = np.bincount(np.concatenate([*held_by, rows[:0]]), minlength=ledger.num_blocks)[rows]
+        lost = self._free(rows)
+        self._write(
+            step,
+            rows,
+            state=np.where(held > 0, BlockState.ACTIVE, BlockState.CACHED),
+            ref_count=held,
+            filled=ledger.filled[pages],
+            owner=ledger.owner[pages],
+            hash=hashes_of_windows(ledger.hash[pages]),
+            parent=hashes_of_windows(ledger.parent[pages]),
+            prefix_hits=ledger.prefix_hits[pages],
+        )
+        return lost
+
+    def page_of(self, row: int) -> int | None:
+        """Of full attention, that has the same tokens; None where there is none."""
+        found = np.flatnonzero(self._mapping == row - self._first)
+        return int(found[0]) if found.size else None
+
+    def _tell_table(self, told: KnownRequest, begin: int, entries: Ids) -> None:
+        """Entries before the window are 0. Told from the first on that is another."""
+        before, had = self._tables.get(told.number, (0, entries[:0]))
+        table = told.tables[self.GROUP]
+        self._tables[told.number] = begin, entries
+        start = min(begin, before)
+        old = np.concatenate((np.zeros(before - start, np.int64), had))
+        new = np.concatenate((np.zeros(begin - start, np.int64), entries))
+        common = min(old.size, new.size, max(0, len(table) - start))
+        differ = np.flatnonzero(old[:common] != new[:common])
+        same = int(differ[0]) if differ.size else common
+        if same < new.size or start + new.size != len(table):
+            if start + same > len(table):  # the first time, or after it was emptied
+                told.set_table([0] * start + new.tolist(), self.GROUP)
+            else:
+                told.set_table(new[same:].tolist(), self.GROUP, start + same)
+            self._state.touch(told)
+
+    def _free(self, rows: Ids) -> Lost:
+        ledger, used = self._state.ledger, np.zeros_like(self._used)
+        used[rows - self._first] = True
+        gone = np.flatnonzero(self._used & ~used) + self._first
+        self._used = used
+        hashes = ledger.hash[gone]
+        self._state.free_blocks(gone)
+        self._state.set_blocks(gone, group=self.GROUP)
+        return Lost(gone[hashes != 0], hashes[hashes != 0])
+
+    def _write(self, step: int, rows: Ids, **columns: Any) -> None:
+        _write_what_differs(self._state, step, rows, self.GROUP, columns)
+
+
+class StateRows:
+    """A state is held by the request that has it, and cached where nobody has it and it is not free: of which text is
+    not known here, since the tree alone knows."""
+
+    def __init__(self, state: CacheState, pools: Pools) -> None:
+        assert pools.states is not None, "there are states"
+        self._state, self._first, self._num_states = state, pools.first_state, pools.states.num_states
+        self._group = 1 + (pools.windows is not None)
+        self._size = state.hello.cache.block_sizes[self._group]
+        self._owners = np.full(self._num_states + 1, NO_OWNER)
+        self.empty()
+
+    def empty(self) -> None:
+        """Nothing is cached, and nobody runs."""
+        rows = np.arange(self._first + 1, self._first + self._num_states + 1)
+        self._state.ledger.group[rows] = self._group
+        self._owners[:] = NO_OWNER
+
+    def read(
+        self,
+        step: int,
+        free: npt.NDArray[np.bool_],
+        columns: Sequence[Ids],
+        holders: Iterable[tuple[Holder, int]],
+    ) -> Ids:
+        """`columns`: of each row of SGLang's table, states of its request; `holders`: with the row. Rows that were
+        cached and are free now."""
+        refs, filled = np.zeros(self._num_states + 1, np.int32), np.zeros(self._num_states + 1, np.int64)
+        for holder, row in holders:
+            ids = np.concatenate([each[row] for each in columns])
+            ids = ids[(ids > 0) & ~free[np.clip(ids, 0, self._num_states)]]
+            refs[ids] += 1
+            self._owners[ids] = holder.told.number
+            filled[ids[:1]] = min(holder.num_tokens, self._size)
+            if holder.told.state == RequestState.RUNNING:
+                table = (ids + self._first).tolist()
+                if holder.told.tables[self._group] != table:
+                    holder.told.set_table(table, self._group)
+                    self._state.touch(holder.told)
+        ledger, ids = self._state.ledger, np.arange(1, self._num_states + 1)
+        is_free = free[ids] & (refs[ids] == 0)
+        freed = ids[is_free] + self._first
+        freed = freed[ledger.state[freed] != BlockState.FREE]
+        lost: Ids = freed[ledger.state[freed] == BlockState.CACHED]
+        self._owners[ids[is_free]] = NO_OWNER
+        self._state.free_blocks(freed)
+        self._state.set_blocks(freed, group=self._group)
+        ids = ids[~is_free]
+        columns_of = {
+            "state": np.where(refs[ids] > 0, BlockState.ACTIVE, BlockState.CACHED),
+            "ref_count": refs[ids],
+            "owner": self._owners[ids],
+            "filled": filled[ids],
+        }
+        _write_what_differs(self._state, step, ids + self._first, self._group, columns_of)
+        return lost
+
+
+def _write_what_differs(state: CacheState, step: int, rows: Ids, group: int, columns: dict[str, Any]) -> None:
+    ledger, differ = state.ledger, np.zeros(rows.size, bool)
+    for name, values in columns.items():
+        differ |= getattr(ledger, name)[rows] != values
+    written = {name: np.asarray(values)[differ] for name, values in columns.items()}
+    state.set_blocks(rows[differ], group=group, last_used_step=step, **written)

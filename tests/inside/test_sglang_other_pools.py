@@ -1,0 +1,136 @@
+"""Pages of windows and recurrent states are told as their pools have them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tests.inside.fake_sglang import Scheduler
+
+from kvscope_inside import CacheState
+from kvscope_inside.sglang.facts import hello_of, kv_bytes
+from kvscope_inside.sglang.memory import SchedulerMemory
+from kvscope_inside.sglang.other_pools import Holder, StateRows, WindowRows, hashes_of_windows
+from kvscope_inside.sglang.pools import pools_of
+from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_telemetry.messages.request_state import RequestState
+
+NUM_PAGES, NUM_WINDOWS, NUM_STATES = 8, 5, 3
+
+
+def hybrid(monkeypatch: Any) -> Any:
+    """A scheduler with three pools: rows 1 to 8 are pages, 9 to 13 pages of windows, 14 to 16 states."""
+    monkeypatch.setattr("kvscope_inside.sglang.facts._version", lambda: "0.0")
+    scheduler = Scheduler(num_pages=NUM_PAGES)
+    own = Scheduler(num_pages=NUM_WINDOWS).token_to_kv_pool_allocator
+    allocator = SimpleNamespace(
+        full_attn_allocator=scheduler.token_to_kv_pool_allocator, swa_attn_allocator=own, full_to_swa_index_mapping=[]
+    )
+    scheduler.token_to_kv_pool_allocator = allocator  # type: ignore[assignment]
+    scheduler.tree_cache.swa_retain_window = 6  # type: ignore[attr-defined]
+    table: Any = scheduler.req_to_token_pool
+    table.mamba_allocator = SimpleNamespace(free_slots=[], size=NUM_STATES)
+    table.req_index_to_mamba_index_mapping = []
+    table.mamba_map = {0: 0, 2: 1}
+    table.mamba_pool = SimpleNamespace(get_kv_size_bytes=lambda: 300)
+    return scheduler
+
+
+def test_groups_are_named_and_each_row_has_its_own(monkeypatch: Any) -> None:
+    scheduler = hybrid(monkeypatch)
+    pools, hello = pools_of(scheduler), hello_of(scheduler, 7)
+    cache = hello.cache
+    assert cache.num_blocks == 1 + NUM_PAGES + NUM_WINDOWS + NUM_STATES == pools.num_rows
+    assert [(group.kind, group.block_size, group.window, group.block_bytes) for group in cache.groups] == [
+        ("full", 4, 0, 64),
+        ("window", 4, 6, 64),
+        ("state", 256, 0, 100),
+    ]
+    assert cache.pool_tokens == NUM_PAGES * 4
+    assert hello.capabilities.groups
+    assert kv_bytes(pools) == 64 * (NUM_PAGES + NUM_WINDOWS) + 300
+    state = CacheState(hello)
+    WindowRows(state, pools)
+    StateRows(state, pools)
+    assert state.ledger.group.tolist() == [0] * 9 + [1] * NUM_WINDOWS + [2] * NUM_STATES
+
+
+def test_a_page_of_windows_is_held_while_somebody_looks_back_to_it(monkeypatch: Any) -> None:
+    scheduler = hybrid(monkeypatch)
+    state = CacheState(hello_of(scheduler, 7))
+    rows, ledger = WindowRows(state, pools_of(scheduler)), state.ledger
+    told = state.add_request("a", num_prompt_tokens=15)
+    told.state = RequestState.RUNNING
+    pages = np.array([3, 1, 2, 5])
+    state.set_blocks(pages, state=BlockState.ACTIVE, owner=told.number, filled=[4, 4, 4, 3], hash=[11, 12, 0, 0])
+
+    def read(num_tokens: int, of_pages: list[int]) -> tuple[list[int], list[int]]:
+        mapping: npt.NDArray[np.int64] = np.zeros(NUM_PAGES + 1, np.int64)
+        mapping[pages] = of_pages
+        lost = rows.read(1, mapping, [Holder(told, pages, 2, num_tokens)])
+        state.frame(1, 1)
+        return lost.rows.tolist(), lost.hashes.tolist()
+
+    assert read(11, [4, 5, 1, 0]) == ([], [])
+    assert told.tables[1] == [0, 13, 9, 0], "its window begins in the second page"
+    assert ledger.state[9:14].tolist() == [1, 0, 0, 2, 1]
+    assert ledger.ref_count[9:14].tolist() == [1, 0, 0, 0, 1]
+    assert ledger.owner[[9, 12, 13]].tolist() == [told.number] * 3
+    assert ledger.hash[[12, 13]].tolist() == hashes_of_windows(np.array([11, 12], np.uint64)).tolist()
+    assert ledger.filled[[9, 12, 13]].tolist() == [4, 4, 4]
+    assert rows.page_of(13) == 1
+    assert read(15, [4, 5, 1, 3])[0] == []
+    assert told.tables[1] == [0, 0, 9, 11]
+    assert ledger.state[13] == BlockState.CACHED
+    assert read(15, [0, 5, 1, 3])[0] == [12], "the tree keeps the page of full attention alone"
+    assert ledger.state[12] == BlockState.FREE
+    assert ledger.group[12] == 1
+    rows.empty()
+    told.set_table((), 1)
+    assert read(15, [0, 0, 1, 3])[0] == []
+    assert told.tables[1] == [0, 0, 9, 11]
+
+
+def test_a_state_is_held_or_cached_or_free(monkeypatch: Any) -> None:
+    scheduler = hybrid(monkeypatch)
+    state = CacheState(hello_of(scheduler, 7))
+    rows, ledger = StateRows(state, pools_of(scheduler)), state.ledger
+    told = state.add_request("a", num_prompt_tokens=9)
+    told.state = RequestState.RUNNING
+    holder = Holder(told, np.empty(0, np.int64), 0, 9)
+
+    def read(free: list[int], of_row: list[int], holders: list[tuple[Holder, int]]) -> list[int]:
+        mask: npt.NDArray[np.bool_] = np.zeros(NUM_STATES + 1, bool)
+        mask[free] = True
+        columns = [np.array([[0], of_row[:1]]), np.array([[0], of_row[1:]])]
+        return rows.read(1, mask, columns, holders).tolist()
+
+    assert read([3], [2, 1], [(holder, 1)]) == []
+    assert told.tables[2] == [15, 14], "the one that it writes, and the one that is kept for the tree"
+    assert ledger.state[14:17].tolist() == [1, 1, 0]
+    assert ledger.filled[14:17].tolist() == [0, 9, 0]
+    assert read([2, 3], [2, 1], []) == []
+    assert ledger.state[14:17].tolist() == [BlockState.CACHED, 0, 0]
+    assert ledger.owner[14:17].tolist() == [told.number, NO_OWNER, NO_OWNER]
+    assert read([1, 2, 3], [2, 1], []) == [14]
+    assert ledger.group[14:17].tolist() == [2, 2, 2]
+
+
+def test_memory_is_told_by_part(monkeypatch: Any) -> None:
+    scheduler = hybrid(monkeypatch)
+    scheduler.tp_worker.model_runner.graph_memory_usage = {"decode": 0.5, "prefill": 0.25}
+    memory = SchedulerMemory(scheduler, hello_of(scheduler, 7)).told()
+    assert memory is not None
+    assert memory.weights_bytes == 1000, "tied weights are there once"
+    assert [(part.name, part.num_bytes) for part in memory.modules] == [("embeddings", 1000)]
+    assert memory.graphs_bytes == 3 << 28
+    assert memory.kv_bytes == 64 * (NUM_PAGES + NUM_WINDOWS) + 300
+    assert memory.reserved_bytes == -1, "a CPU's allocator does not say"
+
+
+def test_memory_that_cannot_be_read_is_unknown(monkeypatch: Any) -> None:
+    scheduler = hybrid(monkeypatch)
+    del scheduler.tp_worker
+    assert SchedulerMemory(scheduler, hello_of(scheduler, 7)).told() is None
