@@ -20,7 +20,7 @@ from kvscope_engine.model.checks.eager_check import check_equals_eager
 from kvscope_engine.model.checks.layer_trace import LayerPlace, Trace, decoder_layer_of, number_of
 from kvscope_engine.model.checks.recurrent_check import StateTrial
 from kvscope_engine.model.loading.hf_config import position_limit
-from kvscope_engine.model.loading.support import uses_interface
+from kvscope_engine.model.loading.interface_use import uses_interface
 from kvscope_engine.model.running.attention import (
     ATTENTION_NAME,
     AttentionContext,

@@ -33,9 +33,10 @@ from kvscope_engine.model.loading.hf_config import (
     position_limit,
     read_config,
 )
+from kvscope_engine.model.loading.interface_use import uses_interface
 from kvscope_engine.model.loading.quantization import choose_quantization, filed_bits, shown
 from kvscope_engine.model.loading.stored_tensor import StoredTensor, stored_tensors
-from kvscope_engine.model.loading.support import Blueprint, blueprint, check_options_with_states, uses_interface
+from kvscope_engine.model.loading.support import Blueprint, blueprint, check_options_with_states
 from kvscope_engine.model.loading.text_part import has_other_parts, make_model, text_config
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
 from kvscope_engine.model.memory.memory_plan import check_weights_fit

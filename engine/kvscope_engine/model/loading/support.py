@@ -6,13 +6,13 @@ by name. Knows no weights.
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvscope_engine.model.loading.interface_use import uses_interface
 from kvscope_engine.model.loading.text_part import has_other_parts, is_causal, make_model, text_config
 from kvscope_engine.model.quantized.recipe import METHODS
 from kvscope_telemetry.errors import BadInput
@@ -109,11 +109,3 @@ def uses_alibi(config: Any) -> bool:
     """Whether positions are in attention's scores alone, as distances."""
     places = (config, getattr(config, "attn_config", None))
     return config.model_type == "bloom" or any(getattr(place, "alibi", False) is True for place in places)
-
-
-def uses_interface(kind: Any) -> bool:
-    """Whether modules of the class `kind` attend through transformers' attention interface, by their source."""
-    try:
-        return "ALL_ATTENTION_FUNCTIONS.get_interface(" in inspect.getsource(kind.forward)
-    except (OSError, TypeError, AttributeError):
-        return False

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import LinearAttentionLayer
 
-from kvscope_engine.model.loading.support import uses_interface
+from kvscope_engine.model.loading.interface_use import uses_interface
 from kvscope_engine.model.running.state_storage import LayerState, StateStorage
 
 MAX_STATES: Final = 8
