@@ -36,10 +36,12 @@ from kvscope_engine.model.roofline.model_costs import model_work
 from kvscope_engine.model.roofline.step_costs import ModelWork
 from kvscope_engine.model.running.attention_choice import attention_choice
 from kvscope_engine.model.running.cpu_threads import CpuThreads
-from kvscope_engine.model.running.kv_storage import KVStorage, block_bytes
+from kvscope_engine.model.running.kv_storage import MIB, KVStorage, block_bytes
 from kvscope_engine.model.running.layer_groups import LayerGroup
 from kvscope_engine.model.running.memory import PoolSize, pool_size
+from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.runner import ModelRunner
+from kvscope_engine.model.running.state_storage import StateStorage
 from kvscope_engine.model.running.storage_for_model import groups_of_model, storage_for_model
 from kvscope_engine.model.structured.forms import Forms
 from kvscope_engine.model.tiers.block_mover import BlockMover
@@ -51,6 +53,7 @@ from kvscope_engine.policy.blocks.cache_log import CacheLog
 from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.policy.state_pool import StatePool
 from kvscope_engine.submission import SubmissionLimits
 from kvscope_kernels.libraries.choice import Choice
 from kvscope_telemetry.about import program_version
@@ -86,6 +89,8 @@ class EngineComponents:
     epoch: int
     loaded: LoadedModel
     storage: KVStorage
+    states: StateStorage | None
+    """Of the model's recurrent layers; None without any."""
     pool: BlockPool
     scheduler: Scheduler
     runner: ModelRunner
@@ -125,7 +130,7 @@ class EngineComponents:
             epoch=self.epoch,
             time_ns=time.monotonic_ns(),
             weights_bytes=self.runner.weights_bytes,
-            kv_bytes=self.storage.num_bytes,
+            kv_bytes=self.storage.num_bytes + (self.states.num_bytes if self.states is not None else 0),
             kv_resident_bytes=resident_bytes,
             workspace_bytes=_workspace_bytes(use, self.runner.weights_bytes, torch_kv_bytes),
             step_bytes=self.plan.step if self.plan is not None else -1,
@@ -201,6 +206,8 @@ class EngineComponents:
             failure = f"the disk tier was given up: {self.mover.failure}" if self.mover.failure else ""
             self.notes.extend(filter(None, (failure, self.mover.close())))
         self.storage.close()
+        if self.states is not None:
+            self.states.close()
         close_streaming(self.loaded.module)
         return replace(self, loaded=replace(self.loaded, module=torch.nn.Module()))
 
@@ -221,10 +228,14 @@ def build_components(
         config = _as_it_runs(config_of_rank(config, leader))
         threads = CpuThreads(config.num_threads)
         model = _ready_model(config, leader, progress, undo)
+        asked = config
+        if recurrent_layers(model.loaded.module).layers:
+            config = replace(config, enforce_eager=True)
         size = _agreed_size(config, model, leader, progress)
         loaded, bent = bent_to_allocator(config, model.loaded, size.num_blocks)
         cache = _build_cache(config, loaded, size.num_blocks, model.fingerprint, cache_log, undo)
-        scheduler = _build_scheduler(config, loaded, cache)
+        states = _build_states(loaded, size.num_states)
+        scheduler = _build_scheduler(config, loaded, cache, size.num_states)
         streamed = streamed_weights(loaded.module)
         notes = model.attention.failures  # a library that fails in service is added, as what the runner gives up is
         has_pieces = config.wants_piecewise_graphs
@@ -237,8 +248,9 @@ def build_components(
             *bent,
             *(streamed.notes if streamed is not None else ()),
             *cache.notes(config),
+            *_notes_on_states(asked, states),
         ]
-        runner = _build_runner(config, loaded, cache.storage, model.attention, leader, notes, has_pieces)
+        runner = _build_runner(config, loaded, cache.storage, model.attention, leader, notes, has_pieces, states)
         runner.warm_up(progress)
         for note in notes:
             scheduler.note(note, time.monotonic_ns())
@@ -249,6 +261,7 @@ def build_components(
             epoch=epoch,
             loaded=loaded,
             storage=cache.storage,
+            states=states,
             pool=cache.pool,
             scheduler=scheduler,
             runner=runner,
@@ -259,7 +272,7 @@ def build_components(
             plan=size.plan,
             forms=None if tokenizer is None else Forms(tokenizer, logits_width(loaded), loaded.eos_token_ids),
             leader=leader,
-            overlaps=overlaps_steps(config, loaded.device),
+            overlaps=states is None and overlaps_steps(config, loaded.device),
             utilization=config.gpu_memory_utilization,
             work=model_work(loaded, cache.storage.dtype, runner.choice),
             modules=weights_by_part(loaded.module),
@@ -388,15 +401,46 @@ def _build_cache(
     return _Cache(storage, pool, mover, virtual, groups)
 
 
-def _build_scheduler(config: EngineConfig, loaded: LoadedModel, cache: _Cache) -> Scheduler:
+def _build_states(loaded: LoadedModel, num_states: int) -> StateStorage | None:
+    if not num_states:
+        return None
+    return StateStorage(num_states, recurrent_layers(loaded.module).states, loaded.device)
+
+
+def _notes_on_states(config: EngineConfig, states: StateStorage | None) -> list[str]:
+    """What recurrent layers cost, and what is not as it was asked for."""
+    if states is None:
+        return []
+    running = min(config.max_num_seqs, states.num_slots - 1)
+    notes = [
+        f"recurrent layers: {states.num_slots} states of {states.slot_bytes / MIB:.2f} MiB,"
+        f" {states.num_bytes / MIB:.0f} MiB; one each for up to {running} requests that run, the others for prefixes"
+    ]
+    if running < config.max_num_seqs:
+        notes.append(
+            f"at most {running} requests run at once, not {config.max_num_seqs}: states of recurrent layers get half of"
+            " the KV memory (--kv-memory, --gpu-memory-utilization)"
+        )
+    if states.device.type == "cuda" and not config.enforce_eager:
+        notes.append("no CUDA graphs, and no step begun before the last one's end: the model has recurrent layers")
+    return notes
+
+
+def _build_scheduler(config: EngineConfig, loaded: LoadedModel, cache: _Cache, num_states: int) -> Scheduler:
+    states, max_num_seqs = None, config.max_num_seqs
+    if num_states:
+        keeps = cache.pool.index is not None
+        states = StatePool(num_states, config.block_size, config.state_interval, keeps=keeps)
+        max_num_seqs = min(max_num_seqs, num_states - 1)
     mapper = cache.virtual.memory if cache.virtual is not None else None
     return Scheduler(
         cache.pool,
         make_allocation(config.allocator, cache.pool, max_model_len=loaded.max_model_len, mapper=mapper),
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
         max_model_len=loaded.max_model_len,
         mover=cache.mover,
+        states=states,
         preemption=config.preemption,
         drafter=Drafter(config.speculative_config) if config.speculative_config is not None else None,
     )
@@ -410,6 +454,7 @@ def _build_runner(
     leader: Leader | None,
     notes: list[str],
     has_pieces: bool,
+    states: StateStorage | None,
 ) -> ModelRunner:
     return ModelRunner(
         loaded,
@@ -423,6 +468,7 @@ def _build_runner(
         others=leader,
         ops=attention.ops,
         notes=notes,
+        states=states,
     )
 
 

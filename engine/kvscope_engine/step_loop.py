@@ -21,6 +21,7 @@ and published and the next step is scheduled. With overlap at most one step more
 
 A step for which the device's memory did not suffice is tried again, then without its prefills, before anyone gives up:
 a plan may be run again, for writing the same keys and values, and copying to a block that was free, come to the same.
+Not so where layers keep a state that each token changes: such a step is tried once, and its requests end.
 
 Owns what is in flight. Commits nothing, and knows no tensors.
 """
@@ -224,7 +225,8 @@ def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = la
     `explain` is asked before anything is given back.
     """
     reason = ""
-    for part in (plan, plan, _decodes_of(plan)):
+    parts = (plan,) if plan.changes_states else (plan, plan, _decodes_of(plan))
+    for part in parts:
         if not part.scheduled:
             continue
         try:

@@ -330,6 +330,24 @@ class EngineConfig:
         "and back, or whichever was measured to be cheaper",
         brief="what happens to a preempted request's blocks: auto, recompute or swap (default: auto)",
     )
+    state_checkpoints: int | None = option(
+        None,
+        Whole(0, 1 << 16),
+        group=_SCHEDULER,
+        metavar="STATES",
+        help="slots beside one a request for states of recurrent layers, in which those of prefixes are kept "
+        "(default: as many as --max-num-seqs, within half of the KV memory)",
+        brief="states of prefixes kept, for recurrent layers (default: as --max-num-seqs)",
+    )
+    state_interval: int = option(
+        512,
+        Whole(1, 1 << 24),
+        group=_SCHEDULER,
+        metavar="TOKENS",
+        help="keep the state of recurrent layers after each so many tokens of a text, rounded up to whole blocks, "
+        "beside those at its end and where texts part",
+        brief="tokens between kept states of recurrent layers (default: 512)",
+    )
     max_num_seqs: int = option(
         64,
         Whole(1, 1 << 16),

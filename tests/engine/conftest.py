@@ -15,6 +15,7 @@ from kvscope_engine.policy.kv_groups import ONE_GROUP, GroupRule
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, without_ended
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.policy.state_pool import StatePool
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
@@ -41,6 +42,9 @@ class Shape:
     """Whether requests come with `expected_tokens`."""
     num_host: int = 0
     num_disk: int = 0
+    num_states: int = 0
+    """Slots for states of recurrent layers, kept every `state_interval` tokens."""
+    state_interval: int = 16
     preemption: str = "swap"
     block_bytes: tuple[int, ...] = (24,)
     """Of each tensor; with `page_bytes`, for the policy `virtual`."""
@@ -201,6 +205,10 @@ class Drive:
         )
         self.kv = np.full((num_rows, shape.block_size), POISON, np.int64)
         self.mover = PretendMover(self.kv, shape)
+        self.states = [POISON] * shape.num_states
+        """What each slot holds: a number that tells all tokens before."""
+        keeps = shape.prefix_caching
+        states = StatePool(shape.num_states, shape.block_size, shape.state_interval, keeps=keeps)
         self.scheduler = Scheduler(
             self.pool,
             make_allocation(shape.allocator, self.pool, max_model_len=shape.max_model_len, mapper=self.pages),
@@ -209,6 +217,7 @@ class Drive:
             max_model_len=shape.max_model_len,
             mover=self.mover if shape.num_host else None,
             preemption=shape.preemption,
+            states=states if shape.num_states else None,
         )
         self.step_count = 0
         self.now_ns = 0
@@ -330,9 +339,28 @@ class Drive:
     def _run(self, plan: StepPlan) -> tuple[tuple[int, ...], ...]:
         for source, target in plan.copies:
             self.kv[target] = self.kv[source]
+        if self.states:
+            self._change_states(plan)
         for item in plan.scheduled:
             self._write(item)
         return tuple(self._sample(item) for item in plan.scheduled)
+
+    def _change_states(self, plan: StepPlan) -> None:
+        sources, targets = {source for source, _ in plan.state_copies}, [target for _, target in plan.state_copies]
+        assert len(set(targets)) == len(targets), "a state is copied to twice"
+        assert not sources & set(targets), "a state is copied from and to in one step"
+        for source, target in plan.state_copies:
+            self.states[target] = self.states[source]
+        kept = [save.slot for save in plan.state_saves]
+        assert len(set(kept)) == len(kept), "two states are kept in one slot"
+        for item in plan.scheduled:
+            hashes, slot = running_hashes(self._tokens(item)), item.request.state_slot
+            assert not item.start or self.states[slot] == hashes[item.start - 1], "a request goes on from another state"
+            self.states[slot] = hashes[-1]
+            for save in plan.state_saves:
+                if save.request is item.request:
+                    assert item.start < save.num_tokens <= item.start + item.num_tokens, "it is not there in this step"
+                    self.states[save.slot] = hashes[save.num_tokens - 1]
 
     def _tokens(self, item: Scheduled) -> list[int]:
         """Up to the last that it computes: what the host knows, and what the device sampled since."""

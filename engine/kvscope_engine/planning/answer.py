@@ -90,7 +90,12 @@ def _stage(stage: StagePlan, plan: InferencePlan) -> StageUse:
         ("graphs", memory.graphs, "CUDA graphs, and the buffers they read"),
         ("staging", memory.staging, "for blocks on their way to host memory"),
         ("context and others", memory.others, "the driver's, as measured on H100 and H200"),
-        ("KV cache", max(0, memory.kv), f"{stage.num_blocks:,} blocks of {gib(stage.block_bytes)}"),
+        ("recurrent states", stage.state_bytes, f"{stage.num_states:,} slots: of requests, and of prefixes"),
+        (
+            "KV cache",
+            max(0, memory.kv - stage.state_bytes),
+            f"{stage.num_blocks:,} blocks of {gib(stage.block_bytes)}",
+        ),
         ("missing", max(0, -memory.kv), "there is too little by this much"),
     ]
     return StageUse(

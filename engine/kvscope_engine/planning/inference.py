@@ -37,6 +37,14 @@ from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.kv_storage import QUANTIZED_DTYPES, block_bytes, storage_dtype
 from kvscope_engine.model.running.layer_groups import LayerGroup, group_layers
 from kvscope_engine.model.running.profile_run import NoAttention
+from kvscope_engine.model.running.recurrent import recurrent_layers
+from kvscope_engine.model.running.state_storage import (
+    MIN_SLOTS,
+    LayerState,
+    num_empty_blocks,
+    num_slots_within,
+    state_bytes,
+)
 from kvscope_engine.model.tiers.build import STAGING_BYTES
 from kvscope_engine.planning.live_memory import LiveMemory
 from kvscope_engine.planning.shards import Stage, check_divisible, stages
@@ -56,6 +64,8 @@ PROCESSORS: Final = Processors(num_multiprocessors=132, capability=90)
 """Of the GPU, for the partial results of split attention, which are small: an H100's."""
 WEIGHT_BYTES: Final = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
 """A parameter. Quantized ones beside a scale each group; embedding, head and vectors keep 16 bits."""
+RECURRENT_TOKENS: Final = 256
+"""That are run without data where some layers take them one by one; the rest is in proportion."""
 GROUP_SIZE: Final = 128
 SCALE_BYTES: Final = 2.0
 
@@ -121,6 +131,10 @@ class StagePlan:
     """KV groups of its layers."""
     needs: BlockNeeds
     """Blocks of a request in all of them, once its prompt is computed."""
+    num_states: int = 0
+    """Slots for states of recurrent layers: of requests that run, and of prefixes."""
+    state_bytes: int = 0
+    """Of all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +203,8 @@ class InferencePlan:
 
     def requests(self, length: int) -> int:
         """How many requests of `length` tokens, prompt and output, may run at once, sharing nothing."""
-        return min(stage.num_blocks // max(1, stage.needs.at_most(length)) for stage in self.stages)
+        fitting = min(stage.num_blocks // max(1, stage.needs.at_most(length)) for stage in self.stages)
+        return min(fitting, max(0, self.tightest.num_states - 1)) if self.tightest.num_states else fitting
 
 
 def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> InferencePlan:
@@ -201,7 +216,10 @@ def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> Inference
     length = _length(skeleton, question)
     tokens = min(question.max_num_batched_tokens, length * question.max_num_seqs)
     shape = forward_shape(skeleton, question.activations, tokens)
-    check_divisible(shape.calls[0].num_query_heads, question.tensor_parallel)
+    if shape.states and question.tensor_parallel * question.pipeline_parallel > 1:
+        raise BadInput(f"model {skeleton.name!r} has recurrent layers, which run on one GPU alone")
+    if shape.calls:
+        check_divisible(shape.calls[0].num_query_heads, question.tensor_parallel)
     layers = tuple(shape.layers)
     if question.kv_cache_dtype != "auto" and any(layer.latent_dim for layer in layers):
         raise BadInput(
@@ -218,7 +236,7 @@ def _expanded_times(calls: Sequence[LayerCall]) -> float:
     expanded = (
         call.shape.numbers if call.options.latents is None else call.options.latents.expanded_numbers for call in calls
     )
-    return sum(expanded) / numbers
+    return sum(expanded) / numbers if numbers else 1.0
 
 
 def weight_bytes(stage: Stage, dtype: str) -> int:
@@ -260,11 +278,19 @@ def _stage_plan(
             logits=0,
             reserves=_reserves(skeleton, stage, shape, question, length, len(groups)),
             staging=2 * STAGING_BYTES if question.kv_host_memory else 0,
-            kv_min=one_block,
+            kv_min=one_block + MIN_SLOTS * shape.state_bytes,
         )
     )
-    blocks = max(0, memory.kv) // one_block if memory.fits else 0
-    return StagePlan(stage, memory, one_block, blocks, question.kv_host_memory // one_block, groups, needs)
+    room = max(0, memory.kv) if memory.fits else 0
+    if not shape.states:
+        return StagePlan(
+            stage, memory, one_block, room // one_block, question.kv_host_memory // one_block, groups, needs
+        )
+    slots = num_slots_within(room, one_block, shape.state_bytes, 2 * question.max_num_seqs)
+    blocks = num_empty_blocks(length, question.block_size, slots) if memory.fits else 0
+    if one_block:
+        blocks = max(0, room - slots * shape.state_bytes) // one_block
+    return StagePlan(stage, memory, one_block, blocks, 0, groups, needs, slots, slots * shape.state_bytes)
 
 
 def _activations(skeleton: Skeleton, shape: ForwardShape, question: InferenceQuestion, tokens: int) -> int:
@@ -296,7 +322,7 @@ def _reserves(
         num_ranks=question.tensor_parallel,
     )
     vocab = int(skeleton.config.vocab_size) if stage.has_head else 0
-    is_eager = question.enforce_eager
+    is_eager = question.enforce_eager or bool(shape.states)
     graphs = 0 if is_eager else GRAPH_BYTES + graph_tensor_bytes(limits, vocab)
     return StepReserves(
         attention_partials=split_partials_bytes(limits, heads, PROCESSORS) + latent_bytes(limits, heads),
@@ -317,6 +343,13 @@ class ForwardShape:
     """How each layer calls its attention."""
     activations: int
     """Bytes at the peak, without the head."""
+    states: tuple[LayerState, ...] = ()
+    """What each recurrent layer keeps for a request."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one request."""
+        return state_bytes(self.states)
 
     @property
     def layers(self) -> Sequence[LayerShape]:
@@ -332,7 +365,9 @@ def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int) -> Fo
         module = build(skeleton.whole, dtype, torch.device("cpu")).eval()
         try:
             calls = seen_calls(module)
-            ids = torch.zeros(num_tokens, dtype=torch.int64)
+            states = tuple(recurrent_layers(module).states)
+            num_run = min(num_tokens, RECURRENT_TOKENS) if states else num_tokens
+            ids = torch.zeros(num_run, dtype=torch.int64)
             with LiveMemory() as memory:
                 memory.name("weights", [*module.parameters(), *module.buffers()])
                 memory.restart_peak()
@@ -342,4 +377,4 @@ def forward_shape(skeleton: Skeleton, dtype: torch.dtype, num_tokens: int) -> Fo
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # a external model raises what it likes
             line = " ".join(str(error).split())
             raise BadInput(f"model {skeleton.name!r} cannot be planned: {type(error).__name__}: {line:.200}") from error
-    return ForwardShape(calls, round(memory.peak["activations"]))
+    return ForwardShape(calls, round(memory.peak["activations"] * num_tokens / num_run), states)

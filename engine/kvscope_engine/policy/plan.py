@@ -29,6 +29,14 @@ class Scheduled(NamedTuple):
     sampled after each. Once the step is over, `num_tokens` is that of the tokens that turned out to be right."""
 
 
+class StateSave(NamedTuple):
+    """The state of a request's recurrent layers after its first `num_tokens` tokens goes to a slot of its own."""
+
+    request: Request
+    num_tokens: int
+    slot: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step: single-token (decode) requests first, then those with drafts, then prefill chunks."""
@@ -38,11 +46,20 @@ class StepPlan:
     """How many of `scheduled`, from the first, compute exactly one token."""
     copies: tuple[tuple[int, int], ...] = ()
     """Blocks to copy, (from, to), before anything is written: copy on write."""
+    state_copies: tuple[tuple[int, int], ...] = ()
+    """Slots of recurrent states to copy, (from, to), before the step."""
+    state_saves: tuple[StateSave, ...] = ()
+    """States to keep amid the step, each after tokens that run in it."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed in the step."""
         return sum(item.num_tokens for item in self.scheduled)
+
+    @property
+    def changes_states(self) -> bool:
+        """Whether it goes on from states of recurrent layers, so that it cannot be run a second time."""
+        return any(item.request.state_slot >= 0 for item in self.scheduled)
 
     @property
     def has_drafts(self) -> bool:
@@ -88,7 +105,11 @@ def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepRes
     skips = None if result.block_skips is None else result.block_skips[decodes]
     how = (result.graph_size, result.wait_ns, skips, result.launches, result.graph_tokens)
     return (
-        StepPlan(tuple(plan.scheduled[index] for index in kept), num_single_token, plan.copies),
+        replace(
+            plan,
+            scheduled=tuple(plan.scheduled[index] for index in kept),
+            num_single_token=num_single_token,
+        ),
         StepResult(tuple(result.token_ids[index] for index in kept), logprobs, result.forward_ns, shares, *how),
     )
 
@@ -109,4 +130,4 @@ def without_drafts(plan: StepPlan) -> StepPlan:
     """The plan's decodes alone, a token each."""
     drafted = [item._replace(num_tokens=1, drafts=()) for item in plan.scheduled if item.drafts]
     singles = (*plan.scheduled[: plan.num_single_token], *drafted)
-    return StepPlan(singles, len(singles), plan.copies)
+    return replace(plan, scheduled=singles, num_single_token=len(singles))

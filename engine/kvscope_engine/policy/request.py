@@ -72,6 +72,10 @@ class Request:
     num_draft_tokens: int = 0
     """Tokens that were guessed ahead for it and checked, and those of them that were right; the scheduler's."""
     num_accepted_tokens: int = 0
+    state_slot: int = -1
+    """Where the state of its recurrent layers is while it runs; -1: nowhere. The state pool's."""
+    parted_at: int = 0
+    """Tokens, from the first, that blocks were found for beyond the last state that could be gone on from."""
     matcher: TokenMatcher | None = None
     """Keeps its output to a form; the stream of its output drives it, the sampler asks it."""
 

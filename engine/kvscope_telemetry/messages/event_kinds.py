@@ -94,6 +94,7 @@ def miss_text(data: EventData) -> str:
         "unseen": f"no cached prefix continues after token {data.missed_token}",
         "new": "no cached prefix matches",
         "salt": "its text is cached under another cache salt",
+        "state": f"no state of the recurrent layers was kept on the way to token {data.missed_token}",
         "adapter": "its text is cached under another LoRA adapter",
     }.get(data.missed, "")
 

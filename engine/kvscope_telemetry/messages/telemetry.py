@@ -335,7 +335,8 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """started: could not be read back whole."""
     missed: str = ""
     """started: why not more was there: "evicted", "differs", "unseen", "new", "salt" or "adapter"
-    (its text is cached under another one), or "" where nothing was missed."""
+    (its text is cached under another one), "state" (blocks are cached that no recurrent state was kept with), or ""
+    where nothing was missed."""
     missed_token: int = 0
     """Where in its text that is."""
     missed_step: int = 0

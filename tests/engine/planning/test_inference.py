@@ -109,7 +109,7 @@ def test_wrong_questions_are_refused_by_name(skeleton: Make, wrong: dict[str, ob
 
 def test_what_the_engine_refuses_is_refused_here(skeleton: Make) -> None:
     with pytest.raises(BadInput, match="not supported"):
-        skeleton({"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100})
+        skeleton({"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100})
 
 
 GEMMA_3_27B = {
@@ -140,3 +140,41 @@ def test_windows_hold_what_is_read_and_no_more(skeleton: Make) -> None:
     assert plan.kv_bytes_a_token == plan.request_bytes(32768) / 32768
     (stage,) = plan.stages
     assert [(group.rule.window, len(group.layers)) for group in stage.groups] == [(0, 10), *[(1024, 10)] * 5, (1024, 2)]
+
+
+MAMBA = {"model_type": "mamba2", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "head_dim": 16}
+HYBRID = {
+    "model_type": "qwen3_next",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "num_experts": 0,
+    "vocab_size": 100,
+    "max_position_embeddings": 4096,
+}
+
+
+def test_states_of_recurrent_layers_are_planned(skeleton: Make) -> None:
+    """Three of four layers keep one; a slot a request, as many for prefixes, and one to copy from."""
+    plan = plan_inference(skeleton(HYBRID), _question(gpu_memory=4 * GIB, max_num_seqs=8))
+    (stage,) = plan.stages
+    one_state = 3 * (128 * 4 * 2 + 4 * 16 * 16 * 4)  # convolutions in bfloat16, the others in float32
+    assert (stage.num_states, stage.state_bytes) == (17, 17 * one_state)
+    assert stage.num_blocks * stage.block_bytes + stage.state_bytes <= stage.memory.kv
+    assert len(stage.stage.kv) == 1
+    assert plan.requests(16) == 16
+
+
+def test_a_model_without_keys_and_values_is_planned(skeleton: Make) -> None:
+    plan = plan_inference(skeleton(MAMBA | {"num_heads": 8}), _question(gpu_memory=4 * GIB, max_model_len=4096))
+    assert plan.fits
+    assert plan.kv_bytes_a_token == 0
+    with pytest.raises(BadInput, match="recurrent layers, which run on one GPU alone"):
+        plan_inference(skeleton(HYBRID), _question(tensor_parallel=2))

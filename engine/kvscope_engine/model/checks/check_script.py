@@ -15,6 +15,8 @@ import torch
 from kvscope_engine.model.loading.hf_config import position_limit
 from kvscope_engine.model.running.attention import DecodeBatch, PagedContext, PrefillBatch
 from kvscope_engine.model.running.kv_storage import KVStorage
+from kvscope_engine.model.running.recurrent import StateBatch
+from kvscope_engine.model.running.state_storage import StateStorage
 from kvscope_kernels import Ops
 from kvscope_kernels.host_lengths import HostLengths
 
@@ -119,10 +121,10 @@ def check_steps(sequences: tuple[CheckSequence, ...]) -> Iterator[CheckStep]:
     )
 
 
-def check_context(step: CheckStep, storage: KVStorage, ops: Ops) -> PagedContext:
+def check_context(step: CheckStep, storage: KVStorage, ops: Ops, states: StateStorage | None = None) -> PagedContext:
     """The step's tensors, as the runner would make them."""
     count, device = step.num_single_token, storage.device
-    width = max(len(table) for table in TABLES)
+    width = max(len(table) for table in (*TABLES, *(piece.sequence.table for piece in step.pieces)))
     tables = torch.tensor(
         [[*piece.sequence.table, *[0] * (width - len(piece.sequence.table))] for piece in step.pieces],
         dtype=torch.int32,
@@ -139,7 +141,18 @@ def check_context(step: CheckStep, storage: KVStorage, ops: Ops) -> PagedContext
         known = HostLengths(np.array(starts, np.int32), np.array(ends[count:], np.int32))
         prefill = PrefillBatch((tables[count:],), lens[count:], max(ends[count:]), query_start, max(sizes), known)
     slots = torch.tensor([_slot(p, index, storage.block_size) for p in step.pieces for index in range(p.start, p.end)])
-    return PagedContext(storage, ops, (slots.to(device),), count, decode, prefill)
+    context = PagedContext(storage, ops, (slots.to(device),), count, decode, prefill)
+    if states is not None:
+        context.states = _check_states(step, states)
+    return context
+
+
+def _check_states(step: CheckStep, states: StateStorage) -> StateBatch:
+    """Each sequence's in a slot by its first block, which nobody else has."""
+    slots = [piece.sequence.table[0] for piece in step.pieces]
+    sizes = [piece.end - piece.start for piece in step.pieces]
+    starts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
+    return StateBatch(states, slots, [piece.start > 0 for piece in step.pieces], starts)
 
 
 def far_positions(config: Any) -> tuple[int, ...]:

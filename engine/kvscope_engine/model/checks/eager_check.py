@@ -27,10 +27,12 @@ from kvscope_engine.model.checks.check_script import (
     check_sequences,
     check_steps,
 )
-from kvscope_engine.model.checks.layer_trace import LayerPlace, LayerTap, Rows, Trace
+from kvscope_engine.model.checks.layer_trace import LayerPlace, LayerTap, Rows, Trace, decoder_layer_of
 from kvscope_engine.model.loading.hf_config import position_limit
 from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionContext, AttentionOptions
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
+from kvscope_engine.model.running.recurrent import StateStep, recurrent_layers
+from kvscope_engine.model.running.state_storage import StateStorage
 from kvscope_kernels import ops_for
 from kvscope_kernels.rotate_write import Rotation
 from kvscope_telemetry.errors import BadInput
@@ -43,6 +45,8 @@ ROW_SLACK: Final = 7.0
 """A single token may be as much further off."""
 LAYER_SLACK: Final = 3.0
 """And so may a whole layer, three tokens in four: the others may have gone to another expert."""
+RECURRENT_SLACK: Final = 4.0
+"""A recurrent layer sums over all tokens before it, in another order where they come in pieces: 0.021 in bfloat16."""
 JOINED_SLACK: Final = 3.0
 """Joined layers round elsewhere; attention over sharp scores makes more of that."""
 NUM_NUDGES: Final = 4
@@ -59,6 +63,7 @@ def check_equals_eager(module: nn.Module, layers: Sequence[LayerShape], places: 
     What each layer gives is returned, to be compared with; None where sliding windows were not the model's own.
     """
     sequences = check_sequences(module.config, next(module.parameters()).device)
+    places = [*places, *_recurrent_places(module)]
     with _short_windows(module) as is_shortened:
         eager = _eager_trace(module, sequences, places)
         paged = paged_trace(module, layers, places, forced=eager)
@@ -78,16 +83,24 @@ def paged_trace(
     storage = KVStorage(NUM_BLOCKS, check_block_size(device), layers, dtype, device)
     for tensor in storage.block_tensors:
         tensor.fill_(UNWRITTEN)
+    recurrent = recurrent_layers(module)
+    states = StateStorage(NUM_BLOCKS, recurrent.states, device) if recurrent.layers else None
+    if states is not None:
+        for tensor in states.slot_tensors:
+            tensor.fill_(UNWRITTEN)
+        places = [place for place in places if not place.is_recurrent] + _recurrent_places(module)
     tap = LayerTap(_num_rows(sequences), forced)
     ops = ops_for(device.type)
     with torch.inference_mode(), tap.attached(module, places):
         for step in check_steps(sequences):
             tap.rows = [step.rows]
-            context = _WatchedContext(check_context(step, storage, ops), tap)
+            context = _WatchedContext(check_context(step, storage, ops, states), tap)
             ids, positions = step.gather("ids")[None], step.gather("positions")[None]
             logits = module(input_ids=ids, position_ids=positions, use_cache=False, paged=context).logits
             _keep_logits(tap, logits)
     storage.close()
+    if states is not None:
+        states.close()
     return tap.trace
 
 
@@ -96,26 +109,27 @@ def first_fault(actual: Trace, expected: Trace, slack: float = 1.0, moved: Seque
 
     `moved` are `actual` over inputs nudged by a last bit, when it is to be known how much that is.
     """
-    bound = slack * BOUNDS.get(next(iter(actual.heads.values())).dtype, LOW_BOUND)
+    bound = slack * BOUNDS.get(next(iter((actual.heads or actual.inputs).values())).dtype, LOW_BOUND)
     parts, wanted = _parts(actual), _parts(expected)
     nudges = [_parts(trace) for trace in moved]
-    for words, (found, is_attention) in parts.items():
+    for words, (found, token_slack) in parts.items():
         own = _largest([difference(nudge[words][0][layer], found[layer]) for nudge in nudges for layer in found])
         for layer in sorted(found.keys() & wanted[words][0].keys()):
             apart = difference(found[layer], wanted[words][0][layer])
-            if not (_is_small(apart, bound, is_attention) or _is_of_few(apart, bound, own)):
+            if not (_is_small(apart, bound, token_slack) or _is_of_few(apart, bound, own)):
                 return f"{words} {layer}: {apart.overall:.3g} of its size, {apart.worst_row:.3g} of a token's"
     return ""
 
 
-def _parts(trace: Trace) -> dict[str, tuple[Rows, bool]]:
-    """What is compared, by name, and whether it is attention alone."""
+def _parts(trace: Trace) -> dict[str, tuple[Rows, float]]:
+    """What is compared, by name, and how many times the bound every token may be off; 0: of whole layers."""
     assert trace.logits is not None, "a script computes logits"
     return {
-        "the attention of layer": (trace.attended, True),
-        "attention over blocks in layer": (trace.heads, True),
-        "the input of layer": (trace.inputs, False),
-        "the logits after layer": ({len(trace.inputs): trace.logits}, False),
+        "the attention of layer": (trace.attended, 1.0),
+        "the output of recurrent layer": (trace.recurrent, RECURRENT_SLACK),
+        "attention over blocks in layer": (trace.heads, 1.0),
+        "the input of layer": (trace.inputs, 0.0),
+        "the logits after layer": ({len(trace.inputs): trace.logits}, 0.0),
     }
 
 
@@ -138,6 +152,7 @@ class _WatchedContext(AttentionContext):
     def __init__(self, context: AttentionContext, tap: LayerTap) -> None:
         self._context, self._tap = context, tap
         self.scratch = context.scratch
+        self.states: StateStep | None = getattr(context, "states", None)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
@@ -158,11 +173,11 @@ class _WatchedContext(AttentionContext):
         return out
 
 
-def _is_small(apart: Difference, bound: float, is_attention: bool) -> bool:
+def _is_small(apart: Difference, bound: float, token_slack: float) -> bool:
     if not apart.is_number:
         return False
-    if is_attention:
-        return apart.overall <= bound and apart.worst_row <= ROW_SLACK * bound
+    if token_slack:
+        return apart.overall <= token_slack * bound and apart.worst_row <= token_slack * ROW_SLACK * bound
     return apart.three_quarters <= LAYER_SLACK * bound
 
 
@@ -170,7 +185,8 @@ def _eager_trace(module: nn.Module, sequences: Sequence[CheckSequence], places: 
     """Whole sequences. The first is given no positions: what the model makes of that is what holds."""
     first, *others = sequences
     tap = LayerTap(_num_rows(sequences))
-    module.set_attn_implementation("eager")  # type: ignore[operator]
+    if has_attention := recurrent_layers(module).has_attention:
+        module.set_attn_implementation("eager")  # type: ignore[operator]
     try:
         with torch.inference_mode(), tap.attached(module, places):
             tap.rows = [first.rows]
@@ -181,8 +197,16 @@ def _eager_trace(module: nn.Module, sequences: Sequence[CheckSequence], places: 
             positions = torch.stack([sequence.positions[0] + steps for sequence in others])
             _keep_logits(tap, module(input_ids=ids, position_ids=positions, use_cache=False).logits)
     finally:
-        module.set_attn_implementation(ATTENTION_NAME)  # type: ignore[operator]
+        if has_attention:
+            module.set_attn_implementation(ATTENTION_NAME)  # type: ignore[operator]
     return tap.trace
+
+
+def _recurrent_places(module: nn.Module) -> list[LayerPlace]:
+    return [
+        LayerPlace(layer.number, decoder_layer_of(layer.name), layer.name, is_recurrent=True)
+        for layer in recurrent_layers(module).layers
+    ]
 
 
 def _keep_logits(tap: LayerTap, logits: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -17,10 +17,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvscope_engine.model.checks.eager_check import check_equals_eager
-from kvscope_engine.model.checks.layer_trace import LayerPlace, Trace, decoder_layer_of
+from kvscope_engine.model.checks.layer_trace import LayerPlace, Trace, decoder_layer_of, number_of
+from kvscope_engine.model.checks.recurrent_check import StateTrial
 from kvscope_engine.model.latent.hold import expand_latents, hold_latents
 from kvscope_engine.model.loading.hf_config import position_limit
-from kvscope_engine.model.loading.support import uses_interface
+from kvscope_engine.model.loading.interface_use import uses_interface
 from kvscope_engine.model.running.attention import (
     ATTENTION_NAME,
     AttentionContext,
@@ -28,6 +29,7 @@ from kvscope_engine.model.running.attention import (
     register_attention,
 )
 from kvscope_engine.model.running.kv_storage import LayerShape
+from kvscope_engine.model.running.recurrent import RecurrentLayers, recurrent_layers
 from kvscope_telemetry.errors import BadInput
 
 KEYWORD: Final = "paged"
@@ -55,6 +57,10 @@ _HARMLESS_KEYWORDS: Final = frozenset(
     }
 )
 _SERVED_LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
+_RECURRENT_LAYER_TYPES: Final = frozenset(
+    {"attention", "conv", "dummy", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "mlp", "moe"}
+)
+"""Of models with recurrent layers, or layers that keep nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ class LayerCall:
     """How one layer called the hook."""
 
     layer: int
+    """Of the layers that attend, the first being 0."""
     shape: LayerShape
     num_query_heads: int
     options: AttentionOptions
@@ -80,6 +87,7 @@ class _Recording(AttentionContext):
     caller: str = ""
     """Name of the attention module that calls."""
     scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    states: StateTrial = field(default_factory=StateTrial)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
@@ -152,7 +160,8 @@ def _checked_with_latents(module: nn.Module) -> tuple[tuple[LayerCall, ...], Tra
 
 
 def _checked(module: nn.Module, *, with_latents: bool = True) -> tuple[tuple[LayerCall, ...], Trace | None]:
-    calls = seen_calls(module, with_latents=with_latents)
+    calls, trial = _seen(module, with_latents=with_latents)
+    trial.try_all(recurrent_layers(module))
     shapes, places = [call.shape for call in calls], [call.place for call in calls]
     return calls, check_equals_eager(module, shapes, places)
 
@@ -160,45 +169,75 @@ def _checked(module: nn.Module, *, with_latents: bool = True) -> tuple[tuple[Lay
 def seen_calls(module: nn.Module, *, with_latents: bool = True) -> tuple[LayerCall, ...]:
     """How each layer calls our attention, by a run of a few tokens alone: also where tensors have no data.
 
-    Layers that can hold latents do so from then on.
-
+    Layers that can hold latents do so from then on. What recurrent layers keep for a request is found as well
+    (`recurrent_layers`).
     Raises BadInput, or whatever the model raises, where it is not served.
     """
+    return _seen(module, with_latents=with_latents)[0]
+
+
+def _seen(module: nn.Module, *, with_latents: bool) -> tuple[tuple[LayerCall, ...], StateTrial]:
     config: Any = module.config
     if getattr(config, "is_encoder_decoder", False):
         raise BadInput("it is an encoder-decoder, only decoders are")
     text_config = config.get_text_config(decoder=True)
-    _check_layer_types(text_config)
+    recurrent = recurrent_layers(module)
+    _check_layer_types(text_config, recurrent)
     if with_latents:
         hold_latents(module, ATTENTION_NAME)
     try:
-        calls = _record(module)
+        recording = _record(module)
     except _NotPassedOnError:
         pass_on(module)
-        calls = _record(module)
-    _check_once_a_layer(calls, int(text_config.num_hidden_layers))
+        recording = _record(module)
+    if recurrent.layers:
+        calls = _numbered(module, recording.calls)
+    else:
+        calls = sorted(recording.calls, key=lambda call: call.layer)
+        _check_once_a_layer(calls, int(text_config.num_hidden_layers))
     _check_windows(calls, text_config)
-    return tuple(calls)
+    return tuple(calls), recording.states
 
 
-def _check_layer_types(text_config: Any) -> None:
-    unknown = set(getattr(text_config, "layer_types", None) or ()) - _SERVED_LAYER_TYPES
+def _check_layer_types(text_config: Any, recurrent: RecurrentLayers) -> None:
+    types = getattr(text_config, "layer_types", None) or ()
+    unknown = set(types) - (_SERVED_LAYER_TYPES | _RECURRENT_LAYER_TYPES if recurrent.layers else _SERVED_LAYER_TYPES)
     if unknown:
         raise BadInput(f"it has layers of type {', '.join(sorted(unknown))}; full and sliding attention are served")
 
 
-def _record(module: nn.Module) -> list[LayerCall]:
+def _numbered(module: nn.Module, calls: list[LayerCall]) -> list[LayerCall]:
+    """The calls of a model with recurrent layers, where layers that attend are numbered on their own, in the order in
+    which they run; attention finds the number on its module (`attention.layer_of`)."""
+    names = [call.place.attention for call in calls]
+    attending = [name for name, part in module.named_modules() if uses_interface(type(part))]
+    if sorted(names) != sorted(attending):
+        raise BadInput(
+            f"{len(set(names))} of its {len(attending)} attention modules attend through transformers' attention"
+            f" interface ({len(names)} calls); each must, once"
+        )
+    numbered = []
+    for number, call in enumerate(calls):
+        module.get_submodule(call.place.attention).kvscope_layer = number  # type: ignore[assignment]
+        place = replace(call.place, layer=number_of(call.place.decoder_layer))
+        numbered.append(replace(call, layer=number, place=place))
+    return numbered
+
+
+def _record(module: nn.Module) -> _Recording:
     _set_attention(module)
     recording = _Recording()
     device = next(module.parameters()).device
     positions = torch.arange(NUM_TOKENS, device=device)[None]
     with torch.inference_mode(), _watched_hook(module, recording):
         module(input_ids=positions + 1, position_ids=positions, use_cache=False, paged=recording)
-    return sorted(recording.calls, key=lambda call: call.layer)
+    return recording
 
 
 def _set_attention(module: nn.Module) -> None:
     """transformers only warns when it cannot; and a model of few layers may not use what was set."""
+    if not recurrent_layers(module).has_attention:
+        return
     can_set = getattr(type(module), "_can_set_attn_implementation", None)
     if can_set is not None and not can_set():
         raise BadInput("its attention cannot be replaced")
@@ -293,7 +332,8 @@ def _check_windows(calls: list[LayerCall], text_config: Any) -> None:
     if window is not None and limit is not None and window >= limit:
         return  # it never ends within the context
     types = getattr(text_config, "layer_types", None)
-    slides = [kind == "sliding_attention" for kind in types] if types else [False] * len(calls)
+    kinds = [types[call.place.layer] for call in calls if call.place.layer < len(types)] if types else []
+    slides = [kind in ("sliding_attention", "hybrid_sliding") for kind in kinds]
     is_lost = [slide and call.options.sliding_window is None for slide, call in zip(slides, calls, strict=False)]
     is_ignored = window is not None and not types and all(call.options.sliding_window is None for call in calls)
     if any(is_lost) or is_ignored:

@@ -25,6 +25,8 @@ class LayerPlace:
     layer: int
     decoder_layer: str
     attention: str
+    is_recurrent: bool = False
+    """Whether `attention` is a recurrent layer; `layer` is its number among these."""
 
 
 @dataclass(slots=True)
@@ -34,6 +36,8 @@ class Trace:
     inputs: Rows = field(default_factory=dict)
     attended: Rows = field(default_factory=dict)
     """What attention modules returned; a joined layer calls none."""
+    recurrent: Rows = field(default_factory=dict)
+    """What recurrent layers returned, by their own numbers."""
     heads: Rows = field(default_factory=dict)
     """What attention over blocks returned, (rows, heads, dim); eager attention shows none."""
     logits: torch.Tensor | None = None
@@ -66,13 +70,15 @@ class LayerTap:
             yield
 
     def _hooks(self, module: nn.Module, place: LayerPlace) -> Iterator[Any]:
+        layer = number_of(place.decoder_layer) if place.is_recurrent else place.layer
+
         def before(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return self._given(place.layer, args, kwargs)
+            return self._given(layer, args, kwargs)
 
         def after(part: nn.Module, args: Any, output: Any) -> None:
             result = output[0] if isinstance(output, tuple) else output
             if self._fits(result):
-                self.keep(self.trace.attended, place.layer, result)
+                self.keep(self.trace.recurrent if place.is_recurrent else self.trace.attended, place.layer, result)
 
         yield module.get_submodule(place.attention).register_forward_hook(after)
         if place.decoder_layer != place.attention:
@@ -110,3 +116,9 @@ def decoder_layer_of(attention: str) -> str:
     parts = attention.split(".")
     numbers = [index for index, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[: numbers[-1] + 1]) if numbers else attention
+
+
+def number_of(decoder_layer: str) -> int:
+    """3 for `model.layers.3`; 0 when it has none."""
+    last = decoder_layer.rpartition(".")[2]
+    return int(last) if last.isdigit() else 0

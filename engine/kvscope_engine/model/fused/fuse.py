@@ -29,6 +29,8 @@ from kvscope_engine.model.fused.fused_norm import norm_candidates
 from kvscope_engine.model.fused.packed_linear import can_pack, pack_fused, pack_linears, packed_bytes
 from kvscope_engine.model.fused.round_linears import round_linears
 from kvscope_engine.model.latent.latents import held_latents
+from kvscope_engine.model.running.attention import layer_of
+from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_telemetry.errors import BadInput
 
 LOW_PRECISION: Final = (torch.bfloat16, torch.float16)
@@ -88,7 +90,8 @@ def _fuse(module: nn.Module, quantization: str) -> Fused:
         chain_layers(module)
         if packed:
             pack_linears(module, trial.calls.keys())
-    float32_residual = _keep_residual_in_float32(module, plain) if layers == len(check_hook(module)) else False
+    is_whole = layers == len(check_hook(module)) and not recurrent_layers(module).layers
+    float32_residual = _keep_residual_in_float32(module, plain) if is_whole else False
     if not float32_residual:
         fault = fault_of(module, plain)
         if fault:
@@ -115,7 +118,7 @@ def _each(module: nn.Module, fuse: Callable[[nn.Module], bool]) -> int:
 
 
 def _fuse_attention(part: nn.Module, trial: Trial, packed: bool) -> bool:
-    seen = trial.context.layers.get(getattr(part, "layer_idx", None))  # type: ignore[arg-type]
+    seen = trial.context.layers.get(layer_of(part)) if hasattr(part, "layer_idx") else None
     if seen is None or part not in trial.calls:
         return False
     for candidate in attention_candidates(part, seen[1], packed):

@@ -14,7 +14,7 @@ from torch import nn
 
 from kvscope_engine.model.fused.fused_norm import norm_eps
 from kvscope_engine.model.fused.packed_linear import FastLinear, fast_linear
-from kvscope_engine.model.running.attention import AttentionContext, AttentionOptions
+from kvscope_engine.model.running.attention import AttentionContext, AttentionOptions, layer_of
 from kvscope_kernels.rotate_write import HeadNorm, Rotation, Turn
 
 PositionEmbeddings = tuple[torch.Tensor, torch.Tensor]
@@ -35,7 +35,7 @@ class FusedAttention(nn.Module):
         """`products` are that of q, k and v, and that of the output."""
         super().__init__()
         projections: list[Any] = [getattr(attention, name) for name in ("q_proj", "k_proj")]
-        self.layer = int(attention.layer_idx)  # type: ignore[arg-type]
+        self.layer = layer_of(attention)
         self.head_dim = int(attention.head_dim)  # type: ignore[arg-type]
         self.num_query_heads, self.num_kv_heads = (p.out_features // self.head_dim for p in projections)
         self.qkv, self.o = products

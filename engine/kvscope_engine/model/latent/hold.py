@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from kvscope_engine.model.latent.latents import Latents, held_latents
-from kvscope_engine.model.loading.support import uses_interface
+from kvscope_engine.model.loading.interface_use import uses_interface
 
 _SIZES: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "layer_idx")
 

@@ -58,20 +58,21 @@ def read_config(path: Path) -> PretrainedConfig:
 
 def num_query_heads(config: Any) -> int:
     """Query heads of a layer; where layers differ, of the one that has most."""
-    return max(int(layer.num_attention_heads) for layer in _layers(config))
+    return max(int(getattr(layer, "num_attention_heads", 0) or 0) for layer in _layers(config))
 
 
 def num_kv_heads(config: Any) -> int:
     """Key and value heads of a layer; where layers differ, of the one that has most."""
     return max(
-        int(getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads) for layer in _layers(config)
+        int(getattr(layer, "num_key_value_heads", None) or getattr(layer, "num_attention_heads", 0) or 0)
+        for layer in _layers(config)
     )
 
 
 def head_dim(config: Any) -> int:
     """Numbers in a head's key; where layers differ, of the widest."""
     return max(
-        int(getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
+        int(getattr(layer, "head_dim", None) or layer.hidden_size // (getattr(layer, "num_attention_heads", 0) or 1))
         for layer in _layers(config)
     )
 

@@ -33,9 +33,10 @@ from kvscope_engine.model.loading.hf_config import (
     position_limit,
     read_config,
 )
+from kvscope_engine.model.loading.interface_use import uses_interface
 from kvscope_engine.model.loading.quantization import choose_quantization, filed_bits, shown
 from kvscope_engine.model.loading.stored_tensor import StoredTensor, stored_tensors
-from kvscope_engine.model.loading.support import Blueprint, blueprint
+from kvscope_engine.model.loading.support import Blueprint, blueprint, check_options_with_states
 from kvscope_engine.model.loading.text_part import has_other_parts, make_model, text_config
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
 from kvscope_engine.model.memory.memory_plan import check_weights_fit
@@ -149,6 +150,7 @@ def _load(
     whole = read_config(config_file)
     recipe = take_recipe(whole, name.text)
     plan = blueprint(whole, name.text)
+    check_options_with_states(config, plan, name.text)
     hf_config = text_config(whole)
     max_model_len = resolve_max_model_len(hf_config, config.max_model_len, name.text)
     _check_shares(hf_config, rank, name)
@@ -294,6 +296,8 @@ def _make_ready(module: torch.nn.Module) -> None:
     freeze_rope(module)
     module.requires_grad_(False).eval()
     register_attention()
+    if not any(uses_interface(type(part)) for part in module.modules()):
+        return
     module.set_attn_implementation(ATTENTION_NAME)  # type: ignore[operator]
     used = module.config._attn_implementation  # type: ignore[union-attr]
     if used != ATTENTION_NAME:

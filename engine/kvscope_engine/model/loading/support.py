@@ -6,19 +6,21 @@ by name. Knows no weights.
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvscope_engine.model.loading.interface_use import uses_interface
 from kvscope_engine.model.loading.text_part import has_other_parts, is_causal, make_model, text_config
 from kvscope_engine.model.quantized.recipe import METHODS
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+    from kvscope_telemetry.engine_config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class Blueprint:
 
     architecture: str
     num_parameters: int
+    has_states: bool = False
+    """Whether it has recurrent layers, each with a state for a request."""
 
 
 def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
@@ -34,23 +38,45 @@ def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
 
     Raises BadInput, naming model and architecture, for what cannot be served.
     """
+    from kvscope_engine.model.running.recurrent import keeps_state
+
     _check_config(config, name)
     skeleton = _skeleton(config, name)
     architecture = type(skeleton).__name__
     num_layers = int(text_config(config).num_hidden_layers)
     kinds = Counter(type(module) for module in skeleton.modules())
     num_attention = sum(count for kind, count in kinds.items() if uses_interface(kind))
+    has_states = any(keeps_state(kind) for kind in kinds)  # how each layer is run is found out when it runs
     if num_attention < num_layers and uses_alibi(config):
         raise BadInput(
             f"model {name!r} is not supported: {architecture} adds a number for each distance to its attention scores"
             " (ALiBi), which is not done"
         )
-    if num_attention < num_layers:
+    if num_attention < num_layers and not has_states:
         raise BadInput(
             f"model {name!r} is not supported: {num_attention} of the {num_layers} layers of {architecture}"
-            " attend through transformers' attention interface; all must (no Mamba, no linear attention)"
+            " attend through transformers' attention interface, and it has no recurrent layers that are known"
         )
-    return Blueprint(architecture, sum(parameter.numel() for parameter in skeleton.parameters()))
+    return Blueprint(architecture, sum(parameter.numel() for parameter in skeleton.parameters()), has_states)
+
+
+def check_options_with_states(config: EngineConfig, plan: Blueprint, name: str) -> None:
+    """Raise BadInput, naming the option, for what is not done with states of recurrent layers."""
+    if not plan.has_states:
+        return
+    refused = (
+        ("allocator", config.allocator, "paged", "states lie beside a pool of blocks"),
+        ("tensor_parallel_size", config.tensor_parallel_size, 1, "recurrent layers are not shared out"),
+        ("cpu_offload_gb", config.cpu_offload_gb, 0, "weights of recurrent layers are not streamed"),
+        ("speculative_config", config.speculative_config, None, "a state cannot go back behind a wrong guess"),
+        ("host_kv_memory_bytes", config.host_kv_memory_bytes, 0, "states are not kept in lower tiers"),
+    )
+    for option, value, accepted, why in refused:
+        if value != accepted:
+            raise BadInput(
+                f"{option}={value!r} is not accepted with model {name!r}: {plan.architecture} has recurrent layers, and"
+                f" {why}"
+            )
 
 
 def _check_config(config: PretrainedConfig, name: str) -> None:
@@ -83,11 +109,3 @@ def uses_alibi(config: Any) -> bool:
     """Whether positions are in attention's scores alone, as distances."""
     places = (config, getattr(config, "attn_config", None))
     return config.model_type == "bloom" or any(getattr(place, "alibi", False) is True for place in places)
-
-
-def uses_interface(kind: Any) -> bool:
-    """Whether modules of the class `kind` attend through transformers' attention interface, by their source."""
-    try:
-        return "ALL_ATTENTION_FUNCTIONS.get_interface(" in inspect.getsource(kind.forward)
-    except (OSError, TypeError, AttributeError):
-        return False

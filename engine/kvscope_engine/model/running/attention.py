@@ -18,6 +18,7 @@ from kvscope_engine.model.latent.latents import Latents, held_latents
 from kvscope_engine.model.latent.runs import RunGroup, attend_runs, run_groups
 from kvscope_engine.model.running.attention_scores import AttentionScores
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerKV
+from kvscope_engine.model.running.recurrent import StateStep
 from kvscope_engine.model.sparse.page_choice import Chosen, PageChoice, heads_apart
 from kvscope_engine.model.sparse.skips import BlockSkips
 from kvscope_kernels import Ops
@@ -131,6 +132,8 @@ class PagedContext(AttentionContext):
     """Where the decodes of each layer are kept, to be measured later."""
     run_groups: tuple[RunGroup, ...] | None = None
     """How runs over latents are put together, the same for all layers."""
+    states: StateStep | None = None
+    """What recurrent layers go on from; None where there are no such layers."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
@@ -278,7 +281,13 @@ def paged_attention(
     context = kwargs["paged"]
     tokens_first = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     options = options_of(query, kwargs, held_latents(module))
-    return context.attend(module.layer_idx, *tokens_first, options)[None], None
+    return context.attend(layer_of(module), *tokens_first, options)[None], None
+
+
+def layer_of(module: Any) -> int:
+    """Which of the layers that attend an attention module is: its own number, but where a model has other layers."""
+    number = getattr(module, "kvscope_layer", module.layer_idx if hasattr(module, "layer_idx") else None)
+    return -1 if number is None else int(number)
 
 
 def options_of(query: torch.Tensor, kwargs: dict[str, Any], latents: Latents | None = None) -> AttentionOptions:

@@ -101,7 +101,7 @@ class KVStorage:
         self._memory = memory
         self._packed, self._scales, self._bounds = self._allocate()
         self._views = [self._layer_view(layer) for layer in range(len(self.layers))]
-        self._rows: RowTensors | None = row_tensors(self.block_tensors)
+        self._rows: RowTensors | None = row_tensors(self.block_tensors) if self.layers else None
 
     @property
     def num_bytes(self) -> int:
@@ -124,7 +124,7 @@ class KVStorage:
     @property
     def rows(self) -> RowTensors:
         """The same, as copies inside the pool find them."""
-        assert self._rows is not None, "the storage is closed"
+        assert self._rows is not None, "the storage is closed, or holds no layers"
         return self._rows
 
     @property

@@ -36,6 +36,8 @@ def group_layers(rules: Sequence[GroupRule], shapes: Sequence[LayerShape], max_t
 
     A window as long as a request of `max_tokens` may be is none.
     """
+    if not rules:
+        return one_group(0)
     kinds: dict[GroupRule, list[int]] = {}
     for layer, rule in enumerate(rules):
         known = rule if 0 < rule.window < max_tokens else GroupRule()

@@ -17,6 +17,8 @@ from kvscope_engine.model.memory.memory_plan import PIECEWISE_SHARE, MemoryPlan,
 from kvscope_engine.model.memory.step_memory import Processors, step_reserves
 from kvscope_engine.model.running.kv_storage import MIB, block_bytes, storage_dtype
 from kvscope_engine.model.running.profile_run import step_profile
+from kvscope_engine.model.running.recurrent import recurrent_layers
+from kvscope_engine.model.running.state_storage import MIN_SLOTS, num_empty_blocks, num_slots_within, state_bytes
 from kvscope_engine.model.running.storage_for_model import groups_of_model
 from kvscope_engine.model.sparse.layers import layer_shapes
 from kvscope_engine.model.tiers.build import STAGING_BYTES
@@ -36,6 +38,8 @@ class PoolSize(NamedTuple):
     num_blocks: int
     plan: MemoryPlan | None = None
     """Of a GPU's memory, where the size of the pool was left to it."""
+    num_states: int = 0
+    """Slots for states of recurrent layers."""
 
 
 def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | None = None) -> PoolSize:
@@ -50,6 +54,9 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
     layers, dtype = layer_shapes(loaded, config.sparse_decode), storage_dtype(config.kv_cache_dtype, loaded.dtype)
     one_block = block_bytes(layers, config.block_size, dtype, [group.layers for group in groups])
     free = free_bytes(loaded.device) if memory is None else memory.free_bytes()
+    one_state = state_bytes(recurrent_layers(loaded.module).states)
+    if one_state:
+        return _size_with_states(config, loaded, memory, free, one_block, one_state, len(groups))
     if config.num_gpu_blocks_override is not None:
         num_blocks, option = config.num_gpu_blocks_override, "--num-gpu-blocks-override"
         return PoolSize(_checked(num_blocks, one_block, free, loaded.device, option))
@@ -73,6 +80,52 @@ def pool_size(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | 
             " free some, or give --kv-memory, a smaller model or --dtype bfloat16"
         )
     return PoolSize(headroom // one_block)
+
+
+def _size_with_states(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    memory: DeviceMemory | None,
+    free: int,
+    one_block: int,
+    one_state: int,
+    num_groups: int,
+) -> PoolSize:
+    """States of recurrent layers lie in the KV memory: one a request and some for prefixes, in half of it at most where
+    there are blocks as well. Where no layer has keys and values blocks are for prefixes alone, and take nothing."""
+    for_prefixes = config.max_num_seqs if config.state_checkpoints is None else config.state_checkpoints
+    wanted = config.max_num_seqs + for_prefixes
+    plan = None
+    if config.num_gpu_blocks_override is not None:
+        num_blocks = config.num_gpu_blocks_override
+        _checked(num_blocks, one_block, free, loaded.device, "--num-gpu-blocks-override")
+        left = free - num_blocks * one_block
+        num_states = min(wanted + 1, left // one_state)
+    else:
+        if config.kv_memory_bytes is not None:
+            room = config.kv_memory_bytes
+            if room > free:
+                raise BadInput(
+                    f"--kv-memory asks for {room / MIB:.0f} MiB: {free / MIB:.0f} MiB are free on {loaded.device}"
+                )
+        elif memory is not None:
+            plan = plan_memory(config, loaded, memory, one_block + MIN_SLOTS * one_state, num_groups)
+            plan.check(loaded.info.name, str(loaded.device))
+            room = plan.kv
+        else:
+            room = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
+        num_states = num_slots_within(room, one_block, one_state, wanted)
+        left = room - num_states * one_state
+        num_blocks = num_empty_blocks(loaded.max_model_len, config.block_size, num_states)
+        if one_block:
+            num_blocks = left // one_block
+    if num_states < MIN_SLOTS or left < 0 or num_blocks < 1:
+        raise KvscopeError(
+            f"no memory for the KV cache of {loaded.info.name!r}: one request's state of its recurrent layers takes"
+            f" {one_state / MIB:.2f} MiB, and {MIN_SLOTS} of them and a block of {one_block / MIB:.2f} MiB are needed;"
+            " free some, or give more --kv-memory or a smaller model"
+        )
+    return PoolSize(num_blocks, plan, num_states)
 
 
 def plan_memory(

@@ -32,8 +32,11 @@ from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.host_memory import keep_freed_memory
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.pieces.mixed_graphs import MixedGraphs
+from kvscope_engine.model.running.recurrent import StateBatch, recurrent_layers
+from kvscope_engine.model.running.state_storage import StateStorage
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs, TableRows, build_inputs, sampled_places
+from kvscope_engine.model.running.step_states import states_of
 from kvscope_engine.model.running.step_tensors import StepTensors, put_inputs
 from kvscope_engine.model.running.warm_up import warm_up
 from kvscope_engine.model.sampling.sampler import Sampled, Sampler
@@ -94,9 +97,12 @@ class ModelRunner:
         others: OtherRanks | None = None,
         ops: Ops | None = None,
         notes: list[str] | None = None,
+        states: StateStorage | None = None,
     ) -> None:
         self._others = others
         self._storage = storage
+        self._states = states
+        assert (states is not None) == bool(recurrent_layers(loaded.module).layers), "recurrent layers need states"
         self._device = loaded.device
         self._ops = ops or ops_for(loaded.device.type)
         self._measures_shares = page_heat > 0
@@ -155,7 +161,8 @@ class ModelRunner:
         if self._device.type == "cpu":
             return
         nothing = torch.full((1, 2), -1, dtype=torch.int64, device=self._device)
-        self._ops.copy_rows(self._storage.rows, nothing)
+        if self._storage.layers:
+            self._ops.copy_rows(self._storage.rows, nothing)
         graphs = self._graphs, self._mixed
         failure = warm_up(self._limits, self._warm_measuring, self._sampler, self._buffer, *graphs, progress)
         torch.cuda.synchronize(self._device)
@@ -191,16 +198,17 @@ class ModelRunner:
         pairs = buffer.put(np.array(plan.copies, np.int64)) if plan.copies else None
         awaited = buffer.put(inputs.awaited) if inputs.awaited is not None else None
         buffer.send()
-        if pairs is not None:
+        if pairs is not None and self._storage.layers:
             self._ops.copy_rows(self._storage.rows, pairs)
         if awaited is not None and after is not None:
             tensors.input_ids.index_copy_(0, awaited[0], after.tokens.index_select(0, awaited[1]))
         timer = StepTimer(self._device)
+        states = states_of(plan, self._states, self._ops) if self._states is not None else None
         count = len(sampling)
         kind = self._kind(inputs, count, graphs, size, is_measured=measures != NOTHING)
         with self._launches.counted(kind):
             if graphs is None:
-                logits = self._forward(tensors, count, measures)
+                logits = self._forward(tensors, count, measures, states)
             elif isinstance(graphs, MixedGraphs):
                 logits = graphs.replay(size, count, measures.shares)
             else:
@@ -265,12 +273,14 @@ class ModelRunner:
         self._graphs = self._mixed = None
         self.notes.append(f"CUDA graphs could not be captured, steps run without them (slower): {failure}")
 
-    def _forward(self, tensors: StepTensors, num_samples: int, measures: Measures) -> torch.Tensor | None:
+    def _forward(
+        self, tensors: StepTensors, num_samples: int, measures: Measures, states: StateBatch | None
+    ) -> torch.Tensor | None:
         """Logits of the sampled rows, (num_samples, vocabulary); None when nothing is sampled."""
+        context = self._context(tensors, measures, states)
         if not num_samples:
-            self._model.fill(tensors.input_ids, tensors.positions, self._context(tensors, measures))
+            self._model.fill(tensors.input_ids, tensors.positions, context)
             return None
-        context = self._context(tensors, measures)
         return self._model.logits(tensors.input_ids, tensors.positions, context, tensors.sample_rows)
 
     def _run_eagerly(self, tensors: StepTensors, kept: list[KeptDecode] | None) -> torch.Tensor:
@@ -290,7 +300,9 @@ class ModelRunner:
         shares = AttentionScores(self._ops) if self._measures_shares else None
         return Measures(shares, BlockSkips() if self.choice is not None else None)
 
-    def _context(self, tensors: StepTensors, measures: Measures = NOTHING) -> PagedContext:
+    def _context(
+        self, tensors: StepTensors, measures: Measures = NOTHING, states: StateBatch | None = None
+    ) -> PagedContext:
         return PagedContext(
             *(self._storage, self._ops, tensors.slot_mapping, tensors.num_single_token),
             decode=tensors.decode,
@@ -298,6 +310,7 @@ class ModelRunner:
             shares=measures.shares,
             choice=self.choice,
             skips=measures.skips,
+            states=states,
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.fit import BlockNeeds
+from kvscope_engine.policy.prefixes.prefix_history import Miss
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling import causes
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
@@ -14,6 +15,7 @@ from kvscope_engine.policy.scheduling.causes import Blocks
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.scheduling.request_prefixes import explain_miss
 from kvscope_engine.policy.scheduling.reuse import Reusable, find_reusable
+from kvscope_engine.policy.state_pool import StatePool
 from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
 from kvscope_engine.policy.tiers.swap_costs import PrefillRate
 from kvscope_engine.policy.totals import Totals
@@ -34,6 +36,7 @@ class Admission:
         watermark: int,
         running_time: RunningTime,
         needs: BlockNeeds,
+        states: StatePool | None = None,
     ) -> None:
         self._pool = pool
         self._tables = tables
@@ -43,13 +46,16 @@ class Admission:
         self._watermark = watermark
         self._running_time = running_time
         self._needs = needs
+        self._states = states
 
     def find(self, request: Request) -> Reusable:
         """What is known of the request's tokens."""
-        return find_reusable(self._pool, self._tiers, self._rate, request)
+        return find_reusable(self._pool, self._tiers, self._rate, request, self._states)
 
     def fits(self, request: Request, found: Reusable, *, is_alone: bool) -> bool:
-        """Whether there are blocks now for all tokens the request knows."""
+        """Whether there are blocks now for all tokens the request knows, and a slot for its state."""
+        if self._states is not None and not self._states.num_available:
+            return False
         return self.num_missing(request, found) - (self._watermark if is_alone else 0) <= 0
 
     def num_missing(self, request: Request, found: Reusable) -> int:
@@ -62,12 +68,18 @@ class Admission:
         pool = self._pool
         reused = self._tables.start(request, found, pool.step, builder)
         request.num_computed_tokens = reused
+        if self._states is not None:
+            place = reused // pool.block_size
+            self._states.begin(request, request.block_digests[place - 1] if place else None)
+            request.parted_at = reused + found.num_stateless if found.num_stateless else 0
         if request.admitted_ns is None:
             request.num_cached_tokens = reused
             self._totals.begin(request.num_prompt_tokens, reused)
         else:
             self._totals.restored_tokens += reused
         missed = explain_miss(pool, request, reused // pool.block_size)
+        if found.num_stateless:
+            missed = Miss("state", reused + found.num_stateless)
         blocks = Blocks(self._num_blocks(request), self._tables.num_set_aside(request))
         return causes.admitted(request, builder.now_ns, found, reused, blocks, missed, self._running_time)
 

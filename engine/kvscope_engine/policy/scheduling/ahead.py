@@ -13,6 +13,7 @@ from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.request import Request
 
 RESERVED: Final = "an allocator that reserves"
+STATES: Final = "recurrent layers, whose states a step that is tried again would change twice"
 DRAFTED: Final = "drafts of what follows the tokens"
 FORKED: Final = "completions that share their prompt"
 FOLLOWED: Final = "a form or penalties"

@@ -5,12 +5,13 @@ Reads everything, changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.kv_groups import NOTHING, Found, find_prefix, group_digest
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.request_prefixes import usable_digests
+from kvscope_engine.policy.state_pool import StatePool
 from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
 from kvscope_engine.policy.tiers.swap_costs import PrefillRate
 
@@ -29,24 +30,44 @@ class Reusable:
     """What of it is in the pool, in the order of the text."""
     num_to_load: int
     """Blocks that are in lower tiers."""
+    num_stateless: int = 0
+    """Tokens in blocks beyond these, that are of no use since no recurrent state was kept there."""
 
     def __bool__(self) -> bool:
         return self.num_tokens > 0
 
 
-def find_reusable(pool: BlockPool, tiers: LowerTiers | None, rate: PrefillRate, request: Request) -> Reusable:
+def find_reusable(
+    pool: BlockPool, tiers: LowerTiers | None, rate: PrefillRate, request: Request, states: StatePool | None = None
+) -> Reusable:
     """All that is known of the request's first tokens, of which one at least is left to compute.
 
     What a swapped-out request saved is used, unless the pool alone holds more of its text. Evicted prefixes are when
-    loading them costs less than computing their tokens, both as measured.
+    loading them costs less than computing their tokens, both as measured. With `states`, what ends at one of them.
     """
     digests, index, size = usable_digests(pool, request), pool.index, pool.block_size
     found = NOTHING if index is None else find_prefix(pool.groups, digests, size, index.get)
+    if states is not None:
+        return _with_state(pool, states, found, digests)
     if request.saved_tables and found.num_places * size <= request.num_saved_tokens:
         return _with_saved(pool, request, digests)
     if tiers is not None and index is not None:
         found = _worth_loading(pool, tiers, rate, found, digests)
     return _reusable(pool, found.tables, found.num_let_go, found.num_places * size)
+
+
+def _with_state(pool: BlockPool, states: StatePool, found: Found, digests: list[bytes]) -> Reusable:
+    """What is found, up to the last kept state that all blocks are there for."""
+    index, size, num_places = pool.index, pool.block_size, found.num_places
+    kept = NOTHING
+    for count in states.checkpoints(digests[:num_places]):
+        assert index is not None, "looked for prefixes without an index"
+        kept = found if count == num_places else find_prefix(pool.groups, digests[:count], size, index.get)
+        if kept.num_places == count:
+            break
+        kept = NOTHING
+    reusable = _reusable(pool, kept.tables, kept.num_let_go, kept.num_places * size)
+    return replace(reusable, num_stateless=(num_places - kept.num_places) * size)
 
 
 def _with_saved(pool: BlockPool, request: Request, digests: list[bytes]) -> Reusable:

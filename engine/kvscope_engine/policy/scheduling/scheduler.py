@@ -43,6 +43,7 @@ run alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import replace
 
 from kvscope_engine.policy.allocation.protocol import AllocationPolicy
 from kvscope_engine.policy.blocks.block_pool import BlockPool
@@ -64,6 +65,7 @@ from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.scheduling.preemption import GivenUp, Preemption, victim_order
 from kvscope_engine.policy.scheduling.request_prefixes import usable_digests
 from kvscope_engine.policy.scheduling.writing import write_down
+from kvscope_engine.policy.state_pool import StatePool
 from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
 from kvscope_engine.policy.tiers.mover_protocol import TierMover
 from kvscope_engine.policy.tiers.swap_costs import PrefillRate
@@ -95,6 +97,7 @@ class Scheduler:
         mover: TierMover | None = None,
         preemption: str = "auto",
         drafter: Drafter | None = None,
+        states: StatePool | None = None,
     ) -> None:
         self._pool = pool
         self.max_num_seqs = max_num_seqs
@@ -117,9 +120,11 @@ class Scheduler:
         self.tables = BlockTables(pool, allocation, self._changes, self.tiers)
         self._preemption = Preemption(self.tables, self.tiers, self.rate, pool.block_size, preemption)
         watermark = 0 if allocation.reserves else max(1, pool.num_blocks // 100)
+        self.states = states
+        """Of the states of recurrent layers; None where a model has no such layers."""
         self._needs = BlockNeeds(pool.groups, pool.block_size, max_num_batched_tokens)
         self._admission = Admission(
-            *(pool, self.tables, self.tiers, self.rate, self.totals, watermark, self.running_time, self._needs)
+            *(pool, self.tables, self.tiers, self.rate, self.totals, watermark, self.running_time, self._needs, states)
         )
         self._disk_failure = ""
         self.drafting = None if drafter is None or self._reserves else Drafting(drafter, self.tables)
@@ -206,6 +211,8 @@ class Scheduler:
         """Why the next step cannot be scheduled while `running`, the last plan, is in flight; empty: it can."""
         if self._reserves:
             return ahead_of.RESERVED
+        if self.states is not None:
+            return ahead_of.STATES
         forks = bool(self._held) and any(self._held.any_of(item.request) for item in running.scheduled)
         if forks or self.tables.any_shares_tail:
             return ahead_of.FORKED
@@ -229,6 +236,8 @@ class Scheduler:
 
     def _schedule(self, ahead: Ahead, now_ns: int) -> StepPlan:
         builder = PlanBuilder(self.max_num_batched_tokens, now_ns)
+        if self.states is not None:
+            self.states.drop_uncommitted()
         evicted_before, offloaded_before = self._pool.evicted_blocks, self.totals.offloaded_blocks
         self._continue_prefills(self._continue_decodes(builder, ahead), builder, ahead)
         if not builder.has_preempted:
@@ -243,13 +252,19 @@ class Scheduler:
         self.totals.copied_blocks += builder.num_copied
         if self.tiers is not None:
             self._flush(self.tiers, now_ns)
-        return builder.plan()
+        plan = builder.plan()
+        if self.states is not None and plan.scheduled:
+            copies, saves = self.states.plan(plan.scheduled)
+            plan = replace(plan, state_copies=copies, state_saves=saves)
+        return plan
 
     def commit(self, plan: StepPlan, step: int, now_ns: int) -> None:
         """The plan was run: its tokens are in their blocks. Requests that ended meanwhile are left alone."""
         self._pool.step = step
         self.totals.recomputed_tokens += write_down(plan, self._pool, step)
         self.tables.settle(step)
+        if self.states is not None:
+            self.states.commit(plan.state_saves)
         if self.drafting is not None:
             self.drafting.settle(plan, step, self.totals)
         if self._held:
@@ -293,6 +308,8 @@ class Scheduler:
         count = self._pool.reset_prefix_cache()
         if self.tiers is not None:
             self.tiers.reset()
+        if self.states is not None:
+            self.states.reset()
         self._changes.event(causes.cache_reset(count, now_ns))
         return count
 
@@ -348,6 +365,8 @@ class Scheduler:
         self._pool.check_integrity(self._allocation.holders(self._requests.values()))
         if self.tiers is not None:
             self.tiers.check_integrity(self._requests.values())
+        if self.states is not None:
+            self.states.check_integrity(self._requests.values())
 
     def _continue_decodes(self, builder: PlanBuilder, ahead: Ahead) -> list[Request]:
         """Schedule running requests that miss one token; returns the others."""
@@ -497,6 +516,8 @@ class Scheduler:
         """A request that gave up its blocks waits again."""
         self._running.remove(victim)
         self._waiting.stop(victim)
+        if self.states is not None:
+            self.states.release(victim)
         victim.num_preemptions += 1
         victim.preempted_ns = now_ns
         victim.state = RequestState.PREEMPTED
@@ -519,12 +540,20 @@ class Scheduler:
         """Let a waiting child run on the parent's blocks, where that can be."""
         if parent.state is not RequestState.RUNNING or len(self._running) >= self.max_num_seqs or self._reserves:
             return
+        if self.states is not None and not (self.states.num_available and self._is_where(parent, child)):
+            return
         self._waiting.remove(child)
         child.num_computed_tokens = child.num_cached_tokens = min(parent.num_computed_tokens, child.num_tokens - 1)
         self.totals.begin(child.num_prompt_tokens, child.num_cached_tokens)
         self.tables.share(parent, child)
+        if self.states is not None:
+            self.states.fork(parent, child)
         self._run(child, now_ns)
         self._changes.event(causes.forked(parent, child, now_ns, self.running_time))
+
+    def _is_where(self, parent: Request, child: Request) -> bool:
+        """Whether the child can go on from the parent's state: that is of all tokens that the parent has computed."""
+        return parent.num_computed_tokens <= child.num_tokens - 1
 
     def _flush(self, tiers: LowerTiers, now_ns: int) -> None:
         """The bytes are where the plan needs them; a disk that failed meanwhile is told of once."""
@@ -545,6 +574,8 @@ class Scheduler:
         else:
             (self._held if request in self._held else self._waiting).remove(request)
         self.tables.release(request, self._pool.step)
+        if self.states is not None:
+            self.states.release(request)
         request.state = RequestState.FINISHED
         request.finish_reason = reason
         if self.drafting is not None:

@@ -54,11 +54,8 @@ def test_how_each_layer_calls_is_found(tiny_loaded: Callable[..., LoadedModel]) 
 @pytest.mark.parametrize(
     ("model_type", "changes", "reason"),
     [
-        ("mamba", {"state_size": 4}, r"MambaForCausalLM is not supported"),
         ("llama4_text", {"num_local_experts": 2, "head_dim": 8}, r"Llama4ForCausalLM .* chunked_attention"),
-        ("qwen3_next", {"head_dim": 8}, r"Qwen3NextForCausalLM .* linear_attention"),
-        ("lfm2", {"layer_types": ["conv", "full_attention"]}, r"Lfm2ForCausalLM .* layers of type conv"),
-        ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1}, r"Jamba.* type linear_attention"),
+        ("xlstm", {"num_heads": 4}, r"xLSTMForCausalLM is not supported"),
         ("bloom", {"n_layer": 2, "n_head": 4}, r"BloomForCausalLM is not supported"),
     ],
 )

@@ -132,7 +132,7 @@ def break_folder(folder: Path, damage: str) -> None:
         ("no config", r"config\.json"),
         ("cut short", "cut short"),
         ("other sizes", "wrong shape"),
-        ("mamba", "MambaForCausalLM"),
+        ("bloom", "BloomForCausalLM"),
         ("t5", "encoder-decoder"),
         ("nonesuch", "unknown"),
     ],

@@ -47,11 +47,6 @@ def test_tied_weights_count_once() -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "reason"),
     [
-        ("mamba", {"num_hidden_layers": 2, "hidden_size": 32}, "0 of the 2 layers of MambaForCausalLM"),
-        ("mamba2", {"num_hidden_layers": 2}, "0 of the 2 layers of Mamba2ForCausalLM"),
-        ("rwkv", {"num_hidden_layers": 2}, "RwkvForCausalLM"),
-        ("jamba", SMALL | {"num_hidden_layers": 8}, "1 of the 8 layers of JambaForCausalLM"),
-        ("qwen3_next", SMALL | {"num_hidden_layers": 4}, "1 of the 4 layers of Qwen3NextForCausalLM"),
         ("falcon", {"num_hidden_layers": 2}, "0 of the 2 layers of FalconForCausalLM"),
         ("falcon", {"num_hidden_layers": 2, "alibi": True}, r"FalconForCausalLM adds a number .* \(ALiBi\)"),
         ("bloom", {"n_layer": 2, "hidden_size": 64, "n_head": 4}, r"BloomForCausalLM adds a number .* \(ALiBi\)"),

@@ -1,0 +1,252 @@
+"""Engines on tiny models with recurrent layers: their tokens are those of transformers, whatever else runs."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.recurrent_models import FAMILIES, SIZES, recurrent_config
+
+from kvscope_engine import Engine, EngineConfig, SamplingParams
+from kvscope_engine.model.loading.hf_config import read_config
+from kvscope_engine.model.loading.loader import random_model
+from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
+
+Make = Callable[..., Engine]
+MANY = ("qwen3_next", "granitemoehybrid", "lfm2", "jamba", "mamba2", "rwkv")
+"""One of each kind of layer."""
+
+
+def write_config(family: str, folder: Path, **changes: Any) -> Path:
+    config = recurrent_config(family, **changes)
+    path = folder / f"{family}.json"
+    path.write_text(json.dumps(config.to_dict() | {"architectures": None}, default=str))
+    return path
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes engines on tiny models of random weights, and closes them; keyword arguments are those of EngineConfig."""
+    engines: list[Engine] = []
+
+    def engine_on(family: str, changes: dict[str, Any] | None = None, **options: Any) -> Engine:
+        path = write_config(family, tmp_path, **(changes or {}))
+        small = {"block_size": 8, "num_gpu_blocks_override": 96, "max_num_batched_tokens": 24, "max_num_seqs": 4}
+        others = {"model": f"dummy:{path}", "dtype": "float32", "device": "cpu", "max_model_len": 512}
+        engines.append(Engine(EngineConfig(**(others | small | {"state_interval": 16} | options))))
+        return engines[-1]
+
+    yield engine_on
+    for engine in engines:
+        engine.close()
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(3, 96), k=length)
+
+
+def submit_of(name: str, ids: Sequence[int], max_tokens: int = 8, **options: Any) -> Submit:
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **options)
+    return Submit(request_id=name, prompt_token_ids=tuple(ids), sampling=sampling)
+
+
+def complete_all(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int = 8) -> list[list[int]]:
+    submits = [submit_of(f"{number}", ids, max_tokens) for number, ids in enumerate(prompts)]
+    return [list(completion.token_ids) for completion in engine.generate(submits)]
+
+
+def transformers_tokens(
+    folder: Path, family: str, prompts: Sequence[Sequence[int]], max_tokens: int = 8
+) -> list[list[int]]:
+    config = read_config(folder / f"{family}.json")
+    model: Any = random_model(config, torch.float32, torch.device("cpu"), 0, lambda _: None).eval()
+    return [greedy(model, ids, max_tokens) for ids in prompts]
+
+
+@torch.inference_mode()
+def greedy(model: Any, ids: Sequence[int], max_tokens: int) -> list[int]:
+    answer = model.generate(torch.tensor([list(ids)]), max_new_tokens=max_tokens, do_sample=False, eos_token_id=None)
+    found: list[int] = answer[0, len(ids) :].tolist()
+    return found
+
+
+def scheduler_of(engine: Engine) -> Scheduler:
+    return engine.components.scheduler
+
+
+def check_all_is_given_back(engine: Engine) -> None:
+    """No slot is a request's once nothing runs."""
+    scheduler = scheduler_of(engine)
+    scheduler.check_integrity()
+    states = scheduler.states
+    assert states is not None
+    assert states.num_free + states.num_checkpoints == states.num_slots
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_of_transformers(family: str, make: Make, tmp_path: Path) -> None:
+    """In pieces, several at once, one of which begins as another does; and again, found in the cache."""
+    prompts = [prompt_of(1, 50), prompt_of(2, 9), prompt_of(3, 1), prompt_of(1, 37) + prompt_of(4, 20)]
+    engine = make(family, state_checkpoints=20)
+    wanted = transformers_tokens(tmp_path, family, prompts)
+    assert complete_all(engine, prompts) == wanted
+    check_all_is_given_back(engine)
+    before = scheduler_of(engine).totals.cached_tokens
+    assert complete_all(engine, prompts) == wanted
+    assert scheduler_of(engine).totals.cached_tokens - before == 48 + 8 + 0 + 56, "up to the last full block of each"
+    check_all_is_given_back(engine)
+
+
+def test_a_model_that_also_sees_answers_as_the_whole_does(make: Make, tmp_path: Path) -> None:
+    """Qwen3.5 as it is released: its text part has the recurrent layers."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32}
+    text = SIZES | FAMILIES["qwen3_5_text"]
+    config = AutoConfig.for_model("qwen3_5", text_config=text, vision_config=vision | {"num_position_embeddings": 16})
+    torch.manual_seed(0)
+    auto: Any = AutoModelForImageTextToText
+    whole = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    whole.save_pretrained(tmp_path / "whole")
+    prompts = [prompt_of(1, 50), prompt_of(2, 9)]
+    engine = make("qwen3_5_text", model=str(tmp_path / "whole"))
+    assert complete_all(engine, prompts) == [greedy(whole, ids, 8) for ids in prompts]
+
+
+@pytest.mark.parametrize("family", MANY)
+def test_preempted_requests_say_the_same(family: str, make: Make) -> None:
+    prompts = [prompt_of(seed, 30) for seed in range(4)]
+    wanted = complete_all(make(family), prompts, 40)
+    engine = make(family, num_gpu_blocks_override=17)
+    assert complete_all(engine, prompts, 40) == wanted
+    assert scheduler_of(engine).totals.preemptions > 0
+    check_all_is_given_back(engine)
+
+
+@pytest.mark.parametrize("family", MANY)
+@pytest.mark.parametrize("caching", [True, False])
+def test_completions_of_one_prompt_share_it(family: str, caching: bool, make: Make) -> None:
+    engine = make(family, enable_prefix_caching=caching)
+    ids = prompt_of(7, 41)
+    [wanted] = complete_all(engine, [ids])
+    engine.submit(submit_of("three", ids, n=3))
+    said: list[Tokens | Finished] = []
+    while engine.has_unfinished:
+        said += engine.step()
+        scheduler_of(engine).check_integrity()
+    for index in range(3):
+        pieces = [message for message in said if isinstance(message, Tokens) and message.index == index]
+        assert [token for piece in pieces for token in piece.token_ids] == wanted
+    check_all_is_given_back(engine)
+
+
+def test_aborted_requests_give_their_states_back(make: Make) -> None:
+    engine, chance = make("bamba"), random.Random(3)
+    for number in range(12):
+        engine.submit(submit_of(f"{number}", prompt_of(number % 3, 20 + number), 20))
+    for number in chance.sample(range(12), 12):
+        for _ in range(chance.randint(0, 2)):
+            engine.step()
+            scheduler_of(engine).check_integrity()
+        engine.abort(f"{number}")
+    while engine.has_unfinished:
+        engine.step()
+    check_all_is_given_back(engine)
+
+
+def test_a_third_prompt_goes_on_where_two_parted(make: Make) -> None:
+    """The second finds blocks and no state there; it leaves one."""
+    engine = make("qwen3_next", state_interval=512)
+    totals = scheduler_of(engine).totals
+    shared = prompt_of(1, 100)
+    for number in range(3):
+        before = totals.cached_tokens
+        complete_all(engine, [shared + prompt_of(10 + number, 30)])
+        assert totals.cached_tokens - before == (0, 0, 96)[number]
+    check_all_is_given_back(engine)
+
+
+def test_few_slots_keep_the_states_used_last(make: Make) -> None:
+    engine = make("qwen3_next", state_checkpoints=1, max_num_seqs=1, state_interval=512)
+    totals, states = scheduler_of(engine).totals, scheduler_of(engine).states
+    assert states is not None
+    assert states.num_slots == 3
+    first, second, third = (prompt_of(seed, 40) for seed in range(3))
+    found = []
+    for ids in (first, second, first, third, first, second):
+        before = totals.cached_tokens
+        complete_all(engine, [ids])
+        found.append(totals.cached_tokens - before)
+    assert found == [0, 0, 32, 0, 32, 0], "two are kept while nobody runs"
+    assert states.num_evicted > 0
+    check_all_is_given_back(engine)
+
+
+def test_a_reset_cache_holds_no_states(make: Make) -> None:
+    engine = make("lfm2")
+    complete_all(engine, [prompt_of(1, 50)])
+    states = scheduler_of(engine).states
+    assert states is not None
+    assert states.num_checkpoints
+    engine.reset_prefix_cache()
+    assert not states.num_checkpoints
+    check_all_is_given_back(engine)
+
+
+def test_the_first_token_of_a_known_prefix_comes_ten_times_sooner(make: Make) -> None:
+    sizes = {"hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1536}
+    layers = {"layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2}
+    options: dict[str, Any] = {"max_num_batched_tokens": 512, "num_gpu_blocks_override": 512, "max_model_len": 2048}
+    engine = make("qwen3_5_text", sizes | layers, state_interval=512, **options)
+    prefix = prompt_of(1, 1500)
+
+    def seconds_to_first_token(number: int) -> float:
+        """Of the CPU: others have it, too."""
+        engine.submit(submit_of(f"{number}", prefix + prompt_of(10 + number, 8), 1))
+        started = time.process_time()
+        while engine.has_unfinished:
+            engine.step()
+        return time.process_time() - started
+
+    alone, parted = seconds_to_first_token(1), seconds_to_first_token(2)
+    known = min(seconds_to_first_token(number) for number in (3, 4, 5))
+    assert known < alone / 10, f"{known * 1000:.0f} ms after {alone * 1000:.0f}"
+    assert parted < alone / 2, "a state is kept every 512 tokens"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"allocator": "contiguous"}, "allocator='contiguous'"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
+        ({"host_kv_memory_bytes": 1 << 20}, "host_kv_memory_bytes"),
+        ({"speculative_config": "ngram"}, "speculative_config"),
+    ],
+)
+def test_what_is_not_done_with_states_is_refused_by_name(make: Make, options: dict[str, Any], reason: str) -> None:
+    if "speculative_config" in options:
+        from kvscope_telemetry.engine_config import SpeculativeConfig
+
+        options = {"speculative_config": SpeculativeConfig(num_speculative_tokens=2)}
+    with pytest.raises(BadInput, match=rf"{reason}.* is not accepted .* has recurrent layers"):
+        make("qwen3_next", **options)
+
+
+def test_states_get_half_of_the_kv_memory(make: Make) -> None:
+    """And fewer requests run at once where that is not enough."""
+    slot = 2 * 4 * (64 * 4 + 4 * 8 * 8)
+    engine = make("qwen3_next", kv_memory_bytes=12 * slot, num_gpu_blocks_override=None, max_num_seqs=64)
+    assert engine.components.states is not None
+    assert engine.components.states.num_slots == 6
+    assert engine.components.storage.num_bytes <= 6 * slot
+    assert any("at most 5 requests run at once" in note for note in engine.notes)
+    prompts = [prompt_of(seed, 10) for seed in range(3)]
+    assert complete_all(engine, prompts, 2) == complete_all(make("qwen3_next"), prompts, 2)
