@@ -20,9 +20,10 @@ from msgspec.structs import replace as replace_fields
 from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
 from kvscope_engine.model.fused.fuse import Fused
-from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
+from kvscope_engine.model.loading.device import choose_device, choose_dtype, free_bytes, gpu_uuids
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
+from kvscope_engine.model.lora.adapters import LoraAdapters, read_given
 from kvscope_engine.model.memory.allocator import AllocatorUse, allocator_use
 from kvscope_engine.model.memory.memory_plan import MemoryPlan
 from kvscope_engine.model.memory.shortage_report import Shortage, shortage_report
@@ -107,6 +108,8 @@ class EngineComponents:
     """What the work of a step is reckoned from."""
     modules: tuple[ModuleBytes, ...]
     """The weights by part."""
+    lora: LoraAdapters | None
+    """None where requests may ask for none."""
 
     @property
     def limits(self) -> SubmissionLimits:
@@ -229,7 +232,7 @@ def build_components(
             has_pieces = False
             notes.append(NO_ROOM_FOR_PIECES)
         notes += [*loaded.notes, *bent, *(streamed.notes if streamed is not None else ()), *cache.notes(config)]
-        runner = _build_runner(config, loaded, cache.storage, model.attention, leader, notes, has_pieces)
+        runner = _build_runner(config, loaded, cache.storage, model, leader, notes, has_pieces)
         runner.warm_up(progress)
         for note in notes:
             scheduler.note(note, time.monotonic_ns())
@@ -254,6 +257,7 @@ def build_components(
             utilization=config.gpu_memory_utilization,
             work=model_work(loaded, cache.storage.dtype, runner.choice),
             modules=weights_by_part(loaded.module),
+            lora=model.lora,
         )
         undo.pop_all()
     progress(Progress(stage="ready"))
@@ -268,6 +272,7 @@ class _ReadyModel:
     fused: Fused
     attention: Choice
     fingerprint: str
+    lora: LoraAdapters | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +302,7 @@ def _as_it_runs(config: EngineConfig) -> EngineConfig:
 def _ready_model(
     config: EngineConfig, leader: Leader | None, progress: Callable[[Progress], None], undo: ExitStack
 ) -> _ReadyModel:
+    adapters = read_given(config, choose_dtype(config.dtype, choose_device(config.device)))  # fails in no time
     loaded = load_model(config, progress, rank_of(leader))
     undo.callback(close_streaming, loaded.module)
     if leader is not None:
@@ -305,9 +311,10 @@ def _ready_model(
     fingerprint = _fingerprint(config, loaded)  # of the weights by their names, which fusing gives up
     progress(Progress(stage="warm up"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
+    lora = LoraAdapters(config, loaded, adapters) if config.has_lora else None  # before memory is measured
     attention = attention_choice(config, loaded, lambda tried: progress(Progress(stage="warm up", detail=tried)))
     check_fused(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
-    return _ReadyModel(loaded, fused, attention, fingerprint)
+    return _ReadyModel(loaded, fused, attention, fingerprint, lora)
 
 
 def _agreed_size(
@@ -367,6 +374,7 @@ def _build_scheduler(config: EngineConfig, loaded: LoadedModel, cache: _Cache) -
         mover=cache.mover,
         preemption=config.preemption,
         drafter=Drafter(config.speculative_config) if config.speculative_config is not None else None,
+        max_adapters=config.num_lora_slots,
     )
 
 
@@ -374,7 +382,7 @@ def _build_runner(
     config: EngineConfig,
     loaded: LoadedModel,
     storage: KVStorage,
-    attention: Choice,
+    model: _ReadyModel,
     leader: Leader | None,
     notes: list[str],
     has_pieces: bool,
@@ -389,8 +397,9 @@ def _build_runner(
         page_heat=config.page_heat,
         sparse_decode=config.sparse_decode,
         others=leader,
-        ops=attention.ops,
+        ops=model.attention.ops,
         notes=notes,
+        lora=model.lora,
     )
 
 

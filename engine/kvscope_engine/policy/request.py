@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope_engine.policy.adapter import Adapter
 from kvscope_telemetry.messages.commands import FinishReason
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
@@ -61,6 +62,8 @@ class Request:
     finish_reason: FinishReason | None = None
     cache_salt: str = ""
     """Its blocks are shared only with requests of the same."""
+    adapter: Adapter | None = None
+    """That it is computed with; its blocks are shared only with requests of the same."""
     client: str = ""
     """Whose it is: clients are served in turn (`waiting_queue`)."""
     batch: str = ""

@@ -109,7 +109,7 @@ def table_width(length: int, block_size: int) -> int:
 def inputs_bytes(num_tokens: int, num_seqs: int, length: int, block_size: int) -> int:
     """Bytes of the largest step's tensors in a buffer."""
     tables = 4 * num_seqs * table_width(length, block_size)
-    each = aligned_bytes(*[8 * num_tokens] * 3, tables, *[4 * (num_seqs + 1)] * 4, 8 * num_seqs)
+    each = aligned_bytes(*[8 * num_tokens] * 4, tables, *[4 * (num_seqs + 1)] * 4, 8 * num_seqs)
     return each + aligned_bytes(1)  # decodes and prefills begin arrays of their own
 
 

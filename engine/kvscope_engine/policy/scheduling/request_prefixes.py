@@ -46,14 +46,19 @@ def _prefix_at(pool: BlockPool, request: Request, place: int) -> Prefix:
     """Digests must be known up to `place`."""
     start = place * pool.block_size
     tokens = pack_tokens(request.tokens(start, start + pool.block_size))
-    digests = request.block_digests
+    digests, adapter = request.block_digests, request.adapter
+    name = "" if adapter is None else adapter.name
     if not place:
-        return Prefix(digests[0], 0, tokens, salt=request.cache_salt)
-    return Prefix(digests[place], start, tokens, digests[place - 1])
+        return Prefix(digests[0], 0, tokens, b"", request.cache_salt, name, _adapter_key(request))
+    return Prefix(digests[place], start, tokens, digests[place - 1], adapter=name)
+
+
+def _adapter_key(request: Request) -> bytes:
+    return b"" if request.adapter is None else request.adapter.key
 
 
 def _extend_digests(index: PrefixIndex, block_size: int, request: Request, count: int) -> None:
     known = len(request.block_digests)
     if known < count:
         tokens = request.tokens(known * block_size, count * block_size)
-        index.extend(request.block_digests, tokens, request.cache_salt)
+        index.extend(request.block_digests, tokens, request.cache_salt, _adapter_key(request))

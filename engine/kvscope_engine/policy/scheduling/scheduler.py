@@ -17,12 +17,12 @@ The rules, in the order they are applied in each step:
 4. Waiting requests are admitted in the order of the queue (priority, then clients and their batches in turn, then rank:
    `waiting_queue`) while tokens of the budget are left (so no running prefill is still short of blocks), all blocks for
    the tokens they know fit in what is available, less a watermark of 1 % of the pool (at least a block; none when
-   nothing runs, or the policy reserves ahead), and no request was preempted in this step. One that does not fit is
-   not overtaken. Waiting requests, whatever their priority, preempt running ones in one case alone: a client that runs
-   nothing gets a place from clients that run several requests, a batch that runs nothing from batches of the same
-   client that do (`_make_way`). Whoever gives way goes on running something, so the number of clients, or of a
-   client's batches, that run grows each time; nobody makes way for a lower priority. Policies that reserve know no
-   such turns.
+   nothing runs, or the policy reserves ahead), no request was preempted in this step, and its LoRA adapter, if it has
+   one, runs already or is one of `max_adapters`. One that does not fit is not overtaken. Waiting requests, whatever
+   their priority, preempt running ones in one case alone: a client that runs nothing gets a place from clients that run
+   several requests, a batch that runs nothing from batches of the same client that do (`_make_way`). Whoever gives way
+   goes on running something, so the number of clients, or of a client's batches, that run grows each time; nobody makes
+   way for a lower priority. Policies that reserve know no such turns.
 5. Drafts come last: requests that are one token short have guesses checked with it, where the budget, the blocks and
    `max_num_seqs` (of tokens sampled in a step) leave room. Nobody gives up blocks for a draft, and those of wrong ones
    are given back when the step is committed.
@@ -78,9 +78,9 @@ from kvscope_telemetry.running_time import RunningTime
 class Scheduler:
     """Continuous batching over a block pool.
 
-    `max_num_seqs` requests and `max_num_batched_tokens` tokens run in a step at most; a request may not grow
-    beyond `max_model_len` tokens. With a `mover` the pool's places in lower tiers are used; `preemption` is one of
-    `recompute`, `swap` and `auto`.
+    `max_num_seqs` requests and `max_num_batched_tokens` tokens run in a step at most, with `max_adapters` LoRA
+    adapters among them; a request may not grow beyond `max_model_len` tokens. With a `mover` the pool's places in lower
+    tiers are used; `preemption` is one of `recompute`, `swap` and `auto`.
     """
 
     def __init__(
@@ -94,12 +94,14 @@ class Scheduler:
         mover: TierMover | None = None,
         preemption: str = "auto",
         drafter: Drafter | None = None,
+        max_adapters: int = 0,
     ) -> None:
         self._pool = pool
         self.max_num_seqs = max_num_seqs
         """Requests that run in a step at most; `set_limits` changes it, and the next."""
         self.max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
+        self._max_adapters = max_adapters
         self._allocation = allocation
         self._reserves = allocation.reserves
         self._waiting = WaitingQueue()
@@ -388,7 +390,7 @@ class Scheduler:
         while self._waiting and len(self._running) < self.max_num_seqs and builder.budget:
             request = self._waiting.first
             found = self._admission.find(request)
-            if not self._admission.fits(request, found, is_alone=not self._running):
+            if not self._admission.fits(request, found, is_alone=not self._running) or not self._may_adapt(request):
                 return
             if request.awaits_its_form and found.num_tokens + 1 >= request.num_tokens:
                 return  # nothing could be computed for it
@@ -405,6 +407,8 @@ class Scheduler:
         if not self._waiting or self._reserves or not self._running:
             return []
         first = self._waiting.first
+        if not self._may_adapt(first):
+            return []
         victims = self._who_may_make_way(first)
         if not victims:
             return []
@@ -446,6 +450,13 @@ class Scheduler:
                 left[id(holder)] = num_left - 1
                 may.append(request)
         return may
+
+    def _may_adapt(self, request: Request) -> bool:
+        """Whether the request's adapter, if it has one, runs already or may run as well."""
+        if request.adapter is None:
+            return True
+        running = {other.adapter for other in self._running if other.adapter is not None}
+        return request.adapter in running or len(running) < self._max_adapters
 
     def _make_way(self, first: Request, way: list[Request], builder: PlanBuilder) -> None:
         builder.has_preempted = True
