@@ -17,12 +17,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from kvscope_engine.policy.adapter import Adapter
 from kvscope_engine.policy.allocation.fragmentation import kv_use
 from kvscope_engine.policy.allocation.names import ALLOCATORS
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.request_state import RequestState
 
+ADAPTERS = tuple(Adapter(name, key * 32) for name, key in (("sql", b"a"), ("sql", b"b"), ("python", b"c")))
+"""Two of them were loaded under the same name."""
 Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 
 
@@ -49,6 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_disk=st.sampled_from([0, 5, 60, 60]),
         preemption=st.sampled_from(["swap", "swap", "auto", "recompute"]),
         block_bytes=st.sampled_from([(24,), (32,), (8, 8), (16, 48), (80, 32)]),
+        max_adapters=st.integers(1, 2),
     )
     def begin(
         self,
@@ -62,6 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_disk: int,
         preemption: str,
         block_bytes: tuple[int, ...],
+        max_adapters: int,
     ) -> None:
         longest_run = 1 << (num_blocks.bit_length() - 1)
         self.one = self.make(
@@ -77,6 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_disk=num_disk if self.has_tiers else 0,
             preemption=preemption,
             block_bytes=block_bytes,
+            max_adapters=max_adapters,
         )
         self.requests: list[Request] = []
 
@@ -86,9 +92,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         new=st.integers(1, 30),
         priority=st.integers(0, 1),
         whose=st.sampled_from([("", ""), ("a", ""), ("a", "one"), ("a", "two"), ("b", "one")]),
+        adapter=st.sampled_from((None, None, *ADAPTERS)),
     )
-    def submit(self, family: int, length: int, new: int, priority: int, whose: tuple[str, str]) -> None:
-        options = {"priority": priority, "client": whose[0], "batch": whose[1]}
+    def submit(
+        self, family: int, length: int, new: int, priority: int, whose: tuple[str, str], adapter: Adapter | None
+    ) -> None:
+        options = {"priority": priority, "client": whose[0], "batch": whose[1], "adapter": adapter}
         try:
             self.requests.append(self.one.submit([family] * length, new, **options))
         except BadInput:
@@ -203,7 +212,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.one.run()
         for request in self.requests:
             if request.finish_reason == "length":
-                assert request.output_token_ids == self.completion(request.prompt_token_ids, request.max_tokens)
+                assert request.output_token_ids == self.completion(
+                    request.prompt_token_ids, request.max_tokens, request.adapter
+                )
         self.one.scheduler.reset_prefix_cache(0)
         use = kv_use(self.one.pool, [])
         assert use.num_external == use.num_slots == use.largest_free_run

@@ -21,8 +21,7 @@ def explain_miss(pool: BlockPool, request: Request, num_found: int) -> Miss:
     """Why the request found `num_found` blocks and not the next one; empty when there was no more to find."""
     if pool.history is None or num_found >= (request.num_tokens - 1) // pool.block_size:
         return Miss()
-    prefix = _prefix_at(pool, request, num_found)
-    return pool.history.explain(prefix.digest, prefix.follows, prefix.tokens, prefix.start)
+    return pool.history.explain(_prefix_at(pool, request, num_found))
 
 
 def prefix_at(pool: BlockPool, request: Request, place: int) -> Prefix | None:
