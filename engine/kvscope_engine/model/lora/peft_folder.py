@@ -155,7 +155,7 @@ def _tensors(data: bytes) -> dict[str, torch.Tensor]:
 
 def _deltas(tensors: dict[str, torch.Tensor], config: _Config, max_rank: int, dtype: torch.dtype) -> dict[str, Delta]:
     deltas = {}
-    for key, tensor in tensors.items():
+    for key, tensor in sorted(tensors.items()):  # so that what is refused first is always the same
         stem = key.removesuffix(_A).removesuffix(_B)
         if stem == key:
             raise BadInput(f"{key!r:.160} is not accepted: only lora_A and lora_B of linear layers are")
