@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -321,7 +321,8 @@ def _agreed_size(
     config: EngineConfig, model: _ReadyModel, leader: Leader | None, progress: Callable[[Progress], None]
 ) -> PoolSize:
     """The pool's, which is that of all ranks."""
-    size = pool_size(config, model.loaded)
+    with model.lora.in_full() if model.lora is not None else nullcontext():  # a step is run to see what it takes
+        size = pool_size(config, model.loaded)
     if leader is not None:
         size = size._replace(num_blocks=leader.agree(size.num_blocks, model.fused))
     if size.plan is not None:

@@ -223,6 +223,7 @@ def request_info(request: Request) -> RequestInfo:
         max_tokens=request.max_tokens,
         priority=request.priority,
         index=request.index,
+        adapter="" if request.adapter is None else request.adapter.name,
     )
 
 
@@ -248,6 +249,7 @@ def pack_requests(requests: Sequence[Request], tables: Mapping[int, int]) -> Req
         table_blocks=pack_u4([block for tail in tails for block in tail]),
         num_draft_tokens=_pack_if_any([request.num_draft_tokens for request in requests]),
         num_accepted_tokens=_pack_if_any([request.num_accepted_tokens for request in requests]),
+        waits_for=_pack_if_any([request.waits_for for request in requests]),
     )
 
 

@@ -487,7 +487,7 @@ class EngineConfig:
 
     def _check_ranks(self) -> None:
         """What one rank alone would do with its own bytes is not done."""
-        refused = (
+        refused: tuple[tuple[str, object, object, str], ...] = (
             ("host_kv_memory_bytes", self.host_kv_memory_bytes, 0, "lower tiers keep the blocks of one device"),
             ("quantization", self.quantization if self.quantization != "none" else "auto", "auto", "shares stay whole"),
             (

@@ -15,8 +15,11 @@ from kvscope_telemetry.engine_config import LoraModule
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 from kvscope_telemetry.messages.event_kinds import cause_text
+from kvscope_telemetry.messages.request_state import WaitsFor
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Event, Frame
+from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.mirror import Mirror
 
 MakeEngine = Callable[..., Engine]
 PROMPT = tuple(range(3, 43))
@@ -142,6 +145,21 @@ def test_more_adapters_than_slots_take_turns(make_engine: MakeEngine, folders: P
     order = ["a", "b", "", "a", "b", "b", "a", ""]
     submits = [asked(name, f"r{number}") for number, name in enumerate(order)]
     assert [tuple(one.token_ids) for one in engine.generate(submits)] == [alone[name] for name in order]
+
+
+def test_a_request_says_its_adapter_and_that_it_waits_for_one(make_engine: MakeEngine, folders: Path) -> None:
+    engine = make_engine(lora_modules=modules(folders, "a", "b"), max_loras=1)
+    mirror = Mirror()
+    for name in ("a", "b", ""):
+        engine.submit(asked(name, f"r-{name}"))
+    engine.step()
+    mirror.apply(coalesce((), snapshot=engine.snapshot()))
+    assert mirror.requests.adapters == ["a", "b", ""]
+    waits = [int(value) for value in mirror.requests.waits_for]
+    assert waits == [WaitsFor.UNTOLD, WaitsFor.ADAPTER, WaitsFor.UNTOLD]
+    while engine.has_unfinished:
+        engine.step()
+    assert not any(request.waits_for for request in engine.components.scheduler.requests.values())
 
 
 def test_memory_has_a_part_of_theirs(make_engine: MakeEngine, folders: Path) -> None:

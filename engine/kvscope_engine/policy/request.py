@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvscope_engine.policy.adapter import Adapter
 from kvscope_telemetry.messages.commands import FinishReason
-from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 
@@ -38,6 +38,8 @@ class Request:
     """Tokens, from the first, whose KV is in the blocks of the table."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache gave, at the first admission."""
+    waits_for: WaitsFor = WaitsFor.UNTOLD
+    """While it is first in the queue: what for, where counts of blocks and of requests do not say it."""
     num_preemptions: int = 0
     preempted_ns: int = 0
     """When it last was, 0: never."""

@@ -138,6 +138,20 @@ class LoraAdapters:
         finally:
             self._in_step.slots = None
 
+    @contextmanager
+    def in_full(self) -> Iterator[None]:
+        """Inside, before anything has a slot, each row takes all of them: as much memory as any step."""
+        stacks = list(self._stacks())
+        for stack in stacks:
+            stack.filled = [True] * self._num_slots
+        self._in_step.slots = StepSlots(0, self._num_slots, None)
+        try:
+            yield
+        finally:
+            self._in_step.slots = None
+            for stack in stacks:
+                stack.filled = [False] * self._num_slots
+
     def _make_resident(self, wanted: dict[Adapter, None]) -> None:
         assert len(wanted) <= self._num_slots, f"{len(wanted)} adapters in a step, {self._num_slots} slots"
         for adapter in wanted:

@@ -70,7 +70,7 @@ from kvscope_engine.policy.totals import Totals
 from kvscope_engine.policy.waiting_queue import WaitingQueue
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import FinishReason
-from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.running_time import RunningTime
 
@@ -390,7 +390,10 @@ class Scheduler:
         while self._waiting and len(self._running) < self.max_num_seqs and builder.budget:
             request = self._waiting.first
             found = self._admission.find(request)
-            if not self._admission.fits(request, found, is_alone=not self._running) or not self._may_adapt(request):
+            if not self._admission.fits(request, found, is_alone=not self._running):
+                return
+            if not self._may_adapt(request):
+                self._tell_wait(request, WaitsFor.ADAPTER)
                 return
             if request.awaits_its_form and found.num_tokens + 1 >= request.num_tokens:
                 return  # nothing could be computed for it
@@ -458,6 +461,11 @@ class Scheduler:
         running = {other.adapter for other in self._running if other.adapter is not None}
         return request.adapter in running or len(running) < self._max_adapters
 
+    def _tell_wait(self, request: Request, waits_for: WaitsFor) -> None:
+        if request.waits_for is not waits_for:
+            request.waits_for = waits_for
+            self._changes.touch(request)
+
     def _make_way(self, first: Request, way: list[Request], builder: PlanBuilder) -> None:
         builder.has_preempted = True
         for victim in way:
@@ -469,7 +477,7 @@ class Scheduler:
         if request.admitted_ns is None:
             request.admitted_ns = now_ns
             self.totals.admitted += 1
-        request.state = RequestState.RUNNING
+        request.state, request.waits_for = RequestState.RUNNING, WaitsFor.UNTOLD
         self._running.add(request)
         self._waiting.start(request)
         self._changes.touch(request)
