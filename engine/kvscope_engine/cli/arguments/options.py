@@ -21,4 +21,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration that the options ask for; raises BadInput for what does not go together."""
     given: dict[str, Any] = {name: getattr(args, name) for name in options_of(EngineConfig)}
-    return EngineConfig(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    for name, value in given.items():
+        if isinstance(value, list):
+            given[name] = tuple(value)
+    return EngineConfig(**given)
