@@ -20,7 +20,7 @@ from msgspec.structs import replace as replace_fields
 from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
 from kvscope_engine.model.fused.fuse import Fused
-from kvscope_engine.model.loading.device import choose_device, choose_dtype, free_bytes, gpu_uuids
+from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.lora.adapters import LoraAdapters, read_given
@@ -302,7 +302,7 @@ def _as_it_runs(config: EngineConfig) -> EngineConfig:
 def _ready_model(
     config: EngineConfig, leader: Leader | None, progress: Callable[[Progress], None], undo: ExitStack
 ) -> _ReadyModel:
-    adapters = read_given(config, choose_dtype(config.dtype, choose_device(config.device)))  # fails in no time
+    adapters = read_given(config)  # before the model: what is wrong with one is said at once
     loaded = load_model(config, progress, rank_of(leader))
     undo.callback(close_streaming, loaded.module)
     if leader is not None:

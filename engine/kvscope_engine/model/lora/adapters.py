@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvscope_engine.model.loading.device import choose_device, choose_dtype
 from kvscope_engine.model.lora.install import Place, install, layer_names
 from kvscope_engine.model.lora.linear import LoraStack, StepSlots
 from kvscope_engine.model.lora.peft_folder import AdapterWeights, read_adapter
@@ -208,8 +209,12 @@ class LoraAdapters:
             raise BadInput(f"LoRA adapter {name!r:.140} is not accepted: the model is called so")
 
 
-def read_given(config: EngineConfig, dtype: torch.dtype) -> list[tuple[LoraModule, AdapterWeights]]:
-    """The adapters of `config`. Raises BadInput as `read_adapter` does, and for a name that two have."""
+def read_given(config: EngineConfig) -> list[tuple[LoraModule, AdapterWeights]]:
+    """The adapters of `config`, in the type that its model will have. Raises BadInput as `read_adapter` does, and for a
+    name that two have."""
+    if not config.lora_modules:
+        return []
+    dtype = choose_dtype(config.dtype, choose_device(config.device))
     twice = [name for name, count in Counter(module.name for module in config.lora_modules).items() if count > 1]
     if twice:
         raise BadInput(f"lora_modules: name {twice[0]!r:.140} is given twice")
