@@ -402,7 +402,7 @@ class EngineConfig:
         group=_LORA,
         metavar="NAME=FOLDER",
         help="LoRA adapters to load at the start, each a folder as PEFT writes it; a request asks for one by its name, "
-        'as its model; JSON works too: \'{"name": "sql", "path": "adapters/sql"}\'',
+        'as its model; JSON works too: \'{"name": "sql", "path": "adapters/sql"}\' (default: none)',
         brief="LoRA adapters to load at the start, each a folder as PEFT writes it",
     )
     max_loras: int | None = option(

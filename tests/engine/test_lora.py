@@ -111,6 +111,31 @@ def test_another_one_under_the_same_name_finds_nothing_of_the_old(make_engine: M
     assert notes.count("LoRA adapter 'a' was unloaded by me") == 2
 
 
+def test_a_kept_disk_tier_finds_them_by_their_weights(
+    make_engine: MakeEngine, folders: Path, tmp_path: Path, tiny_model: Callable[..., str]
+) -> None:
+    """At the next start under the same name: the same weights find their own, others nothing."""
+    kept = {
+        "model": tiny_model(),
+        "host_kv_memory_bytes": 1 << 20,
+        "disk_kv_memory_bytes": 1 << 20,
+        "disk_kv_path": str(tmp_path / "kv"),
+        "keep_disk_kv": True,
+    }
+    first = make_engine(lora_modules=modules(folders, "a"), **kept)
+    expected, _ = run(first, "a", cache_salt="mine")
+    first.close()
+    other = make_engine(lora_modules=(LoraModule(name="a", path=str(folders / "b")),), **kept)
+    assert run(other, "a", cache_salt="mine")[1] == 0
+    other.close()
+    again = make_engine(lora_modules=modules(folders, "a"), **kept)
+    rows = range(len(again.components.pool.ledger.filled))
+    notes = {content.notes for content in again.block_text(rows) if content.token_ids}
+    assert (("LoRA", "a"), ("Cache salt", "mine")) in notes
+    tokens, num_cached = run(again, "a", cache_salt="mine")
+    assert (tokens, num_cached > 0) == (expected, True)
+
+
 def test_requests_that_have_it_go_on_once_it_is_unloaded(make_engine: MakeEngine, folders: Path) -> None:
     expected, _ = run(make_engine(lora_modules=modules(folders, "a")), "a", max_tokens=12)
     engine = make_engine(lora_modules=modules(folders, "a"), allow_runtime_lora_updating=True, max_loras=1)
