@@ -197,6 +197,10 @@ class EngineClient:
         lost, self._open = self._open, {}
         for request_id, request in lost.items():
             request.inbox.put(request.prompt, _lost(request_id, AWAY), 0)
+        self._lose_asked()
+
+    def _lose_asked(self) -> None:
+        """What was asked by tag may have been answered on a connection that broke."""
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(EngineDead(AWAY))
@@ -264,6 +268,9 @@ class EngineClient:
         self._session = self._session or secrets.token_hex(16)
         if not self._sockets.send(encode(GetStatus(tag=1, session=self._session, awaited=self._awaited.all()))):
             return False
+        if self._num_introduced >= 0 and self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._lose_asked)
         self._num_introduced, self._asked_s = number, now_s
         return True
 
