@@ -12,7 +12,7 @@ from kvscope_engine.http.engine_client import EngineClient
 from kvscope_engine.http.shapes.errors import ApiError
 from kvscope_engine.http.text import TextSide
 from kvscope_engine.server.limits import ServiceLimits
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.messages.commands import LoadedAdapter
 from kvscope_telemetry.messages.telemetry import Hello
 from kvscope_telemetry.sockets.client_sockets import NO_ENGINE
@@ -108,12 +108,18 @@ class Api:
         found.pop(self.model_name, None)
         return found
 
-    def adapter_of(self, name: str | None) -> str:
+    async def adapter_of(self, name: str | None) -> str:
         """The LoRA adapter that a body means by its `model`; empty: the model alone, as without a name. Raises ApiError
-        with 404 for what is neither."""
+        with 404 for what is neither; where adapters come and go, the engine is asked before."""
         if name is None or name == self.model_name:
             return ""
-        adapters = self.adapters
+        adapters, status = self.adapters, self.line.status
+        if name not in adapters and status is not None and status.takes_adapters:
+            try:
+                await self.line.refresh()
+            except EngineDead as error:
+                raise ApiError(503, str(error), code="engine_away") from error
+            adapters = self.adapters
         if name not in adapters:
             others = f", or its adapters {', '.join(map(repr, adapters)):.300}" if adapters else ""
             message = f"model {name!r:.140} does not exist here: the model is {self.model_name!r}{others}"

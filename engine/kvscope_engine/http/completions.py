@@ -86,7 +86,7 @@ async def _completion_asked(request: Request) -> tuple[_CompletionAnswer, Stream
     """The answer to be, and which events of a stream tell its usage. The body is not kept."""
     api: Api = request.app.state.api
     body = await read_body(request, CompletionBody, api.settings.limits)
-    adapter = api.adapter_of(body.model)
+    adapter = await api.adapter_of(body.model)
     usage, sampling = wants_usage(body), completion_sampling(body)
     slot, asked = slot_of(request), _prompts_of(body)
     slot.choose(len(asked) * sampling.n)
@@ -203,7 +203,7 @@ async def _chat_asked(request: Request) -> tuple[_ChatAnswer, StreamUsage]:
     """The answer to be, and which events of a stream tell its usage. The body is not kept."""
     api: Api = request.app.state.api
     body = await read_body(request, ChatBody, api.settings.limits)
-    adapter = api.adapter_of(body.model)
+    adapter = await api.adapter_of(body.model)
     check_tool_choice(body)
     usage, sampling = wants_usage(body), chat_sampling(body)
     slot, asker = slot_of(request), asker_of(request)

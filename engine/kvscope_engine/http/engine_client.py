@@ -133,9 +133,13 @@ class EngineClient:
         if self.status is None:
             raise EngineDead(NO_ENGINE)
         reply = await self._answer(command)
-        await self._answer(GetStatus())
+        await self.refresh()
         assert isinstance(reply, Done | Failed), "these are answered so"
         return reply
+
+    async def refresh(self) -> None:
+        """`status` is as of now. Raises EngineDead."""
+        await self._answer(GetStatus())
 
     async def _answer(self, command: LoadAdapter | UnloadAdapter | GetStatus) -> Reply:
         tag = self._next_tag

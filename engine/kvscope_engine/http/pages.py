@@ -43,7 +43,7 @@ async def models(request: Request) -> Response:
 async def model(request: Request) -> Response:
     """`GET /v1/models/NAME`."""
     api: Api = request.app.state.api
-    adapter = api.adapter_of(request.path_params["name"])
+    adapter = await api.adapter_of(request.path_params["name"])
     return json_response(_adapter(api, api.adapters[adapter]) if adapter else _model(api))
 
 
@@ -89,7 +89,7 @@ async def tokenize(request: Request) -> Response:
     """`POST /tokenize`."""
     api: Api = request.app.state.api
     body = await read_body(request, TokenizeBody, api.settings.limits)
-    api.adapter_of(body.model)
+    await api.adapter_of(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "exactly one of prompt and messages is accepted", param="prompt")
     tokenizer = await _tokenizer(api)
@@ -108,7 +108,7 @@ async def detokenize(request: Request) -> Response:
     """`POST /detokenize`."""
     api: Api = request.app.state.api
     body = await read_body(request, DetokenizeBody, api.settings.limits)
-    api.adapter_of(body.model)
+    await api.adapter_of(body.model)
     tokenizer = await _tokenizer(api)
     vocab_size, max_len = api.hello.model.vocab_size, api.hello.model.max_model_len
     if len(body.tokens) > max_len > 0:

@@ -11,7 +11,10 @@ from tests.engine.http.served import Served, answer_on, read_all
 from tests.engine.lora_folder import write_adapter
 
 from kvscope_engine import Engine, EngineConfig
+from kvscope_telemetry import connect
 from kvscope_telemetry.engine_config import LoraModule
+from kvscope_telemetry.messages.commands import Done, Finished, LoadAdapter, Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 PROMPT = list(range(3, 23))
 
@@ -110,6 +113,29 @@ def test_one_is_loaded_chosen_and_unloaded(served: Served, folders: Path) -> Non
     assert [model["id"] for model in listed(served)[1:]] == ["sql"]
     assert completion(served, "python")[0] == 404
     assert post(served, "/v1/unload_lora_adapter", lora_name="python")[0] == 404
+
+
+def test_one_that_somebody_else_loaded_is_known_at_once(served: Served, folders: Path) -> None:
+    """By a client of the engine's own socket, between two of the questions that are asked every five seconds."""
+    replies: list[Any] = []
+    with connect(served.service.telemetry_endpoint) as source:
+
+        def heard(kind: type) -> Callable[[], bool]:
+            def look() -> bool:
+                replies.extend(source.take_replies())
+                source.update_mirror()
+                return any(isinstance(reply, kind) for reply in replies)
+
+            return look
+
+        source.send(LoadAdapter(name="other", path=str(folders / "python"), tag=5))
+        assert source.wait(heard(Done), 60.0), replies
+        assert completion(served, "other")[0] == 200
+        sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+        source.send(Submit(request_id="r", prompt_token_ids=tuple(PROMPT), sampling=sampling, adapter="other"))
+        assert source.wait(heard(Finished), 60.0), replies
+        assert "other" in source.mirror.requests.adapters
+    assert post(served, "/v1/unload_lora_adapter", lora_name="other")[0] == 200
 
 
 @pytest.mark.parametrize(
