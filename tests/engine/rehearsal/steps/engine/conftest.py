@@ -25,6 +25,7 @@ from kvscope_engine.model.checks import eager_check, trial
 from kvscope_engine.model.checks.agreement import Difference
 from kvscope_engine.model.cpu_offload import streaming
 from kvscope_engine.model.loading import loader
+from kvscope_engine.model.lora import adapters
 from kvscope_engine.model.running import memory, step_buffer
 from kvscope_engine.model.tiers import build
 
@@ -232,6 +233,7 @@ def start(
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # its threads would know nothing of this mode
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(loader, "choose_device", lambda _: gpu)
+    monkeypatch.setattr(adapters, "choose_device", lambda _: gpu)
     monkeypatch.setattr(loader, "CudaMemory", Card)
     monkeypatch.setattr(memory, "CudaMemory", Card)
     monkeypatch.setattr(eager_check, "difference", lambda *_: Difference(0.0, 0.0, 0.0))
