@@ -500,7 +500,7 @@ def _hello(
             allocator=config.allocator,
             prefix_caching=config.prefix_caching,
             has_parents=True,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=scheduler.max_num_seqs,
             max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
             max_request_tokens=scheduler.max_request_tokens,
             groups=cache.shown_groups,
