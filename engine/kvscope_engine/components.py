@@ -20,6 +20,7 @@ from msgspec.structs import replace as replace_fields
 from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
 from kvscope_engine.model.fused.fuse import Fused
+from kvscope_engine.model.latent.served import check_options, expanded_notes
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
@@ -241,7 +242,13 @@ def build_components(
         if has_pieces and size.plan is not None and not size.plan.reserves.piecewise_graphs:
             has_pieces = False
             notes.append(NO_ROOM_FOR_PIECES)
-        notes += [*loaded.notes, *bent, *(streamed.notes if streamed is not None else ()), *cache.notes(config)]
+        notes += [
+            *loaded.notes,
+            *expanded_notes(loaded.module),
+            *bent,
+            *(streamed.notes if streamed is not None else ()),
+            *cache.notes(config),
+        ]
         notes += _notes_on_states(asked, states)
         runner = _build_runner(config, loaded, cache.storage, model.attention, leader, notes, has_pieces, states)
         runner.warm_up(progress)
@@ -297,20 +304,18 @@ class _Cache:
 
     @property
     def shown_groups(self) -> tuple[KVGroup, ...]:
-        """As they are told; nothing where one group of all layers lets go of nothing."""
-        if len(self.groups) == 1 and not self.pool.groups[0].window:
-            return ()
-        kinds = {(False, False): "full", (True, False): "window", (True, True): "chunked"}
-        return tuple(
-            KVGroup(
-                kind=kinds[group.rule.window > 0, group.rule.is_chunked],
-                num_layers=len(group.layers),
-                block_bytes=block_bytes(
-                    [self.storage.layers[n] for n in group.layers], self.pool.block_size, self.storage.dtype
-                ),
-                window=group.rule.window,
-            )
-            for group in self.groups
+        """As they are told; nothing where one group keeps keys and values of all layers, and lets go of nothing."""
+        shown = tuple(map(self._shown, self.groups))
+        return () if len(shown) == 1 and shown[0].kind == "full" else shown
+
+    def _shown(self, group: LayerGroup) -> KVGroup:
+        layers, rule = [self.storage.layers[number] for number in group.layers], group.rule
+        kind = "latent" if all(layer.latent_dim for layer in layers) else "full"
+        return KVGroup(
+            kind="chunked" if rule.is_chunked else "window" if rule.window else kind,
+            num_layers=len(layers),
+            block_bytes=block_bytes(layers, self.pool.block_size, self.storage.dtype),
+            window=rule.window,
         )
 
     def notes(self, config: EngineConfig) -> list[str]:
@@ -339,6 +344,7 @@ def _ready_model(
     fingerprint = _fingerprint(config, loaded)  # of the weights by their names, which fusing gives up
     progress(Progress(stage="warm up"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
+    check_options(config, loaded.module)
     attention = attention_choice(config, loaded, lambda tried: progress(Progress(stage="warm up", detail=tried)))
     check_fused(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
     return _ReadyModel(loaded, fused, attention, fingerprint)

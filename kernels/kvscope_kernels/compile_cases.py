@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from kvscope_kernels.attention_scores.block_attention import _block_attention_kernel
+from kvscope_kernels.attention_scores.block_attention import _block_attention_kernel, rows_of_one_head
 from kvscope_kernels.attention_scores.block_bounds import _block_bounds_kernel, bounds_constants
 from kvscope_kernels.attention_scores.block_scores import NEAR, _block_scores_kernel, score_constants
 from kvscope_kernels.copy_rows import _TILE_WORDS, _copy_rows_kernel
@@ -14,7 +14,14 @@ from kvscope_kernels.gated_activation import GELU_TANH, SILU, _gated_activation_
 from kvscope_kernels.grouped.product import _grouped_product_kernel, product_constants
 from kvscope_kernels.kv_formats import AS_IS, E4M3, E4M3_BITS, INT8, fp8_format
 from kvscope_kernels.kv_write import _kv_write_kernel, write_constants
-from kvscope_kernels.launch import DotTiles, attention_constants, block_tiles, decode_tiles, prefill_tiles
+from kvscope_kernels.launch import (
+    DotTiles,
+    attention_constants,
+    block_tiles,
+    decode_tiles,
+    latent_tiles,
+    prefill_tiles,
+)
 from kvscope_kernels.linear.skinny_linear import _skinny_linear_kernel, linear_constants, linear_tiles
 from kvscope_kernels.logits.allow_tokens import _TILE as _TOKENS_TILE
 from kvscope_kernels.logits.allow_tokens import _allow_tokens_kernel
@@ -23,6 +30,7 @@ from kvscope_kernels.logits.draw_tokens import _draw_tokens_kernel, draw_constan
 from kvscope_kernels.merge_splits import _merge_splits_kernel, merge_constants
 from kvscope_kernels.offline_compile import Launch, varying_arguments
 from kvscope_kernels.paged_decode_attention import _paged_decode_attention_kernel
+from kvscope_kernels.paged_latent_attention import _paged_latent_attention_kernel, latent_constants
 from kvscope_kernels.paged_prefill_attention import _paged_prefill_attention_kernel
 from kvscope_kernels.rms_norm import _rms_norm_kernel, norm_constants
 from kvscope_kernels.rotate_write import _rotate_write_kernel, rotate_constants
@@ -64,6 +72,8 @@ class Heads(NamedTuple):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int = 0
+    """Where that is not `head_dim`."""
 
     @property
     def group(self) -> int:
@@ -71,7 +81,8 @@ class Heads(NamedTuple):
         return self.num_heads // self.num_kv_heads
 
     def __str__(self) -> str:
-        return f"{self.num_heads}/{self.num_kv_heads}/{self.head_dim}"
+        values = f"+{self.value_dim}" if self.value_dim else ""
+        return f"{self.num_heads}/{self.num_kv_heads}/{self.head_dim}{values}"
 
 
 class Options(NamedTuple):
@@ -89,6 +100,10 @@ SMOLLM2_135M: Final = Heads(9, 3, 64)
 LLAMA_8B: Final = Heads(32, 8, 128)
 GEMMA2_2B: Final = Heads(8, 4, 256)
 GPT_OSS_20B: Final = Heads(64, 8, 64)
+DEEPSEEK_V3: Final = Heads(128, 1, 576, 512)
+DEEPSEEK_V2_LITE: Final = Heads(16, 1, 576, 512)
+EXPANDED: Final = Heads(16, 16, 192, 128)
+"""Some of their heads in a prefill."""
 PLAIN: Final = Options()
 EVERY_OPTION: Final = (
     PLAIN,
@@ -156,7 +171,7 @@ def prefill_case(
     bytes_each = _element_bytes(dtype)
     tiles = prefill_tiles(
         heads.head_dim,
-        heads.head_dim,
+        heads.value_dim or heads.head_dim,
         heads.group,
         bytes_each,
         max_query_len,
@@ -166,7 +181,7 @@ def prefill_case(
     )
     constants = {
         "HAS_WINDOW": int(options.window),
-        "SAME_STRIDES": True,
+        "SAME_STRIDES": not heads.value_dim,
         "IS_CUT": is_cut,
         **({} if is_cut else dict.fromkeys(("parts", "partial", "partial_lse"))),
         **_attention_constants(heads, tiles, options, form),
@@ -266,6 +281,28 @@ def linear_case(heads: Heads, num_rows: int, dtype: str = "bf16") -> Launch:
     return replace(launch, arguments={**launch.arguments, "x": f"*{dtype}", "weight": f"*{dtype}"})
 
 
+def latent_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[Launch]:
+    """What touches latents: decodes, short runs, where attention fell, writing, merging."""
+    for max_queries in (1, _SHORT_RUNS[0]):
+        tiles = latent_tiles(max_queries * heads.num_heads, _element_bytes(dtype), capability)
+        shapes = latent_constants(heads.num_heads, heads.value_dim, heads.head_dim, _BLOCK_SIZE, tiles)
+        constants = {**shapes, "UPCAST_DOT": False, **({"query_start": None} if max_queries == 1 else {})}
+        variant = f"{heads} {dtype} rows<={tiles.tile_m}{' runs' * (max_queries > 1)}"
+        dots = DotTiles(tiles.tile_m, tiles.tile_n, 0, 0, tiles.num_warps, tiles.num_stages)
+        yield _launch("paged_latent", variant, _paged_latent_attention_kernel, constants, dtype, dots)
+    merge = merge_constants(heads.num_heads, heads.value_dim)
+    yield _launch("merge_splits", f"{heads} {dtype}", _merge_splits_kernel, {**merge, "query_start": None}, dtype)
+    write = {
+        **write_constants(1, heads.value_dim, heads.head_dim - heads.value_dim, _BLOCK_SIZE),
+        **_format_constants(AS_IS),
+    }
+    yield _launch("kv_write", f"{heads} {dtype}", _kv_write_kernel, write, dtype)
+    if dtype != "fp32":  # so wide, they do not fit GPUs with little shared memory
+        yield blocks_case(
+            heads._replace(num_kv_heads=heads.num_heads // rows_of_one_head(heads.num_heads)), PLAIN, dtype
+        )
+
+
 def quantized_cases(heads: Heads, capability: int, dtype: str = "bf16", options: Options = PLAIN) -> Iterator[Launch]:
     """What touches the cache, for both 8-bit formats."""
     for form in (INT8, fp8_format(capability)):
@@ -302,6 +339,11 @@ def _all_cases(capability: int) -> Iterator[Launch]:
         yield from memory_cases(heads)
         yield from quantized_cases(heads, capability)
         yield from quantized_cases(heads, capability, options=EVERY_OPTION[-1])
+    for heads in (DEEPSEEK_V3, DEEPSEEK_V2_LITE):
+        yield from latent_cases(heads, capability)
+    yield from latent_cases(DEEPSEEK_V2_LITE, capability, "fp32")
+    for max_query_len in (512, _LONG_RUN):
+        yield prefill_case(EXPANDED, PLAIN, capability, max_query_len=max_query_len)
     yield from quantized_cases(SMOLLM2_135M, capability, "fp32")
     yield from quantized_cases(SMOLLM2_135M, capability, "fp16")
     yield from choice_cases(SMOLLM2_135M, "fp32")
@@ -316,6 +358,7 @@ def core_cases(capability: int) -> Iterator[Launch]:
         yield blocks_case(heads, options)
         yield prefill_case(heads, options, capability)
         yield from cut_cases(heads, capability, options=options)
+    yield from latent_cases(DEEPSEEK_V3, capability)
     yield from choice_cases(LLAMA_8B)
     yield from memory_cases(LLAMA_8B)
     yield prefill_case(LLAMA_8B, PLAIN, capability, max_query_len=_LONG_RUN)
@@ -330,7 +373,7 @@ def core_cases(capability: int) -> Iterator[Launch]:
 
 def _attention_constants(heads: Heads, tiles: DotTiles, options: Options, form: int) -> dict[str, object]:
     constants: dict[str, object] = {
-        **attention_constants(heads.group, heads.head_dim, heads.head_dim, _BLOCK_SIZE, tiles),
+        **attention_constants(heads.group, heads.head_dim, heads.value_dim or heads.head_dim, _BLOCK_SIZE, tiles),
         **_format_constants(form),
         "HAS_SOFTCAP": options.softcap,
         "HAS_SINKS": options.sinks,

@@ -18,6 +18,8 @@ from kvscope_kernels.decode.bounds import LONGEST_PART, part_bounds, partial_byt
 from kvscope_kernels.launch import decode_tiles
 from kvscope_kernels.offline_compile import MAX_SHARED_BYTES, Launch, Resources, compile_for
 
+_CAPABILITIES: Final = (80, 90, 100)
+"""Those of data centres; others of their generations have less shared memory."""
 _HEADER: Final = (
     f"{'kernel':14} {'configuration':44} {'arch':6} {'warps':>5} {'regs':>4} {'spill':>5} {'stack':>5} "
     f"{'shared':>7} {'async':>5} {'mma':>4} {'resident':>8} {'occupied':>8} {'loop':>5} {'wide':>5} {'narrow':>6} "
@@ -36,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=int,
         nargs="+",
         choices=sorted(MAX_SHARED_BYTES),
-        default=sorted(MAX_SHARED_BYTES),
-        help="compute capabilities to compile for (default: all)",
+        default=_CAPABILITIES,
+        help=f"compute capabilities to compile for (default: {', '.join(map(str, _CAPABILITIES))})",
     )
     options = parser.parse_args(argv)
     wanted = [case for capability in options.arch for case in _cases(options.core, capability)]

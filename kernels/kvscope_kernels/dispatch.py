@@ -24,6 +24,7 @@ from kvscope_kernels.linear.skinny_linear import linear, linear_torch
 from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
 from kvscope_kernels.logits.draw_tokens import draw_tokens, draw_tokens_torch
 from kvscope_kernels.native.decode import paged_decode_attention_native
+from kvscope_kernels.native.latent import latent_decode_native
 from kvscope_kernels.native.layers import (
     add_rms_norm_native,
     gated_activation_native,
@@ -33,6 +34,12 @@ from kvscope_kernels.native.layers import (
 from kvscope_kernels.native.library import library
 from kvscope_kernels.native.prefill import paged_prefill_attention_native
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
+from kvscope_kernels.paged_latent_attention import (
+    latent_decode,
+    latent_decode_torch,
+    latent_prefill,
+    latent_prefill_torch,
+)
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention, paged_prefill_attention_torch
 from kvscope_kernels.rms_norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from kvscope_kernels.rotate_write import Rotation, rotate_write, rotate_write_torch
@@ -178,6 +185,9 @@ class Ops:
     block_attention: BlockAttention
     block_bounds: BlockBounds
     block_scores: BlockScores
+    latent_decode: DecodeAttention
+    """See `paged_latent_attention.latent_decode`."""
+    latent_prefill: PrefillAttention
 
 
 _CPU: Final = Ops(
@@ -195,6 +205,8 @@ _CPU: Final = Ops(
     block_attention_torch,
     block_bounds_torch,
     block_scores_torch,
+    latent_decode_torch,
+    latent_prefill_torch,
 )
 _CUDA: Final = Ops(
     kv_write,
@@ -211,6 +223,8 @@ _CUDA: Final = Ops(
     block_attention,
     block_bounds,
     block_scores,
+    latent_decode,
+    latent_prefill,
 )
 
 
@@ -245,4 +259,6 @@ def cpu_ops() -> Ops:
         rms_norm=rms_norm_native,
         add_rms_norm=add_rms_norm_native,
         gated_activation=gated_activation_native,
+        latent_decode=latent_decode_native,
+        latent_prefill=paged_prefill_attention_native,
     )

@@ -12,10 +12,10 @@ from typing import Any, Final
 from kvscope_kernels.static.inner_loop import LoopFigures, inner_loop
 from kvscope_kernels.triton_language import Kernel, require_triton
 
-MAX_SHARED_BYTES: Final = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+MAX_SHARED_BYTES: Final = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, **dict.fromkeys((86, 89, 120), 99 << 10)}
 """Shared memory one program may take, by compute capability (CUDA C++ Programming Guide, table of capabilities)."""
 _REGISTERS_PER_MULTIPROCESSOR: Final = 65536
-_THREADS_PER_MULTIPROCESSOR: Final = 2048
+_THREADS_PER_MULTIPROCESSOR: Final = {80: 2048, 90: 2048, 100: 2048, **dict.fromkeys((86, 89, 120), 1536)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +61,12 @@ class Resources:
         threads = self.num_warps * 32
         by_registers = _REGISTERS_PER_MULTIPROCESSOR // (max(self.registers, 1) * threads)
         by_shared = (MAX_SHARED_BYTES[self.capability] + 1024) // (self.shared_bytes + 1024)
-        return min(by_registers, by_shared, _THREADS_PER_MULTIPROCESSOR // threads)
+        return min(by_registers, by_shared, _THREADS_PER_MULTIPROCESSOR[self.capability] // threads)
 
     @property
     def occupancy(self) -> float:
         """Share of the threads that a multiprocessor can hold at once."""
-        return self.num_resident * self.num_warps * 32 / _THREADS_PER_MULTIPROCESSOR
+        return self.num_resident * self.num_warps * 32 / _THREADS_PER_MULTIPROCESSOR[self.capability]
 
     @property
     def faults(self) -> list[str]:
@@ -88,7 +88,7 @@ def varying_arguments(kernel: Kernel) -> frozenset[str]:
 
 
 def compile_for(launch: Launch, capability: int) -> Resources:
-    """Compile for sm_80, sm_90 or sm_100. Raises RuntimeError where Triton is missing or interprets."""
+    """Compile for one of `MAX_SHARED_BYTES`. Raises RuntimeError where Triton is missing or interprets."""
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # its default differs between Triton versions
     require_triton()
     import triton  # type: ignore[import-untyped]

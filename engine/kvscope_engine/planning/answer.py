@@ -108,7 +108,12 @@ def _stage(stage: StagePlan, plan: InferencePlan) -> StageUse:
 
 
 def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
-    question, notes = plan.question, []
+    question, notes = plan.question, list[str]()
+    if plan.expanded_times > 1:
+        notes.append(
+            "the KV cache holds latents and rotary keys (MLA); as keys and values it would be"
+            f" {plan.expanded_times:,.1f} times as large"
+        )
     if plan.lets_go:
         length, groups = plan.max_model_len, plan.tightest.groups
         held, kept = plan.request_bytes(length), plan.kept_bytes(length)

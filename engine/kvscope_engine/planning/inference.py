@@ -22,10 +22,11 @@ from kvscope_engine.model.memory.step_memory import (
     FLOAT32_BYTES,
     GPU_BATCHED_TOKENS,
     GRAPH_BYTES,
-    HeadShape,
     Processors,
     StepLimits,
     graph_tensor_bytes,
+    head_shape,
+    latent_bytes,
     piecewise_bytes,
     sampling_bytes,
     split_partials_bytes,
@@ -144,6 +145,8 @@ class InferencePlan:
     skeleton: Skeleton
     max_model_len: int
     stages: tuple[StagePlan, ...]
+    expanded_times: float = 1.0
+    """Of a model of latents: how many times as much its KV would be as keys and values."""
 
     @property
     def tightest(self) -> StagePlan:
@@ -218,9 +221,22 @@ def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> Inference
     if shape.calls:
         check_divisible(shape.calls[0].num_query_heads, question.tensor_parallel)
     layers = tuple(shape.layers)
+    if question.kv_cache_dtype != "auto" and any(layer.latent_dim for layer in layers):
+        raise BadInput(
+            f"kv_cache_dtype={question.kv_cache_dtype!r} is not accepted: the cache of {skeleton.name!r} holds latents,"
+            " which are not rounded to 8 bits; auto is"
+        )
     divided = stages(skeleton, layers, question.tensor_parallel, question.pipeline_parallel)
     made = tuple(_stage_plan(skeleton, stage, shape, question, length, tokens) for stage in divided)
-    return InferencePlan(question, skeleton, length, made)
+    return InferencePlan(question, skeleton, length, made, _expanded_times(shape.calls))
+
+
+def _expanded_times(calls: Sequence[LayerCall]) -> float:
+    numbers = sum(call.shape.numbers for call in calls)
+    expanded = (
+        call.shape.numbers if call.options.latents is None else call.options.latents.expanded_numbers for call in calls
+    )
+    return sum(expanded) / numbers if numbers else 1.0
 
 
 def weight_bytes(stage: Stage, dtype: str) -> int:
@@ -299,20 +315,17 @@ def _reserves(
         block_size=question.block_size,
         num_groups=num_groups,
     )
-    widest = max(shape.calls, key=lambda call: call.num_query_heads, default=None)
-    kv_heads = max(1, widest.shape.num_kv_heads // question.tensor_parallel) if widest is not None else 1
-    heads = HeadShape(
-        num_heads=max(kv_heads, widest.num_query_heads // question.tensor_parallel) if widest is not None else 1,
-        num_kv_heads=kv_heads,
-        head_dim=widest.shape.head_dim if widest is not None else 1,
-        element_bytes=question.activations.itemsize,
+    heads = head_shape(
+        shape.calls,
+        question.activations.itemsize,
         is_quantized=question.kv_cache_dtype != "auto",
+        num_ranks=question.tensor_parallel,
     )
     vocab = int(skeleton.config.vocab_size) if stage.has_head else 0
     is_eager = question.enforce_eager or bool(shape.states)
     graphs = 0 if is_eager else GRAPH_BYTES + graph_tensor_bytes(limits, vocab)
     return StepReserves(
-        attention_partials=split_partials_bytes(limits, heads, PROCESSORS),
+        attention_partials=split_partials_bytes(limits, heads, PROCESSORS) + latent_bytes(limits, heads),
         graphs=graphs + step_buffer_bytes(limits, vocab),
         piecewise_graphs=0 if is_eager else piecewise_bytes(limits, heads),
         sampling=sampling_bytes(limits, vocab),

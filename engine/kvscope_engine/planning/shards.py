@@ -6,7 +6,7 @@ each; a KV head that there are too few of is held by several. Owns no dtype and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvscope_engine.model.running.kv_storage import LayerShape
 from kvscope_engine.planning.skeleton import Parameters, Skeleton
@@ -79,4 +79,4 @@ def _divided(parameters: Parameters, parts: int) -> Parameters:
 
 
 def _kv_part(layer: LayerShape, parts: int) -> LayerShape:
-    return LayerShape(max(1, layer.num_kv_heads // parts), layer.head_dim)
+    return replace(layer, num_kv_heads=max(1, layer.num_kv_heads // parts))

@@ -15,6 +15,7 @@ from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, 
 MAX_PARTIAL_BYTES = 16 << 20
 """Held at once between the two halves of the operation; larger batches go in parts."""
 _CALL_WORTH_ELEMENTS = 1 << 17  # keys read in the time of one more torch call, on one CPU thread
+_MOST_ROWS = 16
 _LN_2 = tl.constexpr(0.6931471805599453)
 
 
@@ -56,6 +57,10 @@ def _log_sums(args: AttentionArgs, width: int) -> Tensor:
     batch, num_heads, head_dim = query.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
     form = kv_format(k_cache)
+    if num_kv_heads == 1:  # one that very many share, as latents: so many rows of so wide a query are no tile
+        num_kv_heads = num_heads // rows_of_one_head(num_heads)
+        k_cache = k_cache.expand(-1, -1, num_kv_heads, -1)
+        k_scale = None if k_scale is None else k_scale.expand(-1, -1, num_kv_heads)
     tiles = block_tiles(head_dim, num_heads // num_kv_heads, block_size, query.element_size())
     sums = query.new_empty(batch, num_heads, width, dtype=torch.float32)
     _block_attention_kernel[(batch * num_kv_heads, cdiv(width, tiles["TILE_P"]))](
@@ -81,6 +86,11 @@ def _log_sums(args: AttentionArgs, width: int) -> Tensor:
         num_warps=4,
     )
     return sums
+
+
+def rows_of_one_head(num_heads: int) -> int:
+    """Of query heads that share one KV head, how many one program takes."""
+    return max(rows for rows in range(1, min(num_heads, _MOST_ROWS) + 1) if num_heads % rows == 0)
 
 
 @jit_varying(numbers=("width", "table_stride"), pointers=("block_tables", "seq_lens"))

@@ -2,7 +2,7 @@
 #include "decode.h"
 #include "numbers.h"
 
-enum { CHUNK = 64 };
+enum { CHUNK = 64, MOST_HEADS = 16 };
 
 /* Below AVX-512 vectors this wide are halves and quarters of themselves, and compiling them takes a minute. */
 #ifdef __AVX512F__
@@ -150,21 +150,70 @@ static __attribute__((noinline)) void add_shares(const attention *a, const float
     for (int64_t i = 0; i < count; i++) shares[i] += blocks[i] * factor;
 }
 
-/* `heads` (1..4) query heads from `first_head` on, all of one KV head; 16 * wide numbers each. */
-INLINE void some_heads(const attention *a, int64_t request, int64_t kv_head, int64_t first_head, int heads, int wide,
-                       int is_f32, float *room, float *shares) {
-    int64_t dim = 16 * wide, length = a->seq_lens[request], num_blocks = (length + a->block_size - 1) / a->block_size;
-    float *q = room, *sums = q + heads * dim, *scores = sums + heads * dim, top[4], total[4];
-    float *blocks = scores + heads * CHUNK; /* of each head `num_blocks`, where there are shares */
-    int64_t begin = a->window > 0 && length > a->window ? length - a->window : 0;
+/* What some heads, all of one KV head, have come to. */
+typedef struct {
+    float *q, *sums, *scores, *blocks; /* heads of head_dim, of value_dim, of CHUNK, and with shares of `num_blocks` */
+    float top[MOST_HEADS], total[MOST_HEADS];
+    int64_t num_blocks;
+} state;
+
+/* `heads` (1..4) of them from `first` on over `count` tokens from `start` on; keys and values 16 * wide numbers each. */
+INLINE void some_heads(const attention *a, state *of, int first, int heads, int wide, int value_wide, int is_f32,
+                       const int64_t *keys, const int64_t *values, int64_t start, int count) {
+    int64_t dim = 16 * value_wide;
+    float *sums = of->sums + first * dim, *scores = of->scores, *blocks = of->blocks + first * of->num_blocks;
+    for (int t = 0; t < count; t += 16)
+        scores_of_16(a, of->q + first * 16 * wide, heads, wide, keys + t, is_f32, scores + t);
+    for (int h = 0; h < heads; h++) {
+        float *top = of->top + first + h, before = *top;
+        soften(a, scores + h * CHUNK, count);
+        to_weights(scores + h * CHUNK, count, dim, top, of->total + first + h, sums + h * dim);
+        if (!a->shares) continue;
+        if (*top > before) follow_top(blocks + h * of->num_blocks, start / a->block_size + 1, before, *top);
+        add_to_blocks(a, scores + h * CHUNK, start, count, blocks + h * of->num_blocks);
+    }
+    add_values(a, scores, heads, value_wide, values, count, is_f32, sums);
+}
+
+INLINE void of_width(const attention *a, state *of, int first, int heads, int wide, int value_wide, int is_f32,
+                     const int64_t *keys, const int64_t *values, int64_t start, int count) {
+    switch (heads) {
+    case 1: some_heads(a, of, first, 1, wide, value_wide, is_f32, keys, values, start, count); break;
+    case 2: some_heads(a, of, first, 2, wide, value_wide, is_f32, keys, values, start, count); break;
+    case 3: some_heads(a, of, first, 3, wide, value_wide, is_f32, keys, values, start, count); break;
+    default: some_heads(a, of, first, 4, wide, value_wide, is_f32, keys, values, start, count);
+    }
+}
+
+static void over_tokens(const attention *a, state *of, int heads, const int64_t *keys, const int64_t *values,
+                        int64_t start, int count) {
+    int wide = (int)a->head_dim / 16, value_wide = (int)a->value_dim / 16;
+    for (int first = 0; first < heads; first += 4) {
+        int some = heads - first < 4 ? heads - first : 4;
+        if (a->is_f32) of_width(a, of, first, some, wide, value_wide, 1, keys, values, start, count);
+        else if (wide == 4 && value_wide == 4) of_width(a, of, first, some, 4, 4, 0, keys, values, start, count);
+        else if (wide == 8 && value_wide == 8) of_width(a, of, first, some, 8, 8, 0, keys, values, start, count);
+        else of_width(a, of, first, some, wide, value_wide, 0, keys, values, start, count);
+    }
+}
+
+/* `heads` (1..MOST_HEADS) query heads from `first_head` on, all of one KV head: tokens are read once for all. */
+static void one_part(const attention *a, int64_t request, int64_t kv_head, int64_t first_head, int heads, float *room,
+                     float *shares) {
+    int64_t length = a->seq_lens[request], begin = a->window > 0 && length > a->window ? length - a->window : 0;
+    state of = {.q = room, .num_blocks = (length + a->block_size - 1) / a->block_size};
+    of.sums = of.q + heads * a->head_dim;
+    of.scores = of.sums + heads * a->value_dim;
+    of.blocks = of.scores + 4 * CHUNK;
     for (int h = 0; h < heads; h++) {
         int64_t at = request * a->query_stride_t + (first_head + h) * a->query_stride_h;
-        for (int64_t d = 0; d < dim; d++) q[h * dim + d] = a->scale * load_number(a->query, at + d, is_f32);
-        top[h] = a->sinks ? a->sinks[first_head + h] : -INFINITY;
-        total[h] = a->sinks ? 1.0f : 0.0f;
+        for (int64_t d = 0; d < a->head_dim; d++)
+            of.q[h * a->head_dim + d] = a->scale * load_number(a->query, at + d, a->is_f32);
+        of.top[h] = a->sinks ? a->sinks[first_head + h] : -INFINITY;
+        of.total[h] = a->sinks ? 1.0f : 0.0f;
     }
-    memset(sums, 0, sizeof(float) * (size_t)(heads * dim));
-    if (shares) memset(blocks, 0, sizeof(float) * (size_t)(heads * num_blocks));
+    memset(of.sums, 0, sizeof(float) * (size_t)(heads * a->value_dim));
+    if (shares) memset(of.blocks, 0, sizeof(float) * (size_t)(heads * of.num_blocks));
     const int32_t *table = a->tables + request * a->table_stride;
     for (int64_t start = begin; start < length; start += CHUNK) {
         int count = (int)(length - start < CHUNK ? length - start : CHUNK);
@@ -175,44 +224,14 @@ INLINE void some_heads(const attention *a, int64_t request, int64_t kv_head, int
             keys[t] = block * a->k_stride_b + slot * a->k_stride_s + kv_head * a->k_stride_h;
             values[t] = block * a->v_stride_b + slot * a->v_stride_s + kv_head * a->v_stride_h;
         }
-        for (int t = 0; t < count; t += 16) scores_of_16(a, q, heads, wide, keys + t, is_f32, scores + t);
-        for (int h = 0; h < heads; h++) {
-            float before = top[h];
-            soften(a, scores + h * CHUNK, count);
-            to_weights(scores + h * CHUNK, count, dim, top + h, total + h, sums + h * dim);
-            if (!shares) continue;
-            if (top[h] > before) follow_top(blocks + h * num_blocks, start / a->block_size + 1, before, top[h]);
-            add_to_blocks(a, scores + h * CHUNK, start, count, blocks + h * num_blocks);
-        }
-        add_values(a, scores, heads, wide, values, count, is_f32, sums);
+        over_tokens(a, &of, heads, keys, values, start, count);
     }
     for (int h = 0; h < heads; h++) {
         int64_t at = request * a->out_stride_t + (first_head + h) * a->out_stride_h;
-        float factor = length > 0 ? 1.0f / total[h] : 0.0f;
-        for (int64_t d = 0; d < dim; d++) store_number(a->out, at + d, is_f32, sums[h * dim + d] * factor);
-        if (shares) add_shares(a, blocks + h * num_blocks, num_blocks, shares);
-    }
-}
-
-INLINE void of_width(const attention *a, int64_t request, int64_t kv_head, int64_t head, int heads, int wide, int is_f32,
-                     float *room, float *shares) {
-    switch (heads) {
-    case 1: some_heads(a, request, kv_head, head, 1, wide, is_f32, room, shares); break;
-    case 2: some_heads(a, request, kv_head, head, 2, wide, is_f32, room, shares); break;
-    case 3: some_heads(a, request, kv_head, head, 3, wide, is_f32, room, shares); break;
-    default: some_heads(a, request, kv_head, head, 4, wide, is_f32, room, shares);
-    }
-}
-
-static void one_kv_head(const attention *a, int64_t request, int64_t kv_head, float *room, float *shares) {
-    int64_t group = a->heads / a->kv_heads, wide = a->head_dim / 16;
-    for (int64_t first = 0; first < group; first += 4) {
-        int some = (int)(group - first < 4 ? group - first : 4);
-        int64_t head = kv_head * group + first;
-        if (a->is_f32) of_width(a, request, kv_head, head, some, (int)wide, 1, room, shares);
-        else if (wide == 4) of_width(a, request, kv_head, head, some, 4, 0, room, shares);
-        else if (wide == 8) of_width(a, request, kv_head, head, some, 8, 0, room, shares);
-        else of_width(a, request, kv_head, head, some, (int)wide, 0, room, shares);
+        float factor = length > 0 ? 1.0f / of.total[h] : 0.0f;
+        for (int64_t d = 0; d < a->value_dim; d++)
+            store_number(a->out, at + d, a->is_f32, of.sums[h * a->value_dim + d] * factor);
+        if (shares) add_shares(a, of.blocks + h * of.num_blocks, of.num_blocks, shares);
     }
 }
 
@@ -222,24 +241,25 @@ static int64_t most_blocks(const attention *a) {
     return (most + a->block_size - 1) / a->block_size;
 }
 
-/* Of each request those of its KV heads, always in the same order. */
-static void gather_shares(const attention *a, const float *of_pairs, int64_t width) {
-    for (int64_t pair = 0; pair < a->batch * a->kv_heads; pair++) {
-        float *to = a->shares + pair / a->kv_heads * a->shares_stride;
-        for (int64_t i = 0; i < width; i++) to[i] += of_pairs[pair * width + i];
+/* Of each request those of its parts, always in the same order. */
+static void gather_shares(const attention *a, const float *of_parts, int64_t parts, int64_t width) {
+    for (int64_t part = 0; part < a->batch * parts; part++) {
+        float *to = a->shares + part / parts * a->shares_stride;
+        for (int64_t i = 0; i < width; i++) to[i] += of_parts[part * width + i];
     }
 }
 
 /* Not 0: no memory. */
 API int kvscope_decode(const attention *a) {
-    int64_t pairs = a->batch * a->kv_heads, width = a->shares ? most_blocks(a) : 0;
-    int64_t each = 4 * (2 * a->head_dim + CHUNK + width);
+    int64_t group = a->heads / a->kv_heads, cuts = (group + MOST_HEADS - 1) / MOST_HEADS, parts = a->kv_heads * cuts;
+    int64_t width = a->shares ? most_blocks(a) : 0, most = group < MOST_HEADS ? group : MOST_HEADS;
+    int64_t each = most * (a->head_dim + a->value_dim + width) + 4 * CHUNK;
     int threads = a->threads < 1 ? 1 : a->threads;
     float *room = malloc(sizeof(float) * (size_t)(each * threads));
-    float *of_pairs = width ? calloc((size_t)(pairs * width), sizeof(float)) : NULL;
-    if (!room || (width && !of_pairs)) {
+    float *of_parts = width ? calloc((size_t)(a->batch * parts * width), sizeof(float)) : NULL;
+    if (!room || (width && !of_parts)) {
         free(room);
-        free(of_pairs);
+        free(of_parts);
         return 1;
     }
     int64_t next = 0;
@@ -253,11 +273,15 @@ API int kvscope_decode(const attention *a) {
             own = room + mine * each;
         }
 #pragma omp for schedule(dynamic)
-        for (int64_t pair = 0; pair < pairs; pair++)
-            one_kv_head(a, pair / a->kv_heads, pair % a->kv_heads, own, of_pairs ? of_pairs + pair * width : NULL);
+        for (int64_t part = 0; part < a->batch * parts; part++) {
+            int64_t kv_head = part % parts / cuts, first = part % cuts * MOST_HEADS;
+            int heads = (int)(group - first < MOST_HEADS ? group - first : MOST_HEADS);
+            one_part(a, part / parts, kv_head, kv_head * group + first, heads, own,
+                     of_parts ? of_parts + part * width : NULL);
+        }
     }
-    if (of_pairs) gather_shares(a, of_pairs, width);
+    if (of_parts) gather_shares(a, of_parts, parts, width);
     free(room);
-    free(of_pairs);
+    free(of_parts);
     return 0;
 }

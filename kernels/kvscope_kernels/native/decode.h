@@ -11,8 +11,8 @@ typedef struct {
     void *out;
     int64_t query_stride_t, query_stride_h, k_stride_b, k_stride_s, k_stride_h, v_stride_b, v_stride_s, v_stride_h;
     int64_t table_stride, out_stride_t, out_stride_h;
-    int64_t batch, heads, kv_heads, head_dim, block_size, window; /* window: 0 for all */
-    float scale, softcap;                                         /* softcap: 0 for none */
+    int64_t batch, heads, kv_heads, head_dim, value_dim, block_size, window; /* window: 0 for all */
+    float scale, softcap;                                                    /* softcap: 0 for none */
     int32_t is_f32, threads;
     float *shares; /* (batch, as many blocks as the longest has): see block_attention.py; or NULL */
     int64_t shares_stride;

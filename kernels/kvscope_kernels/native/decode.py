@@ -25,22 +25,22 @@ def paged_decode_attention_native(
     """
     found = library()
     query, k_cache, v_cache, block_tables, seq_lens = args[:5]
-    is_ours = query.dtype in _DTYPES and k_cache.dtype == query.dtype and query.shape[-1] % 16 == 0
-    if found is None or not is_ours or v_cache.shape[3] != query.shape[-1]:
+    is_ours = query.dtype in _DTYPES and k_cache.dtype == query.dtype
+    if found is None or not is_ours or query.shape[-1] % 16 or v_cache.shape[3] % 16:
         return paged_decode_attention_torch(args, shares=shares)
     if shares is not None:
         check_shares(query, shares, block_tables.shape[1])
     check_decode(args)
     batch, heads, head_dim = query.shape
-    block_size, kv_heads = v_cache.shape[1:3]
-    out = query.new_empty(batch, heads, head_dim) if args.out is None else args.out
+    block_size, kv_heads, value_dim = v_cache.shape[1:]
+    out = args.made_out()
     sinks = None if args.sinks is None else args.sinks.float()
     parts = DecodeParts(
         *(query.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), seq_lens.data_ptr()),
         *(None if sinks is None else sinks.data_ptr(), out.data_ptr()),
         *(*query.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3]),
         *(block_tables.stride(0), *out.stride()[:2]),
-        *(batch, heads, kv_heads, head_dim, block_size, args.sliding_window or 0),
+        *(batch, heads, kv_heads, head_dim, value_dim, block_size, args.sliding_window or 0),
         *(args.scale, args.softcap or 0.0, query.dtype == torch.float32, torch.get_num_threads()),
         *((None, 0) if shares is None else (shares.data_ptr(), shares.stride(0))),
     )

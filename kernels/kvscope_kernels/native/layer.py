@@ -196,6 +196,7 @@ def _attention(form: LayerForm, k_cache: Tensor, v_cache: Tensor) -> DecodeParts
         heads=form.num_heads,
         kv_heads=form.num_kv_heads,
         head_dim=head_dim,
+        value_dim=head_dim,
         block_size=k_cache.shape[1],
         window=form.sliding_window or 0,
         scale=form.scale,

@@ -36,7 +36,7 @@ class DecodeParts(ctypes.Structure):
         *((name, c_int64) for name in ("k_stride_b", "k_stride_s", "k_stride_h")),
         *((name, c_int64) for name in ("v_stride_b", "v_stride_s", "v_stride_h")),
         *((name, c_int64) for name in ("table_stride", "out_stride_t", "out_stride_h")),
-        *((name, c_int64) for name in ("batch", "heads", "kv_heads", "head_dim", "block_size", "window")),
+        *((name, c_int64) for name in ("batch", "heads", "kv_heads", "head_dim", "value_dim", "block_size", "window")),
         *((name, c_float) for name in ("scale", "softcap")),
         *((name, c_int32) for name in ("is_f32", "threads")),
         ("shares", c_void_p),

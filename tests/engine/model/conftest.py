@@ -44,6 +44,15 @@ TINY: dict[str, dict[str, Any]] = {
     "qwen3": {"tie_word_embeddings": True},
     "mistral": {"sliding_window": 8},
     "gemma2": {"sliding_window": 8, "query_pre_attn_scalar": 16},
+    "youtu": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "head_dim": 8,
+    },
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
 }
 CHAT_TEMPLATE = (

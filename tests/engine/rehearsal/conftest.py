@@ -161,7 +161,7 @@ def shape_true_ops() -> Ops:
     """Stand-ins for the kernels: results of the right shape, and nothing else."""
 
     def attend(args: AttentionArgs, *_: Any) -> torch.Tensor:
-        return torch.empty_like(args.query) if args.out is None else args.out
+        return args.made_out()
 
     def rotate_write(heads: torch.Tensor, rotation: Rotation, *_: Any) -> torch.Tensor:
         return torch.empty_like(heads[:, : rotation.num_heads])
@@ -197,6 +197,8 @@ def shape_true_ops() -> Ops:
         block_attention=lambda *a, **k: None,
         block_bounds=lambda *a: None,
         block_scores=lambda *a, **k: None,
+        latent_decode=attend,
+        latent_prefill=attend,
     )
 
 

@@ -47,6 +47,8 @@ class DenseContext(AttentionContext):
         """(T, H, D) each -> (T, H, D)."""
         if options.sliding_window or options.softcap or options.sinks is not None:
             raise BadInput("the laboratory takes models with plain attention: no window, soft cap or sinks")
+        if options.latents is not None:
+            key, value = options.latents.expand(torch.cat((key, value), -1)[:, 0])
         if layer in self.held:
             key, value = (torch.cat(pair) for pair in zip(self.held[layer], (key, value), strict=True))
         self.held[layer], self.queries[layer] = (key, value), query

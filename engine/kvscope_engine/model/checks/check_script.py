@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from kvscope_engine.model.loading.hf_config import position_limit
@@ -17,6 +18,7 @@ from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.recurrent import StateBatch
 from kvscope_engine.model.running.state_storage import StateStorage
 from kvscope_kernels import Ops
+from kvscope_kernels.host_lengths import HostLengths
 
 CPU_BLOCK_SIZE: Final = 8
 GPU_BLOCK_SIZE: Final = 16
@@ -136,7 +138,8 @@ def check_context(step: CheckStep, storage: KVStorage, ops: Ops, states: StateSt
     prefill = None
     if sizes:
         query_start = torch.tensor(starts, dtype=torch.int32, device=device)
-        prefill = PrefillBatch((tables[count:],), lens[count:], max(ends[count:]), query_start, max(sizes))
+        known = HostLengths(np.array(starts, np.int32), np.array(ends[count:], np.int32))
+        prefill = PrefillBatch((tables[count:],), lens[count:], max(ends[count:]), query_start, max(sizes), known)
     slots = torch.tensor([_slot(p, index, storage.block_size) for p in step.pieces for index in range(p.start, p.end)])
     context = PagedContext(storage, ops, (slots.to(device),), count, decode, prefill)
     if states is not None:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvscope_engine.model.checks.eager_check import check_equals_eager
 from kvscope_engine.model.checks.layer_trace import LayerPlace, Trace, decoder_layer_of, number_of
 from kvscope_engine.model.checks.recurrent_check import StateTrial
+from kvscope_engine.model.latent.hold import expand_latents, hold_latents
 from kvscope_engine.model.loading.hf_config import position_limit
 from kvscope_engine.model.loading.interface_use import uses_interface
 from kvscope_engine.model.running.attention import (
@@ -93,12 +94,19 @@ class _Recording(AttentionContext):
     ) -> torch.Tensor:
         if key.shape[0] != query.shape[0] or value.shape[0] != query.shape[0]:
             raise BadInput("its layers attend to other tokens than their own (cross attention)")
-        if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1] or query.shape[2] != key.shape[2]:
-            raise BadInput(f"its heads do not match: query {_heads(query)}, key {_heads(key)}, value {_heads(value)}")
-        shape = LayerShape(int(key.shape[1]), max(int(key.shape[2]), int(value.shape[2])))
+        shape = _shape(query, key, value, options)
         place = LayerPlace(layer, decoder_layer_of(self.caller), self.caller)
         self.calls.append(LayerCall(layer, shape, int(query.shape[1]), options, place))
-        return query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+        return query.new_zeros(query.shape[0], query.shape[1], options.value_dim(value))
+
+
+def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions) -> LayerShape:
+    latents = options.latents
+    if latents is not None:
+        return LayerShape(1, latents.stored_dim, latent_dim=latents.latent_dim)
+    if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1] or query.shape[2] != key.shape[2]:
+        raise BadInput(f"its heads do not match: query {_heads(query)}, key {_heads(key)}, value {_heads(value)}")
+    return LayerShape(int(key.shape[1]), max(int(key.shape[2]), int(value.shape[2])))
 
 
 def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
@@ -110,7 +118,7 @@ def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
     if found is None:
         register_attention()
         try:
-            found, trace = _checked(module)
+            found, trace = _checked_with_latents(module)
         except torch.OutOfMemoryError:
             raise
         except _FAILURES as error:
@@ -137,29 +145,47 @@ def take_plain_trace(module: nn.Module) -> Trace | None:
     return trace
 
 
-def _checked(module: nn.Module) -> tuple[tuple[LayerCall, ...], Trace | None]:
-    calls, trial = _seen(module)
+def _checked_with_latents(module: nn.Module) -> tuple[tuple[LayerCall, ...], Trace | None]:
+    """Without, where the model is right without them alone."""
+    try:
+        return _checked(module)
+    except torch.OutOfMemoryError:
+        raise
+    except _FAILURES as error:
+        if not expand_latents(module):
+            raise
+        found = _checked(module, with_latents=False)
+        module.kvscope_why_expanded = " ".join(str(error).split())  # type: ignore[assignment]
+        return found
+
+
+def _checked(module: nn.Module, *, with_latents: bool = True) -> tuple[tuple[LayerCall, ...], Trace | None]:
+    calls, trial = _seen(module, with_latents=with_latents)
     trial.try_all(recurrent_layers(module))
     shapes, places = [call.shape for call in calls], [call.place for call in calls]
     return calls, check_equals_eager(module, shapes, places)
 
 
-def seen_calls(module: nn.Module) -> tuple[LayerCall, ...]:
+def seen_calls(module: nn.Module, *, with_latents: bool = True) -> tuple[LayerCall, ...]:
     """How each layer calls our attention, by a run of a few tokens alone: also where tensors have no data.
 
     What recurrent layers keep for a request is found as well (`recurrent_layers`).
+    Layers that can hold latents do so from then on.
+
     Raises BadInput, or whatever the model raises, where it is not served.
     """
-    return _seen(module)[0]
+    return _seen(module, with_latents=with_latents)[0]
 
 
-def _seen(module: nn.Module) -> tuple[tuple[LayerCall, ...], StateTrial]:
+def _seen(module: nn.Module, *, with_latents: bool) -> tuple[tuple[LayerCall, ...], StateTrial]:
     config: Any = module.config
     if getattr(config, "is_encoder_decoder", False):
         raise BadInput("it is an encoder-decoder, only decoders are")
     text_config = config.get_text_config(decoder=True)
     recurrent = recurrent_layers(module)
     _check_layer_types(text_config, recurrent)
+    if with_latents:
+        hold_latents(module, ATTENTION_NAME)
     try:
         recording = _record(module)
     except _NotPassedOnError:

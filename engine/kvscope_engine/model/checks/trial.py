@@ -83,7 +83,7 @@ class TrialContext(AttentionContext):
         given = (query, key, value)
         if layer not in self.layers:
             generator = torch.Generator().manual_seed(layer)
-            shape = (*query.shape[:2], value.shape[-1])
+            shape = (*query.shape[:2], options.value_dim(value))
             output = torch.randn(shape, generator=generator).to(query)
             self.layers[layer] = (given, options, output)
         expected, expected_options, output = self.layers[layer]

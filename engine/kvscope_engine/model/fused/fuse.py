@@ -28,6 +28,7 @@ from kvscope_engine.model.fused.fused_mlp import mlp_candidate
 from kvscope_engine.model.fused.fused_norm import norm_candidates
 from kvscope_engine.model.fused.packed_linear import can_pack, pack_fused, pack_linears, packed_bytes
 from kvscope_engine.model.fused.round_linears import round_linears
+from kvscope_engine.model.latent.latents import held_latents
 from kvscope_engine.model.running.attention import layer_of
 from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_telemetry.errors import BadInput
@@ -82,6 +83,7 @@ def _fuse(module: nn.Module, quantization: str) -> Fused:
     trial = run_trial(module)
     with torch.no_grad():
         attentions = _each(module, lambda part: _fuse_attention(part, trial, packed))
+        _each(module, _split_latents)
         mlps = _each(module, lambda part: _fuse_mlp(part, trial, packed))
         norms = _each(module, lambda part: _fuse_norm(part, trial))
         layers = _each(module, lambda part: _fuse_layer(part, trial))
@@ -124,6 +126,14 @@ def _fuse_attention(part: nn.Module, trial: Trial, packed: bool) -> bool:
             replace_part(part, candidate, "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
             return True
     return False
+
+
+def _split_latents(part: nn.Module) -> bool:
+    latents = held_latents(part)
+    if latents is None:
+        return False
+    latents.split()
+    return True
 
 
 def _fuse_mlp(part: nn.Module, trial: Trial, packed: bool) -> bool:

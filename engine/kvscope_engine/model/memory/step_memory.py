@@ -7,16 +7,20 @@ memory can ask before there is a runner.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from kvscope_engine.model.checks.hook_check import LayerCall, check_hook
+from kvscope_engine.model.latent.latents import Latents
+from kvscope_engine.model.latent.runs import MOST_TOGETHER, expanded_bytes
 from kvscope_engine.model.memory.memory_plan import StepReserves
 from kvscope_engine.model.running.decode_graphs import captured_sizes
 from kvscope_engine.model.running.pieces.mixed_graphs import mixed_sizes
 from kvscope_engine.model.running.step_tensors import inputs_bytes, table_width
 from kvscope_kernels.attention_scores.block_attention import MAX_PARTIAL_BYTES
 from kvscope_kernels.decode.bounds import MAX_CUT_QUERIES, most_cut_runs, part_bounds, partial_bytes
-from kvscope_kernels.launch import decode_tiles, prefill_tiles
+from kvscope_kernels.launch import decode_tiles, latent_tiles, prefill_tiles
 from kvscope_telemetry.engine_config import EngineConfig
 
 if TYPE_CHECKING:
@@ -74,6 +78,13 @@ class HeadShape:
     element_bytes: int
     is_quantized: bool = False
     """Whether the cache has 8 bits."""
+    latents: Latents | None = None
+    """Where the cache holds these; `num_kv_heads` and `head_dim` are those of what is stored."""
+
+    @property
+    def query_dim(self) -> int:
+        """Numbers of a head's query, as the model gives it."""
+        return self.head_dim if self.latents is None else self.latents.key_dim
 
 
 class Processors(NamedTuple):
@@ -103,23 +114,58 @@ def step_reserves(
         num_groups=num_groups,
         max_drafts=config.speculative_config.num_speculative_tokens if config.speculative_config is not None else 0,
     )
-    heads = HeadShape(
-        num_heads=loaded.num_query_heads,
-        num_kv_heads=loaded.num_kv_heads,
-        head_dim=loaded.head_dim,
-        element_bytes=loaded.dtype.itemsize,
-        is_quantized=config.kv_cache_dtype != "auto",
-    )
+    heads = _heads(config, loaded)
     graphs = 0 if config.enforce_eager else GRAPH_BYTES + graph_tensor_bytes(limits, logits_width(loaded))
     if not config.enforce_eager:
         graphs += kept_bytes(config, limits, heads) * loaded.num_layers
     partials = split_partials_bytes(limits, heads, processors) + shares_bytes(config, limits)
+    partials += latent_bytes(limits, heads)
     return StepReserves(
         attention_partials=partials + choice_bytes(config, limits, heads.num_kv_heads),
         graphs=graphs + step_buffer_bytes(limits, logits_width(loaded)),
         piecewise_graphs=piecewise_bytes(limits, heads) if config.wants_piecewise_graphs else 0,
         sampling=sampling_bytes(limits, logits_width(loaded)),
     )
+
+
+def _heads(config: EngineConfig, loaded: LoadedModel) -> HeadShape:
+    is_quantized, calls = config.kv_cache_dtype != "auto", check_hook(loaded.module)
+    if any(call.options.latents is not None for call in calls):
+        return head_shape(calls, loaded.dtype.itemsize, is_quantized=is_quantized)
+    return HeadShape(
+        num_heads=loaded.num_query_heads,
+        num_kv_heads=loaded.num_kv_heads,
+        head_dim=loaded.head_dim,
+        element_bytes=loaded.dtype.itemsize,
+        is_quantized=is_quantized,
+    )
+
+
+def head_shape(calls: Sequence[LayerCall], element_bytes: int, *, is_quantized: bool, num_ranks: int = 1) -> HeadShape:
+    """Of the layer with most query heads, shared out among ranks; of one head where no layer attends."""
+    if not calls:
+        return HeadShape(num_heads=1, num_kv_heads=1, head_dim=1, element_bytes=element_bytes)
+    widest = max(calls, key=lambda call: call.num_query_heads)
+    kv_heads = max(1, widest.shape.num_kv_heads // num_ranks)
+    return HeadShape(
+        num_heads=max(kv_heads, widest.num_query_heads // num_ranks),
+        num_kv_heads=kv_heads,
+        head_dim=widest.shape.head_dim,
+        element_bytes=element_bytes,
+        is_quantized=is_quantized,
+        latents=widest.options.latents,
+    )
+
+
+def latent_bytes(limits: StepLimits, heads: HeadShape) -> int:
+    """Bytes that one layer's attention over latents takes beside its partial results: a request that is expanded, or
+    queries that meet latents as they are, whose room the next layer takes over."""
+    latents = heads.latents
+    if latents is None:
+        return 0
+    together = max(limits.max_num_seqs, MOST_TOGETHER)
+    moved = together * heads.num_heads * (latents.stored_dim + 2 * latents.latent_dim)
+    return max(moved * heads.element_bytes, expanded_bytes(latents, limits.max_request_tokens, heads.element_bytes))
 
 
 def step_buffer_bytes(limits: StepLimits, vocab_size: int) -> int:
@@ -142,7 +188,7 @@ def piecewise_bytes(limits: StepLimits, heads: HeadShape) -> int:
     what they attended to, and what the head is given, which is about as wide."""
     return (
         PIECES_BYTES
-        + 3 * FLOAT32_BYTES * mixed_sizes(limits.max_num_batched_tokens)[-1] * heads.num_heads * heads.head_dim
+        + 3 * FLOAT32_BYTES * mixed_sizes(limits.max_num_batched_tokens)[-1] * heads.num_heads * heads.query_dim
     )
 
 
@@ -151,9 +197,7 @@ def split_partials_bytes(limits: StepLimits, heads: HeadShape, processors: Proce
     beside it that take most."""
     sizes = range(1, limits.max_num_seqs + 1)  # many short ones are not cut, fewer are
     queries = range(1, MAX_CUT_QUERIES + 1)
-    decodes = max(
-        _decode_partials(size, limits.max_request_tokens, heads, processors.num_multiprocessors) for size in sizes
-    )
+    decodes = max(_decode_partials(size, limits.max_request_tokens, heads, processors) for size in sizes)
     return decodes + max(_run_partials(count, limits, heads, processors) for count in queries)
 
 
@@ -193,7 +237,10 @@ def logits_width(loaded: LoadedModel) -> int:
     return int(getattr(head, "out_features", loaded.info.vocab_size))
 
 
-def _decode_partials(size: int, length: int, heads: HeadShape, num_multiprocessors: int) -> int:
+def _decode_partials(size: int, length: int, heads: HeadShape, processors: Processors) -> int:
+    num_multiprocessors = processors.num_multiprocessors
+    if heads.latents is not None:
+        return _latent_partials(size, heads.num_heads, length, heads, processors)
     dims = heads.head_dim, heads.head_dim, heads.num_heads // heads.num_kv_heads, heads.element_bytes
     tiles = decode_tiles(*dims, is_quantized=heads.is_quantized)
     bounds = part_bounds(size, length, heads.num_kv_heads, tiles.tile_n, num_multiprocessors, tiles.num_warps)
@@ -203,6 +250,12 @@ def _decode_partials(size: int, length: int, heads: HeadShape, num_multiprocesso
 def _run_partials(max_queries: int, limits: StepLimits, heads: HeadShape, processors: Processors) -> int:
     """Of as many runs of up to `max_queries` queries as are cut; fewer take less."""
     group, length = heads.num_heads // heads.num_kv_heads, limits.max_request_tokens
+    if heads.latents is not None:
+        num_rows = max_queries * heads.num_heads
+        rows = latent_tiles(num_rows, heads.element_bytes, processors.capability)
+        cut = (processors.num_multiprocessors, rows.num_warps)
+        size = min(most_cut_runs(max_queries, length, -(-num_rows // rows.tile_m), *cut), limits.max_num_seqs)
+        return _latent_partials(size, num_rows, length, heads, processors)
     dims = heads.head_dim, heads.head_dim, group, heads.element_bytes
     tiles = prefill_tiles(*dims, max_queries, processors.capability, is_quantized=heads.is_quantized)
     programs_each = heads.num_kv_heads * -(-max_queries // (tiles.tile_m // group))
@@ -210,3 +263,12 @@ def _run_partials(max_queries: int, limits: StepLimits, heads: HeadShape, proces
     size = min(most, limits.max_num_seqs)
     bounds = part_bounds(size, length, programs_each, tiles.tile_n, processors.num_multiprocessors, tiles.num_warps)
     return partial_bytes(bounds, max_queries * heads.num_heads, heads.head_dim)
+
+
+def _latent_partials(size: int, num_rows: int, length: int, heads: HeadShape, processors: Processors) -> int:
+    """Of `size` requests of `num_rows` rows each, which are queries by heads."""
+    assert heads.latents is not None, "only asked where there are latents"
+    tiles = latent_tiles(num_rows, heads.element_bytes, processors.capability)
+    programs_each = -(-num_rows // tiles.tile_m)
+    bounds = part_bounds(size, length, programs_each, tiles.tile_n, processors.num_multiprocessors, tiles.num_warps)
+    return partial_bytes(bounds, num_rows, heads.latents.latent_dim)

@@ -53,7 +53,9 @@ def _kind(index: int, call: LayerCall, kv_dtype: torch.dtype, choice: PageChoice
     return LayerKind(
         window=call.options.sliding_window or 0,
         kv_bytes=block_bytes([call.shape], 1, kv_dtype),
-        flops_per_pair=4 * call.num_query_heads * call.shape.head_dim,
+        flops_per_pair=2
+        * call.num_query_heads
+        * (call.shape.head_dim + (call.shape.latent_dim or call.shape.head_dim)),
         attended=choice.num_tokens_read if choice is not None and may_choose(index, call) else None,
     )
 

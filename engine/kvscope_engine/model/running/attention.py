@@ -14,6 +14,8 @@ from torch import nn
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 
+from kvscope_engine.model.latent.latents import Latents, held_latents
+from kvscope_engine.model.latent.runs import RunGroup, attend_runs, run_groups
 from kvscope_engine.model.running.attention_scores import AttentionScores
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerKV
 from kvscope_engine.model.running.recurrent import StateStep
@@ -37,6 +39,12 @@ class AttentionOptions:
     sliding_window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+    latents: Latents | None = None
+    """Of a layer whose cache holds latents: its keys and values are these and rotary keys, each of one head."""
+
+    def value_dim(self, value: torch.Tensor) -> int:
+        """Numbers that attention gives a head."""
+        return value.shape[-1] if self.latents is None else self.latents.value_dim
 
 
 class AttentionContext(Protocol):
@@ -48,7 +56,7 @@ class AttentionContext(Protocol):
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """(T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv)."""
+        """(T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv); of latents see `AttentionOptions`."""
         ...
 
     def attend_fused(
@@ -122,6 +130,8 @@ class PagedContext(AttentionContext):
     """Where it is counted in this step what they passed over."""
     kept: list[KeptDecode] | None = None
     """Where the decodes of each layer are kept, to be measured later."""
+    run_groups: tuple[RunGroup, ...] | None = None
+    """How runs over latents are put together, the same for all layers."""
     states: StateStep | None = None
     """What recurrent layers go on from; None where there are no such layers."""
 
@@ -130,6 +140,9 @@ class PagedContext(AttentionContext):
     ) -> torch.Tensor:
         """(T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv), all T tokens of the step."""
         kv = self.storage.layer(layer)
+        if options.latents is not None:
+            self.ops.kv_write(key, value, kv.v, kv.k[..., kv.v.shape[-1] :], self.slot_mapping[kv.group])
+            return self.attend_written(query, kv, options)
         stored_dim, value_dim = kv.k.shape[-1], value.shape[-1]
         if key.shape[-1] != stored_dim:
             query, key = _widen(query, stored_dim), _widen(key, stored_dim)
@@ -164,7 +177,7 @@ class PagedContext(AttentionContext):
             return self._decode(query, kv, options, None)
         if self.decode is None:
             return self._prefill(query, kv, options, None)
-        return self.attend_into(query, kv, options, torch.empty(query.shape, dtype=query.dtype, device=query.device))
+        return self.attend_into(query, kv, options, query.new_empty(*query.shape[:2], options.value_dim(query)))
 
     def attend_into(
         self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, out: torch.Tensor
@@ -182,6 +195,9 @@ class PagedContext(AttentionContext):
     ) -> torch.Tensor:
         batch = self.decode
         assert batch is not None, "a step without prefill has decodes"
+        latents = options.latents
+        if latents is not None:
+            query = latents.absorb(query)
         if self.kept is not None:
             self.kept.append(KeptDecode(query, kv, options))
         chosen = self._choose(batch, query, kv, options)
@@ -189,6 +205,9 @@ class PagedContext(AttentionContext):
             return self._decode_chosen(chosen, batch, query, kv, options, out)
         tables = batch.block_tables[kv.group]
         shares = None if self.shares is None else self.shares.of_layer(tables, kv.group)
+        if latents is not None:
+            args = _args(query, kv, batch, options, None, tables)
+            return latents.values(self.ops.latent_decode(args, self.plans, shares), out)
         return self.ops.decode(_args(query, kv, batch, options, out, tables), self.plans, shares)
 
     def _choose(self, batch: DecodeBatch, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> Chosen | None:
@@ -227,7 +246,13 @@ class PagedContext(AttentionContext):
         batch = self.prefill
         assert batch is not None, "only called with prefill"
         runs = QueryRuns(batch.query_start, batch.max_query_len, batch.lengths, self.plans)
-        return self.ops.prefill(_args(query, kv, batch, options, out, batch.block_tables[kv.group]), runs)
+        tables = batch.block_tables[kv.group]
+        if options.latents is not None:
+            if self.run_groups is None:
+                self.run_groups = run_groups(options.latents, batch.seq_lens, runs, batch.max_seq_len)
+            args = _args(query, kv, batch, options, out, tables)
+            return attend_runs(self.ops, options.latents, args, self.run_groups, self.plans)
+        return self.ops.prefill(_args(query, kv, batch, options, out, tables), runs)
 
 
 def add_shares(shares: AttentionScores, layer: KeptDecode, batch: DecodeBatch) -> None:
@@ -255,7 +280,8 @@ def paged_attention(
     """
     context = kwargs["paged"]
     tokens_first = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return context.attend(layer_of(module), *tokens_first, options_of(query, kwargs))[None], None
+    options = options_of(query, kwargs, held_latents(module))
+    return context.attend(layer_of(module), *tokens_first, options)[None], None
 
 
 def layer_of(module: Any) -> int:
@@ -264,7 +290,7 @@ def layer_of(module: Any) -> int:
     return -1 if number is None else int(number)
 
 
-def options_of(query: torch.Tensor, kwargs: dict[str, Any]) -> AttentionOptions:
+def options_of(query: torch.Tensor, kwargs: dict[str, Any], latents: Latents | None = None) -> AttentionOptions:
     """What the keywords of a call ask for. `scaling` left out is one over the root of the head dimension."""
     scaling = kwargs.get("scaling")
     return AttentionOptions(
@@ -272,6 +298,7 @@ def options_of(query: torch.Tensor, kwargs: dict[str, Any]) -> AttentionOptions:
         sliding_window=kwargs.get("sliding_window"),
         softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
+        latents=latents,
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 
+from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.loading.loader import LoadedModel
 from kvscope_kernels import ops_for
 from kvscope_kernels.launch import compute_capability
@@ -28,6 +29,10 @@ def attention_choice(
     if config.kv_cache_dtype != "auto":
         if wanted not in (AUTO, OURS):
             raise BadInput(f"attention_backend={wanted!r} is not accepted with a cache of 8 bits: auto or kvscope")
+        wanted = OURS
+    if any(call.shape.latent_dim for call in check_hook(loaded.module)):
+        if wanted not in (AUTO, OURS):
+            raise BadInput(f"attention_backend={wanted!r} is not accepted with latents in the cache: auto or kvscope")
         wanted = OURS
     shape = AttentionShape(
         num_heads=loaded.num_query_heads,

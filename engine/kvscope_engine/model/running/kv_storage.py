@@ -3,9 +3,9 @@ Layers that choose among their blocks have bounds of their keys beside them, one
 several KV groups share tensors, one of each group: a block is of one group at a time.
 
 Owns the layout, NHD `[blocks, 2, block_size, heads, dim]` on a CPU and HND `[blocks, 2, heads, block_size, dim]`
-on a GPU; who uses a block, and why, it must not know. Everybody else sees the logical views
-`(num_blocks, block_size, heads, dim)` and, of scales, `(num_blocks, block_size, heads)`; who moves whole blocks takes
-`block_tensors`, so that data, scales and bounds travel together.
+on a GPU, with 1 in place of 2 for latents; who uses a block, and why, it must not know. Everybody else sees the logical
+views `(num_blocks, block_size, heads, dim)` and, of scales, `(num_blocks, block_size, heads)`; who moves whole blocks
+takes `block_tensors`, so that data, scales and bounds travel together.
 """
 
 from __future__ import annotations
@@ -39,10 +39,25 @@ class LayerShape:
     head_dim: int
     bounds_dtype: torch.dtype | None = None
     """Of the smallest and the largest key of each block, where these are kept with it: that of the activations."""
+    latent_dim: int = 0
+    """Of a layer of latents (MLA): how many of a token's `head_dim` numbers are its latent; a rotary key is the rest,
+    and there are no values beside them."""
+
+    @property
+    def vectors(self) -> int:
+        """Of a token and head: a key and a value, or one that is both."""
+        return 1 if self.latent_dim else 2
+
+    @property
+    def numbers(self) -> int:
+        """A token."""
+        return self.vectors * self.num_kv_heads * self.head_dim
 
 
 class LayerKV(NamedTuple):
-    """Keys and values of a layer, each (num_blocks, block_size, heads, dim), and their scales without dim, or None."""
+    """Keys and values of a layer, each (num_blocks, block_size, heads, dim), and their scales without dim, or None.
+
+    Of a layer of latents keys are all that is stored, and values their first numbers, the latents."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -148,13 +163,18 @@ class KVStorage:
             self._memory.close()
 
     def _layer_view(self, layer: int) -> LayerKV:
-        hnd, place = _is_hnd(self.device), self._place[layer]
-        shape = _packed_shape(self.num_blocks, self.block_size, self.layers[layer], hnd)
-        k, v = _logical_views(_first_of_rows(self._packed[place], shape), hnd)
+        hnd, place, form = _is_hnd(self.device), self._place[layer], self.layers[layer]
+        shape = _packed_shape(self.num_blocks, self.block_size, form, hnd)
+        packed, group = _first_of_rows(self._packed[place], shape), self._group.get(layer, 0)
+        if form.latent_dim:
+            stored = packed.squeeze(1)
+            stored = stored.transpose(1, 2) if hnd else stored
+            return LayerKV(stored, stored[..., : form.latent_dim], None, None, group=group)
+        k, v = _logical_views(packed, hnd)
         k_scale = v_scale = None
         if self._scales:
             k_scale, v_scale = _logical_views(_first_of_rows(self._scales[place], shape[:-1]), hnd)
-        return LayerKV(k, v, k_scale, v_scale, self._bounds.get(layer), self._group.get(layer, 0))
+        return LayerKV(k, v, k_scale, v_scale, self._bounds.get(layer), group)
 
     def _allocate(self) -> tuple[list[torch.Tensor], list[torch.Tensor], dict[int, torch.Tensor]]:
         """Data and, if quantized, scales of layers that share a tensor, and by layer the bounds of those that have any.
@@ -210,15 +230,10 @@ def layers_by_tensor(num_layers: int, groups: Sequence[Sequence[int]] | None) ->
     return [[own[place] for own in groups if place < len(own)] for place in range(max(map(len, groups)))]
 
 
-def element_count(layer: LayerShape) -> int:
-    """Numbers that a layer keeps of a token."""
-    return 2 * layer.num_kv_heads * layer.head_dim
-
-
 def tensor_block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
     """Bytes of one block in each tensor of a storage: the data of each layer, then, if quantized, its scales, then
     the bounds of layers that have them."""
-    heads = [2 * block_size * layer.num_kv_heads for layer in layers]
+    heads = [layer.vectors * block_size * layer.num_kv_heads for layer in layers]
     data = [count * layer.head_dim * dtype.itemsize for count, layer in zip(heads, layers, strict=True)]
     scales = [count * SCALE_DTYPE.itemsize for count in heads] if dtype in LARGEST else []
     bounds = [
@@ -235,8 +250,8 @@ def _is_hnd(device: torch.device) -> bool:
 
 def _packed_shape(num_blocks: int, block_size: int, layer: LayerShape, hnd: bool) -> tuple[int, ...]:
     if hnd:
-        return (num_blocks, 2, layer.num_kv_heads, block_size, layer.head_dim)
-    return (num_blocks, 2, block_size, layer.num_kv_heads, layer.head_dim)
+        return (num_blocks, layer.vectors, layer.num_kv_heads, block_size, layer.head_dim)
+    return (num_blocks, layer.vectors, block_size, layer.num_kv_heads, layer.head_dim)
 
 
 def _shape_for(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:

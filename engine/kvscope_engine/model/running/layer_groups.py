@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope_engine.model.running.kv_storage import LayerShape, element_count
+from kvscope_engine.model.running.kv_storage import LayerShape
 from kvscope_engine.policy.kv_groups import GroupRule
 
 REFERENCE_TOKENS: Final = 32_768
@@ -64,7 +64,6 @@ def _held(groups: Sequence[LayerGroup], shapes: Sequence[LayerShape], num_tokens
     """Numbers that a request holds at most."""
     places = range(max(len(group.layers) for group in groups))
     in_block = sum(
-        max(element_count(shapes[group.layers[place]]) for group in groups if place < len(group.layers))
-        for place in places
+        max(shapes[group.layers[place]].numbers for group in groups if place < len(group.layers)) for place in places
     )
     return in_block * sum(group.rule.most_held(num_tokens, 1, _BLOCK) for group in groups)

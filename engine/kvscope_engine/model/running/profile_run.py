@@ -41,7 +41,7 @@ class NoAttention(AttentionContext):
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        return query.new_zeros(*query.shape[:2], value.shape[-1])
+        return query.new_zeros(*query.shape[:2], options.value_dim(value))
 
     def attend_fused(
         self,

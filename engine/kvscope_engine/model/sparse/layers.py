@@ -21,6 +21,11 @@ def layer_shapes(loaded: LoadedModel, sparse_decode: float | None) -> list[Layer
     calls = check_hook(loaded.module)
     if sparse_decode is None:
         return [call.shape for call in calls]
+    if any(call.shape.latent_dim for call in calls):
+        raise BadInput(
+            f"sparse_decode={sparse_decode!r} is not accepted with {loaded.info.name}: its layers hold latents, whose"
+            " blocks have no bounds"
+        )
     shapes = [
         replace(call.shape, bounds_dtype=loaded.dtype) if may_choose(index, call) else call.shape
         for index, call in enumerate(calls)

@@ -51,26 +51,6 @@ def test_how_each_layer_calls_is_found(tiny_loaded: Callable[..., LoadedModel]) 
     assert sinks.shape == (4,)
 
 
-def test_values_narrower_than_keys_are_served() -> None:
-    """DeepSeek hands out expanded keys of 24 and values of 12."""
-    module = make(
-        "deepseek_v3",
-        num_key_value_heads=4,
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_nope_head_dim=16,
-        qk_rope_head_dim=8,
-        v_head_dim=12,
-        first_k_dense_replace=2,
-        n_routed_experts=4,
-        n_group=1,
-        topk_group=1,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
-    )
-    assert {call.shape for call in check_hook(module)} == {LayerShape(4, 24)}
-
-
 @pytest.mark.parametrize(
     ("model_type", "changes", "reason"),
     [

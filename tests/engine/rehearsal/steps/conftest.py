@@ -29,6 +29,8 @@ from kvscope_engine.model.fused.fused_attention import attention_candidates
 from kvscope_engine.model.fused.fused_layer import chain_layers, layer_candidate
 from kvscope_engine.model.fused.fused_mlp import mlp_candidate
 from kvscope_engine.model.fused.fused_norm import norm_candidates
+from kvscope_engine.model.latent.hold import hold_latents
+from kvscope_engine.model.latent.latents import held_latents
 from kvscope_engine.model.running import attention_scores, runner, step_buffer
 from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionOptions, register_attention
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
@@ -303,7 +305,9 @@ def make_runner(
     monkeypatch.setattr(runner, "make_ready_to_run", join_unproven)
     monkeypatch.setattr(runner, "weights_bytes", lambda _: 0)
     monkeypatch.setattr(fused_mlp, "activation_kind_of", lambda *_: SILU)
-    layers = [
+    hold_latents(module, ATTENTION_NAME)
+    held = [latents for part in module.modules() if (latents := held_latents(part)) is not None]
+    layers = [LayerShape(1, each.stored_dim, latent_dim=each.latent_dim) for each in held] or [
         LayerShape(2, 64, bounds_dtype=torch.bfloat16 if sparse_decode is not None and index >= 2 else None)
         for index in range(num_layers)
     ]
@@ -334,7 +338,7 @@ def join_unproven(module: torch.nn.Module, quantization: str) -> None:
     """As at load, in the same order, each part by the first form that has the parts of a Llama or a Qwen3."""
     use_float32_logits(module)
     for part in list(module.modules()):
-        if hasattr(part, "q_proj"):
+        if hasattr(part, "q_proj") and held_latents(part) is None:
             options = AttentionOptions(float(part.scaling))  # type: ignore[arg-type]
             replace_part(part, next(attention_candidates(part, options, False)))
         elif mlp := mlp_candidate(part, False):

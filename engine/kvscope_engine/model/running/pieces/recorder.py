@@ -104,7 +104,8 @@ class Recorder:
 
     def _cut(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
         rows = self._crossings.rows
-        cut = Cut(rows("query", query), rows("attended", query), kv, options)
+        attended = query if options.latents is None else query.new_empty(*query.shape[:2], options.value_dim(query))
+        cut = Cut(rows("query", query), rows("attended", attended), kv, options)
         cut.query.copy_(query)
         if self._is_capturing:
             self._end()

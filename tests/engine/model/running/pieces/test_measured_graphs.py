@@ -54,7 +54,7 @@ def measured(planned: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedM
     return run
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "youtu"])
 def test_a_replayed_step_is_measured_as_one_without_a_graph(
     model_type: str, tiny_loaded: Load, measured: Any, cpu_graphs: Any
 ) -> None:

@@ -29,7 +29,7 @@ def prompts(seed: int, count: int) -> list[list[int]]:
     return [rng.integers(3, 320, length).tolist() for length in rng.integers(1, 40, count)]
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen3", "mistral", "gemma2"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "mistral", "gemma2", "youtu"])
 def test_a_storm_of_mixed_steps_says_what_eager_attention_says(
     model_type: str, tiny_loaded: Load, planned: Any, eager_tokens: Any, cpu_graphs: Any
 ) -> None:

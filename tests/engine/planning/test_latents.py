@@ -1,0 +1,83 @@
+"""Models of latents are planned as their engine holds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.planning.conftest import Make, allocated_peak, close
+
+from kvscope_engine.model.checks.hook_check import seen_calls
+from kvscope_engine.model.running.forward import Forward
+from kvscope_engine.model.running.kv_storage import KVStorage
+from kvscope_engine.model.running.profile_run import NoAttention
+from kvscope_engine.planning.answer import answer
+from kvscope_engine.planning.inference import InferenceQuestion, forward_shape, plan_inference
+from kvscope_engine.planning.skeleton import build
+from kvscope_telemetry.errors import BadInput
+
+DEEPSEEK_V3: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 3,
+    "max_position_embeddings": 131072,
+}
+SMALL: dict[str, Any] = DEEPSEEK_V3 | {
+    "hidden_size": 192,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "q_lora_rank": 96,
+    "kv_lora_rank": 64,
+    "intermediate_size": 512,
+    "first_k_dense_replace": 4,
+    "vocab_size": 3000,
+}
+
+
+def question(**what: Any) -> InferenceQuestion:
+    return InferenceQuestion(**{"gpu_memory": 80 << 30} | what)
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 8])
+def test_deepseek_v3_holds_576_numbers_a_token_and_layer(skeleton: Make, tensor_parallel: int) -> None:
+    """Of which each rank has all."""
+    plan = plan_inference(skeleton(DEEPSEEK_V3), question(tensor_parallel=tensor_parallel))
+    assert plan.kv_bytes_a_token == 4 * 576 * 2 * tensor_parallel
+    assert plan.expanded_times == pytest.approx(49152 / 576)
+    assert plan.fits
+
+
+def test_the_answer_says_what_expanding_would_take(skeleton: Make) -> None:
+    small = skeleton(SMALL)
+    said = answer(small, plan_inference(small, question()), (1024,))
+    assert any("as keys and values it would be 18.0 times as large" in note for note in said.inference.notes)
+    assert not any("kv-cache-dtype" in change.options for change in said.inference.changes)
+    with pytest.raises(BadInput, match=r"kv_cache_dtype='int8' is not accepted: the cache of .* holds latents"):
+        plan_inference(small, question(kv_cache_dtype="int8"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_kv_and_activations_are_what_a_cpu_takes(skeleton: Make) -> None:
+    model = skeleton(SMALL)
+    shape = forward_shape(model, torch.bfloat16, 512)
+    module = build(model.config, torch.bfloat16, torch.device("cpu")).eval()
+    seen_calls(module)
+    ids = torch.zeros(512, dtype=torch.int64)
+    with torch.inference_mode():
+        real = allocated_peak(lambda: Forward(module).fill(ids, ids, NoAttention()))
+    assert close(shape.activations, real), f"planned {shape.activations:,}, took {real:,}"
+    storage = KVStorage(3, 16, shape.layers, torch.bfloat16, torch.device("cpu"))
+    stage = plan_inference(model, question()).tightest
+    assert stage.block_bytes * 3 == sum(tensor.nbytes for tensor in storage.block_tensors) == storage.num_bytes

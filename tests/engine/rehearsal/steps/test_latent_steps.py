@@ -1,0 +1,81 @@
+"""Steps of a model of latents on a GPU that is not there: which kernels are launched; service compiles none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvscope_engine.policy.plan import Scheduled, StepPlan
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.messages.sampling_params import ResolvedSampling
+
+DEEPSEEK: dict[str, Any] = {
+    "architecture": "youtu",
+    "num_key_value_heads": 4,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "head_dim": 64,
+}
+"""One layer's sizes, but for the number of heads."""
+
+
+def scheduled(number: int, num_cached: int, num_tokens: int) -> Scheduled:
+    request = Request(
+        number=number,
+        request_id=f"r{number}",
+        prompt_token_ids=[7] * (num_cached + num_tokens),
+        sampling=ResolvedSampling(temperature=0.0),
+        max_tokens=9,
+        arrival_ns=0,
+        output_token_ids=[],
+        block_tables=[list(range((num_cached + num_tokens) // 16 + 2))],
+    )
+    return Scheduled(request, num_cached, num_tokens, True)
+
+
+STEPS = {
+    "decodes": StepPlan((scheduled(1, 50, 1), scheduled(2, 400, 1)), 2),
+    "a short run behind a context": StepPlan((scheduled(1, 50, 1), scheduled(2, 400, 30)), 1),
+    "a prompt": StepPlan((scheduled(1, 0, 500),), 0),
+    "all of them": StepPlan((scheduled(1, 50, 1), scheduled(2, 90, 5), scheduled(3, 0, 400), scheduled(4, 70, 9)), 1),
+}
+LAUNCHES = {
+    "decodes": {"paged_latent_attention"},
+    "a short run behind a context": {"paged_latent_attention"},
+    "a prompt": {"paged_prefill_attention"},
+    "all of them": {"paged_latent_attention", "paged_prefill_attention"},
+}
+
+
+@pytest.mark.parametrize("piecewise_graphs", [True, False])
+def test_what_is_launched(fake_gpu: Any, *, piecewise_graphs: bool) -> None:
+    runner = fake_gpu.make_runner(piecewise_graphs=piecewise_graphs, **DEEPSEEK)
+    runner.warm_up(lambda _: None)
+    known = set(fake_gpu.seen.compiled)
+    for name, plan in STEPS.items():
+        fake_gpu.seen.clear()
+        runner.run(plan)
+        launched = {kernel for kernel in fake_gpu.seen.launches if kernel.startswith("paged")}
+        assert launched == LAUNCHES[name], name
+        assert fake_gpu.seen.read_backs == 1, "the tokens"
+        assert bool(fake_gpu.seen.replays) == (piecewise_graphs and name != "decodes"), name
+    for _ in range(2):
+        fake_gpu.seen.clear()
+        runner.run(STEPS["decodes"])
+    assert fake_gpu.seen.replays == 1
+    assert not fake_gpu.seen.launches["paged_latent_attention"]
+    assert fake_gpu.seen.compiled == known
+
+
+def test_decodes_without_graphs(fake_gpu: Any) -> None:
+    runner = fake_gpu.make_runner(enforce_eager=True, page_heat=1, **DEEPSEEK)
+    runner.warm_up(lambda _: None)
+    fake_gpu.seen.clear()
+    runner.run(STEPS["decodes"])
+    launched = fake_gpu.seen.launches
+    assert launched["paged_latent_attention"] == launched["block_attention"] == 2
+    assert "paged_decode_attention" not in launched

@@ -1,0 +1,84 @@
+"""Attention over latents against a float64 reference: decodes and runs of queries, cut or whole, poison, bad input."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_kernels.attention_args import AttentionArgs
+from kvscope_kernels.paged_latent_attention import latent_decode, latent_prefill
+
+EDGES = [0, 1, 15, 16, 17, 40]
+SMALL = {"head_dim": 40, "value_dim": 32, "num_heads": 4}
+REAL = {"head_dim": 576, "value_dim": 512, "num_heads": 16}
+DECODES: dict[str, dict[str, Any]] = {
+    "edges": {"seq_lens": EDGES, **SMALL},
+    "heads that no tile divides": {"seq_lens": EDGES, **SMALL | {"num_heads": 20}},
+    "more heads than a tile has rows": {"seq_lens": [70, 3], **SMALL | {"num_heads": 72}},
+    "several parts": {"seq_lens": [300, 1, 0, 129], **SMALL},
+    "odd dims": {"seq_lens": [0, 6, 7, 30], "block_size": 7, "num_heads": 3, "head_dim": 56, "value_dim": 48},
+    "on a CPU": {"seq_lens": EDGES, "layout": "NHD", **SMALL},
+    "bf16": {"seq_lens": EDGES, "dtype": torch.bfloat16, **SMALL},
+    "real": {"seq_lens": [33], **REAL},
+    "real, bf16": {"seq_lens": [33], "dtype": torch.bfloat16, **REAL},
+}
+RUNS: dict[str, dict[str, Any]] = {
+    "from the start": {"seq_lens": [1, 7, 33], "query_lens": [1, 7, 33], **SMALL},
+    "behind a context": {"seq_lens": [40, 17, 9], "query_lens": [3, 1, 9], **SMALL},
+    "heads that no tile divides": {"seq_lens": [40, 17], "query_lens": [3, 2], **SMALL | {"num_heads": 5}},
+    "cut": {"seq_lens": [1300, 20], "query_lens": [3, 2], **SMALL | {"num_heads": 2}},
+    "bf16": {"seq_lens": [40, 17], "query_lens": [5, 17], "dtype": torch.bfloat16, **SMALL},
+    "real": {"seq_lens": [20], "query_lens": [2], **REAL},
+}
+
+
+def latents(batch: Any) -> Any:
+    """Its values are the first numbers of its keys."""
+    value_dim = batch.v_cache.shape[3]
+    values = [keys[..., :value_dim] for keys in batch.keys]
+    return replace(batch, v_cache=batch.k_cache[..., :value_dim], values=values)
+
+
+def build_latents(build: Any, shape: Any, runner: Any, given: dict[str, Any], name: str) -> Any:
+    return latents(build(shape(num_kv_heads=1, **given), runner.device, seed=len(name)))
+
+
+@pytest.mark.interpreted_in_storms({"name": "bf16"}, {"name": "on a CPU"}, {"name": "real, bf16"})
+@pytest.mark.parametrize("name", DECODES)
+def test_decodes(name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
+    batch = build_latents(build, shape, runner, DECODES[name], name)
+    out = batch.poisoned_out()
+    assert_close(runner.ops.latent_decode(batch.args(out=out)), reference(batch))
+
+
+@pytest.mark.interpreted_in_storms({"name": "bf16"})
+@pytest.mark.parametrize("name", RUNS)
+def test_runs(name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
+    batch = build_latents(build, shape, runner, RUNS[name], name)
+    out = batch.poisoned_out()
+    assert_close(runner.ops.latent_prefill(batch.args(out=out), batch.runs), reference(batch))
+
+
+@pytest.mark.parametrize("num_heads", [4, 20, 32])
+def test_where_attention_fell(num_heads: int, runner: Any, shape: Any, build: Any, assert_close: Any) -> None:
+    batch = build_latents(build, shape, runner, {"seq_lens": [40, 0, 17], **SMALL, "num_heads": num_heads}, "fell")
+    shares = torch.zeros(batch.block_tables.shape, device=runner.device)
+    runner.ops.latent_decode(batch.args(), shares=shares)
+    expected = torch.zeros(shares.shape, dtype=torch.float64)
+    for request, keys in enumerate(batch.keys):
+        scores = batch.query[request].double().cpu() @ keys[:, 0].T * batch.scale
+        for position, share in enumerate(scores.softmax(-1).mean(0).tolist()):
+            expected[request, position // 16] += share
+    assert_close(shares, expected)
+
+
+def test_what_is_no_latent_is_refused(shape: Any, build: Any) -> None:
+    batch = build(shape(seq_lens=[5], num_kv_heads=1, **SMALL))
+    with pytest.raises(ValueError, match=r"v_cache .* the first numbers of k_cache"):
+        latent_decode(batch.args())
+    args: AttentionArgs = latents(batch).args()
+    with pytest.raises(ValueError, match=r"softcap is 2.0: None, with latents"):
+        latent_decode(args._replace(softcap=2.0))
+    with pytest.raises(ValueError, match=r"sliding_window is 4: None"):
+        latent_prefill(args._replace(sliding_window=4), batch.runs)
