@@ -158,7 +158,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     },
     "zaya": {"head_dim": 8},
 }
-ONE_BY_ONE: Final = frozenset({"zamba", "jamba", "mamba", "falcon_mamba", "recurrent_gemma"})
+ONE_BY_ONE: Final = frozenset({"recurrent_gemma"})
 """Whose recurrent layers forget their state where a piece has several tokens."""
 WITHOUT_ATTENTION: Final = frozenset({"mamba", "falcon_mamba", "mamba2", "rwkv"})
 

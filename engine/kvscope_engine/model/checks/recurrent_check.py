@@ -1,7 +1,7 @@
 """What a model's recurrent layers keep for a request, and in which ways each can be run: found out by running it.
 
 A layer must go on from a state when several tokens come at once, and may be run on single tokens of several sequences
-together. Not all of transformers' do: Mamba 1 forgets its state where a piece has several tokens, and RWKV mixes the
+together. Not all of transformers' do: RecurrentGemma's forget it where a piece has several tokens, and RWKV's mix the
 sequences of a batch. Each is tried here on random states, against one token of one sequence at a time.
 """
 

@@ -13,10 +13,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import FunctionType
 from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
+from torch.nn.functional import silu, softplus
 from transformers.cache_utils import LinearAttentionLayer
 
 from kvscope_engine.model.loading.interface_use import uses_interface
@@ -26,6 +28,8 @@ MAX_STATES: Final = 8
 """Of one kind in a layer, as transformers numbers them."""
 LOWEST: Final = -1e30
 """What transformers begins RWKV's running maximum with."""
+SCAN: Final = "mamba_selective_scan"
+"""What transformers calls the scan of Mamba 1."""
 _MASKS: Final = ("attention_mask", "mask")
 
 
@@ -51,6 +55,8 @@ class RecurrentLayer:
     """Of its arguments."""
     state: LayerState = ()
     """Found by a run."""
+    scan: ContinuedScan | None = None
+    """How it takes several tokens that go on, where transformers' own `forward` cannot."""
     takes_pieces: bool = False
     """Whether several tokens at once go on from a state; otherwise they are run one by one."""
     takes_batches: bool = False
@@ -103,7 +109,7 @@ class RecurrentLayers:
 
     def _take_over(self, name: str, part: nn.Module, caller: StateCaller) -> None:
         names = tuple(inspect.signature(part.forward).parameters)
-        layer = RecurrentLayer(len(self.layers), name, part, part.forward, caller, names)
+        layer = RecurrentLayer(len(self.layers), name, part, part.forward, caller, names, scan=ContinuedScan.of(part))
         self.layers.append(layer)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -305,7 +311,11 @@ class _InCache(StateCaller):
             else:
                 held.recurrent_states[index], held.is_recurrent_states_initialized[index] = tensor, True
             held.has_previous_state[index] = goes_on
-        output = layer.forward(**given | {self.argument: _LayerCache(held)})
+        scan, hidden = layer.scan, given["hidden_states"]
+        if scan is not None and goes_on and hidden.shape[1] > 1:
+            output = scan.forward(known["recurrent", 0], given | {self.argument: _LayerCache(held)})
+        else:
+            output = layer.forward(**given | {self.argument: _LayerCache(held)})
         found = {("conv", index): state for index, state in held.conv_states.items() if state is not None}
         found |= {("recurrent", index): state for index, state in held.recurrent_states.items() if state is not None}
         return output, found
@@ -340,6 +350,55 @@ class _LayerCache:
 
     def is_recording_past(self, layer_idx: int) -> bool:
         return False
+
+
+class ContinuedScan:
+    """A Mamba 1 layer on several tokens that go on from a state: transformers' scan begins from nothing.
+
+    A scan is linear in the state that it begins with. So what that one alone would come to is added: to each output by
+    what is left of it there, exp of A times the time since, and to the last state. The layer's `forward` is run as it
+    is, but for the name of the scan that it calls.
+    """
+
+    def __init__(self, module: nn.Module, forward: Any) -> None:
+        self._scan = forward.__globals__[SCAN]
+        self._states: list[torch.Tensor] = []
+        names = forward.__globals__ | {SCAN: self._continued}
+        own = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+        self._forward = own.__get__(module)
+
+    @classmethod
+    def of(cls, module: nn.Module) -> ContinuedScan | None:
+        """None where the layer calls no such scan."""
+        forward: Any = inspect.unwrap(type(module).forward)
+        is_scan = SCAN in getattr(forward, "__globals__", {}) and SCAN in forward.__code__.co_names
+        return cls(module, forward) if is_scan else None
+
+    def forward(self, state: torch.Tensor, given: dict[str, Any]) -> Any:
+        """(1, T, hidden) from `state`, (1, inner, N), or (1, heads, inner of a head, N) for a scan a head."""
+        self._states = [state.clone()] if state.dim() == 3 else list(state.clone().unbind(1))
+        return self._forward(**given)
+
+    def _continued(
+        self,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        *,
+        z: torch.Tensor | None = None,
+        delta_bias: torch.Tensor | None = None,
+        **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden_states, dt and z (1, inner, T), A (inner, N), B and C (1, N, T)."""
+        output, last = self._scan(hidden_states, dt, A, B, C, z=z, delta_bias=delta_bias, **options)
+        time = dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[..., None]
+        passed = (softplus(time) if options.get("delta_softplus") else time).float().cumsum(-1)
+        left = torch.exp(A[None, :, None] * passed[..., None]) * self._states.pop(0)[:, :, None]
+        added = torch.einsum("bitn,bnt->bit", left, C.float())
+        added = added if z is None else added * silu(z)
+        return output + added.to(output.dtype), last + left[:, :, -1].to(last.dtype)
 
 
 @dataclass(frozen=True, slots=True)

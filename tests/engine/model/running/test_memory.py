@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine.recurrent_models import recurrent_config
 
-from kvscope_engine.model.loading.loader import LoadedModel
+from kvscope_engine.model.checks.hook_check import check_hook
+from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.running import memory
 from kvscope_engine.model.running.memory import pool_size
+from kvscope_engine.model.running.recurrent import recurrent_layers
+from kvscope_engine.model.running.state_storage import state_bytes
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
@@ -68,3 +75,44 @@ def test_no_free_memory_at_start(tiny_loaded: Load, free: Any) -> None:
     free(2 * BLOCK_BYTES)
     with pytest.raises(KvscopeError, match=r"no memory for the KV cache: 0 MiB are left .* one block takes 0\.01 MiB"):
         pool_size(config(), loaded)
+
+
+class Card:
+    """A GPU of 1 GiB, of which nothing is taken."""
+
+    total_bytes = 1 << 30
+    num_multiprocessors = 132
+    compute_capability = 90
+
+    def free_bytes(self) -> int:
+        return self.total_bytes
+
+    def held_bytes(self) -> int:
+        return 0
+
+    def peak_bytes(self) -> int:
+        return 0
+
+    def restart_peak(self) -> None: ...
+
+    def release_unused(self) -> None: ...
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])
+def test_states_of_recurrent_layers_and_blocks_share_what_is_left(family: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(recurrent_config(family).to_dict() | {"architectures": None}, default=str))
+    asked = config(dtype="float32", max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256, enforce_eager=True)
+    loaded = load_model(replace(asked, model=f"dummy:{path}"), lambda _: None)
+    check_hook(loaded.module)
+    one_state = state_bytes(recurrent_layers(loaded.module).states)
+    size = pool_size(asked, loaded, Card())
+    assert size.plan is not None
+    assert size.num_states == 2 * 8 + 1, "one a request, as many for prefixes, and one to copy from"
+    one_block = 2 * 2 * 16 * (2 * 8) * 4 if family == "qwen3_next" else 0
+    left = size.plan.kv - size.num_states * one_state
+    assert size.num_blocks == (left // one_block if one_block else 17 * 256 // 16)
+    few = pool_size(replace(asked, kv_memory_bytes=10 * one_state + one_block), loaded, Card())
+    assert few.num_states == (5 if one_block else 10)
+    with pytest.raises(KvscopeError, match=r"one request's state of its recurrent layers takes"):
+        pool_size(replace(asked, kv_memory_bytes=one_state), loaded, Card())

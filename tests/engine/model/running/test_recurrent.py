@@ -120,7 +120,7 @@ def never_goes_on(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def forgets_between_pieces(call: Callable[..., Any]) -> Callable[..., Any]:
-    """As Mamba 1 does, were it not found out."""
+    """As RecurrentGemma's do, were it not found out."""
 
     def wrong(self: RecurrentLayer, given: dict[str, Any], states: Any, *, goes_on: bool) -> Any:
         is_one = next(iter(given.values())).shape[1] == 1
