@@ -55,7 +55,8 @@ class LayerShape:
 class LayerKV(NamedTuple):
     """Keys and values of a layer, each (num_blocks, block_size, heads, dim), and their scales without dim, or None.
 
-    Of a layer of latents keys are all that is stored, and values their first numbers, the latents."""
+    Of a layer of latents keys are all that is stored, and values their first numbers, the latents; `v_scale` is that
+    of these, and `k_scale` that of the rotary keys behind them."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -153,13 +154,13 @@ class KVStorage:
 
     def _layer_view(self, layer: int) -> LayerKV:
         hnd = _is_hnd(self.device)
+        k_scale, v_scale = _logical_views(self._scales[layer], hnd) if self._scales else (None, None)
         latent_dim = self.layers[layer].latent_dim
         if latent_dim:
             stored = self._packed[layer].squeeze(1)
             stored = stored.transpose(1, 2) if hnd else stored
-            return LayerKV(stored, stored[..., :latent_dim], None, None)
+            return LayerKV(stored, stored[..., :latent_dim], k_scale, v_scale)
         k, v = _logical_views(self._packed[layer], hnd)
-        k_scale, v_scale = _logical_views(self._scales[layer], hnd) if self._scales else (None, None)
         return LayerKV(k, v, k_scale, v_scale, self._bounds.get(layer))
 
     def _allocate(self) -> tuple[list[torch.Tensor], list[torch.Tensor], dict[int, torch.Tensor]]:
@@ -169,7 +170,7 @@ class KVStorage:
         """
         hnd = _is_hnd(self.device)
         shapes = [_packed_shape(self.num_blocks, self.block_size, layer, hnd) for layer in self.layers]
-        scale_shapes = [shape[:-1] for shape in shapes] if self.dtype in LARGEST else []
+        scale_shapes = [(shape[0], 2, *shape[2:-1]) for shape in shapes] if self.dtype in LARGEST else []
         bounded = {index: layer for index, layer in enumerate(self.layers) if layer.bounds_dtype is not None}
         wanted = [(shape, self.dtype) for shape in shapes] + [(shape, SCALE_DTYPE) for shape in scale_shapes]
         wanted += [
@@ -208,7 +209,8 @@ def tensor_block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: tor
     the bounds of layers that have them."""
     heads = [layer.vectors * block_size * layer.num_kv_heads for layer in layers]
     data = [count * layer.head_dim * dtype.itemsize for count, layer in zip(heads, layers, strict=True)]
-    scales = [count * SCALE_DTYPE.itemsize for count in heads] if dtype in LARGEST else []
+    two_scales = [2 * block_size * layer.num_kv_heads * SCALE_DTYPE.itemsize for layer in layers]
+    scales = two_scales if dtype in LARGEST else []
     bounds = [
         2 * each.num_kv_heads * each.head_dim * each.bounds_dtype.itemsize
         for each in layers
