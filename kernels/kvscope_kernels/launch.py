@@ -133,7 +133,7 @@ def latent_tiles(num_rows: int, element_bytes: int, capability: int, *, is_quant
     if element_bytes == 4:
         return LatentTiles(16, 16, 8 if capability >= 100 or is_quantized else 4, 2)
     if is_quantized:  # widened in registers, of which few are left
-        return LatentTiles(32, 16, 8, 2) if num_rows >= 32 else LatentTiles(16, 16, 4, 2)
+        return LatentTiles(32, 32, 8, 2) if num_rows >= 32 else LatentTiles(16, 16, 4, 2)
     if num_rows >= 64 and 90 <= capability < 120:
         return LatentTiles(64, 32, 8, 2)
     return LatentTiles(32, 32, 8, 2) if num_rows >= 32 else LatentTiles(16, 32, 4, 2)
