@@ -20,7 +20,7 @@ from msgspec.structs import replace as replace_fields
 from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
 from kvscope_engine.model.fused.fuse import Fused
-from kvscope_engine.model.latent.served import check_options, expanded_notes
+from kvscope_engine.model.latent.served import expanded_notes
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
@@ -350,7 +350,6 @@ def _ready_model(
     fingerprint = _fingerprint(config, loaded)  # of the weights by their names, which fusing gives up
     progress(Progress(stage="warm up"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
-    check_options(config, loaded.module)
     lora = LoraAdapters(config, loaded, adapters) if config.has_lora else None  # before memory is measured
     attention = attention_choice(config, loaded, lambda tried: progress(Progress(stage="warm up", detail=tried)))
     check_fused(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)

@@ -281,15 +281,27 @@ def linear_case(heads: Heads, num_rows: int, dtype: str = "bf16") -> Launch:
     return replace(launch, arguments={**launch.arguments, "x": f"*{dtype}", "weight": f"*{dtype}"})
 
 
+def latent_case(heads: Heads, capability: int, max_queries: int, dtype: str, form: int = AS_IS) -> Launch:
+    """Decodes, or short runs of queries, over latents."""
+    rows, is_quantized = max_queries * heads.num_heads, form != AS_IS
+    tiles = latent_tiles(rows, _element_bytes(dtype), capability, is_quantized=is_quantized)
+    constants: dict[str, object] = {
+        **latent_constants(heads.num_heads, heads.value_dim, heads.head_dim, _BLOCK_SIZE, tiles),
+        **_format_constants(form),
+        "UPCAST_DOT": False,
+        **({"query_start": None} if max_queries == 1 else {}),
+    }
+    constants.pop("scale_stride_h", None)
+    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} rows<={tiles.tile_m}{' runs' * (max_queries > 1)}"
+    dots = DotTiles(tiles.tile_m, tiles.tile_n, 0, 0, tiles.num_warps, tiles.num_stages)
+    return _launch("paged_latent", variant, _paged_latent_attention_kernel, constants, dtype, dots)
+
+
 def latent_cases(heads: Heads, capability: int, dtype: str = "bf16") -> Iterator[Launch]:
     """What touches latents: decodes, short runs, where attention fell, writing, merging."""
-    for max_queries in (1, _SHORT_RUNS[0]):
-        tiles = latent_tiles(max_queries * heads.num_heads, _element_bytes(dtype), capability)
-        shapes = latent_constants(heads.num_heads, heads.value_dim, heads.head_dim, _BLOCK_SIZE, tiles)
-        constants = {**shapes, "UPCAST_DOT": False, **({"query_start": None} if max_queries == 1 else {})}
-        variant = f"{heads} {dtype} rows<={tiles.tile_m}{' runs' * (max_queries > 1)}"
-        dots = DotTiles(tiles.tile_m, tiles.tile_n, 0, 0, tiles.num_warps, tiles.num_stages)
-        yield _launch("paged_latent", variant, _paged_latent_attention_kernel, constants, dtype, dots)
+    for form in (AS_IS, INT8, fp8_format(capability)) if dtype != "fp32" else (AS_IS,):
+        for max_queries in (1, _SHORT_RUNS[0]):
+            yield latent_case(heads, capability, max_queries, dtype, form)
     merge = merge_constants(heads.num_heads, heads.value_dim)
     yield _launch("merge_splits", f"{heads} {dtype}", _merge_splits_kernel, {**merge, "query_start": None}, dtype)
     write = {

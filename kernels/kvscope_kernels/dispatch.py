@@ -24,7 +24,7 @@ from kvscope_kernels.linear.skinny_linear import linear, linear_torch
 from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
 from kvscope_kernels.logits.draw_tokens import draw_tokens, draw_tokens_torch
 from kvscope_kernels.native.decode import paged_decode_attention_native
-from kvscope_kernels.native.latent import latent_decode_native
+from kvscope_kernels.native.latent import latent_decode_native, latent_prefill_native
 from kvscope_kernels.native.layers import (
     add_rms_norm_native,
     gated_activation_native,
@@ -260,5 +260,5 @@ def cpu_ops() -> Ops:
         add_rms_norm=add_rms_norm_native,
         gated_activation=gated_activation_native,
         latent_decode=latent_decode_native,
-        latent_prefill=paged_prefill_attention_native,
+        latent_prefill=latent_prefill_native,
     )

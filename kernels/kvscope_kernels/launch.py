@@ -123,7 +123,7 @@ class LatentTiles(NamedTuple):
     num_stages: int
 
 
-def latent_tiles(num_rows: int, element_bytes: int, capability: int) -> LatentTiles:
+def latent_tiles(num_rows: int, element_bytes: int, capability: int, *, is_quantized: bool = False) -> LatentTiles:
     """Of `num_rows` rows of a request, its queries times its heads; for latents of up to 512 numbers.
 
     A row keeps as many sums as a latent has numbers, which is what bounds the tile: 16 rows fit a warp's registers with
@@ -131,7 +131,9 @@ def latent_tiles(num_rows: int, element_bytes: int, capability: int) -> LatentTi
     often. `compile_report` shows that none of these spill.
     """
     if element_bytes == 4:
-        return LatentTiles(16, 16, 8 if capability >= 100 else 4, 2)
+        return LatentTiles(16, 16, 8 if capability >= 100 or is_quantized else 4, 2)
+    if is_quantized:  # widened in registers, of which few are left
+        return LatentTiles(32, 32, 8, 2) if num_rows >= 32 else LatentTiles(16, 16, 4, 2)
     if num_rows >= 64 and 90 <= capability < 120:
         return LatentTiles(64, 32, 8, 2)
     return LatentTiles(32, 32, 8, 2) if num_rows >= 32 else LatentTiles(16, 32, 4, 2)

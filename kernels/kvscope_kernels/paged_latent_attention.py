@@ -4,13 +4,15 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from kvscope_kernels.attend_tiles import LOG2_E
+from kvscope_kernels.attend_tiles import LOG2_E, VALUE_LIFT
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.attention_scores.block_attention import block_attention
 from kvscope_kernels.checks import require
 from kvscope_kernels.decode.bounds import most_cut_runs
 from kvscope_kernels.decode.plan import DecodePlan, DecodePlans, SplitBuffers
 from kvscope_kernels.decode.plan_kernel import ONLY, PART_FIELDS
+from kvscope_kernels.kv_formats import as_kernels_see, kv_format, scale_strides, widen
+from kvscope_kernels.latent_blocks import plain_latents
 from kvscope_kernels.launch import (
     UNBOUNDED,
     LatentTiles,
@@ -31,7 +33,8 @@ _FIELDS = tl.constexpr(PART_FIELDS)
 def latent_decode(args: AttentionArgs, plans: DecodePlans | None = None, shares: Tensor | None = None) -> Tensor:
     """`paged_decode_attention` of one KV head whose values are the first numbers of its keys, each loaded once.
 
-    args    as there, without window, soft cap, sinks and 8 bits; v_cache is k_cache[..., :value_dim]
+    args    as there, without window, soft cap and sinks; v_cache is k_cache[..., :value_dim]. Of a cache of 8 bits
+            v_scale is that of latents, and k_scale that of the rest of keys
     plans   as there, and `shares` too
 
     Query heads are the rows of tiles, as many tiles as they fill. Reads no device data on the host. Raises ValueError.
@@ -49,7 +52,7 @@ def latent_decode(args: AttentionArgs, plans: DecodePlans | None = None, shares:
         block_attention(args, shares)
     value_dim = args.v_cache.shape[3]
     element_bytes, capability = args.query.element_size(), compute_capability(args.query.device)
-    tiles = latent_tiles(num_heads, element_bytes, capability)
+    tiles = latent_tiles(num_heads, element_bytes, capability, is_quantized=args.k_scale is not None)
     plans = DecodePlans() if plans is None else plans
     programs_each = cdiv(num_heads, tiles.tile_m)
     plan = plans.plan(args.seq_lens, _bound(args), UNBOUNDED, programs_each, tiles.tile_n, tiles.num_warps)
@@ -72,7 +75,8 @@ def latent_prefill(args: AttentionArgs, runs: QueryRuns) -> Tensor:
         return out
     value_dim = args.v_cache.shape[3]
     element_bytes, capability = args.query.element_size(), compute_capability(args.query.device)
-    tiles = latent_tiles(num_heads * runs.max_len, element_bytes, capability)
+    is_quantized = args.k_scale is not None
+    tiles = latent_tiles(num_heads * runs.max_len, element_bytes, capability, is_quantized=is_quantized)
     programs_each = cdiv(runs.max_len * num_heads, tiles.tile_m)
     processors = num_multiprocessors(args.query.device)
     cut = None
@@ -102,22 +106,24 @@ def _check_latents(args: AttentionArgs) -> None:
         require(False, "v_cache", v_cache, "the first numbers of k_cache, of one head,")
     if v_cache.shape[3] >= k_cache.shape[3]:
         require(False, "k_cache", k_cache, "wider than v_cache")
-    for name in ("sliding_window", "softcap", "sinks", "k_scale"):
+    for name in ("sliding_window", "softcap", "sinks"):
         require(getattr(args, name) is None, name, getattr(args, name), "None, with latents,")
 
 
 def _launch(
     args: AttentionArgs, out: Tensor, start: Tensor | None, max_queries: int, tiles: LatentTiles, cut: _Cut | None
 ) -> None:
-    query, k_cache = args.query, args.k_cache
+    query, k_cache, form = args.query, args.k_cache, kv_format(args.k_cache)
     num_heads, head_dim = query.shape[1:]
     pieces = len(args.seq_lens) if cut is None else cut.plan.bounds.num_parts
     _paged_latent_attention_kernel[(cdiv(max_queries * num_heads, tiles.tile_m), pieces)](
         query,
-        k_cache,
+        as_kernels_see(k_cache, form),
         args.block_tables,
         start,
         args.seq_lens,
+        args.k_scale,
+        args.v_scale,
         None if cut is None else cut.plan.parts,
         out,
         None if cut is None else cut.room.partial,
@@ -126,9 +132,11 @@ def _launch(
         args.scale,
         *query.stride()[:2],
         *k_cache.stride()[:2],
+        *scale_strides(args.k_scale)[:2],
         args.block_tables.stride(0),
         *out.stride()[:2],
         **latent_constants(num_heads, args.v_cache.shape[3], head_dim, k_cache.shape[1], tiles),
+        KV_FORMAT=form,
         UPCAST_DOT=is_interpreting(),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
@@ -158,6 +166,8 @@ def _paged_latent_attention_kernel(
     block_tables: tl.tensor,
     query_start: tl.tensor,
     seq_lens: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
     parts: tl.tensor,
     out: tl.tensor,
     partial: tl.tensor,
@@ -168,6 +178,8 @@ def _paged_latent_attention_kernel(
     query_stride_h: tl.tensor,
     k_stride_b: tl.tensor,
     k_stride_s: tl.tensor,
+    scale_stride_b: tl.tensor,
+    scale_stride_s: tl.tensor,
     table_stride: tl.tensor,
     out_stride_t: tl.tensor,
     out_stride_h: tl.tensor,
@@ -179,6 +191,7 @@ def _paged_latent_attention_kernel(
     TILE_L: tl.constexpr,
     TILE_R: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
 ) -> None:
     """One program: TILE_M rows of one request, each a query and a head, over all tokens that they see, or one part.
@@ -242,11 +255,21 @@ def _paged_latent_attention_kernel(
         in_turn = inside[:, None] & (rotary_dim < ROTARY_DIM)[None, :]
         latent = tl.load(tokens[:, None] + latent_dim[None, :], mask=in_key, other=0.0)
         rotary = tl.load(tokens[:, None] + (LATENT_DIM + rotary_dim)[None, :], mask=in_turn, other=0.0)
+        if KV_FORMAT:
+            at = block * scale_stride_b + offset * scale_stride_s
+            rotary_factor = tl.load(k_scale + at, mask=inside, other=0.0)
+            latent_factor = tl.load(v_scale + at, mask=inside, other=0.0)
+            latent = widen(latent, latent_query.dtype, KV_FORMAT)
+            rotary = widen(rotary, latent_query.dtype, KV_FORMAT)
         if UPCAST_DOT:
             latent = latent.to(tl.float32)
             rotary = rotary.to(tl.float32)
         score = tl.dot(rotary_query, tl.trans(rotary), input_precision="ieee")
-        score = tl.dot(latent_query, tl.trans(latent), score, input_precision="ieee")
+        if KV_FORMAT:
+            of_latents = tl.dot(latent_query, tl.trans(latent), input_precision="ieee")
+            score = score * rotary_factor[None, :] + of_latents * latent_factor[None, :]
+        else:
+            score = tl.dot(latent_query, tl.trans(latent), score, input_precision="ieee")
         visible = inside[None, :] & (position[None, :] <= position_of_row[:, None])
         score = tl.where(visible, score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1) * factor)
@@ -254,11 +277,15 @@ def _paged_latent_attention_kernel(
         shrink = tl.exp2(top - finite_top)
         weight = tl.exp2(score * factor - finite_top[:, None])
         total = total * shrink + tl.sum(weight, 1)
+        if KV_FORMAT:
+            weight = weight * (latent_factor * VALUE_LIFT)[None, :]
         weighted = tl.dot(weight.to(latent.dtype), latent, weighted * shrink[:, None], input_precision="ieee")
         top = new_top
 
     divisor = tl.where(total > 0.0, total, 1.0)
     result = weighted / divisor[:, None]
+    if KV_FORMAT:
+        result = result * (1.0 / VALUE_LIFT)
     if is_only:
         rows = out + (first_token + row_query) * out_stride_t + head * out_stride_h
         tl.store(rows[:, None] + latent_dim[None, :], result.to(out.dtype.element_ty), mask=in_latent)
@@ -270,9 +297,9 @@ def _paged_latent_attention_kernel(
 
 def latent_decode_torch(args: AttentionArgs, plans: DecodePlans | None = None, shares: Tensor | None = None) -> Tensor:
     """Reference of `latent_decode`, and a CPU's path for what is not compiled: that of decode, which takes it."""
-    return paged_decode_attention_torch(args, plans, shares)
+    return paged_decode_attention_torch(plain_latents(args), plans, shares)
 
 
 def latent_prefill_torch(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     """Reference of `latent_prefill` alike."""
-    return paged_prefill_attention_torch(args, runs)
+    return paged_prefill_attention_torch(plain_latents(args), runs)

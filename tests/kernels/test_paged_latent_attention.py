@@ -20,6 +20,8 @@ DECODES: dict[str, dict[str, Any]] = {
     "odd dims": {"seq_lens": [0, 6, 7, 30], "block_size": 7, "num_heads": 3, "head_dim": 56, "value_dim": 48},
     "on a CPU": {"seq_lens": EDGES, "layout": "NHD", **SMALL},
     "bf16": {"seq_lens": EDGES, "dtype": torch.bfloat16, **SMALL},
+    "int8": {"seq_lens": [*EDGES, 300], "kv_dtype": torch.int8, **SMALL},
+    "fp8": {"seq_lens": EDGES, "kv_dtype": torch.float8_e4m3fn, "dtype": torch.bfloat16, **SMALL},
     "real": {"seq_lens": [33], **REAL},
     "real, bf16": {"seq_lens": [33], "dtype": torch.bfloat16, **REAL},
 }
@@ -29,6 +31,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "heads that no tile divides": {"seq_lens": [40, 17], "query_lens": [3, 2], **SMALL | {"num_heads": 5}},
     "cut": {"seq_lens": [1300, 20], "query_lens": [3, 2], **SMALL | {"num_heads": 2}},
     "bf16": {"seq_lens": [40, 17], "query_lens": [5, 17], "dtype": torch.bfloat16, **SMALL},
+    "int8": {"seq_lens": [40, 17], "query_lens": [5, 17], "kv_dtype": torch.int8, **SMALL},
     "real": {"seq_lens": [20], "query_lens": [2], **REAL},
 }
 
@@ -36,8 +39,23 @@ RUNS: dict[str, dict[str, Any]] = {
 def latents(batch: Any) -> Any:
     """Its values are the first numbers of its keys."""
     value_dim = batch.v_cache.shape[3]
-    values = [keys[..., :value_dim] for keys in batch.keys]
-    return replace(batch, v_cache=batch.k_cache[..., :value_dim], values=values)
+    held = [stored(batch, request, value_dim) for request in range(len(batch.keys))]
+    values = [keys[..., :value_dim] for keys in held]
+    return replace(batch, v_cache=batch.k_cache[..., :value_dim], keys=held, values=values)
+
+
+def stored(batch: Any, request: int, value_dim: int) -> torch.Tensor:
+    """What a request holds, in float64; of 8 bits by a scale of its latents, and one of the rest."""
+    if "k_scale" not in batch.options:
+        found: torch.Tensor = batch.keys[request]
+        return found
+    positions, block_size = torch.arange(len(batch.keys[request])), batch.k_cache.shape[1]
+    at = batch.block_tables.cpu()[request, positions // block_size].long(), positions % block_size
+    data, rest, latent = (
+        each.cpu()[at].double() for each in (batch.k_cache.float(), batch.options["k_scale"], batch.options["v_scale"])
+    )
+    is_latent = torch.arange(data.shape[-1]) < value_dim
+    return data * torch.where(is_latent, latent[..., None], rest[..., None])
 
 
 def build_latents(build: Any, shape: Any, runner: Any, given: dict[str, Any], name: str) -> Any:
@@ -60,9 +78,12 @@ def test_runs(name: str, runner: Any, shape: Any, build: Any, reference: Any, as
     assert_close(runner.ops.latent_prefill(batch.args(out=out), batch.runs), reference(batch))
 
 
-@pytest.mark.parametrize("num_heads", [4, 20, 32])
-def test_where_attention_fell(num_heads: int, runner: Any, shape: Any, build: Any, assert_close: Any) -> None:
-    batch = build_latents(build, shape, runner, {"seq_lens": [40, 0, 17], **SMALL, "num_heads": num_heads}, "fell")
+@pytest.mark.parametrize(("num_heads", "kv_dtype"), [(4, None), (20, None), (32, None), (20, torch.int8)])
+def test_where_attention_fell(
+    num_heads: int, kv_dtype: torch.dtype | None, runner: Any, shape: Any, build: Any, assert_close: Any
+) -> None:
+    given = {"seq_lens": [40, 0, 17], "kv_dtype": kv_dtype, **SMALL, "num_heads": num_heads}
+    batch = build_latents(build, shape, runner, given, "fell")
     shares = torch.zeros(batch.block_tables.shape, device=runner.device)
     runner.ops.latent_decode(batch.args(), shares=shares)
     expected = torch.zeros(shares.shape, dtype=torch.float64)

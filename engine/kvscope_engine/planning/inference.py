@@ -221,11 +221,6 @@ def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> Inference
     if shape.calls:
         check_divisible(shape.calls[0].num_query_heads, question.tensor_parallel)
     layers = tuple(shape.layers)
-    if question.kv_cache_dtype != "auto" and any(layer.latent_dim for layer in layers):
-        raise BadInput(
-            f"kv_cache_dtype={question.kv_cache_dtype!r} is not accepted: the cache of {skeleton.name!r} holds latents,"
-            " which are not rounded to 8 bits; auto is"
-        )
     divided = stages(skeleton, layers, question.tensor_parallel, question.pipeline_parallel)
     made = tuple(_stage_plan(skeleton, stage, shape, question, length, tokens) for stage in divided)
     return InferencePlan(question, skeleton, length, made, _expanded_times(shape.calls))

@@ -9,6 +9,7 @@ from kvscope_kernels.checks import check_attention, require
 from kvscope_kernels.host_lengths import Lengths, similar_groups
 from kvscope_kernels.kv_formats import as_kernels_see, kv_format, scale_strides, widen
 from kvscope_kernels.kv_gather import gather_keys
+from kvscope_kernels.latent_blocks import are_latents, plain_latents
 from kvscope_kernels.launch import UNBOUNDED, block_tiles
 from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, require_triton, tl
 
@@ -36,11 +37,14 @@ def block_attention(args: AttentionArgs, shares: Tensor) -> None:
     require_triton()
     query = args.query
     width = num_columns(args.block_tables, args.k_cache.shape[1], args.max_seq_len)
-    rows = max(1, MAX_PARTIAL_BYTES // max(1, 4 * query.shape[1] * width))
+    each = 4 * query.shape[1] * width
+    if args.k_scale is not None and are_latents(args):
+        each = max(each, width * args.k_cache[0].numel() * query.element_size())  # of a request, read back
+    rows = max(1, MAX_PARTIAL_BYTES // max(1, each))
     for start in range(0, len(query) if width else 0, rows):
         part = slice(start, start + rows)
         given = {name: getattr(args, name)[part] for name in ("query", "block_tables", "seq_lens")}
-        sums = _log_sums(args._replace(**given), width)
+        sums = _log_sums(plain_latents(args._replace(**given)), width)
         shares[part, :width] += sums.softmax(-1).mean(1).nan_to_num_(nan=0.0)
 
 
@@ -182,6 +186,7 @@ def _block_attention_kernel(
 
 def block_attention_torch(args: AttentionArgs, shares: Tensor) -> None:
     """Reference of `block_attention`, and the CPU's own path. Reads the lengths on the host."""
+    args = plain_latents(args)
     _check(args, shares)
     query, k_cache = args.query, args.k_cache
     end = args.seq_lens.cpu().numpy().astype("int64")

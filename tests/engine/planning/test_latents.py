@@ -15,7 +15,6 @@ from kvscope_engine.model.running.profile_run import NoAttention
 from kvscope_engine.planning.answer import answer
 from kvscope_engine.planning.inference import InferenceQuestion, forward_shape, plan_inference
 from kvscope_engine.planning.skeleton import build
-from kvscope_telemetry.errors import BadInput
 
 DEEPSEEK_V3: dict[str, Any] = {
     "model_type": "deepseek_v3",
@@ -63,9 +62,8 @@ def test_the_answer_says_what_expanding_would_take(skeleton: Make) -> None:
     small = skeleton(SMALL)
     said = answer(small, plan_inference(small, question()), (1024,))
     assert any("as keys and values it would be 18.0 times as large" in note for note in said.inference.notes)
-    assert not any("kv-cache-dtype" in change.options for change in said.inference.changes)
-    with pytest.raises(BadInput, match=r"kv_cache_dtype='int8' is not accepted: the cache of .* holds latents"):
-        plan_inference(small, question(kv_cache_dtype="int8"))
+    wide, narrow = (plan_inference(small, question(kv_cache_dtype=kind)).tightest for kind in ("auto", "int8"))
+    assert narrow.block_bytes / wide.block_bytes == (64 + 64 + 2 * 4) / (2 * (64 + 64)), "two scales a token"
 
 
 @pytest.mark.filterwarnings("ignore")

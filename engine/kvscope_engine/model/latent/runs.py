@@ -16,6 +16,7 @@ from kvscope_engine.model.latent.latents import Latents
 from kvscope_kernels import Ops
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.decode.plan import DecodePlans
+from kvscope_kernels.latent_blocks import latent_blocks
 
 EXPANDED_BYTES = 64 << 20
 """Of keys and values that are there at once; at least those of one head."""
@@ -128,7 +129,7 @@ def _attend_expanded(ops: Ops, latents: Latents, args: AttentionArgs, runs: Quer
     tables = args.block_tables[:, : -(-args.max_seq_len // block_size)]
     num_blocks = tables.numel()
     held = tables.reshape(-1).clamp(0, num_held - 1)  # behind a request's own, a table may hold anything
-    stored = args.k_cache.index_select(0, held).view(-1, latents.stored_dim)
+    stored = latent_blocks(args, held).view(-1, latents.stored_dim)
     tables = torch.arange(num_blocks, dtype=torch.int32, device=stored.device).view(tables.shape)
     step = heads_at_once(latents, len(stored), stored.element_size())
     for first in range(0, latents.num_heads, step):
@@ -139,6 +140,8 @@ def _attend_expanded(ops: Ops, latents: Latents, args: AttentionArgs, runs: Quer
             k_cache=keys.view(num_blocks, block_size, *keys.shape[1:]),
             v_cache=values.view(num_blocks, block_size, *values.shape[1:]),
             block_tables=tables,
+            k_scale=None,
+            v_scale=None,
             sinks=None if args.sinks is None else args.sinks[heads],
             out=args.out[:, heads],
         )

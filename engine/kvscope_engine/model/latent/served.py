@@ -1,4 +1,4 @@
-"""What is told of a model that has latents, held or not, and which options do not go with them."""
+"""What is told of a model that has latents, held or not."""
 
 from __future__ import annotations
 
@@ -7,17 +7,6 @@ from typing import Any
 from torch import nn
 
 from kvscope_engine.model.checks.hook_check import check_hook
-from kvscope_telemetry.engine_config import EngineConfig
-from kvscope_telemetry.errors import BadInput
-
-
-def check_options(config: EngineConfig, module: nn.Module) -> None:
-    """Raise BadInput for what is not done with latents; `sparse_decode` is looked at with its layers."""
-    if config.kv_cache_dtype != "auto" and any(call.shape.latent_dim for call in check_hook(module)):
-        raise BadInput(
-            f"kv_cache_dtype={config.kv_cache_dtype!r} is not accepted with {type(module).__name__}: its cache holds"
-            " latents, which are not rounded to 8 bits; auto is"
-        )
 
 
 def expanded_notes(module: nn.Module) -> list[str]:

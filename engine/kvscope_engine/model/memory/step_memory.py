@@ -252,7 +252,7 @@ def _run_partials(max_queries: int, limits: StepLimits, heads: HeadShape, proces
     group, length = heads.num_heads // heads.num_kv_heads, limits.max_request_tokens
     if heads.latents is not None:
         num_rows = max_queries * heads.num_heads
-        rows = latent_tiles(num_rows, heads.element_bytes, processors.capability)
+        rows = latent_tiles(num_rows, heads.element_bytes, processors.capability, is_quantized=heads.is_quantized)
         cut = (processors.num_multiprocessors, rows.num_warps)
         size = min(most_cut_runs(max_queries, length, -(-num_rows // rows.tile_m), *cut), limits.max_num_seqs)
         return _latent_partials(size, num_rows, length, heads, processors)
@@ -268,7 +268,7 @@ def _run_partials(max_queries: int, limits: StepLimits, heads: HeadShape, proces
 def _latent_partials(size: int, num_rows: int, length: int, heads: HeadShape, processors: Processors) -> int:
     """Of `size` requests of `num_rows` rows each, which are queries by heads."""
     assert heads.latents is not None, "only asked where there are latents"
-    tiles = latent_tiles(num_rows, heads.element_bytes, processors.capability)
+    tiles = latent_tiles(num_rows, heads.element_bytes, processors.capability, is_quantized=heads.is_quantized)
     programs_each = -(-num_rows // tiles.tile_m)
     bounds = part_bounds(size, length, programs_each, tiles.tile_n, processors.num_multiprocessors, tiles.num_warps)
     return partial_bytes(bounds, num_rows, heads.latents.latent_dim)

@@ -141,7 +141,8 @@ class PagedContext(AttentionContext):
         """(T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv), all T tokens of the step."""
         kv = self.storage.layer(layer)
         if options.latents is not None:
-            self.ops.kv_write(key, value, kv.v, kv.k[..., kv.v.shape[-1] :], self.slot_mapping[kv.group])
+            rotary = kv.k[..., kv.v.shape[-1] :]
+            self.ops.kv_write(key, value, kv.v, rotary, self.slot_mapping[kv.group], kv.v_scale, kv.k_scale)
             return self.attend_written(query, kv, options)
         stored_dim, value_dim = kv.k.shape[-1], value.shape[-1]
         if key.shape[-1] != stored_dim:

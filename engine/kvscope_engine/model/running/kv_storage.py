@@ -57,7 +57,8 @@ class LayerShape:
 class LayerKV(NamedTuple):
     """Keys and values of a layer, each (num_blocks, block_size, heads, dim), and their scales without dim, or None.
 
-    Of a layer of latents keys are all that is stored, and values their first numbers, the latents."""
+    Of a layer of latents keys are all that is stored, and values their first numbers, the latents; `v_scale` is that
+    of these, and `k_scale` that of the rotary keys behind them."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -166,14 +167,14 @@ class KVStorage:
         hnd, place, form = _is_hnd(self.device), self._place[layer], self.layers[layer]
         shape = _packed_shape(self.num_blocks, self.block_size, form, hnd)
         packed, group = _first_of_rows(self._packed[place], shape), self._group.get(layer, 0)
+        k_scale = v_scale = None
+        if self._scales:
+            k_scale, v_scale = _logical_views(_first_of_rows(self._scales[place], _scale_shape(shape)), hnd)
         if form.latent_dim:
             stored = packed.squeeze(1)
             stored = stored.transpose(1, 2) if hnd else stored
-            return LayerKV(stored, stored[..., : form.latent_dim], None, None, group=group)
+            return LayerKV(stored, stored[..., : form.latent_dim], k_scale, v_scale, group=group)
         k, v = _logical_views(packed, hnd)
-        k_scale = v_scale = None
-        if self._scales:
-            k_scale, v_scale = _logical_views(_first_of_rows(self._scales[place], shape[:-1]), hnd)
         return LayerKV(k, v, k_scale, v_scale, self._bounds.get(layer), group)
 
     def _allocate(self) -> tuple[list[torch.Tensor], list[torch.Tensor], dict[int, torch.Tensor]]:
@@ -186,7 +187,7 @@ class KVStorage:
         shapes = [_shape_for([packed[layer] for layer in sharing]) for sharing in self._sharing]
         scale_shapes = []
         if self.dtype in LARGEST:
-            scale_shapes = [_shape_for([packed[layer][:-1] for layer in sharing]) for sharing in self._sharing]
+            scale_shapes = [_shape_for([_scale_shape(packed[layer]) for layer in sharing]) for sharing in self._sharing]
         bounded = {index: layer for index, layer in enumerate(self.layers) if layer.bounds_dtype is not None}
         wanted = [(shape, self.dtype) for shape in shapes] + [(shape, SCALE_DTYPE) for shape in scale_shapes]
         wanted += [
@@ -235,7 +236,8 @@ def tensor_block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: tor
     the bounds of layers that have them."""
     heads = [layer.vectors * block_size * layer.num_kv_heads for layer in layers]
     data = [count * layer.head_dim * dtype.itemsize for count, layer in zip(heads, layers, strict=True)]
-    scales = [count * SCALE_DTYPE.itemsize for count in heads] if dtype in LARGEST else []
+    two_scales = [2 * block_size * layer.num_kv_heads * SCALE_DTYPE.itemsize for layer in layers]
+    scales = two_scales if dtype in LARGEST else []
     bounds = [
         2 * each.num_kv_heads * each.head_dim * each.bounds_dtype.itemsize
         for each in layers
@@ -252,6 +254,11 @@ def _packed_shape(num_blocks: int, block_size: int, layer: LayerShape, hnd: bool
     if hnd:
         return (num_blocks, layer.vectors, layer.num_kv_heads, block_size, layer.head_dim)
     return (num_blocks, layer.vectors, block_size, layer.num_kv_heads, layer.head_dim)
+
+
+def _scale_shape(packed: tuple[int, ...]) -> tuple[int, ...]:
+    """Two for each token and head, also where one vector is key and value."""
+    return (packed[0], 2, *packed[2:-1])
 
 
 def _shape_for(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:

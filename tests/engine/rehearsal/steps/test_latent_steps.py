@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
@@ -51,9 +52,9 @@ LAUNCHES = {
 }
 
 
-@pytest.mark.parametrize("piecewise_graphs", [True, False])
-def test_what_is_launched(fake_gpu: Any, *, piecewise_graphs: bool) -> None:
-    runner = fake_gpu.make_runner(piecewise_graphs=piecewise_graphs, **DEEPSEEK)
+@pytest.mark.parametrize(("piecewise_graphs", "kv_dtype"), [(True, torch.bfloat16), (False, torch.int8)], ids=str)
+def test_what_is_launched(fake_gpu: Any, *, piecewise_graphs: bool, kv_dtype: torch.dtype) -> None:
+    runner = fake_gpu.make_runner(piecewise_graphs=piecewise_graphs, kv_dtype=kv_dtype, **DEEPSEEK)
     runner.warm_up(lambda _: None)
     known = set(fake_gpu.seen.compiled)
     for name, plan in STEPS.items():
@@ -71,8 +72,9 @@ def test_what_is_launched(fake_gpu: Any, *, piecewise_graphs: bool) -> None:
     assert fake_gpu.seen.compiled == known
 
 
-def test_decodes_without_graphs(fake_gpu: Any) -> None:
-    runner = fake_gpu.make_runner(enforce_eager=True, page_heat=1, **DEEPSEEK)
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_decodes_without_graphs(fake_gpu: Any, kv_dtype: torch.dtype) -> None:
+    runner = fake_gpu.make_runner(enforce_eager=True, page_heat=1, kv_dtype=kv_dtype, **DEEPSEEK)
     runner.warm_up(lambda _: None)
     fake_gpu.seen.clear()
     runner.run(STEPS["decodes"])

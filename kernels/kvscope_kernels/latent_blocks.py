@@ -1,0 +1,50 @@
+"""Latents of 8 bits, read back: for the torch references, and for what takes only numbers of the query's type.
+
+A token's latent and its rotary key have a scale each, since they differ in size: `v_scale` is that of the latent, which
+is its value, and `k_scale` that of the rotary key, which is the rest of its key.
+"""
+
+import torch
+from torch import Tensor
+
+from kvscope_kernels.attention_args import AttentionArgs
+from kvscope_kernels.kv_formats import as_bytes, dequantize
+from kvscope_kernels.triton_language import cdiv
+
+_TOKENS_AT_ONCE = 4096
+"""Read back by way of float32, which takes five times as much as what is returned."""
+
+
+def are_latents(args: AttentionArgs) -> bool:
+    """Whether values are the first numbers of keys."""
+    return args.v_cache.data_ptr() == args.k_cache.data_ptr()
+
+
+def latent_blocks(args: AttentionArgs, blocks: Tensor) -> Tensor:
+    """`blocks` (n,) of the cache, (n, block_size, 1, head_dim) in the query's type; unwritten slots may be anything."""
+    k_cache, k_scale, v_scale, cut = args.k_cache, args.k_scale, args.v_scale, args.v_cache.shape[3]
+    if k_scale is None or v_scale is None:
+        return k_cache.index_select(0, blocks)
+    out = args.query.new_empty(len(blocks), *k_cache.shape[1:])
+    step = max(1, _TOKENS_AT_ONCE // k_cache.shape[1])
+    for start in range(0, len(blocks), step):
+        part, to = blocks[start : start + step], out[start : start + step]
+        held = as_bytes(k_cache).index_select(0, part).view(k_cache.dtype)
+        to[..., :cut] = dequantize(held[..., :cut], v_scale.index_select(0, part), out.dtype)
+        to[..., cut:] = dequantize(held[..., cut:], k_scale.index_select(0, part), out.dtype)
+    return out
+
+
+def plain_latents(args: AttentionArgs) -> AttentionArgs:
+    """Over a cache of the query's type that holds the requests' own blocks, where theirs has 8 bits."""
+    if args.k_scale is None or not are_latents(args):
+        return args
+    num_blocks, block_size = args.k_cache.shape[:2]
+    width = args.block_tables.shape[1]
+    if args.max_seq_len is not None:
+        width = min(width, cdiv(args.max_seq_len, block_size))
+    tables = args.block_tables[:, :width]
+    stored = latent_blocks(args, tables.reshape(-1).clamp(0, num_blocks - 1))
+    own = torch.arange(tables.numel(), dtype=torch.int32, device=stored.device).view(tables.shape)
+    values = stored[..., : args.v_cache.shape[3]]
+    return args._replace(k_cache=stored, v_cache=values, block_tables=own, k_scale=None, v_scale=None)
