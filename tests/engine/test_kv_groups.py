@@ -39,6 +39,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": {"num_hidden_layers": 2},
     "gpt_oss": {"num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
+SHARING: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "layer_types": [WINDOW, WINDOW, FULL, WINDOW, WINDOW, FULL],
+    "num_kv_shared_layers": 3,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 256,
+}
 GROUPS = {"gemma3_text": (0, 13, 13, 13, 13), "gemma2": (0, 13), "mistral": (13,), "gpt_oss": (0, 13)}
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
@@ -51,7 +59,7 @@ def windowed(tmp_path: Path) -> Callable[[str], tuple[str, Any]]:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         auto: Any = AutoModelForCausalLM
-        config = AutoConfig.for_model(kind, **(SIZES | MODELS[kind]))
+        config = AutoConfig.for_model(kind, **(SIZES | (MODELS | {"gemma4_text": SHARING})[kind]))
         torch.manual_seed(0)
         model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
         folder = tmp_path / kind
@@ -187,3 +195,19 @@ def test_a_request_that_fits_only_since_windows_are_let_go_of_is_accepted(
     while engine.has_unfinished:
         engine.step()
     assert engine.hello.cache.max_request_tokens == 512
+
+
+def test_layers_that_share_keys_and_values_hold_them_once(
+    make_engine: Make, windowed: Callable[[str], tuple[str, Any]]
+) -> None:
+    """Gemma 4's last layers read what the last full layer and the last one with a window keep, whose heads differ."""
+    name, model = windowed("gemma4_text")
+    asked = prompts(4)
+    wanted = {place: answer(model, prompt, 12) for place, prompt in enumerate(asked)}
+    engine = make_engine(model=name, num_gpu_blocks_override=150, max_num_batched_tokens=24)
+    groups = engine.hello.cache.groups
+    assert [(group.kind, group.num_layers) for group in groups] == [("full", 1), ("window", 1), ("window", 1)]
+    assert [group.block_bytes for group in groups] == [4 * 2 * 2 * 32 * 4, 4 * 2 * 2 * 16 * 4, 4 * 2 * 2 * 16 * 4]
+    assert engine.hello.cache.block_bytes == groups[0].block_bytes, "one tensor, as wide as the widest layer in it"
+    assert answers(engine, asked, 12) == wanted
+    assert answers(engine, asked, 12) == wanted

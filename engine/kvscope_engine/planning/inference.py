@@ -45,12 +45,12 @@ from kvscope_engine.model.running.state_storage import (
     num_slots_within,
     state_bytes,
 )
+from kvscope_engine.model.running.storage_for_model import rules_of
 from kvscope_engine.model.tiers.build import STAGING_BYTES
 from kvscope_engine.planning.live_memory import LiveMemory
 from kvscope_engine.planning.shards import Stage, check_divisible, stages
 from kvscope_engine.planning.skeleton import Skeleton, build
 from kvscope_engine.policy.fit import BlockNeeds, num_blocks_for
-from kvscope_engine.policy.kv_groups import GroupRule
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def _stage_plan(
     skeleton: Skeleton, stage: Stage, shape: ForwardShape, question: InferenceQuestion, length: int, tokens: int
 ) -> StagePlan:
     dtype = storage_dtype(question.kv_cache_dtype, question.activations)
-    rules = [GroupRule(call.options.sliding_window or 0) for call in shape.calls[stage.first_layer :]]
+    rules = rules_of(shape.calls[stage.first_layer :])
     groups = group_layers(rules[: len(stage.kv)], stage.kv, length)
     one_block = block_bytes(stage.kv, question.block_size, dtype, [group.layers for group in groups])
     needs = BlockNeeds([group.rule for group in groups], question.block_size, 1)

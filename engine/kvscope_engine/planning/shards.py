@@ -57,7 +57,7 @@ def stages(
                 first,
                 _divided(own, tensor_parallel),
                 _divided(ends, tensor_parallel),
-                tuple(_kv_part(layer, tensor_parallel) for layer in kv[first : first + count]),
+                tuple(_kv_part(layer, tensor_parallel, first) for layer in kv[first : first + count]),
                 is_last,
             )
         )
@@ -78,5 +78,8 @@ def _divided(parameters: Parameters, parts: int) -> Parameters:
     return Parameters(-(-parameters.matrices // parts), parameters.vectors)
 
 
-def _kv_part(layer: LayerShape, parts: int) -> LayerShape:
-    return replace(layer, num_kv_heads=max(1, layer.num_kv_heads // parts))
+def _kv_part(layer: LayerShape, parts: int, first: int) -> LayerShape:
+    """A layer of the stage that begins with layer `first`; what it shares with an earlier stage it holds itself."""
+    source = layer.shares_with
+    own = None if source is None or source < first else source - first
+    return replace(layer, num_kv_heads=max(1, layer.num_kv_heads // parts), shares_with=own)

@@ -86,6 +86,8 @@ class _Recording(AttentionContext):
     calls: list[LayerCall] = field(default_factory=list)
     caller: str = ""
     """Name of the attention module that calls."""
+    keys: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    """Keys as layers hand them over, and the number of the layer."""
     scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     states: StateTrial = field(default_factory=StateTrial)
 
@@ -94,10 +96,15 @@ class _Recording(AttentionContext):
     ) -> torch.Tensor:
         if key.shape[0] != query.shape[0] or value.shape[0] != query.shape[0]:
             raise BadInput("its layers attend to other tokens than their own (cross attention)")
-        shape = _shape(query, key, value, options)
+        shape = replace(_shape(query, key, value, options), shares_with=self._source())
         place = LayerPlace(layer, decoder_layer_of(self.caller), self.caller)
         self.calls.append(LayerCall(layer, shape, int(query.shape[1]), options, place))
         return query.new_zeros(query.shape[0], query.shape[1], options.value_dim(value))
+
+    def _source(self) -> int | None:
+        """The layer before whose very keys the last one handed over."""
+        key, layer = self.keys[-1]
+        return next((before for other, before in self.keys if other is key and before != layer), None)
 
 
 def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions) -> LayerShape:
@@ -220,7 +227,8 @@ def _numbered(module: nn.Module, calls: list[LayerCall]) -> list[LayerCall]:
     for number, call in enumerate(calls):
         module.get_submodule(call.place.attention).kvscope_layer = number  # type: ignore[assignment]
         place = replace(call.place, layer=number_of(call.place.decoder_layer))
-        numbered.append(replace(call, layer=number, place=place))
+        own = replace(call.shape, shares_with=None)  # they would be named by other numbers
+        numbered.append(replace(call, layer=number, place=place, shape=own))
     return numbered
 
 
@@ -249,7 +257,7 @@ def _watched_hook(model: nn.Module, recording: _Recording) -> Iterator[None]:
     """The registered hook, refusing keywords that would change attention and that we do not read."""
     from transformers import AttentionInterface
 
-    from kvscope_engine.model.running.attention import paged_attention
+    from kvscope_engine.model.running.attention import layer_of, paged_attention
 
     names = {id(part): name for name, part in model.named_modules()}
     counting = _CountingWatch(model)
@@ -265,6 +273,7 @@ def _watched_hook(model: nn.Module, recording: _Recording) -> Iterator[None]:
         _refuse_unknown(module, attention_mask, kwargs)
         counting.check(module)
         recording.caller = names.get(id(module), "")
+        recording.keys.append((key, layer_of(module)))
         return paged_attention(module, query, key, value, attention_mask, **kwargs)
 
     AttentionInterface.register(ATTENTION_NAME, watched)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.model.checks.hook_check import LayerCall, check_hook
@@ -52,7 +53,7 @@ def model_work(loaded: LoadedModel, kv_dtype: torch.dtype, choice: PageChoice | 
 def _kind(index: int, call: LayerCall, kv_dtype: torch.dtype, choice: PageChoice | None) -> LayerKind:
     return LayerKind(
         window=call.options.sliding_window or 0,
-        kv_bytes=block_bytes([call.shape], 1, kv_dtype),
+        kv_bytes=block_bytes([replace(call.shape, shares_with=None)], 1, kv_dtype),  # read by each that shares it
         flops_per_pair=2
         * call.num_query_heads
         * (call.shape.head_dim + (call.shape.latent_dim or call.shape.head_dim)),

@@ -148,8 +148,9 @@ class PagedContext(AttentionContext):
         if key.shape[-1] != stored_dim:
             query, key = _widen(query, stored_dim), _widen(key, stored_dim)
         value = _widen(value, stored_dim)
-        self.ops.kv_write(key, value, kv.k, kv.v, self.slot_mapping[kv.group], kv.k_scale, kv.v_scale)
-        self._update_bounds(kv)
+        if not kv.is_shared:
+            self.ops.kv_write(key, value, kv.k, kv.v, self.slot_mapping[kv.group], kv.k_scale, kv.v_scale)
+            self._update_bounds(kv)
         out = self.attend_written(query, kv, options)
         return out if value_dim == stored_dim else out[..., :value_dim]
 
@@ -162,7 +163,7 @@ class PagedContext(AttentionContext):
     ) -> torch.Tensor:
         """The same, all in one operation before attention where the cache is as wide as the heads."""
         kv = self.storage.layer(layer)
-        if kv.k.shape[-1] != heads.shape[-1]:
+        if kv.k.shape[-1] != heads.shape[-1] or kv.is_shared:
             return self.attend(layer, *rotate_torch(heads, rotation), options)
         query = self.ops.rotate_write(heads, rotation, kv.k, kv.v, self.slot_mapping[kv.group], kv.k_scale, kv.v_scale)
         self._update_bounds(kv)

@@ -42,6 +42,8 @@ class LayerShape:
     latent_dim: int = 0
     """Of a layer of latents (MLA): how many of a token's `head_dim` numbers are its latent; a rotary key is the rest,
     and there are no values beside them."""
+    shares_with: int | None = None
+    """The layer whose keys and values it reads, which are held once; None: it has its own."""
 
     @property
     def vectors(self) -> int:
@@ -68,13 +70,15 @@ class LayerKV(NamedTuple):
     """(num_blocks, 2, heads, dim): the smallest and the largest key of each block; None where none are kept."""
     group: int = 0
     """KV group, by whose block tables it is read."""
+    is_shared: bool = False
+    """Whether another layer writes them, before this one in each step."""
 
 
 class KVStorage:
     """Keys and values of every block and layer, in `memory` where that is given: there not every block has some.
 
-    `groups` are the layers of each KV group (None: all are in one). Layers at one place in their groups share a
-    tensor, whose rows are as long as the longest of them needs.
+    `groups` are the layers of each KV group that keep KV of their own (None: all are in one). Layers at one place in
+    their groups share a tensor, whose rows are as long as the longest of them needs.
     Raises KvscopeError with the sizes when the device has no room for it.
     """
 
@@ -92,7 +96,7 @@ class KVStorage:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.layers = tuple(layers)
-        self._sharing = layers_by_tensor(len(self.layers), groups)
+        self._sharing = layers_by_tensor(self.layers, groups)
         self._place = {layer: place for place, sharing in enumerate(self._sharing) for layer in sharing}
         self._group = {layer: group for group, own in enumerate(groups or ()) for layer in own}
         self.num_groups = len(groups or (None,))
@@ -164,6 +168,9 @@ class KVStorage:
             self._memory.close()
 
     def _layer_view(self, layer: int) -> LayerKV:
+        source = self.layers[layer].shares_with
+        if source is not None:
+            return self._layer_view(source)._replace(is_shared=True)
         hnd, place, form = _is_hnd(self.device), self._place[layer], self.layers[layer]
         shape = _packed_shape(self.num_blocks, self.block_size, form, hnd)
         packed, group = _first_of_rows(self._packed[place], shape), self._group.get(layer, 0)
@@ -188,7 +195,8 @@ class KVStorage:
         scale_shapes = []
         if self.dtype in LARGEST:
             scale_shapes = [_shape_for([_scale_shape(packed[layer]) for layer in sharing]) for sharing in self._sharing]
-        bounded = {index: layer for index, layer in enumerate(self.layers) if layer.bounds_dtype is not None}
+        own = {index: layer for index, layer in enumerate(self.layers) if layer.shares_with is None}
+        bounded = {index: layer for index, layer in own.items() if layer.bounds_dtype is not None}
         wanted = [(shape, self.dtype) for shape in shapes] + [(shape, SCALE_DTYPE) for shape in scale_shapes]
         wanted += [
             ((self.num_blocks, 2, layer.num_kv_heads, layer.head_dim), layer.bounds_dtype or self.dtype)
@@ -221,19 +229,20 @@ def block_bytes(
 ) -> int:
     """Bytes of one block over all tensors: keys and values, their scales where `dtype` is quantized, and bounds."""
     each = [sum(tensor_block_bytes([layer], block_size, dtype)) for layer in layers]
-    return sum(max(each[layer] for layer in sharing) for sharing in layers_by_tensor(len(layers), groups))
+    return sum(max(each[layer] for layer in sharing) for sharing in layers_by_tensor(layers, groups))
 
 
-def layers_by_tensor(num_layers: int, groups: Sequence[Sequence[int]] | None) -> list[list[int]]:
+def layers_by_tensor(layers: Sequence[LayerShape], groups: Sequence[Sequence[int]] | None) -> list[list[int]]:
     """The layers that lie in each tensor of a storage: one of each KV group that has so many."""
     if groups is None:
-        return [[layer] for layer in range(num_layers)]
+        return [[number] for number, layer in enumerate(layers) if layer.shares_with is None]
     return [[own[place] for own in groups if place < len(own)] for place in range(max(map(len, groups)))]
 
 
 def tensor_block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Bytes of one block in each tensor of a storage: the data of each layer, then, if quantized, its scales, then
-    the bounds of layers that have them."""
+    """Bytes of one block in each tensor of a storage: the data of each layer that has its own, then, if quantized, its
+    scales, then the bounds of layers that have them."""
+    layers = [layer for layer in layers if layer.shares_with is None]
     heads = [layer.vectors * block_size * layer.num_kv_heads for layer in layers]
     data = [count * layer.head_dim * dtype.itemsize for count, layer in zip(heads, layers, strict=True)]
     two_scales = [2 * block_size * layer.num_kv_heads * SCALE_DTYPE.itemsize for layer in layers]

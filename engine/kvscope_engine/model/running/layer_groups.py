@@ -32,24 +32,30 @@ class LayerGroup:
 
 
 def group_layers(rules: Sequence[GroupRule], shapes: Sequence[LayerShape], max_tokens: int) -> tuple[LayerGroup, ...]:
-    """The KV groups of layers that read by `rules`; layers that read everything come first.
+    """The KV groups of layers that read by `rules` and keep KV of their own; those that read everything come first.
 
     A window as long as a request of `max_tokens` may be is none.
     """
-    if not rules:
-        return one_group(0)
     kinds: dict[GroupRule, list[int]] = {}
-    for layer, rule in enumerate(rules):
-        known = rule if 0 < rule.window < max_tokens else GroupRule()
-        kinds.setdefault(known, []).append(layer)
+    for layer in own_layers(shapes):
+        readers = {rules[other] for other, shape in enumerate(shapes) if layer in (other, shape.shares_with)}
+        rule = readers.pop() if len(readers) == 1 else GroupRule()  # what any of them reads is kept
+        kinds.setdefault(rule if 0 < rule.window < max_tokens else GroupRule(), []).append(layer)
+    if not kinds:
+        return one_group(shapes)
     ordered = sorted(kinds.items(), key=lambda kind: (kind[0].window > 0, kind[1][0]))
     choices = [_cut(ordered, size) for size in sorted({len(layers) for _, layers in ordered})]
     return min(choices, key=lambda groups: (_held(groups, shapes, min(max_tokens, REFERENCE_TOKENS)), len(groups)))
 
 
-def one_group(num_layers: int) -> tuple[LayerGroup, ...]:
-    """All layers in one, which lets go of nothing."""
-    return (LayerGroup(GroupRule(), tuple(range(num_layers))),)
+def one_group(shapes: Sequence[LayerShape]) -> tuple[LayerGroup, ...]:
+    """All layers that keep KV of their own in one, which lets go of nothing."""
+    return (LayerGroup(GroupRule(), tuple(own_layers(shapes))),)
+
+
+def own_layers(shapes: Sequence[LayerShape]) -> list[int]:
+    """Layers that keep KV of their own."""
+    return [layer for layer, shape in enumerate(shapes) if shape.shares_with is None]
 
 
 def _cut(kinds: Sequence[tuple[GroupRule, list[int]]], size: int) -> tuple[LayerGroup, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvscope_engine.model.checks.hook_check import check_hook
+from kvscope_engine.model.checks.hook_check import LayerCall, check_hook
 from kvscope_engine.model.running.kv_storage import KVStorage, storage_dtype
 from kvscope_engine.model.running.layer_groups import LayerGroup, group_layers, one_group
 from kvscope_engine.model.sparse.layers import layer_shapes
@@ -36,7 +37,12 @@ def storage_for_model(
 def groups_of_model(config: EngineConfig, loaded: LoadedModel) -> tuple[LayerGroup, ...]:
     """The model's KV groups. One of all layers where blocks are reserved, or chosen among: then none is let go of."""
     calls = check_hook(loaded.module)
+    shapes = layer_shapes(loaded, config.sparse_decode)
     if config.allocator != "paged" or config.sparse_decode is not None:
-        return one_group(len(calls))
-    rules = [GroupRule(call.options.sliding_window or 0) for call in calls]
-    return group_layers(rules, layer_shapes(loaded, config.sparse_decode), loaded.max_model_len)
+        return one_group(shapes)
+    return group_layers(rules_of(calls), shapes, loaded.max_model_len)
+
+
+def rules_of(calls: Sequence[LayerCall]) -> list[GroupRule]:
+    """Which earlier tokens each layer was seen to read."""
+    return [GroupRule(call.options.sliding_window or 0) for call in calls]

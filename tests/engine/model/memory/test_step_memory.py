@@ -136,8 +136,8 @@ def test_the_largest_step_fits_the_buffer(max_request_tokens: int) -> None:
     inputs = StepInputs(
         input_ids=np.zeros(512, np.int64),
         positions=np.zeros(512, np.int64),
-        slot_mapping=np.zeros(512, np.int64),
-        block_tables=np.zeros((num_seqs, most.max_request_blocks), np.int32),
+        slot_mapping=np.zeros((1, 512), np.int64),
+        block_tables=np.zeros((1, num_seqs, most.max_request_blocks), np.int32),
         seq_lens=np.full(num_seqs, max_request_tokens, np.int32),
         query_start=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
         num_single_token=num_seqs - 1,
