@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,6 +24,7 @@ from kvscope_engine.model.latent.served import check_options, expanded_notes
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
+from kvscope_engine.model.lora.adapters import LoraAdapters, read_given
 from kvscope_engine.model.memory.allocator import AllocatorUse, allocator_use
 from kvscope_engine.model.memory.memory_plan import MemoryPlan
 from kvscope_engine.model.memory.shortage_report import Shortage, shortage_report
@@ -115,6 +116,8 @@ class EngineComponents:
     """What the work of a step is reckoned from."""
     modules: tuple[ModuleBytes, ...]
     """The weights by part."""
+    lora: LoraAdapters | None
+    """None where requests may ask for none."""
 
     @property
     def limits(self) -> SubmissionLimits:
@@ -248,9 +251,9 @@ def build_components(
             *bent,
             *(streamed.notes if streamed is not None else ()),
             *cache.notes(config),
+            *_notes_on_states(asked, states),
         ]
-        notes += _notes_on_states(asked, states)
-        runner = _build_runner(config, loaded, cache.storage, model.attention, leader, notes, has_pieces, states)
+        runner = _build_runner(config, loaded, cache.storage, model, leader, notes, has_pieces, states)
         runner.warm_up(progress)
         for note in notes:
             scheduler.note(note, time.monotonic_ns())
@@ -276,6 +279,7 @@ def build_components(
             utilization=config.gpu_memory_utilization,
             work=model_work(loaded, cache.storage.dtype, runner.choice),
             modules=weights_by_part(loaded.module),
+            lora=model.lora,
         )
         undo.pop_all()
     progress(Progress(stage="ready"))
@@ -290,6 +294,7 @@ class _ReadyModel:
     fused: Fused
     attention: Choice
     fingerprint: str
+    lora: LoraAdapters | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +341,7 @@ def _as_it_runs(config: EngineConfig) -> EngineConfig:
 def _ready_model(
     config: EngineConfig, leader: Leader | None, progress: Callable[[Progress], None], undo: ExitStack
 ) -> _ReadyModel:
+    adapters = read_given(config)  # before the model: what is wrong with one is said at once
     loaded = load_model(config, progress, rank_of(leader))
     undo.callback(close_streaming, loaded.module)
     if leader is not None:
@@ -345,16 +351,18 @@ def _ready_model(
     progress(Progress(stage="warm up"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
     check_options(config, loaded.module)
+    lora = LoraAdapters(config, loaded, adapters) if config.has_lora else None  # before memory is measured
     attention = attention_choice(config, loaded, lambda tried: progress(Progress(stage="warm up", detail=tried)))
     check_fused(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
-    return _ReadyModel(loaded, fused, attention, fingerprint)
+    return _ReadyModel(loaded, fused, attention, fingerprint, lora)
 
 
 def _agreed_size(
     config: EngineConfig, model: _ReadyModel, leader: Leader | None, progress: Callable[[Progress], None]
 ) -> PoolSize:
     """The pool's, which is that of all ranks."""
-    size = pool_size(config, model.loaded)
+    with model.lora.in_full() if model.lora is not None else nullcontext():  # a step is run to see what it takes
+        size = pool_size(config, model.loaded)
     if leader is not None:
         size = size._replace(num_blocks=leader.agree(size.num_blocks, model.fused))
     if size.plan is not None:
@@ -443,6 +451,7 @@ def _build_scheduler(config: EngineConfig, loaded: LoadedModel, cache: _Cache, n
         states=states,
         preemption=config.preemption,
         drafter=Drafter(config.speculative_config) if config.speculative_config is not None else None,
+        max_adapters=config.num_lora_slots,
     )
 
 
@@ -450,7 +459,7 @@ def _build_runner(
     config: EngineConfig,
     loaded: LoadedModel,
     storage: KVStorage,
-    attention: Choice,
+    model: _ReadyModel,
     leader: Leader | None,
     notes: list[str],
     has_pieces: bool,
@@ -466,9 +475,10 @@ def _build_runner(
         page_heat=config.page_heat,
         sparse_decode=config.sparse_decode,
         others=leader,
-        ops=attention.ops,
+        ops=model.attention.ops,
         notes=notes,
         states=states,
+        lora=model.lora,
     )
 
 

@@ -32,6 +32,7 @@ from kvscope_engine.model.structured.forms import always, matcher_for, prepared
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.tiers.stats import TierStats
 from kvscope_engine.outputs import OutputStream
+from kvscope_engine.policy.adapter import Adapter
 from kvscope_engine.policy.blocks.block_contents import block_content
 from kvscope_engine.policy.blocks.cache_log import CacheLog
 from kvscope_engine.policy.blocks.measured_attention import store_attention, store_skips
@@ -111,7 +112,7 @@ class Engine:
             overlaps=self.components.overlaps,
         )
         self.interventions = Interventions(
-            self.components.pool, self.components.scheduler, self._record_idle, self._settle
+            self.components.pool, self.components.scheduler, self._record_idle, self._settle, self.components.lora
         )
         self.stops = EngineStops(self.components.scheduler, self._record_idle)
         self.streams: dict[int, OutputStream] = {}
@@ -208,6 +209,8 @@ class Engine:
         """What is better done while nobody waits; may take as long as some steps. Nothing is to be unfinished."""
         self._check_open()
         self.components.runner.while_idle()
+        if self.components.lora is not None:
+            self.components.lora.forget_unused(())
 
     def settle(self) -> list[Tokens | Finished]:
         """What a step that was begun ahead has to say, once it is over: the engine stands still afterwards."""
@@ -351,6 +354,7 @@ class Engine:
                 self._next_number,
                 self._config.seed,
                 self.components.loaded.info.sampling,
+                self._adapter(submit.adapter),
             )
             for request in requests:
                 request.matcher = matcher_for(ids)
@@ -359,6 +363,14 @@ class Engine:
             raise
         self._next_number += len(requests)
         return requests
+
+    def _adapter(self, name: str) -> Adapter | None:
+        """Raises BadInput for one that is not loaded."""
+        if not name:
+            return None
+        if self.components.lora is None:
+            raise BadInput(f"LoRA adapter {name!r:.140} is not accepted: this engine was started without any")
+        return self.components.lora.find(name)
 
     def _stream(self, request: Request, submit: Submit) -> OutputStream:
         loaded = self.components.loaded

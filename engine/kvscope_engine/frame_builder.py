@@ -223,6 +223,7 @@ def request_info(request: Request) -> RequestInfo:
         max_tokens=request.max_tokens,
         priority=request.priority,
         index=request.index,
+        adapter="" if request.adapter is None else request.adapter.name,
     )
 
 
@@ -257,6 +258,7 @@ def pack_requests(
         num_draft_tokens=_pack_if_any([request.num_draft_tokens for request, *_ in rows]),
         num_accepted_tokens=_pack_if_any([request.num_accepted_tokens for request, *_ in rows]),
         table_group=_pack_if_any([group for _, group, _, _ in rows]),
+        waits_for=_pack_if_any([request.waits_for for request, *_ in rows]),
     )
 
 

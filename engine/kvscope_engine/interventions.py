@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from kvscope_engine.model.lora.adapters import NO_UPDATING, LoraAdapters
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import LoadedAdapter
 from kvscope_telemetry.messages.request_state import RequestState
 
 MAX_PINNED: Final = 4096
@@ -29,17 +31,29 @@ class Interventions:
         scheduler: Scheduler,
         record: Callable[[], None],
         settle: Callable[[], None] = lambda: None,
+        lora: LoraAdapters | None = None,
     ) -> None:
         self._pool = pool
         self._scheduler = scheduler
         self._record = record
         self._settle = settle
+        self._lora = lora
         self._most = (scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
 
     @property
     def limits(self) -> tuple[int, int]:
         """`max_num_seqs` and `max_num_batched_tokens` as they are now."""
         return self._scheduler.max_num_seqs, self._scheduler.max_num_batched_tokens
+
+    @property
+    def adapters(self) -> tuple[LoadedAdapter, ...]:
+        """LoRA adapters that requests may ask for."""
+        return () if self._lora is None else self._lora.loaded
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether `load_adapter` and `unload_adapter` may do anything."""
+        return self._lora is not None and self._lora.takes_more
 
     @property
     def pinned(self) -> list[int]:
@@ -110,6 +124,33 @@ class Interventions:
         self._note(f"{by} changed the limits of the batch: {words}")
         running = self._scheduler.num_running
         return words + (f"; {running} run and end first" if running > wanted[0] else "")
+
+    def load_adapter(self, name: str, path: str, by: str) -> str:
+        """Requests may ask for the LoRA adapter in the folder `path` from now on."""
+        self._loader().load(name, path)
+        self._forget_unused()
+        what = f"LoRA adapter {name!r} was loaded from {path!r}"
+        self._note(f"{what} by {by}")
+        return what
+
+    def unload_adapter(self, name: str, by: str) -> str:
+        """They may no more; those that have it go on."""
+        self._loader().unload(name)
+        self._forget_unused()
+        requests = self._scheduler.requests.values()
+        num_left = sum(request.adapter is not None and request.adapter.name == name for request in requests)
+        what = f"LoRA adapter {name!r} was unloaded"
+        self._note(f"{what} by {by}")
+        return what + (f"; {num_left} requests that have it go on" if num_left else "")
+
+    def _loader(self) -> LoraAdapters:
+        if self._lora is None:
+            raise BadInput(NO_UPDATING)
+        return self._lora
+
+    def _forget_unused(self) -> None:
+        if self._lora is not None:
+            self._lora.forget_unused(request.adapter for request in self._scheduler.requests.values())
 
     def _running(self, number: int) -> Request:
         request = self._scheduler.requests.get(number)

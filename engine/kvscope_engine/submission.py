@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from kvscope_engine.policy.adapter import Adapter
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
@@ -29,6 +30,7 @@ def child_requests(
     first_number: int,
     engine_seed: int,
     model: ModelSampling | None = None,
+    adapter: Adapter | None = None,
 ) -> list[Request]:
     """One request a completion, numbered from `first_number`; all but the first are forked from that one. What it does
     not say is as the `model` has it.
@@ -61,6 +63,7 @@ def child_requests(
             priority=submit.priority,
             parent=first_number if index else 0,
             cache_salt=submit.cache_salt,
+            adapter=adapter,
             client=submit.client,
             batch=submit.batch,
         )

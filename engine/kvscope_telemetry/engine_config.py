@@ -15,7 +15,21 @@ from msgspec import Meta
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.json_option import read_json_option
 from kvscope_telemetry.kv_events.config import KvEventsConfig, parse_config
-from kvscope_telemetry.options import Gib, Json, OneOf, OnOff, Share, Size, Switch, Text, Whole, check_options, option
+from kvscope_telemetry.messages.commands import MAX_ADAPTER_CHARACTERS
+from kvscope_telemetry.options import (
+    Gib,
+    Json,
+    OneOf,
+    OnOff,
+    Several,
+    Share,
+    Size,
+    Switch,
+    Text,
+    Whole,
+    check_options,
+    option,
+)
 
 DEVICES: Final = ("auto", "cpu", "cuda")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
@@ -28,9 +42,12 @@ _SEED: Final = 1 << 63
 _MODEL: Final = "model"
 _CACHE: Final = "KV cache"
 _TIERS: Final = "lower tiers of the KV cache"
+_LORA: Final = "LoRA adapters"
 _SCHEDULER: Final = "scheduler"
 _VLLM_BACKENDS: Final = (("FLASHINFER", "flashinfer"), ("FLASH_ATTN", "flash-attn"), ("TRITON_ATTN", "kvscope"))
 _SPECULATIVE: Final = "--speculative-config"
+_LORA_MODULES: Final = "--lora-modules"
+LORA_MODULE_FORMS: Final = 'NAME=FOLDER, or {"name": "NAME", "path": "FOLDER"}'
 _Count = Annotated[int, Meta(ge=1, le=64)]
 
 
@@ -65,6 +82,29 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
             f" ({config.longest})"
         )
     return config
+
+
+class LoraModule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An adapter that is loaded at the start."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_ADAPTER_CHARACTERS)]
+    """What requests call it."""
+    path: Annotated[str, Meta(min_length=1)]
+    """A folder as PEFT writes it."""
+
+
+def parse_lora_module(text: str) -> LoraModule:
+    """`name=path`, or a JSON object with both. Raises BadInput, in one line, for anything else."""
+    if text.lstrip().startswith("{"):
+        return read_json_option(_LORA_MODULES, text, LoraModule)
+    name, equals, path = text.partition("=")
+    if not (name.strip() and equals and path.strip()):
+        raise BadInput(f"{_LORA_MODULES} {text!r:.200} is not accepted: {LORA_MODULE_FORMS}")
+    if len(name) > MAX_ADAPTER_CHARACTERS:
+        raise BadInput(
+            f"{_LORA_MODULES}: name {name!r:.80} is not accepted: at most {MAX_ADAPTER_CHARACTERS} characters"
+        )
+    return LoraModule(name=name, path=path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,9 +415,47 @@ class EngineConfig:
         " the tokens are the same; fast where an answer repeats its prompt (without it: no guesses)",
         brief="speculative decoding by n-gram lookup, with vLLM's fields; the tokens stay the same (default: off)",
     )
+    lora_modules: tuple[LoraModule, ...] = option(
+        (),
+        Several(parse_lora_module, LORA_MODULE_FORMS),
+        group=_LORA,
+        metavar="NAME=FOLDER",
+        help="LoRA adapters to load at the start, each a folder as PEFT writes it; a request asks for one by its name, "
+        'as its model; JSON works too: \'{"name": "sql", "path": "adapters/sql"}\' (default: none)',
+        brief="LoRA adapters to load at the start, each a folder as PEFT writes it",
+    )
+    max_loras: int | None = option(
+        None,
+        Whole(1, 256),
+        group=_LORA,
+        metavar="N",
+        help="adapters that run in a step at most; requests of others wait. There is room for so many on the device "
+        "(default: as many as --lora-modules names, at least 1)",
+        brief="adapters that run in a step at most (default: as many as --lora-modules names)",
+    )
+    max_lora_rank: int = option(
+        16,
+        Whole(1, 512),
+        group=_LORA,
+        metavar="RANK",
+        help="the largest rank that an adapter may have; memory and time are taken by it, whatever ranks there are",
+        brief="the largest rank that an adapter may have (default: 16)",
+    )
+    allow_runtime_lora_updating: bool = option(
+        False,
+        Switch(),
+        group=_LORA,
+        help="let operators load and unload adapters while the engine serves; whoever may do that has the engine read "
+        "any folder that it can read",
+        brief="let operators load and unload adapters while the engine serves",
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.has_lora and self.cpu_offload_gb:
+            raise BadInput(
+                f"cpu_offload_gb={self.cpu_offload_gb!r} is not accepted with LoRA adapters: streamed layers have none"
+            )
         self._check_allocator()
         self._check_tiers()
         if self.sparse_decode is not None:
@@ -401,6 +479,16 @@ class EngineConfig:
         return not self.enforce_eager and self.sparse_decode is None and self.piecewise_graphs is not False
 
     @property
+    def has_lora(self) -> bool:
+        """Whether requests may ask for LoRA adapters."""
+        return bool(self.lora_modules) or self.allow_runtime_lora_updating
+
+    @property
+    def num_lora_slots(self) -> int:
+        """`max_loras`, resolved."""
+        return self.max_loras or max(1, len(self.lora_modules))
+
+    @property
     def publishes_kv_events(self) -> bool:
         """Whether KV events are published."""
         return self.kv_events_config is not None and self.kv_events_config.is_on
@@ -418,7 +506,7 @@ class EngineConfig:
 
     def _check_ranks(self) -> None:
         """What one rank alone would do with its own bytes is not done."""
-        refused = (
+        refused: tuple[tuple[str, object, object, str], ...] = (
             ("host_kv_memory_bytes", self.host_kv_memory_bytes, 0, "lower tiers keep the blocks of one device"),
             ("quantization", self.quantization if self.quantization != "none" else "auto", "auto", "shares stay whole"),
             (
@@ -436,6 +524,13 @@ class EngineConfig:
             ),
             ("page_heat", self.page_heat, 0, "attention is measured on all heads of one device"),
             ("allocator", self.allocator if self.allocator == "virtual" else "", "", "it maps pages of one device"),
+            ("lora_modules", [module.name for module in self.lora_modules], [], "adapters are not shared out"),
+            (
+                "allow_runtime_lora_updating",
+                self.allow_runtime_lora_updating,
+                False,
+                "adapters are not shared out",
+            ),
         )
         for name, value, accepted, why in refused:
             if value != accepted:

@@ -179,6 +179,20 @@ class Json:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Values one after the other, none too; `parse` reads one of them, and raises BadInput that names the flag."""
+
+    parse: Callable[[str], object]
+    accepted: str
+
+    def read(self, text: str) -> object:
+        return self.parse(text)
+
+    def accepts(self, value: Any) -> bool:
+        return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """How a field is given on a command line."""
@@ -214,6 +228,8 @@ class Option:
                 given = {"action": "store_true"}
             case OneOf(words=words):
                 given = {"type": self.argument, "choices": words}
+            case Several():
+                given = {"type": self.argument, "metavar": self.metavar, "nargs": "+"}
             case _:
                 given = {"type": self.argument, "metavar": self.metavar}
         group.add_argument(*self.flags, dest=name, default=self.default, help=self.help, **given)
@@ -225,15 +241,19 @@ class Option:
                 given: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
             case Switch():
                 given = {"action": "store_true", "default": None}
+            case Several():
+                given = {"type": self._checked, "metavar": self.metavar, "nargs": "+"}
             case _:
                 given = {"type": self._checked, "metavar": self.metavar}
         group.add_argument(*self.flags, dest=name, help=self.brief, **given)
 
-    def words(self, given: str | bool | None) -> list[str]:
+    def words(self, given: str | bool | list[str] | None) -> list[str]:
         """A command line that passes on what `add_passed_on` read."""
         flag = self.flags[0]
         if given is None:
             return []
+        if isinstance(given, list):
+            return [flag, *given]
         if isinstance(given, bool):
             return [flag if given else "--no-" + flag.removeprefix("--")]
         return [f"{flag}={given}"]

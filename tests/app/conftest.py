@@ -133,7 +133,7 @@ class FakeEngine:
         self.ledger.last_used_step[ids] = self.step + 1 if step is None else step
         self.frame(ids, **more)
 
-    def request(self, number, blocks=(), state=1, num_prompt_tokens=20, num_output_tokens=4, max_tokens=64):
+    def request(self, number, blocks=(), state=1, num_prompt_tokens=20, num_output_tokens=4, max_tokens=64, adapter=""):
         """A request appears, or changes."""
         is_new = number not in self.requests
         self.requests[number] = RequestInfo(
@@ -142,6 +142,7 @@ class FakeEngine:
             arrival_ns=1,
             num_prompt_tokens=num_prompt_tokens,
             max_tokens=max_tokens,
+            adapter=adapter,
         )
         self.tables[number] = tuple(blocks)
         rows = RequestRows(

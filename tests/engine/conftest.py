@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from kvscope_engine.policy.adapter import Adapter
 from kvscope_engine.policy.allocation.address_space import AddressSpace, address_space, page_range
 from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
 from kvscope_engine.policy.kv_groups import ONE_GROUP, GroupRule
@@ -46,6 +47,7 @@ class Shape:
     """Slots for states of recurrent layers, kept every `state_interval` tokens."""
     state_interval: int = 16
     preemption: str = "swap"
+    max_adapters: int = 0
     block_bytes: tuple[int, ...] = (24,)
     """Of each tensor; with `page_bytes`, for the policy `virtual`."""
     page_bytes: int = 32
@@ -103,25 +105,25 @@ class FakePages:
         }
 
 
-def running_hashes(tokens: Sequence[int]) -> list[int]:
-    """For each position, a number that tells all tokens up to it: what its KV would depend on."""
-    value, hashes = 7, []
+def running_hashes(tokens: Sequence[int], adapter: Adapter | None = None) -> list[int]:
+    """For each position, a number that tells all tokens up to it, and the adapter: what its KV would depend on."""
+    value, hashes = 7 if adapter is None else 7 + int.from_bytes(adapter.key[:4], "big"), []
     for token in tokens:
         value = (value * 1_000_003 + token + 1) % (1 << 61)
         hashes.append(value)
     return hashes
 
 
-def next_token(tokens: Sequence[int]) -> int:
+def next_token(tokens: Sequence[int], adapter: Adapter | None = None) -> int:
     """What the pretended model says after `tokens`."""
-    return running_hashes(tokens)[-1] % VOCABULARY
+    return running_hashes(tokens, adapter)[-1] % VOCABULARY
 
 
-def completion(prompt: Sequence[int], max_tokens: int) -> list[int]:
+def completion(prompt: Sequence[int], max_tokens: int, adapter: Adapter | None = None) -> list[int]:
     """What a request must have generated in the end, whatever else ran."""
     tokens = list(prompt)
     for _ in range(max_tokens):
-        tokens.append(next_token(tokens))
+        tokens.append(next_token(tokens, adapter))
     return tokens[len(prompt) :]
 
 
@@ -218,6 +220,7 @@ class Drive:
             mover=self.mover if shape.num_host else None,
             preemption=shape.preemption,
             states=states if shape.num_states else None,
+            max_adapters=shape.max_adapters,
         )
         self.step_count = 0
         self.now_ns = 0
@@ -229,7 +232,14 @@ class Drive:
         """On the device: the last token of each request."""
 
     def request(
-        self, prompt: Sequence[int], max_tokens: int, *, priority: int = 0, client: str = "", batch: str = ""
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        priority: int = 0,
+        client: str = "",
+        batch: str = "",
+        adapter: Adapter | None = None,
     ) -> Request:
         """A new request, numbered, not yet added."""
         self.num_requests += 1
@@ -244,6 +254,7 @@ class Drive:
             priority=priority,
             client=client,
             batch=batch,
+            adapter=adapter,
             expected_tokens=len(prompt) + max_tokens if self.shape.knows_lengths else None,
         )
 
@@ -255,7 +266,7 @@ class Drive:
 
     def fork(self, parent: Request) -> Request:
         """A child with the parent's tokens."""
-        child = self.request(parent.prompt_token_ids, parent.max_tokens)
+        child = self.request(parent.prompt_token_ids, parent.max_tokens, adapter=parent.adapter)
         child.output_token_ids[:] = parent.output_token_ids
         self.scheduler.fork(parent, child, self.now_ns)
         return child
@@ -370,29 +381,31 @@ class Drive:
 
     def _write(self, item: Scheduled) -> None:
         tokens = self._tokens(item)
-        for position, value in list(enumerate(running_hashes(tokens)))[item.start :]:
+        for position, value in list(enumerate(running_hashes(tokens, item.request.adapter)))[item.start :]:
             block, slot = divmod(position, self.shape.block_size)
             for group, table in enumerate(item.request.block_tables):
                 self.kv[table[block], slot] = value + group
 
     def _sample(self, item: Scheduled) -> tuple[int, ...]:
         stop = item.start + item.num_tokens
-        tokens = self._tokens(item)
+        tokens, adapter = self._tokens(item), item.request.adapter
         if self.pages is not None:
             self.pages.check_backed(item.request.block_table)
         for group, (rule, table) in enumerate(zip(self.pool.groups, item.request.block_tables, strict=True)):
             first = rule.first_read(item.start)
             seen = self.kv[table].reshape(-1)[first:stop].tolist()
-            past = [value + group for value in running_hashes(tokens)[first:]]
+            past = [value + group for value in running_hashes(tokens, adapter)[first:]]
             assert seen == past, f"request {item.request.number} reads what is not its own past in group {group}"
-        self.sampled[item.request.number] = next_token(tokens)
-        return (next_token(tokens),) if item.samples else ()
+        self.sampled[item.request.number] = next_token(tokens, adapter)
+        return (next_token(tokens, adapter),) if item.samples else ()
 
     def _check_plan(self, plan: StepPlan, running: dict[int, Scheduled]) -> None:
         shape, ledger = self.shape, self.pool.ledger
         counts = [item.num_tokens for item in plan.scheduled]
         assert plan.num_tokens == sum(counts) <= self.scheduler.max_num_batched_tokens
         assert self.scheduler.num_running <= shape.max_num_seqs
+        adapters = {item.request.adapter for item in plan.scheduled} - {None}
+        assert len(adapters) <= shape.max_adapters, "more adapters run together than there are slots"
         assert all(count == 1 for count in counts[: plan.num_single_token])
         assert all(count > 1 for count in counts[plan.num_single_token :])
         assert len({item.request.number for item in plan.scheduled}) == len(counts)

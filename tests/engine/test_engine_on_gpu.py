@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.lora_folder import merged, write_adapter
 
 from kvscope_engine import Engine, EngineConfig
 from kvscope_engine.completion import Completion
 from kvscope_engine.model.running import attention_scores
 from kvscope_engine.model.sparse import page_choice
-from kvscope_telemetry.engine_config import SpeculativeConfig
+from kvscope_telemetry.engine_config import LoraModule, SpeculativeConfig
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
@@ -163,6 +164,27 @@ def test_tokens_of_transformers_of_other_kinds(
         assert engine.components.runner.fused.layers == num_joined
         submits = [Submit(request_id="-", prompt_token_ids=prompt, sampling=GREEDY) for prompt in PROMPTS]
         check(list(engine.generate(submits)), "float32", of=folder)
+
+
+def test_tokens_with_adapters_are_those_of_merged_weights(device: str, folder: str, check: Any, tmp_path: Path) -> None:
+    """All in one batch, two adapters and none; steps with adapters run without graphs."""
+    model = transformers_model(folder, "float32", "cpu")
+    folders = {"": folder}
+    for seed, name in enumerate(("sql", "python"), 1):
+        write_adapter(tmp_path / name, model, seed=seed)
+        folders[name] = str(tmp_path / f"{name}-merged")
+        merged(model, tmp_path / name).save_pretrained(folders[name])
+    modules = tuple(LoraModule(name=name, path=str(tmp_path / name)) for name in folders if name)
+    config = EngineConfig(model=folder, device=device, dtype="float32", kv_memory_bytes=32 << 20, lora_modules=modules)
+    with Engine(config) as engine:
+        asked = [
+            Submit(request_id="-", prompt_token_ids=prompt, sampling=GREEDY, adapter=name)
+            for prompt in PROMPTS
+            for name in folders
+        ]
+        found = list(engine.generate(asked))
+    for number, of in enumerate(folders.values()):
+        check(found[number :: len(folders)], "float32", of=of)
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])

@@ -318,6 +318,7 @@ def test_blocks_say_adapter_salt_and_images() -> None:
     notes = [content.notes for content in told.replay.contents(table)]
     of_key, of_image = (("LoRA", "sql"), ("Cache salt", "ours")), ("Image", "tokens 2 to 6 of the prompt")
     assert notes == [(*of_key, of_image), (*of_key, of_image), of_key]
+    assert told.state.requests[1].info.adapter == "sql"
     while told.scheduler.requests:
         told.step()
     assert [content.notes for content in told.replay.contents(table)][:2] == notes[:2], "cached ones say so, too"

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 KERNELS = {
-    *("paged_decode", "paged_prefill", "merge_splits", "kv_write", "copy_rows"),
+    *("paged_decode", "paged_prefill", "paged_latent", "merge_splits", "kv_write", "copy_rows"),
     *(
         "rms_norm",
         "add_rms_norm",
@@ -22,13 +22,19 @@ KERNELS = {
     ),
     *("block_bounds", "block_scores", "grouped_product", "skinny_linear"),
 }
-FEW = {"paged_decode", "kv_write", "plan_decode"}
+FEW = {"paged_decode", "paged_latent", "kv_write", "plan_decode"}
+LATENT = {"paged_latent"}
+"""Compiled also for those that have less shared memory."""
 
 
 @pytest.mark.parametrize(
     ("capability", "kernels"),
-    [(90, FEW), *(pytest.param(capability, KERNELS, marks=pytest.mark.storm) for capability in (80, 90, 100))],
-    ids=["some kernels", "80", "90", "100"],
+    [
+        (90, FEW),
+        *(pytest.param(capability, KERNELS, marks=pytest.mark.storm) for capability in (80, 90, 100)),
+        *(pytest.param(capability, LATENT, marks=pytest.mark.storm) for capability in (86, 89, 120)),
+    ],
+    ids=["some kernels", "80", "90", "100", "86", "89", "120"],
 )
 def test_no_spills(capability: int, kernels: set[str]) -> None:
     """In its own process, since these kernels must not be those of the interpreter."""

@@ -54,6 +54,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         metavar="TEXT",
         help="share cached prefixes only among prompts with the same salt",
     )
+    parser.add_argument(
+        "--adapter", default="", metavar="NAME", help="the LoRA adapter of --lora-modules to use (default: none)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per completion, one per line")
     add_sampling_options(parser)
     add_engine_options(parser)
@@ -73,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
         raw=args.raw,
         priority=args.priority,
         cache_salt=args.cache_salt,
+        adapter=args.adapter,
     )
 
     engine_type = engine_class()

@@ -12,7 +12,8 @@ from kvscope_engine.http.engine_client import EngineClient
 from kvscope_engine.http.shapes.errors import ApiError
 from kvscope_engine.http.text import TextSide
 from kvscope_engine.server.limits import ServiceLimits
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.errors import BadInput, EngineDead
+from kvscope_telemetry.messages.commands import LoadedAdapter
 from kvscope_telemetry.messages.telemetry import Hello
 from kvscope_telemetry.sockets.client_sockets import NO_ENGINE
 
@@ -99,8 +100,28 @@ class Api:
         """What clients call the model."""
         return self.settings.served_name or self.hello.model.name
 
-    def check_model(self, name: str | None) -> None:
-        """Raise ApiError with 404 for another model than the one that is served; none is that one."""
-        if name is not None and name != self.model_name:
-            message = f"model {name!r:.140} does not exist here: the model is {self.model_name!r}"
+    @property
+    def adapters(self) -> dict[str, LoadedAdapter]:
+        """LoRA adapters by name, as the engine said last. One that is called as the model is has no name of its own."""
+        status = self.line.status
+        found = {adapter.name: adapter for adapter in status.adapters} if status is not None else {}
+        found.pop(self.model_name, None)
+        return found
+
+    async def adapter_of(self, name: str | None) -> str:
+        """The LoRA adapter that a body means by its `model`; empty: the model alone, as without a name. Raises ApiError
+        with 404 for what is neither; where adapters come and go, the engine is asked before."""
+        if name is None or name == self.model_name:
+            return ""
+        adapters, status = self.adapters, self.line.status
+        if name not in adapters and status is not None and status.takes_adapters:
+            try:
+                await self.line.refresh()
+            except EngineDead as error:
+                raise ApiError(503, str(error), code="engine_away") from error
+            adapters = self.adapters
+        if name not in adapters:
+            others = f", or its adapters {', '.join(map(repr, adapters)):.300}" if adapters else ""
+            message = f"model {name!r:.140} does not exist here: the model is {self.model_name!r}{others}"
             raise ApiError(404, message, param="model", code="model_not_found")
+        return name

@@ -86,14 +86,14 @@ async def _completion_asked(request: Request) -> tuple[_CompletionAnswer, Stream
     """The answer to be, and which events of a stream tell its usage. The body is not kept."""
     api: Api = request.app.state.api
     body = await read_body(request, CompletionBody, api.settings.limits)
-    api.check_model(body.model)
+    adapter = await api.adapter_of(body.model)
     usage, sampling = wants_usage(body), completion_sampling(body)
     slot, asked = slot_of(request), _prompts_of(body)
     slot.choose(len(asked) * sampling.n)
     tokenizer = await api.text.tokenizer(api.hello.model)
     prompts = await unless_gone(request, text_prompts(api, asker_of(request), tokenizer, asked))
     slot.give_body()
-    return _CompletionAnswer(api, slot.client, body, sampling, prompts, tokenizer), usage
+    return _CompletionAnswer(api, slot.client, body, sampling, prompts, tokenizer, adapter), usage
 
 
 def _prompts_of(body: CompletionBody) -> Sequence[str | list[int]]:
@@ -124,14 +124,16 @@ class _CompletionAnswer:
         sampling: SamplingParams,
         prompts: Sequence[Prompt],
         tokenizer: Tokenizer | None,
+        adapter: str,
     ) -> None:
         self._id = f"cmpl-{secrets.token_hex(16)}"
         self._created = int(time.time())
-        self._model = api.model_name
+        self._model = adapter or api.model_name
         self._tokenizer = tokenizer
         self._lengths: dict[int, int] = {}
+        whose = {"client": client, "batch": self._id, "adapter": adapter}
         submits = [
-            submission(f"{self._id}-{number}", body, sampling, raw=True, client=client, batch=self._id, **prompt.fields)
+            submission(f"{self._id}-{number}", body, sampling, raw=True, **whose, **prompt.fields)
             for number, prompt in enumerate(prompts)
         ]
         self._num_choices = len(prompts) * sampling.n
@@ -201,7 +203,7 @@ async def _chat_asked(request: Request) -> tuple[_ChatAnswer, StreamUsage]:
     """The answer to be, and which events of a stream tell its usage. The body is not kept."""
     api: Api = request.app.state.api
     body = await read_body(request, ChatBody, api.settings.limits)
-    api.check_model(body.model)
+    adapter = await api.adapter_of(body.model)
     check_tool_choice(body)
     usage, sampling = wants_usage(body), chat_sampling(body)
     slot, asker = slot_of(request), asker_of(request)
@@ -211,7 +213,7 @@ async def _chat_asked(request: Request) -> tuple[_ChatAnswer, StreamUsage]:
     sampling = use.sampling(sampling)
     prompt = await unless_gone(request, chat_prompt(api, asker, tokenizer, body, slot.body_bytes))
     slot.give_body()
-    return _ChatAnswer(api, slot.client, body, sampling, prompt, tokenizer, use), usage
+    return _ChatAnswer(api, slot.client, body, sampling, prompt, tokenizer, use, adapter), usage
 
 
 class _ChatAnswer:
@@ -226,15 +228,16 @@ class _ChatAnswer:
         prompt: Prompt,
         tokenizer: Tokenizer | None,
         use: ToolUse,
+        adapter: str,
     ) -> None:
         self._id = f"chatcmpl-{secrets.token_hex(16)}"
         self._created = int(time.time())
-        self._model = api.model_name
+        self._model = adapter or api.model_name
         self._tokenizer = tokenizer
         self._readers = [use.reader() for _ in range(sampling.n)]
         self._texts = [use.marked_text(tokenizer) for _ in range(sampling.n)]
         self._num_choices = sampling.n
-        whose = {"client": client, "batch": self._id}
+        whose = {"client": client, "batch": self._id, "adapter": adapter}
         submit = submission(self._id, body, sampling, raw=False, **whose, **prompt.fields)
         self.is_stream = bool(body.stream)
         self.generation = Generation(api.line, [submit], is_stream=self.is_stream)

@@ -16,20 +16,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from msgspec.structs import replace
+
 from kvscope_telemetry.errors import EngineDead, ProtocolError
 from kvscope_telemetry.keys.connections import key_for
 from kvscope_telemetry.messages.commands import (
     Abort,
     Accepted,
+    Done,
     Failed,
     Finished,
     GetStatus,
+    LoadAdapter,
     Refused,
     Reply,
     RequestTiming,
     Status,
     Submit,
     Tokens,
+    UnloadAdapter,
     Usage,
 )
 from kvscope_telemetry.messages.wire import decode_reply, encode
@@ -43,6 +48,8 @@ NAP_S: Final = 0.001
 """Before what came is read where several requests are open, so that it is the tokens of a whole step, and the loop is
 woken once for all of them."""
 TICK_MS: Final = 250
+OWN_TAGS: Final = 2
+"""Smaller ones are the thread's."""
 ASK_READY_S: Final = 5.0
 ASK_S: Final = 0.25
 AWAY_S: Final = 5.0
@@ -81,6 +88,8 @@ class EngineClient:
         self._sockets = ClientSockets(endpoint, key=key_for(endpoint, key), subscribes=False)
         self._outgoing = Outgoing()
         self._open: dict[str, _Open] = {}
+        self._asked: dict[int, asyncio.Future[Reply]] = {}
+        self._next_tag = OWN_TAGS
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kvscope-engine-line", daemon=True)
@@ -119,6 +128,31 @@ class EngineClient:
         self._open[submit.request_id] = _Open(inbox, prompt, max(1, submit.sampling.n), abort)
         self._sockets.wake()
 
+    async def ask(self, command: LoadAdapter | UnloadAdapter) -> Done | Failed:
+        """The engine's answer, with `status` as it is from then on. Raises EngineDead when there is none."""
+        if self.status is None:
+            raise EngineDead(NO_ENGINE)
+        reply = await self._answer(command)
+        await self.refresh()
+        assert isinstance(reply, Done | Failed), "these are answered so"
+        return reply
+
+    async def refresh(self) -> None:
+        """`status` is as of now. Raises EngineDead."""
+        await self._answer(GetStatus())
+
+    async def _answer(self, command: LoadAdapter | UnloadAdapter | GetStatus) -> Reply:
+        tag = self._next_tag
+        self._next_tag += 1
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._asked[tag] = future
+        try:
+            self._outgoing.put(replace(command, tag=tag))
+            self._sockets.wake()
+            return await future
+        finally:
+            del self._asked[tag]
+
     def abandon(self, request_id: str) -> None:
         """Nobody wants it any more: it is aborted, unless it has ended."""
         request = self._open.pop(request_id, None)
@@ -140,6 +174,9 @@ class EngineClient:
                 self._hand(reply, num_bytes)
             elif isinstance(reply, Failed) and reply.request_id:
                 self._hand(Refused(request_id=reply.request_id, reason=reply.reason), num_bytes)
+            future = self._asked.get(reply.tag) if isinstance(reply, Status | Done | Failed) else None
+            if future is not None and not future.done():
+                future.set_result(reply)
 
     def _hand(self, reply: Said, num_bytes: int) -> None:
         request = self._open.get(reply.request_id)
@@ -164,6 +201,13 @@ class EngineClient:
         lost, self._open = self._open, {}
         for request_id, request in lost.items():
             request.inbox.put(request.prompt, _lost(request_id, AWAY), 0)
+        self._lose_asked()
+
+    def _lose_asked(self) -> None:
+        """What was asked by tag may have been answered on a connection that broke."""
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(EngineDead(AWAY))
 
     # The thread.
 
@@ -228,6 +272,9 @@ class EngineClient:
         self._session = self._session or secrets.token_hex(16)
         if not self._sockets.send(encode(GetStatus(tag=1, session=self._session, awaited=self._awaited.all()))):
             return False
+        if self._num_introduced >= 0 and self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._lose_asked)
         self._num_introduced, self._asked_s = number, now_s
         return True
 

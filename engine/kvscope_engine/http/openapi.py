@@ -20,7 +20,14 @@ from kvscope_engine.http.shapes.answers import (
     Tokenized,
     Version,
 )
-from kvscope_engine.http.shapes.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from kvscope_engine.http.shapes.bodies import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    LoadAdapterBody,
+    TokenizeBody,
+    UnloadAdapterBody,
+)
 from kvscope_engine.http.shapes.errors import ErrorBody
 from kvscope_telemetry.about import program_version
 
@@ -28,12 +35,14 @@ REFS: Final = "#/components/schemas/{name}"
 POSTS: Final[dict[str, tuple[type, type, str]]] = {
     "/v1/completions": (CompletionBody, Completion, "Continue prompts"),
     "/v1/chat/completions": (ChatBody, ChatCompletion, "Answer a conversation"),
+    "/v1/load_lora_adapter": (LoadAdapterBody, str, "Load a LoRA adapter"),
+    "/v1/unload_lora_adapter": (UnloadAdapterBody, str, "Unload a LoRA adapter"),
     "/tokenize": (TokenizeBody, Tokenized, "Tokens of a text or a conversation"),
     "/detokenize": (DetokenizeBody, Detokenized, "Text of tokens"),
 }
 GETS: Final[dict[str, tuple[type, str]]] = {
-    "/v1/models": (ModelList, "The model that is served"),
-    "/v1/models/{name}": (Model, "The model of this name"),
+    "/v1/models": (ModelList, "The model that is served, and its LoRA adapters"),
+    "/v1/models/{name}": (Model, "The model, or adapter, of this name"),
     "/health": (Health, "Whether the engine serves"),
     "/version": (Version, "Which version this is"),
 }
@@ -60,7 +69,7 @@ async def openapi(request: Request) -> Response:
 def document() -> Document:
     """As data."""
     kinds = [ErrorBody, *(kind for post in POSTS.values() for kind in post[:2]), *(get[0] for get in GETS.values())]
-    _, schemas = msgspec.json.schema_components(kinds, ref_template=REFS)
+    _, schemas = msgspec.json.schema_components([kind for kind in kinds if kind is not str], ref_template=REFS)
     paths: dict[str, Any] = {path: {"post": _post(*post)} for path, post in POSTS.items()}
     paths |= {path: {"get": _get(path, *get)} for path, get in GETS.items()}
     return {
@@ -97,7 +106,10 @@ def _get(path: str, answer: type, summary: str) -> dict[str, Any]:
 
 
 def _operation(answer: type, summary: str) -> dict[str, Any]:
-    good = {"description": summary, "content": {"application/json": {"schema": _ref(answer)}}}
+    content = {"text/plain": {"schema": {"type": "string"}}}
+    if answer is not str:
+        content = {"application/json": {"schema": _ref(answer)}}
+    good = {"description": summary, "content": content}
     bad = {"application/json": {"schema": _ref(ErrorBody)}}
     errors = {status: {"description": text, "content": bad} for status, text in ERRORS.items()}
     return {"summary": summary, "responses": {"200": good} | errors}

@@ -18,7 +18,7 @@ from kvscope_engine.http.shapes.bodies import DetokenizeBody, TokenizeBody
 from kvscope_engine.http.shapes.errors import ApiError
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_telemetry.about import program_version
-from kvscope_telemetry.messages.commands import Status
+from kvscope_telemetry.messages.commands import LoadedAdapter, Status
 from kvscope_telemetry.sockets.client_sockets import NO_ENGINE
 
 SILENT_S: Final = 30.0
@@ -36,14 +36,15 @@ def json_response(answer: msgspec.Struct) -> Response:
 
 async def models(request: Request) -> Response:
     """`GET /v1/models`."""
-    return json_response(ModelList(data=[_model(request.app.state.api)]))
+    api: Api = request.app.state.api
+    return json_response(ModelList(data=[_model(api), *(_adapter(api, one) for one in api.adapters.values())]))
 
 
 async def model(request: Request) -> Response:
     """`GET /v1/models/NAME`."""
     api: Api = request.app.state.api
-    api.check_model(request.path_params["name"])
-    return json_response(_model(api))
+    adapter = await api.adapter_of(request.path_params["name"])
+    return json_response(_adapter(api, api.adapters[adapter]) if adapter else _model(api))
 
 
 async def health(request: Request) -> Response:
@@ -88,7 +89,7 @@ async def tokenize(request: Request) -> Response:
     """`POST /tokenize`."""
     api: Api = request.app.state.api
     body = await read_body(request, TokenizeBody, api.settings.limits)
-    api.check_model(body.model)
+    await api.adapter_of(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "exactly one of prompt and messages is accepted", param="prompt")
     tokenizer = await _tokenizer(api)
@@ -107,7 +108,7 @@ async def detokenize(request: Request) -> Response:
     """`POST /detokenize`."""
     api: Api = request.app.state.api
     body = await read_body(request, DetokenizeBody, api.settings.limits)
-    api.check_model(body.model)
+    await api.adapter_of(body.model)
     tokenizer = await _tokenizer(api)
     vocab_size, max_len = api.hello.model.vocab_size, api.hello.model.max_model_len
     if len(body.tokens) > max_len > 0:
@@ -138,3 +139,8 @@ def _ids(tokenizer: Tokenizer, body: TokenizeBody, max_len: int) -> list[int]:
 def _model(api: Api) -> Model:
     info = api.hello.model
     return Model(id=api.model_name, created=api.started_s, root=info.name, max_model_len=info.max_model_len or None)
+
+
+def _adapter(api: Api, adapter: LoadedAdapter) -> Model:
+    """As vLLM shows it."""
+    return Model(id=adapter.name, created=api.started_s, root=adapter.path, parent=api.model_name)

@@ -12,8 +12,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvscope_engine.policy.adapter import Adapter
 from kvscope_telemetry.messages.commands import FinishReason
-from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 
@@ -40,6 +41,8 @@ class Request:
     """Tokens, from the first, whose KV is in the blocks of the table."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache gave, at the first admission."""
+    waits_for: WaitsFor = WaitsFor.UNTOLD
+    """While it is first in the queue: what for, where counts of blocks and of requests do not say it."""
     num_preemptions: int = 0
     preempted_ns: int = 0
     """When it last was, 0: never."""
@@ -65,6 +68,8 @@ class Request:
     finish_reason: FinishReason | None = None
     cache_salt: str = ""
     """Its blocks are shared only with requests of the same."""
+    adapter: Adapter | None = None
+    """That it is computed with; its blocks are shared only with requests of the same."""
     client: str = ""
     """Whose it is: clients are served in turn (`waiting_queue`)."""
     batch: str = ""

@@ -18,10 +18,13 @@ from kvscope_telemetry.messages.commands import (
     Done,
     Evict,
     Intervention,
+    LoadAdapter,
+    LoadedAdapter,
     Pin,
     Preempt,
     Reply,
     SetLimits,
+    UnloadAdapter,
     Unpin,
     refuse,
 )
@@ -29,12 +32,15 @@ from kvscope_telemetry.messages.commands import (
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatFacts:
-    """What everybody is told with each heartbeat, as in `Heartbeat`."""
+    """What everybody is told with each heartbeat, as in `Heartbeat`, or when he asks."""
 
     pinned: bytes = b""
     pinned_by: str = ""
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
+    adapters: tuple[LoadedAdapter, ...] = ()
+    """As in `Status`, the next too."""
+    takes_adapters: bool = False
 
 
 class ClientInterventions:
@@ -122,6 +128,10 @@ class ClientInterventions:
             return self._unpin(client, command)
         if isinstance(command, Evict):
             return does.evict(command.blocks, by)
+        if isinstance(command, LoadAdapter):
+            return does.load_adapter(command.name, command.path, by)
+        if isinstance(command, UnloadAdapter):
+            return does.unload_adapter(command.name, by)
         assert isinstance(command, SetLimits), f"{command} is no intervention"
         return does.set_limits(command.max_num_seqs, command.max_num_batched_tokens, by)
 
@@ -138,9 +148,9 @@ class ClientInterventions:
         return (f"{_blocks(total)} unpinned" if total else nothing) + others
 
     def _tell(self) -> None:
-        pinned = self._engine.interventions.pinned
-        packed = struct.pack(f"<{len(pinned)}I", *pinned)
-        self._tell_all(HeartbeatFacts(packed, self._pins.names, *self._engine.interventions.limits))
+        does = self._engine.interventions
+        packed = struct.pack(f"<{len(does.pinned)}I", *does.pinned)
+        self._tell_all(HeartbeatFacts(packed, self._pins.names, *does.limits, does.adapters, does.takes_adapters))
 
 
 def _blocks(count: int) -> str:

@@ -214,6 +214,8 @@ class CommandReceiver:
             paused_s=self.pauses.paused_s,
             tag=tag,
             intervenes=True,
+            adapters=self.facts.adapters,
+            takes_adapters=self.facts.takes_adapters,
         )
 
     def _without_engine(self, command: Command) -> Reply:

@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
-from kvscope_telemetry.messages.commands import Accepted, AllocatorMap, BlockContent, Finished, Submit, Tokens
+from kvscope_telemetry.messages.commands import (
+    Accepted,
+    AllocatorMap,
+    BlockContent,
+    Finished,
+    LoadedAdapter,
+    Submit,
+    Tokens,
+)
 from kvscope_telemetry.messages.telemetry import Hello, MemoryBreakdown, Progress, Snapshot, TelemetryMessage
 
 OnProgress: TypeAlias = Callable[[Progress], None]
@@ -21,6 +29,14 @@ class ServedInterventions(Protocol):
     @property
     def limits(self) -> tuple[int, int]:
         """`max_num_seqs` and `max_num_batched_tokens` as they are now."""
+
+    @property
+    def adapters(self) -> tuple[LoadedAdapter, ...]:
+        """LoRA adapters that requests may ask for."""
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether adapters are loaded and unloaded while it serves."""
 
     @property
     def pinned(self) -> list[int]:
@@ -40,6 +56,12 @@ class ServedInterventions(Protocol):
 
     def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int, by: str) -> str:
         """For the steps from now on, 0 leaves one as it is; what was done, in one line."""
+
+    def load_adapter(self, name: str, path: str, by: str) -> str:
+        """Requests may ask for a LoRA adapter; what was done, in one line."""
+
+    def unload_adapter(self, name: str, by: str) -> str:
+        """They may no more; what was done, in one line."""
 
 
 class ServedStops(Protocol):

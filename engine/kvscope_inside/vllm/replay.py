@@ -216,6 +216,7 @@ class Replay:
             arrival_ns=arrival_ns,
             max_tokens=int(request.max_tokens or 0),
             priority=int(request.priority),
+            adapter=key_of(request)[0],
         )
         self._by_id[request.request_id] = _Known(request, told, arrival_ns)
 

@@ -15,9 +15,11 @@ from kvscope_telemetry.messages.commands import (
     Evict,
     GetBlockText,
     GetStatus,
+    LoadAdapter,
     Pin,
     Submit,
     ToolCall,
+    UnloadAdapter,
     Unpin,
 )
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -36,6 +38,10 @@ def command_bytes(command: Command) -> int:
         return COMMAND_BYTES + _submit_bytes(command)
     if isinstance(command, GetBlockText | Pin | Unpin | Evict):
         return COMMAND_BYTES + NUMBER_BYTES * len(command.blocks)
+    if isinstance(command, LoadAdapter):
+        return COMMAND_BYTES + sys.getsizeof(command.name) + sys.getsizeof(command.path)
+    if isinstance(command, UnloadAdapter):
+        return COMMAND_BYTES + sys.getsizeof(command.name)
     if isinstance(command, Abort):
         return COMMAND_BYTES + sys.getsizeof(command.request_id)
     if isinstance(command, GetStatus):
@@ -56,6 +62,7 @@ def _submit_bytes(submit: Submit) -> int:
         + NUMBER_BYTES * len(submit.prompt_token_ids or ())
         + sys.getsizeof(submit.cache_salt)
         + sys.getsizeof(submit.tools)
+        + sys.getsizeof(submit.adapter)
         + sampling_bytes(submit.sampling)
     )
 

@@ -20,6 +20,8 @@ MAX_PROMPT_TOKENS: Final = 2 << 20
 MAX_TOOL_CALLS: Final = 128
 """Of one turn."""
 MAX_SALT_CHARACTERS: Final = 1024
+MAX_ADAPTER_CHARACTERS: Final = 256
+MAX_PATH_CHARACTERS: Final = 4096
 MAX_TEXT_BLOCKS: Final = 4096
 MAX_AWAITED: Final = 10_000
 MAX_STEPS: Final = 1000
@@ -30,6 +32,7 @@ Tag = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53))]
 Blocks = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MAX_TEXT_BLOCKS)]
 ClientName = Annotated[str, msgspec.Meta(max_length=64)]
 PromptText = Annotated[str, msgspec.Meta(max_length=MAX_PROMPT_CHARACTERS)]
+AdapterName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ADAPTER_CHARACTERS)]
 
 
 class _Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -80,6 +83,8 @@ class Submit(_Command, frozen=True, kw_only=True):
     each. Empty: for itself."""
     batch: Annotated[str, msgspec.Meta(max_length=128)] = ""
     """What belongs together of what was asked for at once; a client's batches take turns. Empty: this request alone."""
+    adapter: Annotated[str, msgspec.Meta(max_length=MAX_ADAPTER_CHARACTERS)] = ""
+    """The name of the LoRA adapter that it is computed with. Empty: the model alone."""
 
 
 class Abort(_Command, frozen=True, kw_only=True):
@@ -190,7 +195,22 @@ class SetLimits(_Command, frozen=True, kw_only=True):
     tag: Tag = 0
 
 
-Intervention: TypeAlias = Preempt | Pin | Unpin | Evict | SetLimits
+class LoadAdapter(_Command, frozen=True, kw_only=True):
+    """Load a LoRA adapter from a folder that the engine can read; answered with `Done` or `Failed`."""
+
+    name: AdapterName
+    path: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_PATH_CHARACTERS)]
+    tag: Tag = 0
+
+
+class UnloadAdapter(_Command, frozen=True, kw_only=True):
+    """Take no more requests for a LoRA adapter; those that have it go on. Answered with `Done` or `Failed`."""
+
+    name: AdapterName
+    tag: Tag = 0
+
+
+Intervention: TypeAlias = Preempt | Pin | Unpin | Evict | SetLimits | LoadAdapter | UnloadAdapter
 """What a person does to a running engine, to see what happens."""
 Command: TypeAlias = Submit | Abort | GetSnapshot | GetStatus | GetBlockText | GetAllocatorMap | Control | Intervention
 
@@ -325,6 +345,13 @@ class AllocatorMap(_Command, frozen=True, kw_only=True):
     """The largest cached block: the most that can be allocated without asking the device for more."""
 
 
+class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter that requests may ask for."""
+
+    name: str
+    path: str
+
+
 Phase: TypeAlias = Literal["loading", "ready", "failed"]
 
 
@@ -352,6 +379,9 @@ class Status(_Command, frozen=True, kw_only=True):
     """How long it has been paused; 0 while it is not."""
     busy_s: float = 0.0
     """How long the step, or the command, in progress has taken; 0 between them."""
+    adapters: tuple[LoadedAdapter, ...] = ()
+    takes_adapters: bool = False
+    """Whether it loads and unloads LoRA adapters when asked."""
 
 
 class Done(_Command, frozen=True, kw_only=True):

@@ -185,6 +185,8 @@ class RequestInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     priority: int = 0
     index: int = 0
     """Which of the `n` completions of the same prompt."""
+    adapter: str = ""
+    """The LoRA adapter that it is computed with, by name; empty: none, or not told."""
 
 
 class RequestRows(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

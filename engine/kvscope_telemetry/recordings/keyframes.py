@@ -155,6 +155,7 @@ def _info(requests: RequestMirror, row: int) -> RequestInfo:
         max_tokens=int(requests.max_tokens[row]),
         priority=int(requests.priority[row]),
         index=int(requests.index[row]),
+        adapter=requests.adapters[row],
     )
 
 

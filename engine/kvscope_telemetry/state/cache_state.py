@@ -109,6 +109,7 @@ class CacheState:
         max_tokens: int = 0,
         priority: int = 0,
         index: int = 0,
+        adapter: str = "",
     ) -> KnownRequest:
         """A request came. `arrival_ns` is by `time.monotonic_ns`, now unless told otherwise."""
         self._last_number += 1
@@ -120,6 +121,7 @@ class CacheState:
             max_tokens=max_tokens,
             priority=priority,
             index=index,
+            adapter=adapter,
         )
         request = self.requests[info.number] = KnownRequest(info, self._num_groups)
         self._new.append(info)

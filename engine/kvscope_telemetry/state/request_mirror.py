@@ -95,6 +95,8 @@ class RequestMirror:
         """Entries of block tables below it stand for no block (`CacheInfo.num_reserved_blocks`)."""
         self.layout = 0
         self.request_ids: list[str] = []
+        self.adapters: list[str] = []
+        """LoRA adapters by name, one a row; empty: none."""
         self._clear()
 
     def __len__(self) -> int:
@@ -276,6 +278,7 @@ class RequestMirror:
         self.first_seen_ns[start:] = time_ns
         self.finished_ns[start:] = -1
         self.request_ids.extend([info.request_id for info in infos])
+        self.adapters.extend([info.adapter for info in infos])
         for tables in self._tables.values():
             tables.append_rows(len(infos))
 
@@ -326,6 +329,7 @@ class RequestMirror:
             self._data[name][: len(order)] = column[: len(self)][order]
         rows = order.tolist()
         self.request_ids = [self.request_ids[row] for row in rows]
+        self.adapters = [self.adapters[row] for row in rows]
         for tables in self._tables.values():
             tables.keep(order)
         self.layout += 1
@@ -335,6 +339,7 @@ class RequestMirror:
         self._data = {name: np.zeros(_FIRST_CAPACITY, dtype) for name, dtype in REQUEST_COLUMNS.items()}
         self._tables = {0: BlockTables()}
         self.request_ids = []
+        self.adapters = []
         self.layout += 1
         self._expose(0)
 
@@ -355,6 +360,7 @@ def equal_requests(left: RequestMirror, right: RequestMirror, columns: Iterable[
     """Whether both hold the same requests with the same tables and the same `columns`."""
     return (
         left.request_ids == right.request_ids
+        and left.adapters == right.adapters
         and all(np.array_equal(getattr(left, name), getattr(right, name)) for name in columns)
         and all(
             np.array_equal(left.table(n, group), right.table(n, group))

@@ -270,7 +270,7 @@ class SyntheticServer:
                 what = engine.evict(command.blocks)
                 self._step(even_held=True)
             else:
-                return Failed(reason="the synthetic engine has no limits to change", tag=command.tag)
+                return Failed(reason="the synthetic engine has no limits to change and no adapters", tag=command.tag)
         except BadInput as error:
             return Failed(reason=str(error), tag=command.tag)
         self._pinned_by = who if engine.pinned else ""

@@ -81,12 +81,12 @@ def test_sampling_options_reach_the_engine(run: Run, echo: Any) -> None:
 def test_options_of_clients_reach_the_engine(run: Run, echo: Any) -> None:
     run(
         *("generate", "--prompt", "x", "--stop-token-ids", "4,5", "--logit-bias", "7:-100,12:1.5"),
-        *("--choice", "yes", "--choice", "no", "--priority", "-3", "--cache-salt", "mine"),
+        *("--choice", "yes", "--choice", "no", "--priority", "-3", "--cache-salt", "mine", "--adapter", "sql"),
     )
     submit = echo.made[0].submits[0]
     assert (submit.sampling.stop_token_ids, submit.sampling.logit_bias) == ((4, 5), {7: -100.0, 12: 1.5})
     assert submit.sampling.structured == Structured(kind="choice", text='["yes", "no"]')
-    assert (submit.priority, submit.cache_salt) == (-3, "mine")
+    assert (submit.priority, submit.cache_salt, submit.adapter) == (-3, "mine", "sql")
 
 
 @pytest.mark.parametrize(
@@ -133,18 +133,19 @@ def test_a_file_of_prompts_says_what_clients_ask(run: Run, echo: Any, tmp_path: 
     call = {"id": "c", "name": "f", "arguments": "{}"}
     asked: list[dict[str, Any]] = [
         {"prompt": "a", "json_schema": {"type": "object"}, "logit_bias": {"7": 2, "8": -1.5}, "priority": 5},
-        {"prompt": "b", "choice": ["x", "y"], "stop_token_ids": [3], "cache_salt": "s"},
+        {"prompt": "b", "choice": ["x", "y"], "stop_token_ids": [3], "cache_salt": "s", "adapter": "py"},
         {"prompt": "c", "structured": {"kind": "regex", "text": "a"}, "tools": [{"type": "function"}]},
         {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "d"}]},
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in asked))
-    words = ("--cache-salt", "t", "--regex", "b", "--logit-bias", "1:1")
+    words = ("--cache-salt", "t", "--adapter", "sql", "--regex", "b", "--logit-bias", "1:1")
     assert run("generate", "--prompts", str(file), *words)[0] == 0
     a, b, c, d = echo.made[0].submits
     assert a.sampling.structured == Structured(kind="json_schema", text='{"type": "object"}')
     assert (a.sampling.logit_bias, a.priority, a.cache_salt) == ({7: 2.0, 8: -1.5}, 5, "t")
     assert (b.sampling.structured, b.sampling.stop_token_ids) == (Structured(kind="choice", text='["x", "y"]'), (3,))
     assert (b.cache_salt, b.sampling.logit_bias) == ("s", {1: 1.0})
+    assert [one.adapter for one in (a, b, c, d)] == ["sql", "py", "sql", "sql"]
     assert (c.sampling.structured, json.loads(c.tools)) == (Structured(kind="regex", text="a"), [{"type": "function"}])
     assert d.sampling.structured == Structured(kind="regex", text="b")
 

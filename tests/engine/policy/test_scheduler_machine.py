@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from kvscope_engine.policy.adapter import Adapter
 from kvscope_engine.policy.allocation.fragmentation import kv_use
 from kvscope_engine.policy.allocation.names import ALLOCATORS
 from kvscope_engine.policy.kv_groups import ONE_GROUP, GroupRule
@@ -25,6 +26,8 @@ from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.request_state import RequestState
 
+ADAPTERS = tuple(Adapter(name, key * 32) for name, key in (("sql", b"a"), ("sql", b"b"), ("python", b"c")))
+"""Two of them were loaded under the same name."""
 Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 
 
@@ -61,6 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         groups=st.lists(
             st.builds(GroupRule, st.sampled_from([0, 1, 2, 3, 5, 8, 13, 30]), st.booleans()), min_size=1, max_size=4
         ),
+        max_adapters=st.integers(1, 2),
     )
     def begin(
         self,
@@ -75,6 +79,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         preemption: str,
         block_bytes: tuple[int, ...],
         groups: list[GroupRule],
+        max_adapters: int,
     ) -> None:
         longest_run = 1 << (num_blocks.bit_length() - 1)
         self.one = self.make(
@@ -91,6 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             preemption=preemption,
             block_bytes=block_bytes,
             groups=tuple(groups) if self.has_groups else ONE_GROUP,
+            max_adapters=max_adapters,
         )
         self.requests: list[Request] = []
 
@@ -100,9 +106,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         new=st.integers(1, 30),
         priority=st.integers(0, 1),
         whose=st.sampled_from([("", ""), ("a", ""), ("a", "one"), ("a", "two"), ("b", "one")]),
+        adapter=st.sampled_from((None, None, *ADAPTERS)),
     )
-    def submit(self, family: int, length: int, new: int, priority: int, whose: tuple[str, str]) -> None:
-        options = {"priority": priority, "client": whose[0], "batch": whose[1]}
+    def submit(
+        self, family: int, length: int, new: int, priority: int, whose: tuple[str, str], adapter: Adapter | None
+    ) -> None:
+        options = {"priority": priority, "client": whose[0], "batch": whose[1], "adapter": adapter}
         try:
             self.requests.append(self.one.submit([family] * length, new, **options))
         except BadInput:
@@ -217,7 +226,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.one.run()
         for request in self.requests:
             if request.finish_reason == "length":
-                assert request.output_token_ids == self.completion(request.prompt_token_ids, request.max_tokens)
+                assert request.output_token_ids == self.completion(
+                    request.prompt_token_ids, request.max_tokens, request.adapter
+                )
         self.one.scheduler.reset_prefix_cache(0)
         use = kv_use(self.one.pool, [])
         assert use.num_external == use.num_slots == use.largest_free_run

@@ -25,6 +25,7 @@ from kvscope_telemetry.messages.commands import (
     BlockContent,
     Finished,
     FinishReason,
+    LoadedAdapter,
     RequestTiming,
     Submit,
     Tokens,
@@ -90,6 +91,8 @@ class FakeInterventions:
 
     pinned: list[int] = field(default_factory=list)
     limits: tuple[int, int] = (16, 64)
+    adapters: tuple[LoadedAdapter, ...] = ()
+    takes_adapters: bool = True
 
     def preempt(self, number: int, how: str, by: str) -> str:
         if number % 2:
@@ -109,6 +112,16 @@ class FakeInterventions:
     def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int, by: str) -> str:
         self.limits = max_num_seqs or self.limits[0], max_num_batched_tokens or self.limits[1]
         return f"limits {self.limits}"
+
+    def load_adapter(self, name: str, path: str, by: str) -> str:
+        self.adapters += (LoadedAdapter(name=name, path=path),)
+        return f"{name} was loaded by {by}"
+
+    def unload_adapter(self, name: str, by: str) -> str:
+        if name not in [adapter.name for adapter in self.adapters]:
+            raise BadInput(f"{name} is not loaded")
+        self.adapters = tuple(adapter for adapter in self.adapters if adapter.name != name)
+        return f"{name} was unloaded by {by}"
 
 
 @dataclass

@@ -32,6 +32,7 @@ from kvscope_telemetry.messages.commands import (
     GetBlockText,
     GetSnapshot,
     GetStatus,
+    LoadAdapter,
     Pin,
     Preempt,
     Refused,
@@ -42,6 +43,7 @@ from kvscope_telemetry.messages.commands import (
     Submit,
     TokenLogprobs,
     Tokens,
+    UnloadAdapter,
     Unpin,
     Usage,
 )
@@ -194,6 +196,8 @@ COMMANDS: dict[str, Command] = {
     "Unpin": Unpin(blocks=(3,), tag=7, anyones=True),
     "Evict": Evict(blocks=(2,), tag=8),
     "SetLimits": SetLimits(max_num_seqs=8, max_num_batched_tokens=512, tag=9),
+    "LoadAdapter": LoadAdapter(name="sql", path="adapters/sql", tag=10),
+    "UnloadAdapter": UnloadAdapter(name="sql", tag=11),
 }
 REPLIES: dict[str, Reply] = {
     "Accepted": Accepted(request_id="r", numbers=(7, 8), num_prompt_tokens=5),

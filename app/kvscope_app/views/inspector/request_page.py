@@ -73,6 +73,8 @@ def _columns(mirror: Mirror, history: History, row: int) -> Iterator[Fact]:
         yield Fact("Speculation", value, tip="Draft tokens checked in one step")
     if priority := int(requests.priority[row]):
         yield Fact("Priority", str(priority))
+    if adapter := requests.adapters[row]:
+        yield Fact("LoRA", adapter, tip="The adapter that it is computed with")
     if index := int(requests.index[row]):
         yield Fact("Completion", f"{index + 1} of this prompt")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.options import options_of
@@ -19,4 +20,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration that the options ask for; raises BadInput for what does not go together."""
-    return EngineConfig(**{name: getattr(args, name) for name in options_of(EngineConfig)})
+    given: dict[str, Any] = {name: getattr(args, name) for name in options_of(EngineConfig)}
+    for name, value in given.items():
+        if isinstance(value, list):
+            given[name] = tuple(value)
+    return EngineConfig(**given)

@@ -16,7 +16,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
-_BESIDE: Final = ("raw", "priority", "cache_salt", "tools")
+_BESIDE: Final = ("raw", "priority", "cache_salt", "adapter", "tools")
 """What a line may say of its request beside how it is sampled."""
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -29,12 +29,14 @@ def read_prompts(
     raw: bool,
     priority: int = 0,
     cache_salt: str = "",
+    adapter: str = "",
 ) -> list[Submit]:
     """One submission a prompt, in the order given: `texts`, then the lines of `file`. Options are for those without.
 
     Raises BadInput when there is none, and for the first line that cannot be read, with its number.
     """
-    base = _checked(Submit(request_id="-", sampling=sampling, raw=raw, priority=priority, cache_salt=cache_salt))
+    options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "adapter": adapter}
+    base = _checked(Submit(request_id="-", sampling=sampling, raw=raw, **options))
     submits = [_from_text(text, base) for text in texts]
     if file is not None:
         submits += _from_file(file, base)
@@ -94,5 +96,6 @@ def _from_line(line: bytes, base: Submit) -> Submit:
     if not isinstance(beside.get("tools", ""), str):
         beside["tools"] = json.dumps(beside["tools"])
     whole = {"type": "Submit", "request_id": "-", "raw": base.raw} | {"prompt": prompt, "messages": messages} | beside
-    submit = msgspec.convert({"priority": base.priority, "cache_salt": base.cache_salt} | whole, Submit)
+    given = {"priority": base.priority, "cache_salt": base.cache_salt, "adapter": base.adapter}
+    submit = msgspec.convert(given | whole, Submit)
     return msgspec.structs.replace(submit, sampling=overridden(base.sampling, options))

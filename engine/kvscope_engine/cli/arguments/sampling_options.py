@@ -54,7 +54,7 @@ def overridden(base: SamplingParams, options: Mapping[str, Any]) -> SamplingPara
     known = (*NAMES, *form_options.NAMES)
     unknown = sorted(set(options) - set(known))
     if unknown:
-        accepted = ", ".join(("prompt", "messages", "raw", "priority", "cache_salt", "tools", *known))
+        accepted = ", ".join(("prompt", "messages", "raw", "priority", "cache_salt", "adapter", "tools", *known))
         raise BadInput(f"option {unknown[0]!r} is not known: {accepted}")
     values = {name: value for name, value in options.items() if name not in form_options.NAMES}
     if isinstance(values.get("stop"), str):

@@ -160,11 +160,14 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     created: int = 0
     owned_by: str = "kvscope"
     root: str = ""
+    """What is served under this name: of an adapter its folder."""
+    parent: str | None = None
+    """Of an adapter: the model that it is for."""
     max_model_len: int | None = None
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them: one."""
+    """All of them: the one, and its LoRA adapters."""
 
     object: Literal["list"] = "list"
     data: list[Model]

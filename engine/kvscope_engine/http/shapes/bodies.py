@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from kvscope_telemetry.messages.commands import MAX_ADAPTER_CHARACTERS, MAX_PATH_CHARACTERS
+
 MAX_PROMPTS = 256
 """Of one request."""
 Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -272,6 +274,22 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
     documents: Any = None
     mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None
+
+
+class LoadAdapterBody(_Body, frozen=True, kw_only=True):
+    """`POST /v1/load_lora_adapter`, as vLLM has it."""
+
+    lora_name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ADAPTER_CHARACTERS)]
+    lora_path: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_PATH_CHARACTERS)]
+    """A folder that the engine can read."""
+
+
+class UnloadAdapterBody(_Body, frozen=True, kw_only=True):
+    """`POST /v1/unload_lora_adapter`, as vLLM has it."""
+
+    lora_name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ADAPTER_CHARACTERS)]
+    lora_int_id: Int | None = None
+    """Accepted, and not looked at: names say all."""
 
 
 class TokenizeBody(_Body, frozen=True, kw_only=True):

@@ -88,6 +88,8 @@ def refused(reason: str) -> ApiError:
         return ApiError(500, reason)
     if " is for operators: " in reason:
         return ApiError(503, f"this server's key may not submit: {reason}")
+    if reason.startswith("LoRA adapter ") and " is not loaded: " in reason:
+        return ApiError(404, reason, param="model", code="model_not_found")
     return ApiError(400, reason, code="context_length_exceeded" if reason.startswith("the prompt has ") else None)
 
 

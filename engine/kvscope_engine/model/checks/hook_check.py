@@ -169,9 +169,8 @@ def _checked(module: nn.Module, *, with_latents: bool = True) -> tuple[tuple[Lay
 def seen_calls(module: nn.Module, *, with_latents: bool = True) -> tuple[LayerCall, ...]:
     """How each layer calls our attention, by a run of a few tokens alone: also where tensors have no data.
 
-    What recurrent layers keep for a request is found as well (`recurrent_layers`).
-    Layers that can hold latents do so from then on.
-
+    Layers that can hold latents do so from then on. What recurrent layers keep for a request is found as well
+    (`recurrent_layers`).
     Raises BadInput, or whatever the model raises, where it is not served.
     """
     return _seen(module, with_latents=with_latents)[0]

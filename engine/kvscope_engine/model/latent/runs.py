@@ -18,14 +18,16 @@ from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.decode.plan import DecodePlans
 
 EXPANDED_BYTES = 64 << 20
-"""Of the keys and values of a request that are there at once; at least those of one head."""
+"""Of keys and values that are there at once; at least those of one head."""
 MOST_TOGETHER = 512
-"""Queries of short runs that go together, but for those of one run: each becomes as wide as what is stored."""
+"""Queries of runs that go together as they lie, but for those of one run: each becomes as wide as what is stored."""
+MOST_EXPANDED = 4096
+"""Tokens of requests that are expanded together, each as long as the longest, but for those of one request."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Runs one after the other in a step: short ones, or one that is expanded."""
+    """Runs one after the other in a step that go the same way."""
 
     is_expanded: bool
     rows: slice
@@ -59,14 +61,14 @@ def run_groups(latents: Latents, seq_lens: torch.Tensor, runs: QueryRuns, max_se
 
 def _by_bounds(latents: Latents, seq_lens: torch.Tensor, runs: QueryRuns, max_seq_len: int) -> RunGroup:
     """Where nobody on the host knows more: of a step that only is to compile what service needs."""
-    is_long = len(seq_lens) == 1 and is_expanded(latents, runs.max_len, max_seq_len)
+    is_long = is_expanded(latents, runs.max_len, max_seq_len)
     return RunGroup(is_long, slice(None), slice(None), seq_lens, runs.start, runs.max_len, max_seq_len)
 
 
 def _groups(
     long: list[bool], starts: list[int], sizes: list[int], lengths: list[int], seq_lens: torch.Tensor, runs: QueryRuns
 ) -> Iterator[RunGroup]:
-    for first, stop in _cuts(long, sizes):
+    for first, stop in _cuts(long, sizes, lengths):
         is_whole = stop - first == len(long)  # the tensors themselves, by which layers share how runs are cut
         yield RunGroup(
             long[first],
@@ -79,16 +81,19 @@ def _groups(
         )
 
 
-def _cuts(long: list[bool], sizes: list[int]) -> Iterator[tuple[int, int]]:
-    """Long runs by themselves, short ones together as far as `MOST_TOGETHER`."""
-    first = total = 0
-    for index, (is_long, size) in enumerate(zip(long, sizes, strict=True)):
-        if index > first and (is_long or long[first] or total + size > MOST_TOGETHER):
-            yield first, index
-            first, total = index, 0
-        total += size
-    if long:
-        yield first, len(long)
+def _cuts(long: list[bool], sizes: list[int], lengths: list[int]) -> Iterator[tuple[int, int]]:
+    first = 0
+    for stop in range(1, len(long) + 1):
+        is_last = stop == len(long)
+        if is_last or long[stop] != long[first] or _is_too_much(long[first], first, stop + 1, sizes, lengths):
+            yield first, stop
+            first = stop
+
+
+def _is_too_much(is_long: bool, first: int, stop: int, sizes: list[int], lengths: list[int]) -> bool:
+    if is_long:
+        return (stop - first) * max(lengths[first:stop]) > MOST_EXPANDED
+    return sum(sizes[first:stop]) > MOST_TOGETHER
 
 
 def attend_runs(
@@ -116,15 +121,15 @@ def attend_runs(
 
 
 def _attend_expanded(ops: Ops, latents: Latents, args: AttentionArgs, runs: QueryRuns) -> None:
-    """One request; its blocks are made anew with keys and values of some heads."""
+    """Blocks are made anew with keys and values of some heads."""
     assert args.out is not None, "made for all groups"
     assert args.max_seq_len is not None, "given with the group"
     num_held, block_size = args.k_cache.shape[:2]
-    table = args.block_tables[0, : -(-args.max_seq_len // block_size)]
-    num_blocks = len(table)
-    held = table.clamp(0, num_held - 1)  # a bound may be more than what is there
+    tables = args.block_tables[:, : -(-args.max_seq_len // block_size)]
+    num_blocks = tables.numel()
+    held = tables.reshape(-1).clamp(0, num_held - 1)  # behind a request's own, a table may hold anything
     stored = args.k_cache.index_select(0, held).view(-1, latents.stored_dim)
-    table = torch.arange(num_blocks, dtype=torch.int32, device=stored.device)[None]
+    tables = torch.arange(num_blocks, dtype=torch.int32, device=stored.device).view(tables.shape)
     step = heads_at_once(latents, len(stored), stored.element_size())
     for first in range(0, latents.num_heads, step):
         heads = slice(first, min(first + step, latents.num_heads))
@@ -133,7 +138,7 @@ def _attend_expanded(ops: Ops, latents: Latents, args: AttentionArgs, runs: Quer
             query=args.query[:, heads],
             k_cache=keys.view(num_blocks, block_size, *keys.shape[1:]),
             v_cache=values.view(num_blocks, block_size, *values.shape[1:]),
-            block_tables=table,
+            block_tables=tables,
             sinks=None if args.sinks is None else args.sinks[heads],
             out=args.out[:, heads],
         )
@@ -141,7 +146,8 @@ def _attend_expanded(ops: Ops, latents: Latents, args: AttentionArgs, runs: Quer
 
 
 def expanded_bytes(latents: Latents, num_tokens: int, element_bytes: int) -> int:
-    """What expanding a request of `num_tokens` takes: what is stored of it, and some heads' keys and values."""
+    """What expanding requests of up to `num_tokens` takes: what is stored of them, and some heads' keys and values."""
+    num_tokens = max(num_tokens, MOST_EXPANDED)
     stored = num_tokens * latents.stored_dim * element_bytes
     return stored + heads_at_once(latents, num_tokens, element_bytes) * _head_bytes(latents, num_tokens, element_bytes)
 

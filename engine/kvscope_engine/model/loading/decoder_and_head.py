@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+_CHANGES: Final[dict[str, Callable[[torch.Tensor, float], torch.Tensor]]] = {
+    "final_logit_softcapping": lambda logits, number: torch.tanh(logits / number) * number,
+    "logits_scaling": lambda logits, number: logits / number,
+    "output_multiplier": lambda logits, number: logits * number,
+}
+
 
 class DecoderAndHead(PreTrainedModel):  # type: ignore[no-untyped-call]
-    """Logits are what the head gives, and nothing else."""
+    """Logits are what the head gives, changed by what `words` name in the configuration."""
 
     base_model_prefix = "model"
 
-    def __init__(self, decoder: Any, head: nn.Module) -> None:
+    def __init__(self, decoder: Any, head: nn.Module, words: tuple[str, ...] = ()) -> None:
         super().__init__(decoder.config)
         self.model = decoder
         self.lm_head = head
+        self._changes = [(word, getattr(decoder.config, word)) for word in words]
         self.all_tied_weights_keys: dict[str, str] = {}
 
     def forward(
@@ -27,7 +35,10 @@ class DecoderAndHead(PreTrainedModel):  # type: ignore[no-untyped-call]
         """Logits of the rows that `logits_to_keep` names, or of its last ones, as transformers' classes do."""
         hidden = self.model(input_ids=input_ids, **options)[0]
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        return CausalLMOutputWithPast(logits=self.lm_head(hidden[:, rows, :]))
+        logits = self.lm_head(hidden[:, rows, :])
+        for word, number in self._changes:
+            logits = logits if number is None else _CHANGES[word](logits, number)
+        return CausalLMOutputWithPast(logits=logits)
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:

@@ -86,7 +86,8 @@ def _check_config(config: PretrainedConfig, name: str) -> None:
     if not is_causal(config):
         more = " reads more than text, and its text part" if has_other_parts(config) else ""
         raise BadInput(f"model {name!r} is not supported: {kind}{more} is not a causal language model")
-    quantization = getattr(config, "quantization_config", None)
+    told = (getattr(part, "quantization_config", None) for part in (config, text_config(config)))
+    quantization = next((settings for settings in told if settings is not None), None)
     if quantization is not None:
         method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization
         raise BadInput(

@@ -21,7 +21,16 @@ from kvscope_telemetry.errors import BadInput
 
 _NOT_TEXT_ALONE: Final = frozenset({"paligemma", "voxtral_realtime"})
 """One attends to its prompts in both directions, the other's layers are told the time in a sound."""
-_LOGITS: Final = re.compile(r"^ *logits = ", re.MULTILINE)
+_LOGITS: Final = re.compile(r"^ *logits = (.*)", re.MULTILINE)
+_HEAD: Final = {
+    r"self\.lm_head\(hidden_states.*": "",
+    r"logits / self\.config\.text_config\.logits_scaling": "logits_scaling",
+    r"logits \* self\.config\.text_config\.output_multiplier": "output_multiplier",
+    r"logits / self\.(?:config\.text_config\.)?final_logit_softcapping": "final_logit_softcapping",
+    r"torch\.tanh\(logits\)": "",
+    r"logits \* self\.(?:config\.text_config\.)?final_logit_softcapping": "",
+}
+"""What a whole may do to the numbers of its head, by its source, and the text configuration's name for how much."""
 
 
 def text_config(config: Any) -> Any:
@@ -93,7 +102,8 @@ def take_text_part(whole: Any, config: Any) -> nn.Module:
     if kind is None:
         from kvscope_engine.model.loading.decoder_and_head import DecoderAndHead
 
-        return _named(DecoderAndHead, type(whole).__name__)(decoder, head)  # type: ignore[no-any-return]
+        made: nn.Module = _named(DecoderAndHead, type(whole).__name__)(decoder, head, _head_words(_whole_class(config)))
+        return made
     with torch.device("meta"):
         causal = kind._from_config(decoder.config, attn_implementation="eager", dtype=decoder.dtype)
     setattr(causal, causal.base_model_prefix, decoder)
@@ -127,17 +137,18 @@ def _whole_class(config: Any) -> Any:
     for inputs in ("IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM"):
         kind = kind or _first(getattr(transformers, f"MODEL_FOR_{inputs}_MAPPING").get(reading, None))
     has_own_class = _causal_class(text_config(config)) is not None
-    return kind if kind is None or has_own_class or _has_plain_head(kind) else None
+    return kind if kind is None or has_own_class or _head_words(kind) is not None else None
 
 
 def _first(kinds: Any) -> Any:
     return kinds[0] if isinstance(kinds, tuple | list) else kinds
 
 
-def _has_plain_head(kind: Any) -> bool:
-    """Whether logits are what the head gives, by the class's source: a `DecoderAndHead` does no more."""
-    source = inspect.getsource(kind.forward)
-    return len(_LOGITS.findall(source)) == 1 and "logits = self.lm_head(hidden_states" in source
+def _head_words(kind: Any) -> tuple[str, ...] | None:
+    """Names in the text configuration by which logits are changed behind the head; None where it is not known how."""
+    lines = _LOGITS.findall(inspect.getsource(kind.forward))
+    found = [next((name for form, name in _HEAD.items() if re.fullmatch(form, line)), None) for line in lines]
+    return None if None in found or not found else tuple(name for name in found if name)
 
 
 def _decoder(whole: Any, config: Any) -> Any:

@@ -142,10 +142,10 @@ def _heads(config: EngineConfig, loaded: LoadedModel) -> HeadShape:
 
 
 def head_shape(calls: Sequence[LayerCall], element_bytes: int, *, is_quantized: bool, num_ranks: int = 1) -> HeadShape:
-    """Of the layer with most query heads, shared out among ranks; of one head where no layer attends."""
-    if not calls:
+    """Of the layer with most query heads, shared out among ranks; of one number where no layer attends."""
+    widest = max(calls, key=lambda call: call.num_query_heads, default=None)
+    if widest is None:
         return HeadShape(num_heads=1, num_kv_heads=1, head_dim=1, element_bytes=element_bytes)
-    widest = max(calls, key=lambda call: call.num_query_heads)
     kv_heads = max(1, widest.shape.num_kv_heads // num_ranks)
     return HeadShape(
         num_heads=max(kv_heads, widest.num_query_heads // num_ranks),

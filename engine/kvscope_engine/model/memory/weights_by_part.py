@@ -9,7 +9,9 @@ from torch import nn
 from kvscope_engine.model.fused.packed_linear import PackedLinear
 from kvscope_telemetry.messages.telemetry import ModuleBytes
 
+LORA: Final = "LoRA adapters"
 _PARTS: Final = (
+    (LORA, ("lora_stack",)),
     ("Norms", ("norm", "layernorm", "ln_")),
     ("Attention", ("attn", "attention")),
     ("Experts", ("expert", "moe")),

@@ -91,7 +91,7 @@ def plain_tensors(stored: Stored, weights: list[ScaledWeight], dtype: torch.dtyp
 
 def _weight(stored: Stored, name: str, recipe: Recipe) -> ScaledWeight | None:
     tensor = stored[name]
-    if tensor.dtype not in _SMALL or _is_beside(stored, name):
+    if tensor.dtype not in _SMALL or _is_beside(name):
         return None
     if name.endswith("_blocks"):
         return _gpt_oss(stored, name)
@@ -108,11 +108,11 @@ def _weight(stored: Stored, name: str, recipe: Recipe) -> ScaledWeight | None:
     return None
 
 
-def _is_beside(stored: Stored, name: str) -> bool:
+def _is_beside(name: str) -> bool:
     """Whether it is a scale or the like, of another tensor."""
-    return any(
-        f"_{part}" in name.rpartition(".")[2] for part in ("scale", "scales", "zero_point", "shape", "g_idx")
-    ) or (name.rpartition(".")[2] in ("quant_map", "absmax", "nested_quant_map", "nested_absmax", "weight_format"))
+    part = name.rpartition(".")[2]
+    is_table = part in ("absmax", "nested_absmax", "quant_map", "nested_quant_map", "weight_format")
+    return is_table or any(word in part for word in ("_scale", "_zero_point", "_shape", "_g_idx"))
 
 
 def _float8(stored: Stored, name: str, recipe: Recipe) -> ScaledWeight:
@@ -126,6 +126,7 @@ def _float8(stored: Stored, name: str, recipe: Recipe) -> ScaledWeight:
 
 
 def _int8(stored: Stored, name: str) -> ScaledWeight:
+    _check_matrix(name, stored[name].shape)
     weight, rows = stored[name], stored.get(f"{name.removesuffix('weight')}SCB")
     scale, zero = rows or _first(stored, f"{name}_scale"), stored.get(f"{name}_zero_point")
     tiles = _tiles(weight, scale, None)
@@ -188,6 +189,7 @@ def _words(stored: Stored, name: str) -> ScaledWeight:
     target = name.removesuffix("_packed")
     scale, shape = _first(stored, f"{target}_scale"), _first(stored, f"{target}_shape")
     zero, order = stored.get(f"{target}_zero_point"), stored.get(f"{target}_g_idx")
+    _check_matrix(name, stored[name].shape)
     outputs, inputs = (int(number) for number in shape.read())
     bits = next((b for b in (4, 8) if stored[name].shape == (outputs, -(-inputs * b // 32))), 0)
     groups = scale.shape[-1] if len(scale.shape) == 2 else 1
@@ -239,6 +241,11 @@ def _of_16_numbers(stored: Stored, name: str) -> ScaledWeight:
         return (found[:count] * scale).view(state["shape"]).to(dtype)
 
     return ScaledWeight(name, parts, widened)
+
+
+def _check_matrix(name: str, size: tuple[int, ...]) -> None:
+    if len(size) != 2:
+        raise BadInput(f"{name} is {list(size)}: whole numbers are read in two dimensions")
 
 
 def _first(stored: Stored, *names: str) -> StoredTensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.model.checks.hook_check import LayerCall, check_hook
 from kvscope_engine.model.cpu_offload.streaming import streamed_weights
-from kvscope_engine.model.memory.weights_by_part import weights_by_part
+from kvscope_engine.model.memory.weights_by_part import LORA, weights_by_part
 from kvscope_engine.model.roofline.step_costs import LayerKind, ModelWork
 from kvscope_engine.model.running.kv_storage import block_bytes
 from kvscope_engine.model.sparse.layers import may_choose
@@ -25,7 +25,7 @@ def model_work(loaded: LoadedModel, kv_dtype: torch.dtype, choice: PageChoice | 
     """Of `loaded`, whose blocks are stored in `kv_dtype`; its decodes choose among them where there is a `choice`."""
     config: Any = loaded.hf_config.get_text_config(decoder=True)
     info, calls = loaded.info, check_hook(loaded.module)
-    parts = {part.name: part.num_bytes for part in weights_by_part(loaded.module)}
+    parts = {part.name: part.num_bytes for part in weights_by_part(loaded.module) if part.name != LORA}
     streamed = streamed_weights(loaded.module)
     elsewhere = max(0, streamed.num_bytes - streamed.stage_bytes) if streamed is not None else 0
     hidden = int(config.hidden_size)

@@ -21,6 +21,7 @@ import torch
 
 from kvscope_engine.model.fused.fuse import weights_bytes
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
+from kvscope_engine.model.lora.adapters import LoraAdapters
 from kvscope_engine.model.memory.step_memory import StepLimits, logits_width, step_buffer_bytes
 from kvscope_engine.model.roofline.launches import Kind, Launches
 from kvscope_engine.model.running import step_buffer
@@ -98,8 +99,10 @@ class ModelRunner:
         ops: Ops | None = None,
         notes: list[str] | None = None,
         states: StateStorage | None = None,
+        lora: LoraAdapters | None = None,
     ) -> None:
         self._others = others
+        self._lora = lora
         self._storage = storage
         self._states = states
         assert (states is not None) == bool(recurrent_layers(loaded.module).layers), "recurrent layers need states"
@@ -190,13 +193,15 @@ class ModelRunner:
             self._others.tell(inputs, plan.copies)
         sampling, num_output_tokens = sampled_places(plan.scheduled)
         measures = self._measures(self._measured.is_due(inputs.num_single_token))
-        graphs, size = self._graphs_for(inputs) if measures.skips is None else (None, 0)
+        adapted = self._lora.rows_of(plan.scheduled) if self._lora is not None else None
+        graphs, size = self._graphs_for(inputs) if measures.skips is None and adapted is None else (None, 0)
         buffer = self._buffer
         buffer.begin()
         tensors = put_inputs(inputs, buffer) if graphs is None else graphs.put(inputs, size)
         options = self._sampler.inputs(sampling, buffer, self._vocab_size, num_output_tokens)
         pairs = buffer.put(np.array(plan.copies, np.int64)) if plan.copies else None
         awaited = buffer.put(inputs.awaited) if inputs.awaited is not None else None
+        slots = buffer.put(adapted.slots) if adapted is not None else None
         buffer.send()
         if pairs is not None and self._storage.layers:
             self._ops.copy_rows(self._storage.rows, pairs)
@@ -207,7 +212,10 @@ class ModelRunner:
         count = len(sampling)
         kind = self._kind(inputs, count, graphs, size, is_measured=measures != NOTHING)
         with self._launches.counted(kind):
-            if graphs is None:
+            if self._lora is not None and adapted is not None and slots is not None:
+                with self._lora.applied(adapted, slots):
+                    logits = self._forward(tensors, count, measures, states)
+            elif graphs is None:
                 logits = self._forward(tensors, count, measures, states)
             elif isinstance(graphs, MixedGraphs):
                 logits = graphs.replay(size, count, measures.shares)

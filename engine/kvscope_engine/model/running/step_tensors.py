@@ -117,7 +117,7 @@ def table_width(length: int, block_size: int) -> int:
 def inputs_bytes(num_tokens: int, num_seqs: int, length: int, block_size: int, num_groups: int = 1) -> int:
     """Bytes of the largest step's tensors in a buffer."""
     tables = [4 * num_seqs * table_width(length, block_size)] * num_groups
-    flat = [8 * num_tokens] * (2 + num_groups)
+    flat = [8 * num_tokens] * (3 + num_groups)
     each = aligned_bytes(*flat, *tables, *[4 * (num_seqs + 1)] * 4, 8 * num_seqs)
     return each + aligned_bytes(1)  # decodes and prefills begin arrays of their own
 

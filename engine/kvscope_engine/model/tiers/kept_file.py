@@ -55,7 +55,11 @@ class KeptFile:
         last = {prefix.digest: place for place, prefix in self._prefixes.items() if place in checksums}
         kept = [(place, self._prefixes[place]) for place in last.values()]
         return [
-            KeptBlock(place, checksums[place], prefix.digest, prefix.start, prefix.tokens, prefix.parent, prefix.salt)
+            KeptBlock(
+                *(place, checksums[place], prefix.digest, prefix.start, prefix.tokens, prefix.parent, prefix.salt),
+                adapter=prefix.adapter,
+                adapter_key=prefix.adapter_key,
+            )
             for place, prefix in kept
         ]
 

@@ -33,11 +33,13 @@ class KeptBlock(msgspec.Struct, frozen=True, array_like=True):
     tokens: bytes
     parent: bytes
     salt: str = ""
+    adapter: str = ""
+    adapter_key: bytes = b""
 
     @property
     def prefix(self) -> Prefix:
         """What it can be found by."""
-        return Prefix(self.digest, self.start, self.tokens, self.parent, self.salt)
+        return Prefix(self.digest, self.start, self.tokens, self.parent, self.salt, self.adapter, self.adapter_key)
 
 
 class KeptIndex(msgspec.Struct, frozen=True):

@@ -23,13 +23,20 @@ def block_content(
     owner, filled = int(pool.ledger.owner[block]), int(pool.ledger.filled[block])
     prefix = prefix_of(block)
     if prefix is not None:
-        return BlockContent(block=block, number=owner, start=prefix.start, token_ids=prefix.token_ids)
+        notes = _notes(prefix.adapter, prefix.salt)
+        return BlockContent(block=block, number=owner, start=prefix.start, token_ids=prefix.token_ids, notes=notes)
     holder = _holder(block, owner, requests)
     if holder is None:
         return BlockContent(block=block)
     start = _table(holder, int(pool.ledger.group[block])).index(block) * pool.block_size
     tokens = tuple(holder.tokens(start, start + filled))
-    return BlockContent(block=block, number=holder.number, start=start, token_ids=tokens)
+    notes = _notes("" if holder.adapter is None else holder.adapter.name, "" if start else holder.cache_salt)
+    return BlockContent(block=block, number=holder.number, start=start, token_ids=tokens, notes=notes)
+
+
+def _notes(adapter: str, salt: str) -> tuple[tuple[str, str], ...]:
+    """What keeps its text apart from others of the same tokens; a salt is known of a text's first block."""
+    return tuple((name, words) for name, words in (("LoRA", adapter), ("Cache salt", salt)) if words)
 
 
 def _holder(block: int, owner: int, requests: Mapping[int, Request]) -> Request | None:

@@ -71,6 +71,7 @@ class CacheLog:
                 tuple([token for prefix in run for token in prefix.token_ids]),
                 self._block_size,
                 medium=MEDIA[self._run_tier],
+                lora_name=run[0].adapter or None,
                 group_idx=self._told(run[0].group),
                 extra_keys=_extra_keys(run),
             )
@@ -83,7 +84,6 @@ def _hash(digest: bytes) -> int:
 
 
 def _extra_keys(run: list[Prefix]) -> bytes | None:
-    """As vLLM has them: a salt is one of the keys of a text's first block, and of no other."""
-    if not run[0].salt:
-        return None
-    return pack_extra_keys(((run[0].salt,), *[None] * (len(run) - 1)))
+    """As vLLM has them: an adapter's name is a key of every block, a salt of a text's first block and of no other."""
+    keys = [tuple(filter(None, (prefix.adapter, prefix.salt))) or None for prefix in run]
+    return pack_extra_keys(tuple(keys)) if any(keys) else None

@@ -40,21 +40,22 @@ class PrefixHistory:
     def __init__(self) -> None:
         self._evicted: dict[bytes, int] = {}  # digest -> step, the oldest first
         self._following: dict[bytes, dict[bytes, bytes]] = {}  # digest of a block -> digest and tokens of the next ones
+        self._first: dict[bytes, dict[bytes, bytes]] = {}  # tokens of a first block -> digests and keys of adapters
 
     def enter(self, prefix: Prefix) -> None:
         """A block with `prefix` can be found now."""
         self._evicted.pop(prefix.digest, None)
         self._following.setdefault(prefix.follows, {})[prefix.digest] = prefix.tokens
+        if not prefix.parent:
+            self._first.setdefault(prefix.tokens, {})[prefix.digest] = prefix.adapter_key
 
     def leave(self, prefixes: Iterable[Prefix], step: int) -> None:
         """No block with these is left."""
         for prefix in prefixes:
             self._evicted[prefix.digest] = step
-            siblings = self._following.get(prefix.follows)
-            if siblings is not None:
-                siblings.pop(prefix.digest, None)
-                if not siblings:
-                    del self._following[prefix.follows]
+            _drop(self._following, prefix.follows, prefix.digest)
+            if not prefix.parent:
+                _drop(self._first, prefix.tokens, prefix.digest)
             if len(self._evicted) > MAX_GHOSTS:
                 self._forget_oldest()
 
@@ -62,25 +63,35 @@ class PrefixHistory:
         """All was forgotten."""
         self._evicted.clear()
         self._following.clear()
+        self._first.clear()
 
-    def explain(self, digest: bytes, follows: bytes, tokens: bytes, start: int) -> Miss:
-        """Why the block of `tokens` (little-endian int32) from position `start` of its text is not cached.
-
-        `follows` as in `Prefix`.
-        """
-        evicted_at = self._evicted.get(digest)
+    def explain(self, prefix: Prefix) -> Miss:
+        """Why no block with `prefix` is cached."""
+        evicted_at = self._evicted.get(prefix.digest)
         if evicted_at is not None:
-            return Miss("evicted", start, evicted_at)
-        siblings = self._following.get(follows)
+            return Miss("evicted", prefix.start, evicted_at)
+        elsewhere = None if prefix.parent else self._first.get(prefix.tokens)
+        if elsewhere and prefix.digest not in elsewhere:  # it may be cached where loading it would not pay
+            return Miss("salt" if prefix.adapter_key in elsewhere.values() else "adapter")
+        siblings = self._following.get(prefix.follows)
         if siblings:
             nearest = islice(reversed(siblings.values()), MAX_SIBLINGS)  # the newest: there may be very many
-            same = max(_num_same(tokens, other) for other in nearest)
-            return Miss("differs", start + same)
-        return Miss("unseen", start) if start else Miss("new")
+            same = max(_num_same(prefix.tokens, other) for other in nearest)
+            return Miss("differs", prefix.start + same)
+        return Miss("unseen", prefix.start) if prefix.start else Miss("new")
 
     def _forget_oldest(self) -> None:
         for digest in list(islice(self._evicted, FORGOTTEN_AT_ONCE)):
             del self._evicted[digest]
+
+
+def _drop(known: dict[bytes, dict[bytes, bytes]], key: bytes, digest: bytes) -> None:
+    """Forget a digest under `key`, and the key with its last one."""
+    digests = known.get(key)
+    if digests is not None:
+        digests.pop(digest, None)
+        if not digests:
+            del known[key]
 
 
 def _num_same(tokens: bytes, other: bytes) -> int:

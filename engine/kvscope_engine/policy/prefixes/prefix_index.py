@@ -2,8 +2,8 @@
 
 A block's digest is `sha256(parent digest + its token ids as little-endian int32 + extra)`, so it names the
 whole text up to and with the block. The chain starts from a random salt of this engine, which keeps the
-64-bit hashes that telemetry publishes from being guessed or compared between engines. The extra is what a client calls
-its cache salt, in the first block alone: all that follow it differ by their parents.
+64-bit hashes that telemetry publishes from being guessed or compared between engines. The extra is the key of the LoRA
+adapter and what a client calls its cache salt, in the first block alone: all that follow it differ by their parents.
 
 Owns digest -> block and what a hashed block holds. Knows neither reference counts nor who uses a block.
 """
@@ -20,6 +20,8 @@ import msgspec
 
 SALT_BYTES: Final = 32
 DIGEST_BYTES: Final = hashlib.sha256().digest_size
+_KEYED: Final = b"\xff"
+"""Before an adapter's key: no salt, which is a text, begins so."""
 
 
 def published_hash(digest: bytes) -> int:
@@ -41,6 +43,10 @@ class Prefix(msgspec.Struct, frozen=True, gc=False):
     """Digest of the block before it in its text, empty for the first."""
     salt: str = ""
     """A client's own, in the digest of a first block."""
+    adapter: str = ""
+    """The LoRA adapter that it was computed with, by name; of every block, for people."""
+    adapter_key: bytes = b""
+    """Its `Adapter.key`, in the digest of a first block."""
 
     @property
     def group(self) -> int:
@@ -49,8 +55,8 @@ class Prefix(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def follows(self) -> bytes:
-        """What it comes after: the block before it, or the beginning of all texts of its salt."""
-        return self.parent or self.salt.encode()
+        """What it comes after: the block before it, or the beginning of all texts of its adapter and salt."""
+        return self.parent or first_extra(self.salt, self.adapter_key)
 
     @property
     def published_parent(self) -> int:
@@ -82,16 +88,16 @@ class PrefixIndex:
         """
         return hashlib.sha256((parent or self._root) + tokens + extra).digest()
 
-    def extend(self, digests: list[bytes], token_ids: Sequence[int], salt: str = "") -> None:
+    def extend(self, digests: list[bytes], token_ids: Sequence[int], salt: str = "", adapter_key: bytes = b"") -> None:
         """Append to `digests` those of the full blocks of `token_ids`, which follow the ones there.
 
-        `salt` keeps texts apart from those of another, from the first block on.
+        `salt` and `adapter_key` keep texts apart from those of others, from the first block on.
         """
         size = 4 * self._block_size
         packed = pack_tokens(token_ids)
         parent = digests[-1] if digests else None
         for low in range(0, len(packed) - size + 1, size):
-            extra = salt.encode() if parent is None else b""
+            extra = first_extra(salt, adapter_key) if parent is None else b""
             parent = self.digest(parent, packed[low : low + size], extra)
             digests.append(parent)
 
@@ -132,6 +138,11 @@ class PrefixIndex:
             held = self._block_of.get(prefix.digest)
             assert held == block, f"the digest of block {block} leads to block {held} in the prefix index"
         return list(self._prefix_of.items())
+
+
+def first_extra(salt: str, adapter_key: bytes) -> bytes:
+    """What keeps texts of the same tokens apart; of no adapter and no salt it is empty."""
+    return (_KEYED + adapter_key if adapter_key else b"") + salt.encode()
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:

@@ -26,8 +26,7 @@ def explain_miss(pool: BlockPool, request: Request, num_found: int) -> Miss:
     if pool.history is None or num_found >= (request.num_tokens - 1) // pool.block_size:
         return Miss()
     group, place = _first_missing(pool, request, num_found + 1)
-    prefix = _prefix_at(pool, request, place, group)
-    return pool.history.explain(prefix.digest, prefix.follows, prefix.tokens, prefix.start)
+    return pool.history.explain(_prefix_at(pool, request, place, group))
 
 
 def _first_missing(pool: BlockPool, request: Request, end: int) -> tuple[int, int]:
@@ -63,13 +62,18 @@ def _prefix_at(pool: BlockPool, request: Request, place: int, group: int) -> Pre
     start = place * pool.block_size
     tokens = pack_tokens(request.tokens(start, start + pool.block_size))
     digest = group_digest(request.block_digests[place], group)
+    name = "" if request.adapter is None else request.adapter.name
     if not place:
-        return Prefix(digest, 0, tokens, salt=request.cache_salt)
-    return Prefix(digest, start, tokens, group_digest(request.block_digests[place - 1], group))
+        return Prefix(digest, 0, tokens, b"", request.cache_salt, name, _adapter_key(request))
+    return Prefix(digest, start, tokens, group_digest(request.block_digests[place - 1], group), adapter=name)
+
+
+def _adapter_key(request: Request) -> bytes:
+    return b"" if request.adapter is None else request.adapter.key
 
 
 def _extend_digests(index: PrefixIndex, block_size: int, request: Request, count: int) -> None:
     known = len(request.block_digests)
     if known < count:
         tokens = request.tokens(known * block_size, count * block_size)
-        index.extend(request.block_digests, tokens, request.cache_salt)
+        index.extend(request.block_digests, tokens, request.cache_salt, _adapter_key(request))

@@ -17,12 +17,12 @@ The rules, in the order they are applied in each step:
 4. Waiting requests are admitted in the order of the queue (priority, then clients and their batches in turn, then rank:
    `waiting_queue`) while tokens of the budget are left (so no running prefill is still short of blocks), all blocks for
    the tokens they know fit in what is available, less a watermark of 1 % of the pool (at least a block; none when
-   nothing runs, or the policy reserves ahead), and no request was preempted in this step. One that does not fit is
-   not overtaken. Waiting requests, whatever their priority, preempt running ones in one case alone: a client that runs
-   nothing gets a place from clients that run several requests, a batch that runs nothing from batches of the same
-   client that do (`_make_way`). Whoever gives way goes on running something, so the number of clients, or of a
-   client's batches, that run grows each time; nobody makes way for a lower priority. Policies that reserve know no
-   such turns.
+   nothing runs, or the policy reserves ahead), no request was preempted in this step, and its LoRA adapter, if it has
+   one, runs already or is one of `max_adapters`. One that does not fit is not overtaken. Waiting requests, whatever
+   their priority, preempt running ones in one case alone: a client that runs nothing gets a place from clients that run
+   several requests, a batch that runs nothing from batches of the same client that do (`_make_way`). Whoever gives way
+   goes on running something, so the number of clients, or of a client's batches, that run grows each time; nobody makes
+   way for a lower priority. Policies that reserve know no such turns.
 5. Drafts come last: requests that are one token short have guesses checked with it, where the budget, the blocks and
    `max_num_seqs` (of tokens sampled in a step) leave room. Nobody gives up blocks for a draft, and those of wrong ones
    are given back when the step is committed.
@@ -73,7 +73,7 @@ from kvscope_engine.policy.totals import Totals
 from kvscope_engine.policy.waiting_queue import WaitingQueue
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import FinishReason
-from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.running_time import RunningTime
 
@@ -81,9 +81,9 @@ from kvscope_telemetry.running_time import RunningTime
 class Scheduler:
     """Continuous batching over a block pool.
 
-    `max_num_seqs` requests and `max_num_batched_tokens` tokens run in a step at most; a request may not grow
-    beyond `max_model_len` tokens. With a `mover` the pool's places in lower tiers are used; `preemption` is one of
-    `recompute`, `swap` and `auto`.
+    `max_num_seqs` requests and `max_num_batched_tokens` tokens run in a step at most, with `max_adapters` LoRA
+    adapters among them; a request may not grow beyond `max_model_len` tokens. With a `mover` the pool's places in lower
+    tiers are used; `preemption` is one of `recompute`, `swap` and `auto`.
     """
 
     def __init__(
@@ -98,12 +98,14 @@ class Scheduler:
         preemption: str = "auto",
         drafter: Drafter | None = None,
         states: StatePool | None = None,
+        max_adapters: int = 0,
     ) -> None:
         self._pool = pool
         self.max_num_seqs = max_num_seqs
         """Requests that run in a step at most; `set_limits` changes it, and the next."""
         self.max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
+        self._max_adapters = max_adapters
         self._allocation = allocation
         self._reserves = allocation.reserves
         self._waiting = WaitingQueue()
@@ -416,6 +418,9 @@ class Scheduler:
             found = self._admission.find(request)
             if not self._admission.fits(request, found, is_alone=not self._running):
                 return
+            if not self._may_adapt(request):
+                self._tell_wait(request, WaitsFor.ADAPTER)
+                return
             if request.awaits_its_form and found.num_tokens + 1 >= request.num_tokens:
                 return  # nothing could be computed for it
             self._waiting.remove(request)
@@ -431,6 +436,8 @@ class Scheduler:
         if not self._waiting or self._reserves or not self._running:
             return []
         first = self._waiting.first
+        if not self._may_adapt(first):
+            return []
         victims = self._who_may_make_way(first)
         if not victims:
             return []
@@ -473,6 +480,18 @@ class Scheduler:
                 may.append(request)
         return may
 
+    def _may_adapt(self, request: Request) -> bool:
+        """Whether the request's adapter, if it has one, runs already or may run as well."""
+        if request.adapter is None:
+            return True
+        running = {other.adapter for other in self._running if other.adapter is not None}
+        return request.adapter in running or len(running) < self._max_adapters
+
+    def _tell_wait(self, request: Request, waits_for: WaitsFor) -> None:
+        if request.waits_for is not waits_for:
+            request.waits_for = waits_for
+            self._changes.touch(request)
+
     def _make_way(self, first: Request, way: list[Request], builder: PlanBuilder) -> None:
         builder.has_preempted = True
         for victim in way:
@@ -484,7 +503,7 @@ class Scheduler:
         if request.admitted_ns is None:
             request.admitted_ns = now_ns
             self.totals.admitted += 1
-        request.state = RequestState.RUNNING
+        request.state, request.waits_for = RequestState.RUNNING, WaitsFor.UNTOLD
         self._running.add(request)
         self._waiting.start(request)
         self._changes.touch(request)

@@ -65,6 +65,17 @@ def shared(engine, session, poll):
     return session
 
 
+def test_a_request_says_its_adapter(engine, session, poll, show):
+    engine.request(2, blocks=[7], adapter="sql")
+    engine.request(5, blocks=[8])
+    poll(session)
+    view = show(session)
+    session.select_request(2)
+    assert ("LoRA", "sql") in shown_facts(view)
+    session.select_request(5)
+    assert "LoRA" not in [name for name, _ in shown_facts(view)]
+
+
 def test_nothing_selected_says_how_to(session, show):
     view = show(session)
     assert EMPTY_TEXTS[BLOCK] in driver.lines(view)

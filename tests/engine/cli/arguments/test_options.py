@@ -9,7 +9,7 @@ import pytest
 
 from kvscope_engine.cli.arguments.options import add_engine_options, engine_config
 from kvscope_engine.cli.parser import CommandParser, parse_size
-from kvscope_telemetry.engine_config import EngineConfig, SpeculativeConfig
+from kvscope_telemetry.engine_config import EngineConfig, LoraModule, SpeculativeConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.kv_events.config import KvEventsConfig
 
@@ -47,6 +47,7 @@ def test_every_field_has_its_option() -> None:
         *("--kv-events-config", '{"topic": "kv"}', "--quantization", "none"),
         *("--generation-config", "none"),
         *("--speculative-config", '{"num_speculative_tokens": 3}'),
+        *("--max-loras", "2", "--max-lora-rank", "8"),
     )
     assert found == EngineConfig(
         model="m",
@@ -80,13 +81,43 @@ def test_every_field_has_its_option() -> None:
         async_scheduling=False,
         kv_events_config=KvEventsConfig(topic="kv"),
         speculative_config=SpeculativeConfig(num_speculative_tokens=3),
+        max_loras=2,
+        max_lora_rank=8,
     )
     same = [
         field.name
         for field in dataclasses.fields(EngineConfig)
         if getattr(found, field.name) == getattr(EngineConfig(), field.name)
     ]
-    assert same == ["tensor_parallel_size", "sparse_decode", "allocator"]  # what does not go with the others
+    without = ["lora_modules", "allow_runtime_lora_updating"]
+    assert same == ["tensor_parallel_size", "sparse_decode", "allocator", *without]  # what does not go with the others
+
+
+def test_adapters_as_vllm_is_given_them() -> None:
+    found = config("--lora-modules", "sql=a/b", '{"name": "py", "path": "c=d"}', "--allow-runtime-lora-updating")
+    assert found.lora_modules == (LoraModule(name="sql", path="a/b"), LoraModule(name="py", path="c=d"))
+    assert (found.num_lora_slots, found.has_lora, config().has_lora) == (2, True, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("sql", "'sql' is not accepted: NAME=FOLDER, or"),
+        ("=x", "'=x' is not accepted: NAME=FOLDER, or"),
+        ('{"name": "sql"}', "field 'path' is missing"),
+        ('{"name": "sql", "path": "x", "rank": 3}', "field 'rank' is not known"),
+    ],
+)
+def test_what_names_no_adapter_is_refused(given: str, says: str) -> None:
+    with pytest.raises(BadInput) as refusal:
+        config("--lora-modules", given)
+    assert says in str(refusal.value)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--tensor-parallel-size", "2"), ("--cpu-offload-gb", "1")])
+def test_what_does_not_go_with_adapters_is_refused(option: str, value: str) -> None:
+    with pytest.raises(BadInput, match="is not accepted with"):
+        config("--lora-modules", "sql=x", option, value)
 
 
 def test_ranks_by_both_names() -> None:

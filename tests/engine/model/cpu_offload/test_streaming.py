@@ -30,6 +30,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 6},
     "qwen3": {"num_hidden_layers": 5},
     "gpt_oss": {"num_hidden_layers": 4},
+    "youtu": {"num_hidden_layers": 4},
 }
 
 
@@ -41,7 +42,7 @@ def tokens_of(planned: Any, loaded: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "num_layers"), [("llama", 3), ("llama", 4), ("llama", 6), ("qwen3", 3), ("gpt_oss", 3)]
+    ("model_type", "num_layers"), [("llama", 3), ("llama", 4), ("llama", 6), ("qwen3", 3), ("gpt_oss", 3), ("youtu", 3)]
 )
 def test_streamed_layers_give_the_same_tokens(
     load_on_host: Load, planned: Any, late_copies: Any, model_type: str, num_layers: int

@@ -46,6 +46,23 @@ def test_long_runs_are_expanded() -> None:
     assert is_expanded(V3, 200, 100_000)
 
 
+def test_runs_that_go_together() -> None:
+    """Prompts as far as they are no more than so many tokens, each as long as the longest; short runs by queries."""
+
+    def rows(*each: tuple[int, int]) -> list[tuple[bool, int, int]]:
+        start = np.cumsum([0, *(size for size, _ in each)], dtype=np.int32)
+        known = HostLengths(start, np.array([length for _, length in each], np.int32))
+        given = QueryRuns(torch.from_numpy(start), 0, known)
+        groups = run_groups(V3, torch.from_numpy(known.seq_lens), given, 0)
+        return [(group.is_expanded, group.requests.start, group.requests.stop) for group in groups]
+
+    assert rows((20, 20), (30, 30), (9, 9)) == [(True, 0, 3)]
+    assert rows((2000, 2000), (2000, 2000), (9, 9)) == [(True, 0, 2), (True, 2, 3)]
+    assert rows((2000, 2000), (3000, 9000)) == [(True, 0, 1), (True, 1, 2)]
+    assert rows((3, 9000), (100, 9000), (2, 70), (500, 500)) == [(False, 0, 3), (True, 3, 4)]
+    assert rows((150, 9000), (150, 9000), (150, 9000), (150, 9000)) == [(False, 0, 3), (False, 3, 4)]
+
+
 def test_what_is_expanded_at_once_is_bounded() -> None:
     """But for one head of a very long request."""
     many = make_latents(128, (512, 64, 128, 128))
@@ -60,7 +77,12 @@ def test_what_is_expanded_at_once_is_bounded() -> None:
 @pytest.mark.parametrize("is_split", [False, True])
 @pytest.mark.parametrize(
     "lengths",
-    [[(30, 33)], [(3, 40), (30, 30)], [(50, 61), (2, 9), (1, 80), (40, 200), (4, 4)], [(2, 50), (3, 3)]],
+    [
+        [(30, 33)],
+        [(3, 40), (30, 30)],
+        [(50, 61), (2, 9), (1, 80), (40, 200), (4, 4), (30, 31), (20, 20), (40, 90)],
+        [(2, 50), (3, 3)],
+    ],
     ids=str,
 )
 def test_runs_of_every_length(
@@ -68,6 +90,7 @@ def test_runs_of_every_length(
 ) -> None:
     monkeypatch.setattr(runs, "EXPANDED_BYTES", room)
     monkeypatch.setattr(runs, "MOST_TOGETHER", 4)
+    monkeypatch.setattr(runs, "MOST_EXPANDED", 150)
     latents = make_latents()
     expected_of = make_latents()
     if is_split:

@@ -16,6 +16,7 @@ from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.latent.latents import Latents
 from kvscope_engine.model.latent.served import expanded_notes
 from kvscope_engine.model.running.kv_storage import LayerShape
+from kvscope_telemetry.engine_config import SpeculativeConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -105,8 +106,8 @@ def check(completion: Completion, expected: tuple[list[int], list[list[float]]])
 
 
 def config_of(folder: Path, **changes: Any) -> EngineConfig:
-    sizes: dict[str, Any] = {"block_size": 4, "num_gpu_blocks_override": 90, "max_num_batched_tokens": 24}
-    return EngineConfig(model=str(folder), device="cpu", dtype="float32", **(sizes | changes))
+    usual: dict[str, Any] = {"dtype": "float32", "block_size": 4, "num_gpu_blocks_override": 90}
+    return EngineConfig(model=str(folder), device="cpu", **(usual | {"max_num_batched_tokens": 24} | changes))
 
 
 @pytest.mark.parametrize("case", MODELS)
@@ -144,8 +145,42 @@ def test_what_is_held_is_told(tmp_path: Path, vivid_model: Callable[..., Any]) -
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        {"page_heat": 1},
+        {"allocator": "virtual", "enable_prefix_caching": False},
+        {"speculative_config": SpeculativeConfig(num_speculative_tokens=3)},
+        {"num_threads": 2},
+    ],
+    ids=str,
+)
+def test_options_that_leave_tokens_as_they_are(
+    tmp_path: Path, vivid_model: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    model = vivid_model(MODELS["deepseek_v3"][0], **MODELS["deepseek_v3"][1])
+    model.save_pretrained(tmp_path)
+    with Engine(config_of(tmp_path, **options)) as engine:
+        for completion, ids in zip(engine.generate(asked(prompts())), prompts(), strict=True):
+            check(completion, greedy(model, ids))
+        if "page_heat" in options:
+            ledger = engine.components.pool.ledger
+            assert ledger.attention[ledger.attention_step > 0].any()
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"dtype": "float16"}, {"quantization": "int8"}], ids=str)
+def test_latents_of_fewer_bits(tmp_path: Path, vivid_model: Callable[..., Any], options: dict[str, Any]) -> None:
+    """The proofs at load hold as they do without latents."""
+    vivid_model(MODELS["deepseek_v2"][0], **MODELS["deepseek_v2"][1]).save_pretrained(tmp_path)
+    with Engine(config_of(tmp_path, **options)) as engine:
+        assert set(engine.components.storage.layers) == {HELD}
+        assert not any("latents" in note for note in engine.components.notes)
+        assert all(len(completion.token_ids) == NUM_TOKENS for completion in engine.generate(asked(prompts())))
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"tensor_parallel_size": 2}, r"tensor_parallel_size=2 is not accepted .* not of Llama's kind"),
         ({"kv_cache_dtype": "int8"}, r"kv_cache_dtype='int8' is not accepted with DeepseekV3ForCausalLM.* latents"),
         ({"sparse_decode": 0.5}, r"sparse_decode=0.5 is not accepted with .* latents"),
     ],

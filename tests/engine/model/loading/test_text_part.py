@@ -88,6 +88,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "vision_config": VISION | {"model_type": "clip_vision_model", "projection_dim": 32},
     },
     "mistral3": {"text_config": TEXT | {"model_type": "mistral"}, "vision_config": VISION | {"model_type": "pixtral"}},
+    "muse_glimmer": {
+        "text_config": TEXT | {"output_multiplier": 0.5, "final_logit_softcapping": 3.0},
+        "vision_config": VISION | {"layer_types": ["full_attention"]},
+    },
     "qwen2_5_vl": {
         "text_config": TEXT | THREE_ROWS,
         "vision_config": QWEN_VISION | {"fullatt_block_indexes": [0]},

@@ -318,6 +318,7 @@ def test_text_part_alone(tmp_path: Path) -> None:
         ("fp8 of rows", {"pre_quant_scale": torch.ones(64)}, r"pre_quant_scale \(F32\) is of a form that is not read"),
         ("int4", {"weight_packed": torch.zeros(64, 5).int()}, "weight_packed is .64, 5."),
         ("int8", {"weight_scale": None}, "lacks .*q_proj.weight_scale"),
+        ("int8", {"weight": torch.zeros(2, 64, 64).to(torch.int8)}, "weight is .2, 64, 64.: whole numbers"),
     ],
 )
 def test_what_does_not_fit_is_named(

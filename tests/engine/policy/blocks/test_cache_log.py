@@ -55,6 +55,16 @@ def test_a_salt_is_told_of_the_first_block_of_a_text_alone() -> None:
     assert later.extra_keys is None
 
 
+def test_an_adapter_is_told_of_every_block() -> None:
+    log, (first, second, _) = CacheLog(2), text([1, 2, 3, 4, 5, 6])
+    log.stored(Prefix(first.digest, 0, first.tokens, salt="mine", adapter="sql", adapter_key=b"k" * 32))
+    log.stored(Prefix(second.digest, 2, second.tokens, first.digest, adapter="sql"))
+    (stored,) = log.drain()
+    assert isinstance(stored, BlockStored)
+    assert stored.lora_name == "sql"
+    assert read_extra_keys(stored.extra_keys or b"") == (("sql", "mine"), ("sql",))
+
+
 def test_what_happens_in_between_stays_in_between() -> None:
     log, (first, second) = CacheLog(2), text([1, 2, 3, 4])
     log.stored(first)

@@ -17,7 +17,7 @@ def prefix(number: int) -> Prefix:
 
 
 def is_remembered(history: PrefixHistory, number: int) -> bool:
-    return history.explain(prefix(number).digest, b"root", b"", 0).kind == "evicted"
+    return history.explain(prefix(number)).kind == "evicted"
 
 
 def test_the_oldest_are_forgotten_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,11 +54,17 @@ def test_the_memory_of_evicted_blocks_is_bounded_in_bytes() -> None:
     assert peak < 17 << 20
 
 
-def test_texts_of_another_salt_explain_nothing() -> None:
+def first(digest: bytes, token: int, salt: str = "", adapter_key: bytes = b"") -> Prefix:
+    return Prefix(digest * 32, 0, bytes([token, 0, 0, 0]), salt=salt, adapter_key=adapter_key)
+
+
+def test_the_same_text_under_another_salt_or_adapter_is_told() -> None:
     history = PrefixHistory()
-    cached = Prefix(b"a" * 32, 0, b"\1\0\0\0", salt="mine")
+    cached = first(b"a", 1, "mine")
     history.enter(cached)
-    assert history.explain(b"b" * 32, b"mine", b"\2\0\0\0", 0).kind == "differs"
-    assert history.explain(b"b" * 32, b"", b"\1\0\0\0", 0).kind == "new"
+    assert history.explain(first(b"b", 2, "mine")).kind == "differs"
+    assert history.explain(first(b"b", 1)).kind == "salt"
+    assert history.explain(first(b"b", 1, "mine", b"key")).kind == "adapter"
+    assert history.explain(first(b"b", 2)).kind == history.explain(first(b"b", 2, "mine", b"key")).kind == "new"
     history.leave([cached], 3)
-    assert history.explain(b"b" * 32, b"mine", b"\2\0\0\0", 0).kind == "new"
+    assert history.explain(first(b"b", 2, "mine")).kind == history.explain(first(b"b", 1)).kind == "new"

@@ -25,6 +25,7 @@ from kvscope_engine.model.checks import eager_check, trial
 from kvscope_engine.model.checks.agreement import Difference
 from kvscope_engine.model.cpu_offload import streaming
 from kvscope_engine.model.loading import loader
+from kvscope_engine.model.lora import adapters
 from kvscope_engine.model.running import memory, step_buffer
 from kvscope_engine.model.tiers import build
 
@@ -232,6 +233,7 @@ def start(
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # its threads would know nothing of this mode
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(loader, "choose_device", lambda _: gpu)
+    monkeypatch.setattr(adapters, "choose_device", lambda _: gpu)
     monkeypatch.setattr(loader, "CudaMemory", Card)
     monkeypatch.setattr(memory, "CudaMemory", Card)
     monkeypatch.setattr(eager_check, "difference", lambda *_: Difference(0.0, 0.0, 0.0))
@@ -251,6 +253,7 @@ def start(
         return engines[-1]
 
     make.folder = folder  # type: ignore[attr-defined]
+    make.checkpoint = partial(checkpoint, tmp_path)  # type: ignore[attr-defined]
     yield make
     for engine in engines:
         engine.close()
@@ -262,7 +265,7 @@ def read_shape(slice_of_file: Any, device: Any = None, dtype: torch.dtype | None
     return torch.empty(shape, dtype=kind).to(device=device, dtype=dtype)
 
 
-def checkpoint(folder: Path) -> Path:
+def checkpoint(folder: Path, model_type: str = "llama", **changes: Any) -> Path:
     """Written outside the rehearsal: real numbers in real files."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.utils._python_dispatch import _disable_current_modes
@@ -270,6 +273,6 @@ def checkpoint(folder: Path) -> Path:
 
     auto: Any = AutoModelForCausalLM
     with _disable_current_modes(), unset_fake_temporarily():
-        model = auto.from_config(AutoConfig.for_model("llama", **SIZES), dtype=torch.float32)
-        model.save_pretrained(folder / "model")
-    return folder / "model"
+        model = auto.from_config(AutoConfig.for_model(model_type, **SIZES | changes), dtype=torch.float32)
+        model.save_pretrained(folder / model_type)
+    return folder / model_type

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.rehearsal.steps.engine.conftest import storage_of
+from tests.engine.rehearsal.steps.engine.conftest import SIZES, storage_of
 
 from kvscope_engine import Engine, EngineConfig
 from kvscope_engine.components import NO_ROOM_FOR_PIECES
 from kvscope_engine.model.cpu_offload import streaming
 from kvscope_engine.model.loading.loader import load_model
+from kvscope_engine.model.lora import adapters as lora
+from kvscope_engine.model.lora.peft_folder import AdapterWeights, Delta
+from kvscope_telemetry.engine_config import LoraModule
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
@@ -36,15 +39,25 @@ class Step:
     waits: int
 
 
-def serve(engine: Engine, lanes: Any, fake_gpu: Any, rounds: int = 1, num_tokens: int = 40) -> Iterator[Step]:
+def serve(
+    engine: Engine,
+    lanes: Any,
+    fake_gpu: Any,
+    rounds: int = 1,
+    num_tokens: int = 40,
+    *,
+    first: int = 0,
+    adapters: tuple[str, ...] = ("", "", ""),
+) -> Iterator[Step]:
     """Three requests together, step by step; and again, with other prompts.
 
     Steps overlap: the first call launches two, and the last none.
     """
     sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    for number in range(3 * rounds):
+    for number in range(first, first + 3 * rounds):
         prompt = tuple(range(3 + 40 * number, 40 + 40 * number))
-        engine.submit(Submit(request_id=f"r{number}", prompt_token_ids=prompt, sampling=sampling))
+        adapter = adapters[number % 3]
+        engine.submit(Submit(request_id=f"r{number}", prompt_token_ids=prompt, sampling=sampling, adapter=adapter))
         if number % 3 < 2:
             continue
         while engine.has_unfinished:
@@ -92,6 +105,41 @@ def test_an_engine_starts_and_serves(start: Start, lanes: Any, fake_gpu: Any, kv
     assert [(step.num_waited, step.waits) for step in steps] == [(0, 1)] * len(steps), "one result a step"
     assert sum(step.replays for step in steps) == 3 + len(steps) - 1, "the prefill is one more than there are layers"
     assert (engine.overlaps.steps, engine.overlaps.overlapped) == (len(steps), len(steps) - 1)
+
+
+def test_an_engine_of_latents_starts_and_serves(start: Any, lanes: Any, fake_gpu: Any) -> None:
+    """And swaps them, as it does keys and values."""
+    sizes = {"q_lora_rank": 64, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
+    folder = start.checkpoint("youtu", num_key_value_heads=4, head_dim=32, **sizes)
+    engine = start(model=str(folder), dtype="bfloat16", **SWAPPING)
+    assert engine.hello.cache.block_bytes == 2 * 16 * (128 + 32) * 2
+    assert [group.kind for group in engine.hello.cache.groups] == ["latent"]
+    check_that_graphs_read_nothing_that_moves(engine, lanes)
+    known = set(fake_gpu.seen.compiled)
+    steps = list(serve(engine, lanes, fake_gpu))
+    assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
+    assert sum(step.tier_down for step in steps) > 0
+    assert sum(step.tier_up for step in steps) > 0
+    assert sum(step.replays for step in steps) > len(steps) // 2
+
+
+@pytest.mark.parametrize("names", [("sql", "sql", "sql"), ("sql", "", "python")], ids=str)
+def test_steps_with_adapters_run_without_graphs(
+    start: Start, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    """One copy up and one down as ever, and nothing is compiled; a step without them replays its graph."""
+    size = SIZES["hidden_size"]
+    deltas = {"model.layers.0.self_attn.o_proj": Delta(torch.zeros(2, size), torch.zeros(size, 2))}
+    monkeypatch.setattr(lora, "read_adapter", lambda name, *_: AdapterWeights(deltas, 2, name.encode()))
+    modules = tuple(LoraModule(name=name, path="there") for name in ("sql", "python"))
+    engine = start(lora_modules=modules)
+    assert engine.notes == (), "graphs were captured"
+    known = set(fake_gpu.seen.compiled)
+    steps = list(serve(engine, lanes, fake_gpu, adapters=names))
+    assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
+    assert sum(step.replays for step in steps) == 0
+    assert [(step.down, step.waits) for step in steps[1:-1]] == [(1, 1)] * (len(steps) - 2), "one result a step"
+    assert sum(step.replays for step in serve(engine, lanes, fake_gpu, first=3)) > 0
 
 
 def test_a_graph_that_cannot_be_captured_in_service_is_an_event_and_a_note_at_once(
