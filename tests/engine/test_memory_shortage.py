@@ -68,6 +68,14 @@ def test_all_of_the_step_end_when_nothing_helps(sizes: tuple[int, int]) -> None:
     assert runner.num_recovered == len(runner.ran) == (3 if all(sizes) else 2)
 
 
+def test_what_changed_states_is_not_tried_again() -> None:
+    runner, plan = Runner(OUT), make_plan(2, 1)
+    plan.scheduled[0].request.state_slot = 3
+    outcome = run_with_shortages(runner, plan)
+    assert outcome.plan.scheduled == ()
+    assert (len(outcome.failed), len(runner.ran)) == (3, 1)
+
+
 def test_the_cause_and_what_would_help_are_told() -> None:
     runner, plan = Runner(OUT, OUT, OUT), make_plan(2, 1)
     outcome = run_with_shortages(runner, plan, lambda plan: f"give --max-num-batched-tokens {plan.num_tokens // 2}")

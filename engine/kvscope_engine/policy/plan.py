@@ -109,6 +109,7 @@ def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepRes
             plan,
             scheduled=tuple(plan.scheduled[index] for index in kept),
             num_single_token=num_single_token,
+            state_saves=tuple(save for save in plan.state_saves if not save.request.is_finished),
         ),
         StepResult(tuple(result.token_ids[index] for index in kept), logprobs, result.forward_ns, shares, *how),
     )

@@ -311,9 +311,8 @@ class _InCache(StateCaller):
             else:
                 held.recurrent_states[index], held.is_recurrent_states_initialized[index] = tensor, True
             held.has_previous_state[index] = goes_on
-        scan, hidden = layer.scan, given["hidden_states"]
-        if scan is not None and goes_on and hidden.shape[1] > 1:
-            output = scan.forward(known["recurrent", 0], given | {self.argument: _LayerCache(held)})
+        if layer.scan is not None and goes_on and given["hidden_states"].shape[1] > 1:
+            output = layer.scan.forward(known["recurrent", 0], given | {self.argument: _LayerCache(held)})
         else:
             output = layer.forward(**given | {self.argument: _LayerCache(held)})
         found = {("conv", index): state for index, state in held.conv_states.items() if state is not None}
