@@ -139,8 +139,74 @@ IS_DECODER: Final = frozenset(
     | {"roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"}
 )
 """Encoders that transformers also makes decoders of: tried as such."""
-CHANGES: Final[dict[str, dict[str, Any]]] = {}
+MAY_BE_NONE: Final = frozenset(
+    {"head_dim", "num_key_value_heads", "n_group", "topk_group", "num_experts_per_tok", "n_routed_experts"}
+    | {"moe_intermediate_size", "num_experts", "num_local_experts", "q_lora_rank", "n_head_kv"}
+)
+"""Sizes that some types know no default for, and need."""
+
+
+def _rope(*sections: int, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [*sections]} | more}
+
+
+_GEMMA4: Final[dict[str, Any]] = {"num_hidden_layers": 6, "num_experts": None, "moe_intermediate_size": None}
+_BOTH: Final = ("full_attention", "sliding_attention")
+_SPARSE: Final[dict[str, Any]] = {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]}
+CHANGES: Final[dict[str, dict[str, Any]]] = {
+    "cohere_compass_text": {
+        "layer_types": list(_BOTH) * 2,
+        "rope_parameters": {kind: _rope(2, 3, 3)["rope_parameters"] for kind in _BOTH},
+    },
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4}},
+    "deepseek_ocr2_text": _SPARSE,
+    "dots1": {"n_shared_experts": 1},
+    "dots3_note_text": {
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4,
+        "swa_q_lora_rank": 16,
+        "swa_kv_lora_rank": 32,
+        "swa_head_dim": 24,
+        "swa_qk_nope_head_dim": 16,
+        "swa_v_head_dim": 12,
+    },
+    "emu3": {"vocabulary_map": {"<image>": 5, "<|extra_200|>": 6} | {f"<|visual token {i:06}|>": 7 for i in range(3)}},
+    "ernie4_5_vl_moe_text": _rope(3, 3, 2),
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": _GEMMA4,
+    "glm4v_text": _rope(2, 3, 3, partial_rotary_factor=1.0),
+    "glm4v_moe_text": _rope(2, 3, 3, partial_rotary_factor=1.0),
+    "glm_ocr_text": _rope(2, 3, 3),
+    "glm5_next_text": {"qk_rope_head_dim": 0, "index_kpool": 4},
+    "granitemoe": {"initializer_range": 0.1},
+    "granite4_vision": {"deepstack_layer_map": [[0, 0]], "downsample_rate": "1/2"},
+    "granite_docling_vision": {"deepstack_visual_indexes": [0]},
+    "fun_asr_nano": {"adaptor_config": {"hidden_size": 64, "intermediate_size": 16, "num_attention_heads": 4}},
+    "hunyuan_vl_text": _rope(2, 2, 2, 2),
+    "inkling2_vision": {"text_hidden_size": 64},
+    "molmo2_adapter": {"vision_feature_layer": [3, 1]},
+    "paddleocr_vl_text": _rope(2, 3, 3),
+    "qwen2_5_omni_text": _rope(2, 3, 3),
+    "qwen2_5_vl_text": _rope(2, 3, 3),
+    "qwen2_vl_text": _rope(2, 3, 3),
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+    },
+    "nemotron_h": {"initializer_range": 0.1},
+    "radio": {"video_temporal_patch_size": 2},
+    "reformer": {"is_decoder": True, "axial_pos_embds_dim": (32, 32)},
+    "step3p5": {"sliding_window": 13, "layer_types": list(_BOTH) * 2},
+    "recurrent_gemma": {"initializer_range": 0.1},
+    "zamba2": {"initializer_range": 0.1},
+    "xmod": {"default_language": "en_XX"},
+}
 """By the type of a part."""
+AS_THEY_ARE: Final = frozenset({"nemotron3_5_transcribe_audio", "nemotron3_5_transcribe_word_timestamp"})
+"""Parts whose sizes must fit each other in ways of their own."""
 
 
 def model_types() -> list[str]:
@@ -178,23 +244,33 @@ def small_options(config: Any) -> dict[str, Any]:
     if kind in FAMILIES:
         return RECURRENT_SIZES | FAMILIES[kind] | CHANGES.get(kind, {})
     told = {name for name in vars(config) if not name.startswith("_")}
+    if kind in AS_THEY_ARE:
+        return {}
+    own = {name: _own(config, name) for name in told}
     other_names = {name: other for name, other in (config.attribute_map or {}).items() if name in SIZES}
     options: dict[str, Any] = {other: SIZES[name] for name, other in other_names.items() if other in told}
-    options |= {name: SIZES[name] for name in told if name in SIZES and is_size(getattr(config, name), SIZES[name])}
-    for name in told:
-        part = getattr(config, name)
+    options |= {name: SIZES[name] for name in told if name in SIZES and is_size(name, own[name])}
+    for name, part in own.items():
         if isinstance(part, PretrainedConfig):
             options[name] = {"model_type": part.model_type} | small_options(part)
-    rope = getattr(config, "rope_parameters", None)
+    rope = own.get("rope_parameters")
     if isinstance(rope, dict) and "mrope_section" in rope:
         options["rope_parameters"] = rope | {"mrope_section": [2, 3, 3]}
-    if getattr(config, "kv_lora_rank", None) is not None:
+    if own.get("kv_lora_rank") is not None:
         options |= {"head_dim": 8, "num_key_value_heads": 4}
     if kind in IS_DECODER:
         options["is_decoder"] = True
     return {name: value for name, value in (options | CHANGES.get(kind, {})).items() if value is not None}
 
 
-def is_size(value: Any, small: Any) -> bool:
-    """Whether a configuration's own value may be changed to `small`: nothing is given where it has nothing."""
-    return value is not None and isinstance(value, list | tuple) == isinstance(small, list | tuple)
+def is_size(name: str, value: Any) -> bool:
+    """Whether a configuration's own value may be made small: nothing is given where it has nothing."""
+    return name in MAY_BE_NONE if value is None else isinstance(value, list | tuple) == isinstance(SIZES[name], tuple)
+
+
+def _own(config: Any, name: str) -> Any:
+    """As all layers have it: asked of a configuration whose layers differ, what differs raises."""
+    try:
+        return getattr(config, name)
+    except Exception:
+        return getattr(config.per_layer_config[0], name, None)

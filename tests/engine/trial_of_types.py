@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import random
+import re
 import shutil
 import tempfile
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,9 +42,11 @@ class Outcome:
     """Why it is not served."""
     architecture: str = ""
     cache: str = ""
-    """What the engine keeps of a token: kinds of KV groups, and states."""
+    """What the engine keeps: kinds of KV groups, and states."""
     compared_with: str = ""
     """The `whole` model, or its `text part`, where transformers does not run the whole on text alone."""
+    example: str = ""
+    """A checkpoint that transformers names beside the configuration."""
 
 
 class Differs(Exception):
@@ -50,7 +54,20 @@ class Differs(Exception):
 
 
 def try_type(model_type: str) -> Outcome:
-    """Never raises."""
+    """What becomes of it; an error is an outcome, too."""
+    return replace(_outcome(model_type), example=_example(model_type))
+
+
+def _example(model_type: str) -> str:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = CONFIG_MAPPING[model_type]
+    source = inspect.getsource(inspect.getmodule(kind) or kind)
+    found = re.search(rf'checkpoint="([^"]+)"[^@]*?\)\n(?:@\w+\n)*class {kind.__name__}\b', source)
+    return found[1] if found else ""
+
+
+def _outcome(model_type: str) -> Outcome:
     folder = Path(tempfile.mkdtemp(prefix="kvscope-types-"))
     try:
         with warnings.catch_warnings():
@@ -83,72 +100,75 @@ def _tried(model_type: str, folder: Path) -> Outcome:
         small |= {"state_interval": 16, "state_checkpoints": 20}
     engine_config = EngineConfig(model=name, device="cpu", dtype="float32", max_model_len=256, **(small | options))
     with Engine(engine_config) as engine:
-        kinds = [group.kind for group in engine.hello.cache.groups]
+        cache = ", ".join(_kept(engine))
         _compare(engine, reference)
-    return Outcome("served", "", plan.architecture, ", ".join(dict.fromkeys(kinds)), compared)
+    return Outcome("served", "", plan.architecture, cache, compared)
+
+
+def _kept(engine: Engine) -> list[str]:
+    """Kinds of what the engine keeps of a request."""
+    layers, states = engine.components.storage.layers, engine.components.states
+    kinds = [group.kind for group in engine.hello.cache.groups] or ["full"] * bool(layers)
+    return list(dict.fromkeys(kinds + ["states"] * (states is not None)))
 
 
 def _reference(config: Any, folder: Path) -> tuple[Any, str, str]:
     """transformers' model, the engine's name for it, and which model that is."""
     torch.manual_seed(0)
-    if has_other_parts(config):
-        try:
-            return _whole(config, folder)
-        except KvscopeError:
-            raise
-        except Exception as error:
-            why = f"{type(error).__name__}: {' '.join(str(error).split()):.100}"
-    else:
-        why = ""
-        config_class: Any = loading_class(config)
-        model = config_class._from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-        try:
-            return _saved(model, config, folder), str(folder), "whole"
-        except Exception as error:
-            why = f"{type(error).__name__}: {' '.join(str(error).split()):.100}"
+    try:
+        return _saved(config, folder), str(folder), "whole"
+    except Exception as error:  # of a class that does not go on without a picture or a sound
+        why = f"{type(error).__name__}: {' '.join(str(error).split()):.100}"
     path = folder / "config.json"
     config.to_json_file(path, use_diff=False)
     model = random_model(read_config(path), torch.float32, torch.device("cpu"), 0, lambda _: None).eval()
     return model, f"dummy:{path}", f"text part ({why})"
 
 
-def _saved(model: Any, config: Any, folder: Path) -> Any:
-    vivid(model)
+def _saved(config: Any, folder: Path) -> Any:
+    """In `folder`, and as transformers reads it from there, without the parts that add nothing to text."""
+    kind, reading = loading_class(config), reading_config(config)
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    kind._from_config(reading, **options).save_pretrained(folder)
+    if reading is not config:
+        raise ValueError("what reads is a part of the whole")
+    model = kind.from_pretrained(folder, config=reading, **options).eval()
     generate(model, (5, 6, 7))
-    model.save_pretrained(folder)
     return model
-
-
-def _whole(config: Any, folder: Path) -> tuple[Any, str, str]:
-    """Its other parts are not made: they add nothing to text."""
-    model = loading_class(config)._from_config(
-        reading_config(config), dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    _saved(model, config, folder)
-    if reading_config(config) is not config:
-        raise ValueError("a part that reads")
-    return model, str(folder), "whole"
-
-
-@torch.no_grad()
-def vivid(model: Any) -> None:
-    """Weights so large that every token depends on all before it, whatever the class begins with."""
 
 
 @torch.inference_mode()
 def generate(model: Any, ids: Sequence[int]) -> tuple[list[int], list[list[float]]]:
     """Greedy tokens, and log-probabilities of the five most likely at each."""
+    for part in model.modules():  # where RecurrentGemma keeps them from one call to the next
+        if hasattr(part, "conv1d_state"):
+            part.conv1d_state = None
+    tokens, logits = _generated(model, list(ids)) if hasattr(model, "generate") else _token_by_token(model, list(ids))
+    return tokens, [each.float().log_softmax(-1).topk(5).values.tolist() for each in logits]
+
+
+def _generated(model: Any, ids: list[int]) -> tuple[list[int], list[torch.Tensor]]:
     out = model.generate(
-        input_ids=torch.tensor([list(ids)]),
+        input_ids=torch.tensor([ids]),
         max_new_tokens=NUM_TOKENS,
-        min_new_tokens=None,
         do_sample=False,
         eos_token_id=None,
         output_logits=True,
         return_dict_in_generate=True,
     )
-    tops = [logits[0].float().log_softmax(-1).topk(5).values.tolist() for logits in out.logits]
-    return out.sequences[0, len(ids) :].tolist(), tops
+    return out.sequences[0, len(ids) :].tolist(), [logits[0] for logits in out.logits]
+
+
+def _token_by_token(model: Any, ids: list[int]) -> tuple[list[int], list[torch.Tensor]]:
+    """Of a class without `generate`."""
+    tokens: list[int] = []
+    logits: list[torch.Tensor] = []
+    while len(tokens) < NUM_TOKENS:
+        given = torch.tensor([ids + tokens])
+        positions = torch.arange(given.shape[1])[None]
+        logits.append(model(input_ids=given, position_ids=positions, use_cache=False).logits[0, -1])
+        tokens.append(int(logits[-1].argmax()))
+    return tokens, logits
 
 
 def prompts() -> list[list[int]]:
@@ -216,4 +236,4 @@ def _check_preempted(engine: Engine, asked: list[list[int]], wanted: list[tuple[
 
 def _plain(line: str) -> str:
     """A refusal without the model's name."""
-    return line.replace(f"model {NAME!r} is not supported: ", "").replace(f"model {NAME!r} is not accepted: ", "")
+    return re.sub(rf"^model (architecture \w+|{NAME!r}) is not (supported|accepted): ", "", line)
