@@ -170,8 +170,19 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
         "swa_qk_nope_head_dim": 16,
         "swa_v_head_dim": 12,
     },
+    "dots3_note_vision_encoder": {"num_hidden_layers": 42},  # each of which has a number of experts of its own
     "emu3": {"vocabulary_map": {"<image>": 5, "<|extra_200|>": 6} | {f"<|visual token {i:06}|>": 7 for i in range(3)}},
     "ernie4_5_vl_moe_text": _rope(3, 3, 2),
+    "gemma3_text": {"num_hidden_layers": 6},
+    "gemma4_assistant": {
+        "text_config": {
+            "model_type": "gemma4_text",
+            "hidden_size": 64,
+            "num_hidden_layers": 6,
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+        }
+    },
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": _GEMMA4,
     "glm4v_text": _rope(2, 3, 3, partial_rotary_factor=1.0),
