@@ -135,7 +135,17 @@ SIZES: Final[dict[str, Any]] = {
 }
 """By the name in a configuration."""
 IS_DECODER: Final = frozenset(
-    {"bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert"}
+    {
+        "bert",
+        "bert-generation",
+        "big_bird",
+        "camembert",
+        "data2vec-text",
+        "electra",
+        "ernie",
+        "megatron-bert",
+        "rembert",
+    }
     | {"roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"}
 )
 """Encoders that transformers also makes decoders of: tried as such."""
@@ -170,10 +180,16 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
         "swa_qk_nope_head_dim": 16,
         "swa_v_head_dim": 12,
     },
-    "dots3_note_vision_encoder": {"num_hidden_layers": 42},  # each of which has a number of experts of its own
+    "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},
+    "dots3_note_vision_encoder": {
+        "num_hidden_layers": 42,  # each of which has a number of experts of its own
+        "adapter_in_dim": 64,
+        "adapter_out_dim": 64,
+    },
     "emu3": {"vocabulary_map": {"<image>": 5, "<|extra_200|>": 6} | {f"<|visual token {i:06}|>": 7 for i in range(3)}},
     "ernie4_5_vl_moe_text": _rope(3, 3, 2),
     "gemma3_text": {"num_hidden_layers": 6},
+    "gemma3n_text": {"num_hidden_layers": 5},
     "gemma4_assistant": {
         "text_config": {
             "model_type": "gemma4_text",

@@ -1,6 +1,6 @@
 """Which model types are served, and how the others are refused: a file of results, and the page made of them.
 
-    python -m tests.engine.model_types_page [--processes N]
+    python -m tests.engine.model_types_page [--processes N] [TYPE …]
 
 tries every type of the installed transformers (some minutes) and writes both anew.
 """
@@ -42,7 +42,8 @@ _SERVED: Final = """
 {rows}
 
 Full: keys and values of all tokens. Window: of a sliding window alone. Latent: MLA's latents. States: one of each
-recurrent layer for a request. Types that also see or hear are served by their text part.
+recurrent layer for a request. Types that also see or hear are served by their text part, and compared with what the
+whole says to text; where transformers does not run that without pictures or sounds, with the text part.
 """
 _REFUSED: Final = """
 ## Refused
@@ -76,8 +77,8 @@ def page(version: str, results: Results) -> str:
 
 def _counts(results: Results) -> str:
     counts = Counter(found["result"] for found in results.values())
-    said = [f"{counts[result]} are {result}" for result in ("served", "refused", "not tried") if counts[result]]
-    return f"Of {len(results)} types {', '.join(said)}."
+    said = [f"{result} {counts[result]}" for result in ("served", "refused", "not tried") if counts[result]]
+    return f"Of {len(results)} types: {', '.join(said)}."
 
 
 def _row(name: str, found: Mapping[str, str], columns: Iterable[str]) -> str:
@@ -98,9 +99,11 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description="Tries every model type on the engine, and writes the page of them.")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="that try at once")
-    types = model_types()
-    with multiprocessing.get_context("spawn").Pool(parser.parse_args().processes) as pool:
-        tried = dict(pool.imap_unordered(_try, types))
+    parser.add_argument("types", nargs="*", metavar="TYPE", help="to try again alone; the others stay as they were")
+    arguments, types = parser.parse_args(), model_types()
+    with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
+        tried = dict(pool.imap_unordered(_try, arguments.types or types))
+    tried = (dict(read_results()[1]) if arguments.types else {}) | tried
     results = {name: tried[name] for name in types}
     written: dict[str, Any] = {"transformers": transformers.__version__, "types": results}
     RESULTS.write_text(json.dumps(written, indent=1) + "\n", "utf-8")
@@ -113,8 +116,8 @@ def main() -> None:
 
 def _try(model_type: str) -> tuple[str, dict[str, str]]:
     import torch
-    from transformers.utils import logging
     from tests.engine.trial_of_types import try_type
+    from transformers.utils import logging
 
     torch.set_num_threads(1)
     logging.set_verbosity_error()

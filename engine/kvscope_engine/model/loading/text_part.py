@@ -105,9 +105,7 @@ def take_text_part(whole: Any, config: Any) -> nn.Module:
     if kind is None or _has_own_head(kind, config):
         from kvscope_engine.model.loading.decoder_and_head import DecoderAndHead
 
-        made: nn.Module = _named(DecoderAndHead, type(whole).__name__)(
-            decoder, head, _head_words(_whole_class(config))
-        )
+        made: nn.Module = _named(DecoderAndHead, type(whole).__name__)(decoder, head, _head_words(_whole_class(config)))
         return made
     with torch.device("meta"):
         causal = kind._from_config(decoder.config, attn_implementation="eager", dtype=decoder.dtype)
