@@ -315,7 +315,7 @@ class _Cache:
 
     def _shown(self, group: LayerGroup) -> KVGroup:
         layers, rule = [self.storage.layers[number] for number in group.layers], group.rule
-        kind = "latent" if all(layer.latent_dim for layer in layers) else "full"
+        kind = "latent" if layers and all(layer.latent_dim for layer in layers) else "full"
         return KVGroup(
             kind="chunked" if rule.is_chunked else "window" if rule.window else kind,
             num_layers=len(layers),

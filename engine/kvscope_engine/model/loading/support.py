@@ -43,7 +43,9 @@ def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
     _check_config(config, name)
     skeleton = _skeleton(config, name)
     architecture = type(skeleton).__name__
-    num_layers = int(text_config(config).num_hidden_layers)
+    num_layers = getattr(text_config(config), "num_hidden_layers", None)
+    if not isinstance(num_layers, int):
+        raise BadInput(f"model {name!r} is not supported: {config.model_type} does not say how many layers it has")
     kinds = Counter(type(module) for module in skeleton.modules())
     num_attention = sum(count for kind, count in kinds.items() if uses_interface(kind))
     has_states = any(keeps_state(kind) for kind in kinds)  # how each layer is run is found out when it runs

@@ -19,8 +19,9 @@ from torch import nn
 
 from kvscope_telemetry.errors import BadInput
 
-_NOT_TEXT_ALONE: Final = frozenset({"paligemma", "voxtral_realtime"})
-"""One attends to its prompts in both directions, the other's layers are told the time in a sound."""
+_NOT_TEXT_ALONE: Final = frozenset({"paligemma", "shieldgemma2", "voxtral_realtime"})
+"""One attends to its prompts in both directions, one says whether a picture is fit to be seen, and the layers of the
+last are told the time in a sound."""
 _LOGITS: Final = re.compile(r"^ *logits = (.*)", re.MULTILINE)
 _HEAD: Final = {
     r"self\.lm_head\(hidden_states.*": "",
@@ -31,6 +32,8 @@ _HEAD: Final = {
     r"logits \* self\.(?:config\.text_config\.)?final_logit_softcapping": "",
 }
 """What a whole may do to the numbers of its head, by its source, and the text configuration's name for how much."""
+_SCALED: Final = re.compile(r"^ *logits = logits \* self\.logit_scale\b", re.MULTILINE)
+"""What Cohere's models of text alone do to them."""
 
 
 def text_config(config: Any) -> Any:
@@ -58,7 +61,7 @@ def make_model(config: Any, dtype: torch.dtype | None = None, attention: str = "
     options: dict[str, Any] = {"attn_implementation": attention} | ({} if dtype is None else {"dtype": dtype})
     text = text_config(config)
     kind = _causal_class(text)
-    if kind is not None:
+    if kind is not None and not (has_other_parts(config) and _has_own_head(kind, config)):
         made: nn.Module = kind._from_config(text, **options)
         return made
     return take_text_part(loading_class(config)._from_config(reading_config(config), **options), config)
@@ -99,7 +102,7 @@ def take_text_part(whole: Any, config: Any) -> nn.Module:
     kind = _causal_class(decoder.config)
     if kind is not None and isinstance(decoder, kind):
         return decoder  # type: ignore[no-any-return]
-    if kind is None:
+    if kind is None or _has_own_head(kind, config):
         from kvscope_engine.model.loading.decoder_and_head import DecoderAndHead
 
         made: nn.Module = _named(DecoderAndHead, type(whole).__name__)(decoder, head, _head_words(_whole_class(config)))
@@ -149,6 +152,12 @@ def _head_words(kind: Any) -> tuple[str, ...] | None:
     lines = _LOGITS.findall(inspect.getsource(kind.forward))
     found = [next((name for form, name in _HEAD.items() if re.fullmatch(form, line)), None) for line in lines]
     return None if None in found or not found else tuple(name for name in found if name)
+
+
+def _has_own_head(kind: Any, config: Any) -> bool:
+    """Whether the whole leaves out what `kind` does behind its head: of Aya Vision and Command A Vision, a scale."""
+    whole = _whole_class(config)
+    return whole is not None and _head_words(whole) == () and bool(_SCALED.search(inspect.getsource(kind.forward)))
 
 
 def _decoder(whole: Any, config: Any) -> Any:

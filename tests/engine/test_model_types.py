@@ -1,0 +1,54 @@
+"""Every model type of the installed transformers is served or refused as docs/reference/model-types.md says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+
+import pytest
+from tests.engine.model_types_page import PAGE, page, read_results
+
+VERSION, RESULTS = read_results()
+SAMPLE = ("llama", "gemma2", "bert", "aya_vision", "deepseek_v3", "recurrent_gemma", "falcon", "blt")
+
+
+def test_the_page_says_what_was_found() -> None:
+    assert PAGE.read_text("utf-8") == page(VERSION, RESULTS)
+
+
+def test_each_type_was_tried() -> None:
+    import transformers
+    from tests.engine.model_types import model_types
+
+    if transformers.__version__ != VERSION:
+        pytest.skip(f"transformers {VERSION} was tried, and this is {transformers.__version__}")
+    assert list(RESULTS) == model_types()
+    assert {found["result"] for found in RESULTS.values()} <= {"served", "refused", "not tried"}
+
+
+@pytest.mark.parametrize("model_type", SAMPLE)
+def test_some_types_are_as_the_page_says(model_type: str) -> None:
+    check(model_type)
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize("model_type", sorted(RESULTS.keys() - set(SAMPLE)))
+def test_all_types_are_as_the_page_says(model_type: str) -> None:
+    check(model_type)
+
+
+def check(model_type: str) -> None:
+    """Figures in words depend on the machine."""
+    import transformers
+    from tests.engine.trial_of_types import try_type
+
+    if transformers.__version__ != VERSION:
+        pytest.skip(f"transformers {VERSION} was tried, and this is {transformers.__version__}")
+    found, told = asdict(try_type(model_type)), RESULTS[model_type]
+    assert {key: _without_figures(value) for key, value in found.items()} == {
+        key: _without_figures(value) for key, value in told.items()
+    }
+
+
+def _without_figures(text: str) -> str:
+    return re.sub(r"\d+(\.\d+)?(e-\d+)?", "0", text)
