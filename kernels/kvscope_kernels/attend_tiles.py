@@ -16,6 +16,16 @@ float16's subnormal range, where a weight times a scale is rounded."""
 
 
 @jit
+def first_seen(position: tl.tensor, window: tl.tensor, IS_CHUNKED: tl.constexpr) -> tl.tensor:
+    """The first position that a query at `position` sees; below 0 where it sees all. See `AttentionArgs.is_chunked`."""
+    if IS_CHUNKED:
+        first = position // window * window
+    else:
+        first = position + 1 - window
+    return first
+
+
+@jit
 def attend_tiles(
     query: tl.tensor,
     top: tl.tensor,
@@ -29,7 +39,7 @@ def attend_tiles(
     begin: tl.tensor,
     end: tl.tensor,
     row_position: tl.tensor,
-    window: tl.tensor,
+    row_first: tl.tensor,
     scale: tl.tensor,
     softcap: tl.tensor,
     k_stride_b: tl.tensor,
@@ -60,8 +70,8 @@ def attend_tiles(
     k_head        the head's first key in block 0; v_head alike; k_scale and v_scale its scales, None without
     table         the request's block table
     row_position  (TILE_M,) position of each query row; read with MASK_ROWS only, of which AFTER hides what lies after
-                  a row, and OUTSIDE what lies at least `window` before it as well. Of AFTER each row must see a token
-                  of the first tile, or have seen one. A row at or past `end` is none that is there.
+                  a row, and OUTSIDE what lies before its `row_first` (TILE_M,) as well. Of AFTER each row must see a
+                  token of the first tile, or have seen one. A row at or past `end` is none that is there.
     scale         above 0
     SAME_STRIDES  those of keys and values are the same: a token's place is reckoned once
     With WHOLE_TILES, end - begin is a multiple of TILE_N, and nothing is masked but by MASK_ROWS.
@@ -104,8 +114,8 @@ def attend_tiles(
             score = softcap * (1.0 - 2.0 / (tl.exp2(score * (2.0 * LOG2_E) / softcap) + 1.0)) * LOG2_E
             factor = 1.0
         if MASK_ROWS == OUTSIDE:
-            distance = row_position[:, None] - position[None, :]
-            visible = inside[None, :] & (distance >= 0) & (distance < window)
+            within = (position[None, :] <= row_position[:, None]) & (position[None, :] >= row_first[:, None])
+            visible = inside[None, :] & within
             score = tl.where(visible, score, float("-inf"))
         elif MASK_ROWS == AFTER:
             score = tl.where(position[None, :] <= row_position[:, None], score, float("-inf"))
