@@ -1,4 +1,4 @@
-"""Real engines on models with sliding windows: several KV groups, whose blocks are let go of, and the same tokens."""
+"""Real engines on models with sliding windows, or chunks: several KV groups, whose blocks are let go of, and the same tokens."""
 
 from __future__ import annotations
 
@@ -38,8 +38,23 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma2": {"num_hidden_layers": 4, "query_pre_attn_scalar": 16},
     "mistral": {"num_hidden_layers": 2},
     "gpt_oss": {"num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "llama4_text": {
+        "num_hidden_layers": 4,
+        "intermediate_size_mlp": 96,
+        "num_local_experts": 2,
+        "sliding_window": None,
+        "attention_chunk_size": 13,
+        "floor_scale": 9,
+        "attn_scale": 0.5,
+    },
 }
-GROUPS = {"gemma3_text": (0, 13, 13, 13, 13), "gemma2": (0, 13), "mistral": (13,), "gpt_oss": (0, 13)}
+GROUPS = {
+    "gemma3_text": (0, 13, 13, 13, 13),
+    "gemma2": (0, 13),
+    "mistral": (13,),
+    "gpt_oss": (0, 13),
+    "llama4_text": (0, 13, 13, 13),
+}
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
@@ -116,6 +131,7 @@ def test_the_same_tokens_whatever_is_let_go_of_preempted_found_and_forked(
     engine = make_engine(model=name, num_gpu_blocks_override=30 * num_groups, max_num_batched_tokens=24)
     groups = engine.hello.cache.groups
     assert tuple(group.window for group in groups) == GROUPS[kind]
+    assert {group.kind for group in groups if group.window} == {"chunked" if kind == "llama4_text" else "window"}
     assert answers(engine, asked, 20) == wanted
     assert answers(engine, asked, 20, n=2) == wanted
     counters = engine.snapshot().counters
@@ -126,7 +142,7 @@ def test_the_same_tokens_whatever_is_let_go_of_preempted_found_and_forked(
     assert pool.num_free + pool.num_cached == pool.num_usable
 
 
-@pytest.mark.parametrize(("kind", "num_blocks"), [("gemma3_text", 72), ("mistral", 22)])
+@pytest.mark.parametrize(("kind", "num_blocks"), [("gemma3_text", 72), ("mistral", 22), ("llama4_text", 58)])
 def test_windows_go_to_lower_tiers_and_come_back(
     kind: str,
     num_blocks: int,

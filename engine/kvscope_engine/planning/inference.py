@@ -264,7 +264,8 @@ def _stage_plan(
     skeleton: Skeleton, stage: Stage, shape: ForwardShape, question: InferenceQuestion, length: int, tokens: int
 ) -> StagePlan:
     dtype = storage_dtype(question.kv_cache_dtype, question.activations)
-    rules = [GroupRule(call.options.sliding_window or 0) for call in shape.calls[stage.first_layer :]]
+    asked = [call.options for call in shape.calls[stage.first_layer :]]
+    rules = [GroupRule(options.sliding_window or 0, options.is_chunked) for options in asked]
     groups = group_layers(rules[: len(stage.kv)], stage.kv, length)
     one_block = block_bytes(stage.kv, question.block_size, dtype, [group.layers for group in groups])
     needs = BlockNeeds([group.rule for group in groups], question.block_size, 1)

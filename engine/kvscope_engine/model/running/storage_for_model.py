@@ -38,5 +38,5 @@ def groups_of_model(config: EngineConfig, loaded: LoadedModel) -> tuple[LayerGro
     calls = check_hook(loaded.module)
     if config.allocator != "paged" or config.sparse_decode is not None:
         return one_group(len(calls))
-    rules = [GroupRule(call.options.sliding_window or 0) for call in calls]
+    rules = [GroupRule(call.options.sliding_window or 0, call.options.is_chunked) for call in calls]
     return group_layers(rules, layer_shapes(loaded, config.sparse_decode), loaded.max_model_len)
