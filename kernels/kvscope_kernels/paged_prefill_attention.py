@@ -354,8 +354,8 @@ def _attend_rows(args: AttentionArgs, num_queries: Lengths, first: Lengths, end:
 
 
 def _hidden(args: AttentionArgs, num_before: Lengths, base: Lengths, max_queries: int, num_tokens: int) -> Tensor:
-    """(n, max_queries, num_tokens) bool: what each query does not see of the tokens from `base` on; `num_before` precede
-    the first query.
+    """(n, max_queries, num_tokens) bool: what each query does not see of the tokens from `base` on. `num_before` tokens
+    precede the first query.
 
     Padding needs no mask of its own: it lies after every query that is there, and rows of padded queries,
     which are dropped, see zeros.
