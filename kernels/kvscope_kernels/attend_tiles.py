@@ -18,11 +18,7 @@ float16's subnormal range, where a weight times a scale is rounded."""
 @jit
 def first_seen(position: tl.tensor, window: tl.tensor, IS_CHUNKED: tl.constexpr) -> tl.tensor:
     """The first position that a query at `position` sees; below 0 where it sees all. See `AttentionArgs.is_chunked`."""
-    if IS_CHUNKED:
-        first = position // window * window
-    else:
-        first = position + 1 - window
-    return first
+    return position // window * window if IS_CHUNKED else position + 1 - window
 
 
 @jit

@@ -169,7 +169,7 @@ def test_windows_go_to_lower_tiers_and_come_back(
 def test_a_request_holds_its_windows_and_no_more(
     kind: str, least: int, make_engine: Make, windowed: Callable[[str], tuple[str, Any]]
 ) -> None:
-    """Blocks of 4 tokens: a window of 13 lies in 4 or 5 of them, whatever the length of the text; a chunk begins anew."""
+    """Blocks of 4 tokens: a window of 13 lies in 4 or 5 of them, whatever the text's length; a chunk begins anew."""
     name, _ = windowed(kind)
     engine = make_engine(model=name, num_gpu_blocks_override=400, max_num_batched_tokens=16)
     sampling = SamplingParams(max_tokens=100, **GREEDY)

@@ -293,8 +293,8 @@ def layer_of(module: Any) -> int:
 
 
 def chunk_of(module: Any) -> int | None:
-    """How long the chunks of an attention module's layer are; None where it has none. transformers tells the mask alone,
-    by the config, which is where it is read here."""
+    """How long the chunks of an attention module's layer are; None where it has none. transformers makes them a part of
+    the mask, by the config, which is where they are read here."""
     config = getattr(module, "config", None)
     chunk, types = getattr(config, "attention_chunk_size", None), getattr(config, "layer_types", None)
     if chunk is None or types is None or types[module.layer_idx] != "chunked_attention":
