@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvscope_kernels.attend_tiles import AFTER, LOG2_E, OUTSIDE, VALUE_LIFT, attend_tiles, first_seen
+from kvscope_kernels.attend_tiles import AFTER, LOG2_E, OTHER_CHUNKS, OUTSIDE, VALUE_LIFT, attend_tiles, first_seen
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.checks import check_attention, require
 from kvscope_kernels.decode.bounds import most_cut_runs
@@ -267,7 +267,7 @@ def _paged_prefill_attention_kernel(
             edge if masked else begin,
             end if masked else edge,
             num_cached + row_query,
-            first_seen(num_cached + row_query, window, IS_CHUNKED),
+            window,
             scale,
             softcap,
             k_stride_b,
@@ -283,7 +283,7 @@ def _paged_prefill_attention_kernel(
             TILE_N,
             BLOCK_SIZE,
             KV_FORMAT,
-            (OUTSIDE if IS_SLIDING or IS_CHUNKED or IS_CUT else AFTER) if masked else 0,
+            (OTHER_CHUNKS if IS_CHUNKED else OUTSIDE if IS_SLIDING or IS_CUT else AFTER) if masked else 0,
             not masked,
             HAS_SOFTCAP,
             UPCAST_DOT,

@@ -329,7 +329,8 @@ def _args(
     return AttentionArgs(
         *(query, kv.k, kv.v, block_tables, batch.seq_lens),
         *(options.scale, options.sliding_window, options.softcap, options.sinks),
-        *(kv.k_scale, kv.v_scale, batch.max_seq_len, out, options.is_chunked),
+        *(kv.k_scale, kv.v_scale, batch.max_seq_len, out),
+        is_chunked=options.is_chunked,
     )
 
 

@@ -31,7 +31,7 @@ class GivenPositions:
         """(T,): what makes a token's place its position."""
         assert self.positions is not None, "given with positions only"
         self.num_asked += 1
-        (positions,) = self.positions
+        positions = self.positions[0]
         return positions - torch.arange(len(positions), device=positions.device)
 
     def update(self, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
