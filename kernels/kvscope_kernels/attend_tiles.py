@@ -10,9 +10,16 @@ from kvscope_kernels.triton_language import jit, tl
 LOG2_E = tl.constexpr(1.4426950408889634)
 AFTER = tl.constexpr(1)
 OUTSIDE = tl.constexpr(2)
+OTHER_CHUNKS = tl.constexpr(3)
 VALUE_LIFT = tl.constexpr(128.0)
 """By which `weighted` is too large with a quantized cache: its scales alone, about max|value| / 127, would be in
 float16's subnormal range, where a weight times a scale is rounded."""
+
+
+@jit
+def first_seen(position: tl.tensor, window: tl.tensor, IS_CHUNKED: tl.constexpr) -> tl.tensor:
+    """The first position that a query at `position` sees; below 0 where it sees all. See `AttentionArgs.is_chunked`."""
+    return position // window * window if IS_CHUNKED else position + 1 - window
 
 
 @jit
@@ -60,8 +67,9 @@ def attend_tiles(
     k_head        the head's first key in block 0; v_head alike; k_scale and v_scale its scales, None without
     table         the request's block table
     row_position  (TILE_M,) position of each query row; read with MASK_ROWS only, of which AFTER hides what lies after
-                  a row, and OUTSIDE what lies at least `window` before it as well. Of AFTER each row must see a token
-                  of the first tile, or have seen one. A row at or past `end` is none that is there.
+                  a row, OUTSIDE what lies at least `window` before it as well, and OTHER_CHUNKS what lies before its
+                  chunk of `window` tokens. Of AFTER each row must see a token of the first tile, or have seen one. A
+                  row at or past `end` is none that is there.
     scale         above 0
     SAME_STRIDES  those of keys and values are the same: a token's place is reckoned once
     With WHOLE_TILES, end - begin is a multiple of TILE_N, and nothing is masked but by MASK_ROWS.
@@ -70,6 +78,8 @@ def attend_tiles(
     token = tl.arange(0, TILE_N)
     k_dim = tl.arange(0, TILE_D)
     v_dim = tl.arange(0, TILE_V)
+    if MASK_ROWS == OTHER_CHUNKS:
+        row_first = first_seen(row_position, window, True)
     for start in range(begin, end, TILE_N):
         position = start + token
         inside = (position < end) | WHOLE_TILES
@@ -107,6 +117,9 @@ def attend_tiles(
             distance = row_position[:, None] - position[None, :]
             visible = inside[None, :] & (distance >= 0) & (distance < window)
             score = tl.where(visible, score, float("-inf"))
+        elif MASK_ROWS == OTHER_CHUNKS:
+            is_own = (position[None, :] <= row_position[:, None]) & (position[None, :] >= row_first[:, None])
+            score = tl.where(inside[None, :] & is_own, score, float("-inf"))
         elif MASK_ROWS == AFTER:
             score = tl.where(position[None, :] <= row_position[:, None], score, float("-inf"))
         elif not WHOLE_TILES:
@@ -114,7 +127,7 @@ def attend_tiles(
         # Scaled behind the maximum, so that a score takes one fused multiply-add and no multiplication of its own.
         new_top = tl.maximum(top, tl.max(score, 1) * factor)
         # A row may have seen nothing yet: -inf - -inf would be NaN.
-        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top) if MASK_ROWS == OUTSIDE else new_top
+        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top) if MASK_ROWS >= OUTSIDE else new_top
         shrink = tl.exp2(top - finite_top)
         weight = tl.exp2(score * factor - finite_top[:, None])
         total = total * shrink + tl.sum(weight, 1)

@@ -6,10 +6,11 @@ to make.
 
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from kvscope_kernels.decode.plan import DecodePlans
-from kvscope_kernels.host_lengths import HostLengths
+from kvscope_kernels.host_lengths import HostLengths, Lengths
 from kvscope_kernels.kv_formats import Cache
 
 
@@ -47,6 +48,9 @@ class AttentionArgs(NamedTuple):
     """A bound on `seq_lens` that the host knows; without it the width of `block_tables`."""
     out: Tensor | None = None
     """(num_tokens, num_heads, value_dim) of query's dtype, written and returned; made if None."""
+    is_chunked: bool = False
+    """The text is cut into windows, and a query sees none before its own: with w = `sliding_window`, the one at p sees
+    from p // w * w on instead of p + 1 - w (Llama 4)."""
 
     @property
     def cache(self) -> Cache:
@@ -58,6 +62,13 @@ class AttentionArgs(NamedTuple):
         if self.out is not None:
             return self.out
         return self.query.new_empty(*self.query.shape[:2], self.v_cache.shape[3])
+
+    def first_seen(self, position: Lengths) -> Lengths:
+        """The first position that a query at each `position` sees; `attend_tiles.first_seen` and numbers.h alike."""
+        window = self.sliding_window
+        if window is None:
+            return np.zeros_like(position)
+        return np.maximum(position // window * window if self.is_chunked else position + 1 - window, 0)
 
 
 class QueryRuns(NamedTuple):

@@ -69,6 +69,8 @@ def check_attention(args: AttentionArgs) -> None:
         require(False, "block_tables", block_tables, "a contiguous last axis")
     if sliding_window is not None and sliding_window < 1:
         require(False, "sliding_window", sliding_window, "at least 1, or None,")
+    if args.is_chunked and sliding_window is None:
+        require(False, "sliding_window", sliding_window, "the length of a chunk, with is_chunked,")
     if softcap is not None and not softcap > 0:
         require(False, "softcap", softcap, "above 0, or None,")
     if sinks is not None and (sinks.shape != (num_heads,) or not sinks.is_contiguous()):

@@ -91,6 +91,7 @@ class Options(NamedTuple):
     window: bool = False
     softcap: bool = False
     sinks: bool = False
+    chunks: bool = False
 
     def __str__(self) -> str:
         return "+".join(name for name, on in self._asdict().items() if on) or "plain"
@@ -110,6 +111,7 @@ EVERY_OPTION: Final = (
     Options(window=True),
     Options(softcap=True),
     Options(sinks=True),
+    Options(chunks=True),
     Options(window=True, softcap=True, sinks=True),
 )
 
@@ -129,11 +131,12 @@ def blocks_case(heads: Heads, options: Options, dtype: str = "bf16", form: int =
         "NUM_KV_HEADS": heads.num_kv_heads,
         **block_tiles(heads.head_dim, heads.group, _BLOCK_SIZE, _element_bytes(dtype)),
         **_format_constants(form),
+        "IS_CHUNKED": options.chunks,
         "HAS_SOFTCAP": options.softcap,
         "UPCAST_DOT": False,
     }
     constants.pop("v_scale", None)
-    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]}{' softcap' * options.softcap}"
+    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]}{' softcap' * options.softcap}{' chunks' * options.chunks}"
     return _launch("block_attention", variant, _block_attention_kernel, constants, dtype)
 
 
@@ -180,7 +183,8 @@ def prefill_case(
         is_quantized=form != AS_IS,
     )
     constants = {
-        "HAS_WINDOW": int(options.window),
+        "IS_SLIDING": int(options.window),
+        "IS_CHUNKED": options.chunks,
         "SAME_STRIDES": not heads.value_dim,
         "IS_CUT": is_cut,
         **({} if is_cut else dict.fromkeys(("parts", "partial", "partial_lse"))),
@@ -205,8 +209,10 @@ def memory_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     merge = merge_constants(heads.num_heads, heads.head_dim)
     yield _launch("merge_splits", variant, _merge_splits_kernel, {**merge, "query_start": None}, dtype)
     yield _launch("merge_splits", f"{variant} runs", _merge_splits_kernel, merge, dtype)
-    plan = {"LONGEST": LONGEST_PART, "TILE_B": TILE_B}
-    yield _launch("plan_decode", "every batch", _plan_decode_kernel, plan, dtype)
+    for is_chunked in (False, True):
+        plan = {"LONGEST": LONGEST_PART, "TILE_B": TILE_B, "IS_CHUNKED": is_chunked}
+        variant_of_plan = "every batch of chunks" if is_chunked else "every batch"
+        yield _launch("plan_decode", variant_of_plan, _plan_decode_kernel, plan, dtype)
     yield write_case(heads, dtype)
     yield _launch("copy_rows", "every shape", _copy_rows_kernel, {"TILE": _TILE_WORDS}, dtype)
     yield _launch("allow_tokens", "every vocabulary", _allow_tokens_kernel, {"TILE": _TOKENS_TILE}, dtype)
@@ -340,13 +346,14 @@ def shipped_cases(capability: int) -> Iterator[Launch]:
 def _all_cases(capability: int) -> Iterator[Launch]:
     for heads in (SMOLLM2_135M, LLAMA_8B, GEMMA2_2B, GPT_OSS_20B):
         for options in EVERY_OPTION:
-            if options == PLAIN or not options.window or options.softcap:
+            if options == PLAIN or not (options.window or options.chunks) or options.softcap:
                 yield decode_case(heads, options)
             yield prefill_case(heads, options, capability)
             yield from cut_cases(heads, capability, options=options)
         for max_query_len in (1, _LONG_RUN):
             yield prefill_case(heads, PLAIN, capability, max_query_len=max_query_len)
         yield blocks_case(heads, PLAIN)
+        yield blocks_case(heads, Options(chunks=True))
         yield from choice_cases(heads)
         yield from memory_cases(heads)
         yield from quantized_cases(heads, capability)
@@ -374,6 +381,8 @@ def core_cases(capability: int) -> Iterator[Launch]:
     yield from choice_cases(LLAMA_8B)
     yield from memory_cases(LLAMA_8B)
     yield prefill_case(LLAMA_8B, PLAIN, capability, max_query_len=_LONG_RUN)
+    yield prefill_case(LLAMA_8B, Options(chunks=True), capability)
+    yield blocks_case(LLAMA_8B, Options(chunks=True))
     yield prefill_case(SMOLLM2_135M, PLAIN, capability, form=INT8)
     yield from cut_cases(SMOLLM2_135M, capability, form=INT8)
     for case in (decode_case, blocks_case):

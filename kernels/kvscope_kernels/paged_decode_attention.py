@@ -32,10 +32,10 @@ def paged_decode_attention(
 
     With the names of `AttentionArgs`, L = seq_lens[b], h' = h // (num_heads / num_kv_heads), and k_j, v_j the slot of
     position j, found in block block_tables[b, j // block_size] at offset j % block_size:
-        s_j = scale * query[b, h] . k_j[h'],             max(0, L - sliding_window) <= j < L
+        s_j = scale * query[b, h] . k_j[h'],             first <= j < L
         s_j = softcap * tanh(s_j / softcap)              with softcap
         out[b, h] = sum_j exp(s_j) v_j[h'] / (sum_j exp(s_j) + exp(sinks[h]))      the last term with sinks
-    and zeros where L is 0.
+    and zeros where L is 0. first is 0, max(0, L - w) with w = sliding_window, (L - 1) // w * w with is_chunked.
 
     plans   of the step: layers given the same ones and the same seq_lens, unchanged in between, share how the
             lengths are cut, which is one launch; made if None
@@ -65,7 +65,8 @@ def paged_decode_attention(
     bound = block_tables.shape[1] * block_size if args.max_seq_len is None else args.max_seq_len
     window = args.sliding_window or UNBOUNDED
     plans = DecodePlans() if plans is None else plans
-    plan = plans.plan(seq_lens, min(bound, window), window, num_kv_heads, tiles.tile_n, tiles.num_warps)
+    cut = num_kv_heads, tiles.tile_n, tiles.num_warps
+    plan = plans.plan(seq_lens, min(bound, window), window, *cut, is_chunked=args.is_chunked)
     room = plans.room(plan, num_heads, value_dim)
     tiles = tuned(DECODE, tiles, group, query.element_size(), query.device, is_quantized=is_quantized)
     _paged_decode_attention_kernel[(plan.bounds.num_parts * num_kv_heads,)](
@@ -243,7 +244,7 @@ def paged_decode_attention_torch(
     if shares is not None:
         block_attention_torch(args, shares)
     end = seq_lens.cpu().numpy().astype(np.int64)
-    first = np.maximum(end - (args.sliding_window or UNBOUNDED), 0)
+    first = args.first_seen(end - 1)
     worth = _CALL_WORTH_ELEMENTS // (k_cache.shape[2] * (k_cache.shape[3] + v_cache.shape[3]))
     for rows in similar_groups(end - first, worth):
         if len(rows) == len(end):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvscope_kernels.attend_tiles import AFTER, LOG2_E, OUTSIDE, VALUE_LIFT, attend_tiles
+from kvscope_kernels.attend_tiles import AFTER, LOG2_E, OTHER_CHUNKS, OUTSIDE, VALUE_LIFT, attend_tiles, first_seen
 from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 from kvscope_kernels.checks import check_attention, require
 from kvscope_kernels.decode.bounds import most_cut_runs
@@ -41,9 +41,10 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
     keys and values are in the cache already (`kv_write` ran before). Row i of them stands at position p = L - n + i.
     With the names of `AttentionArgs`, h' = h // (num_heads / num_kv_heads), and k_j, v_j the slot of position j, found
     in block block_tables[b, j // block_size] at offset j % block_size:
-        s_j = scale * query[i, h] . k_j[h'],             max(0, p + 1 - sliding_window) <= j <= p
+        s_j = scale * query[i, h] . k_j[h'],             first <= j <= p
         s_j = softcap * tanh(s_j / softcap)              with softcap
         out[i, h] = sum_j exp(s_j) v_j[h'] / (sum_j exp(s_j) + exp(sinks[h]))      the last term with sinks
+    where first is 0, max(0, p + 1 - w) with w = sliding_window, p // w * w with is_chunked.
 
     A program takes a tile of queries and all keys that they see; the keys of short runs behind long contexts are split
     among programs, as in decode (`most_cut_runs`). Launch shapes follow from bounds, not from runs.lengths. Sums in
@@ -104,7 +105,8 @@ def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
         block_tables.stride(0),
         *out.stride()[:2],
         **attention_constants(group, head_dim, value_dim, block_size, tiles),
-        HAS_WINDOW=int(args.sliding_window is not None),
+        IS_SLIDING=int(args.sliding_window is not None and not args.is_chunked),
+        IS_CHUNKED=args.is_chunked,
         KV_FORMAT=form,
         HAS_SOFTCAP=args.softcap is not None,
         HAS_SINKS=args.sinks is not None,
@@ -181,7 +183,8 @@ def _paged_prefill_attention_kernel(
     TILE_V: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     KV_FORMAT: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    IS_SLIDING: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
@@ -236,8 +239,9 @@ def _paged_prefill_attention_kernel(
         top = tl.where(is_first, tl.load(sinks + head).to(tl.float32) * LOG2_E, top)
         total = tl.where(is_first, 1.0, total)
 
-    # Tokens that every row sees, in whole tiles, need no mask; a window leaves none worth the second loop.
-    begin = tl.maximum(num_cached + tile_begin + 1 - window, 0)
+    # Tokens that every row sees, in whole tiles, need no mask; a window leaves none worth the second loop, nor does a
+    # chunk that ends among the rows.
+    begin = tl.maximum(first_seen(num_cached + tile_begin, window, IS_CHUNKED), 0)
     end = num_cached + tile_end
     seen_by_all = num_cached + tile_begin + 1
     if IS_CUT:
@@ -245,9 +249,11 @@ def _paged_prefill_attention_kernel(
         end = tl.minimum(end, tl.load(parts + part * _FIELDS + 2))
         seen_by_all = tl.maximum(tl.minimum(seen_by_all, end), begin)
     edge = begin + (seen_by_all - begin) // TILE_N * TILE_N
-    if HAS_WINDOW:
+    if IS_CHUNKED:
+        edge = tl.where(first_seen(num_cached + tile_end - 1, window, True) > begin, begin, edge)
+    if IS_SLIDING:
         edge = begin
-    for masked in tl.static_range(HAS_WINDOW, 2):
+    for masked in tl.static_range(IS_SLIDING, 2):
         top, total, weighted = attend_tiles(
             tile,
             top,
@@ -277,7 +283,7 @@ def _paged_prefill_attention_kernel(
             TILE_N,
             BLOCK_SIZE,
             KV_FORMAT,
-            (OUTSIDE if HAS_WINDOW or IS_CUT else AFTER) if masked else 0,
+            (OTHER_CHUNKS if IS_CHUNKED else OUTSIDE if IS_SLIDING or IS_CUT else AFTER) if masked else 0,
             not masked,
             HAS_SOFTCAP,
             UPCAST_DOT,
@@ -310,7 +316,7 @@ def paged_prefill_attention_torch(args: AttentionArgs, runs: QueryRuns) -> Tenso
     starts = runs.start.cpu().numpy().astype(np.int64)
     num_queries = np.diff(starts)
     end = args.seq_lens.cpu().numpy().astype(np.int64)
-    first = np.maximum(end - num_queries + 1 - (args.sliding_window or UNBOUNDED), 0)
+    first = args.first_seen(end - num_queries)
     worth = _CALL_WORTH_ELEMENTS // (query.shape[1] * query.shape[2])
     for rows in similar_groups(num_queries * (end - first), worth):
         if not num_queries[rows].any():
@@ -341,22 +347,24 @@ def _attend_rows(args: AttentionArgs, num_queries: Lengths, first: Lengths, end:
     is_causal = from_start and sees_all and args.softcap is None and args.sinks is None
     hidden = None
     if not is_causal:
-        hidden = _hidden(end - num_queries - kv.base, max_queries, kv.keys.shape[1], window).to(query.device)
+        hidden = _hidden(args, end - num_queries, kv.base, max_queries, kv.keys.shape[1]).to(query.device)
     given = tile, kv.keys, kv.values, hidden
     result = attend(*given, scale=args.scale, softcap=args.softcap, sinks=args.sinks, is_causal=is_causal)
     return result.permute(0, 3, 1, 2, 4).reshape(n, max_queries, num_heads, value_dim)
 
 
-def _hidden(num_before: Lengths, max_queries: int, num_tokens: int, sliding_window: int | None) -> Tensor:
-    """(n, max_queries, num_tokens) bool: what each query does not see; `num_before` tokens precede the first.
+def _hidden(args: AttentionArgs, num_before: Lengths, base: Lengths, max_queries: int, num_tokens: int) -> Tensor:
+    """(n, max_queries, num_tokens) bool: what each query does not see of the tokens from `base` on. `num_before` tokens
+    precede the first query.
 
     Padding needs no mask of its own: it lies after every query that is there, and rows of padded queries,
     which are dropped, see zeros.
     """
-    age = num_before[:, None, None] + np.arange(max_queries)[:, None] - np.arange(num_tokens)
-    hidden = age < 0
-    if sliding_window is not None:
-        hidden |= age >= sliding_window
+    query = num_before[:, None, None] + np.arange(max_queries)[:, None]
+    token = base[:, None, None] + np.arange(num_tokens)
+    hidden = token > query
+    if args.sliding_window is not None:
+        hidden |= token < args.first_seen(query)
     return torch.from_numpy(hidden)
 
 

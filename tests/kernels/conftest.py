@@ -176,8 +176,7 @@ def build_batch(shape: Shape, device: str = "cpu", seed: int = 0) -> PagedBatch:
     for request, (length, num_queries) in enumerate(zip(shape.seq_lens, query_lens, strict=True)):
         key, key_scale = _draw_rows(shape, length, shape.head_dim, draw)
         value, value_scale = _draw_rows(shape, length, value_dim, draw)
-        window = shape.options.get("sliding_window") or length + num_queries
-        first = max(0, length - num_queries + 1 - window)
+        first = int(first_seen(torch.tensor(length - num_queries), shape.options))
         for column in range(first // shape.block_size, cuts[request]):
             tables[request, column] = free.pop()
         positions = torch.arange(min(first, length), length)
@@ -206,6 +205,15 @@ def build_batch(shape: Shape, device: str = "cpu", seed: int = 0) -> PagedBatch:
         values=values,
         options=options,
     )
+
+
+def first_seen(position: Tensor, options: dict[str, Any]) -> Tensor:
+    """The first position that a query at each of these may see."""
+    window = options.get("sliding_window")
+    if window is None:
+        return torch.zeros_like(position)
+    first = position - position % window if options.get("is_chunked") else position - window + 1
+    return first.clamp(min=0)
 
 
 def _empty_caches(shape: Shape, num_blocks: int, value_dim: int) -> tuple[Tensor, Tensor]:
@@ -258,8 +266,7 @@ def reference() -> Callable[[PagedBatch], Tensor]:
 def paged_attention_reference(batch: PagedBatch) -> Tensor:
     """Plain, in float64 on the CPU: request by request and head by head, each query over all keys, a softmax written
     out."""
-    window, softcap = batch.options.get("sliding_window"), batch.options.get("softcap")
-    sinks = batch.options.get("sinks")
+    softcap, sinks = batch.options.get("softcap"), batch.options.get("sinks")
     query = batch.query.double().cpu()
     starts = batch.query_start.tolist()
     num_heads = query.shape[1]
@@ -269,8 +276,8 @@ def paged_attention_reference(batch: PagedBatch) -> Tensor:
         num_queries, num_keys = rows.stop - rows.start, len(keys)
         if num_keys == 0:
             continue
-        behind = torch.arange(num_keys - num_queries, num_keys)[:, None] - torch.arange(num_keys)  # negative: to come
-        unseen = (behind < 0) | (behind >= (window or num_keys + num_queries))
+        position, key_position = torch.arange(num_keys - num_queries, num_keys)[:, None], torch.arange(num_keys)
+        unseen = (key_position > position) | (key_position < first_seen(position, batch.options))
         for head in range(num_heads):
             kv_head = head // (num_heads // batch.k_cache.shape[2])
             scores = query[rows, head] @ keys[:, kv_head].T * batch.scale

@@ -12,12 +12,13 @@ EDGES = [0, 1, 15, 16, 17, 40]  # around a block of 16
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"sliding_window": 20},
+    "chunks": {"sliding_window": 12, "is_chunked": True},
     "softcap": {"softcap": 2.0},
     "sinks": {"sinks": True},
     "all": {"sliding_window": 13, "softcap": 2.0, "sinks": True},
 }
-ONE_OPTION = ("window", "softcap", "sinks")
-"""What "all" has together."""
+ONE_OPTION = ("window", "chunks", "softcap", "sinks")
+"""What "all" has together, and chunks."""
 HEADS = [(9, 3), (3, 3), (8, 2), (8, 1)]
 ONE_OPTION_ON_CPU = [
     {"fast_runner": runner, "options": option, "heads": heads}
@@ -39,6 +40,12 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "splits among short": {"seq_lens": [1, 290, 0, 129], "num_heads": 2, "num_kv_heads": 1},
     "window over splits": {"seq_lens": [310, 7], "num_heads": 2, "num_kv_heads": 1, "options": {"sliding_window": 200}},
+    "chunks over splits": {
+        "seq_lens": [310, 7, 400, 401, 200],
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "options": {"sliding_window": 200, "is_chunked": True, "sinks": True},
+    },
     "sinks over splits": {"seq_lens": [260, 0, 70], "num_heads": 2, "num_kv_heads": 1, "options": {"sinks": True}},
     "odd block, odd dims": {"seq_lens": [0, 6, 7, 8, 30], "block_size": 7, "head_dim": 80, "value_dim": 48},
     "slots of one": {"seq_lens": [0, 1, 2, 9], "block_size": 1, "layout": "NHD"},

@@ -12,12 +12,13 @@ from kvscope_kernels.paged_prefill_attention import paged_prefill_attention, pag
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"sliding_window": 20},
+    "chunks": {"sliding_window": 12, "is_chunked": True},
     "softcap": {"softcap": 2.0},
     "sinks": {"sinks": True},
     "all": {"sliding_window": 13, "softcap": 2.0, "sinks": True},
 }
-ONE_OPTION = ("window", "softcap", "sinks")
-"""What "all" has together."""
+ONE_OPTION = ("window", "chunks", "softcap", "sinks")
+"""What "all" has together, and chunks."""
 HEADS = [(9, 3), (3, 3), (8, 2), (8, 1)]
 ONE_OPTION_ON_CPU = [
     {"fast_runner": runner, "options": option, "heads": heads}
@@ -48,6 +49,21 @@ SMALL: dict[str, dict[str, Any]] = {
         "dtype": torch.bfloat16,
         "options": {"sliding_window": 5},
     },
+    "chunks shorter than the tile": {
+        "seq_lens": [140],
+        "query_lens": [137],
+        "num_heads": 1,
+        "num_kv_heads": 1,
+        "options": {"sliding_window": 5, "is_chunked": True, "softcap": 2.0, "sinks": True},
+    },
+    "chunks of several tiles": {
+        "seq_lens": [190, 130, 90],
+        "query_lens": [60, 3, 90],
+        "num_heads": 1,
+        "num_kv_heads": 1,
+        "dtype": torch.bfloat16,
+        "options": {"sliding_window": 80, "is_chunked": True},
+    },
     "one query each": {"seq_lens": [17, 1, 64], "query_lens": [1, 1, 1]},
     "equal, from the start": {"seq_lens": [33, 33], "query_lens": [33, 33]},
     "equal, continued": {"seq_lens": [50, 50], "query_lens": [7, 7], "options": {"sliding_window": 20}},
@@ -55,7 +71,9 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.interpreted_in_storms(*({"name": f"{how} {one}"} for how in ("ragged", "continued") for one in ONE_OPTION))
+@pytest.mark.interpreted_in_storms(
+    *({"name": f"{how} {one}"} for how in ("ragged", "continued") for one in ONE_OPTION if one != "chunks")
+)
 @pytest.mark.parametrize("name", SMALL)
 def test_matches_the_reference(
     name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any

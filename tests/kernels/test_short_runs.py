@@ -28,6 +28,12 @@ CASES: dict[str, dict[str, Any]] = {
         **ONE_KV_HEAD,
         "options": {"sliding_window": LONG, "sinks": True},
     },
+    "chunks": {
+        "seq_lens": [LONG + 70, 40, 2 * LONG + 3],
+        "query_lens": [7, 9, 6],
+        **ONE_KV_HEAD,
+        "options": {"sliding_window": LONG, "is_chunked": True, "sinks": True},
+    },
     "odd block, odd dims": {**MIXED, **ONE_KV_HEAD, "block_size": 7, "head_dim": 80, "value_dim": 48, "layout": "NHD"},
     "bf16": {**MIXED, **ONE_KV_HEAD, "dtype": torch.bfloat16},
     "int8": {**MIXED, **ONE_KV_HEAD, "kv_dtype": torch.int8, "options": {"sinks": True}},

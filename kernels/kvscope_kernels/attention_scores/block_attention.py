@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvscope_kernels.attend_tiles import LOG2_E
+from kvscope_kernels.attend_tiles import LOG2_E, first_seen
 from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_kernels.checks import check_attention, require
 from kvscope_kernels.host_lengths import Lengths, similar_groups
@@ -85,6 +85,7 @@ def _log_sums(args: AttentionArgs, width: int) -> Tensor:
         NUM_KV_HEADS=num_kv_heads,
         **tiles,
         KV_FORMAT=form,
+        IS_CHUNKED=args.is_chunked,
         HAS_SOFTCAP=args.softcap is not None,
         UPCAST_DOT=is_interpreting(),
         num_warps=4,
@@ -127,6 +128,7 @@ def _block_attention_kernel(
     TILE_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     KV_FORMAT: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
 ) -> None:
@@ -138,7 +140,7 @@ def _block_attention_kernel(
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     begin = tl.program_id(1) * TILE_P
     seq_len = tl.load(seq_lens + request)
-    first = tl.maximum(seq_len - window, 0)
+    first = first_seen(seq_len - 1, window, IS_CHUNKED)
     row = tl.arange(0, TILE_M)
     head = kv_head * GROUP + row
     dim = tl.arange(0, TILE_D)
@@ -190,7 +192,7 @@ def block_attention_torch(args: AttentionArgs, shares: Tensor) -> None:
     _check(args, shares)
     query, k_cache = args.query, args.k_cache
     end = args.seq_lens.cpu().numpy().astype("int64")
-    first = (end - (args.sliding_window or UNBOUNDED)).clip(min=0)
+    first = args.first_seen(end - 1)
     worth = _CALL_WORTH_ELEMENTS // (k_cache.shape[2] * k_cache.shape[3])
     for rows in similar_groups(end - first, worth):
         if not end[rows].any():

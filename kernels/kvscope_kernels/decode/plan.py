@@ -44,19 +44,28 @@ class DecodePlans:
         self._rooms: dict[tuple[int, ...], SplitBuffers] = {}
 
     def plan(
-        self, seq_lens: Tensor, max_visible: int, window: int, programs_each: int, tile_n: int, num_warps: int
+        self,
+        seq_lens: Tensor,
+        max_visible: int,
+        window: int,
+        programs_each: int,
+        tile_n: int,
+        num_warps: int,
+        *,
+        is_chunked: bool = False,
     ) -> DecodePlan:
         """How to cut requests of `seq_lens` (batch,) int32, of each of which up to `max_visible` tokens are seen.
 
-        `window`: how many of a request's last tokens are seen by any of its queries; see `part_bounds` for the rest.
+        `window`: how many of a request's last tokens are seen by any of its queries; with `is_chunked` those of
+        its last chunk of so many. See `part_bounds` for the rest.
         """
-        key = (id(seq_lens), max_visible, window, programs_each, tile_n, num_warps)
+        key = (id(seq_lens), max_visible, window, programs_each, tile_n, num_warps, is_chunked)
         known = self.plans.get(key)
         if known is None:
             processors = num_multiprocessors(seq_lens.device)
             bounds = part_bounds(len(seq_lens), max_visible, programs_each, tile_n, processors, num_warps)
             # The lengths are kept, so that their id is not given to another tensor.
-            known = self.plans[key] = seq_lens, _planned(seq_lens, bounds, window, tile_n)
+            known = self.plans[key] = seq_lens, _planned(seq_lens, bounds, window, tile_n, is_chunked)
         return known[1]
 
     def room(self, plan: DecodePlan, num_rows: int, value_dim: int) -> SplitBuffers:
@@ -69,8 +78,8 @@ class DecodePlans:
         return self._rooms[key]
 
 
-def _planned(seq_lens: Tensor, bounds: PartBounds, window: int, tile_n: int) -> DecodePlan:
+def _planned(seq_lens: Tensor, bounds: PartBounds, window: int, tile_n: int, is_chunked: bool) -> DecodePlan:
     parts = seq_lens.new_empty(bounds.num_parts, PART_FIELDS)
     plan = DecodePlan(bounds, parts, seq_lens.new_empty(len(seq_lens), 2))
-    plan_decode(seq_lens, plan.parts, plan.ranges, bounds, window=window, tile_n=tile_n)
+    plan_decode(seq_lens, plan.parts, plan.ranges, bounds, window=window, tile_n=tile_n, is_chunked=is_chunked)
     return plan

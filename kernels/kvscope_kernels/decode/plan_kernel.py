@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from kvscope_kernels.attend_tiles import first_seen
 from kvscope_kernels.decode.bounds import LONGEST_PART, PartBounds
 from kvscope_kernels.triton_language import jit, jit_varying, require_triton, tl
 
@@ -16,11 +17,19 @@ _FIELDS = tl.constexpr(PART_FIELDS)
 
 
 def plan_decode(
-    seq_lens: Tensor, parts: Tensor, ranges: Tensor, bounds: PartBounds, *, window: int, tile_n: int
+    seq_lens: Tensor,
+    parts: Tensor,
+    ranges: Tensor,
+    bounds: PartBounds,
+    *,
+    window: int,
+    tile_n: int,
+    is_chunked: bool = False,
 ) -> None:
     """Cut each request's visible tokens into parts of nearly equal length.
 
-    With v_b = min(seq_lens[b], window), T their sum, and ceilings everywhere:
+    With v_b = min(seq_lens[b], window), or what the request has of its last chunk of `window` tokens with `is_chunked`,
+    T their sum, and ceilings everywhere:
         S   = max(min_tokens, T / num_cuts, min(T / num_wanted, LONGEST_PART));  no bound with num_cuts 0
         n_b = max(1, v_b / (v_b / (v_b / S) rounded up to a multiple of tile_n))
     so that the sum of n_b is at most batch + num_cuts whatever the lengths are. A request of no tokens is one part.
@@ -43,8 +52,14 @@ def plan_decode(
         tile_n,
         LONGEST=LONGEST_PART,
         TILE_B=TILE_B,
+        IS_CHUNKED=is_chunked,
         num_warps=4,
     )
+
+
+@jit
+def _visible(seq_len: tl.tensor, window: tl.tensor, IS_CHUNKED: tl.constexpr) -> tl.tensor:
+    return seq_len - tl.maximum(first_seen(seq_len - 1, window, IS_CHUNKED), 0)
 
 
 @jit
@@ -73,6 +88,7 @@ def _plan_decode_kernel(
     tile_n: tl.tensor,
     LONGEST: tl.constexpr,
     TILE_B: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
 ) -> None:
     """One program: one request. Each looks at all lengths, to know the total and what comes before its own."""
     request = tl.program_id(0)
@@ -80,7 +96,7 @@ def _plan_decode_kernel(
     sums = tl.zeros([TILE_B], tl.int64)
     for start in range(0, batch, TILE_B):
         lengths = tl.load(seq_lens + start + lane, mask=start + lane < batch, other=0)
-        sums += tl.minimum(lengths, window).to(tl.int64)
+        sums += _visible(lengths, window, IS_CHUNKED).to(tl.int64)
     total = tl.sum(sums, 0)
     filling = tl.minimum((total + num_wanted - 1) // num_wanted, LONGEST)
     fitting = (total + num_cuts - 1) // tl.maximum(num_cuts, 1)
@@ -90,12 +106,12 @@ def _plan_decode_kernel(
     before = tl.zeros([TILE_B], tl.int32)
     for start in range(0, request, TILE_B):
         lengths = tl.load(seq_lens + start + lane, mask=start + lane < request, other=0)
-        num_parts, _ = _cut(tl.minimum(lengths, window), longest, tile_n)
+        num_parts, _ = _cut(_visible(lengths, window, IS_CHUNKED), longest, tile_n)
         before += tl.where(start + lane < request, num_parts, 0)
     base = tl.sum(before, 0)
 
     seq_len = tl.load(seq_lens + request)
-    visible = tl.minimum(seq_len, window)
+    visible = _visible(seq_len, window, IS_CHUNKED)
     num_parts, size = _cut(visible, longest, tile_n)
     tl.store(ranges + 2 * request, base)
     tl.store(ranges + 2 * request + 1, num_parts)

@@ -35,7 +35,7 @@ class PreferredPrefill:
 
     def __call__(self, args: AttentionArgs, runs: QueryRuns) -> Tensor:
         """See `paged_prefill_attention`. Without `runs.lengths` it is ours."""
-        is_plain = args.sinks is None and args.k_scale is None and args.query.is_contiguous()
+        is_plain = args.sinks is None and args.k_scale is None and not args.is_chunked and args.query.is_contiguous()
         is_tried = (args.sliding_window is not None, args.softcap is not None) in self._options
         fits = is_plain and is_tried and not self._has_failed
         if runs.lengths is None or not (fits and self._fits(*args[:3])):

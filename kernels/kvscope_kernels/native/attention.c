@@ -200,7 +200,7 @@ static void over_tokens(const attention *a, state *of, int heads, const int64_t 
 /* `heads` (1..MOST_HEADS) query heads from `first_head` on, all of one KV head: tokens are read once for all. */
 static void one_part(const attention *a, int64_t request, int64_t kv_head, int64_t first_head, int heads, float *room,
                      float *shares) {
-    int64_t length = a->seq_lens[request], begin = a->window > 0 && length > a->window ? length - a->window : 0;
+    int64_t length = a->seq_lens[request], begin = first_seen(length - 1, a->window, a->is_chunked);
     state of = {.q = room, .num_blocks = (length + a->block_size - 1) / a->block_size};
     of.sums = of.q + heads * a->head_dim;
     of.scores = of.sums + heads * a->value_dim;

@@ -41,7 +41,7 @@ def paged_decode_attention_native(
         *(*query.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3]),
         *(block_tables.stride(0), *out.stride()[:2]),
         *(batch, heads, kv_heads, head_dim, value_dim, block_size, args.sliding_window or 0),
-        *(args.scale, args.softcap or 0.0, query.dtype == torch.float32, torch.get_num_threads()),
+        *(args.scale, args.softcap or 0.0, query.dtype == torch.float32, args.is_chunked, torch.get_num_threads()),
         *((None, 0) if shares is None else (shares.data_ptr(), shares.stride(0))),
     )
     if found.kvscope_decode(ctypes.addressof(parts)):

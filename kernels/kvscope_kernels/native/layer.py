@@ -51,6 +51,8 @@ class LayerForm(NamedTuple):
     softcap: float | None
     sinks: Tensor | None
     """(num_heads,) float32, contiguous"""
+    is_chunked: bool
+    """As in `AttentionArgs`."""
     dtype: torch.dtype
     """Of the numbers between, and of the caches."""
     sum_dtype: torch.dtype
@@ -199,6 +201,7 @@ def _attention(form: LayerForm, k_cache: Tensor, v_cache: Tensor) -> DecodeParts
         value_dim=head_dim,
         block_size=k_cache.shape[1],
         window=form.sliding_window or 0,
+        is_chunked=form.is_chunked,
         scale=form.scale,
         softcap=form.softcap or 0.0,
         is_f32=form.dtype == torch.float32,

@@ -38,7 +38,7 @@ class DecodeParts(ctypes.Structure):
         *((name, c_int64) for name in ("table_stride", "out_stride_t", "out_stride_h")),
         *((name, c_int64) for name in ("batch", "heads", "kv_heads", "head_dim", "value_dim", "block_size", "window")),
         *((name, c_float) for name in ("scale", "softcap")),
-        *((name, c_int32) for name in ("is_f32", "threads")),
+        *((name, c_int32) for name in ("is_f32", "is_chunked", "threads")),
         ("shares", c_void_p),
         ("shares_stride", c_int64),
     )
@@ -58,7 +58,7 @@ class PrefillParts(ctypes.Structure):
         *((name, c_int64) for name in ("table_stride", "out_stride_t", "out_stride_h")),
         *((name, c_int64) for name in ("batch", "heads", "kv_heads", "head_dim", "value_dim", "block_size", "window")),
         *((name, c_float) for name in ("scale", "softcap")),
-        *((name, c_int32) for name in ("is_f32", "threads")),
+        *((name, c_int32) for name in ("is_f32", "is_chunked", "threads")),
     )
 
 

@@ -27,6 +27,12 @@ INLINE bf16 to_bf16(float x) {
     return (bf16)(x != x ? 0x7fc0u : rounded);
 }
 
+/* The first position that a query at `position` sees: window 0 is all before it; see `AttentionArgs.is_chunked`. */
+INLINE int64_t first_seen(int64_t position, int64_t window, int is_chunked) {
+    if (window <= 0 || position < window) return 0;
+    return is_chunked ? position / window * window : position + 1 - window;
+}
+
 INLINE float load_number(const void *p, int64_t i, int is_f32) {
     return is_f32 ? ((const float *)p)[i] : from_bf16(((const bf16 *)p)[i]);
 }

@@ -35,7 +35,7 @@ typedef struct {
     int64_t table_stride, out_stride_t, out_stride_h;
     int64_t batch, heads, kv_heads, head_dim, value_dim, block_size, window; /* window: 0 for all */
     float scale, softcap;                                                    /* softcap: 0 for none */
-    int32_t is_f32, threads;
+    int32_t is_f32, is_chunked, threads; /* is_chunked: the text is cut into windows */
 } prefill;
 
 /* Of one thread. */
@@ -187,7 +187,7 @@ INLINE void rows_to_weights(const prefill *a, const tile *t, int64_t start, int6
     int64_t group = a->heads / a->kv_heads;
     for (int64_t r = 0; r < ROWS; r++) {
         int64_t position = t->before + t->first + (row + r) / group;
-        int64_t low = a->window > 0 ? position + 1 - a->window - start : 0;
+        int64_t low = first_seen(position, a->window, a->is_chunked) - start;
         int64_t high = position + 1 - start < KEYS ? position + 1 - start : KEYS;
         word *weights = own->weights + r * own->key_words;
         if (row + r >= rows || high <= 0 || low >= KEYS)
@@ -226,8 +226,7 @@ INLINE void give(const prefill *a, const tile *t, int64_t rows, const room *own)
 
 INLINE void one_tile(const prefill *a, const tile *t, room *own, int is_f32, int pairs) {
     int64_t rows = t->count * (a->heads / a->kv_heads), end = t->before + t->first + t->count;
-    int64_t begin = a->window > 0 ? t->before + t->first + 1 - a->window : 0;
-    begin = begin > 0 ? begin : 0;
+    int64_t begin = first_seen(t->before + t->first, a->window, a->is_chunked);
     take_queries(a, t, rows, own, pairs);
     for (int64_t start = begin / KEYS * KEYS; start < end; start += KEYS) {
         int64_t from = begin > start ? begin : start, to = end < start + KEYS ? end : start + KEYS;

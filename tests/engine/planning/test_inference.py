@@ -12,6 +12,7 @@ from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.profile_run import NoAttention
 from kvscope_engine.planning.inference import InferenceQuestion, forward_shape, plan_inference
 from kvscope_engine.planning.skeleton import build
+from kvscope_engine.policy.kv_groups import GroupRule
 from kvscope_telemetry.errors import BadInput
 
 GIB = 1 << 30
@@ -140,6 +141,35 @@ def test_windows_hold_what_is_read_and_no_more(skeleton: Make) -> None:
     assert plan.kv_bytes_a_token == plan.request_bytes(32768) / 32768
     (stage,) = plan.stages
     assert [(group.rule.window, len(group.layers)) for group in stage.groups] == [(0, 10), *[(1024, 10)] * 5, (1024, 2)]
+
+
+LLAMA_4_SCOUT = {
+    "model_type": "llama4_text",
+    "vocab_size": 202048,
+    "hidden_size": 5120,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_local_experts": 16,
+    "attention_chunk_size": 8192,
+    "max_position_embeddings": 10485760,
+}
+
+
+def test_chunks_hold_what_is_read_and_no_more(skeleton: Make) -> None:
+    """Llama 4 Scout at 128k tokens: 12 layers that read everything, 36 with chunks of 8,192."""
+    question = _question(gpu_memory=400 * GIB, max_model_len=131072, max_num_batched_tokens=64)
+    plan = plan_inference(skeleton(LLAMA_4_SCOUT), question)
+    ideal = 2 * 8 * 128 * 2 * (12 * 131072 + 36 * 8192)
+    assert ideal <= plan.request_bytes(131072) <= 1.03 * ideal
+    (stage,) = plan.stages
+    assert [(group.rule, len(group.layers)) for group in stage.groups] == [
+        (GroupRule(), 12),
+        *[(GroupRule(8192, is_chunked=True), 12)] * 3,
+    ]
 
 
 MAMBA = {"model_type": "mamba2", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "head_dim": 16}

@@ -12,6 +12,7 @@ EDGES = [0, 1, 15, 16, 17, 40]
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"seq_lens": EDGES},
     "window": {"seq_lens": EDGES, "options": {"sliding_window": 20}},
+    "chunks": {"seq_lens": [*EDGES, 39, 60], "options": {"sliding_window": 20, "is_chunked": True}},
     "softcap": {"seq_lens": EDGES, "options": {"softcap": 2.0}},
     "bf16": {"seq_lens": EDGES, "dtype": torch.bfloat16},
     "several tiles": {"seq_lens": [300, 2, 129], "num_heads": 3, "num_kv_heads": 1},
@@ -30,7 +31,8 @@ def expected_shares(batch: Any) -> torch.Tensor:
     shares = torch.zeros(batch.block_tables.shape, dtype=torch.float64)
     num_heads = batch.query.shape[1]
     for request, keys in enumerate(batch.keys):
-        first = max(0, len(keys) - window) if window else 0
+        last = max(len(keys) - 1, 0)
+        first = max(0, last - (last % window if batch.options.get("is_chunked") else window - 1)) if window else 0
         for head in range(num_heads if len(keys) else 0):
             query = batch.query[request, head].double().cpu()
             scores = keys[:, head // (num_heads // num_kv_heads)] @ query * batch.scale

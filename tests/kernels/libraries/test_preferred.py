@@ -87,6 +87,7 @@ def test_what_libraries_have_no_word_for_is_ours(stand_ins: Any) -> None:
         {},
         {"lengths": lengths, "sliding_window": 20},
         {"lengths": lengths, "softcap": 5.0},
+        {"lengths": lengths, "sliding_window": 20, "is_chunked": True},
         {"lengths": lengths, "sinks": torch.zeros(6)},
     ):
         given = {name: value for name, value in options.items() if name != "lengths"}

@@ -68,6 +68,7 @@ def a_form(**changes: Any) -> LayerForm:
         sliding_window=None,
         softcap=None,
         sinks=None,
+        is_chunked=False,
         dtype=torch.bfloat16,
         sum_dtype=torch.float32,
     )
@@ -107,7 +108,9 @@ def by_parts(
     of_heads = None if form.head_norm is None else HeadNorm(form.head_norm.weight, torch.tensor(form.head_norm.eps))
     query = rotate_write_native(heads, Rotation(HEADS, of_heads, turn), *caches, slots)
     asked = form.scale, form.sliding_window, form.softcap, form.sinks
-    attended = paged_decode_attention_native(AttentionArgs(query, *caches, tables, lengths, *asked))
+    attended = paged_decode_attention_native(
+        AttentionArgs(query, *caches, tables, lengths, *asked, is_chunked=form.is_chunked)
+    )
     x = o.product(attended.flatten(1), x)
     activated = gated_activation_native(gate_up.product(norm(inside, x)), form.activation)
     x = down.product(activated, x)
@@ -141,6 +144,7 @@ def test_types(dtype: torch.dtype, sum_dtype: torch.dtype, is_normed: bool) -> N
     "changes",
     [
         {"sliding_window": 5},
+        {"sliding_window": 5, "is_chunked": True},
         {"softcap": 2.0},
         {"sinks": some(HEADS, seed=14)},
         {"activation": 1},

@@ -80,9 +80,11 @@ def widened(args: AttentionArgs) -> AttentionArgs:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads", [(3, 3), (9, 3), (8, 1)])
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(("window", "is_chunked"), [(None, False), (20, False), (20, True)])
 @pytest.mark.parametrize("head_dim", [16, 80, 128])
-def test_decode(dtype: torch.dtype, heads: tuple[int, int], window: int | None, head_dim: int) -> None:
+def test_decode(
+    dtype: torch.dtype, heads: tuple[int, int], window: int | None, is_chunked: bool, head_dim: int
+) -> None:
     num_heads, kv_heads = heads
     query = some(4, num_heads, head_dim).to(dtype)
     k_cache, v_cache = (some(24, 16, kv_heads, head_dim, seed=seed).to(dtype) for seed in (1, 2))
@@ -90,7 +92,7 @@ def test_decode(dtype: torch.dtype, heads: tuple[int, int], window: int | None, 
     lengths = torch.tensor([1, 0, 17, 90], dtype=torch.int32)
     out = torch.full_like(query, float("nan"))
     options = head_dim**-0.5, window, None, some(num_heads, seed=4)
-    args = AttentionArgs(query, k_cache, v_cache, tables, lengths, *options, out=out)
+    args = AttentionArgs(query, k_cache, v_cache, tables, lengths, *options, out=out, is_chunked=is_chunked)
     decode.paged_decode_attention_native(args)
     expected = paged_decode_attention_torch(widened(args))
     allowed = 1e-5 if dtype == torch.float32 else 1e-2
@@ -98,7 +100,9 @@ def test_decode(dtype: torch.dtype, heads: tuple[int, int], window: int | None, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 20, "softcap": 2.0}])
+@pytest.mark.parametrize(
+    "options", [{}, {"sliding_window": 20, "softcap": 2.0}, {"sliding_window": 20, "is_chunked": True}]
+)
 @pytest.mark.parametrize("head_dim", [16, 80])
 def test_prefill(dtype: torch.dtype, options: dict[str, Any], head_dim: int) -> None:
     query = some(71, 9, head_dim).to(dtype)

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="needs a C compiler")
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "chunks": {"sliding_window": 70, "is_chunked": True},
     "all": {"sliding_window": 70, "softcap": 2.0, "sinks": True},
 }
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

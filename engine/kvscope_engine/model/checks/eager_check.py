@@ -30,6 +30,7 @@ from kvscope_engine.model.checks.check_script import (
 from kvscope_engine.model.checks.layer_trace import LayerPlace, LayerTap, Rows, Trace, decoder_layer_of
 from kvscope_engine.model.loading.hf_config import position_limit
 from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionContext, AttentionOptions
+from kvscope_engine.model.running.given_positions import given_positions
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.running.recurrent import StateStep, recurrent_layers
 from kvscope_engine.model.running.state_storage import StateStorage
@@ -55,6 +56,9 @@ NUDGE_SLACK: Final = 3.0
 may be so much further off than those that the layers move when their own inputs are nudged by a bit."""
 NUDGE_LIMIT: Final = 0.5
 """But never more than this share of its size: of another layer's output it is 1.4."""
+
+_LENGTHS: Final = ("sliding_window", "attention_chunk_size", "floor_scale")
+"""What says after how many tokens attention does something else; the last is of Llama 4's temperature."""
 
 
 def check_equals_eager(module: nn.Module, layers: Sequence[LayerShape], places: Sequence[LayerPlace]) -> Trace | None:
@@ -182,7 +186,8 @@ def _is_small(apart: Difference, bound: float, token_slack: float) -> bool:
 
 
 def _eager_trace(module: nn.Module, sequences: Sequence[CheckSequence], places: Sequence[LayerPlace]) -> Trace:
-    """Whole sequences. The first is given no positions: what the model makes of that is what holds."""
+    """Whole sequences. The first is given no positions: what the model makes of that is what holds. The others come
+    together, but where attention counts to one sequence's positions."""
     first, *others = sequences
     tap = LayerTap(_num_rows(sequences))
     if has_attention := recurrent_layers(module).has_attention:
@@ -191,11 +196,12 @@ def _eager_trace(module: nn.Module, sequences: Sequence[CheckSequence], places: 
         with torch.inference_mode(), tap.attached(module, places):
             tap.rows = [first.rows]
             _keep_logits(tap, module(input_ids=first.ids[None], use_cache=False).logits)
-            tap.rows = [sequence.rows for sequence in others]
-            ids = pad_sequence([sequence.ids for sequence in others], batch_first=True)
-            steps = torch.arange(ids.shape[1], device=ids.device)
-            positions = torch.stack([sequence.positions[0] + steps for sequence in others])
-            _keep_logits(tap, module(input_ids=ids, position_ids=positions, use_cache=False).logits)
+            for batch in [others] if given_positions(module) is None else [[sequence] for sequence in others]:
+                tap.rows = [sequence.rows for sequence in batch]
+                ids = pad_sequence([sequence.ids for sequence in batch], batch_first=True)
+                steps = torch.arange(ids.shape[1], device=ids.device)
+                positions = torch.stack([sequence.positions[0] + steps for sequence in batch])
+                _keep_logits(tap, module(input_ids=ids, position_ids=positions, use_cache=False).logits)
     finally:
         if has_attention:
             module.set_attn_implementation(ATTENTION_NAME)  # type: ignore[operator]
@@ -221,22 +227,24 @@ def _num_rows(sequences: Sequence[CheckSequence]) -> int:
 
 @contextmanager
 def _short_windows(module: nn.Module) -> Iterator[bool]:
-    """Sliding windows of a few tokens inside, wherever something says how long they are; whether there are any.
+    """Sliding windows, chunks and steps of temperature of a few tokens inside, wherever something says how long they
+    are; whether there are any.
 
     One that is as long as the context is none, and stays as it is.
     """
-    changed: list[tuple[Any, int]] = []
+    changed: list[tuple[Any, str, int]] = []
     config: Any = module.config
     limit = position_limit(config.get_text_config(decoder=True)) or math.inf
     for holder in {
         id(owner): owner for part in module.modules() for owner in (part, getattr(part, "config", None))
     }.values():
-        window = getattr(holder, "sliding_window", None)
-        if isinstance(window, int) and SHORT_WINDOW < window < limit:
-            changed.append((holder, window))
-            holder.sliding_window = SHORT_WINDOW  # type: ignore[union-attr]
+        for name in _LENGTHS:
+            length = getattr(holder, name, None)
+            if isinstance(length, int) and SHORT_WINDOW < length < limit:
+                changed.append((holder, name, length))
+                setattr(holder, name, SHORT_WINDOW)
     try:
         yield bool(changed)
     finally:
-        for holder, window in changed:
-            holder.sliding_window = window
+        for holder, name, length in changed:
+            setattr(holder, name, length)

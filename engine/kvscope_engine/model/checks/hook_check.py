@@ -28,6 +28,7 @@ from kvscope_engine.model.running.attention import (
     AttentionOptions,
     register_attention,
 )
+from kvscope_engine.model.running.given_positions import give_positions, given_positions
 from kvscope_engine.model.running.kv_storage import LayerShape
 from kvscope_engine.model.running.recurrent import RecurrentLayers, recurrent_layers
 from kvscope_telemetry.errors import BadInput
@@ -56,7 +57,7 @@ _HARMLESS_KEYWORDS: Final = frozenset(
         "use_cache",
     }
 )
-_SERVED_LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
+_SERVED_LAYER_TYPES: Final = frozenset({"chunked_attention", "full_attention", "sliding_attention"})
 _RECURRENT_LAYER_TYPES: Final = frozenset(
     {"attention", "conv", "dummy", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "mlp", "moe"}
 )
@@ -77,6 +78,10 @@ class LayerCall:
 
 class _NotPassedOnError(BadInput):
     """A layer called its attention without the keyword that it was given."""
+
+
+class _CountsTokensError(BadInput):
+    """A layer's attention counts its tokens itself."""
 
 
 @dataclass(slots=True)
@@ -192,11 +197,7 @@ def _seen(module: nn.Module, *, with_latents: bool) -> tuple[tuple[LayerCall, ..
     _check_layer_types(text_config, recurrent)
     if with_latents:
         hold_latents(module, ATTENTION_NAME)
-    try:
-        recording = _record(module)
-    except _NotPassedOnError:
-        pass_on(module)
-        recording = _record(module)
+    recording = _record_helped(module)
     if recurrent.layers:
         calls = _numbered(module, recording.calls)
     else:
@@ -210,7 +211,9 @@ def _check_layer_types(text_config: Any, recurrent: RecurrentLayers) -> None:
     types = getattr(text_config, "layer_types", None) or ()
     unknown = set(types) - (_SERVED_LAYER_TYPES | _RECURRENT_LAYER_TYPES if recurrent.layers else _SERVED_LAYER_TYPES)
     if unknown:
-        raise BadInput(f"it has layers of type {', '.join(sorted(unknown))}; full and sliding attention are served")
+        raise BadInput(
+            f"it has layers of type {', '.join(sorted(unknown))}; full, sliding and chunked attention are served"
+        )
 
 
 def _numbered(module: nn.Module, calls: list[LayerCall]) -> list[LayerCall]:
@@ -230,6 +233,19 @@ def _numbered(module: nn.Module, calls: list[LayerCall]) -> list[LayerCall]:
         own = replace(call.shape, shares_with=None)  # they would be named by other numbers
         numbered.append(replace(call, layer=number, place=place, shape=own))
     return numbered
+
+
+def _record_helped(module: nn.Module) -> _Recording:
+    """With keywords passed on, and positions given, where the model needs that."""
+    try:
+        return _record(module)
+    except _NotPassedOnError:
+        pass_on(module)
+    except _CountsTokensError:
+        if given_positions(module) is not None:
+            raise
+        give_positions(module)
+    return _record(module)
 
 
 def _record(module: nn.Module) -> _Recording:
@@ -285,18 +301,21 @@ def _watched_hook(model: nn.Module, recording: _Recording) -> Iterator[None]:
 
 
 class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses attention that counts its tokens itself: in a batch of several sequences those are no positions."""
+    """Refuses attention that counts its tokens itself: in a batch of several sequences those are no positions. One that
+    asks how many are before them counts to positions that it is given."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._num_counts = 0
-        self._before: dict[int, int] = {}
+        self._before: dict[int, tuple[int, int]] = {}
+        self._given = given_positions(model)
         self._handles = [part.register_forward_pre_hook(self._enter) for part in model.modules()]
 
     def check(self, attention: nn.Module) -> None:
         """Called from inside the attention module's forward."""
-        if self._num_counts != self._before.get(id(attention), self._num_counts):
-            raise BadInput(
+        num_counts, num_asked = self._before.get(id(attention), self._so_far)
+        if self._num_counts != num_counts and self._so_far[1] == num_asked:
+            raise _CountsTokensError(
                 "its attention counts its tokens itself, which are no positions where sequences share a batch"
             )
 
@@ -310,7 +329,11 @@ class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def _enter(self, part: nn.Module, _: Any) -> None:
-        self._before[id(part)] = self._num_counts
+        self._before[id(part)] = self._so_far
+
+    @property
+    def _so_far(self) -> tuple[int, int]:
+        return self._num_counts, 0 if self._given is None else self._given.num_asked
 
 
 def _refuse_unknown(module: nn.Module, mask: Any, kwargs: dict[str, Any]) -> None:
@@ -336,17 +359,20 @@ def _check_once_a_layer(calls: list[LayerCall], num_layers: int) -> None:
 
 
 def _check_windows(calls: list[LayerCall], text_config: Any) -> None:
-    """A window that the model would have put into the mask alone must not be lost."""
-    window, limit = getattr(text_config, "sliding_window", None), position_limit(text_config)
-    if window is not None and limit is not None and window >= limit:
-        return  # it never ends within the context
-    types = getattr(text_config, "layer_types", None)
+    """A window, or chunks, that the model would have put into the mask alone must not be lost."""
+    limit, types = position_limit(text_config), getattr(text_config, "layer_types", None)
     kinds = [types[call.place.layer] for call in calls if call.place.layer < len(types)] if types else []
-    slides = [kind in ("sliding_attention", "hybrid_sliding") for kind in kinds]
-    is_lost = [slide and call.options.sliding_window is None for slide, call in zip(slides, calls, strict=False)]
-    is_ignored = window is not None and not types and all(call.options.sliding_window is None for call in calls)
-    if any(is_lost) or is_ignored:
-        raise BadInput(f"its sliding window ({window}) is not passed to the attention function")
+    for words, size, of_kind, is_chunked in (
+        ("sliding window", "sliding_window", ("sliding_attention", "hybrid_sliding"), False),
+        ("chunk of attention", "attention_chunk_size", ("chunked_attention",), True),
+    ):
+        length = getattr(text_config, size, None)
+        if length is not None and limit is not None and length >= limit:
+            continue  # it never ends within the context
+        has_it = [call.options.sliding_window is not None and call.options.is_chunked == is_chunked for call in calls]
+        is_lost = [kind in of_kind and not has for kind, has in zip(kinds, has_it, strict=False)]
+        if any(is_lost) or (length is not None and not types and not any(has_it)):
+            raise BadInput(f"its {words} ({length}) is not passed to the attention function")
 
 
 def _heads(tensor: torch.Tensor) -> str:

@@ -191,7 +191,7 @@ def _same(one: AttentionOptions, other: AttentionOptions) -> bool:
     return (
         one.sinks is other.sinks
         and one.scale == other.scale
-        and one.sliding_window == other.sliding_window
+        and (one.sliding_window, one.is_chunked) == (other.sliding_window, other.is_chunked)
         and one.softcap == other.softcap
     )
 

@@ -104,6 +104,7 @@ def _form(layer: FusedLayer) -> LayerForm | None:
         sliding_window=options.sliding_window,
         softcap=options.softcap,
         sinks=None if options.sinks is None else options.sinks.detach().float().contiguous(),
+        is_chunked=options.is_chunked,
         dtype=dtype,
         sum_dtype=torch.float32 if layer.keeps_float32 else dtype,
     )

@@ -53,6 +53,7 @@ def model_work(loaded: LoadedModel, kv_dtype: torch.dtype, choice: PageChoice | 
 def _kind(index: int, call: LayerCall, kv_dtype: torch.dtype, choice: PageChoice | None) -> LayerKind:
     return LayerKind(
         window=call.options.sliding_window or 0,
+        is_chunked=call.options.is_chunked,
         kv_bytes=block_bytes([replace(call.shape, shares_with=None)], 1, kv_dtype),  # read by each that shares it
         flops_per_pair=2
         * call.num_query_heads

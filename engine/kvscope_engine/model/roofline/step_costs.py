@@ -39,6 +39,8 @@ class LayerKind(NamedTuple):
     flops_per_pair: int
     attended: Callable[[int], int] | None = None
     """Where decodes choose among blocks: the tokens' worth of KV that one reads of so many."""
+    is_chunked: bool = False
+    """The text is cut into windows, and a token sees none before its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,7 @@ class ModelWork:
 def _attended(decodes: Sequence[int], chunks: Sequence[Scheduled], kind: LayerKind) -> tuple[int, int]:
     """Positions that are read, and pairs of positions: `decodes` are the positions of those that decode."""
     window, attended = kind.window, kind.attended
-    read = sum([attended(start + 1) for start in decodes]) if attended is not None else _seen(decodes, window)
+    read = sum([attended(start + 1) for start in decodes]) if attended is not None else _seen(decodes, kind)
     pairs = read
     for item in chunks:
         start, num = item.start, item.num_tokens
@@ -104,11 +106,24 @@ def _attended(decodes: Sequence[int], chunks: Sequence[Scheduled], kind: LayerKi
             read += end
             pairs += num * start + num * (num + 1) // 2
             continue
+        if kind.is_chunked:
+            read += end - start // window * window
+            pairs += _pairs_in_chunks(end, window) - _pairs_in_chunks(start, window)
+            continue
         read += min(end, window + num - 1)
         growing = min(max(window - start, 0), num)  # tokens that see all before them
         pairs += growing * start + growing * (growing + 1) // 2 + (num - growing) * window
     return read, pairs
 
 
-def _seen(decodes: Sequence[int], window: int) -> int:
+def _pairs_in_chunks(num_tokens: int, chunk: int) -> int:
+    """Of a text's first tokens."""
+    whole, rest = divmod(num_tokens, chunk)
+    return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
+
+
+def _seen(decodes: Sequence[int], kind: LayerKind) -> int:
+    window = kind.window
+    if kind.is_chunked:
+        return sum([start % window + 1 for start in decodes])
     return sum([min(start + 1, window) for start in decodes]) if window else sum(decodes) + len(decodes)

@@ -41,6 +41,8 @@ class AttentionOptions:
     sinks: torch.Tensor | None = None
     latents: Latents | None = None
     """Of a layer whose cache holds latents: its keys and values are these and rotary keys, each of one head."""
+    is_chunked: bool = False
+    """`sliding_window` is the length of the chunks that the text is cut into: none before a query's own is read."""
 
     def value_dim(self, value: torch.Tensor) -> int:
         """Numbers that attention gives a head."""
@@ -282,7 +284,7 @@ def paged_attention(
     """
     context = kwargs["paged"]
     tokens_first = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    options = options_of(query, kwargs, held_latents(module))
+    options = options_of(query, kwargs, held_latents(module), chunk_of(module))
     return context.attend(layer_of(module), *tokens_first, options)[None], None
 
 
@@ -292,15 +294,29 @@ def layer_of(module: Any) -> int:
     return -1 if number is None else int(number)
 
 
-def options_of(query: torch.Tensor, kwargs: dict[str, Any], latents: Latents | None = None) -> AttentionOptions:
-    """What the keywords of a call ask for. `scaling` left out is one over the root of the head dimension."""
+def chunk_of(module: Any) -> int | None:
+    """How long the chunks of an attention module's layer are; None where it has none. transformers makes them a part of
+    the mask, by the config, which is where they are read here."""
+    config = getattr(module, "config", None)
+    chunk, types = getattr(config, "attention_chunk_size", None), getattr(config, "layer_types", None)
+    if chunk is None or types is None or types[module.layer_idx] != "chunked_attention":
+        return None
+    return int(chunk)
+
+
+def options_of(
+    query: torch.Tensor, kwargs: dict[str, Any], latents: Latents | None = None, chunk: int | None = None
+) -> AttentionOptions:
+    """What the keywords of a call ask for, in a layer of chunks of `chunk` tokens. `scaling` left out is one over the
+    root of the head dimension."""
     scaling = kwargs.get("scaling")
     return AttentionOptions(
         scale=float(scaling) if scaling is not None else float(query.shape[-1] ** -0.5),
-        sliding_window=kwargs.get("sliding_window"),
+        sliding_window=kwargs.get("sliding_window") if chunk is None else chunk,
         softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
         latents=latents,
+        is_chunked=chunk is not None,
     )
 
 
@@ -316,6 +332,7 @@ def _args(
         *(query, kv.k, kv.v, block_tables, batch.seq_lens),
         *(options.scale, options.sliding_window, options.softcap, options.sinks),
         *(kv.k_scale, kv.v_scale, batch.max_seq_len, out),
+        is_chunked=options.is_chunked,
     )
 
 

@@ -45,4 +45,4 @@ def groups_of_model(config: EngineConfig, loaded: LoadedModel) -> tuple[LayerGro
 
 def rules_of(calls: Sequence[LayerCall]) -> list[GroupRule]:
     """Which earlier tokens each layer was seen to read."""
-    return [GroupRule(call.options.sliding_window or 0) for call in calls]
+    return [GroupRule(call.options.sliding_window or 0, call.options.is_chunked) for call in calls]

@@ -14,6 +14,7 @@ from kvscope_engine.model.checks import eager_check
 from kvscope_engine.model.checks.check_script import check_block_size, check_sequences, check_steps
 from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.checks.layer_trace import Trace, nudged
+from kvscope_engine.model.running.given_positions import GivenPositions
 from kvscope_kernels import Ops, ops_for
 from kvscope_kernels.attention_args import AttentionArgs
 from kvscope_telemetry.errors import BadInput
@@ -70,6 +71,20 @@ def widen_the_window(args: AttentionArgs) -> AttentionArgs:
     return args._replace(sliding_window=args.sliding_window + 1)
 
 
+def llama4(dtype: torch.dtype = torch.float32, **changes: Any) -> nn.Module:
+    """Chunks, and a temperature in its last layer, both far longer than the check's sequences."""
+    sizes = {"intermediate_size_mlp": 96, "num_local_experts": 2, "sliding_window": None, "no_rope_layers": [1, 0]}
+    return make(dtype, "llama4_text", **(sizes | {"attention_chunk_size": 1024, "floor_scale": 1024} | changes))
+
+
+def read_chunks_as_windows(args: AttentionArgs) -> AttentionArgs:
+    return args._replace(is_chunked=False)
+
+
+def read_the_chunk_before(args: AttentionArgs) -> AttentionArgs:
+    return args._replace(sliding_window=2 * args.sliding_window) if args.sliding_window is not None else args
+
+
 def shift_a_slot() -> Ops:
     ops = ops_for("cpu")
     kv_write: Any = ops.kv_write
@@ -111,6 +126,36 @@ def test_a_fault_of_attention_is_noticed(ops: Ops, dtype: torch.dtype, monkeypat
     monkeypatch.setattr(eager_check, "ops_for", lambda _: ops)
     with pytest.raises(BadInput, match="does not give what eager attention gives"):
         check_hook(make(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("change", [read_chunks_as_windows, read_the_chunk_before])
+def test_a_fault_of_chunks_is_noticed(change: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = llama4(dtype)
+    monkeypatch.setattr(eager_check, "ops_for", lambda _: with_attention(change))
+    with pytest.raises(BadInput, match="does not give what eager attention gives"):
+        check_hook(module)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_chunks_and_a_temperature_are_served(dtype: torch.dtype) -> None:
+    module: Any = llama4(dtype)
+    options = [call.options for call in check_hook(module)]
+    assert [(each.sliding_window, each.is_chunked) for each in options] == [(1024, True), (None, False)]
+    lengths = (module.config.attention_chunk_size, module.model.layers[1].self_attn.floor_scale)
+    assert lengths == (1024, 1024), "short in the check alone"
+
+
+def test_a_temperature_of_wrong_positions_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places in the batch, as transformers itself would count them there."""
+    monkeypatch.setattr(GivenPositions, "get_seq_length", count_from_the_batch)
+    with pytest.raises(BadInput, match="does not give what eager attention gives"):
+        check_hook(llama4(attn_scale=0.5))
+
+
+def count_from_the_batch(given: GivenPositions, _: int = 0) -> int:
+    given.num_asked += 1
+    return 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -54,7 +54,6 @@ def test_how_each_layer_calls_is_found(tiny_loaded: Callable[..., LoadedModel]) 
 @pytest.mark.parametrize(
     ("model_type", "changes", "reason"),
     [
-        ("llama4_text", {"num_local_experts": 2, "head_dim": 8}, r"Llama4ForCausalLM .* chunked_attention"),
         ("xlstm", {"num_heads": 4}, r"xLSTMForCausalLM is not supported"),
         ("bloom", {"n_layer": 2, "n_head": 4}, r"BloomForCausalLM is not supported"),
     ],

@@ -83,6 +83,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "text_config": TEXT | EXPERTS | LATENT | {"model_type": "deepseek_v3"},
         "vision_config": {key: VISION[key] for key in VISION if key.startswith(("hidden", "num", "inter"))},
     },
+    "llama4": {
+        "text_config": TEXT
+        | {"num_local_experts": 2, "intermediate_size_mlp": 96, "no_rope_layers": [1, 0]}
+        | {"attention_chunk_size": 10, "floor_scale": 9, "attn_scale": 0.5},
+        "vision_config": VISION | {"vision_output_dim": 64, "projector_input_dim": 32, "projector_output_dim": 64},
+    },
     "llava_next": {
         "text_config": TEXT | {"model_type": "mistral", "sliding_window": None},
         "vision_config": VISION | {"model_type": "clip_vision_model", "projection_dim": 32},

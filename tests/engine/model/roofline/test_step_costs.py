@@ -11,12 +11,13 @@ from torch import nn
 from kvscope_engine.model.loading.loader import LoadedModel
 from kvscope_engine.model.roofline.model_costs import model_work
 from kvscope_engine.model.roofline.step_costs import LayerKind, ModelWork
+from kvscope_engine.policy.kv_groups import GroupRule
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_telemetry.messages.telemetry import Work
 
-FULL, SLIDING = LayerKind(0, 8, 40), LayerKind(6, 4, 20)
+FULL, SLIDING, CHUNKED = LayerKind(0, 8, 40), LayerKind(6, 4, 20), LayerKind(5, 2, 10, is_chunked=True)
 MODEL = ModelWork(
-    kinds={FULL: 2, SLIDING: 3},
+    kinds={FULL: 2, SLIDING: 3, CHUNKED: 1},
     weights_bytes=1_000,
     head_bytes=100,
     linear_flops=500,
@@ -46,7 +47,8 @@ def test_positions_are_those_that_attention_sees(decodes: list[int], chunks: lis
     read = written = attention = 0
     for kind, count in MODEL.kinds.items():
         for start, num in spans:
-            seen = [range(max(at + 1 - (kind.window or at + 1), 0), at + 1) for at in range(start, start + num)]
+            rule = GroupRule(kind.window, kind.is_chunked)
+            seen = [range(rule.first_read(at), at + 1) for at in range(start, start + num)]
             read += count * kind.kv_bytes * len(set().union(*seen))
             attention += count * kind.flops_per_pair * sum(map(len, seen))
             written += count * kind.kv_bytes * num
