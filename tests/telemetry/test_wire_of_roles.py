@@ -56,7 +56,7 @@ GOLDEN: dict[str, tuple[Any, Any, str]] = {
     "Status": (
         Status(phase="ready", telemetry_endpoint="e", paused=True, paused_by="alice", role="viewer", name="bob"),
         wire.decode_reply,
-        "87a474797065a6537461747573a57068617365a57265616479b274656c656d657472795f656e6470"
+        "de0007a474797065a6537461747573a57068617365a57265616479b274656c656d657472795f656e6470"
         "6f696e74a1"
         "65a6706175736564c3a97061757365645f6279a5616c696365a4726f6c65a6766965776572a46e61"
         "6d65a3626f"

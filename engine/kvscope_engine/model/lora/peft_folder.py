@@ -124,7 +124,7 @@ def _read(name: str, folder: Path, max_rank: int, dtype: torch.dtype) -> Adapter
     if fault := config.fault():
         raise BadInput(f"{fault} ({CONFIG})")
     if not (folder / WEIGHTS).exists() and (folder / "adapter_model.bin").exists():
-        raise BadInput(f"adapter_model.bin is not read, for it is a pickle: save it as {WEIGHTS}")
+        raise BadInput(f"adapter_model.bin is not read, for it may hold code: save it as {WEIGHTS}")
     data = _content(folder / WEIGHTS, MAX_WEIGHTS_BYTES)
     deltas = _deltas(_tensors(data), config, max_rank, dtype)
     scale = f"{config.lora_alpha!r} {config.use_rslora}"

@@ -185,7 +185,10 @@ def test_one_that_also_speaks(tmp_path: Path, planned: Any) -> None:
     """What it reads with is a model of several parts inside of it."""
     from transformers import AutoConfig
 
-    config = AutoConfig.for_model("qwen2_5_omni", thinker_config={"text_config": TEXT | THREE_ROWS})
+    hears = {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "d_model": 16, "output_dim": 64}
+    sees = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    parts = {"text_config": TEXT | THREE_ROWS, "audio_config": hears, "vision_config": sees}
+    config = AutoConfig.for_model("qwen2_5_omni", thinker_config=parts)
     torch.manual_seed(0)
     reading: Any = loading_class(config)._from_config(reading_config(config), dtype=torch.float32)
     reading.save_pretrained(tmp_path)

@@ -123,6 +123,6 @@ def test_a_folder_that_is_no_adapter_is_named(tmp_path: Path) -> None:
     (tmp_path / "sql" / "adapter_config.json").write_text(json.dumps(CONFIG))
     assert "adapter_model.safetensors cannot be read: No such file" in why()
     (tmp_path / "sql" / "adapter_model.bin").write_bytes(b"x")
-    assert "adapter_model.bin is not read, for it is a pickle" in why()
+    assert "adapter_model.bin is not read, for it may hold code" in why()
     (tmp_path / "sql" / "adapter_model.safetensors").write_bytes(b"x" * 100)
     assert "adapter_model.safetensors cannot be read" in why()

@@ -11,12 +11,12 @@ from kvscope_engine.model.running.step_inputs import StepInputs
 
 def step(num_tokens: int, num_seqs: int, width: int) -> StepInputs:
     rng = np.random.default_rng(num_tokens)
-    wide = rng.integers(0, 99, (num_seqs, width + 3)).astype(np.int32)
+    wide = rng.integers(0, 99, (2, num_seqs, width + 3)).astype(np.int32)
     return StepInputs(
         input_ids=rng.integers(0, 99, num_tokens),
         positions=np.arange(num_tokens),
-        slot_mapping=rng.integers(-1, 99, num_tokens),
-        block_tables=wide[:, :width],  # as it comes: part of a wider table
+        slot_mapping=rng.integers(-1, 99, (2, num_tokens)),
+        block_tables=wide[:, :, :width],  # as it comes: part of a wider table
         seq_lens=np.full(num_seqs, 5, np.int32),
         query_start=np.linspace(0, num_tokens, num_seqs + 1).astype(np.int32),
         num_single_token=1,
