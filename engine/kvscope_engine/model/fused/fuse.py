@@ -30,6 +30,7 @@ from kvscope_engine.model.fused.packed_linear import can_pack, pack_fused, pack_
 from kvscope_engine.model.fused.round_linears import round_linears
 from kvscope_engine.model.latent.latents import held_latents
 from kvscope_engine.model.running.attention import layer_of
+from kvscope_engine.model.running.given_positions import counts_positions
 from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_telemetry.errors import BadInput
 
@@ -119,7 +120,7 @@ def _each(module: nn.Module, fuse: Callable[[nn.Module], bool]) -> int:
 
 def _fuse_attention(part: nn.Module, trial: Trial, packed: bool) -> bool:
     seen = trial.context.layers.get(layer_of(part)) if hasattr(part, "layer_idx") else None
-    if seen is None or part not in trial.calls:
+    if seen is None or part not in trial.calls or counts_positions(part):
         return False
     for candidate in attention_candidates(part, seen[1], packed):
         if trial.proves(part, candidate):

@@ -17,6 +17,7 @@ from torch import nn
 from kvscope_engine.model.loading.interface_use import uses_interface
 
 _ATTRIBUTE: Final = "kvscope_positions"
+_COUNTS: Final = "kvscope_counts_positions"
 
 
 class GivenPositions:
@@ -26,11 +27,14 @@ class GivenPositions:
         self.positions: torch.Tensor | None = None
         """(1, T) of the call that runs; None where the model was given none, and counts its tokens itself."""
         self.num_asked = 0
+        self.attention: nn.Module | None = None
+        """That which runs."""
 
     def get_seq_length(self, _: int = 0) -> torch.Tensor:
         """(T,): what makes a token's place its position."""
         assert self.positions is not None, "given with positions only"
         self.num_asked += 1
+        setattr(self.attention, _COUNTS, True)
         positions = self.positions[0]
         return positions - torch.arange(len(positions), device=positions.device)
 
@@ -45,6 +49,11 @@ def given_positions(module: nn.Module) -> GivenPositions | None:
     return found
 
 
+def counts_positions(attention: nn.Module) -> bool:
+    """Whether an attention module was seen to ask where its tokens stand: no form that does not may replace it."""
+    return getattr(attention, _COUNTS, False)
+
+
 def give_positions(module: nn.Module) -> None:
     """From now on the attention in `module` counts to the positions that the model is called with."""
     given = GivenPositions()
@@ -56,9 +65,10 @@ def give_positions(module: nn.Module) -> None:
     def drop(*_: Any) -> None:
         given.positions = None
 
-    def give(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    def give(part: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         if given.positions is None or kwargs.get("past_key_values") is not None:
             return None
+        given.attention = part
         return args, kwargs | {"past_key_values": given}
 
     base: Any = module.base_model
