@@ -83,13 +83,6 @@ def test_a_clamp_that_never_acts_is_not_joined_either(tiny_loaded: Load) -> None
     assert fuse_model(tiny_loaded("olmo").module).attentions == 2
 
 
-def test_attention_that_counts_its_tokens_is_refused(tiny_loaded: Load) -> None:
-    counting = tiny_loaded("llama4_text", **LLAMA4, no_rope_layers=[0, 0], attn_temperature_tuning=True)
-    with pytest.raises(BadInput, match="Llama4ForCausalLM is not supported: its attention counts its tokens itself"):
-        fuse_model(counting.module)
-    fuse_model(tiny_loaded("llama4_text", **LLAMA4, no_rope_layers=[0, 0], attn_temperature_tuning=False).module)
-
-
 def test_a_packed_weight_can_be_looked_at_and_not_be_read() -> None:
     if not can_pack(torch.float32, torch.device("cpu")):
         pytest.skip("this CPU has no packed layers")
