@@ -376,6 +376,9 @@ def test_an_engine_that_ends_waits_for_no_process_that_starts(default_tokenizer:
         assert time.monotonic() < deadline_s, "no process was started"
         time.sleep(0.005)
     (keeper,) = new
+    while not any("structured.keeper" in word for word in keeper.cmdline()):  # until then its parent stands still
+        assert time.monotonic() < deadline_s, "the process never became itself"
+        time.sleep(0.001)
     keeper.suspend()  # a busy machine gives it no time
     ending.start()
     ending.join(LONG_S)
