@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import torch
 from msgspec.structs import replace as replace_fields
 
 from kvscope_engine.cache_events import shared_salt
+from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.cpu_offload.streaming import close_streaming, streamed_weights
 from kvscope_engine.model.fused.fuse import Fused
-from kvscope_engine.model.latent.served import expanded_notes
 from kvscope_engine.model.loading.device import free_bytes, gpu_uuids
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
@@ -412,6 +412,21 @@ def _build_states(loaded: LoadedModel, num_states: int) -> StateStorage | None:
     if not num_states:
         return None
     return StateStorage(num_states, recurrent_layers(loaded.module).states, loaded.device)
+
+
+def expanded_notes(module: torch.nn.Module) -> list[str]:
+    """What it takes that a model of latents keeps keys and values in their place; nothing for other models."""
+    config: Any = module.config
+    config = config.get_text_config(decoder=True)
+    calls = check_hook(module)
+    sizes: list[Any] = [getattr(config, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim")]
+    if any(call.shape.latent_dim for call in calls) or not all(isinstance(size, int) for size in sizes):
+        return []
+    why = getattr(module, "kvscope_why_expanded", None) or "its attention has another structure than is known"
+    return [
+        f"the cache holds keys and values in place of latents, {calls[0].shape.numbers:,} numbers a token and layer and"
+        f" not {sum(sizes):,}: {why:.200}"
+    ]
 
 
 def _notes_on_states(config: EngineConfig, states: StateStorage | None) -> list[str]:

@@ -237,7 +237,7 @@ def pack_requests(
     """
     rows: list[tuple[Request, int, int, list[int]]] = []
     for request in requests:
-        for group, table in enumerate(request.saved_tables or request.block_tables):
+        for group, table in enumerate(request.kv_tables):
             start = tables.get(request.number, len(table))
             if groups:
                 start = min(start, groups.get((request.number, group), start))

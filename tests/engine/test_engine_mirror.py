@@ -83,7 +83,7 @@ def assert_mirrored(mirror: Mirror, engine: Engine) -> None:
     for number, request in requests.items():
         row = rows.row_of(number)
         assert row is not None
-        for group, table in enumerate(request.saved_tables or request.block_tables):
+        for group, table in enumerate(request.kv_tables):
             assert rows.table(number, group).tolist() == table
         assert int(rows.num_output_tokens[row]) == len(request.output_token_ids)
         assert int(rows.state[row]) == request.state

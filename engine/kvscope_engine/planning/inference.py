@@ -41,8 +41,7 @@ from kvscope_engine.model.running.recurrent import recurrent_layers
 from kvscope_engine.model.running.state_storage import (
     MIN_SLOTS,
     LayerState,
-    num_empty_blocks,
-    num_slots_within,
+    slots_and_blocks,
     state_bytes,
 )
 from kvscope_engine.model.running.storage_for_model import rules_of
@@ -281,10 +280,8 @@ def _stage_plan(
         return StagePlan(
             stage, memory, one_block, room // one_block, question.kv_host_memory // one_block, groups, needs
         )
-    slots = num_slots_within(room, one_block, shape.state_bytes, 2 * question.max_num_seqs)
-    blocks = num_empty_blocks(length, question.block_size, slots) if memory.fits else 0
-    if one_block:
-        blocks = max(0, room - slots * shape.state_bytes) // one_block
+    longest, wanted = num_blocks_for(length, question.block_size), 2 * question.max_num_seqs
+    slots, blocks = slots_and_blocks(room, one_block, shape.state_bytes, wanted, longest)
     return StagePlan(stage, memory, one_block, blocks, 0, groups, needs, slots, slots * shape.state_bytes)
 
 

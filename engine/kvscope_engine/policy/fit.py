@@ -53,7 +53,7 @@ class BlockNeeds:
         if needed > num_blocks:
             size, num_groups = self._block_size, len(self._groups)
             groups = f" in {num_groups} KV groups" if num_groups > 1 else ""
-            room = num_blocks * size if num_groups == 1 else self.longest(num_blocks, num_blocks * size)
+            room = self.longest(num_blocks, num_blocks * size)
             raise BadInput(
                 f"{parts} need {needed} blocks of {size} tokens{groups}: the whole pool has {num_blocks}"
                 f" ({room} tokens)"

@@ -90,6 +90,11 @@ class Request:
         return self.block_tables[0]
 
     @property
+    def kv_tables(self) -> list[list[int]]:
+        """Where the KV of its tokens is, a table a KV group: blocks, or rows of lower tiers while it is swapped out."""
+        return self.saved_tables or self.block_tables
+
+    @property
     def held_blocks(self) -> list[int]:
         """Of all groups, in the order of the text: what is read last comes last."""
         tables = self.block_tables

@@ -61,7 +61,7 @@ class HostRows:
         elif moved.word == "was read":
             self._was_read(step, moved.node)
         elif moved.word == "frees":
-            return self._frees(rows)
+            return self._held(rows)
         return rows[:0]
 
     def emptied(self) -> None:
@@ -102,21 +102,15 @@ class HostRows:
         self._state.count(offloaded_blocks=rows.size)
 
     def _loads(self, step: int, node: int, rows: Ids, pages: Ids) -> None:
-        ledger = self._state.ledger
-        rows = rows[ledger.state[rows] != BlockState.FREE]
-        self._read[node] = rows
-        hits = np.minimum(ledger.prefix_hits[rows].astype(np.uint32) + 1, (1 << 16) - 1)
-        self._set(step, rows, state=BlockState.ACTIVE, ref_count=ledger.ref_count[rows] + 1, prefix_hits=hits)
+        self._read[node] = held = self._held(rows)
+        self._state.begin_read(held, step)
         self._state.add_moves("loaded", pages.tolist())
         self._state.count(loaded_blocks=pages.size)
 
     def _was_read(self, step: int, node: int) -> None:
-        ledger, rows = self._state.ledger, self._read.pop(node, np.empty(0, np.int64))
-        rows = rows[ledger.state[rows] != BlockState.FREE]
-        refs = np.maximum(ledger.ref_count[rows] - 1, 0)
-        self._set(step, rows, state=np.where(refs > 0, BlockState.ACTIVE, BlockState.CACHED), ref_count=refs)
+        self._state.end_read(self._held(self._read.pop(node, np.empty(0, np.int64))), step)
 
-    def _frees(self, rows: Ids) -> Ids:
+    def _held(self, rows: Ids) -> Ids:
         held: Ids = rows[self._state.ledger.state[rows] != BlockState.FREE]
         return held
 

@@ -41,7 +41,6 @@ _REASONS: Final = {
     "FINISH_LENGTH": "reached its limit of new tokens",
     "FINISH_ABORT": "aborted",
 }
-_MAX_U2: Final = (1 << 16) - 1
 Ids = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
@@ -499,8 +498,7 @@ class Replay:
     def _count_hits(self, known: _Known) -> None:
         end = min(known.num_hits, known.num_pages)
         ids, known.num_hits_counted = known.table[known.num_hits_counted : end], end
-        hits = self.state.ledger.prefix_hits[ids].astype(np.uint32) + 1
-        self.state.set_blocks(ids, prefix_hits=np.minimum(hits, _MAX_U2))
+        self.state.set_blocks(ids, prefix_hits=self.state.more_hits(ids))
 
     def _give_up(self, step: _Step, known: _Known, is_last: bool) -> None:
         """Its row is another's, from now on."""

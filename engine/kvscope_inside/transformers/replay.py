@@ -204,8 +204,7 @@ class Replay:
     def _hit(self, step: _Step, group: int, request_id: str, blocks: list[int], num_tokens: int) -> None:
         known, rows = self._by_id.get(request_id), self._rows.of_blocks(group, blocks)
         step.used.update(rows)
-        hits = self.state.ledger.prefix_hits[rows].astype(np.uint32) + 1
-        self.state.set_blocks(rows, state=BlockState.ACTIVE, prefix_hits=np.minimum(hits, (1 << 16) - 1))
+        self.state.set_blocks(rows, state=BlockState.ACTIVE, prefix_hits=self.state.more_hits(rows))
         if known is not None:
             known.told.set_table(rows, group)
             known.num_hit_tokens = num_tokens

@@ -113,22 +113,15 @@ class HostRows:
 
     def reads(self, step: int, places: Iterable[int]) -> None:
         """They are loaded into the pool, and held meanwhile."""
-        ledger = self._state.ledger
         for place in map(int, places):
-            rows = self._held(self._rows_of(place))
-            hits = np.minimum(ledger.prefix_hits[rows].astype(np.uint32) + 1, (1 << 16) - 1)
-            refs = ledger.ref_count[rows] + 1
-            self._state.set_blocks(rows, state=BlockState.ACTIVE, ref_count=refs, prefix_hits=hits, last_used_step=step)
+            self._state.begin_read(self._held(self._rows_of(place)), step)
 
     def was_read(self, step: int, keys: Iterable[bytes]) -> None:
         """One that held them does so no more."""
         for key in keys:
             place = self._places.get(key)
             if place is not None:
-                rows = self._held(self._rows_of(place))
-                refs = np.maximum(self._state.ledger.ref_count[rows] - 1, 0)
-                state = np.where(refs > 0, BlockState.ACTIVE, BlockState.CACHED)
-                self._state.set_blocks(rows, state=state, ref_count=refs, last_used_step=step)
+                self._state.end_read(self._held(self._rows_of(place)), step)
 
     def emptied(self) -> int:
         """All are free. How many held something."""

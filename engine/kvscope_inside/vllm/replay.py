@@ -333,8 +333,7 @@ class Replay:
     def _hit(self, step: _Step, ids: list[int]) -> None:
         blocks = [block for block in ids if block >= self._reserved]
         step.used.update(blocks)
-        hits = self.state.ledger.prefix_hits[blocks].astype(np.uint32) + 1
-        self.state.set_blocks(blocks, prefix_hits=np.minimum(hits, (1 << 16) - 1), eviction_order=0)
+        self.state.set_blocks(blocks, prefix_hits=self.state.more_hits(blocks), eviction_order=0)
 
     def _evicted(self, step: _Step, ids: list[int]) -> None:
         """Those of them that have a hash lose it."""

@@ -74,7 +74,7 @@ class SecondPoolRows:
         before, refs_before = ledger.hash[rows].copy(), ledger.ref_count[rows].copy()
         gone, came = (before != 0) & (before != now), (now != 0) & (before != now)
         is_hit = (now != 0) & (before == now) & (refs > refs_before)
-        hits = np.where(gone, 0, np.minimum(ledger.prefix_hits[rows].astype(np.uint32) + is_hit, (1 << 16) - 1))
+        hits = np.where(gone, 0, state.more_hits(rows, is_hit))
         kind = np.where(refs > 0, BlockState.ACTIVE, np.where(now != 0, BlockState.CACHED, BlockState.FREE))
         self._forget(rows[gone])
         state.set_blocks(rows, state=kind, ref_count=refs, hash=now, prefix_hits=hits, last_used_step=step)

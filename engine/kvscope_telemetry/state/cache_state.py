@@ -172,6 +172,23 @@ class CacheState:
             ids, state=BlockState.FREE, ref_count=0, filled=0, owner=NO_OWNER, prefix_hits=0, hash=0, parent=0, group=0
         )
 
+    def more_hits(self, ids: npt.ArrayLike, added: npt.NDArray[np.bool_] | int = 1) -> npt.NDArray[np.uint32]:
+        """How often prompts found these blocks, `added` more, as far as the ledger counts."""
+        hits = self.ledger.prefix_hits[np.asarray(ids, np.int64)].astype(np.uint32) + np.asarray(added, np.uint32)
+        return np.minimum(hits, np.uint32(_MAX_U2))
+
+    def begin_read(self, ids: npt.ArrayLike, step: int) -> None:
+        """These blocks of a lower tier are loaded: a prompt found them, and they are held meanwhile."""
+        refs = self.ledger.ref_count[np.asarray(ids, np.int64)] + 1
+        hits = self.more_hits(ids)
+        self.set_blocks(ids, state=BlockState.ACTIVE, ref_count=refs, prefix_hits=hits, last_used_step=step)
+
+    def end_read(self, ids: npt.ArrayLike, step: int) -> None:
+        """One that held them so does no more."""
+        refs = np.maximum(self.ledger.ref_count[np.asarray(ids, np.int64)] - 1, 0)
+        state = np.where(refs > 0, BlockState.ACTIVE, BlockState.CACHED)
+        self.set_blocks(ids, state=state, ref_count=refs, last_used_step=step)
+
     def add_moves(self, kind: str, ids: Iterable[int]) -> None:
         """Blocks moved: `kind` is a field of `Moves`."""
         self._moves[kind] += ids

@@ -63,7 +63,9 @@ def test_a_process_beside_the_engine_tells_what_only_kvscope_knows(
 def test_nothing_is_served_unless_asked(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(METRICS, raising=False)
     monkeypatch.setattr(subprocess, "Popen", None)
-    MetricsProcess(endpoint, 0, lambda line: None).close()
+    said: list[str] = []
+    MetricsProcess(endpoint, 0, said.append).close()
+    assert said == [], "no process was started, and none failed"
 
 
 def test_why_it_does_not_begin_is_one_line(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:

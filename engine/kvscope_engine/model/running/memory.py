@@ -18,10 +18,11 @@ from kvscope_engine.model.memory.step_memory import Processors, step_reserves
 from kvscope_engine.model.running.kv_storage import MIB, block_bytes, storage_dtype
 from kvscope_engine.model.running.profile_run import step_profile
 from kvscope_engine.model.running.recurrent import recurrent_layers
-from kvscope_engine.model.running.state_storage import MIN_SLOTS, num_empty_blocks, num_slots_within, state_bytes
+from kvscope_engine.model.running.state_storage import MIN_SLOTS, slots_and_blocks, state_bytes
 from kvscope_engine.model.running.storage_for_model import groups_of_model
 from kvscope_engine.model.sparse.layers import layer_shapes
 from kvscope_engine.model.tiers.build import STAGING_BYTES
+from kvscope_engine.policy.fit import num_blocks_for
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
@@ -99,8 +100,7 @@ def _size_with_states(
     if config.num_gpu_blocks_override is not None:
         num_blocks = config.num_gpu_blocks_override
         _checked(num_blocks, one_block, free, loaded.device, "--num-gpu-blocks-override")
-        left = free - num_blocks * one_block
-        num_states = min(wanted + 1, left // one_state)
+        num_states = min(wanted + 1, (free - num_blocks * one_block) // one_state)
     else:
         if config.kv_memory_bytes is not None:
             room = config.kv_memory_bytes
@@ -114,12 +114,9 @@ def _size_with_states(
             room = plan.kv
         else:
             room = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
-        num_states = num_slots_within(room, one_block, one_state, wanted)
-        left = room - num_states * one_state
-        num_blocks = num_empty_blocks(loaded.max_model_len, config.block_size, num_states)
-        if one_block:
-            num_blocks = left // one_block
-    if num_states < MIN_SLOTS or left < 0 or num_blocks < 1:
+        longest = num_blocks_for(loaded.max_model_len, config.block_size)
+        num_states, num_blocks = slots_and_blocks(room, one_block, one_state, wanted, longest)
+    if num_states < MIN_SLOTS or num_blocks < 1:
         raise KvscopeError(
             f"no memory for the KV cache of {loaded.info.name!r}: one request's state of its recurrent layers takes"
             f" {one_state / MIB:.2f} MiB, and {MIN_SLOTS} of them and a block of {one_block / MIB:.2f} MiB are needed;"

@@ -12,8 +12,9 @@ stream, in the order of launches, so that a step reads and writes blocks after a
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import accumulate, islice, takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -37,7 +38,6 @@ from kvscope_engine.model.running.recurrent import StateBatch, recurrent_layers
 from kvscope_engine.model.running.state_storage import StateStorage
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs, TableRows, build_inputs, sampled_places
-from kvscope_engine.model.running.step_states import states_of
 from kvscope_engine.model.running.step_tensors import StepTensors, put_inputs
 from kvscope_engine.model.running.warm_up import warm_up
 from kvscope_engine.model.sampling.sampler import Sampled, Sampler
@@ -208,7 +208,7 @@ class ModelRunner:
         if awaited is not None and after is not None:
             tensors.input_ids.index_copy_(0, awaited[0], after.tokens.index_select(0, awaited[1]))
         timer = StepTimer(self._device)
-        states = states_of(plan, self._states, self._ops) if self._states is not None else None
+        states = _states_of(plan, self._states, self._ops) if self._states is not None else None
         count = len(sampling)
         kind = self._kind(inputs, count, graphs, size, is_measured=measures != NOTHING)
         with self._launches.counted(kind):
@@ -320,6 +320,21 @@ class ModelRunner:
             skips=measures.skips,
             states=states,
         )
+
+
+def _states_of(plan: StepPlan, storage: StateStorage, ops: Ops) -> StateBatch:
+    """The states of the plan's sequences, once those that it copies before the step are copied."""
+    if plan.state_copies:
+        ops.copy_rows(storage.rows, torch.tensor(plan.state_copies, device=storage.device))
+    starts = [0, *accumulate(item.num_tokens for item in plan.scheduled)]
+    places = {item.request.number: number for number, item in enumerate(plan.scheduled)}
+    saves: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for save in plan.state_saves:
+        number = places[save.request.number]
+        row = starts[number] + save.num_tokens - plan.scheduled[number].start
+        saves[number].append((row, save.slot))
+    slots = [item.request.state_slot for item in plan.scheduled]
+    return StateBatch(storage, slots, [item.start > 0 for item in plan.scheduled], starts, saves)
 
 
 class InFlight:

@@ -49,16 +49,19 @@ def state_bytes(layers: Sequence[LayerState]) -> int:
     return sum(part.num_bytes for layer in layers for part in layer)
 
 
-def num_slots_within(room: int, one_block: int, one_state: int, wanted: int) -> int:
-    """Slots for the states of requests and prefixes in a KV memory of `room` bytes: `wanted`, and one to copy from
-    while another request begins, within half of it; all of it where blocks hold no keys and values."""
+def slots_and_blocks(room: int, one_block: int, one_state: int, wanted: int, longest: int) -> tuple[int, int]:
+    """Slots for states, and blocks, in a KV memory of `room` bytes; no blocks where there is not enough of it.
+
+    Slots for the states of `wanted` requests and prefixes, and one to copy from while another request begins, within
+    half of it. Where no layer has keys and values it may be all: blocks are texts' places in the prefix cache,
+    `longest` for a request of the greatest length, and take nothing.
+    """
     share = STATES_SHARE if one_block else 1.0
-    return max(MIN_SLOTS, min(wanted + 1, int(share * max(room, 0)) // one_state))
-
-
-def num_empty_blocks(max_model_len: int, block_size: int, num_slots: int) -> int:
-    """Blocks of a model without keys and values: they are its texts' places in the prefix cache, and take nothing."""
-    return min(-(-max_model_len // block_size) * num_slots, MAX_EMPTY_BLOCKS)
+    slots = max(MIN_SLOTS, min(wanted + 1, int(share * max(room, 0)) // one_state))
+    left = room - slots * one_state
+    if left < 0:
+        return slots, 0
+    return slots, left // one_block if one_block else min(longest * slots, MAX_EMPTY_BLOCKS)
 
 
 class StateStorage:
@@ -78,7 +81,7 @@ class StateStorage:
             raise KvscopeError(
                 f"no memory for the states of recurrent layers: {num_slots} of {self.slot_bytes / MIB:.2f} MiB are"
                 f" {self.num_bytes / MIB:.0f} MiB on {device} ({str(error).splitlines()[0]:.120});"
-                " give a smaller --max-num-seqs or --num-state-checkpoints"
+                " give a smaller --max-num-seqs or --state-checkpoints"
             ) from error
         self._rows: RowTensors | None = row_tensors(self.slot_tensors) if num_slots else None
 

@@ -28,7 +28,7 @@ def block_content(
     holder = _holder(block, owner, requests)
     if holder is None:
         return BlockContent(block=block)
-    start = _table(holder, int(pool.ledger.group[block])).index(block) * pool.block_size
+    start = holder.kv_tables[int(pool.ledger.group[block])].index(block) * pool.block_size
     tokens = tuple(holder.tokens(start, start + filled))
     notes = _notes("" if holder.adapter is None else holder.adapter.name, "" if start else holder.cache_salt)
     return BlockContent(block=block, number=holder.number, start=start, token_ids=tokens, notes=notes)
@@ -48,8 +48,5 @@ def _holder(block: int, owner: int, requests: Mapping[int, Request]) -> Request 
 
 
 def _has(request: Request, block: int) -> bool:
-    return block in (request.saved_rows if request.saved_tables else request.held_blocks)
-
-
-def _table(request: Request, group: int) -> list[int]:
-    return (request.saved_tables or request.block_tables)[group]
+    tables = zip(request.kv_tables, request.num_let_go, strict=True)
+    return any(block in table[let_go:] for table, let_go in tables)

@@ -27,7 +27,7 @@ class Reusable:
     num_tokens: int
     """Tokens they hold."""
     hits: list[int]
-    """What of it is in the pool, in the order of the text."""
+    """What of it is in the pool, one group after another."""
     num_to_load: int
     """Blocks that are in lower tiers."""
     num_stateless: int = 0
@@ -51,7 +51,7 @@ def find_reusable(
         return _with_state(pool, states, found, digests)
     if request.saved_tables and found.num_places * size <= request.num_saved_tokens:
         return _with_saved(pool, request, digests)
-    if tiers is not None and index is not None:
+    if tiers is not None and index is not None and found.num_places < len(digests):
         found = _worth_loading(pool, tiers, rate, found, digests)
     return _reusable(pool, found.tables, found.num_let_go, found.num_places * size)
 
@@ -105,10 +105,6 @@ def _worth_loading(
 
 
 def _reusable(pool: BlockPool, tables: tuple[list[int], ...], num_let_go: tuple[int, ...], num_tokens: int) -> Reusable:
-    if len(tables) == 1:
-        held = tables[0][num_let_go[0] :]
-    else:
-        tails = [table[let_go:] for table, let_go in zip(tables, num_let_go, strict=True)]
-        held = [block for tail in tails for block in tail]
+    held = [block for table, let_go in zip(tables, num_let_go, strict=True) for block in table[let_go:]]
     hits = [block for block in held if block < pool.num_blocks]
     return Reusable(tables, num_let_go, num_tokens, hits, len(held) - len(hits))

@@ -149,11 +149,9 @@ class Scheduler:
     @property
     def max_request_tokens(self) -> int:
         """The longest prompt and output together that is accepted, of a text that begins with no pinned block."""
-        pool = self._pool
-        if len(pool.groups) > 1 or pool.groups[0].window:
-            return self._needs.longest(pool.num_usable - len(pool.pinned), self._max_model_len)
-        beside_pins = self._allocation.max_request_tokens - len(pool.pinned) * pool.block_size
-        return min(self._max_model_len, beside_pins)
+        if self._reserves:  # and nothing is pinned
+            return min(self._max_model_len, self._allocation.max_request_tokens)
+        return self._needs.longest(self._pool.num_usable - len(self._pool.pinned), self._max_model_len)
 
     def prefix_of(self, row: int) -> Prefix | None:
         """What can be found in a row of the ledger, whichever tier it is of; None for every other."""
@@ -682,8 +680,8 @@ def num_missing(pool: BlockPool, needs: BlockNeeds, request: Request, pinned: Se
     if not pinned:
         return 0
     own = 0
-    for group, rule in enumerate(pool.groups):
-        for digest in usable_digests(pool, request) if not rule.window else ():
+    for group in (group for group, rule in enumerate(pool.groups) if not rule.window):
+        for digest in usable_digests(pool, request):
             block = pool.index.get(group_digest(digest, group)) if pool.index is not None else None
             if block not in pinned:
                 break

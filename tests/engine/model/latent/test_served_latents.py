@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.model.conftest import TINY
 
 from kvscope_engine import Engine, EngineConfig
 from kvscope_engine.completion import Completion
+from kvscope_engine.components import expanded_notes
 from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.latent.latents import Latents
-from kvscope_engine.model.latent.served import expanded_notes
 from kvscope_engine.model.running.kv_storage import LayerShape
 from kvscope_telemetry.engine_config import SpeculativeConfig
 from kvscope_telemetry.errors import BadInput
@@ -24,15 +25,7 @@ from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NUM_TOKENS = 10
-LATENTS: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
-    "head_dim": 8,
-}
+LATENTS = TINY["youtu"]
 EXPERTS: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "n_routed_experts": 4,
