@@ -71,6 +71,7 @@ from kvscope_telemetry.messages.telemetry import (
     RankMemory,
     Work,
 )
+from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
 from kvscope_telemetry.sockets.host_id import host_id
 
 PUT_AWAY_S = 5.0
@@ -236,9 +237,9 @@ def build_components(
             config = replace(config, enforce_eager=True)
         size = _agreed_size(config, model, leader, progress)
         loaded, bent = bent_to_allocator(config, model.loaded, size.num_blocks)
-        cache = _build_cache(config, loaded, size.num_blocks, model.fingerprint, cache_log, undo)
+        cache = _build_cache(config, loaded, size, model.fingerprint, cache_log, undo)
         states = _build_states(loaded, size.num_states)
-        scheduler = _build_scheduler(config, loaded, cache, size.num_states)
+        scheduler = _build_scheduler(config, loaded, cache)
         streamed = streamed_weights(loaded.module)
         notes = model.attention.failures  # a library that fails in service is added, as what the runner gives up is
         has_pieces = config.wants_piecewise_graphs
@@ -268,7 +269,7 @@ def build_components(
             pool=cache.pool,
             scheduler=scheduler,
             runner=runner,
-            hello=_hello(config, epoch, loaded, cache, scheduler, model.attention),
+            hello=_hello(config, epoch, loaded, cache, states, scheduler, model.attention),
             mover=cache.mover,
             notes=notes,
             threads=threads if loaded.device.type == "cpu" else None,
@@ -307,10 +308,10 @@ class _Cache:
     virtual: VirtualCache | None
     groups: tuple[LayerGroup, ...]
 
-    @property
-    def shown_groups(self) -> tuple[KVGroup, ...]:
-        """As they are told; nothing where one group keeps keys and values of all layers, and lets go of nothing."""
-        shown = tuple(map(self._shown, self.groups))
+    def shown_groups(self, states: tuple[KVGroup, ...]) -> tuple[KVGroup, ...]:
+        """As they are told, `states` behind them; nothing where one group keeps keys and values of all layers, and lets
+        go of nothing."""
+        shown = (*map(self._shown, self.groups), *states)
         return () if len(shown) == 1 and shown[0].kind == "full" else shown
 
     def _shown(self, group: LayerGroup) -> KVGroup:
@@ -372,15 +373,15 @@ def _agreed_size(
 def _build_cache(
     config: EngineConfig,
     loaded: LoadedModel,
-    num_blocks: int,
+    size: PoolSize,
     fingerprint: str,
     cache_log: CacheLog | None,
     undo: ExitStack,
 ) -> _Cache:
-    virtual = virtual_cache(config, loaded, num_blocks)
+    virtual = virtual_cache(config, loaded, size.num_blocks)
     if virtual is not None:
         undo.callback(virtual.memory.close)
-    num_rows = virtual.space.num_rows if virtual is not None else num_blocks
+    num_rows = virtual.space.num_rows if virtual is not None else size.num_blocks
     groups = groups_of_model(config, loaded)
     storage = storage_for_model(
         *(loaded, num_rows, config.block_size, config.kv_cache_dtype),
@@ -399,6 +400,7 @@ def _build_cache(
         salt=mover.salt if mover is not None and mover.salt is not None else shared_salt(config),
         num_host=mover.num_host_places if mover is not None else 0,
         num_disk=mover.num_disk_places if mover is not None else 0,
+        num_states=size.num_states,
         space=virtual.space if virtual is not None else None,
         groups=tuple(group.rule for group in groups),
     )
@@ -406,6 +408,19 @@ def _build_cache(
         cache_log.has_groups = len(groups) > 1
     pool.cache_log = cache_log  # before the tiers: they tell what a kept file holds
     return _Cache(storage, pool, mover, virtual, groups)
+
+
+def _group_of_states(loaded: LoadedModel, states: StateStorage | None) -> tuple[KVGroup, ...]:
+    """As it is told, where there are states."""
+    if states is None:
+        return ()
+    layers, size = len(states.layers), _most_told(loaded)
+    return (KVGroup(kind="state", num_layers=layers, block_size=size, block_bytes=states.slot_bytes),)
+
+
+def _most_told(loaded: LoadedModel) -> int:
+    """Tokens that the ledger can say a state is of."""
+    return min(loaded.max_model_len, MAX_BLOCK_SIZE)
 
 
 def _build_states(loaded: LoadedModel, num_states: int) -> StateStorage | None:
@@ -448,12 +463,12 @@ def _notes_on_states(config: EngineConfig, states: StateStorage | None) -> list[
     return notes
 
 
-def _build_scheduler(config: EngineConfig, loaded: LoadedModel, cache: _Cache, num_states: int) -> Scheduler:
-    states, max_num_seqs = None, config.max_num_seqs
-    if num_states:
-        keeps = cache.pool.index is not None
-        states = StatePool(num_states, config.block_size, config.state_interval, keeps=keeps)
-        max_num_seqs = min(max_num_seqs, num_states - 1)
+def _build_scheduler(config: EngineConfig, loaded: LoadedModel, cache: _Cache) -> Scheduler:
+    states, max_num_seqs, pool = None, config.max_num_seqs, cache.pool
+    if pool.num_states:
+        keeps = pool.index is not None
+        states = StatePool(pool, config.state_interval, _most_told(loaded), keeps=keeps)
+        max_num_seqs = min(max_num_seqs, pool.num_states - 1)
     mapper = cache.virtual.memory if cache.virtual is not None else None
     return Scheduler(
         cache.pool,
@@ -511,9 +526,16 @@ def _fingerprint(config: EngineConfig, loaded: LoadedModel) -> str:
 
 
 def _hello(
-    config: EngineConfig, epoch: int, loaded: LoadedModel, cache: _Cache, scheduler: Scheduler, attention: Choice
+    config: EngineConfig,
+    epoch: int,
+    loaded: LoadedModel,
+    cache: _Cache,
+    states: StateStorage | None,
+    scheduler: Scheduler,
+    attention: Choice,
 ) -> Hello:
     storage, pool, virtual = cache.storage, cache.pool, cache.virtual
+    groups = cache.shown_groups(_group_of_states(loaded, states))
     return Hello(
         epoch=epoch,
         time_ns=time.monotonic_ns(),
@@ -533,7 +555,8 @@ def _hello(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
             max_request_tokens=scheduler.max_request_tokens,
-            groups=cache.shown_groups,
+            groups=groups,
+            num_states=pool.num_states,
             num_reserved_blocks=pool.num_blocks - pool.num_usable,
         ),
         device=_device_info(loaded.device, loaded.dtype, attention.words, loaded.rank.count),
@@ -544,7 +567,7 @@ def _hello(
             attention=config.page_heat > 0,
             allocator_map=True,
             sparse_decode=config.sparse_decode is not None,
-            groups=len(cache.groups) > 1,
+            groups=len(groups) > 1,
         ),
         num_ranks=loaded.rank.count,
     )

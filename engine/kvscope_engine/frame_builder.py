@@ -237,8 +237,8 @@ def pack_requests(
     """
     rows: list[tuple[Request, int, int, list[int]]] = []
     for request in requests:
-        for group, table in enumerate(request.kv_tables):
-            start = tables.get(request.number, len(table))
+        for group, table in enumerate((*request.kv_tables, *request.state_tables)):
+            start = min(tables.get(request.number, len(table)), len(table))
             if groups:
                 start = min(start, groups.get((request.number, group), start))
             if not group or request.number in tables or (groups and (request.number, group) in groups):

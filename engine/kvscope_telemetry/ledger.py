@@ -37,11 +37,16 @@ class BlockState(IntEnum):
 
 
 class Tier(IntEnum):
-    """Where the bytes of a block are. A ledger has its HBM rows first, then a row a place of each lower tier."""
+    """Where the bytes of a block are. A ledger has the rows of its pool first, in HBM, then a row a place of each lower
+    tier, then those of recurrent states."""
 
     HBM = 0
     HOST = 1
     DISK = 2
+    STATES = 3
+    """In HBM, beside the pool: one recurrent state a row."""
+    HOST_STATES = 4
+    """The same in host memory: states of swapped-out requests, and of prefixes."""
     UNKNOWN = 255
     """A tier that this version has no name for; no engine sends it."""
 

@@ -202,6 +202,7 @@ class Drive:
             salt=b"test",
             num_host=shape.num_host,
             num_disk=shape.num_disk,
+            num_states=shape.num_states,
             space=space,
             groups=shape.groups,
         )
@@ -209,8 +210,7 @@ class Drive:
         self.mover = PretendMover(self.kv, shape)
         self.states = [POISON] * shape.num_states
         """What each slot holds: a number that tells all tokens before."""
-        keeps = shape.prefix_caching
-        states = StatePool(shape.num_states, shape.block_size, shape.state_interval, keeps=keeps)
+        states = StatePool(self.pool, shape.state_interval, shape.max_model_len, keeps=shape.prefix_caching)
         self.scheduler = Scheduler(
             self.pool,
             make_allocation(shape.allocator, self.pool, max_model_len=shape.max_model_len, mapper=self.pages),

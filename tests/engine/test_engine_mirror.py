@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.engine.recurrent_models import recurrent_config
 
 from kvscope_engine import Engine, SamplingParams
-from kvscope_telemetry.ledger import COLUMNS, BlockState
+from kvscope_telemetry.ledger import COLUMNS, BlockState, Tier
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Hello, TelemetryMessage
@@ -188,6 +190,50 @@ def test_mirrors_equal_the_ledger_whatever_the_line_loses(
     assert watchers["nothing"].sync.num_dropped == watchers["nothing"].sync.num_resyncs == 0
     assert watchers["every third"].num_lost > 40
     assert watchers["every third"].sync.num_dropped >= watchers["every third"].num_lost - 2
+
+
+def test_recurrent_states_are_rows_of_their_own(watched: Callable[..., Engine], tmp_path: Path) -> None:
+    """Those of requests and those that are kept; whatever the line loses, the mirror knows whose each is."""
+    path = tmp_path / "hybrid.json"
+    path.write_text(json.dumps(recurrent_config("qwen3_next", vocab_size=256).to_dict(), default=str))
+    watchers = [Watcher(), Watcher(LINES["every third"])]
+    options = {"max_model_len": 128, "state_interval": 16, "state_checkpoints": 4, "max_num_seqs": 3}
+    engine = watched(*watchers, model=f"dummy:{path}", **options)
+    cache, (follows, late) = engine.hello.cache, (watchers[0].mirror, watchers[1].mirror)
+    assert [group.kind for group in cache.groups] == ["full", "state"]
+    assert cache.num_rows == engine.components.pool.ledger.num_blocks == cache.num_blocks + cache.num_states
+    assert cache.groups[1].block_bytes == engine.components.states.slot_bytes  # type: ignore[union-attr]
+    seen: set[str] = set()
+
+    def after_step() -> None:
+        for watcher in watchers:
+            watcher.tick(engine)
+        if not watchers[0].sync.in_sync:
+            return
+        assert_mirrored(follows, engine)
+        engine.components.scheduler.check_integrity()
+        running = [each for each in engine.components.scheduler.requests.values() if each.state_slot >= 0]
+        held = {each.number: (cache.first_state + each.state_slot, each.num_computed_tokens) for each in running}
+        ledger = follows.ledger
+        told = {
+            int(ledger.owner[row]): (row, int(ledger.filled[row]))
+            for row in cache.rows_by_tier[Tier.STATES]
+            if ledger.state[row] == BlockState.ACTIVE
+        }
+        assert told == held
+        assert all(follows.requests.table(number, 1).tolist() == [row] for number, (row, _) in held.items())
+        seen.update({"kept"} if follows.count(BlockState.CACHED, Tier.STATES) else ())
+        seen.update({"restored"} if ledger.prefix_hits[cache.first_state :].any() else ())
+
+    drive(engine, 1, 160, after_step)
+    words = [event.cause for event in engine.components.scheduler.take_events()]
+    assert seen == {"kept", "restored"}, words
+    for watcher in watchers:
+        watcher.settle(engine)
+        assert_mirrored(watcher.mirror, engine)
+    kept = np.flatnonzero(late.ledger.hash[cache.first_state :]) + cache.first_state
+    for row, content in zip(kept.tolist(), engine.block_text(kept.tolist()), strict=True):
+        assert content.start + len(content.token_ids) in (late.ledger.filled[row], 0), "the block that it follows"
 
 
 def test_mirrors_follow_over_a_restart(watched: Callable[..., Engine]) -> None:

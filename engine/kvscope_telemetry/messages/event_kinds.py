@@ -107,7 +107,8 @@ def _started(event: Event, data: EventData) -> list[str]:
     parts.append(_needed(event, data))
     if data.num_pool_blocks or data.num_loaded_blocks:
         there = f"{event.num_tokens} of {data.num_known_tokens} tokens were there already"
-        parts.append(f"{there}, {_blocks(data.num_pool_blocks)} in the pool")
+        state = " and the recurrent state after them" if data.num_states else ""
+        parts.append(f"{there}, {_blocks(data.num_pool_blocks)} in the pool{state}")
     else:
         parts.append(f"all {data.num_known_tokens} tokens to compute")
     missed = miss_text(data)
@@ -182,6 +183,14 @@ def _evicted(event: Event, data: EventData) -> list[str]:
     return ["no block was free", chosen, *offloaded]
 
 
+def _states_evicted(event: Event, data: EventData) -> list[str]:
+    if data.num_states == 1:
+        chosen = f"the least recently used kept state was evicted for request #{event.other}"
+    else:
+        chosen = f"the {data.num_states} least recently used kept states were evicted, first for request #{event.other}"
+    return ["no slot of recurrent states was free", chosen]
+
+
 def _paused(_: Event, data: EventData) -> list[str]:
     return [f"paused by {data.by}" if data.by else "paused"]
 
@@ -237,7 +246,7 @@ EVENT_KINDS: Final = (
         "evicted",
         "muted",
         "eviction",
-        {"evicted": _evicted},
+        {"evicted": _evicted, "states_evicted": _states_evicted},
         EventLane("flash_evicted", "evicted_blocks", "evicted block"),
         is_stepped=True,
         is_first_named=True,

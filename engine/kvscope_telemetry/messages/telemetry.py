@@ -11,6 +11,7 @@ All `time_ns` are `time.monotonic_ns()` of the engine's machine; `Hello` pairs o
 from __future__ import annotations
 
 import math
+from itertools import accumulate, pairwise
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
@@ -24,6 +25,7 @@ from kvscope_telemetry.ledger import (
     Packing,
     RowCounts,
     RowNumbers,
+    Tier,
     Times,
     packed,
 )
@@ -111,6 +113,11 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     slot_blocks: int = 0
     """Rows of a slot, which one request has at a time, in the order of its text (llama.cpp); 0: there are none."""
+    num_states: int = 0
+    """Slots of recurrent states, the last rows of the ledger but those of the next. Each holds the state of one request
+    that runs, or one that was kept for prompts that begin alike; of the group of kind "state"."""
+    num_host_states: int = 0
+    """The same in host memory."""
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
@@ -120,15 +127,28 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def smallest_hit(self) -> int:
         """Tokens of the shortest prefix that a prompt can find, and what longer ones are multiples of: blocks of all
-        KV groups end there."""
-        kept_beside = ("cross", "chunks")
+        KV groups end there. (A recurrent state is kept at the end of a block.)"""
+        kept_beside = ("cross", "chunks", "state")
         sizes = zip(self.block_sizes, self.groups or (None,), strict=True)
         return math.lcm(*(size for size, group in sizes if group is None or group.kind not in kept_beside))
 
     @property
-    def num_rows(self) -> int:
-        """Rows of the ledger: blocks of the pool and places of the lower tiers."""
+    def first_state(self) -> int:
+        """The row of the first slot of recurrent states, where there are any."""
         return self.num_blocks + self.num_host_blocks + self.num_disk_blocks
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the ledger: blocks of the pool, places of the lower tiers, and recurrent states."""
+        return self.first_state + self.num_states + self.num_host_states
+
+    @property
+    def rows_by_tier(self) -> dict[Tier, range]:
+        """The rows of each tier, in the order of the ledger; empty ranges where there is none of it."""
+        sizes = (self.num_blocks, self.num_host_blocks, self.num_disk_blocks, self.num_states, self.num_host_states)
+        ends = list(accumulate(sizes, initial=0))
+        tiers = (Tier.HBM, Tier.HOST, Tier.DISK, Tier.STATES, Tier.HOST_STATES)
+        return {tier: range(*ends) for tier, ends in zip(tiers, pairwise(ends), strict=True)}
 
 
 class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -325,7 +345,8 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
 
     kind: str
     """"started" (admitted or resumed), "forked", "preempted", "made_way" (preempted for a client or a batch that ran
-    nothing), "asked" (preempted by a person), "evicted", "ended" (finished), or a kind that tells of a stop."""
+    nothing), "asked" (preempted by a person), "evicted", "states_evicted" (of recurrent layers, kept for prompts that
+    begin alike), "ended" (finished), or a kind that tells of a stop."""
     waited_ns: int = 0
     """started: running time (`RunningTime`) since the request came, or was preempted."""
     num_known_tokens: int = 0
@@ -358,6 +379,8 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     recompute_ns: int = -1
     num_offloaded: int = 0
     """evicted: how many of the blocks went to host memory."""
+    num_states: int = 0
+    """states_evicted: how many kept states; started: 1 where it goes on from one of them."""
     by: str = ""
     """asked: who did; its costs are as in preempted. engine_paused, single_step: who asked. engine_resumed: who had
     paused it."""

@@ -129,6 +129,11 @@ def check_hello(hello: Hello) -> None:
     lower = (hello.cache.num_host_blocks, hello.cache.num_disk_blocks)
     if min(lower) < 0 or max(lower) > MAX_BLOCKS:
         raise ProtocolError(f"Hello: {lower} places in host memory and on disk are not from 0 to {MAX_BLOCKS}")
+    states = (hello.cache.num_states, hello.cache.num_host_states)
+    if min(states) < 0 or max(states) > MAX_BLOCKS:
+        raise ProtocolError(
+            f"Hello: {states} recurrent states, there and in host memory, are not from 0 to {MAX_BLOCKS}"
+        )
     for size in (hello.cache.block_size, *hello.cache.block_sizes):
         if not 1 <= size <= MAX_BLOCK_SIZE:
             raise ProtocolError(f"Hello: block_size={size} is not from 1 to {MAX_BLOCK_SIZE}")

@@ -17,7 +17,7 @@ class TierFigures:
     """Blocks of one tier; used, cached and free ones are apart from each other, shared ones are among the used."""
 
     tier: str
-    """"hbm", "host" or "disk"."""
+    """"hbm", "host", "disk", "states" (of recurrent layers) or "host_states"."""
     num_blocks: int
     num_used: int
     num_shared: int
@@ -35,7 +35,8 @@ class PoolFigures:
     slots: PoolUse
     num_pinned: int
     groups: tuple[tuple[int, int], ...] = ()
-    """Blocks of the pool that requests hold, and cached ones, of each KV group; empty where there is one."""
+    """Blocks of the pool, or recurrent states, that requests hold, and cached ones, by KV group; empty where there
+    is one."""
 
     @property
     def usage(self) -> float:
@@ -48,20 +49,17 @@ def pool_figures(mirror: Mirror) -> PoolFigures:
     """As `mirror` has it, which knows its engine."""
     assert mirror.hello is not None, "an engine was heard of"
     cache = mirror.hello.cache
-    first_disk = cache.num_blocks + cache.num_host_blocks
+    rows = {tier: slice(each.start, each.stop) for tier, each in cache.rows_by_tier.items()}
     pool = TierFigures(
         tier="hbm",
         num_blocks=cache.num_physical_blocks or cache.num_blocks,
         num_used=mirror.num_active,
-        num_shared=_num_shared(mirror, slice(cache.num_blocks)),
+        num_shared=_num_shared(mirror, rows[Tier.HBM]),
         num_cached=mirror.num_cached,
         num_free=mirror.num_room,
     )
-    tiers = [pool]
-    if cache.num_host_blocks:
-        tiers.append(_lower(mirror, Tier.HOST, slice(cache.num_blocks, first_disk), cache.num_host_blocks))
-    if cache.num_disk_blocks:
-        tiers.append(_lower(mirror, Tier.DISK, slice(first_disk, cache.num_rows), cache.num_disk_blocks))
+    others = [_other(mirror, tier, part) for tier, part in rows.items() if tier is not Tier.HBM]
+    tiers = [pool, *(tier for tier in others if tier.num_blocks)]
     return PoolFigures(
         epoch=mirror.hello.epoch,
         tiers=tuple(tiers),
@@ -71,7 +69,8 @@ def pool_figures(mirror: Mirror) -> PoolFigures:
     )
 
 
-def _lower(mirror: Mirror, tier: Tier, rows: slice, num_blocks: int) -> TierFigures:
+def _other(mirror: Mirror, tier: Tier, rows: slice) -> TierFigures:
+    num_blocks = rows.stop - rows.start
     used, cached = mirror.count(BlockState.ACTIVE, tier), mirror.count(BlockState.CACHED, tier)
     return TierFigures(
         tier=tier.name.lower(),
@@ -84,7 +83,8 @@ def _lower(mirror: Mirror, tier: Tier, rows: slice, num_blocks: int) -> TierFigu
 
 
 def _by_group(mirror: Mirror, num_groups: int) -> tuple[tuple[int, int], ...]:
-    group, state = mirror.ledger.group[: mirror.num_blocks], mirror.ledger.state[: mirror.num_blocks]
+    on_device = (mirror.ledger.tier == Tier.HBM) | (mirror.ledger.tier == Tier.STATES)
+    group, state = mirror.ledger.group[on_device], mirror.ledger.state[on_device]
     used, cached = (
         np.bincount(group[state == kind], minlength=num_groups)[:num_groups].tolist()
         for kind in (BlockState.ACTIVE, BlockState.CACHED)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier, pack_u4, pack_u8
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, pack_u4, pack_u8
 from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.telemetry import (
     Batch,
@@ -82,8 +82,8 @@ class CacheState:
         cache = hello.cache
         self.ledger = Ledger(cache.num_rows)
         self.ledger.state[: cache.num_reserved_blocks] = BlockState.UNMAPPED
-        self.ledger.tier[cache.num_blocks :] = Tier.HOST
-        self.ledger.tier[cache.num_blocks + cache.num_host_blocks :] = Tier.DISK
+        for tier, rows in cache.rows_by_tier.items():
+            self.ledger.tier[rows.start : rows.stop] = tier
         self.requests: dict[int, KnownRequest] = {}
         self.totals: dict[str, int] = dict.fromkeys(Counters.__struct_fields__, 0)
         """By the names of `Counters`; those that begin with `num_` are how it is now."""

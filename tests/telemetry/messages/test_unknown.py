@@ -60,7 +60,7 @@ def test_a_snapshot_with_the_places_of_a_new_tier_is_mirrored() -> None:
     mirror.reset(snapshot)
     assert (mirror.num_blocks, mirror.num_rows) == (3, 5)
     assert mirror.count(BlockState.UNKNOWN, Tier.UNKNOWN) == mirror.count(BlockState.ACTIVE, Tier.UNKNOWN) == 1
-    states = {"state": b"\4\1", "tier": b"\3\3"}
+    states = {"state": b"\4\1", "tier": b"\t\t"}
     frame = wire.decode_telemetry(*future("FrameStates"))
     assert isinstance(frame, Frame)
     ids = np.array([3, 4], "<u4").tobytes()

@@ -30,6 +30,7 @@ def make_pool(
     salt: bytes | None = None,
     num_host: int = 0,
     num_disk: int = 0,
+    num_states: int = 0,
     space: AddressSpace | None = None,
     groups: tuple[GroupRule, ...] = ONE_GROUP,
 ) -> BlockPool:
@@ -48,6 +49,7 @@ def make_pool(
             salt=salt,
             num_host=num_host,
             num_disk=num_disk,
+            num_states=num_states,
             groups=groups,
         )
     assert groups == ONE_GROUP, f"allocator {name!r} has one KV group"
@@ -56,8 +58,8 @@ def make_pool(
     assert not num_host + num_disk, f"allocator {name!r} has no lower tiers"
     if name == "virtual":
         assert space is not None, "allocator 'virtual' has no address space"
-        return MappedPool(space, block_size)
-    return RunPool(num_blocks, block_size)
+        return MappedPool(space, block_size, num_states=num_states)
+    return RunPool(num_blocks, block_size, num_states=num_states)
 
 
 def make_allocation(

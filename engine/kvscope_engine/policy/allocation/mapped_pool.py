@@ -17,9 +17,9 @@ from kvscope_telemetry.ledger import BlockState
 class MappedPool(BlockPool):
     """A row for each block of `space`; none has memory from the first `map_rows` on."""
 
-    def __init__(self, space: AddressSpace, block_size: int) -> None:
+    def __init__(self, space: AddressSpace, block_size: int, *, num_states: int = 0) -> None:
         self._rows = MappedRows(space.num_rows)
-        super().__init__(space.num_rows, block_size, prefix_caching=False, free=self._rows)
+        super().__init__(space.num_rows, block_size, prefix_caching=False, num_states=num_states, free=self._rows)
         self.page_slots = PageSlots(space)
         """Which slot of addresses has how many pages; the policy keeps it."""
         self._set_state(0, space.num_rows, BlockState.UNMAPPED)

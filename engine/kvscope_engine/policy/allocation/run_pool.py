@@ -16,9 +16,9 @@ from kvscope_engine.policy.blocks.block_pool import AllMapped, BlockPool
 class RunPool(BlockPool):
     """A pool of `num_blocks` blocks, all free at first, without a prefix cache."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, num_states: int = 0) -> None:
         self._runs = BuddyList(num_blocks)
-        super().__init__(num_blocks, block_size, prefix_caching=False, free=self._runs)
+        super().__init__(num_blocks, block_size, prefix_caching=False, num_states=num_states, free=self._runs)
 
     @property
     def longest_run(self) -> int:

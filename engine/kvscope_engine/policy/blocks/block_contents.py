@@ -15,8 +15,8 @@ def block_content(
 ) -> BlockContent:
     """The token ids in `block`, a row of the ledger, without text; none when it holds nothing, or does not exist.
 
-    `requests` are the unfinished ones by number, `prefix_of` tells what can be found in a row of any tier. Costs the
-    length of the block tables that are searched.
+    Of a recurrent state: those of the last block before it. `requests` are the unfinished ones by number, `prefix_of`
+    tells what can be found in a row of any tier. Costs the length of the block tables that are searched.
     """
     if not 0 <= block < pool.ledger.num_blocks or not pool.ledger.filled[block]:
         return BlockContent(block=block)
@@ -25,10 +25,16 @@ def block_content(
     if prefix is not None:
         notes = _notes(prefix.adapter, prefix.salt)
         return BlockContent(block=block, number=owner, start=prefix.start, token_ids=prefix.token_ids, notes=notes)
-    holder = _holder(block, owner, requests)
+    is_state = block >= pool.first_state
+    holder = requests.get(owner) if is_state else _holder(block, owner, requests)
     if holder is None:
         return BlockContent(block=block)
-    start = holder.kv_tables[int(pool.ledger.group[block])].index(block) * pool.block_size
+    if is_state:
+        filled = holder.num_computed_tokens
+        start = max(0, filled - 1) // pool.block_size * pool.block_size
+        filled -= start
+    else:
+        start = holder.kv_tables[int(pool.ledger.group[block])].index(block) * pool.block_size
     tokens = tuple(holder.tokens(start, start + filled))
     notes = _notes("" if holder.adapter is None else holder.adapter.name, "" if start else holder.cache_salt)
     return BlockContent(block=block, number=holder.number, start=start, token_ids=tokens, notes=notes)

@@ -144,9 +144,9 @@ class BlockPool:
     """`num_blocks` blocks of `block_size` slots, all free at first.
 
     `salt` seeds the prefix hashes (random when None). `free` says which free block is handed out next (a `FreeList`
-    when None). The ledger has more rows behind those of the blocks, one a place
-    of the lower tiers: `LowerTiers` keeps them. Methods that change blocks cost the same for one block
-    as for some dozens: numpy is worth it from there on, and single blocks have a path of their own.
+    when None). The ledger has more rows behind those of the blocks: one a place of the lower tiers, which `LowerTiers`
+    keeps, and then one a slot of recurrent states, which are the `StatePool`'s. Methods that change blocks cost the
+    same for one block as for some dozens: numpy is worth it from there on, and single blocks have a path of their own.
     """
 
     def __init__(
@@ -158,6 +158,7 @@ class BlockPool:
         salt: bytes | None = None,
         num_host: int = 0,
         num_disk: int = 0,
+        num_states: int = 0,
         free: FreeBlocks | None = None,
         groups: tuple[GroupRule, ...] = ONE_GROUP,
     ) -> None:
@@ -166,9 +167,12 @@ class BlockPool:
         self.block_size = block_size
         self.num_host = num_host
         self.num_disk = num_disk
-        self.ledger = Ledger(num_blocks + num_host + num_disk)
+        self.num_states = num_states
+        self.first_state = num_blocks + num_host + num_disk
+        self.ledger = Ledger(self.first_state + num_states)
         self.ledger.tier[num_blocks:] = Tier.HOST
         self.ledger.tier[num_blocks + num_host :] = Tier.DISK
+        self.ledger.tier[self.first_state :] = Tier.STATES
         self.index = PrefixIndex(block_size, salt) if prefix_caching else None
         self.history = PrefixHistory() if prefix_caching else None
         self.moves = MoveLog()
@@ -368,6 +372,10 @@ class BlockPool:
     def touch_one(self, row: int) -> None:
         """A row of the ledger was changed by who keeps it."""
         self._changed.add_one(row)
+
+    def touch(self, rows: Ids) -> None:
+        """Rows of the ledger, each at most once, were changed by who keeps them."""
+        self._changed.add(rows)
 
     def take_changed(self) -> npt.NDArray[np.uint32]:
         """Ids of the rows touched since the last call, sorted, each once."""

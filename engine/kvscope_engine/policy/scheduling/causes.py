@@ -5,6 +5,7 @@ Owns which data an event carries. The words are made of them in `event_kinds`, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -52,6 +53,7 @@ def admitted(
         missed_token=missed.token,
         missed_step=missed.step,
         num_set_aside=blocks.num_set_aside,
+        num_states=int(request.state_slot >= 0 and num_reused > 0),
     )
     kind = "resumed" if returns else "admitted"
     event = Event(
@@ -175,6 +177,12 @@ def evicted(count: int, num_offloaded: int, needy: int, now_ns: int) -> Event:
     """Cached blocks were given away in a step, the first to request `needy`; `num_offloaded` went to a lower tier."""
     data = EventData(kind="evicted", num_offloaded=num_offloaded)
     return _in_words(Event(kind="evicted", time_ns=now_ns, other=needy, num_blocks=count, data=data))
+
+
+def states_evicted(needy: Sequence[int], now_ns: int) -> Event:
+    """Kept states of recurrent layers were given away, one to each of the requests `needy`."""
+    data = EventData(kind="states_evicted", num_states=len(needy))
+    return _in_words(Event(kind="evicted", time_ns=now_ns, other=needy[0], data=data))
 
 
 def disk_failed(reason: str, now_ns: int) -> Event:

@@ -154,9 +154,12 @@ class Scheduler:
         return self._needs.longest(self._pool.num_usable - len(self._pool.pinned), self._max_model_len)
 
     def prefix_of(self, row: int) -> Prefix | None:
-        """What can be found in a row of the ledger, whichever tier it is of; None for every other."""
+        """What can be found in a row of the ledger, whichever tier it is of; None for every other. Of a kept recurrent
+        state: what the block before it holds, in the first KV group."""
         if row < self._pool.num_blocks:
             return self._pool.prefix(row)
+        if row >= self._pool.first_state:
+            return None if self.states is None else self.states.prefix(row)
         return None if self.tiers is None else self.tiers.prefix(row)
 
     def check_fits(self, request: Request) -> None:
@@ -256,6 +259,8 @@ class Scheduler:
         if self.states is not None and plan.scheduled:
             copies, saves = self.states.plan(plan.scheduled)
             plan = replace(plan, state_copies=copies, state_saves=saves)
+            if evicted := self.states.take_evicted():
+                self._changes.event(causes.states_evicted(evicted, now_ns))
         return plan
 
     def commit(self, plan: StepPlan, step: int, now_ns: int) -> None:
@@ -264,7 +269,7 @@ class Scheduler:
         self.totals.recomputed_tokens += write_down(plan, self._pool, step)
         self.tables.settle(step)
         if self.states is not None:
-            self.states.commit(plan.state_saves)
+            self.states.commit(plan.scheduled, plan.state_saves)
         if self.drafting is not None:
             self.drafting.settle(plan, step, self.totals)
         if self._held:
@@ -505,6 +510,7 @@ class Scheduler:
         self._running.add(request)
         self._waiting.start(request)
         self._changes.touch(request)
+        self._state_moved(request)
 
     def _make_room(self, request: Request, stop: int, builder: PlanBuilder) -> bool:
         """Slots of its own up to position `stop`, preempting where needed. False: it was preempted itself."""
@@ -535,12 +541,18 @@ class Scheduler:
         self._waiting.stop(victim)
         if self.states is not None:
             self.states.release(victim)
+        self._state_moved(victim)
         victim.num_preemptions += 1
         victim.preempted_ns = now_ns
         victim.state = RequestState.PREEMPTED
         self._changes.touch(victim)
         self._waiting.add_request(victim)
         self.totals.preemptions += 1
+
+    def _state_moved(self, request: Request) -> None:
+        """The request has another state, or none any more."""
+        if self.states is not None:
+            self._changes.table(request, 0, self.states.group)
 
     def _is_held_back(self, child: Request) -> bool:
         """Whether its parent's prompt is still to be computed, by a request that will."""
