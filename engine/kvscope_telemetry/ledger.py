@@ -51,6 +51,11 @@ class Tier(IntEnum):
     """A tier that this version has no name for; no engine sends it."""
 
 
+STATE_TIERS: Final = (Tier.STATES, Tier.HOST_STATES)
+"""Whose rows are recurrent states, and not blocks."""
+LOWER_TIERS: Final = (Tier.HOST, Tier.DISK, Tier.HOST_STATES)
+"""Whose rows no request runs on."""
+
 COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "state": np.dtype("u1"),  # BlockState
     "ref_count": np.dtype("<i4"),  # how many block tables hold the block

@@ -1,7 +1,7 @@
 """Names a row of the ledger: a block of the pool, or a place of a lower tier; and KV groups. Knows no Qt.
 
-The ledger has the pool's rows first, then a row a place of host memory, then of the disk; a person counts the
-places of each from 0.
+The ledger has the pool's rows first, then a row a place of host memory, then of the disk, then one a recurrent state;
+a person counts the places of each from 0.
 """
 
 from __future__ import annotations
@@ -18,8 +18,28 @@ from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, KVGroup
 from kvscope_telemetry.state.mirror import Mirror
 
-_NOUNS: Final = {Tier.HBM: "Block", Tier.HOST: "Host block", Tier.DISK: "Disk block", Tier.UNKNOWN: "Place"}
-_LETTERS: Final = {Tier.HBM: "", Tier.HOST: "H", Tier.DISK: "D", Tier.UNKNOWN: "?"}
+_NOUNS: Final = {
+    Tier.HBM: "Block",
+    Tier.HOST: "Host block",
+    Tier.DISK: "Disk block",
+    Tier.STATES: "State",
+    Tier.HOST_STATES: "Host state",
+    Tier.UNKNOWN: "Place",
+}
+_LETTERS: Final = {
+    Tier.HBM: "",
+    Tier.HOST: "H",
+    Tier.DISK: "D",
+    Tier.STATES: "S",
+    Tier.HOST_STATES: "HS",
+    Tier.UNKNOWN: "?",
+}
+TITLES: Final = {
+    Tier.HOST: "Host memory",
+    Tier.DISK: "Disk",
+    Tier.STATES: "Recurrent states",
+    Tier.HOST_STATES: "Recurrent states in host memory",
+}
 _WHERE: Final = {Tier.HOST: "in host memory", Tier.DISK: "on disk", Tier.UNKNOWN: "elsewhere"}
 
 
@@ -48,8 +68,7 @@ class Place:
 
 def section_sizes(cache: CacheInfo) -> dict[Tier, int]:
     """Rows of each tier there is, in the ledger's order."""
-    sizes = {Tier.HBM: cache.num_blocks, Tier.HOST: cache.num_host_blocks, Tier.DISK: cache.num_disk_blocks}
-    return {tier: size for tier, size in sizes.items() if size or tier is Tier.HBM}
+    return {tier: len(rows) for tier, rows in cache.rows_by_tier.items() if rows or tier is Tier.HBM}
 
 
 MAX_SLOT_SECTIONS: Final = 16
@@ -84,9 +103,8 @@ def map_sections(cache: CacheInfo) -> tuple[int, ...]:
 
 def tier_rows(cache: CacheInfo, tier: Tier) -> slice:
     """The ledger's rows of `tier`."""
-    starts = {Tier.HBM: 0, Tier.HOST: cache.num_blocks, Tier.DISK: cache.num_blocks + cache.num_host_blocks}
-    sizes = {Tier.HBM: cache.num_blocks, Tier.HOST: cache.num_host_blocks, Tier.DISK: cache.num_disk_blocks}
-    return slice(starts[tier], starts[tier] + sizes[tier])
+    rows = cache.rows_by_tier[tier]
+    return slice(rows.start, rows.stop)
 
 
 def place_of(cache: CacheInfo, row: int) -> Place:
@@ -105,7 +123,7 @@ def tier_title(tier: Tier, device: DeviceInfo) -> str:
     """What a person calls the tier on this device."""
     if tier is Tier.HBM:
         return "GPU memory" if device.kind == "cuda" else "Memory"
-    return "Host memory" if tier is Tier.HOST else "Disk"
+    return TITLES[tier]
 
 
 def num_by_tier(cache: CacheInfo, rows: npt.NDArray[np.int64]) -> dict[Tier, int]:
@@ -123,7 +141,7 @@ def is_swapped_out(mirror: Mirror, number: int) -> bool:
 
 
 def places_text(num_by_tier: dict[Tier, int], noun: str = "block") -> str:
-    """`62 blocks in host memory, 3 on disk`; blocks of the pool are not spoken of."""
-    lower = [(number, _WHERE[tier]) for tier, number in num_by_tier.items() if number and tier is not Tier.HBM]
+    """`62 blocks in host memory, 3 on disk`; blocks of the pool, and states, are not spoken of."""
+    lower = [(number, _WHERE[tier]) for tier, number in num_by_tier.items() if number and tier in _WHERE]
     words = [f"{count(number)} {where}" for number, where in lower]
     return ", ".join([f"{plural(lower[0][0], noun)} {lower[0][1]}", *words[1:]]) if lower else ""

@@ -138,6 +138,17 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.num_blocks + self.num_host_blocks + self.num_disk_blocks
 
     @property
+    def group_of_states(self) -> int:
+        """The KV group whose rows are `num_states` recurrent states, in no pool's blocks; -1: there is none."""
+        kinds = [group.kind for group in self.groups]
+        return kinds.index("state") if self.num_states and "state" in kinds else -1
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one recurrent state, over its layers; 0: unknown, or there are none."""
+        return self.groups[self.group_of_states].block_bytes if self.group_of_states >= 0 else 0
+
+    @property
     def num_rows(self) -> int:
         """Rows of the ledger: blocks of the pool, places of the lower tiers, and recurrent states."""
         return self.first_state + self.num_states + self.num_host_states

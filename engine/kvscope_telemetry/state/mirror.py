@@ -151,6 +151,7 @@ class Mirror:
             self.stops = RunningTime()
         self.stops.catch_up(snapshot.stops, snapshot.time_ns)
         self.requests.num_reserved = snapshot.hello.cache.num_reserved_blocks
+        self.requests.group_of_states = snapshot.hello.cache.group_of_states
         self.hello, self.counters = snapshot.hello, snapshot.counters
         self.seq, self.step, self.time_ns = snapshot.seq, snapshot.step, snapshot.time_ns
         self.version += 1

@@ -93,6 +93,8 @@ class RequestMirror:
         self.max_finished = max_finished
         self.num_reserved = 0
         """Entries of block tables below it stand for no block (`CacheInfo.num_reserved_blocks`)."""
+        self.group_of_states = -1
+        """The KV group whose tables have recurrent states and no blocks (`CacheInfo.group_of_states`)."""
         self.layout = 0
         self.request_ids: list[str] = []
         self.adapters: list[str] = []
@@ -131,11 +133,13 @@ class RequestMirror:
 
     @property
     def num_held(self) -> npt.NDArray[np.int32]:
-        """How many blocks each holds, of all KV groups, shape `(len(self),)`."""
+        """How many blocks each holds, of all KV groups but that of `group_of_states`, shape `(len(self),)`."""
         if len(self._tables) == 1 and not self.num_reserved:
             return self.num_blocks
         held = np.zeros(len(self), np.int32)
         for group, tables in self._tables.items():
+            if group == self.group_of_states:
+                continue
             lengths = self._lengths(group)
             held += lengths
             if self.num_reserved:

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.ledger import BlockState, Ledger
+from kvscope_telemetry.ledger import STATE_TIERS, BlockState, Ledger
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.texts.block_texts import RecordedText, hash_text
 
@@ -72,6 +72,7 @@ class TextCollector:
             return ()
         self._turn += 1
         ids = self._take_dirty(ledger.num_blocks)
+        ids = ids[~np.isin(ledger.tier[ids], STATE_TIERS)]  # whose texts are those of blocks
         ids = ids[np.isin(ledger.state[ids], _HOLDING) & (ledger.filled[ids] > 0) & ~self._is_written(ledger, ids)]
         is_full = ledger.hash[ids] != 0
         wanted = ids if self._turn % PARTIAL_EVERY == 0 else ids[is_full]

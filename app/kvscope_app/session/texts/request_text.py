@@ -14,6 +14,7 @@ import numpy as np
 
 from kvscope_app.session.texts.session_texts import asked_of
 from kvscope_telemetry.messages.commands import BlockContent
+from kvscope_telemetry.prefixes.cached_blocks import group_of_tree
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.texts.block_texts import Asked
 
@@ -73,8 +74,9 @@ def text_parts(
 
 def rows_left(mirror: Mirror, number: int) -> list[int]:
     """Full blocks that a request left in the cache, and those of others that its text begins with, in order."""
-    ledger = mirror.ledger
-    own = np.flatnonzero((ledger.owner == number) & (ledger.hash != 0))
+    assert mirror.hello is not None, "a request is shown only once there is an engine"
+    ledger, group = mirror.ledger, group_of_tree(mirror.hello.cache) or 0
+    own = np.flatnonzero((ledger.owner == number) & (ledger.hash != 0) & (ledger.group == group))
     last = own[~np.isin(ledger.hash[own], ledger.parent[own])]
     if not last.size:
         return []

@@ -23,8 +23,16 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 MAX_IDS: Final = 8
 MAX_STARTS: Final = 4
-_NUMBER: Final = re.compile(r"(#|h|d|host|disk|block|request|step)?\s*(\d{1,18})", re.IGNORECASE)
-_TIERS: Final = {"h": Tier.HOST, "host": Tier.HOST, "d": Tier.DISK, "disk": Tier.DISK, "block": Tier.HBM}
+_NUMBER: Final = re.compile(r"(#|h|d|s|host|disk|state|block|request|step)?\s*(\d{1,18})", re.IGNORECASE)
+_TIERS: Final = {
+    "h": Tier.HOST,
+    "host": Tier.HOST,
+    "d": Tier.DISK,
+    "disk": Tier.DISK,
+    "block": Tier.HBM,
+    "s": Tier.STATES,
+    "state": Tier.STATES,
+}
 
 
 @dataclass(frozen=True, slots=True)

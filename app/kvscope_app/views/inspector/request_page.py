@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.number_text import count, percent, plural
+from kvscope_app.look.number_text import count, num_bytes, percent, plural
 from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.session.history import History
 from kvscope_app.views.events.event_entries import why_text
@@ -123,6 +123,9 @@ def _groups(mirror: Mirror, cache: CacheInfo, number: int) -> Iterator[Fact]:
     num_cached = int(mirror.requests.num_cached_tokens[row])
     for group, size in enumerate(cache.block_sizes):
         table = mirror.requests.table(number, group)
+        if table.size and table[0] >= cache.first_state and cache.num_states:
+            yield Fact(f"KV group {group}", _state_words(mirror, cache, group, int(table[0]), num_cached))
+            continue
         is_held = table >= cache.num_reserved_blocks
         words = plural(int(is_held.sum()), "block")
         if num_let_go := int(np.count_nonzero(~is_held)):
@@ -130,6 +133,13 @@ def _groups(mirror: Mirror, cache: CacheInfo, number: int) -> Iterator[Fact]:
         if num_found := int(is_held[: num_cached // size].sum()):
             words += f"; {count(num_found)} found in the cache"
         yield Fact(f"KV group {group}", f"{group_name(cache.groups[group])}: {words}")
+
+
+def _state_words(mirror: Mirror, cache: CacheInfo, group: int, row: int, num_cached: int) -> str:
+    """Of the recurrent state that a request has."""
+    size = f" of {num_bytes(cache.state_bytes)}" if cache.state_bytes else ""
+    words = f"{group_name(cache.groups[group])}: {place_of(cache, row).name.lower()}{size}"
+    return words + (f"; copied from one that was kept after {plural(num_cached, 'token')}" if num_cached else "")
 
 
 def _reuse(mirror: Mirror, number: int, events: list[LoggedEvent]) -> Iterator[Fact]:

@@ -14,6 +14,7 @@ from kvscope_app.look.number_text import num_bytes
 from kvscope_app.views.memory.device_use import device_use
 from kvscope_app.views.memory.part import MemoryPart
 from kvscope_app.views.memory.workspace import workspace_parts
+from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceSample, MemoryBreakdown
@@ -65,6 +66,7 @@ def account(
             "kv_cached", "KV cached", kv[1], "block_cached", "Blocks not held, kept for prompts with the same prefix"
         ),
         MemoryPart("kv_free", "KV free", kv[2], "kv_free", "Empty blocks, reserved by the pool"),
+        *_states(mirror),
         *([MemoryPart("kv_host", "KV host tier", host, "block_host", "All blocks of the host tier")] if host else []),
         *workspace_parts(memory),
     ]
@@ -131,7 +133,25 @@ def host_tier_bytes(mirror: Mirror) -> int:
     """What the host tier takes of the device's memory: something where that is the host's, on a CPU."""
     if mirror.hello is None or mirror.hello.device.kind != "cpu":
         return 0
-    return mirror.hello.cache.num_host_blocks * mirror.hello.cache.block_bytes
+    cache = mirror.hello.cache
+    return cache.num_host_blocks * cache.block_bytes + cache.num_host_states * cache.state_bytes
+
+
+def _states(mirror: Mirror) -> list[MemoryPart]:
+    """Those of recurrent layers, where there are any."""
+    if mirror.hello is None or not mirror.hello.cache.num_states:
+        return []
+    kinds = (
+        (BlockState.ACTIVE, "states_active", "States in use", "block_active", "Recurrent states of running requests"),
+        (BlockState.CACHED, "states_kept", "States kept", "block_cached", "Kept for prompts with the same prefix"),
+        (BlockState.FREE, "states_free", "States free", "kv_free", "Slots without a recurrent state"),
+    )
+    size = mirror.hello.cache.state_bytes or None
+    counts = {state: mirror.count(state, Tier.STATES) for state, *_ in kinds}
+    return [
+        MemoryPart(key, words, size and counts[state] * size, color, meaning)
+        for state, key, words, color, meaning in kinds
+    ]
 
 
 def _block_counts(mirror: Mirror) -> tuple[int | None, int | None, int | None]:

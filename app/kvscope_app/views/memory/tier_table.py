@@ -24,7 +24,7 @@ _MEANINGS: Final = {
     "cached": "Prefixes moved down from the tier above; loaded on a hit, evicted when space is needed",
     "free": "Empty blocks",
 }
-_COLORS: Final = {Tier.HOST: "block_host", Tier.DISK: "block_disk"}
+_COLORS: Final = {Tier.HOST: "block_host", Tier.DISK: "block_disk", Tier.HOST_STATES: "block_host"}
 _BAR_HEIGHT: Final = 14
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvscope_app.look.number_text import count, plural
-from kvscope_app.views.places import section_sizes
-from kvscope_telemetry.ledger import BlockState, Tier
+from kvscope_app.views.places import TITLES, section_sizes
+from kvscope_telemetry.ledger import LOWER_TIERS, STATE_TIERS, BlockState, Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import Counters
 from kvscope_telemetry.state.mirror import Mirror
-
-_TITLES = {Tier.HOST: "Host memory", Tier.DISK: "Disk"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class TierUse:
     @property
     def title(self) -> str:
         """What a person calls the tier."""
-        return _TITLES[self.tier]
+        return TITLES[self.tier]
 
     @property
     def free(self) -> int:
@@ -53,10 +51,10 @@ def tier_uses(mirror: Mirror) -> tuple[TierUse, ...]:
             size,
             mirror.count(BlockState.ACTIVE, tier),
             mirror.count(BlockState.CACHED, tier),
-            cache.block_bytes,
+            cache.state_bytes if tier in STATE_TIERS else cache.block_bytes,
         )
         for tier, size in section_sizes(cache).items()
-        if tier is not Tier.HBM
+        if tier in LOWER_TIERS
     )
 
 

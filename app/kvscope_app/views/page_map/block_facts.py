@@ -10,7 +10,17 @@ import numpy as np
 from kvscope_app.look.number_text import UNKNOWN, count, percent, plural
 from kvscope_app.session.texts.session_texts import asked_of
 from kvscope_app.views.places import group_name, is_swapped_out, place_of
-from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier, attention_share, skipped_share
+from kvscope_telemetry.ledger import (
+    LOWER_TIERS,
+    NO_OWNER,
+    STATE_TIERS,
+    BlockState,
+    Ledger,
+    Tier,
+    attention_share,
+    skipped_share,
+)
+from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.texts.block_texts import Asked
 
@@ -19,6 +29,8 @@ _TIERS: Final = {
     Tier.HBM: "device memory",
     Tier.HOST: "host memory",
     Tier.DISK: "disk",
+    Tier.STATES: "device memory, beside the pool",
+    Tier.HOST_STATES: "host memory",
     Tier.UNKNOWN: "an unknown tier",
 }
 _STATES: Final = {
@@ -28,7 +40,12 @@ _STATES: Final = {
     BlockState.UNMAPPED: "unmapped",
     BlockState.UNKNOWN: "unknown",
 }
-_COLORS: Final = {Tier.HOST: "block_host", Tier.DISK: "block_disk", Tier.UNKNOWN: "muted"}
+_COLORS: Final = {
+    Tier.HOST: "block_host",
+    Tier.DISK: "block_disk",
+    Tier.HOST_STATES: "block_host",
+    Tier.UNKNOWN: "muted",
+}
 """Of lower tiers; those of the pool are named after the state."""
 _EMPTY: Final = {
     "free": "Empty; available to the next request.",
@@ -98,7 +115,7 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
         else _NOT_GIVEN_OUT
         if not capabilities.free_rows
         else _EMPTY_PLACE
-        if place.tier is not Tier.HBM
+        if place.tier in LOWER_TIERS
         else _EMPTY[state],
     )
 
@@ -107,7 +124,7 @@ def _state(ledger: Ledger, block: int) -> str:
     state = BlockState(int(ledger.state[block]))
     if state is not BlockState.ACTIVE:
         return _STATES[state]
-    if ledger.tier[block] != Tier.HBM:
+    if ledger.tier[block] in LOWER_TIERS:
         return "swapped out"
     return "shared" if ledger.ref_count[block] > 1 else _STATES[state]
 
@@ -129,14 +146,19 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
         rows.append(("Held by", UNKNOWN))
     elif (refs := int(ledger.ref_count[block])) > 1:
         rows.append(("Held by", f"{refs} requests: {_named(holders, refs)}"))
+    tier = Tier(int(ledger.tier[block]))
     if len(groups := cache.groups) > 1:
         number = min(int(ledger.group[block]), len(groups) - 1)
         block_size = cache.block_sizes[number]
-        of_size = f", blocks of {plural(block_size, 'token')}" if len(set(cache.block_sizes)) > 1 else ""
+        sizes = {size for size, group in zip(cache.block_sizes, groups, strict=True) if group.kind != "state"}
+        of_size = f", blocks of {plural(block_size, 'token')}" if len(sizes) > 1 and tier not in STATE_TIERS else ""
         rows.append(("KV group", f"{number}: {group_name(groups[number])}{of_size}"))
-    filled = f"{int(ledger.filled[block])} of {plural(block_size, 'token')}"
-    rows.append(("Filled", filled if capabilities.filled else UNKNOWN))
-    if (tier := Tier(int(ledger.tier[block]))) is not Tier.HBM:
+    if tier in STATE_TIERS:
+        rows.append(("After", _state_tokens(int(ledger.filled[block]), block_size)))
+    else:
+        filled = f"{int(ledger.filled[block])} of {plural(block_size, 'token')}"
+        rows.append(("Filled", filled if capabilities.filled else UNKNOWN))
+    if tier is not Tier.HBM:
         rows.append(("In", _TIERS[tier]))
     if block in mirror.pinned:
         rows.append(("Pinned", f"by {mirror.pinned_by or 'somebody'}: protected from eviction"))
@@ -150,10 +172,20 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
             ("Skipped by attention", f"by {percent(skipped)} of the sparse layers and heads" if skipped else "by none")
         )
     if capabilities.prefix_hits and (prefix_hits := int(ledger.prefix_hits[block])):
-        rows.append(("Prefix hits", count(prefix_hits)))
+        rows.append(("Restored" if tier in STATE_TIERS else "Prefix hits", _hits(prefix_hits, tier)))
     if block_hash := int(ledger.hash[block]):
         rows.append(("Hash", f"{block_hash:016x}"[:12]))
     return rows
+
+
+def _state_tokens(num_tokens: int, most: int) -> str:
+    """Tokens whose recurrent state it is; the ledger counts no further than `most`."""
+    beyond = " or more" if num_tokens == most == MAX_BLOCK_SIZE else ""
+    return f"the first {plural(num_tokens, 'token')} of its text{beyond}"
+
+
+def _hits(prefix_hits: int, tier: Tier) -> str:
+    return f"for {plural(prefix_hits, 'prompt')}" if tier in STATE_TIERS else count(prefix_hits)
 
 
 def eviction_place(ledger: Ledger, block: int) -> str:
@@ -168,9 +200,11 @@ def eviction_place(ledger: Ledger, block: int) -> str:
 
 def _held(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     """What a place of a lower tier keeps for a request, "" when it keeps nothing for one."""
-    if mirror.ledger.tier[block] == Tier.HBM or not holders:
+    if mirror.ledger.tier[block] not in LOWER_TIERS or not holders:
         return ""
     number = holders[0]
+    if mirror.ledger.tier[block] == Tier.HOST_STATES:
+        return f"the recurrent state of request #{number} (swapped out)"
     place = mirror.requests.place_in_tables(number, block)
     index = None if place is None else place[1]
     return f"block {index} of request #{number}" + (" (swapped out)" if is_swapped_out(mirror, number) else "")
@@ -182,7 +216,9 @@ def _owner(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
         return UNKNOWN
     if owner == NO_OWNER:
         return "none"
-    return f"request #{owner}" if holders else f"request #{owner}, which released it"
+    if holders:
+        return f"request #{owner}"
+    return f"request #{owner}, which " + ("left it" if mirror.ledger.tier[block] in STATE_TIERS else "released it")
 
 
 def _named(holders: tuple[int, ...], refs: int) -> str:

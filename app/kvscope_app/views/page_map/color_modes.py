@@ -126,6 +126,7 @@ _KEYS: Final = np.full((256, 256), UNKNOWN, np.uint8)
 _KEYS[Tier.HBM, :4] = (FREE, ACTIVE, CACHED, UNMAPPED)
 _KEYS[Tier.HOST, :4] = (FREE, HOST, HOST_CACHED, UNMAPPED)
 _KEYS[Tier.DISK, :4] = (FREE, DISK, DISK_CACHED, UNMAPPED)
+_KEYS[Tier.STATES], _KEYS[Tier.HOST_STATES] = _KEYS[Tier.HBM], _KEYS[Tier.HOST]
 
 
 def _state_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
@@ -170,7 +171,8 @@ def _state_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:
 def _lower_tiers(theme: Theme, shown: ShownItems) -> list[tuple[str, str]]:
     """The colour and the word of each lower tier that is shown."""
     tiers = ((Tier.HOST, theme.block_host, "host"), (Tier.DISK, theme.block_disk, "disk"))
-    return [(color, word) for tier, color, word in tiers if tier in shown.tiers]
+    has_host = Tier.HOST in shown.tiers or Tier.HOST_STATES in shown.tiers
+    return [(color, word) for tier, color, word in tiers if (has_host if tier is Tier.HOST else tier in shown.tiers)]
 
 
 def _lower_swatches(theme: Theme, shown: ShownItems) -> list[Swatch]:

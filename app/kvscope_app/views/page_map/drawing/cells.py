@@ -103,7 +103,7 @@ class Cells:
         """Share of each block's slots that hold a token, 0 to 1; 1 for one without content, which is drawn whole."""
         if not self.has_filled:
             return np.ones(ids.size, np.float32)
-        filled = self.ledger.filled[ids].astype(np.float32) / np.float32(self.block_size)
+        filled = np.minimum(self.ledger.filled[ids].astype(np.float32) / np.float32(self.block_size), 1)
         return np.where(HAS_CONTENT[self.ledger.state[ids]], filled, np.float32(1))
 
     def unmapped(self, ids: Ids) -> npt.NDArray[np.bool_]:

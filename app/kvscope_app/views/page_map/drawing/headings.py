@@ -12,7 +12,7 @@ from kvscope_app.look.number_text import count, num_bytes, plural
 from kvscope_app.look.theme import Theme
 from kvscope_app.views.page_map.drawing.scene import Scene
 from kvscope_app.views.places import map_sections, section_sizes, tier_title
-from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
+from kvscope_telemetry.ledger import NO_OWNER, STATE_TIERS, BlockState, Tier
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -50,13 +50,16 @@ def _of_slot(mirror: Mirror, slot: int, size: int) -> Heading:
 
 
 def _details(mirror: Mirror, cache: CacheInfo, tier: Tier, size: int) -> tuple[str, ...]:
-    parts = [plural(size, "block")]
-    if cache.block_bytes:
-        parts.append(num_bytes(size * cache.block_bytes))
+    is_state = tier in STATE_TIERS
+    parts = [plural(size, "slot" if is_state else "block")]
+    if row_bytes := cache.state_bytes if is_state else cache.block_bytes:
+        parts.append(num_bytes(size * row_bytes))
     if tier is Tier.HBM:  # its other numbers stand above the map
         return tuple(parts)
-    swapped, cached = mirror.count(BlockState.ACTIVE, tier), mirror.count(BlockState.CACHED, tier)
-    return (f"{count(swapped)} swapped out", f"{count(cached)} cached", *parts)
+    held, cached = mirror.count(BlockState.ACTIVE, tier), mirror.count(BlockState.CACHED, tier)
+    if tier is Tier.STATES:
+        return (f"{count(held)} of requests", f"{count(cached)} kept for prefixes", *parts)
+    return (f"{count(held)} swapped out", f"{count(cached)} cached", *parts)
 
 
 def draw_headings(
